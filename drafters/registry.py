@@ -27,7 +27,6 @@ class Entry:
     help: a few words for `outrider serve --help` and server/README.md.
     needs_hidden_states: it has `target_layers`, and drafts only for targets whose hidden states the engine shows.
     kind: of its checkpoints, as `networks.kind_of` says it; "" for the drafter's own name.
-    trains: `outrider train` makes such checkpoints.
     expected_run_length: expected accepted tokens over the chance of the first, measured with the shipped weights.
     denoising_steps: the default; 0: it does not denoise.
     """
@@ -37,7 +36,6 @@ class Entry:
     help: str
     needs_hidden_states: bool = False
     kind: str = ""
-    trains: bool = True
     expected_run_length: float = 1.7
     denoising_steps: int = 0
 
@@ -75,7 +73,6 @@ DRAFTERS = {
         ("target", "checkpoint", "gamma"),
         "an EAGLE-3 head, a pass for each token; published ones of many models",
         needs_hidden_states=True,
-        trains=False,
     ),
     "deer": Entry(
         *DIFFUSION,

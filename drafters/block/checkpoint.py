@@ -152,7 +152,7 @@ def save_plain(model: DraftModel, folder: str | Path, dtype: torch.dtype = torch
     tensors = {n: v.to(torch.float32 if n.startswith("confidence_head.") else dtype) for n, v in tensors.items()}
     config = model.config.to_json()
     config["outrider"]["draft_vocab_size"] = None
-    _write(folder, tensors, config)
+    write_folder(folder, tensors, config)
 
 
 def save_compact(model: DraftModel, folder: str | Path) -> None:
@@ -166,10 +166,11 @@ def save_compact(model: DraftModel, folder: str | Path) -> None:
             tensors[name] = value.float() if name.startswith("confidence_head.") else value.bfloat16()
     if model.config.draft_vocab_size:
         tensors["vocab"] = model.vocab.cpu().to(torch.int32)
-    _write(folder, tensors, {**model.config.to_json(), "outrider_storage": "int8"})
+    write_folder(folder, tensors, {**model.config.to_json(), "outrider_storage": "int8"})
 
 
-def _write(folder: str | Path, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
+def write_folder(folder: str | Path, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
+    """Write weights and `config.json`."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / WEIGHTS) as temporary:

@@ -31,7 +31,7 @@ class Rotary(nn.Module):
 
     table: torch.Tensor
 
-    def __init__(self, config: BlockConfig) -> None:
+    def __init__(self, config: Rotated) -> None:
         super().__init__()
         inverse, scale = frequencies(config)
         angles = torch.outer(torch.arange(config.max_positions, dtype=torch.float32), inverse)

@@ -6,6 +6,7 @@ Embedding and language-model head are the target's, frozen, and never part of th
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,20 +21,27 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 block's own keys and its request's context."""
 
 
-class DraftModel(nn.Module):
-    """The common part of every drafter's network.
+class TrainedModel(nn.Module):
+    """A network that a training run can train.
 
+    config: has kind, gamma, vocab_size and to_json.
     vocab: [V'] int64, the target's token of each logit column; strictly increasing.
     """
+
+    config: Any
+    markov_head: MarkovHead | None
+    confidence_head: ConfidenceHead | None
+    vocab: torch.Tensor
+
+
+class DraftModel(TrainedModel):
+    """The common part of the networks of block and diffusion drafters."""
 
     kinds: tuple[str, ...]
     config: BlockConfig
     layers: nn.ModuleList
     norm: RMSNorm
     rotary: Rotary
-    markov_head: MarkovHead | None
-    confidence_head: ConfidenceHead | None
-    vocab: torch.Tensor
 
     def __init__(self, config: BlockConfig, vocab: torch.Tensor | None = None) -> None:
         super().__init__()

@@ -9,6 +9,7 @@ import torch
 
 from ..block.config import BLOCK_KINDS
 from ..conversion.layout import LAYOUTS
+from ..eagle.config import EagleConfig
 
 DIFFUSION_STAGES = {"specdiff": ("stage-1",), "deer": ("stage-1", "stage-2")}
 """Training stages of each diffusion drafter."""
@@ -21,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "kind",
-        choices=[*BLOCK_KINDS, "both", *DIFFUSION_STAGES, CONVERSION],
+        choices=[*BLOCK_KINDS, "both", EagleConfig.kind, *DIFFUSION_STAGES, CONVERSION],
         help="drafter to train; both: dspark and dflash, one after the other, on the same answers; dllm: no drafter, "
         "the target is made into a block-diffusion model",
     )
@@ -79,10 +80,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _number(data, "--top", 32, "likeliest target tokens kept per position")
     _number(data, "--validation", 24, "greedy answers held out to measure tau, beside as many that are trained on")
     shape = parser.add_argument_group("drafter")
-    _number(shape, "--gamma", 7, "draft tokens of a block")
-    shape.add_argument("--draft-layers", type=int, metavar="N", help="layers (default: 2; 3 for deer and specdiff)")
+    _number(shape, "--gamma", 7, "draft tokens of a block; for eagle3 steps of training-time test")
     shape.add_argument(
-        "--target-layers", nargs="*", type=int, metavar="N", help="target layers read (default: five, evenly spread)"
+        "--draft-layers", type=int, metavar="N", help="layers (default: 2; 3 for deer, specdiff; 1 for eagle3)"
+    )
+    shape.add_argument(
+        "--target-layers",
+        nargs="*",
+        type=int,
+        metavar="N",
+        help="target layers read (default: five, evenly spread; for eagle3 three)",
     )
     shape.add_argument(
         "--start-layers",
@@ -142,8 +149,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--loss",
         choices=["dspark", "authors"],
         default="dspark",
-        help="dspark: the weights below for either drafter; authors: DFlash by cross entropy alone, as its authors do "
-        "(default: %(default)s)",
+        help="dspark: the weights below for every drafter; authors: as its authors do, DFlash by cross entropy alone, "
+        "eagle3 by the divergence alone, each position weighing 0.8 of the one before (default: %(default)s)",
     )
     _number(loss, "--alpha-ce", 0.1, "weight of the true token's cross entropy, after the start")
     _number(loss, "--alpha-ce-start", 1.0, "the same at the first step")

@@ -10,7 +10,8 @@ import torch
 from ..block import checkpoint
 from ..block.model import DraftModel
 from ..conversion import delta
-from ..networks import load_any
+from ..eagle.config import EagleConfig
+from ..networks import kind_of, load_any
 from ..training.loop import checkpoint_model
 
 
@@ -40,6 +41,9 @@ def export(args: argparse.Namespace) -> int:
         delta.write_merged(args.target, args.drafter[0], args.out)
         print(f"wrote {args.out}")
         return 0
+    for path in args.drafter:
+        if path.is_dir() and kind_of(path) == EagleConfig.kind:
+            raise ValueError(f"{path}: nothing to export, stock SGLang loads an EAGLE-3 folder as it is")
     model = mean_drafter(args.drafter)
     if args.storage == "int8":
         checkpoint.save_compact(model, args.out)

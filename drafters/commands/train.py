@@ -1,4 +1,4 @@
-"""`outrider train dspark|dflash|both|specdiff|deer`: the stages behind it.
+"""`outrider train dspark|dflash|both|eagle3|specdiff|deer`: the stages behind it.
 
 OUT/answers.jsonl and OUT/features (or those of --data) can be shared by several runs; OUT/checkpoint.pt and losses.csv
 belong to one; OUT/drafter is the finished checkpoint folder. With `both` these are in OUT/dspark and OUT/dflash. The
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +22,9 @@ import torch
 
 from outrider.storage import replacing
 
-from .. import registry
+from .. import networks, registry
 from ..block import checkpoint
-from ..block.config import BLOCK_KINDS, BlockConfig, check_layers
+from ..block.config import BLOCK_KINDS, check_layers
 from ..block.model import BlockModel
 from ..conversion import delta
 from ..conversion.layout import Layout
@@ -31,26 +32,32 @@ from ..conversion.model import convert, spare_token
 from ..conversion.run import ConversionRun
 from ..diffusion.denoise import make_schedule
 from ..diffusion.model import DiffusionModel
+from ..eagle import checkpoint as eagle
+from ..eagle.config import EagleConfig
+from ..eagle.model import EagleModel
 from ..training.deadline import Deadline, OutOfTime
 from ..training.decode import FeatureSpec
 from ..training.diffusion import DiffusionRun
 from ..training.features import build_store, sample_texts
-from ..training.forward import FrozenTarget
+from ..training.forward import frozen_part
 from ..training.logs import LogReader, held_out_prompts, written_by_target
 from ..training.loop import Recipe, Run, TrainingRun
 from ..training.prompts import Sample, read_samples
-from ..training.start import start_diffusion, start_from_target, start_markov, start_vectors
+from ..training.start import start_diffusion, start_eagle, start_from_target, start_markov, start_vectors
 from ..training.store import FeatureStore
 from ..training.synthesise import FeatureSink, answer, write_prompts
 from ..training.target import TargetModel, keep_freed_memory
 from .arguments import CONVERSION, DIFFUSION_STAGES
+from .shapes import draft_vocabulary, make_config, make_eagle_config, spread_layers
 
-
-def spread_layers(count: int, wanted: int = 5) -> tuple[int, ...]:
-    """`wanted` layer ids spread evenly from the second to the second last (fewer on shallow targets)."""
-    last = max(0, count - 2)
-    wanted, first = min(wanted, max(1, count - 1)), min(1, last)
-    return tuple(dict.fromkeys(round(first + (last - first) * i / max(1, wanted - 1)) for i in range(wanted)))
+AUTHORS = {
+    "dflash": {"alpha_ce": 1.0, "alpha_ce_start": 1.0, "alpha_tv": 0.0, "alpha_kl": 0.0},
+    "eagle3": {
+        "alpha_ce": 0.0, "alpha_tv": 0.0, "alpha_kl": 1.0, "alpha_ce_steps": 0, "kl_falloff": 0.0,
+        "position_decay": -1 / math.log(0.8),
+    },
+}  # fmt: skip
+"""`--loss authors`; EAGLE-3's weighs each position 0.8 times the one before."""
 
 
 def gather_samples(
@@ -90,14 +97,18 @@ def start(
     start_markov(model, store, numbers, [ids for ids in more if ids not in hidden])
 
 
-def former_drafter(args: argparse.Namespace, kind: str, target: TargetModel) -> BlockModel | None:
+def former_drafter(args: argparse.Namespace, kind: str, target: TargetModel) -> BlockModel | EagleModel | None:
     """The drafter to go on with, in float32, or None; raises ValueError where it is of another kind or target."""
     if args.start in ("target", "fresh"):
         return None
     folder = Path(args.start) / kind if args.kind == "both" else Path(args.start)
+    if (found := networks.kind_of(folder)) != kind:
+        raise ValueError(f"--start {folder} is a drafter of kind {found}, not {kind}")
+    if kind == EagleConfig.kind:
+        head = EagleModel.load(folder, target.config.num_hidden_layers, target.embedding.shape, dtype=torch.float32)
+        head.config = replace(head.config, gamma=args.gamma)
+        return head
     model = checkpoint.load(folder, dtype=torch.float32).requires_grad_(True).train()
-    if model.config.kind != kind:
-        raise ValueError(f"--start {folder} is a {model.config.kind} drafter, not {kind}")
     if model.config.windows or model.config.gemma:
         what = "layers of Gemma 4's shape" if model.config.gemma else "layers with sliding windows"
         raise ValueError(f"--start {folder} has {what}, which are served and not trained here")
@@ -114,41 +125,6 @@ def held_out_numbers(store: FeatureStore, args: argparse.Namespace) -> list[int]
     return greedy[: min(args.validation, len(greedy) // 4)]
 
 
-def make_config(args: argparse.Namespace, kind: str, target: TargetModel, layers: tuple[int, ...]) -> BlockConfig:
-    """Shape of the drafter: the target's layer shape, our depth, vocabulary and heads."""
-    shape, tokenizer = target.config, target.tokenizer
-    mask = args.mask_token
-    if mask is None:
-        mask = tokenizer.unk_token_id if tokenizer.unk_token_id is not None else tokenizer.pad_token_id
-    heads, dspark, diffusion = shape.num_attention_heads, kind == "dspark", kind == "diffusion"
-    rope = getattr(shape, "rope_parameters", None) or {}
-    vocab = args.draft_vocab if 0 < args.draft_vocab < shape.vocab_size else None
-    return BlockConfig(
-        kind=kind,
-        gamma=args.gamma,
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_layers=args.draft_layers or (3 if diffusion else 2),
-        num_heads=heads,
-        num_kv_heads=shape.num_key_value_heads,
-        head_dim=getattr(shape, "head_dim", None) or shape.hidden_size // heads,
-        num_target_layers=shape.num_hidden_layers,
-        target_layers=layers,
-        mask_token_id=0 if diffusion else int(mask or 0),
-        rms_norm_eps=shape.rms_norm_eps,
-        rope_theta=float(rope.get("rope_theta", getattr(shape, "rope_theta", 1e4))),
-        max_positions=shape.max_position_embeddings,
-        markov_rank=args.rank if dspark else 0,
-        markov_head=args.markov_head,
-        confidence_head=dspark or diffusion,
-        confidence_with_markov=dspark,
-        qk_norm=not diffusion or hasattr(target.model.model.layers[0].self_attn, "q_norm"),
-        draft_vocab_size=vocab,
-        target=checkpoint.target_identity(shape, target.embedding),
-    )
-
-
 def run(args: argparse.Namespace) -> int:
     """Run every stage of `outrider train`; returns the exit status."""
     keep_freed_memory()
@@ -161,8 +137,10 @@ def run(args: argparse.Namespace) -> int:
     if args.kind == CONVERSION:
         return run_conversion(args, target, deadline)
     kinds = list(BLOCK_KINDS) if args.kind == "both" else [args.kind]
+    if args.kind == EagleConfig.kind and args.draft_layers not in (None, 1):
+        raise ValueError(f"an EAGLE-3 head has one layer, not --draft-layers {args.draft_layers}")
     formers = [former_drafter(args, kind, target) for kind in kinds]
-    layers = tuple(args.target_layers or spread_layers(target.config.num_hidden_layers))
+    layers = tuple(args.target_layers or spread_layers(target.config.num_hidden_layers, kinds[0]))
     read = {former.config.target_layers for former in formers if former} or {layers}
     if len(read) > 1:
         raise ValueError(f"the drafters in --start {args.start} read different layers of the target")
@@ -254,33 +232,42 @@ def make_recipe(args: argparse.Namespace, kind: str) -> Recipe:
     }  # fmt: skip
     if given["alpha_ce_steps"] is None:  # a finished drafter is past the start, which would undo some of it
         given["alpha_ce_steps"] = 500 if args.start in ("target", "fresh") else 0
-    if kind == "dflash" and args.loss == "authors":
-        given |= {"alpha_ce": 1.0, "alpha_ce_start": 1.0, "alpha_tv": 0.0, "alpha_kl": 0.0}
+    if args.loss == "authors" and kind in AUTHORS:
+        given |= AUTHORS[kind]
     return Recipe(**given, survival=args.survival_weights)
 
 
 def train(
     args: argparse.Namespace, kind: str, folder: Path, target: TargetModel, store: FeatureStore,
-    former: BlockModel | None, layers: tuple[int, ...], deadline: Deadline,
+    former: BlockModel | EagleModel | None, layers: tuple[int, ...], deadline: Deadline,
 ) -> None:  # fmt: skip
     """Stage 3 for one drafter, as far as the deadline lets it; what there is becomes `folder`/drafter."""
     folder.mkdir(parents=True, exist_ok=True)
     held_out = held_out_numbers(store, args)
-    if former:
-        model = former
-    else:
-        config = make_config(args, kind, target, layers)
-        vocab = draft_vocabulary(store, config, folder / "vocab.json")
-        torch.manual_seed(args.seed)
-        model = BlockModel(config, vocab)
-        if not (folder / "checkpoint.pt").exists():
-            start(args, model, target, store, held_out)
+    model = former or first_drafter(args, kind, folder, target, store, layers, held_out)
     model = model.to(device=args.device, dtype=target.embedding.dtype)
-    training = Run(
-        folder, model, FrozenTarget(target.embedding, target.head[model.vocab].contiguous()), make_recipe(args, kind)
-    )
+    training = Run(folder, model, frozen_part(model, target), make_recipe(args, kind))
     train_in_time(training, store, held_out, args, deadline)
     finish(folder, store, held_out, training)
+
+
+def first_drafter(
+    args: argparse.Namespace, kind: str, folder: Path, target: TargetModel, store: FeatureStore,
+    layers: tuple[int, ...], held_out: list[int],
+) -> BlockModel | EagleModel:  # fmt: skip
+    """The drafter before its first step, in float32."""
+    torch.manual_seed(args.seed)
+    if kind == EagleConfig.kind:
+        shape = make_eagle_config(args, target, layers)
+        head = EagleModel.fresh(shape, draft_vocabulary(store, shape, folder / "vocab.json"))
+        if args.start == "target":
+            start_eagle(head, target)
+        return head
+    config = make_config(args, kind, target, layers)
+    model = BlockModel(config, draft_vocabulary(store, config, folder / "vocab.json"))
+    if not (folder / "checkpoint.pt").exists():
+        start(args, model, target, store, held_out)
+    return model
 
 
 def train_in_time(
@@ -301,7 +288,10 @@ def train_in_time(
 def finish(folder: Path, store: FeatureStore, held_out: list[int], training: TrainingRun[Any]) -> None:
     """Write what the run has come to as `folder`/drafter, with facts about it."""
     with training.optimiser.averaged():
-        checkpoint.save_compact(training.model, folder / "drafter")
+        if isinstance(training.model, EagleModel):
+            eagle.save(training.model.stored, training.frozen.head, folder / "drafter")
+        else:
+            checkpoint.save_compact(training.model, folder / "drafter")
     write_facts(folder / "drafter", store, held_out, training)
 
 
@@ -322,7 +312,7 @@ def run_diffusion(args: argparse.Namespace, target: TargetModel, deadline: Deadl
         return 0
     held_out = held_out_numbers(store, args)
     model = diffusion_model(args, target, store).to(device=args.device, dtype=target.embedding.dtype)
-    frozen = FrozenTarget(target.embedding, target.head[model.vocab].contiguous())
+    frozen = frozen_part(model, target)
     schedule = make_schedule("left", model.config.gamma, min(registry.find(args.kind).denoising_steps, args.gamma))
     for stage in DIFFUSION_STAGES[args.kind]:
         refines = stage == "stage-2"
@@ -355,7 +345,7 @@ def run_conversion(args: argparse.Namespace, target: TargetModel, deadline: Dead
     torch.manual_seed(args.seed)
     model = convert(target, config, layout, args.delta_rank).to(device=args.device, dtype=target.embedding.dtype)
     training = ConversionRun(
-        args.out, model, FrozenTarget(target.embedding, target.head[model.vocab].contiguous()),
+        args.out, model, frozen_part(model, target),
         replace(make_recipe(args, args.kind), short_steps=0), streams=args.streams, stops=target.stop_ids,
     )  # fmt: skip
     train_in_time(training, store, held_out, args, deadline)
@@ -384,17 +374,3 @@ def diffusion_model(args: argparse.Namespace, target: TargetModel, store: Featur
         raise ValueError(f"--start-layers {layers}: expected {config.num_layers} numbers in 0..{last}")
     start_diffusion(model, target, layers)
     return model
-
-
-def draft_vocabulary(store: FeatureStore, config: BlockConfig, path: Path) -> torch.Tensor | None:
-    """The most frequent tokens of the answers, ascending; None for the whole vocabulary.
-
-    Kept in `path`, since a run that is resumed with more answers must go on with the tokens it began with.
-    """
-    if not config.draft_vocab_size:
-        return None
-    if not path.exists():
-        counts = torch.from_numpy(store.token_counts(config.vocab_size))
-        likeliest = counts.topk(config.draft_vocab_size).indices.sort().values.tolist()
-        replacing.replace({path: json.dumps(likeliest)})
-    return torch.tensor(json.loads(path.read_text()))

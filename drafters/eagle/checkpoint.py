@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from ..block.checkpoint import drafted_tokens, read_tensors
+from ..base import Rows
+from ..block.checkpoint import drafted_tokens, read_tensors, write_folder
 from ..block.errors import CheckpointError
 from .config import EagleConfig
 
@@ -27,6 +28,8 @@ ALIASES = {
 }
 REPEATED = ("t2d", "rotary_emb.", f"{ATTENTION}rotary_emb.")
 """Prefixes of tensors that are computed from others."""
+SHARED = ("embed_tokens.weight", "lm_head.weight")
+"""Tensors that are the target's where a head has none of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,34 @@ def load(
             tensors["lm_head.weight"] = tensors["lm_head.weight"][order]
     made = {name: value.to(device=device, dtype=dtype) for name, value in tensors.items()}
     return EagleWeights(config, made, layers, None if vocab is None else vocab.to(device))
+
+
+def save(weights: EagleWeights, head: torch.Tensor, folder: str | Path) -> None:
+    """Write a folder as the authors and SpecForge do, in bfloat16.
+
+    head: [V', d], written where V' is less than the target's vocabulary: SGLang has the target's head for that alone.
+    """
+    tensors = {name.replace(LAYER, "midlayer."): x.cpu().bfloat16() for name, x in weights.tensors.items()}
+    if weights.vocab is not None:
+        vocab = weights.vocab.cpu()
+        tensors |= {
+            "lm_head.weight": head.detach().cpu().bfloat16(),
+            "d2t": vocab - torch.arange(len(vocab)),
+            "t2d": torch.zeros(weights.config.vocab_size, dtype=torch.bool).index_fill_(0, vocab, True),
+        }
+    norms = {"fc_norm": "fc_norm.0.weight" in tensors, "norm_before_fc": "input_norm.weight" in tensors}  # for SGLang
+    write_folder(folder, tensors, weights.config.to_json() | norms)
+
+
+def with_shared(weights: EagleWeights, embedding: Rows, head: Rows) -> tuple[Rows, torch.Tensor]:
+    """Embedding [V, d] and head [V', d] of a drafter: its own, or rows of the target's, [V, d]."""
+    own, found = (weights.get(name) for name in SHARED)
+    embedding = embedding if own is None else own
+    if found is None:
+        rows = embedding if weights.config.tied else head
+        every = torch.arange(weights.config.vocab_size, device=rows.device)
+        found = rows[every if weights.vocab is None else weights.vocab.to(rows.device)]
+    return embedding, found
 
 
 def canonical(name: str) -> str:
@@ -137,7 +168,7 @@ def check_tensors(
 def check_target(weights: EagleWeights, vocab_size: int | None, hidden_size: int | None) -> None:
     """Raise CheckpointError naming the ways in which a target with these sizes is not the head's; None: not known."""
     config = weights.config
-    borrows = [name for name in ("embed_tokens.weight", "lm_head.weight") if weights.get(name) is None]
+    borrows = [name for name in SHARED if weights.get(name) is None]
     differ = []
     if vocab_size not in (None, config.vocab_size):
         differ.append(f"vocab_size is {vocab_size}, the drafter was trained for {config.vocab_size}")

@@ -46,7 +46,7 @@ class EagleConfig:
     target_layers: target layers whose outputs it reads, rising, 0 being the first decoder layer; empty: `layers_of`.
     rope, rope_theta: as in `BlockConfig`. max_positions: it was trained for; longer texts are drafted for as well.
     norm_before_residual: the residual is the normed state. norm_output: so is what the next step reads.
-    tied: the head is the embedding.
+    tied: the head is the embedding. gamma: tokens of a chain in training; a longer one can be drafted.
     """
 
     kind: ClassVar[str] = "eagle3"
@@ -67,6 +67,7 @@ class EagleConfig:
     norm_before_residual: bool = False
     norm_output: bool = False
     tied: bool = False
+    gamma: int = 7
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -119,7 +120,34 @@ class EagleConfig:
             norm_before_residual=bool(flat.get("norm_before_residual")),
             norm_output=bool(flat.get("norm_output", section.get("norm_output"))),
             tied=bool(flat.get("tie_word_embeddings")),
+            gamma=int((flat.get("outrider") or {}).get("gamma", 7)),
         )
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of `config.json`, as SGLang reads it too."""
+        return {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "model_type": "llama",
+            "vocab_size": self.vocab_size,
+            "draft_vocab_size": self.draft_vocab_size,
+            "hidden_size": self.hidden_size,
+            "target_hidden_size": self.target_hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": 1,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope_theta": self.rope_theta,
+            "rope_scaling": self.rope or None,
+            "max_position_embeddings": self.max_positions,
+            "norm_before_residual": self.norm_before_residual,
+            "norm_output": self.norm_output,
+            "tie_word_embeddings": self.tied,
+            "eagle_config": {LAYER_IDS: list(self.target_layers)},
+            "outrider": {"gamma": self.gamma},
+        }
 
     @classmethod
     def read(cls, folder: str | Path) -> EagleConfig:

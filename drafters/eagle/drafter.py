@@ -17,7 +17,7 @@ from ..block.sampling import all_requests_greedy, draw_columns
 from ..confidence import own_confidence
 from ..encoding import EncodingDrafter
 from ..spans import Spans
-from .checkpoint import EagleWeights, check_target, load
+from .checkpoint import EagleWeights, check_target, load, with_shared
 from .network import EagleNetwork
 
 
@@ -34,13 +34,8 @@ class EagleDrafter(EncodingDrafter):
     def __init__(self, weights: EagleWeights, *, embedding: Rows, head: Rows, gamma: int, positions: int = 0) -> None:
         config = weights.config
         self.gamma, self.target_layers, self.vocab = gamma, weights.layers, weights.vocab
-        own = weights.get("embed_tokens.weight")
-        self.embedding: Rows = embedding if own is None else own
-        found = weights.get("lm_head.weight")
-        rows = self.embedding if config.tied else head
-        if found is None:
-            found = rows[torch.arange(config.vocab_size, device=rows.device) if self.vocab is None else self.vocab]
-        self.network = EagleNetwork(weights, found, max(positions, config.max_positions))
+        self.embedding, rows = with_shared(weights, embedding, head)
+        self.network = EagleNetwork(weights, rows, max(positions, config.max_positions))
         self.dtype, self.device = self.network.dtype, self.network.device
         self.on_host = self.shortens = self.device.type == "cpu"
 

@@ -17,7 +17,7 @@ from ..base import DraftBatch
 from ..block.model import BlockModel
 from ..block.sampling import sample_block, sample_parallel
 from ..training.batches import BatchMaker, anchor_range
-from ..training.forward import FrozenTarget, hidden_states
+from ..training.forward import FrozenTarget, frozen_part, hidden_states
 from ..training.store import Sequence
 from ..training.target import TargetModel
 from ..training.validate import steps_along
@@ -54,11 +54,6 @@ def tau(answers: Iterable[Followed]) -> float:
     """Tokens a step over several answers; 1 without answers."""
     answers = list(answers)
     return sum(a.tokens for a in answers) / sum(a.steps for a in answers) if answers else 1.0
-
-
-def frozen_part(model: BlockModel, target: TargetModel) -> FrozenTarget:
-    """The target's share of this drafter."""
-    return FrozenTarget(target.embedding, target.head[model.vocab.to(target.device)].contiguous())
 
 
 @torch.inference_mode()

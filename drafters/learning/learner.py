@@ -23,16 +23,18 @@ from outrider.storage.replacing import replace
 
 from ..block import checkpoint
 from ..block.config import BlockConfig
-from ..block.model import BlockModel
+from ..block.model import BlockModel, TrainedModel
 from ..commands import train
+from ..commands.shapes import spread_layers
 from ..training.batches import BatchMaker, anchor_range
+from ..training.forward import frozen_part
 from ..training.loop import Means, Run, checkpoint_model
 from ..training.start import start_markov
 from ..training.store import Sequence
 from ..training.target import TargetModel
 from .answers import Answer, AnswerReader, ServerState
 from .candidates import complete, next_name, offer, prune
-from .gate import Followed, Verdict, compare, enough, follow, frozen_part, tau
+from .gate import Followed, Verdict, compare, enough, follow, tau
 from .general import general_answers
 from .progress import Progress
 from .start import FROM_TARGET, fresh_drafter, settings, token_counts
@@ -91,7 +93,7 @@ class Learner:
         self.progress = Progress(self.folder)
         self.reader = AnswerReader(self.folder)
         self.unread: list[Answer] = []
-        self.training: Run | None = None
+        self.training: Run[BlockModel] | None = None
         self.lineage: list[str | None] = []
         with contextlib.suppress(FileNotFoundError):
             self.lineage = json.loads(self._lineage_path.read_text(encoding="utf-8"))
@@ -169,7 +171,7 @@ class Learner:
     def _layers(self) -> tuple[int, ...]:
         folder = self._start_folder(self.state.in_use)
         if folder is None:
-            return train.spread_layers(self.target.config.num_hidden_layers)
+            return spread_layers(self.target.config.num_hidden_layers, self.args.kind)
         return BlockConfig.read(folder).target_layers
 
     def _look(self) -> None:
@@ -234,7 +236,7 @@ class Learner:
         for name in ("checkpoint.pt", "lineage.json"):
             (self.folder / "run" / name).unlink(missing_ok=True)
 
-    def _begin(self) -> Run:
+    def _begin(self) -> Run[BlockModel]:
         """Resume the run, or begin one from the drafter in use."""
         folder = self.folder / "run"
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -242,6 +244,7 @@ class Learner:
             self._set_lineage([self.state.in_use])
             self.patience.fruitless, self.patience.best_tau = 0, 0.0
         args = settings(self.args.kind, self.target, str(self._start_folder(self.lineage[0]) or FROM_TARGET))
+        model: TrainedModel
         if resumes:
             model = checkpoint_model(folder / "checkpoint.pt")
         else:
@@ -265,7 +268,7 @@ class Learner:
         start_markov(model, store, numbers)
         return model
 
-    def _step(self, run: Run) -> None:
+    def _step(self, run: Run[BlockModel]) -> None:
         """Train one step."""
         began, anchors = time.process_time(), run.anchors
         sequence, generator = self._next_sequence(run.step), torch.Generator().manual_seed(run.step)
@@ -292,7 +295,7 @@ class Learner:
             if (item := self.order.pop()) in self.supply:
                 return self.supply[item]
 
-    def _gate(self, run: Run) -> None:
+    def _gate(self, run: Run[BlockModel]) -> None:
         """Compare what the run has come to, as it would be served, with the drafter in use; offer what is better."""
         self.progress.phase("gate")
         numbers = self.progress.numbers
@@ -355,7 +358,7 @@ class Learner:
             kept.update(zip(missing, made, strict=True))
         return [kept[digest] for digest in answers]
 
-    def _offer(self, run: Run, folder: Path, verdict: Verdict, found: list[Followed]) -> None:
+    def _offer(self, run: Run[BlockModel], folder: Path, verdict: Verdict, found: list[Followed]) -> None:
         """Make a numbered folder of the candidate, for the server to use."""
         name = next_name(self.folder)
         complete(folder, {**verdict.numbers(), "steps": run.step}, found)

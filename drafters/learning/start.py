@@ -10,7 +10,7 @@ import torch
 from ..block import checkpoint
 from ..block.config import BLOCK_KINDS
 from ..block.model import BlockModel
-from ..commands import train
+from ..commands import shapes
 from ..commands.arguments import add_arguments
 from ..training.start import start_from_target
 from ..training.store import FeatureStore
@@ -43,8 +43,8 @@ def fresh_drafter(
     counts: [V] how often each token is wanted in drafts; None: lower ids first, the earlier merges of most tokenizers.
     tokens: [S] a text, by which the sizes of queries and keys are measured.
     """
-    layers = train.spread_layers(target.config.num_hidden_layers)
-    config = train.make_config(args, args.kind, target, layers)
+    layers = shapes.spread_layers(target.config.num_hidden_layers, args.kind)
+    config = shapes.make_config(args, args.kind, target, layers)
     vocab = None
     if config.draft_vocab_size:
         ranks = -torch.arange(config.vocab_size, dtype=torch.float64) / config.vocab_size

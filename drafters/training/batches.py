@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from ..block.config import BlockConfig
+from ..eagle.config import EagleConfig
 from .loss import Labels, position_weights
 from .store import FeatureStore, Sequence
 
@@ -66,7 +67,7 @@ class BatchMaker:
 
     def __init__(
         self,
-        config: BlockConfig,
+        config: BlockConfig | EagleConfig,
         vocab: torch.Tensor,
         *,
         device: torch.device,

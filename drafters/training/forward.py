@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 
-from ..block.model import BlockModel
+from ..block.model import BlockModel, TrainedModel
+from ..eagle.checkpoint import with_shared
+from ..eagle.model import EagleModel
 from .batches import Step, Tile
+from .target import TargetModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +22,21 @@ class FrozenTarget:
     head: torch.Tensor
 
 
+def frozen_part(model: TrainedModel, target: TargetModel) -> FrozenTarget:
+    """The target's share of this drafter. An EAGLE-3 head may have its own instead."""
+    if not isinstance(model, EagleModel):
+        return FrozenTarget(target.embedding, target.head[model.vocab.to(target.device)].contiguous())
+    embedding, head = with_shared(model.stored, target.embedding, target.head)
+    assert isinstance(embedding, torch.Tensor)
+    return FrozenTarget(embedding.to(target.embedding), head.to(target.head).contiguous())
+
+
 def tile_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: tuple[torch.Tensor, torch.Tensor], tile: Tile
 ) -> torch.Tensor:
-    """Attention of B blocks over their own keys and their context (bidirectional inside a block).
+    """Attention of B blocks over all K keys of their own and their context.
 
-    q: [B, Q, Hq, D]; k, v: [B, Q, Hkv, D]; context keys and values: [length, Hkv, D]. Returns [B, Q, Hq, D].
+    q: [B, Q, Hq, D]; k, v: [B, K, Hkv, D]; context keys and values: [length, Hkv, D]. Returns [B, Q, Hq, D].
     """
     blocks, queries, heads, dim = q.shape
     groups = k.shape[2]
@@ -41,8 +54,15 @@ def tile_attention(
     return out.view(groups, blocks, per, queries, dim).permute(1, 3, 0, 2, 4).reshape(blocks, queries, heads, dim)
 
 
-def hidden_states(model: BlockModel, frozen: FrozenTarget, step: Step, size: int) -> torch.Tensor:
+def hidden_states(model: BlockModel | EagleModel, frozen: FrozenTarget, step: Step, size: int) -> torch.Tensor:
     """Hidden states [A, size, d] of the predicted positions of every block."""
+    if isinstance(model, EagleModel):
+        return chain_states(model, frozen, step, size)
+    return parallel_states(model, frozen, step, size)
+
+
+def parallel_states(model: BlockModel, frozen: FrozenTarget, step: Step, size: int) -> torch.Tensor:
+    """`hidden_states` of a block drafter."""
     first = model.config.first_row
     queries = size + first
     context = model.context_kv(step.features.to(model.fc.weight.dtype), step.positions)
@@ -62,3 +82,36 @@ def hidden_states(model: BlockModel, frozen: FrozenTarget, step: Step, size: int
     embedded = frozen.embedding[ids.flatten()]
     hidden = model(embedded, positions.flatten(), attend)
     return hidden.view(len(ids), queries, -1)[:, first:]
+
+
+def chain_states(model: EagleModel, frozen: FrozenTarget, step: Step, size: int) -> torch.Tensor:
+    """`hidden_states` of an EAGLE-3 head, unrolled: the training-time test of arXiv 2503.01840, section 3.2.
+
+    Rows before the anchor's are paired with the target's features, as they are served. That of the k-th token behind
+    the anchor is paired with what the head made of the row before it, and sees it. Tokens are the answer's.
+    """
+    fused = model.fuse(step.features)
+    # The first row of each sequence has no features. It is hidden, as are those from the anchor's on.
+    context = model.keys_values(frozen.embedding[step.context], fused.roll(1, 0), step.positions)
+    tiles = [replace(tile, hidden=F.pad(tile.hidden[:, 1:], (1, 0), value=True)) for tile in step.tiles]
+    starts = torch.cat([step.anchors.new_full((tile.last - tile.first,), tile.start) for tile in tiles])
+    features = fused[starts + step.anchor_positions - 1]
+    own_k: list[torch.Tensor] = []
+    own_v: list[torch.Tensor] = []
+    states = []
+
+    def attend(_: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        own_k.append(k)
+        own_v.append(v)
+        own, out = (torch.stack(own_k, 1), torch.stack(own_v, 1)), []
+        for tile in tiles:
+            rows, past = slice(tile.first, tile.last), slice(tile.start, tile.start + tile.length)
+            keys, values = context
+            out.append(tile_attention(q[rows, None], own[0][rows], own[1][rows], (keys[past], values[past]), tile))
+        return torch.cat(out).flatten(0, 1)
+
+    for k in range(size):
+        embedded = frozen.embedding[step.tokens[:, k]]
+        state, features = model.step(embedded, features, step.anchor_positions + k, attend)
+        states.append(state)
+    return torch.stack(states, 1)

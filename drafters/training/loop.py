@@ -17,7 +17,8 @@ from outrider.storage.replacing import replacing
 
 from ..acceptance import Acceptance
 from ..block.config import BlockConfig
-from ..block.model import BlockModel, DraftModel
+from ..block.model import BlockModel, DraftModel, TrainedModel
+from ..eagle.model import EagleModel
 from ..networks import network_of
 from .batches import BatchMaker, Step, prefetched, random_steps
 from .deadline import NEVER, Deadline
@@ -89,7 +90,7 @@ class Recipe:
 
 
 def learn_from(
-    model: DraftModel, frozen: FrozenTarget, step: Step, hidden: torch.Tensor, loss_weights: LossWeights, *,
+    model: TrainedModel, frozen: FrozenTarget, step: Step, hidden: torch.Tensor, loss_weights: LossWeights, *,
     alpha_conf: float,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Backward from the hidden states [A, size, d] of a step's blocks; losses are means over the weighted positions.
@@ -119,9 +120,9 @@ def learn_from(
 
 
 def train_step(
-    model: BlockModel, frozen: FrozenTarget, step: Step, loss_weights: LossWeights, *, alpha_conf: float
+    model: BlockModel | EagleModel, frozen: FrozenTarget, step: Step, loss_weights: LossWeights, *, alpha_conf: float
 ) -> dict[str, torch.Tensor]:
-    """Forward and backward of one step of a block drafter; as `learn_from`."""
+    """Forward and backward of one step of a block drafter or an EAGLE-3 head; as `learn_from`."""
     hidden = hidden_states(model, frozen, step, step.valid.shape[1])
     return learn_from(model, frozen, step, hidden, loss_weights, alpha_conf=alpha_conf)
 
@@ -138,7 +139,7 @@ def checkpoint_model(path: Path) -> DraftModel:
     return model
 
 
-Model = TypeVar("Model", bound=DraftModel)
+Model = TypeVar("Model", bound=TrainedModel)
 
 
 class TrainingRun(ABC, Generic[Model]):
@@ -329,8 +330,11 @@ class DraftRun(TrainingRun[Model]):
         return found.accepted_length
 
 
-class Run(DraftRun[BlockModel]):
-    """Training of a block drafter."""
+Reader = TypeVar("Reader", bound=BlockModel | EagleModel)
+
+
+class Run(DraftRun[Reader]):
+    """Training of a drafter that reads the target's hidden states."""
 
     def batches(self, store: FeatureStore, numbers: list[int], size: int) -> Iterator[Step]:
         recipe, device = self.recipe, self.frozen.head.device

@@ -15,15 +15,17 @@ from tqdm import tqdm
 
 from ..acceptance import Acceptance
 from ..block import check_target, target_identity
-from ..block.config import BLOCK_KINDS, BlockConfig
-from ..block.model import BlockModel
+from ..block.config import BLOCK_KINDS
+from ..block.model import BlockModel, TrainedModel
 from ..diffusion.denoise import make_schedule
 from ..diffusion.model import DiffusionModel
-from ..networks import load_any
+from ..eagle.config import EagleConfig
+from ..eagle.model import EagleModel
+from ..networks import kind_of, load_any
 from .batches import BatchMaker
 from .decode import decode
 from .features import answer_chances, sequence_features
-from .forward import FrozenTarget
+from .forward import frozen_part
 from .prompts import read_samples
 from .store import Sequence
 from .target import TargetModel
@@ -71,11 +73,21 @@ def arms_of(folders: list[Path], steps: list[int], order: str) -> list[Arm]:
     arms = []
     for folder in folders:
         name = folder.name if short else str(folder)
-        if BlockConfig.read(folder).kind in BLOCK_KINDS:
+        if kind_of(folder) in (*BLOCK_KINDS, EagleConfig.kind):
             arms.append(Arm(name, folder))
         else:
             arms += [Arm(f"{name}, {n} step{'s' * (n > 1)}", folder, (order, n)) for n in steps]
     return arms
+
+
+def _load(folder: Path, target: TargetModel) -> TrainedModel:
+    """The drafter of a folder; raises CheckpointError where it does not fit the target."""
+    shape, dtype = target.embedding.shape, target.embedding.dtype
+    if kind_of(folder) == EagleConfig.kind:
+        return EagleModel.load(folder, target.config.num_hidden_layers, shape, dtype=dtype)
+    model = load_any(folder, dtype=dtype)
+    check_target(model.config, target_identity(target.config, target.embedding))
+    return model
 
 
 def measure(
@@ -90,11 +102,10 @@ def measure(
     """Acceptance of each arm along the same answers, which the target wrote at `temperature`, by these steps."""
     hits, makers, layers = [], [], []
     for arm in arms:
-        model = load_any(arm.folder, dtype=target.embedding.dtype).to(target.device)
-        check_target(model.config, target_identity(target.config, target.embedding))
-        frozen = FrozenTarget(target.embedding, target.head[model.vocab].contiguous())
+        model = _load(arm.folder, target).to(target.device)
+        frozen = frozen_part(model, target)
         maker = BatchMaker(model.config, model.vocab, device=target.device)
-        if isinstance(model, BlockModel):
+        if isinstance(model, BlockModel | EagleModel):
             hits.append(block_hits(model, frozen, maker.columns))
         else:
             assert isinstance(model, DiffusionModel)

@@ -11,11 +11,14 @@ from ..block.config import BlockConfig
 from ..block.layers import DraftLayer
 from ..block.model import BlockModel
 from ..diffusion.model import DiffusionModel
+from ..eagle.checkpoint import ATTENTION, LAYER
+from ..eagle.config import EagleConfig
+from ..eagle.model import EagleModel, key
 from .store import FeatureStore
 from .target import TargetModel
 
 
-def check_shape(config: BlockConfig, layer: Any) -> None:
+def check_shape(config: BlockConfig | EagleConfig, layer: Any) -> None:
     """Raise ValueError where a layer of the target is shaped otherwise than the drafter's."""
     attention, mlp = layer.self_attn, layer.mlp
     shapes = {
@@ -40,6 +43,29 @@ def copy_layer(layer: DraftLayer, source: Any, *, qk_norm: bool = False) -> None
     if qk_norm:
         layer.q_norm.weight.copy_(source.self_attn.q_norm.weight)
         layer.k_norm.weight.copy_(source.self_attn.k_norm.weight)
+
+
+@torch.no_grad()
+def start_eagle(model: EagleModel, target: TargetModel) -> None:
+    """Copy the target's last layer, which reads the features beside the embeddings, and its last norm.
+
+    `fc` becomes the identity on the last feature, which predicts the token that the row has beside it.
+    """
+    source = target.model.model.layers[-1]
+    check_shape(model.config, source)
+
+    def fill(name: str, weight: torch.Tensor) -> None:
+        model.weights[key(name)][..., -weight.shape[-1] :] = weight
+
+    for part in "qkvo":
+        fill(f"{ATTENTION}{part}_proj.weight", getattr(source.self_attn, f"{part}_proj").weight)
+    for part in ("gate", "up", "down"):
+        fill(f"{LAYER}mlp.{part}_proj.weight", getattr(source.mlp, f"{part}_proj").weight)
+    fill(f"{LAYER}hidden_norm.weight", source.input_layernorm.weight)
+    fill(f"{LAYER}post_attention_layernorm.weight", source.post_attention_layernorm.weight)
+    fill("norm.weight", target.model.model.norm.weight)
+    model.weights[key("fc.weight")].mul_(0.1)
+    fill("fc.weight", torch.eye(model.config.hidden_size))
 
 
 @torch.no_grad()

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import torch
 
 from ..acceptance import Acceptance
-from ..block.model import BlockModel
+from ..block.model import BlockModel, TrainedModel
 from ..diffusion.denoise import Schedule
 from ..diffusion.model import DiffusionModel
+from ..eagle.model import EagleModel
 from .batches import BatchMaker, Step, anchor_range
 from .forward import FrozenTarget, hidden_states
 from .masked import block_states
@@ -39,7 +40,9 @@ class Chances:
     generator: torch.Generator
 
 
-def greedy_tokens(model: BlockModel, frozen: FrozenTarget, hidden: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
+def greedy_tokens(
+    model: TrainedModel, frozen: FrozenTarget, hidden: torch.Tensor, anchors: torch.Tensor
+) -> torch.Tensor:
     """Blocks [A, gamma] drafted at temperature 0 from hidden states [A, gamma, d] behind anchors [A]."""
     head, previous, out = model.markov_head, anchors, []
     state = head.start(hidden) if head else hidden
@@ -70,8 +73,8 @@ Hits = Callable[[Step, Chances | None], torch.Tensor]
 """Step -> tokens [A, gamma] bool behind its anchors that a draft hits: greedy, or drawn where there are chances."""
 
 
-def block_hits(model: BlockModel, frozen: FrozenTarget, columns: torch.Tensor) -> Hits:
-    """Hits of a block drafter; columns: as of `kept`."""
+def block_hits(model: BlockModel | EagleModel, frozen: FrozenTarget, columns: torch.Tensor) -> Hits:
+    """Hits of a block drafter or an EAGLE-3 head; columns: as of `kept`."""
 
     def hits(step: Step, chances: Chances | None) -> torch.Tensor:
         hidden = hidden_states(model, frozen, step, step.valid.shape[1])

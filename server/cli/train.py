@@ -7,14 +7,17 @@ that was interrupted.
 With --from-log the model writes nothing: it reads answers it has given before. Those it would not have given are left
 out, and answers to one prompt in eight are held out.
 
-OUT/drafter is what `outrider serve --drafter dspark --drafter-path` takes. `dllm` makes the target itself a
-block-diffusion model: `outrider export` makes of OUT/delta the folder that `outrider serve --model` takes.
+OUT/drafter is what `outrider serve --drafter dspark --drafter-path` takes. `eagle3` trains an EAGLE-3 head by
+training-time test, each step over the states of the one before: SGLang's EAGLE3 takes its OUT/drafter too. `dllm`
+makes the target itself a block-diffusion model: `outrider export` makes of OUT/delta the folder that
+`outrider serve --model` takes.
 
 examples:
   outrider train dspark --target ./model --prompts prompts.jsonl --out runs/dspark
   outrider train dspark --target ./model --from-log requests.jsonl --start runs/dspark/drafter --out runs/learned
   outrider train dflash --target ./model --self-prompts 2000 --out runs/dflash
   outrider train both --target ./model --prompts prompts.jsonl --out runs --loss authors --minutes 9
+  outrider train eagle3 --target ./model --prompts prompts.jsonl --out runs/eagle3 --draft-vocab 8192
   outrider train deer --target ./model --prompts prompts.jsonl --out runs/deer
   outrider train dllm --target ./model --prompts prompts.jsonl --out runs/dllm
 """

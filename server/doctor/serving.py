@@ -84,7 +84,7 @@ def _drafter(settings: Settings, model: Model) -> Iterator[Finding]:
         return
     from safetensors import SafetensorError
 
-    from outrider.drafters import networks, registry
+    from outrider.drafters import networks
     from outrider.drafters.block.errors import CheckpointError
 
     folder = str(settings.drafter_path)
@@ -92,9 +92,7 @@ def _drafter(settings: Settings, model: Model) -> Iterator[Finding]:
         networks.check(folder, model.config)
     except (CheckpointError, SafetensorError, OSError, ValueError) as error:
         trained = f" (`outrider train {settings.drafter} --target {model.path}` makes one)"
-        remedy = (
-            f"another --drafter-path{trained if registry.find(settings.drafter).trains else ''}, or --drafter ngram"
-        )
+        remedy = f"another --drafter-path{trained}, or --drafter ngram"
         yield problem("drafter", f"{folder}: {' '.join(str(error).split())}", remedy)
     else:
         yield ok("drafter", f"{settings.drafter}, {folder}")

@@ -35,14 +35,10 @@ def with_drafter_path(settings: Settings, model: Model) -> Settings:
     if not (folder / "config.json").is_file():
         if settings.drafter_path:
             raise UserError(f"--drafter-path {settings.drafter_path} is no drafter folder: it has no config.json")
-        find_one = (
-            f"train one (outrider train {settings.drafter} --target {model.path} …) and name its folder with "
-            if registry.find(settings.drafter).trains
-            else "name a published one with "
-        )
         raise UserError(
-            f"no {settings.drafter} drafter for {model.name} comes with Outrider; {find_one}--drafter-path, "
-            "or use --drafter ngram"
+            f"no {settings.drafter} drafter for {model.name} comes with Outrider; "
+            f"train one (outrider train {settings.drafter} --target {model.path} …) and name its folder with "
+            "--drafter-path, or use --drafter ngram"
         )
     try:
         kind = networks.kind_of(folder)

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_drafters import TINY, make_target
+from tiny_drafters import TINY, decode_with, make_target
 
-from outrider.drafters.base import DraftBatch, Features
 from outrider.drafters.block import BlockDrafter, BlockModel, load
 from outrider.drafters.block.config import check_layers
 from outrider.drafters.block.errors import CheckpointError
-from outrider.drafters.commands import train
+from outrider.drafters.commands import shapes, train
 from outrider.drafters.commands.arguments import add_arguments, add_export_arguments
 from outrider.drafters.commands.export import export
 from outrider.drafters.training import measure
@@ -137,7 +136,7 @@ def test_measured_acceptance_at_a_temperature_is_that_of_speculative_sampling(ta
     torch.manual_seed(0)
     vocab = torch.arange(3, 96, 2)
     args = arguments(target_folder, Path(), Path(), "--draft-vocab", str(len(vocab)))
-    shape = train.make_config(args, "dspark", target, (1, 4))
+    shape = shapes.make_config(args, "dspark", target, (1, 4))
     model = BlockModel(shape, vocab)
     for weight in (model.markov_head.w1.weight, model.markov_head.w2.weight):
         weight.data *= 60  # q of a position depends on the token before it
@@ -186,31 +185,6 @@ def test_measured_acceptance_at_a_temperature_is_that_of_speculative_sampling(ta
         assert abs(found - wanted) < 4 * (wanted * (1 - wanted) / trials) ** 0.5, (found, wanted)
 
 
-def decode_with(drafter: BlockDrafter, target: TargetModel, ids: list[int], prompt: int) -> int:
-    """Verification steps that greedy decoding of a known answer takes with the drafter."""
-    drafter.allocate(256)
-    table = torch.arange(256, dtype=torch.int32)[None]
-    whole = sequence_features(target, [(ids, prompt)], drafter.target_layers, 1)[0]
-    seen, at, cycles, keys = 0, prompt, 0, torch.zeros(1, drafter.gamma, dtype=torch.int64)
-    while at < len(ids) - 1:
-        places = torch.arange(seen, at)
-        drafter.observe(Features(whole.features[seen:at], whole.tokens[seen:at], places, places))
-        seen = at
-        draft = drafter.propose(
-            DraftBatch(
-                anchors=torch.tensor([ids[at]]), seq_lens=torch.tensor([at]), page_table=table, keys=keys,
-                rows=torch.zeros(1, dtype=torch.int64), temperatures=torch.zeros(1),
-            )
-        )  # fmt: skip
-        run = 0
-        for drafted, true in zip(draft.tokens[0].tolist(), ids[at + 1 :], strict=False):
-            if drafted != true:
-                break
-            run += 1
-        cycles, at = cycles + 1, at + run + 1
-    return cycles
-
-
 @pytest.mark.slow
 def test_a_run_goes_on_from_a_drafter_with_averaged_weights(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
     """Every flag of the recipe at once, a kill in the middle; what is saved is the mean, not the last weights."""
@@ -237,7 +211,7 @@ def test_a_run_goes_on_from_a_drafter_with_averaged_weights(target_folder: Path,
     assert float(rows[-1]["kl"]) > 0
     dflash = arguments(target_folder, prompts, tmp_path / "other", *more)
     dflash.kind = "dflash"
-    with pytest.raises(ValueError, match="is a dspark drafter, not dflash"):
+    with pytest.raises(ValueError, match="is a drafter of kind dspark, not dflash"):
         train.run(dflash)
 
 
@@ -294,9 +268,10 @@ def test_both_are_trained_in_calls_of_a_few_minutes(target_folder: Path, prompts
     assert train.run(shipped) == 0
 
 
+@pytest.mark.parametrize("kind", ["dspark", "eagle3"])
 @pytest.mark.parametrize("count", range(2, 40))
-def test_layers_read_by_default_can_be_served(count: int) -> None:
-    check_layers(train.spread_layers(count), count)
+def test_layers_read_by_default_can_be_served(count: int, kind: str) -> None:
+    check_layers(shapes.spread_layers(count, kind), count)
 
 
 def test_layers_that_no_engine_captures_are_refused_before_anything_is_gathered(

@@ -16,11 +16,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from outrider.drafters import registry
-from outrider.drafters.base import DraftBatch, Drafter, Target
+from outrider.drafters.base import DraftBatch, Drafter, Features, Target
 from outrider.drafters.block import BlockConfig, BlockDrafter, BlockModel, save_compact
 from outrider.drafters.block.model import DraftModel
 from outrider.drafters.diffusion import DiffusionModel
+from outrider.drafters.training.features import sequence_features
 from outrider.drafters.training.store import Sequence
+from outrider.drafters.training.target import TargetModel
 from outrider.kernels.noise import Purpose, streams
 
 Model = TypeVar("Model", bound=DraftModel)
@@ -192,3 +194,28 @@ def check_tokens_follow_q(drafter: Drafter, table: torch.Tensor, *, positions: I
         q = draft.probs[0, k]
         assert int((q > 0).sum()) == 12
         assert p_value(Counter(columns.tolist()), dict(enumerate(q.tolist())), draws) > 1e-3
+
+
+def decode_with(drafter: Drafter, target: TargetModel, ids: list[int], prompt: int) -> int:
+    """Verification steps that greedy decoding of a known answer takes with the drafter."""
+    drafter.allocate(256)
+    table = torch.arange(256, dtype=torch.int32)[None]
+    whole = sequence_features(target, [(ids, prompt)], drafter.target_layers, 1)[0]
+    seen, at, cycles, keys = 0, prompt, 0, torch.zeros(1, drafter.gamma, dtype=torch.int64)
+    while at < len(ids) - 1:
+        places = torch.arange(seen, at)
+        drafter.observe(Features(whole.features[seen:at], whole.tokens[seen:at], places, places))
+        seen = at
+        draft = drafter.propose(
+            DraftBatch(
+                anchors=torch.tensor([ids[at]]), seq_lens=torch.tensor([at]), page_table=table, keys=keys,
+                rows=torch.zeros(1, dtype=torch.int64), temperatures=torch.zeros(1),
+            )
+        )  # fmt: skip
+        run = 0
+        for drafted, true in zip(draft.tokens[0].tolist(), ids[at + 1 :], strict=False):
+            if drafted != true:
+                break
+            run += 1
+        cycles, at = cycles + 1, at + run + 1
+    return cycles

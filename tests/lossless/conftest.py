@@ -15,6 +15,7 @@ from small_target import SmallTarget
 from outrider.profiles import store
 from outrider.profiles.store import Profile
 from outrider.scheduler.cost.step_times import Point
+from outrider.server.cli.main import main
 from outrider.server.model import target
 from outrider.server.settings import checkpoints, profile_lookup
 from outrider.server.settings.settings import Settings
@@ -53,6 +54,18 @@ def planned_server(tmp_path_factory: pytest.TempPathFactory, small_target: Small
 def eagle_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
     """The same with an EAGLE-3 head, whose depth the planner decides too."""
     yield from _planned(tmp_path_factory.mktemp("eagle"), small_target, "eagle3", small_target.eagle3)
+
+
+@pytest.fixture(scope="module")
+def trained_eagle_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
+    """An EAGLE-3 head that `outrider train` has just made; every draft is verified."""
+    folder = tmp_path_factory.mktemp("trained")
+    given = [f"train eagle3 --target {small_target.folder} --out {folder} --self-prompts 16"]
+    given += ["--answer-tokens 96 --temperatures 0 --steps 120 --short-steps 0 --decay-steps 0 --lr 3e-3 --warmup 5"]
+    given += ["--draft-vocab 512 --device cpu --dtype float32"]
+    assert main(" ".join(given).split()) == 0
+    flags = (*_small(small_target, "eagle3", folder / "drafter"), "--planner", "verify-all", "--no-lookup")
+    yield from _serve(folder / "log", *EXACT, *ONE_THREAD, *flags)
 
 
 def _planned(folder: Path, small_target: SmallTarget, drafter: str, path: Path) -> Iterator[Server]:

@@ -53,6 +53,13 @@ def test_an_eagle_head_planned(eagle_server, prompts, plain):
     assert again == plain[:24]
 
 
+def test_an_eagle_head_trained_here(trained_eagle_server, prompts, plain):
+    before = accepted_tokens(trained_eagle_server)
+    drafted = [tokens(a) for a in complete_all(trained_eagle_server, prompts[:24], 8, speculate=True, **PLAIN)]
+    assert accepted_tokens(trained_eagle_server) - before > 200
+    assert drafted == plain[:24]
+
+
 def test_the_default_drafter_planned(shipped_server, prompts):
     """The embedded model, whose steps are long enough for drafts to pay on every machine."""
     names = [f"outrider_{name}_total" for name in ("accepted_tokens", "wasted_tokens", "undrafted_steps")]

@@ -1,0 +1,176 @@
+"""`outrider train eagle3`: steps of training are those of drafting, runs, and folders that load."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_drafters import batch, decode_with, make_target
+from tiny_eagle import LAYER_IDS, LAYOUTS, VOCAB, flat, save_eagle
+
+from outrider.drafters.base import Features
+from outrider.drafters.block.errors import CheckpointError
+from outrider.drafters.commands import train
+from outrider.drafters.commands.arguments import add_arguments, add_export_arguments
+from outrider.drafters.commands.export import export
+from outrider.drafters.eagle import EagleConfig, EagleDrafter
+from outrider.drafters.eagle.model import EagleModel
+from outrider.drafters.training import measure
+from outrider.drafters.training.batches import BatchMaker
+from outrider.drafters.training.forward import frozen_part, hidden_states
+from outrider.drafters.training.store import Sequence
+from outrider.drafters.training.target import TargetModel
+
+GAMMA, TEMPERATURE = 4, 2.0
+
+
+def arguments(target: Path, prompts: Path, out: Path, *more: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    fixed = ["eagle3", "--target", str(target), "--prompts", str(prompts), "--out", str(out), "--dtype", "float32"]
+    small = ["--answer-tokens", "24", "--batch", "8", "--gamma", "4", "--draft-vocab", "48", "--temperatures", "0"]
+    recipe = ["--steps", "120", "--sequences", "2", "--anchors", "12", "--lr", "0.01", "--warmup", "5", "--top", "8"]
+    recipe += ["--decay-steps", "0", "--short-steps", "10", "--threads", "1", "--validate-every", "60"]
+    return parser.parse_args([*fixed, *small, *recipe, "--device", "cpu", *more])
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"turns": [f"w{i} w{i + 1}"]}) + "\n" for i in range(20)))
+    return path
+
+
+def target_of(layout: str) -> Any:
+    """Embedding and head; what the training forward takes of a target, and what the drafter does."""
+    size = flat(layout)["hidden_size"]
+    embedding, head = torch.randn(2, VOCAB, size, generator=torch.Generator().manual_seed(7))
+    return SimpleNamespace(embedding=embedding, head=head, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+def test_each_step_of_training_is_that_of_the_served_drafter(layout: str, tmp_path: Path) -> None:
+    """Texts of several lengths, drafted for at a temperature; the drafted tokens are then the answer trained on."""
+    folder, target = save_eagle(tmp_path, layout), target_of(layout)
+    config = SimpleNamespace(model_type="llama", num_hidden_layers=6, vocab_size=VOCAB)
+    served = EagleDrafter.load(make_target(config, target.embedding, target.head), folder, gamma=GAMMA)
+    served.allocate(1024)
+    table, lengths = torch.arange(1, 1001).view(4, 250).int(), [30, 1, 9, 200]
+    width, draw = len(LAYER_IDS) * target.embedding.shape[1], torch.Generator().manual_seed(3)
+    texts = [torch.randint(VOCAB, (n,), generator=draw) for n in lengths]
+    hidden = [torch.randn(n, width, generator=draw) for n in lengths]
+    for row, (text, states) in enumerate(zip(texts, hidden, strict=True)):
+        places = torch.arange(len(text))
+        served.observe(Features(states, text, places, table[row, : len(text)].long()))
+    asking = batch(table, [0, 1, 2, 3], lengths, TEMPERATURE)
+    drafted = served.propose(asking)
+    assert drafted.probs is not None
+
+    model = EagleModel.load(folder, 6, target.embedding.shape, dtype=torch.float32)
+    frozen = frozen_part(model, target)
+    maker, sequences = BatchMaker(model.config, model.vocab, device=torch.device("cpu"), tile=2), []
+    for row, text in enumerate(texts):
+        tokens = torch.cat([text, asking.anchors[row : row + 1], drafted.tokens[row]])
+        later = torch.randn(GAMMA + 1, width, generator=draw) * 100  # no step may look at them
+        none = torch.zeros(len(tokens) - 1, 1)
+        sequences.append(Sequence(tokens, 1, torch.cat([hidden[row], later]), none.long(), none))
+    anchors = [torch.tensor([5, 20, 30]), torch.tensor([1]), torch.tensor([2, 9]), torch.tensor([100, 190, 200])]
+    step = maker.cut(sequences, anchors, GAMMA)
+    states = hidden_states(model, frozen, step, GAMMA)
+    found = (states.detach() @ frozen.head.T / TEMPERATURE).softmax(-1)[[2, 3, 5, 8]]
+    torch.testing.assert_close(found, drafted.probs, atol=2e-6, rtol=2e-4)
+    assert float((found[:, 0] - found[:, 1]).abs().max()) > 0.01
+
+
+@pytest.mark.slow
+def test_a_run_learns_goes_on_and_is_measured_as_it_drafts(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
+    whole = arguments(target_folder, prompts, tmp_path / "whole")
+    assert train.run(whole) == 0
+    rows = list(csv.DictReader((tmp_path / "whole" / "losses.csv").open()))
+    assert float(rows[-1]["loss"]) < 0.9 * float(rows[0]["loss"])
+    assert float(rows[-1]["tau"]) >= 1
+    folder = tmp_path / "whole" / "drafter"
+    for steps in ("33", "120"):
+        more = ["--data", str(tmp_path / "whole"), "--steps", steps]
+        assert train.run(arguments(target_folder, prompts, tmp_path / "pieces", *more)) == 0
+    pieces = load_file(tmp_path / "pieces" / "drafter" / "model.safetensors")
+    for name, value in load_file(folder / "model.safetensors").items():
+        torch.testing.assert_close(pieces[name], value, atol=1e-2, rtol=1e-2)
+
+    target = TargetModel.load(str(target_folder), dtype=torch.float32)
+    drafter = EagleDrafter.load(make_target(target.config, target.embedding, target.head), folder, gamma=4)
+    written = json.loads((folder / "config.json").read_text())
+    assert written.items() >= EagleConfig.read(folder).to_json().items()
+    prompts.write_text("".join(reversed(prompts.read_text().splitlines(keepends=True))))  # the first are held out
+    answers = measure.target_answers(target, str(prompts), count=6, new_tokens=20, temperature=0.0, kept=None)
+    (found,) = measure.measure(target, measure.arms_of([folder], [1], "left"), answers)
+    assert found.cycles == sum(decode_with(drafter, target, ids, prompt) for ids, prompt in answers)
+    assert found.accepted_length > 1.3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("begun", ["--draft-vocab 48", "--draft-vocab 0", "--start published"])
+def test_sglangs_module_drafts_the_same_with_the_folder(
+    target_folder: Path, prompts: Path, tmp_path: Path, begun: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_eagle(tmp_path / "published", "specforge")
+    args = arguments(target_folder, prompts, tmp_path / "run", *begun.split(), "--loss", "authors")
+    assert train.run(args) == 0
+    folder, target = tmp_path / "run" / "drafter", TargetModel.load(str(target_folder), dtype=torch.float32)
+    served = EagleDrafter.load(make_target(target.config, target.embedding, target.head), folder, gamma=GAMMA)
+    served.allocate(256)
+    ids, width = torch.randint(3, 90, (20,)), 3 * target.config.hidden_size
+    hidden, places = torch.randn(20, width), torch.arange(20)
+    served.observe(Features(hidden, ids, places, places))
+    asking = batch(torch.arange(256).int()[None], [0], [20])
+    given = {"embedding": target.embedding, "head": target.head, "gamma": GAMMA}
+    texts = [([*ids.tolist(), int(asking.anchors[0])], hidden)]
+    torch.save({name: x.clone() if torch.is_tensor(x) else x for name, x in given.items()} | {"texts": texts},
+               tmp_path / "texts")  # fmt: skip
+    program = Path(__file__).with_name("eagle_by_sglang.py")
+    words = [sys.executable, program, target_folder, tmp_path / "texts", folder]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert served.propose(asking).tokens.tolist() == json.loads(done.stdout.splitlines()[-1])[0]
+
+
+@pytest.mark.slow
+def test_a_published_head_goes_on(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
+    """One with biases, norms of queries and keys, and an embedding and a head of its own, which stay as they are."""
+    first = save_eagle(tmp_path / "published", "speculators")
+    args = arguments(target_folder, prompts, tmp_path / "run", "--start", str(first), "--steps", "4")
+    args.target_layers = None
+    assert train.run(args) == 0
+    before, after = (EagleModel.load(f, 6, (VOCAB, 32)).stored for f in (first, tmp_path / "run" / "drafter"))
+    assert before.layers == after.layers
+    assert before.tensors.keys() == after.tensors.keys()
+    assert {n for n, x in before.tensors.items() if torch.equal(x, after.tensors[n])} == {
+        "embed_tokens.weight",
+        "lm_head.weight",
+    }
+    assert torch.equal(before.vocab, after.vocab)
+    args.kind = "dspark"
+    with pytest.raises(ValueError, match="is a drafter of kind eagle3, not dspark"):
+        train.run(args)
+
+
+def test_what_cannot_be_trained_is_refused(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="an EAGLE-3 head has one layer, not --draft-layers 2"):
+        train.run(arguments(target_folder, prompts, tmp_path / "run", "--draft-layers", "2"))
+    wide = save_eagle(tmp_path / "wide", "wide")
+    with pytest.raises(CheckpointError, match="hidden_size is 32, the drafter was trained for 64"):
+        train.run(arguments(target_folder, prompts, tmp_path / "run", "--start", str(wide)))
+    parser = argparse.ArgumentParser()
+    add_export_arguments(parser)
+    with pytest.raises(ValueError, match="stock SGLang loads an EAGLE-3 folder as it is"):
+        export(parser.parse_args([str(wide), "--out", str(tmp_path / "out")]))
