@@ -31,7 +31,7 @@ HEAD = """\
 # Performance
 
 `make performance` writes this page from the records in [profiles/results](../profiles/results), which
-`outrider bench … --json` wrote: today's weights, each record with its machine, load, versions, date and command.
+`outrider bench … --json` wrote: today's weights. A record has its command, machine, load, versions and date.
 Ratios compare arms that took turns: median (smallest–largest) over rounds, or median (quartiles).
 """
 Record = Mapping[str, Any]
@@ -88,7 +88,8 @@ def page(records: Mapping[str, Record]) -> str:
                 tables.setdefault(tuple(columns), []).append([machine(one), *row])
         parts.append(f"## {title}\n{about}\n")
         parts += [table(["machine", *columns], _named_once(found)) for columns, found in tables.items()]
-        parts.append("".join(f"{_source(name, one)}\n" for name, one in of_question.items()))
+        sources = (f"- [{name}](../profiles/results/{name}), {one['date']}\n" for name, one in of_question.items())
+        parts.append("".join(sources))
     return "\n".join(parts)
 
 
@@ -98,11 +99,6 @@ def _named_once(rows: Sequence[Row]) -> list[Row]:
     return [["" if row[0] == last else row[0], *row[1:]] for row, last in zip(rows, before, strict=False)]
 
 
-def _source(name: str, one: Record) -> str:
-    about = f"{one['date']}, SGLang {one['versions']['sglang']}, load {one['load_average']}"
-    return f"- [{name}](../profiles/results/{name}), {about}:\n  `{re.sub(r' --json [^ ]+', '', one['command'])}`"
-
-
 def with_numbers(readme: str, records: Mapping[str, Record]) -> str:
     """README's text with its table of today, between the two marks."""
     before, begin, rest = readme.partition(BEGIN)
@@ -110,10 +106,11 @@ def with_numbers(readme: str, records: Mapping[str, Record]) -> str:
     if not begin or not end:
         raise UserError(f"README.md has no {BEGIN} … {END}, between which its table stands")
     rows = [
-        [machine(one), *(compared(one, load) for load in ("1", "8", "32"))]
+        [_processor(one), *(compared(one, load) for load in ("1", "8", "32"))]
         for question in ("load", "load by URL")
         for one in merged(one for one in records.values() if one["question"] == question)
     ]
+    rows.sort(key=lambda row: row[0])  # what is of one processor keeps its order
     return f"{before}{BEGIN}\n{table(['requests in flight', '1', '8', '32'], _named_once(rows))}{END}{after}"
 
 
@@ -130,9 +127,15 @@ def merged(records: Iterable[Record]) -> list[Record]:
     return list(found.values())
 
 
+def _processor(one: Record) -> str:
+    """A processor's name and instruction set alone."""
+    name = re.split(r" \(|, ", machine(one))[0]
+    return f"{name}, {one['machine']['instruction_set']}"
+
+
 def machine(one: Record) -> str:
     """Processor without its stepping, cores and instruction set."""
-    device = re.sub(r", stepping \d+", "", one["machine"]["device"])
+    device = re.sub(r", stepping \d+|\(R\)| Processor", "", one["machine"]["device"])
     return f"{device}, {one['machine']['cores']} cores, {one['machine']['instruction_set']}"
 
 
