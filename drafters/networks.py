@@ -1,4 +1,4 @@
-"""What a drafter checkpoint folder of any kind holds."""
+"""Contents of a drafter checkpoint folder of any kind."""
 
 from __future__ import annotations
 

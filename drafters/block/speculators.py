@@ -58,7 +58,7 @@ def plain_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def anchor_predicts(config: dict[str, Any]) -> bool:
-    """Whether the first row of a block, the anchor's, predicts a token.
+    """True if the first row of a block, the anchor's, predicts a token.
 
     Versions that do not say so say how many tokens a block drafts; raises CheckpointError where that does not tell.
     """

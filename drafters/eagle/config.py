@@ -156,7 +156,7 @@ class EagleConfig:
 
 
 def is_eagle(config: dict[str, Any]) -> bool:
-    """Whether a `config.json` is that of an EAGLE-3 head. The authors' first ones call themselves a Llama."""
+    """True if a `config.json` is that of an EAGLE-3 head. The authors' first ones call themselves a Llama."""
     names = config.get("architectures") or []
     named = any("eagle3" in name.lower() for name in names)
     return named or config.get("speculators_model_type") == "eagle3" or (

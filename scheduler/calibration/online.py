@@ -61,7 +61,7 @@ class OnlineCalibration:
         return self.table() if learned else None
 
     def table(self) -> CalibrationTable:
-        """What is known so far."""
+        """The corrections known so far."""
         both = zip((1 / self.slopes).tolist(), self.shifts.tolist(), strict=True)
         return CalibrationTable(tuple(Calibration(tuple(t), tuple(b), method="online") for t, b in both))
 

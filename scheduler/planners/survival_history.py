@@ -120,7 +120,7 @@ class SurvivalHistory:
             common.take(records[mine])
 
     def _commons(self, groups: np.ndarray | None) -> Iterator[tuple[Common, Any]]:
-        """What is common to each group, with its place among the requests."""
+        """The common history of each group, with its place among the requests."""
         for group in (0,) if groups is None else np.unique(groups).tolist():
             self._groups[group] = common = self._groups.pop(group, None) or Common(self._start)
             if len(self._groups) > MOST_GROUPS:

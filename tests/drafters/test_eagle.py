@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from diffusion_drafting import same
 from eagle_reference import Reference
 from tiny_drafters import batch, check_tokens_follow_q, make_target, save_target
 from tiny_eagle import LAYER_IDS, LAYOUTS, VOCAB, flat, save_eagle, tensors_of
 
 from outrider.drafters import encoding, networks, registry
-from outrider.drafters.base import Draft, Features, Prefilled
+from outrider.drafters.base import Features, Prefilled
 from outrider.drafters.block import CheckpointError
 from outrider.drafters.eagle import EagleDrafter
 from outrider.drafters.eagle.checkpoint import memory
@@ -71,15 +72,6 @@ def observed(layout: str, folder: Path) -> tuple[EagleDrafter, torch.Tensor]:
     for row, length in enumerate(LENGTHS):
         observe(made, layout, table, row, 0, length)
     return made, table
-
-
-def same(one: Draft, other: Draft) -> None:
-    assert torch.equal(one.lens, other.lens)
-    drafted = one.lens > 0
-    assert torch.equal(one.tokens[drafted], other.tokens[drafted])
-    torch.testing.assert_close(one.confidence, other.confidence)
-    if one.probs is not None:
-        torch.testing.assert_close(one.probs, other.probs)
 
 
 @pytest.mark.usefixtures("compiled", "place")

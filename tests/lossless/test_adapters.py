@@ -33,7 +33,7 @@ def model() -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def folders(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Of three adapters: of all linear layers, of some with another rank, and one that is loaded later."""
+    """Folders of three adapters: of all linear layers, of some with another rank, and one that is loaded later."""
     root = tmp_path_factory.mktemp("adapters")
     some = ("q_proj", "v_proj", "down_proj")
     return {

@@ -47,7 +47,7 @@ def records(seed: int, *, by_block: bool, least: float = 0.0, longest: int = GAM
 
 
 def errors(found: Records, calibration: Calibration) -> list[float]:
-    """Of each position that was tested the mean confidence less the share accepted, in standard deviations."""
+    """Mean confidence less the share accepted, in standard deviations, of each position that was tested."""
     differences = [(calibration.apply(found.confidence) - found.survived)[found.tested[:, k], k] for k in range(GAMMA)]
     return [float(each.mean() / each.std() * np.sqrt(len(each))) for each in differences if len(each)]
 

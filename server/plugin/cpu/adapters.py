@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 PRODUCTS = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
 """A Llama-like model's layers, in the order of `DecoderLayer.weights`."""
 Adapter = dict[str, LowRankWeight]
-"""What an adapter adds, by the name of SGLang's layer."""
+"""Low-rank weights of an adapter, by the name of SGLang's layer."""
 
 
 def register() -> None:

@@ -1,4 +1,4 @@
-"""What drafts for the requests of each LoRA adapter came to: counts, and a calibration of its own.
+"""Outcomes of drafts for the requests of each LoRA adapter: counts, and a calibration of its own.
 
 The drafter is the model's. How often an adapter says what was drafted differs from adapter to adapter, so confidences
 are calibrated for each, by its own outcomes: a calibration is fitted as they come, and until then it is the model's.

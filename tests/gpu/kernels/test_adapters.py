@@ -13,7 +13,7 @@ triton_backend = pytest.importorskip("sglang.srt.lora.backend.triton_backend")
 
 WIDTH, SLOTS, RANK, DEPTH, SIZES = 5, 4, 4, 64, (32, 16, 16)
 RANKS, SCALES = [0, RANK, 2], [0.0, 2.0, 0.5]
-"""Of the slots: the model's, and two adapters'."""
+"""Ranks and scales of the slots: the model's, and two adapters'."""
 
 
 class Unpinned:
