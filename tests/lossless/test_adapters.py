@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +140,7 @@ def test_loaded_and_unloaded_while_serving(
             "sql",
             "poems",
         ]
-        assert all(each.done() for each in running)
+        assert not wait(running, timeout=1).not_done, "unloading did not wait for the adapter's requests"
         for each in running:
             assert spoken_by({"later": exact["later"]}, each.result()) == ["later"]
         assert spoken_by({"sql": exact["sql"]}, others.result()) == ["sql"]
