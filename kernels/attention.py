@@ -17,7 +17,7 @@ from .cuda import native as cuda
 from .flat_batch import KV_CHUNK, QUERY_TILE, FlatBatch, Tiles
 from .invariance import usable_places
 
-CUDA_HEADS = (64, 128)
+CUDA_HEADS = (32, 64, 128)
 """Head sizes that the Triton kernel takes."""
 MASKED = -1e30
 """Score of an unseen position: finite, so that a row that has seen nothing yet yields no NaN."""

@@ -18,6 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from ..attention import CUDA_HEADS
 from . import acceptance, admission, attention, draft_block, noise, ragged, rules
 
 ARCHITECTURES = (80, 90, 100)
@@ -91,9 +92,9 @@ CASES = [
         "acceptance, outcome", acceptance.outcome_kernel, "iifbjidfddjiinn",
         {"BY_BLOCK": True, "WIDTH": 8, "CHUNKS": 32}, LAST,
     ),
-    *(attention_case("h", dim, rows, True) for dim in (64, 128) for rows in (16, 64)),
+    *(attention_case("h", dim, rows, True) for dim in CUDA_HEADS for rows in (16, 64)),
     attention_case("h", 128, 64, False),
-    *(attention_case("f", dim, 16, False) for dim in (64, 128)),
+    *(attention_case("f", dim, 16, False) for dim in CUDA_HEADS),
     Case(
         "attention, merge", attention.merge_kernel, "jjhffnnNnn",
         {"HEADS": 32, "GROUP": 4, "DIM": 128, "CAUSAL": True, "BLOCK_M": 64, "BLOCK_N": 64, "LEAST": attention.LEAST}

@@ -65,7 +65,10 @@ def _register_all() -> None:
         fused_ops.register()
         adapters.register()
     else:
+        from ..cuda import norms
+
         draft_memory.register()
+        norms.register()
         _register_gpu_attention()
         _capture_verification()
         _allow_adapters()

@@ -55,7 +55,7 @@ def test_every_gpu_gets_one_that_verifies_as_it_should(capability, config, backe
         ((9, 0), PLAIN, "trtllm_mha", "compute capability 9.0; use fa3 or flashinfer or outrider"),
         ((9, 0), PLAIN, "torch_native", "use fa3 or flashinfer or outrider"),
         ((9, 0), CAPPED, "flashinfer", "caps its attention scores, which it leaves out; use fa3 or outrider"),
-        ((9, 0), WIDE, "outrider", "heads of 64 or 128 numbers, the model's have 256; use fa3 or flashinfer"),
+        ((9, 0), WIDE, "outrider", "heads of 32 or 64 or 128 numbers, the model's have 256; use fa3 or flashinfer"),
         ((10, 0), PLAIN, "fa3", "compute capability 10.0; use trtllm_mha or flashinfer or outrider"),
         ((12, 0), PLAIN, "trtllm_mha", "compute capability 12.0; use flashinfer or outrider"),
     ],
