@@ -27,10 +27,15 @@ def load_any(folder: str | Path, *, dtype: torch.dtype = torch.bfloat16) -> Draf
     return load_as(network_of(BlockConfig.read(folder)), folder, dtype=dtype)
 
 
+def read_config(folder: str | Path) -> BlockConfig | EagleConfig:
+    """Shape of a folder's drafter; raises CheckpointError where none can be read."""
+    config = read_json(folder)
+    return (EagleConfig if is_eagle(config) else BlockConfig).from_json(config)
+
+
 def kind_of(folder: str | Path) -> str:
     """Kind of a folder's drafter, as `registry.serving` takes it; raises CheckpointError where none can be read."""
-    config = read_json(folder)
-    return (EagleConfig if is_eagle(config) else BlockConfig).from_json(config).kind
+    return read_config(folder).kind
 
 
 def memory(folder: str | Path, dtype: torch.dtype) -> tuple[int, int]:
@@ -39,14 +44,25 @@ def memory(folder: str | Path, dtype: torch.dtype) -> tuple[int, int]:
     return found.memory(folder, dtype)
 
 
-def check(folder: str | Path, target: Mapping[str, Any]) -> None:
-    """Read a folder's weights; raises CheckpointError where they are damaged or do not fit a target.
+def check_target(folder: str | Path, target: Mapping[str, Any]) -> None:
+    """Raise CheckpointError where a folder's drafter is not for a target, or is not whole, as far as is known without
+    reading its weights.
 
     target: the target's config; what it does not say is not compared.
     """
-    if is_eagle(read_json(folder)):
-        weights = eagle.load(folder, int(target.get("num_hidden_layers") or 0))
-        eagle.check_target(weights, target.get("vocab_size"), target.get("hidden_size"))
+    config = read_config(folder)
+    if isinstance(config, EagleConfig):
+        config.layers_of(int(target.get("num_hidden_layers") or 0))
+        eagle.check_target(config, eagle.stored_shapes(folder), target.get("vocab_size"), target.get("hidden_size"))
     else:
-        block.check_target(BlockConfig.read(folder), dict(target))
+        block.check_target(config, dict(target))
+        block.stored_shapes(folder)
+
+
+def check(folder: str | Path, target: Mapping[str, Any]) -> None:
+    """Read a folder's weights; raises CheckpointError where they are damaged or do not fit a target, as above."""
+    check_target(folder, target)
+    if is_eagle(read_json(folder)):
+        eagle.load(folder, int(target.get("num_hidden_layers") or 0))
+    else:
         load_any(folder)

@@ -230,15 +230,33 @@ def drafted_tokens(offsets: torch.Tensor | None, size: int, vocab_size: int) -> 
     return vocab
 
 
-def read_tensors(folder: str | Path) -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint folder; raises CheckpointError where there are none, or some are damaged."""
+def weight_files(folder: str | Path) -> list[Path]:
+    """The files of a checkpoint folder's tensors; raises CheckpointError where there are none."""
     folder = Path(folder)
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         pickled = "; weights in *.bin are not read, since they may run code" if any(folder.glob("*.bin")) else ""
         raise CheckpointError(f"{folder} has no {WEIGHTS}{pickled}")
+    return files
+
+
+def stored_shapes(folder: str | Path) -> dict[str, list[int]]:
+    """Shapes of a checkpoint folder's tensors, of which none is read; raises CheckpointError."""
+    shapes: dict[str, list[int]] = {}
+    for file in weight_files(folder):
+        try:
+            with safe_open(file, "pt") as tensors:
+                names = tensors.keys()
+                shapes |= {name: tensors.get_slice(name).get_shape() for name in names}
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{file} is damaged: {error}; copy it here again") from None
+    return shapes
+
+
+def read_tensors(folder: str | Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint folder; raises CheckpointError where there are none, or some are damaged."""
     tensors: dict[str, torch.Tensor] = {}
-    for file in files:
+    for file in weight_files(folder):
         try:
             tensors |= load_file(file)
         except (OSError, SafetensorError) as error:
@@ -254,11 +272,9 @@ def memory(folder: str | Path, dtype: torch.dtype) -> tuple[int, int]:
     numbers = config.max_positions * 2 * config.head_dim  # the rotary table
     if config.draft_vocab_size:  # the target's head, cut to it
         numbers += config.draft_vocab_size * config.hidden_size
-    for file in Path(folder).glob("*.safetensors"):
-        with safe_open(file, "pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - not a dict
-                if not name.removeprefix("model.").startswith(SHARED):
-                    numbers += math.prod(tensors.get_slice(name).get_shape())
+    for name, shape in stored_shapes(folder).items():
+        if not name.removeprefix("model.").startswith(SHARED):
+            numbers += math.prod(shape)
     state = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     return numbers * dtype.itemsize, state * dtype.itemsize
 

@@ -7,13 +7,14 @@ Names are those of SpecForge and the EAGLE authors, without `model.` and with `l
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 
 from ..base import Rows
+from ..block import checkpoint as block
 from ..block.checkpoint import drafted_tokens, read_tensors, write_folder
 from ..block.errors import CheckpointError
 from .config import EagleConfig
@@ -165,10 +166,12 @@ def check_tensors(
             )
 
 
-def check_target(weights: EagleWeights, vocab_size: int | None, hidden_size: int | None) -> None:
-    """Raise CheckpointError naming the ways in which a target with these sizes is not the head's; None: not known."""
-    config = weights.config
-    borrows = [name for name in SHARED if weights.get(name) is None]
+def check_target(config: EagleConfig, names: Container[str], vocab_size: int | None, hidden_size: int | None) -> None:
+    """Raise CheckpointError naming the ways in which a target with these sizes is not the head's; None: not known.
+
+    names: of the head's tensors.
+    """
+    borrows = [name for name in SHARED if name not in names]
     differ = []
     if vocab_size not in (None, config.vocab_size):
         differ.append(f"vocab_size is {vocab_size}, the drafter was trained for {config.vocab_size}")
@@ -182,17 +185,17 @@ def check_target(weights: EagleWeights, vocab_size: int | None, hidden_size: int
         raise CheckpointError("this drafter does not fit the target: " + "; ".join(differ))
 
 
+def stored_shapes(folder: str | Path) -> dict[str, list[int]]:
+    """Shapes of a folder's tensors by their canonical names; raises CheckpointError."""
+    return {canonical(name): shape for name, shape in block.stored_shapes(folder).items()}
+
+
 def memory(folder: str | Path, dtype: torch.dtype) -> tuple[int, int]:
     """Bytes that a head takes in `dtype`: of its weights, and of what it keeps for a token of a text."""
-    config = EagleConfig.read(folder)
-    numbers, own_head = config.max_positions * config.head_dim, False
-    for file in Path(folder).glob("*.safetensors"):
-        with safe_open(file, "pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - not a dict
-                own_head |= canonical(name) == "lm_head.weight"
-                if not canonical(name).startswith(("d2t", *REPEATED)):
-                    numbers += math.prod(tensors.get_slice(name).get_shape())
-    if not own_head:
+    config, stored = EagleConfig.read(folder), stored_shapes(folder)
+    numbers = config.max_positions * config.head_dim
+    numbers += sum(math.prod(shape) for name, shape in stored.items() if not name.startswith(("d2t", *REPEATED)))
+    if "lm_head.weight" not in stored:
         numbers += config.logit_size * config.hidden_size
     numbers += 2 * config.num_kv_heads * config.head_dim * 2 * config.hidden_size  # keys and values are kept apart too
     state = config.hidden_size + 2 * config.num_kv_heads * config.head_dim

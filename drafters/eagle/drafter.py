@@ -45,7 +45,7 @@ class EagleDrafter(EncodingDrafter):
         embedding, head = target.weights()
         config = target.config
         weights = load(checkpoint, config.num_hidden_layers, dtype=target.dtype, device=embedding.device)
-        check_target(weights, *embedding.shape)
+        check_target(weights.config, weights.tensors, *embedding.shape)
         positions = int(getattr(config, "max_position_embeddings", 0) or 0)
         return cls(weights, embedding=embedding, head=head, gamma=gamma, positions=positions)
 

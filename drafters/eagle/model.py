@@ -46,7 +46,7 @@ class EagleModel(TrainedModel):
     ) -> EagleModel:
         """The head of a folder, for a target of so many layers and an embedding [V, d]; raises CheckpointError."""
         weights = load(folder, target_layers, dtype=dtype)
-        check_target(weights, *shape)
+        check_target(weights.config, weights.tensors, *shape)
         return cls(replace(weights, config=replace(weights.config, target_layers=weights.layers)))
 
     @classmethod

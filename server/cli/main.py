@@ -39,6 +39,7 @@ When the server is ready it prints a curl command to try. Ctrl-C drains and stop
 COMMANDS = {
     "serve": ("outrider.server.cli.serve", "start a server"),
     "prepare": ("outrider.server.cli.prepare", "prepare the embedded model and compile the CPU kernels"),
+    "drafters": ("outrider.server.cli.drafters", "list a model's drafters: here, fitting, how fast"),
     "tune": ("outrider.server.tune.cli", "measure step costs and calibrate the drafter"),
     "bench": ("outrider.server.bench.cli", "measure throughput, accepted length, kernels and steps"),
     "simulate": ("outrider.server.bench.simulate", "compare planners on a simulated server"),

@@ -8,9 +8,9 @@ from pathlib import Path
 from outrider.profiles import store
 
 from ..errors import UserError
-from ..model import target
+from ..model import hub, target
 from ..model.target import Model
-from ..settings import checkpoints, memory, profile_lookup, quantized
+from ..settings import checkpoints, drafter_search, memory, profile_lookup, quantized
 from ..settings.activations import with_activations
 from ..settings.declared import CHECKPOINT_DRAFTERS
 from ..settings.settings import Settings
@@ -39,7 +39,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
         "model", f"{model.name}, {f'{gib(weights)} of weights, ' if weights else ''}context {model.context_length}"
     )
     try:
-        settings = checkpoints.with_drafter_path(settings, model)
+        settings = checkpoints.with_drafter_path(drafter_search.with_found_drafter(settings, model), model)
     except UserError as error:
         yield problem("drafter", str(error), "see `outrider serve --help`; --drafter ngram needs no checkpoint")
         return
@@ -58,24 +58,12 @@ def examine(settings: Settings) -> Iterator[Finding]:
 
 def _lacks(model: Model) -> str:
     """Name what this machine lacks of a model, '' if nothing; the hub may still have it."""
-    folder = model.folder or _cached(model.path)
+    folder = model.folder or hub.cached(model.path)
     if folder is None:
         return "its weights are not in the local cache of the hub, so that it needs the network to start"
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         return f"it has no tokenizer ({', '.join(TOKENIZER_FILES)})"
     return ""
-
-
-def _cached(name: str) -> Path | None:
-    """Folder of a hub model whose weights are all there; asks no network."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        folder = Path(snapshot_download(name, local_files_only=True))
-    except LocalEntryNotFoundError:
-        return None
-    return folder if any(next(folder.glob(pattern), None) for pattern in target.WEIGHT_FILES) else None
 
 
 def _drafter(settings: Settings, model: Model) -> Iterator[Finding]:

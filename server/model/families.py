@@ -39,6 +39,13 @@ Qwen3ForCausalLM Qwen3MoeForCausalLM SDARForCausalLM SDARMoeForCausalLM SeedOssF
 StableLmForCausalLM Starcoder2ForCausalLM TransformersForCausalLM TransformersMoEForCausalLM
 """
 SERVED = frozenset(NAMES.split())
+SHOWING_NAMES = """
+Gemma4ForCausalLM Gemma4ForConditionalGeneration Gemma4UnifiedForConditionalGeneration GptOssForCausalLM
+LagunaForCausalLM LlamaForCausalLM MellumForCausalLM Ministral3ForCausalLM MistralForCausalLM Phi3ForCausalLM
+Qwen3ForCausalLM Qwen3MoeForCausalLM SmolLM3ForCausalLM
+"""
+SHOWING = frozenset(SHOWING_NAMES.split())
+"""Those whose hidden states SGLang shows to drafters, of those that are served on a CPU or have known drafters."""
 REFUSED = (
     Refused(
         "embeddings, scores, classes",

@@ -6,6 +6,9 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+from outrider.profiles.fingerprint import WEIGHT_FILES
 
 from ..errors import UserError
 
@@ -35,3 +38,15 @@ def hub_errors(name: str, flag: str) -> Iterator[None]:
         raise UserError(f"{missing} it is not in the local cache, and {why}; give {flag} a folder") from None
     except (HfHubHTTPError, OSError) as error:
         raise UserError(f"{missing} it cannot be loaded: {str(error).splitlines()[0]}") from None
+
+
+def cached(name: str) -> Path | None:
+    """Folder of a repository that is in the local cache with its weights; asks no network."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(name, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+    return folder if any(next(folder.glob(pattern), None) for pattern in WEIGHT_FILES) else None

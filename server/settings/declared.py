@@ -100,14 +100,14 @@ class Declared:
     drafter: str = _speculation(
         "auto",
         f"who proposes tokens: {_each(drafters.names(), drafters.find)}, `off`; auto: `dspark` with the embedded "
-        "model, else `ngram`",
+        "model, else one that [is here and fits](#drafters), else `ngram`",
         choices=DRAFTERS,
         unlisted=(MEASURING_DRAFTER,),
     )
     drafter_path: str | None = _speculation(
         None,
-        "checkpoint of a drafter model, folder or hub name: ours, DeepSpec's DSpark for Qwen3 and Gemma 4, "
-        "DFlash, EAGLE-3 of SpecForge and ModelOpt; all three of speculators. Its kind decides without `--drafter`; "
+        "checkpoint of a drafter model, folder or hub name: ours, DeepSpec's, DFlash, EAGLE-3 of SpecForge and "
+        "ModelOpt, speculators'. Its kind decides without `--drafter`; "
         "`deer` and `specdiff` take each other's",
         metavar="PATH_OR_HUB_NAME",
         unset="the shipped one",

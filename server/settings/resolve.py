@@ -7,7 +7,17 @@ from dataclasses import dataclass, replace
 
 from ..model import families, target
 from ..model.target import Model
-from . import adapters, checkpoints, diffusion, learning, lookup_store, memory, profile_lookup, quantized
+from . import (
+    adapters,
+    checkpoints,
+    diffusion,
+    drafter_search,
+    learning,
+    lookup_store,
+    memory,
+    profile_lookup,
+    quantized,
+)
 from .activations import with_activations
 from .memory import MemoryPlan
 from .settings import Settings
@@ -68,6 +78,7 @@ def _without_profile(
     settings = with_activations(settings, model, say)
     target.check_heads(model, settings.parallel.tp_size)
     settings = adapters.with_adapters(diffusion.with_diffusion(settings, model), model)
+    settings = drafter_search.with_found_drafter(settings, model, say)
     settings = learning.with_start(settings, model)
     settings = lookup_store.with_lookup_store(checkpoints.with_drafter_path(settings, model), model)
     return settings, model, memory.plan(settings, model)

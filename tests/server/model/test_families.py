@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -72,3 +74,18 @@ def test_a_model_of_several_parts_keeps_the_architecture_of_the_whole(tmp_path: 
     (tmp_path / "model.safetensors").touch()
     found = target.find(str(tmp_path)).config
     assert found == {"architectures": ["WholeForConditionalGeneration"], "a": 1}
+
+
+@pytest.mark.slow
+def test_architectures_whose_hidden_states_are_shown() -> None:
+    """All that a CPU serves, and of the others those that are named have SGLang's method for it."""
+    program = (
+        "from sglang.srt.models.registry import ModelRegistry\n"
+        "from outrider.server.plugin.loading import drafter, more_models\n"
+        "more_models.register()\n"
+        "print(*(name for name, model in ModelRegistry.models.items() if hasattr(model, drafter.CAPTURE)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    showing = set(done.stdout.splitlines()[-1].split())
+    assert showing >= families.SHOWING
+    assert showing & SERVED == families.SHOWING & SERVED

@@ -1,0 +1,148 @@
+"""List the drafters of a model: those in its folder, beside it, in the hub's cache, and public ones that are not here.
+
+A drafter fits if it is of a kind that is served and was trained for a model of this hidden size, vocabulary and number
+of layers. `outrider serve --model MODEL` takes the first that is here and fits; another is served with --drafter-path,
+which fetches a public one by its name. How fast one drafts is known from the profile of a server that has used it
+(`outrider tune`), or with --measure from a few drafts, made now beside a target of random weights.
+
+examples:
+  outrider drafters ./Qwen3-8B
+  outrider drafters Qwen/Qwen3-8B --measure
+  outrider drafters Qwen3-8B-Q4_K_M.gguf --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+from ..settings.settings import Settings
+
+if TYPE_CHECKING:
+    from ..model.target import Model
+    from ..settings.drafter_search import Candidate
+
+SHAPE = {"hidden_size": "hidden size", "vocab_size": "vocabulary", "num_hidden_layers": "layers"}
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Seconds of a draft for one request. step: of a verification of all of it; None: not known. how: it is known."""
+
+    draft: float
+    step: float | None
+    how: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", metavar="MODEL", nargs="?", help="folder, hub name or GGUF file (default: the embedded model)")
+    add("--gamma", type=int, default=Settings().gamma, metavar="N", help="tokens of a draft (default: %(default)s)")
+    add("--measure", action="store_true", help="time a draft of each that is here and fits")
+    add("--json", action="store_true", help="print the list as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the list; nothing is fetched but the model's config.json."""
+    settings = Settings(model=args.model, gamma=args.gamma)
+
+    from ..model import target
+    from ..settings import drafter_search
+
+    model = target.find(settings.model)
+    found = drafter_search.candidates(settings, model)
+    speeds = [_speed(settings, model, one, args.measure) if one.fits else None for one in found]
+    taken = next((one for one in found if one.fits), None)
+    if args.json:
+        print(json.dumps(_as_json(model, found, speeds, taken), indent=1))
+        return 0
+    shape = ", ".join(f"{name} {model.config[key]}" for key, name in SHAPE.items() if key in model.config)
+    print(f"{model.name}: {shape}")
+    for one, speed in zip(found, speeds, strict=True):
+        print(f"  {one.kind or '?':9} {one.name}, {_said(one)}" + (f"; {_timed(speed)}" if speed else ""))
+    auto = "ngram, prompt lookup without a model" if taken is None else f"{taken.kind}, {taken.name}"
+    print(f"--drafter auto takes {auto}")
+    return 0
+
+
+def _said(one: Candidate) -> str:
+    """Where a drafter is, and whether it fits."""
+    if one.folder is None:
+        where = f"not here ({one.origin})"
+        return f"{where}, does not fit: {one.obstacle}" if one.obstacle else where
+    return f"{one.origin}, " + (f"does not fit: {one.obstacle}" if one.obstacle else "fits")
+
+
+def _timed(speed: Speed) -> str:
+    beside = f" beside a step of {speed.step * 1e3:.1f} ms" if speed.step else ""
+    return f"a draft takes {speed.draft * 1e3:.1f} ms{beside} ({speed.how})"
+
+
+def _as_json(
+    model: Model, found: list[Candidate], speeds: list[Speed | None], taken: Candidate | None
+) -> dict[str, Any]:
+    drafters = [
+        {
+            "name": one.name,
+            "kind": one.kind or None,
+            "from": one.origin,
+            "folder": None if one.folder is None else str(one.folder),
+            "fits": None if one.folder is None and not one.obstacle else one.fits,
+            "obstacle": one.obstacle or None,
+            "draft_ms": None if speed is None else speed.draft * 1e3,
+            "step_ms": None if speed is None or speed.step is None else speed.step * 1e3,
+            "known_from": None if speed is None else speed.how,
+        }
+        for one, speed in zip(found, speeds, strict=True)
+    ]
+    shape = {key: model.config.get(key) for key in SHAPE}
+    return {"model": model.name, **shape, "auto": None if taken is None else taken.name, "drafters": drafters}
+
+
+def _speed(settings: Settings, model: Model, one: Candidate, measure: bool) -> Speed | None:
+    """Time of a draft, of a profile or measured now; None where it is not known."""
+    from outrider.drafters import registry
+
+    settings = replace(settings, drafter=registry.serving(one.kind)[0], drafter_path=str(one.folder))
+    if measure:
+        return _measured(settings, model, one)
+    return _of_profile(settings, model)
+
+
+def _measured(settings: Settings, model: Model, one: Candidate) -> Speed:
+    import torch
+
+    from ..bench.micro.draft_time import draft_seconds
+
+    assert one.folder is not None
+    device = settings.resolved_device
+    if device == "cpu":
+        torch.set_num_threads(settings.resolved_threads)
+    dtype = torch.float32 if settings.resolved_dtype == "float32" else torch.bfloat16
+    try:
+        seconds = draft_seconds(one.folder, model.config, dtype=dtype, gamma=settings.gamma, device=device)
+    except ValueError as error:
+        raise UserError(f"{one.name}: {error}") from None
+    return Speed(seconds, None, "measured")
+
+
+def _of_profile(settings: Settings, model: Model) -> Speed | None:
+    """Times of this machine's profile with a drafter, whatever activations it was measured with."""
+    import numpy as np
+
+    from outrider.kernels.blocks import ACTIVATIONS
+    from outrider.profiles import store
+
+    from ..settings import profile_lookup
+
+    for activations in ACTIVATIONS:
+        here = profile_lookup.fingerprint(replace(settings, activations=activations), model)
+        if (profile := store.find(here, profile_lookup.roots())) is not None:
+            cost, tokens = profile.cost(), np.array([settings.gamma + 1])
+            context = min(point.context for point in profile.points)
+            step = float(cost.seconds(1, tokens, context)[0])
+            return Speed(cost.draft_seconds(1), step, f"profile {profile.name}")
+    return None

@@ -1,0 +1,148 @@
+"""The search for a drafter of a model: in its folder, beside it, and by the names of public ones in the hub's cache.
+
+`--drafter auto` takes the first that fits, and fetches nothing; `outrider drafters` shows them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from outrider.drafters import networks, public, registry
+from outrider.drafters.block.config import BLOCK_KINDS
+from outrider.drafters.block.errors import CheckpointError
+
+from ..model import families, hub
+from ..model.target import Model
+from .checkpoints import shipped
+from .declared import CHECKPOINT_DRAFTERS
+from .settings import Settings
+
+SNAPSHOT = "models--"
+"""Beginning of a repository's folder in the hub's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A drafter that may fit a model.
+
+    name: repository, or folder. kind: as `registry.serving` takes it; "" where a folder does not say. origin: where it
+    was found, or which page names it. folder: None where it is not here. obstacle: why it cannot be taken; "": it fits,
+    as far as is known without its weights, or is not here.
+    """
+
+    name: str
+    kind: str
+    origin: str
+    folder: Path | None
+    obstacle: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return self.folder is not None and not self.obstacle
+
+
+def candidates(settings: Settings, model: Model) -> list[Candidate]:
+    """All drafters of a model, by preference: those in its folder, then public ones, by the registry's order."""
+    if settings.model is None:
+        kinds = dict.fromkeys(registry.find(name).kind or name for name in CHECKPOINT_DRAFTERS)
+        folders = [(folder, "comes with Outrider") for kind in kinds if (folder := shipped(model, kind)).is_dir()]
+        return [_in_folder(folder, folder.name, origin, settings, model) for folder, origin in folders]
+    within = sorted(path.parent for path in model.folder.glob("*/config.json")) if model.folder else []
+    found = [_in_folder(folder, str(folder), "in the model's folder", settings, model) for folder in within]
+    for drafter in sorted(_public(settings, model), key=lambda one: _rank(one.kind)):
+        here, origin = _here(drafter.repo, settings, model)
+        if here is None:
+            obstacle = _unserved(drafter.kind, settings, model)
+            found.append(Candidate(drafter.repo, drafter.kind, drafter.source, None, obstacle))
+        else:
+            found.append(_in_folder(here, drafter.repo, origin, settings, model))
+    return found
+
+
+def with_found_drafter(settings: Settings, model: Model, say: Callable[[str], None] = lambda line: None) -> Settings:
+    """Settings with the drafter that `auto` takes of a model that comes with none; say: takes the reason, in one line.
+
+    The weights of the one that is taken are read first, so that a damaged one stops no server.
+    """
+    if settings.drafter != "auto" or settings.drafter_path is not None or settings.model is None:
+        return settings
+    if settings.parallel.nnodes > 1:  # which all have to find the same
+        return settings
+    found = candidates(settings, model)
+    refused = []
+    for one in found:
+        obstacle = one.obstacle or (_damage(one.folder, model) if one.folder else "")
+        if one.folder is not None and not obstacle:
+            name = registry.serving(one.kind)[0]
+            say(f"Drafter {name}: {one.name}, {one.origin}, fits {model.name} (--drafter ngram does without)")
+            return replace(settings, drafter=name, drafter_path=str(one.folder))
+        if obstacle:
+            refused.append(f"{one.name} does not fit: {obstacle}")
+    elsewhere = [one.name for one in found if one.folder is None and not one.obstacle]
+    reason = f"no drafter of {model.name} is here"
+    if elsewhere:
+        reason += f"; public: {elsewhere[0]} (--drafter-path fetches it; all: outrider drafters {settings.model})"
+    elif refused:
+        reason += f"; {refused[0]}"
+    say(f"Drafter {'untrained' if settings.learn else 'ngram'}: {reason}")
+    return settings
+
+
+def _public(settings: Settings, model: Model) -> Iterator[public.PublicDrafter]:
+    """Public drafters of the names that a model has: its own, what was asked for, its repository in the hub's cache."""
+    names = [model.name, str(settings.model)]
+    if model.folder is not None and model.folder.parent.name == "snapshots":
+        names.append(model.folder.parents[1].name.removeprefix(SNAPSHOT).replace("--", "/"))
+    seen = dict.fromkeys(drafter for name in names for drafter in public.drafting_for(name))
+    yield from seen
+
+
+def _here(repo: str, settings: Settings, model: Model) -> tuple[Path | None, str]:
+    """Folder of a repository beside the model, or in the hub's cache, and which of them; None where it is not here."""
+    place = Path(str(settings.model)).expanduser().parent if model.folder is not None else None
+    if place is not None:
+        for folder in (place / repo.rpartition("/")[2], place / repo, place.parent / repo):
+            if (folder / "config.json").is_file():
+                return folder.resolve(), f"in {folder.parent}"
+    return hub.cached(repo), "in the hub's cache"
+
+
+def _in_folder(folder: Path, name: str, origin: str, settings: Settings, model: Model) -> Candidate:
+    kind = ""
+    try:
+        config = networks.read_config(folder)
+        kind = config.kind
+        networks.check_target(folder, model.config)
+        obstacle = _unserved(kind, settings, model)
+        if not obstacle and kind != "eagle3" and config.gamma < settings.gamma:
+            obstacle = f"it drafts {config.gamma} tokens at most; say --gamma {config.gamma}"
+    except (CheckpointError, OSError, ValueError) as error:
+        obstacle = " ".join(str(error).split())
+    return Candidate(name, kind, origin, folder, obstacle)
+
+
+def _unserved(kind: str, settings: Settings, model: Model) -> str:
+    """The reason why no drafter of a kind goes with a model and these settings; "": it does."""
+    architecture = next(iter(model.config.get("architectures") or ()), "")
+    if settings.learn and kind not in BLOCK_KINDS:
+        return f"--learn trains {' and '.join(BLOCK_KINDS)} alone"
+    reads = registry.find(registry.serving(kind)[0]).needs_hidden_states
+    if reads and architecture not in families.SHOWING:
+        return f"SGLang shows drafters no hidden states of {architecture}"
+    return ""
+
+
+def _damage(folder: Path, model: Model) -> str:
+    """The reason why a drafter's weights cannot be used, "" if they can; reads them."""
+    try:
+        networks.check(folder, model.config)
+    except (CheckpointError, OSError, ValueError) as error:
+        return " ".join(str(error).split())
+    return ""
+
+
+def _rank(kind: str) -> int:
+    """Preference of a kind, the smallest first: the registry's order."""
+    return registry.names().index(registry.serving(kind)[0])

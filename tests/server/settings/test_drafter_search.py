@@ -1,0 +1,238 @@
+"""`--drafter auto` finds a drafter in folders and in the hub's cache, refuses what does not fit, and says which."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+from tiny_drafters import BEHIND, DFLASH, DIFFUSION, TINY, make_diffusion, make_model, save_target
+from tiny_eagle import save_eagle
+
+from outrider.drafters.block import save_compact, save_plain
+from outrider.server.cli import main
+from outrider.server.model import target
+from outrider.server.settings import checkpoints, drafter_search, learning
+from outrider.server.settings.resolve import resolve
+from outrider.server.settings.settings import Settings
+
+DSPARK, EAGLE = "deepseek-ai/dspark_qwen3_8b_block7", "RedHatAI/Qwen3-8B-speculator.eagle3"
+GAMMA = 3
+
+Found = tuple[Settings, str]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A target of a name for which public drafters are known."""
+    return save_target(tmp_path / "models" / "Qwen3-8B")
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Makes a repository's folder in an empty cache of the hub, as a download would."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    def make(repo: str) -> Path:
+        root = tmp_path / "hub" / f"models--{repo.replace('/', '--')}"
+        (root / "refs").mkdir(parents=True)
+        (root / "refs" / "main").write_text("1" * 40)
+        return root / "snapshots" / ("1" * 40)
+
+    return make
+
+
+def take(folder: Path, **settings: Any) -> Found:
+    """Settings after the search, and the one line that it says."""
+    lines: list[str] = []
+    asked = Settings(model=str(folder), gamma=GAMMA, **settings)
+    found = drafter_search.with_found_drafter(asked, target.find(str(folder)), lines.append)
+    (line,) = lines
+    assert "\n" not in line
+    return found, line
+
+
+def test_nothing_is_found_where_there_is_nothing(folder: Path, hub: Callable[[str], Path]) -> None:
+    found, line = take(folder)
+    assert found.drafter == "auto"
+    assert checkpoints.with_drafter_path(found, target.find(str(folder))).drafter == "ngram"
+    assert line == (
+        f"Drafter ngram: no drafter of Qwen3-8B is here; public: {DSPARK} (--drafter-path fetches it; "
+        f"all: outrider drafters {folder})"
+    )
+    other = save_target(folder.parent / "other")
+    assert take(other)[1] == "Drafter ngram: no drafter of other is here"
+
+
+def test_one_in_the_hubs_cache_is_taken_by_its_name(folder: Path, hub: Callable[[str], Path]) -> None:
+    cached = save_eagle(hub(EAGLE), "speculators")
+    found, line = take(folder)
+    assert (found.drafter, found.drafter_path) == ("eagle3", str(cached))
+    assert line == f"Drafter eagle3: {EAGLE}, in the hub's cache, fits Qwen3-8B (--drafter ngram does without)"
+    save_plain(make_model(TINY), hub(DSPARK))  # the registry's order prefers it
+    assert take(folder)[0].drafter == "dspark"
+
+
+def test_the_target_itself_may_lie_in_the_hubs_cache(hub: Callable[[str], Path]) -> None:
+    model = save_target(hub("Qwen/Qwen3-8B"))
+    save_plain(make_model(TINY), hub(DSPARK))
+    assert take(model)[0].drafter == "dspark"
+
+
+@pytest.mark.parametrize("place", ["dspark_qwen3_8b_block7", DSPARK])
+def test_one_beside_the_model_is_taken_by_its_name(folder: Path, hub: Callable[[str], Path], place: str) -> None:
+    save_plain(make_model(TINY), folder.parent / place)
+    found, line = take(folder)
+    assert (found.drafter, found.drafter_path) == ("dspark", str((folder.parent / place).resolve()))
+    assert f"{DSPARK}, in {(folder.parent / place).parent}, fits" in line
+
+
+def test_one_in_the_models_folder_goes_before_all(folder: Path, hub: Callable[[str], Path]) -> None:
+    save_plain(make_model(TINY), hub(DSPARK))
+    save_compact(make_diffusion(DIFFUSION), folder / "drafter")
+    found, line = take(folder)
+    assert (found.drafter, found.drafter_path) == ("deer", str(folder / "drafter"))
+    assert "in the model's folder, fits" in line
+
+
+def test_what_was_asked_for_stays(folder: Path, hub: Callable[[str], Path]) -> None:
+    save_compact(make_model(TINY), folder / "drafter")
+    model = target.find(str(folder))
+    for given in ({"drafter": "ngram"}, {"drafter_path": "elsewhere"}, {"drafter": "off"}):
+        asked = Settings(model=str(folder), **given)  # type: ignore[arg-type]
+        assert drafter_search.with_found_drafter(asked, model, pytest.fail) == asked
+
+
+CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "hidden size": (
+        lambda path: save_plain(make_model(dataclasses.replace(TINY, hidden_size=64)), path),
+        "hidden_size is 32, the drafter was trained for 64",
+    ),
+    "vocabulary": (
+        lambda path: save_plain(make_model(dataclasses.replace(DFLASH, vocab_size=80)), path),
+        "vocab_size is 96, the drafter was trained for 80",
+    ),
+    "layers": (
+        lambda path: save_plain(make_model(dataclasses.replace(BEHIND, num_target_layers=12)), path),
+        "num_hidden_layers is 6, the drafter was trained for 12",
+    ),
+    "layers of a head": (
+        lambda path: save_eagle(path, eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3, 9]}),
+        r"target_layer_ids \[1, 3, 9\] must rise within 0..4",
+    ),
+    "vocabulary of a head": (lambda path: save_eagle(path, vocab_size=100), "trained for 100"),
+    "length": (
+        lambda path: save_plain(make_model(dataclasses.replace(TINY, gamma=2)), path),
+        "it drafts 2 tokens at most; say --gamma 2",
+    ),
+    "no weights": (
+        lambda path: (path.mkdir(parents=True), (path / "config.json").write_text(json.dumps(TINY.to_json()))),
+        "has no model.safetensors",
+    ),
+    "no drafter": (
+        lambda path: (path.mkdir(parents=True), (path / "config.json").write_text('{"architectures": ["Other"]}')),
+        "is unknown",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_one_that_does_not_fit_is_refused_with_the_reason(
+    tmp_path: Path, hub: Callable[[str], Path], what: str
+) -> None:
+    make, reason = CHANGES[what]
+    folder = save_target(tmp_path / "other")
+    make(folder / "drafter")
+    settings = Settings(model=str(folder), gamma=GAMMA)
+    (one,) = drafter_search.candidates(settings, target.find(str(folder)))
+    assert not one.fits
+    found, line = take(folder)
+    assert found == settings
+    for said in (one.obstacle, line):
+        assert re.search(reason, said)
+
+
+def test_a_damaged_one_is_passed_over(folder: Path, hub: Callable[[str], Path]) -> None:
+    """Its header is sound, so that only reading the weights shows it."""
+    cached = hub(DSPARK)
+    save_plain(make_model(TINY), cached)
+    save_eagle(hub(EAGLE), "speculators")
+    file = cached / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-64:] = b"\xff" * 64  # what is no number
+    file.write_bytes(content)
+    assert take(folder)[0].drafter == "eagle3"
+
+
+def test_architectures_whose_hidden_states_are_not_shown_get_what_reads_none(
+    tmp_path: Path, hub: Callable[[str], Path]
+) -> None:
+    folder = save_target(tmp_path / "other")
+    config = json.loads((folder / "config.json").read_text()) | {"architectures": ["Qwen2ForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_compact(make_model(TINY), folder / "a")
+    assert "SGLang shows drafters no hidden states of Qwen2ForCausalLM" in take(folder)[1]
+    save_compact(make_diffusion(DIFFUSION), folder / "b")
+    assert take(folder)[0].drafter == "deer"
+
+
+def test_learning_starts_from_what_was_found(folder: Path, hub: Callable[[str], Path], tmp_path: Path) -> None:
+    save_eagle(folder / "head")
+    given: dict[str, Any] = {"learn": True, "learn_folder": tmp_path / "learned"}
+    found, line = take(folder, **given)
+    assert found.drafter == "auto"  # an untrained one will be made
+    assert line.startswith("Drafter untrained: ")
+    save_compact(make_model(DFLASH), folder / "drafter")
+    found = learning.with_start(take(folder, **given)[0], target.find(str(folder)))
+    assert (found.drafter, found.drafter_path) == ("dflash", str(folder / "drafter"))
+
+
+def test_a_server_resolves_to_it_and_says_so(folder: Path, hub: Callable[[str], Path]) -> None:
+    save_compact(make_model(TINY), folder / "drafter")
+    lines: list[str] = []
+    resolved = resolve(Settings(model=str(folder), gamma=GAMMA, device="cpu", max_total_tokens=512), lines.append)
+    assert (resolved.settings.drafter, resolved.settings.drafter_path) == ("dspark", str(folder / "drafter"))
+    assert sum(line.startswith("Drafter dspark: ") for line in lines) == 1
+
+
+def test_the_command_lists_them(folder: Path, hub: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    save_compact(make_model(TINY), folder / "drafter")
+    save_eagle(hub(EAGLE), "speculators", vocab_size=100)
+    assert main.main(["drafters", str(folder), "--gamma", "3", "--json", "--measure"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in found["drafters"]}
+    own, head, absent = rows[str(folder / "drafter")], rows[EAGLE], rows[DSPARK]
+    assert (found["auto"], found["hidden_size"]) == (str(folder / "drafter"), 32)
+    assert own["fits"] is True
+    assert own["known_from"] == "measured"
+    assert own["draft_ms"] > 0
+    assert head["fits"] is False
+    assert absent["fits"] is None
+    assert absent["folder"] is None
+    assert main.main(["drafters", str(folder), "--gamma", "3"]) == 0
+    said = capsys.readouterr().out
+    assert f"dspark    {folder / 'drafter'}, in the model's folder, fits\n" in said
+    assert f"--drafter auto takes dspark, {folder / 'drafter'}\n" in said
+    assert f"{DSPARK}, not here (https://github.com/deepseek-ai/DeepSpec)" in said
+
+
+@pytest.mark.parametrize("kind", ["dspark", "dflash", "eagle3", "diffusion"])
+def test_every_kind_is_measured(tmp_path: Path, kind: str) -> None:
+    import torch
+
+    from outrider.server.bench.micro.draft_time import draft_seconds
+
+    if kind == "eagle3":
+        save_eagle(tmp_path)
+    elif kind == "diffusion":
+        save_compact(make_diffusion(DIFFUSION), tmp_path)
+    else:
+        save_compact(make_model(TINY if kind == "dspark" else DFLASH), tmp_path)
+    shape = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 6}
+    assert 0 < draft_seconds(tmp_path, shape, dtype=torch.float32, gamma=GAMMA, device="cpu") < 5
