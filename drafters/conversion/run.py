@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from ..training.batches import prefetched
 from ..training.forward import FrozenTarget
 from ..training.loop import Recipe, TrainingRun
 from ..training.loss import LossWeights, draft_loss
@@ -46,10 +47,11 @@ class ConversionRun(TrainingRun[ConvertedModel]):
         kept = [number for number in numbers if usable(store, number, self.model.layout)]
         if not kept:
             raise ValueError("no training answer reaches into a whole block behind its prompt")
-        return random_steps(
+        steps = random_steps(
             store, kept, self.maker, self.stops, sequences=self.recipe.sequences, streams=self.streams,
             seed=self.recipe.seed, step=self.step,
         )  # fmt: skip
+        return prefetched(steps) if self.frozen.head.device.type == "cuda" else steps
 
     def states(self, pack: Pack) -> torch.Tensor:
         """[N, d] of the rows that predict."""

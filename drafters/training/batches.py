@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -17,6 +18,8 @@ from ..block.config import BlockConfig
 from ..eagle.config import EagleConfig
 from .loss import Labels, position_weights
 from .store import FeatureStore, Sequence
+
+T = TypeVar("T")
 
 CPU_TILE, GPU_TILE = 64, 256
 """Blocks attended at a time: what a cache holds, and what is worth a GPU's launches."""
@@ -37,13 +40,27 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
+class Grid:
+    """As many blocks behind each of `sequences` contexts, one after the other, each of `length` rows.
+
+    hidden: [sequences, blocks, length] bool, as of a tile.
+    """
+
+    sequences: int
+    blocks: int
+    length: int
+    hidden: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One training step: A blocks of `size` predictions over C context rows.
 
     context, features, positions: [C] token ids, [C, m*d], [C], zeros in empty rows.
     anchors: [A] token ids; anchor_positions: [A].
     tokens: [A, size + 1] anchor and true continuation (0 beyond the end); valid: [A, size].
-    rows: [N] int64, the valid positions among all A * size, which the labels are of.
+    rows: [N] int64, the positions among all A * size that the labels are of: the valid ones, or all, where the others
+        weigh nothing.
     """
 
     context: torch.Tensor
@@ -55,14 +72,15 @@ class Step:
     valid: torch.Tensor
     rows: torch.Tensor
     labels: Labels
-    tiles: list[Tile]
+    tiles: list[Tile] | Grid
 
 
 class BatchMaker:
     """Cuts steps from sequences for one drafter shape.
 
     decay: of the position weights exp(-(k - 1) / decay); None: the paper's, gamma.
-    columns: [V] int64, the draft column of every target token, -1 where the draft vocabulary lacks it.
+    columns: [V] int64, the draft column of every target token, -1 where the draft vocabulary lacks it; columns_there:
+        the same on the device.
     """
 
     def __init__(
@@ -79,8 +97,9 @@ class BatchMaker:
         self.decay = float(config.gamma) if decay is None else decay
         self.columns = torch.full((config.vocab_size,), -1, dtype=torch.int64)
         self.columns[vocab.cpu()] = torch.arange(len(vocab))
+        self.columns_there = self.columns.to(device)
 
-    def _move(self, x: torch.Tensor) -> torch.Tensor:
+    def move(self, x: torch.Tensor) -> torch.Tensor:
         """Copy to the device, without waiting for a GPU."""
         return x.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else x.to(self.device)
 
@@ -90,7 +109,7 @@ class BatchMaker:
         row = first = 0
         for s, at in zip(sequences, anchors, strict=True):
             at = at.sort().values
-            context = _rounded(int(at[-1]))
+            context = context_rows(int(at[-1]))
             before.append(_filled(s.tokens[: int(at[-1])], context))
             features.append(_filled(s.features[: int(at[-1])], context))
             positions.append(torch.arange(context))
@@ -105,37 +124,38 @@ class BatchMaker:
             tops.append(s.top_ids[answer])
             probs.append(s.top_probs[answer])
             for piece in at.split(self.tile):
-                length = _rounded(int(piece[-1]))
+                length = context_rows(int(piece[-1]))
                 hidden = torch.arange(length) >= piece[:, None]
-                tiles.append(Tile(first, first + len(piece), row, length, self._move(hidden)))
+                tiles.append(Tile(first, first + len(piece), row, length, self.move(hidden)))
                 first += len(piece)
             row += context
         block_tokens, keep = torch.cat(tokens), torch.cat(valid)
         weights = position_weights(size, self.decay).expand(len(keep), -1)[keep]
         places = torch.arange(size).expand(len(keep), -1)[keep]
         labels = Labels(
-            token=self._move(self.columns[block_tokens[:, 1:][keep]]),
-            top=self._move(self.columns[torch.cat(tops)]),
-            probs=self._move(torch.cat(probs)),
-            weight=self._move(weights),
-            place=self._move(places),
+            token=self.move(self.columns[block_tokens[:, 1:][keep]]),
+            top=self.move(self.columns[torch.cat(tops)]),
+            probs=self.move(torch.cat(probs)),
+            weight=self.move(weights),
+            place=self.move(places),
             blocks=(places == 0).nonzero()[:, 0].tolist(),
         )
         return Step(
-            context=self._move(torch.cat(before)),
-            features=self._move(torch.cat(features)),
-            positions=self._move(torch.cat(positions)),
-            anchors=self._move(torch.cat(ids)),
-            anchor_positions=self._move(torch.cat(anchored)),
-            tokens=self._move(block_tokens),
-            valid=self._move(keep),
-            rows=self._move(keep.flatten().nonzero()[:, 0]),
+            context=self.move(torch.cat(before)),
+            features=self.move(torch.cat(features)),
+            positions=self.move(torch.cat(positions)),
+            anchors=self.move(torch.cat(ids)),
+            anchor_positions=self.move(torch.cat(anchored)),
+            tokens=self.move(block_tokens),
+            valid=self.move(keep),
+            rows=self.move(keep.flatten().nonzero()[:, 0]),
             labels=labels,
             tiles=tiles,
         )
 
 
-def _rounded(rows: int) -> int:
+def context_rows(rows: int) -> int:
+    """The multiple of `CONTEXT_ROWS` that holds so many."""
     return -(-rows // CONTEXT_ROWS) * CONTEXT_ROWS
 
 
@@ -149,7 +169,7 @@ def anchor_range(s: Sequence) -> tuple[int, int]:
     return s.prompt, len(s.tokens) - 1
 
 
-def prefetched(steps: Iterator[Step]) -> Iterator[Step]:
+def prefetched(steps: Iterator[T]) -> Iterator[T]:
     """The same steps, the next one made by a thread while one is used."""
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(next, steps)

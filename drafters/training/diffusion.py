@@ -10,10 +10,11 @@ import torch
 from ..acceptance import Acceptance
 from ..diffusion.denoise import Schedule
 from ..diffusion.model import DiffusionModel
-from .batches import BatchMaker, random_steps
+from .batches import BatchMaker
 from .forward import FrozenTarget
 from .loop import DraftRun, Recipe, learn_from
 from .masked import MaskedStep, block_states, mask_blocks, masked_anywhere, masked_at_the_end
+from .resident import training_steps
 from .store import FeatureStore, Sequence
 from .validate import acceptance, denoised_hits
 
@@ -43,7 +44,7 @@ class DiffusionRun(DraftRun[DiffusionModel]):
 
     def batches(self, store: FeatureStore, numbers: list[int], size: int) -> Iterator[MaskedStep]:
         recipe = self.recipe
-        steps = random_steps(
+        steps = training_steps(
             store, numbers, self._maker(), sequences=recipe.sequences, anchors=recipe.anchors, size=size,
             seed=recipe.seed, step=self.step,
         )  # fmt: skip

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from ..block.model import BlockModel, TrainedModel
 from ..eagle.checkpoint import with_shared
 from ..eagle.model import EagleModel
-from .batches import Step, Tile
+from .batches import Grid, Step, Tile
 from .target import TargetModel
 
 
@@ -29,6 +29,46 @@ def frozen_part(model: TrainedModel, target: TargetModel) -> FrozenTarget:
     embedding, head = with_shared(model.stored, target.embedding, target.head)
     assert isinstance(embedding, torch.Tensor)
     return FrozenTarget(embedding.to(target.embedding), head.to(target.head).contiguous())
+
+
+def blocks_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    context: tuple[torch.Tensor, torch.Tensor],
+    tiles: list[Tile] | Grid,
+) -> torch.Tensor:
+    """Attention of A blocks over all K keys of their own and the context that they see.
+
+    q: [A, Q, Hq, D]; k, v: [A, K, Hkv, D]; context keys and values: [C, Hkv, D]. Returns [A, Q, Hq, D].
+    """
+    if isinstance(tiles, Grid):
+        return grid_attention(q, k, v, context, tiles)
+    out = []
+    for tile in tiles:
+        rows, past = slice(tile.first, tile.last), slice(tile.start, tile.start + tile.length)
+        out.append(tile_attention(q[rows], k[rows], v[rows], (context[0][past], context[1][past]), tile))
+    return torch.cat(out)
+
+
+def grid_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: tuple[torch.Tensor, torch.Tensor], grid: Grid
+) -> torch.Tensor:
+    """`tile_attention` of all sequences in the same products."""
+    (_, queries, heads, dim), groups = q.shape, k.shape[2]
+    many, blocks, per = grid.sequences, grid.blocks, heads // groups
+    shape = many, groups, blocks, per * queries
+    grouped = (q * dim**-0.5).view(many, blocks, queries, groups, per, dim).permute(0, 3, 1, 4, 2, 5)
+    past_k, past_v = (x.view(many, grid.length, groups, dim).transpose(1, 2) for x in context)
+    past = (grouped.reshape(many, groups, -1, dim) @ past_k.transpose(2, 3)).view(*shape, grid.length)
+    past = past.masked_fill(grid.hidden[:, None, :, None], float("-inf"))
+    own_k, own_v = (x.view(many, blocks, -1, groups, dim).permute(0, 3, 1, 2, 4) for x in (k, v))
+    own = grouped.reshape(*shape, dim) @ own_k.transpose(3, 4)
+    weights = torch.cat([past, own], -1).softmax(-1)
+    out = (weights[..., : grid.length].reshape(many, groups, -1, grid.length) @ past_v).view(*shape, dim)
+    out = out + weights[..., grid.length :] @ own_v
+    out = out.view(many, groups, blocks, per, queries, dim).permute(0, 2, 4, 1, 3, 5)
+    return out.reshape(many * blocks, queries, heads, dim)
 
 
 def tile_attention(
@@ -72,12 +112,7 @@ def parallel_states(model: BlockModel, frozen: FrozenTarget, step: Step, size: i
 
     def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         q, k, v = (x.reshape(-1, queries, *x.shape[1:]) for x in (q, k, v))
-        out = []
-        for tile in step.tiles:
-            rows, past = slice(tile.first, tile.last), slice(tile.start, tile.start + tile.length)
-            keys, values = context[layer]
-            out.append(tile_attention(q[rows], k[rows], v[rows], (keys[past], values[past]), tile))
-        return torch.cat(out).flatten(0, 1)
+        return blocks_attention(q, k, v, context[layer], step.tiles).flatten(0, 1)
 
     embedded = frozen.embedding[ids.flatten()]
     hidden = model(embedded, positions.flatten(), attend)
@@ -93,8 +128,13 @@ def chain_states(model: EagleModel, frozen: FrozenTarget, step: Step, size: int)
     fused = model.fuse(step.features)
     # The first row of each sequence has no features. It is hidden, as are those from the anchor's on.
     context = model.keys_values(frozen.embedding[step.context], fused.roll(1, 0), step.positions)
-    tiles = [replace(tile, hidden=F.pad(tile.hidden[:, 1:], (1, 0), value=True)) for tile in step.tiles]
-    starts = torch.cat([step.anchors.new_full((tile.last - tile.first,), tile.start) for tile in tiles])
+    tiles: list[Tile] | Grid
+    if isinstance(step.tiles, Grid):
+        tiles = replace(step.tiles, hidden=_without_first(step.tiles.hidden))
+        starts = torch.arange(tiles.sequences, device=fused.device).repeat_interleave(tiles.blocks) * tiles.length
+    else:
+        tiles = [replace(tile, hidden=_without_first(tile.hidden)) for tile in step.tiles]
+        starts = torch.cat([step.anchors.new_full((tile.last - tile.first,), tile.start) for tile in tiles])
     features = fused[starts + step.anchor_positions - 1]
     own_k: list[torch.Tensor] = []
     own_v: list[torch.Tensor] = []
@@ -103,15 +143,14 @@ def chain_states(model: EagleModel, frozen: FrozenTarget, step: Step, size: int)
     def attend(_: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         own_k.append(k)
         own_v.append(v)
-        own, out = (torch.stack(own_k, 1), torch.stack(own_v, 1)), []
-        for tile in tiles:
-            rows, past = slice(tile.first, tile.last), slice(tile.start, tile.start + tile.length)
-            keys, values = context
-            out.append(tile_attention(q[rows, None], own[0][rows], own[1][rows], (keys[past], values[past]), tile))
-        return torch.cat(out).flatten(0, 1)
+        return blocks_attention(q[:, None], torch.stack(own_k, 1), torch.stack(own_v, 1), context, tiles).flatten(0, 1)
 
     for k in range(size):
         embedded = frozen.embedding[step.tokens[:, k]]
         state, features = model.step(embedded, features, step.anchor_positions + k, attend)
         states.append(state)
     return torch.stack(states, 1)
+
+
+def _without_first(hidden: torch.Tensor) -> torch.Tensor:
+    return F.pad(hidden[..., 1:], (1, 0), value=True)

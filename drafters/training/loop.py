@@ -20,11 +20,12 @@ from ..block.config import BlockConfig
 from ..block.model import BlockModel, DraftModel, TrainedModel
 from ..eagle.model import EagleModel
 from ..networks import network_of
-from .batches import BatchMaker, Step, prefetched, random_steps
+from .batches import BatchMaker, Step
 from .deadline import NEVER, Deadline
 from .forward import FrozenTarget, hidden_states
 from .loss import LossWeights, confidence_loss, draft_loss
 from .optimise import Optimiser, learning_rate
+from .resident import training_steps
 from .store import FeatureStore, Sequence
 from .validate import acceptance, block_hits
 
@@ -114,7 +115,7 @@ def learn_from(
         "tv": parts[1] / total,
         "kl": parts[2] / total,
         "confidence": conf.detach() / total,
-        "accept": accept.mean(),
+        "accept": (accept * (labels.weight > 0)).sum() / (labels.weight > 0).sum(),
         "first": (accept * (labels.place == 0)).sum() / (labels.place == 0).sum().clamp_min(1),
     }
 
@@ -234,7 +235,6 @@ class TrainingRun(ABC, Generic[Model]):
                 if batches is None or size != recipe.block(self.step, self.model.config.gamma):
                     size = recipe.block(self.step, self.model.config.gamma)
                     batches = self.batches(store, split.training, size)
-                    batches = prefetched(batches) if self.frozen.head.device.type == "cuda" else batches
                 means.add(self.update(next(batches)))
                 self.seconds += time.monotonic() - began
                 progress.update()
@@ -339,7 +339,7 @@ class Run(DraftRun[Reader]):
     def batches(self, store: FeatureStore, numbers: list[int], size: int) -> Iterator[Step]:
         recipe, device = self.recipe, self.frozen.head.device
         maker = BatchMaker(self.model.config, self.model.vocab, device=device, decay=recipe.position_decay)
-        return random_steps(
+        return training_steps(
             store, numbers, maker, sequences=recipe.sequences, anchors=recipe.anchors, size=size, seed=recipe.seed,
             step=self.step,
         )  # fmt: skip

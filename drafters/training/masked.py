@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 
 from ..diffusion.model import DiffusionModel
-from .batches import Step
-from .forward import FrozenTarget, tile_attention
+from .batches import Grid, Step
+from .forward import FrozenTarget, blocks_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +94,32 @@ def block_states(
     rope = model.rotary.rows(torch.cat([step.positions, positions.flatten()]))
     inputs = model.block_inputs(frozen.embedding[ids], revealed)
     x = torch.cat([frozen.embedding[step.context], inputs.flatten(0, 1)])
-    spans = {tile.start: tile.length for tile in step.tiles}  # the last tile of a sequence reaches its context's end
     layers = model.draft_layers
     for i, layer in enumerate(layers):
         q, k, v = layer.block_qkv(x, rope)
         out = []
         if i < len(layers) - 1:
-            for start, length in spans.items():
-                one, two, three = (y[start : start + length].transpose(0, 1)[None] for y in (q, k, v))
-                seen = F.scaled_dot_product_attention(one, two, three, is_causal=True, enable_gqa=True)
-                out.append(seen[0].transpose(0, 1))
+            out.append(_context_attention(q[:behind], k[:behind], v[:behind], step))
         else:  # of the context only its keys and values are wanted
             x = x[behind:]
-        own = [y[behind:].view(blocks, size, *y.shape[1:]) for y in (q, k, v)]
-        for tile in step.tiles:
-            past = slice(tile.start, tile.start + tile.length)
-            rows = [y[tile.first : tile.last] for y in own]
-            out.append(tile_attention(rows[0], rows[1], rows[2], (k[past], v[past]), tile).flatten(0, 1))
+        one, two, three = (y[behind:].view(blocks, size, *y.shape[1:]) for y in (q, k, v))
+        out.append(blocks_attention(one, two, three, (k[:behind], v[:behind]), step.tiles).flatten(0, 1))
         x = layer.finish(x, torch.cat(out))
     states: torch.Tensor = model.norm(x)
     return states.view(blocks, size, -1)
+
+
+def _context_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: Step) -> torch.Tensor:
+    """Causal attention [C, Hq, D] of every context over itself."""
+    tiles = step.tiles
+    if isinstance(tiles, Grid):
+        spans = [(slice(None), tiles.sequences)]
+    else:  # the last tile of a sequence reaches its context's end
+        lengths = {tile.start: tile.length for tile in tiles}
+        spans = [(slice(start, start + length), 1) for start, length in lengths.items()]
+    out = []
+    for rows, many in spans:
+        one, two, three = (y[rows].unflatten(0, (many, -1)).transpose(1, 2) for y in (q, k, v))
+        seen = F.scaled_dot_product_attention(one, two, three, is_causal=True, enable_gqa=True)
+        out.append(seen.transpose(1, 2).flatten(0, 1))
+    return torch.cat(out)

@@ -203,7 +203,8 @@ class FeatureStore:
     def __len__(self) -> int:
         return len(self.entries)
 
-    def _read(self, name: str, start: int, stop: int) -> torch.Tensor:
+    def rows_of(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Rows start..stop of a column, as they are stored."""
         dtype, width = self.columns[name]
         path, offset = self.folder / f"{name}.bin", start * width * dtype.itemsize
         found = np.fromfile(path, dtype, (stop - start) * width, offset=offset)  # a map's pages would stay in memory
@@ -214,13 +215,13 @@ class FeatureStore:
         stop, top_stop = e.start + e.length, e.top + e.length - e.prompt
         features = torch.empty(e.length, 0, dtype=torch.bfloat16)
         if "features" in self.columns:
-            features = self._read("features", e.start, stop).view(torch.bfloat16)
+            features = self.rows_of("features", e.start, stop).view(torch.bfloat16)
         return Sequence(
-            tokens=self._read("tokens", e.start, stop)[:, 0].long(),
+            tokens=self.rows_of("tokens", e.start, stop)[:, 0].long(),
             prompt=e.prompt,
             features=features,
-            top_ids=self._read("top_ids", e.top, top_stop).long(),
-            top_probs=self._read("top_probs", e.top, top_stop).float(),
+            top_ids=self.rows_of("top_ids", e.top, top_stop).long(),
+            top_probs=self.rows_of("top_probs", e.top, top_stop).float(),
         )
 
     def token_counts(self, vocab_size: int) -> np.ndarray:

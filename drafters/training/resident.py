@@ -1,0 +1,139 @@
+"""Training sequences in a GPU's memory, and steps cut there without the host.
+
+Cutting a step of many sequences on the host takes longer than learning from it on a GPU. Here every column of the store
+is one tensor on the device. A step is a grid: as many anchors of every sequence, contexts padded to one length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from .batches import BatchMaker, Grid, Step, context_rows, prefetched, random_steps
+from .loss import Labels, position_weights
+from .store import FeatureStore
+
+SHARE_OF_MEMORY = 0.7
+"""The free memory that a store may take, beside weights, gradients and logits."""
+READ_BYTES = 1 << 28
+
+
+class ResidentStore:
+    """All columns of a store on one device; `numbers` as of the store.
+
+    tokens: [N] int32; features: [N, m*d] bfloat16; top_ids, top_probs: [M, K] of the M answer rows.
+    """
+
+    def __init__(self, store: FeatureStore, device: torch.device) -> None:
+        self.entries = list(store.entries)
+        rows, answers = store.rows
+        self.columns = {}
+        for name, (dtype, width) in store.columns.items():
+            length = answers if name.startswith("top") else rows
+            kind = torch.from_numpy(np.empty(0, dtype)).dtype
+            column = torch.empty(length, width, dtype=kind, device=device)
+            piece = max(1, READ_BYTES // (width * dtype.itemsize))
+            for start in range(0, length, piece):
+                stop = min(length, start + piece)
+                column[start:stop] = store.rows_of(name, start, stop).to(device)
+            self.columns[name] = column
+        self.tokens, self.top_ids, self.top_probs = (self.columns[k] for k in ("tokens", "top_ids", "top_probs"))
+        kept = self.columns.get("features")
+        self.features = self.tokens.new_empty(rows, 0).bfloat16() if kept is None else kept.view(torch.bfloat16)
+
+    @staticmethod
+    def fits(store: FeatureStore, device: torch.device) -> bool:
+        """True if the device has room for all columns."""
+        if device.type != "cuda":
+            return False
+        rows, answers = store.rows
+        size = sum(
+            (answers if name.startswith("top") else rows) * width * dtype.itemsize
+            for name, (dtype, width) in store.columns.items()
+        )
+        return size < SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[0]
+
+    def cut(self, numbers: list[int], points: torch.Tensor, maker: BatchMaker, size: int) -> Step:
+        """Blocks of `size` predictions behind the anchors of these S sequences.
+
+        points: [S, A] in [0, 1), where in each of A equal parts of an answer its anchor is; an answer of less than A
+        tokens has some anchors twice. Rows beyond an answer's end are there and weigh nothing.
+        """
+        device, (sequences, blocks) = self.tokens.device, points.shape
+        entries = [self.entries[i] for i in numbers]
+        long = context_rows(max(e.length for e in entries) - 2)
+        places = torch.tensor([[e.start, e.length, e.prompt, e.top] for e in entries])
+        start, length, prompt, top = (x[:, None] for x in maker.move(places).unbind(1))
+        part = (torch.arange(blocks, device=device) + points) / blocks
+        at = torch.minimum(prompt + (part * (length - 1 - prompt)).long(), length - 2)
+        rows = torch.arange(long, device=device)
+        read = (start + torch.minimum(rows, length - 1)).flatten()
+        reach = at[..., None] + torch.arange(size + 1, device=device)
+        inside = reach < length[..., None]
+        there = torch.minimum(reach, length[..., None] - 1)
+        tokens = (self.tokens[(start[..., None] + there).flatten(), 0].view_as(there) * inside).flatten(0, 1).long()
+        valid = inside[..., 1:].flatten(0, 1)
+        answer = (top[..., None] + there[..., 1:] - prompt[..., None]).flatten()
+        columns = maker.columns_there
+        weights = position_weights(size, maker.decay).to(device)
+        labels = Labels(
+            token=columns[tokens[:, 1:]].flatten(),
+            top=columns[self.top_ids[answer].long()],
+            probs=self.top_probs[answer].float(),
+            weight=(weights * valid).flatten(),
+            place=torch.arange(size, device=device).repeat(len(tokens)),
+            blocks=list(range(0, len(tokens) * size, size)),
+        )
+        hidden = rows >= at[..., None]
+        return Step(
+            context=self.tokens[read, 0].long(),
+            features=self.features[read],
+            positions=rows.repeat(sequences),
+            anchors=tokens[:, 0],
+            anchor_positions=at.flatten(),
+            tokens=tokens,
+            valid=valid,
+            rows=torch.arange(len(tokens) * size, device=device),
+            labels=labels,
+            tiles=Grid(sequences, blocks, long, hidden),
+        )
+
+    def steps(
+        self, numbers: list[int], maker: BatchMaker, *, sequences: int, anchors: int, size: int, seed: int, step: int
+    ) -> Iterator[Step]:
+        """Endless steps from step number `step` on; step i depends on (seed, i) alone."""
+        device, sequences = self.tokens.device, min(sequences, len(numbers))
+        per_epoch = len(numbers) // sequences
+        epoch, order = -1, torch.empty(0)
+        generator = torch.Generator(device)
+        while True:
+            if epoch != step // per_epoch:
+                epoch = step // per_epoch
+                order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed * 7 + epoch))
+            first = (step % per_epoch) * sequences
+            chosen = [numbers[i] for i in order[first : first + sequences].tolist()]
+            generator.manual_seed(seed * 1_000_003 + step)
+            points = torch.rand(sequences, anchors, generator=generator, device=device)
+            yield self.cut(chosen, points, maker, size)
+            step += 1
+
+
+def training_steps(
+    store: FeatureStore,
+    numbers: list[int],
+    maker: BatchMaker,
+    *,
+    sequences: int,
+    anchors: int,
+    size: int,
+    seed: int,
+    step: int,
+) -> Iterator[Step]:
+    """Endless steps, as of `random_steps`: on a GPU cut there if the store fits, else made ahead by a thread."""
+    if ResidentStore.fits(store, maker.device):
+        resident = ResidentStore(store, maker.device)
+        return resident.steps(numbers, maker, sequences=sequences, anchors=anchors, size=size, seed=seed, step=step)
+    steps = random_steps(store, numbers, maker, sequences=sequences, anchors=anchors, size=size, seed=seed, step=step)
+    return steps if maker.device.type == "cpu" else prefetched(steps)

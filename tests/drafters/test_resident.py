@@ -1,0 +1,114 @@
+"""Steps cut in a device's memory teach what those cut on the host do, at the same anchors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny_drafters import DIFFUSION, TINY, make_diffusion, make_model, make_sequence
+from tiny_eagle import LAYER_IDS, VOCAB, save_eagle
+
+from outrider.drafters.eagle.model import EagleModel
+from outrider.drafters.training.batches import BatchMaker, Step
+from outrider.drafters.training.forward import FrozenTarget, frozen_part
+from outrider.drafters.training.loop import learn_from, train_step
+from outrider.drafters.training.loss import LossWeights
+from outrider.drafters.training.masked import block_states, mask_blocks
+from outrider.drafters.training.resident import ResidentStore, training_steps
+from outrider.drafters.training.store import FeatureStore
+
+CPU = torch.device("cpu")
+LOSSES = LossWeights(ce=0.1, tv=0.9, kl=0.3, kl_falloff=1.0, survival=True)
+SHAPES = [(90, 4), (30, 6), (40, 9), (12, 3)]
+"""(tokens, prompt) of the sequences."""
+CHOSEN = [2, 0, 1]
+
+
+def filled(folder: Path, width: int) -> FeatureStore:
+    torch.manual_seed(0)
+    store = FeatureStore(folder, width=width, top=3, meta={})
+    with store.writing():
+        for length, prompt in SHAPES:
+            store.append(make_sequence(length, prompt, width), temperature=0.0, source="x")
+    return store
+
+
+def both_steps(store: FeatureStore, maker: BatchMaker, size: int) -> tuple[Step, Step]:
+    """A step of five anchors of each chosen sequence, some of which reach beyond the answer's end, cut here and there.
+
+    The answers are longer than five parts of two tokens, so no anchor comes twice.
+    """
+    points = torch.rand(len(CHOSEN), 5, generator=torch.Generator().manual_seed(1))
+    points[:, -1] = 0.99  # the last one that there is
+    found = ResidentStore(store, CPU).cut(CHOSEN, points, maker, size)
+    anchors = list(found.anchor_positions.view(points.shape))
+    assert not found.valid.all()
+    assert all(len(at.unique()) == 5 for at in anchors)
+    return maker.cut([store[i] for i in CHOSEN], anchors, size), found
+
+
+@pytest.mark.parametrize("kind", ["dspark", "eagle3", "diffusion"])
+def test_same_anchors_teach_the_same(kind: str, tmp_path: Path) -> None:
+    width = {"dspark": 96, "eagle3": len(LAYER_IDS) * 32, "diffusion": 0}[kind]
+    store = filled(tmp_path / "features", width)
+    embedding, head = torch.randn(2, 96, 32, generator=torch.Generator().manual_seed(7))
+    gradients = []
+    for number in (0, 1):
+        frozen, decay = FrozenTarget(embedding, head), None
+        if kind == "dspark":
+            model = make_model(TINY)
+        elif kind == "diffusion":
+            model, decay = make_diffusion(DIFFUSION), float("inf")
+        else:
+            folder = save_eagle(tmp_path / f"{number}", "authors")
+            model = EagleModel.load(folder, 6, embedding.shape, dtype=torch.float32)
+            frozen = frozen_part(model, SimpleNamespace(embedding=embedding, head=head, device=CPU))
+        model.requires_grad_(True)
+        maker = BatchMaker(model.config, model.vocab, device=CPU, decay=decay, tile=3)
+        step = both_steps(store, maker, 4)[number]
+        if kind == "diffusion":
+            draw = torch.Generator().manual_seed(2)
+            masked = torch.rand(15, 4, generator=draw) < 0.6
+            masked[:, -1] = masked[:, 0] = True
+            hidden = mask_blocks(step, masked, torch.rand(15, 4, generator=draw))
+            states = block_states(model, frozen, hidden.step, step.tokens[:, :-1], hidden.revealed)
+            logged = learn_from(model, frozen, hidden.step, states, replace(LOSSES, survival=False), alpha_conf=1.0)
+        else:
+            logged = train_step(model, frozen, step, LOSSES, alpha_conf=1.0)
+        named = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        assert len(named) > 10
+        gradients.append(named | logged)
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, exact in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], exact, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_steps_depend_on_seed_and_number_only(tmp_path: Path) -> None:
+    store = filled(tmp_path / "features", 96)
+    maker = BatchMaker(TINY, torch.arange(VOCAB), device=CPU)
+    options = {"sequences": 3, "anchors": 5, "size": 4, "seed": 1}
+    first = ResidentStore(store, CPU).steps([0, 1, 2, 3], maker, step=0, **options)
+    later = ResidentStore(store, CPU).steps([0, 1, 2, 3], maker, step=2, **options)
+    seen = [next(first) for _ in range(3)]
+    assert torch.equal(seen[2].tokens, next(later).tokens)
+    assert not torch.equal(seen[2].tokens, seen[1].tokens)
+    grid = seen[0].tiles
+    assert torch.equal((~grid.hidden).sum(-1).flatten(), seen[0].anchor_positions)
+    assert torch.equal(seen[0].tokens[:, 0], seen[0].anchor_positions)  # tokens of a sequence are 0, 1, 2 ...
+
+
+def test_more_sequences_than_there_are(tmp_path: Path) -> None:
+    store = filled(tmp_path / "features", 96)
+    maker = BatchMaker(TINY, torch.arange(VOCAB), device=CPU)
+    steps = ResidentStore(store, CPU).steps([0, 1], maker, sequences=64, anchors=9, size=4, seed=0, step=0)
+    assert len(next(steps).anchors) == 2 * 9
+
+
+def test_a_cpu_cuts_on_the_host(tmp_path: Path) -> None:
+    store = filled(tmp_path / "features", 96)
+    maker = BatchMaker(TINY, torch.arange(VOCAB), device=CPU)
+    steps = training_steps(store, [0, 1], maker, sequences=2, anchors=9, size=4, seed=0, step=0)
+    assert isinstance(next(steps).tiles, list)
