@@ -156,6 +156,6 @@ def confidence_loss(logits: torch.Tensor, accept: torch.Tensor, weight: torch.Te
     return (weight * losses).sum()
 
 
-def position_weights(size: int, decay: float) -> torch.Tensor:
+def position_weights(size: int, decay: float, device: torch.device | None = None) -> torch.Tensor:
     """w_k = exp(-(k - 1) / decay), [size]; all 1 where `decay` is infinite."""
-    return torch.exp(-torch.arange(size, dtype=torch.float32) / decay)
+    return torch.exp(-torch.arange(size, dtype=torch.float32, device=device) / decay)

@@ -77,7 +77,7 @@ class ResidentStore:
         valid = inside[..., 1:].flatten(0, 1)
         answer = (top[..., None] + there[..., 1:] - prompt[..., None]).flatten()
         columns = maker.columns_there
-        weights = position_weights(size, maker.decay).to(device)
+        weights = position_weights(size, maker.decay, device)
         labels = Labels(
             token=columns[tokens[:, 1:]].flatten(),
             top=columns[self.top_ids[answer].long()],
