@@ -139,6 +139,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _number(recipe, "--lr", 1.0e-3, "largest learning rate")
     _number(recipe, "--warmup", 100, "first steps, over which the rate rises to --lr")
     _number(recipe, "--decay-steps", 6000, "last steps, over which the rate falls to 0")
+    _number(recipe, "--decay-minutes", 0.0, "the same by the clock: the last of --minutes")
     _number(recipe, "--short-block", 3, "block length of the first --short-steps steps")
     _number(recipe, "--short-steps", 10000, "steps with --short-block")
     _number(recipe, "--validate-every", 500, "steps from one measurement of tau to the next")

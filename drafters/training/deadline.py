@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 
@@ -19,6 +20,11 @@ class Deadline:
     def passed(self) -> bool:
         return self.end is not None and time.monotonic() >= self.end
 
+    @property
+    def minutes_left(self) -> float:
+        """Infinite where it never comes."""
+        return math.inf if self.end is None else max(0.0, self.end - time.monotonic()) / 60
+
     def check(self) -> None:
         """Raise OutOfTime once it has passed."""
         if self.passed:
@@ -26,9 +32,7 @@ class Deadline:
 
     def share(self, parts: int) -> Deadline:
         """A deadline after one of so many equal parts of the time that is left."""
-        if self.end is None:
-            return self
-        return Deadline(max(0.0, self.end - time.monotonic()) / 60 / parts)
+        return self if self.end is None else Deadline(self.minutes_left / parts)
 
 
 NEVER = Deadline()

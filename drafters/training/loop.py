@@ -43,7 +43,8 @@ class Recipe:
 
     short_block, short_steps: the first steps train blocks of `short_block` predictions, which shows the drafter more
         than twice as many anchors in the same time.
-    decay_steps: the last steps, over which the learning rate falls to 0.
+    decay_steps: the last steps, over which the learning rate falls to 0; decay_minutes: the same by the clock, before
+        the run's deadline.
     alpha_ce, alpha_tv, alpha_conf: equation 12. The cross entropy starts at `alpha_ce_start` and reaches `alpha_ce`
         after `alpha_ce_steps`: total variation alone has almost no gradient while the draft distribution is flat.
     alpha_kl, kl_falloff, survival: as of `LossWeights`; the divergence rises from 0 in the same steps.
@@ -58,6 +59,7 @@ class Recipe:
     weight_decay: float = 0.01
     warmup: int = 100
     decay_steps: int = 500
+    decay_minutes: float = 0.0
     short_block: int = 3
     short_steps: int = 0
     alpha_ce: float = 0.1
@@ -156,7 +158,7 @@ class TrainingRun(ABC, Generic[Model]):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.model, self.frozen, self.recipe = folder, model, frozen, recipe
         self.optimiser = Optimiser(model, lr=recipe.lr, weight_decay=recipe.weight_decay, ema=recipe.ema)
-        self.step, self.anchors, self.seconds = 0, 0, 0.0
+        self.step, self.anchors, self.seconds, self.deadline = 0, 0, 0.0, NEVER
         self.checkpoint, self.csv = folder / "checkpoint.pt", folder / "losses.csv"
 
     @abstractmethod
@@ -224,7 +226,7 @@ class TrainingRun(ABC, Generic[Model]):
 
         Raises OutOfTime, with the checkpoint written, where the deadline comes first.
         """
-        recipe, split = self.recipe, _Split(store, held_out)
+        recipe, split, self.deadline = self.recipe, _Split(store, held_out), deadline
         if not split.training:
             raise ValueError("no training sequences: give more prompts, or a smaller --validation")
         batches, size, saved, means = None, 0, time.monotonic(), Means()
@@ -253,7 +255,8 @@ class TrainingRun(ABC, Generic[Model]):
 
     def _rate(self, step: int) -> float:
         recipe = self.recipe
-        return learning_rate(step, recipe.steps, warmup=recipe.warmup, decay_steps=recipe.decay_steps)
+        rate = learning_rate(step, recipe.steps, warmup=recipe.warmup, decay_steps=recipe.decay_steps)
+        return rate * min(1.0, self.deadline.minutes_left / recipe.decay_minutes) if recipe.decay_minutes else rate
 
     def update(self, batch: Any) -> dict[str, torch.Tensor]:
         """Train on one batch; what is logged of it: scalars that are still on the device."""

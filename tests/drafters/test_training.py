@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_drafters import TINY, decode_with, make_target
+from tiny_drafters import TINY, decode_with, make_model, make_target
 
 from outrider.drafters.block import BlockDrafter, BlockModel, load
 from outrider.drafters.block.config import check_layers
@@ -21,8 +21,10 @@ from outrider.drafters.commands.arguments import add_arguments, add_export_argum
 from outrider.drafters.commands.export import export
 from outrider.drafters.training import measure
 from outrider.drafters.training.batches import BatchMaker
+from outrider.drafters.training.deadline import Deadline
 from outrider.drafters.training.features import answer_chances, sequence_features
 from outrider.drafters.training.forward import FrozenTarget, hidden_states
+from outrider.drafters.training.loop import Recipe, Run
 from outrider.drafters.training.loss import LossWeights
 from outrider.drafters.training.optimise import learning_rate
 from outrider.drafters.training.prompts import BadLine, parse_line, read_samples
@@ -360,6 +362,17 @@ def test_draft_layers_start_as_the_targets_last(target_folder: Path) -> None:
         assert (ours.q_norm.weight > 0).all()
     with pytest.raises(ValueError, match=r"intermediate size 48 against 64.*--start fresh"):
         start_from_target(BlockModel(dataclasses.replace(shape, intermediate_size=64)), target, torch.arange(1, 20))
+
+
+def test_rate_falls_by_the_clock_before_a_deadline(tmp_path: Path) -> None:
+    frozen = FrozenTarget(torch.randn(96, 32), torch.randn(96, 32))
+    recipe = Recipe(steps=1000, warmup=0, decay_steps=0, decay_minutes=2.0)
+    training = Run(tmp_path, make_model(TINY).requires_grad_(True), frozen, recipe)
+    for left, rate in ((5.0, 1.0), (1.0, 0.5), (-1.0, 0.0)):
+        training.deadline = Deadline(left)
+        assert training._rate(10) == pytest.approx(rate, abs=0.01)
+    with pytest.raises(ValueError, match="--minutes"):
+        train.run(arguments(tmp_path, tmp_path, tmp_path, "--decay-minutes", "2"))
 
 
 def test_learning_rate_rises_holds_and_falls() -> None:
