@@ -227,9 +227,9 @@ def make_recipe(args: argparse.Namespace, kind: str) -> Recipe:
     given = {
         name: getattr(args, name)
         for name in (
-            "steps", "sequences", "anchors", "lr", "warmup", "decay_steps", "decay_minutes", "short_block", "short_steps",
-            "seed", "validate_every", "save_seconds", "ema", "alpha_ce", "alpha_ce_start", "alpha_ce_steps",
-            "alpha_tv", "alpha_kl", "kl_falloff", "alpha_conf", "position_decay",
+            "steps", "sequences", "anchors", "lr", "warmup", "decay_steps", "decay_minutes", "short_block",
+            "short_steps", "seed", "validate_every", "save_seconds", "ema", "alpha_ce", "alpha_ce_start",
+            "alpha_ce_steps", "alpha_tv", "alpha_kl", "kl_falloff", "alpha_conf", "position_decay",
         )
     }  # fmt: skip
     if given["alpha_ce_steps"] is None:  # a finished drafter is past the start, which would undo some of it
