@@ -7,7 +7,9 @@ SGLang's own; SGLang then runs Transformers' model with its layers, or says that
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,13 +40,20 @@ OlmoForCausalLM OlmoeForCausalLM PersimmonForCausalLM Phi3ForCausalLM Qwen2ForCa
 Qwen3ForCausalLM Qwen3MoeForCausalLM SDARForCausalLM SDARMoeForCausalLM SeedOssForCausalLM SmolLM3ForCausalLM
 StableLmForCausalLM Starcoder2ForCausalLM TransformersForCausalLM TransformersMoEForCausalLM
 """
-SERVED = frozenset(NAMES.split())
+NAMES_ON_CPUS = """
+Qwen3NextForCausalLM Qwen3_5ForCausalLM Qwen3_5ForConditionalGeneration Qwen3_5MoeForCausalLM
+Qwen3_5MoeForConditionalGeneration
+"""
+RECURRENT = frozenset(NAMES_ON_CPUS.split())
+"""Served on CPUs alone, text only: some of their layers keep a state of each request, which follows accepted tokens
+(`server/plugin/cpu/recurrent.py`)."""
+SERVED = RECURRENT | {*NAMES.split()}
 SHOWING_NAMES = """
 Gemma4ForCausalLM Gemma4ForConditionalGeneration Gemma4UnifiedForConditionalGeneration GptOssForCausalLM
 LagunaForCausalLM LlamaForCausalLM MellumForCausalLM Ministral3ForCausalLM MistralForCausalLM Phi3ForCausalLM
 Qwen3ForCausalLM Qwen3MoeForCausalLM SmolLM3ForCausalLM
 """
-SHOWING = frozenset(SHOWING_NAMES.split())
+SHOWING = RECURRENT | {*SHOWING_NAMES.split()}
 """Those whose hidden states SGLang shows to drafters, of those that are served on a CPU or have known drafters."""
 REFUSED = (
     Refused(
@@ -93,8 +102,7 @@ REFUSED = (
         JetVLMForConditionalGeneration KimiK3ForConditionalGeneration KimiK3LinearForCausalLM KimiLinearForCausalLM
         Lfm2ForCausalLM Lfm2MoeForCausalLM Lfm2VlForConditionalGeneration Mamba2ForCausalLM MambaForCausalLM
         MiniCPMSALAForCausalLM NemotronHForCausalLM NemotronHPuzzleForCausalLM NemotronH_Nano_Omni_Reasoning_V3
-        NemotronH_Nano_VL_V2 NemotronH_Omni_Reasoning_V3 Qwen3NextForCausalLM Qwen3_5ForCausalLM
-        Qwen3_5ForConditionalGeneration Qwen3_5MoeForCausalLM Qwen3_5MoeForConditionalGeneration
+        NemotronH_Nano_VL_V2 NemotronH_Omni_Reasoning_V3
         Qwen4ExpForConditionalGeneration ZayaForCausalLM
         """,
     ),
@@ -191,20 +199,30 @@ REFUSED = (
 
 STATEFUL = frozenset({"conv", "linear_attention", "mamba", "recurrent"})
 """Layers, as `layer_types` names them, that keep a state in place of keys and values."""
-RECURRENT = next(each for each in REFUSED if "Qwen3NextForCausalLM" in each.names.split())
+STATES = next(each for each in REFUSED if "MambaForCausalLM" in each.names.split())
 SEVERAL_POSITIONS = Refused(
     "M-RoPE", "its tokens have three positions each (M-RoPE), and drafts one", on_gpu=True, names=""
 )
 REASONS = {name: each for each in REFUSED for name in each.names.split()}
 
 
+def is_recurrent(model: Model) -> bool:
+    """The model is one of those served that keep a state of each request."""
+    return next(iter(model.config.get("architectures") or ()), "") in RECURRENT
+
+
 def check(model: Model, device: str) -> None:
     """Raise UserError, with the reason in one line, where the model's architecture is not served on "cpu" or "cuda"."""
     name = next(iter(model.config.get("architectures") or ()), "")
     refused = REASONS.get(name)
+    if is_recurrent(model):
+        if device == "cuda":
+            reason = "its recurrent state follows accepted tokens on CPUs alone"
+            raise UserError(f"{model.name} ({name}) is not served on a GPU: {reason}")
+        return
     rope = model.config.get("rope_parameters") or model.config.get("rope_scaling") or {}
     if STATEFUL & {*(model.config.get("layer_types") or ())}:
-        refused = RECURRENT
+        refused = STATES
     elif "mrope_section" in rope and (refused is None or not refused.on_gpu):
         refused = SEVERAL_POSITIONS
     if refused is None or (device == "cuda" and not refused.on_gpu):
@@ -218,13 +236,17 @@ BEGINS, ENDS = "<!-- architectures: written by `make format` -->", "<!-- /archit
 
 def with_table(document: str) -> str:
     """The document with the table of architectures between its two marks brought up to date."""
-    names = (name for name in SERVED if not name.startswith("Transformers"))
-    short = (name.removesuffix("ForCausalLM").removesuffix("LMHeadModel") for name in names)
-    rows = [("served", "", ", ".join(sorted(short, key=str.lower)))]
+    rows = [("served", where, _short(names)) for where, names in (("", SERVED - RECURRENT), ("CPU", RECURRENT))]
     rows += [(f"{len(each.names.split())} refused", "" if each.on_gpu else "CPU", each.kind) for each in REFUSED]
     lines = ["| architectures | on | |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
     before, _, rest = document.partition(BEGINS)
     return "\n".join([f"{before}{BEGINS}", *lines, f"{ENDS}{rest.partition(ENDS)[2]}"])
+
+
+def _short(names: Iterable[str]) -> str:
+    endings = re.compile("ForCausalLM$|ForConditionalGeneration$|LMHeadModel$")
+    short = {endings.sub("", name) for name in names if not name.startswith("Transformers")}
+    return ", ".join(sorted(short, key=str.lower))
 
 
 if __name__ == "__main__":  # `make format` keeps the table in server/README

@@ -12,6 +12,7 @@ from outrider.profiles.fingerprint import WEIGHT_FILES
 
 from ..errors import UserError
 from ..plugin.loading.gguf_weights import GgufWeights, is_prepared
+from ..plugin.text_alone import TEXT
 from . import bundled_model, gguf_model, hub, hub_gguf
 from .gguf_file import stem_of
 
@@ -24,7 +25,8 @@ class Model:
 
     path: folder or hub name, as SGLang takes it.
     name: what requests call it.
-    config: its config.json, the text model's part of it where it has several, with the whole's architectures.
+    config: its config.json, the text model's part of it where it has several, with the whole's
+        quantization_config and architectures, or those of the text alone.
     folder: None while the weights are still on the hub.
     """
 
@@ -81,7 +83,11 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or not (config.get("architectures") or config.get("model_type")):
         raise UserError(f"{folder / 'config.json'} does not describe a model: it names no architecture")
     text = config.get("text_config")
-    return {**text, "architectures": config.get("architectures")} if text else config
+    if not text:
+        return config
+    kept = {name: config[name] for name in ("quantization_config",) if name in config}
+    names = config.get("architectures")
+    return {**text, "architectures": names and [TEXT.get(name, name) for name in names], **kept}
 
 
 def _from_hub(name: str) -> Model:

@@ -10,10 +10,13 @@ issue 33915). `outrider` is all ours (`flat_attention.py`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outrider.kernels.attention import CUDA_HEADS
 from outrider.scheduler.planners.token_buckets import TokenBuckets
+
+if TYPE_CHECKING:
+    import torch
 
 OURS = "outrider"
 """The backend that runs our Triton kernels."""
@@ -104,6 +107,14 @@ def check_taken(runner: Any) -> None:
                 f"for this model, or for its --kv-cache-dtype, SGLang takes the attention backend {name}, which cannot "
                 f"verify drafts: it takes every request to verify as many tokens; {' and '.join(BACKENDS)} can"
             )
+
+
+def commit_states(runner: Any, accept_lens: torch.Tensor) -> None:
+    """Have the recurrent states of a model that has any follow the first accept_lens [R] tokens that each request has
+    just verified. runner: SGLang's model runner of the target."""
+    commit = getattr(runner.attn_backend, "commit", None)  # ours alone has it
+    if commit is not None:
+        commit(accept_lens)
 
 
 def buckets_of(runner: Any, width: int) -> TokenBuckets | None:

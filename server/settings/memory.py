@@ -10,7 +10,7 @@ from outrider.kernels.cpu import native
 
 from ..errors import UserError
 from ..machine import hardware
-from ..model import target
+from ..model import recurrent, target
 from ..model.target import Model
 from .declared import SMALLEST_KV
 from .settings import Settings
@@ -39,7 +39,7 @@ class MemoryPlan:
 
 def kv_bytes_per_token(config: dict[str, Any], float_size: int) -> int:
     """Bytes that one token takes in the KV cache of all layers together."""
-    layers = int(config.get("num_hidden_layers") or config.get("n_layer") or 0)
+    layers = int(config.get("num_hidden_layers") or config.get("n_layer") or 0) - recurrent.recurrent_layers(config)
     if rank := config.get("kv_lora_rank"):  # multi-head latent attention keeps one compressed vector
         return layers * (int(rank) + int(config.get("qk_rope_head_dim") or 0)) * float_size
     heads = int(config.get("num_attention_heads") or config.get("n_head") or 1)
@@ -60,7 +60,8 @@ def plan(settings: Settings, model: Model) -> MemoryPlan:
     weights = target.weight_bytes(model, float_size, in_blocks) // parallel.nnodes
     per_token = kv_bytes_per_token(model.config, float_size) // parallel.nnodes
     processes = PROCESS_BYTES + RANK_BYTES * (parallel.ranks_here - 1)
-    room = free - weights - processes
+    states = recurrent.state_bytes(model.config) * ((settings.max_running_requests or REQUESTS) + 1) // parallel.nnodes
+    room = free - weights - states - processes
     if settings.max_total_tokens is not None:
         tokens, why = settings.max_total_tokens, "--max-total-tokens"
     elif per_token == 0:
@@ -73,8 +74,10 @@ def plan(settings: Settings, model: Model) -> MemoryPlan:
         tokens = max(tokens, SMALLEST_KV)
         raise UserError(
             f"too little memory for {model.name}: weights {_gib(weights)}, KV cache of {tokens} tokens "
-            f"{_gib(tokens * per_token)}, processes {_gib(processes)}; {_gib(free)} are free"
+            f"{_gib(tokens * per_token)}, {f'states {_gib(states)}, ' if states else ''}processes {_gib(processes)}; "
+            f"{_gib(free)} are free"
             + ("; lower --max-total-tokens" if settings.max_total_tokens else "")
+            + ("; lower --max-running-requests" if states else "")
         )
     return MemoryPlan(tokens, f"KV cache of {tokens} tokens, {tokens * per_token / 1e6:.0f} MB when full ({why})")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import UserError
+from ..model import families
 from ..model.target import Model
 from .settings import Settings
 
@@ -17,6 +18,8 @@ def check(settings: Settings, model: Model) -> None:
     if not config or settings.resolved_device != "cpu":
         return
     method = str(config.get("quant_method", "an unnamed method")).lower()
+    if families.is_recurrent(model):
+        raise UserError(f"{model.name} has a recurrent state and is quantised, which is not served; take plain weights")
     wrong = {"awq": _wrong_with_awq, "gptq": _wrong_with_gptq}.get(method, lambda config: f"it is {method}")(config)
     if wrong:
         raise UserError(

@@ -17,6 +17,7 @@ from . import (
     memory,
     profile_lookup,
     quantized,
+    recurrent,
 )
 from .activations import with_activations
 from .memory import MemoryPlan
@@ -80,5 +81,6 @@ def _without_profile(
     settings = adapters.with_adapters(diffusion.with_diffusion(settings, model), model)
     settings = drafter_search.with_found_drafter(settings, model, say)
     settings = learning.with_start(settings, model)
+    settings = recurrent.with_recurrent(settings, model, say)
     settings = lookup_store.with_lookup_store(checkpoints.with_drafter_path(settings, model), model)
     return settings, model, memory.plan(settings, model)

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from gguf_models import EXPERTS, GEMMA_3, HEADS, WIDTH, WINDOW, Model
+from safetensors.torch import load_file, save_file
 from small_target import VOCAB, write_tokenizer
 from transformers import PreTrainedModel
 
@@ -41,6 +43,20 @@ MOE = {
     "topk_group": 1, "decoder_sparse_step": 1, "mlp_only_layers": [],
 }  # fmt: skip
 
+HYBRID: dict[str, Any] = {
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4, "partial_rotary_factor": 0.5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+}  # fmt: skip
+THREE_POSITIONS = {
+    "rope_parameters": HYBRID["rope_parameters"] | {"mrope_section": [3, 3, 2], "mrope_interleaved": True}
+}  # fmt: skip
+HYBRID_MOE = HYBRID | {
+    "num_experts": EXPERTS, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32, "norm_topk_prob": True,
+}  # fmt: skip
+
 FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "LlamaForCausalLM": ("LlamaConfig", {}),
     "MistralForCausalLM": ("MistralConfig", SLIDING),
@@ -50,6 +66,11 @@ FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "Qwen2MoeForCausalLM": ("Qwen2MoeConfig", {"head_dim": EVEN} | MOE),
     "Qwen3ForCausalLM": ("Qwen3Config", {}),
     "Qwen3MoeForCausalLM": ("Qwen3MoeConfig", MOE),
+    "Qwen3NextForCausalLM": ("Qwen3NextConfig", HYBRID_MOE),
+    "Qwen3_5ForCausalLM": ("Qwen3_5TextConfig", HYBRID | THREE_POSITIONS),
+    "Qwen3_5ForConditionalGeneration": ("Qwen3_5TextConfig", HYBRID | THREE_POSITIONS | TIED),
+    "Qwen3_5MoeForCausalLM": ("Qwen3_5MoeTextConfig", HYBRID_MOE),
+    "Qwen3_5MoeForConditionalGeneration": ("Qwen3_5MoeTextConfig", HYBRID_MOE | THREE_POSITIONS),
     "Gemma2ForCausalLM": ("Gemma2Config", EVERY_OTHER | TIED | {"hidden_act": "gelu_pytorch_tanh"}),
     "Gemma3ForCausalLM": ("Gemma3TextConfig", GEMMA_3),
     "Phi3ForCausalLM": ("Phi3Config", SLIDING | TWO_HEADS),
@@ -89,5 +110,20 @@ def write(architecture: str, folder: Path) -> PreTrainedModel:
     model = Model(config_class, "", {"vocab_size": VOCAB, **fields}).build()
     model.save_pretrained(folder)
     write_tokenizer(folder)
+    if architecture.endswith("ForConditionalGeneration"):
+        _add_images(folder, architecture)
     assert json.loads((folder / "config.json").read_text())["architectures"] == [architecture]
     return model
+
+
+def _add_images(folder: Path, architecture: str) -> None:
+    """Make a text model's folder that of a model with parts for images, which stay out."""
+    text = json.loads((folder / "config.json").read_text())
+    whole = {"architectures": [architecture], "model_type": text["model_type"].removesuffix("_text")}
+    whole |= {"text_config": text, "vision_config": {}, "tie_word_embeddings": text["tie_word_embeddings"]}
+    (folder / "config.json").write_text(json.dumps(whole))
+    named = {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        named[name.replace("model.", "model.language_model.", 1)] = weight
+    named["model.visual.patch_embed.proj.bias"] = torch.zeros(8)
+    save_file(named, folder / "model.safetensors")

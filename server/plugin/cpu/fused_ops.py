@@ -51,7 +51,10 @@ def register() -> None:
 
 def _layer_packing(prepare: Prepare) -> Callable[[Any, Any], None]:
     def pack_layer(self: Any, layer: Any) -> None:
-        """Lay a linear layer's weight out for our kernel, once it is loaded; the original is freed."""
+        """Lay a linear layer's weight out for our kernel, once it is loaded; the original is freed. What is no
+        matrix stays: a short convolution's."""
+        if layer.weight.dim() != 2:
+            return
         layer.packed = prepare(layer.weight.data)
         if getattr(layer.packed, "plain", None) is None:
             layer.weight.data = layer.weight.data.new_empty(0)

@@ -24,7 +24,7 @@ from outrider.kernels.ragged import commit
 from outrider.scheduler.calibration.classes import classes_of
 from outrider.scheduler.upload import upload
 
-from ..attention_backends import buckets_of, captured_sizes, check_taken
+from ..attention_backends import buckets_of, captured_sizes, check_taken, commit_states
 from ..config import PluginConfig
 from ..cpu.direct_forward import DirectForward, direct_forward
 from ..cpu.free_memory import give_back_free_memory
@@ -259,6 +259,7 @@ class SpeculativeWorker(BaseSpecWorker):
             )
             accept_lens, tokens = sampling.accept(logits, draft, verify_lens, flat)
             self.ranks.broadcast(tokens, accept_lens)
+            commit_states(self.target_worker.model_runner, accept_lens)
             sets = None if self.by_key is None else torch.from_numpy(step.entries.sets)
             self._commit(flat, accept_lens, tokens, seq_lens, logits_output, sets)
         new_seq_lens = seq_lens + accept_lens

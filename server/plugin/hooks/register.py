@@ -56,7 +56,7 @@ def _register_all() -> None:
 
         models.register(target)
     if not torch.cuda.is_available():
-        from ..cpu import adapters, fused_ops
+        from ..cpu import adapters, fused_ops, recurrent_models
 
         _register_cpu_attention()
         sglang_overhead_patches.register()
@@ -64,6 +64,7 @@ def _register_all() -> None:
         _compile_no_embedding()
         fused_ops.register()
         adapters.register()
+        recurrent_models.register()
     else:
         from ..cuda import norms
 
@@ -148,6 +149,10 @@ def _register_gguf_loader() -> None:
         from ..loading.gguf_loader import loader_for_gguf  # imports SGLang's layers
 
         more_models.register()
+        if model_config is not None and not torch.cuda.is_available():
+            from ..cpu import recurrent_models
+
+            recurrent_models.adapt(model_config)
         return loader_for_gguf(original, load_config, model_config)
 
     HookRegistry.register("sglang.srt.model_loader.loader.get_model_loader", get_model_loader, HookType.AROUND)
@@ -164,9 +169,9 @@ def _register_cpu_attention() -> None:
 
     @register_attention_backend("torch_native")
     def backend(runner: Any) -> Any:
-        from ..flat_attention import FlatAttentionBackend
+        from ..cpu import recurrent_models
 
-        return FlatAttentionBackend(runner)
+        return recurrent_models.backend_of(runner)
 
 
 def _register_gpu_attention() -> None:

@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from outrider.server.errors import UserError
 from outrider.server.model import families
-from outrider.server.model.families import REFUSED, SERVED
+from outrider.server.model.families import RECURRENT, REFUSED, SERVED
 from outrider.server.model.target import Model
 
 
@@ -58,6 +58,16 @@ def test_recurrent_layers_are_refused_whatever_the_architecture(kind: str) -> No
             families.check(model_of("NobodysModel", layer_types=["full_attention", kind]), device)
 
 
+def test_models_with_states_that_follow_accepted_tokens_are_served_on_cpus() -> None:
+    """With three equal positions of a token, too."""
+    of = {"layer_types": ["linear_attention", "full_attention"], "rope_parameters": {"mrope_section": [2, 3, 3]}}
+    for name in RECURRENT:
+        families.check(model_of(name, **of), "cpu")
+        with pytest.raises(UserError, match=rf"^model \({name}\) is not served on a GPU: .+") as error:
+            families.check(model_of(name, **of), "cuda")
+        assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("field", ["rope_parameters", "rope_scaling"])
 def test_tokens_with_three_positions_are_refused(field: str) -> None:
     for name in ("NobodysModel", "Qwen2_5_VLForConditionalGeneration"):
@@ -69,11 +79,13 @@ def test_a_model_of_several_parts_keeps_the_architecture_of_the_whole(tmp_path: 
     from outrider.server.model import target
 
     (tmp_path / "config.json").write_text(
-        '{"architectures": ["WholeForConditionalGeneration"], "text_config": {"architectures": ["Part"], "a": 1}}'
+        '{"architectures": ["WholeForConditionalGeneration"], "quantization_config": {"quant_method": "awq"}, '
+        '"text_config": {"architectures": ["Part"], "a": 1}}'
     )
     (tmp_path / "model.safetensors").touch()
     found = target.find(str(tmp_path)).config
-    assert found == {"architectures": ["WholeForConditionalGeneration"], "a": 1}
+    awq = {"quant_method": "awq"}
+    assert found == {"architectures": ["WholeForConditionalGeneration"], "quantization_config": awq, "a": 1}
 
 
 @pytest.mark.slow

@@ -16,8 +16,9 @@ from running import HTTP, ONE_THREAD, ForkedServer, Server
 from outrider.server.model.families import SERVED
 
 ALWAYS = ("MistralForCausalLM", "Qwen2MoeForCausalLM", "Gemma2ForCausalLM", "Cohere2ForCausalLM", "SeedOssForCausalLM")
+ALWAYS += ("Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration")
 """One of each of our changes to SGLang's models: a window that it leaves out, experts that it shares by Triton, capped
-logits, a window of another length, a model of Transformers'."""
+logits, a window of another length, a model of Transformers'; recurrent layers, and those of a text alone."""
 IN_ONE_CALL = ("LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Models of which all layers run in one call (`server/plugin/cpu/fused_model.py`)."""
 ELSEWHERE = {"LLaDA2MoeModelLM", "SDARForCausalLM", "SDARMoeForCausalLM"}

@@ -1,0 +1,150 @@
+"""SGLang's gated delta models (Qwen3-Next, Qwen3.5) on a CPU: what it has as Triton kernels alone is torch here."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from sglang.srt.configs.hybrid_arch import hybrid_gdn_config
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from outrider.kernels.fused import rms_norm, silu_mul
+
+from .. import must_take
+from ..text_alone import TEXT
+
+CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator"
+WRAPPER = "sglang.srt.layers.attention.attention_registry.attn_backend_wrapper"
+"""Puts SGLang's backend for such layers around one for attention; ours is both."""
+WITHIN = "model.language_model."
+"""Beginning of the names of a text's weights in a model with parts for images."""
+
+
+def register() -> None:
+    from sglang.srt.configs import qwen3_next
+    from sglang.srt.configs.mamba_utils import Mamba2StateDType
+
+    states = Mamba2StateDType(conv=torch.float32, temporal=torch.float32)
+    must_take.replace(qwen3_next, "mamba2_state_dtype", lambda config=None: states)
+    config = qwen3_next.Qwen3NextConfig
+    must_take.replace(config, "__init__", _with_layers(config.__init__))
+    must_take.replace(config, "layers_block_type", property(_layers))
+    HookRegistry.register("sglang.srt.configs.model_config.get_config", _text_alone, HookType.AROUND)
+    HookRegistry.register(WRAPPER, _as_it_is, HookType.AROUND)
+    # SGLang's pool keeps a state for every draft token; ours are made again from what was verified.
+    HookRegistry.register(f"{CONFIGURATOR}._pd_prefill_skips_mamba_spec_state", lambda: True, HookType.REPLACE)
+
+
+def backend_of(runner: Any) -> Any:
+    """The attention backend of a model that a runner of SGLang's has loaded."""
+    if hybrid_gdn_config(runner.model_config) is None:
+        from ..flat_attention import FlatAttentionBackend
+
+        return FlatAttentionBackend(runner)
+    from .recurrent import RecurrentBackend
+
+    return RecurrentBackend(runner)
+
+
+def _as_it_is(original: Callable[..., Any], runner: Any, backend: Any) -> Any:
+    return backend if hybrid_gdn_config(runner.model_config) is not None else original(runner, backend)
+
+
+def _text_alone(original: Callable[..., Any], *args: Any, **more: Any) -> Any:
+    """The configuration that SGLang reads; of Qwen3.5 that of its text, whose tokens have one position, three times: so
+    one will do."""
+    config = original(*args, **more)
+    name = next(iter(config.architectures or ()), "")
+    if name not in TEXT and name not in TEXT.values():
+        return config
+    text = copy.deepcopy(config.get_text_config())
+    text.architectures = [TEXT.get(name, name)]
+    text.tie_word_embeddings = text.tie_word_embeddings or config.tie_word_embeddings
+    rope = {key: value for key, value in (text.rope_parameters or {}).items() if not key.startswith("mrope")}
+    text.rope_parameters = text.rope_scaling = rope
+    return text
+
+
+def _with_layers(original: Callable[..., None]) -> Callable[..., None]:
+    """SGLang's configuration with what Transformers writes today: a list of layers in place of their interval, and all
+    that positions need in one dictionary."""
+
+    def init(self: Any, *args: Any, layer_types: list[str] | None = None, **fields: Any) -> None:
+        rope = fields.get("rope_parameters") or {}
+        for name in ("rope_theta", "partial_rotary_factor"):
+            if name in rope:
+                fields.setdefault(name, rope[name])
+        original(self, *args, **fields)
+        self.full_attention_interval = interval = fields.get("full_attention_interval", 4)
+        self.layer_types = layer_types or [
+            "linear_attention" if (i + 1) % interval else "full_attention" for i in range(self.num_hidden_layers)
+        ]
+
+    return init
+
+
+def _layers(config: Any) -> list[str]:
+    return ["attention" if kind == "full_attention" else kind for kind in config.layer_types]
+
+
+def adapt(model_config: Any) -> None:
+    """Change SGLang's classes for such a model, which it has imported to load it."""
+    if hybrid_gdn_config(model_config) is None:
+        return
+    from sglang.kernels.ops.attention.fla.fused_norm_gate import FusedRMSNormGated
+    from sglang.kernels.ops.attention.fla.layernorm_gated import RMSNorm
+    from sglang.srt.models import qwen3_5, qwen3_5_text, qwen3_next
+    from sglang.srt.models.registry import ModelRegistry
+
+    for model in (qwen3_5_text.Qwen3_5ForCausalLM, qwen3_5_text.Qwen3_5MoeForCausalLM):
+        ModelRegistry.models[model.__name__] = _of_the_whole(model)
+    must_take.replace(qwen3_next, "fused_qkvzba_split_reshape_cat", _split_by_heads)
+    must_take.replace(qwen3_5, "fused_qkvzba_split_reshape_cat_contiguous", _split)
+    must_take.replace(qwen3_5, "fused_sigmoid_mul", _gate)
+    for norm in (FusedRMSNormGated, RMSNorm):
+        must_take.replace(norm, "forward", _gated_norm)
+
+
+def _of_the_whole(model: type) -> type:
+    """A text model of SGLang's that also takes the weights of a model with parts for images."""
+
+    class TextAlone(model):  # type: ignore[misc]
+        def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+            return super().load_weights((name.replace(WITHIN, "model."), weight) for name, weight in weights)
+
+    return TextAlone
+
+
+def _split_by_heads(
+    qkvz: torch.Tensor, ba: torch.Tensor, key_heads: int, value_heads: int, key_dim: int, value_dim: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values of all heads side by side [B, C], then z [B, H, V], b and a [B, H], from projections
+    that have the parts of each key head together."""
+    group = value_heads // key_heads
+    parts = qkvz.view(len(qkvz), key_heads, -1).split([key_dim, key_dim, group * value_dim, group * value_dim], -1)
+    q, k, v, z = (part.flatten(1) for part in parts)
+    b, a = (part.flatten(1) for part in ba.view(len(ba), key_heads, -1).split(group, -1))
+    return torch.cat([q, k, v], -1), z.view(len(z), value_heads, value_dim), b, a
+
+
+def _split(
+    qkvz: torch.Tensor, ba: torch.Tensor, key_heads: int, value_heads: int, key_dim: int, value_dim: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same from projections that have each part of all heads together."""
+    mixed, z = qkvz.split([2 * key_heads * key_dim + value_heads * value_dim, value_heads * value_dim], -1)
+    b, a = ba.split(value_heads, -1)
+    return mixed, z.unflatten(-1, (value_heads, value_dim)), b, a
+
+
+def _gate(x: torch.Tensor, gate: torch.Tensor, inplace: bool = False, quant: bool = False) -> torch.Tensor:
+    """x [B, H * D] times the sigmoid of gate [B, H, D]."""
+    return x * torch.sigmoid(gate.reshape(x.shape))
+
+
+def _gated_norm(self: Any, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    """The RMS norm of x [N, V] times silu(z [N, V])."""
+    if self.activation == "sigmoid":
+        raise ValueError("a model whose recurrent layers have sigmoid gates has not been compared with Transformers")
+    return silu_mul(torch.cat([z, rms_norm(x, self.weight, self.eps)], -1))

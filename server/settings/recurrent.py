@@ -1,0 +1,20 @@
+"""Settings of models that keep a recurrent state of each request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..model import families
+from ..model.target import Model
+from .memory import REQUESTS
+from .settings import Settings
+
+
+def with_recurrent(settings: Settings, model: Model, say: Callable[[str], None]) -> Settings:
+    """Settings without prefix sharing, and with a bound of requests, for which states are kept; others as they are."""
+    if not families.is_recurrent(model):
+        return settings
+    if not settings.disable_radix_cache:
+        say(f"{model.name} keeps a state of each request, not of each token: prompts share no prefixes")
+    return replace(settings, disable_radix_cache=True, max_running_requests=settings.max_running_requests or REQUESTS)

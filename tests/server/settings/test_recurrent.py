@@ -1,0 +1,61 @@
+"""Models that keep a state of each request: what they are served with, and its memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider.server.errors import UserError
+from outrider.server.machine import hardware
+from outrider.server.model.recurrent import recurrent_layers, state_bytes
+from outrider.server.model.target import Model
+from outrider.server.settings import memory, quantized
+from outrider.server.settings.recurrent import with_recurrent
+from outrider.server.settings.settings import Settings
+
+CPU = {"device": "cpu", "dtype": "bfloat16"}
+QWEN_3_5 = {
+    "num_hidden_layers": 24, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "hidden_size": 1024,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4, "full_attention_interval": 4, "max_position_embeddings": 4096,
+}  # fmt: skip
+"""Of Qwen3.5-0.8B, which has 18 such layers among 24."""
+
+
+def model_of(**config: object) -> Model:
+    return Model("/m", "m", {"architectures": ["Qwen3_5ForCausalLM"], **QWEN_3_5, **config}, Path("/m"))
+
+
+def test_prompts_share_no_prefixes_and_requests_are_bounded() -> None:
+    said: list[str] = []
+    found = with_recurrent(Settings(**CPU), model_of(), said.append)
+    assert (found.disable_radix_cache, found.max_running_requests) == (True, memory.REQUESTS)
+    assert said == ["m keeps a state of each request, not of each token: prompts share no prefixes"]
+    chosen = Settings(**CPU, disable_radix_cache=True, max_running_requests=3)
+    assert with_recurrent(chosen, model_of(), said.append) == chosen
+    other = Settings(**CPU)
+    assert with_recurrent(other, model_of(architectures=["LlamaForCausalLM"]), said.append) is other
+    assert len(said) == 1
+
+
+def test_quantised_weights_are_refused() -> None:
+    quantized.check(Settings(**CPU), model_of())
+    with pytest.raises(UserError, match=r"^m has a recurrent state and is quantised, which is not served"):
+        quantized.check(Settings(**CPU), model_of(quantization_config={"quant_method": "awq"}))
+
+
+def test_layers_are_listed_or_by_their_interval() -> None:
+    assert recurrent_layers(QWEN_3_5) == 18
+    assert recurrent_layers({**QWEN_3_5, "layer_types": ["linear_attention"] * 23 + ["full_attention"]}) == 23
+    assert recurrent_layers({"num_hidden_layers": 24, "layer_types": ["full_attention"] * 24}) == 0
+
+
+def test_the_plan_has_room_for_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is 16 matrices of 128 by 128 a layer, and three inputs of 6144 channels, of four bytes."""
+    assert state_bytes(QWEN_3_5) == 18 * 4 * (16 * 128 * 128 + 3 * 6144)
+    assert memory.kv_bytes_per_token(QWEN_3_5, 2) == 6 * 2 * 2 * 256 * 2
+    monkeypatch.setattr(hardware, "available_memory", lambda: memory.PROCESS_BYTES + 2**30)
+    assert memory.plan(Settings(**CPU, max_running_requests=8), model_of()).max_total_tokens
+    with pytest.raises(UserError, match=r"states 1.3 GiB, .*; lower --max-running-requests"):
+        memory.plan(Settings(**CPU, max_running_requests=64), model_of())
