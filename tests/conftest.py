@@ -8,13 +8,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from outrider.server.machine.threads import SPINS
+
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in `outrider` (server/cli/main.py), before numpy reads it
+os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))  # as in a server, before torch reads it
 
 import hypothesis
 import openai
 import pytest
 import torch
-from running import EngineWatch, Server, changed
+from running import ONE_THREAD, EngineWatch, Server, changed
 from small_target import SmallTarget
 
 from outrider.kernels.cpu import native
@@ -43,6 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The server that most tests share. Its KV cache holds 4096 tokens, and so does its context."""
     folder = tmp_path_factory.mktemp("server")
     flags = ("--max-total-tokens", "4096", "--max-choices", "16", "--log-format", "json", "--log-requests", "summary")
+    flags += ONE_THREAD  # `exact_server` has as many as there are cores, as users' servers
     one_call = changed("one-call") if native.available() and not hardware.has_gpu() else {}
     started = Server(folder / "log", *flags, *planned_by(folder), **one_call)
     try:
@@ -52,11 +56,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def planned_by(folder: Path) -> tuple[str, ...]:
-    """Flags by which the default server plans on every processor: with a shipped profile's numbers, where none fits."""
-    model = target.find(None)
-    here = profile_lookup.fingerprint(checkpoints.with_drafter_path(Settings(activations="float"), model), model)
-    if store.find(here, [store.SHIPPED]) is not None:
-        return ()
+    """Flags by which the default server plans on every processor: with a shipped profile's numbers."""
+    model, settings = target.find(None), Settings(activations="float", threads=1 if ONE_THREAD else None)
+    here = profile_lookup.fingerprint(checkpoints.with_drafter_path(settings, model), model)
     shipped = store.read(store.SHIPPED / "smollm2-135m-instruct-dspark-zen5-2")
     saved = store.save(replace(shipped, name="served", fingerprint=here), folder, None)
     return ("--profile", str(saved.folder))

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asking import MODEL
 from running import ONE_THREAD, ForkedServer, Server, changed
 from small_target import SmallTarget
 
@@ -40,7 +39,7 @@ def exact_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTa
     own, have one, which is as fast where tests run beside each other. And started as users start one, while those are
     forked (`server_forks.py`).
     """
-    flags = (*_small(small_target, "dspark", small_target.dspark), "--planner", "verify-all")
+    flags = (*small_target.flags(), "--planner", "verify-all")
     yield from _serve(tmp_path_factory.mktemp("exact") / "log", *EXACT, *flags, kind=Server)
 
 
@@ -64,8 +63,8 @@ def trained_eagle_server(tmp_path_factory: pytest.TempPathFactory, small_target:
     given += ["--answer-tokens 96 --temperatures 0 --steps 120 --short-steps 0 --decay-steps 0 --lr 3e-3 --warmup 5"]
     given += ["--draft-vocab 512 --device cpu --dtype float32"]
     assert main(" ".join(given).split()) == 0
-    flags = (*_small(small_target, "eagle3", folder / "drafter"), "--planner", "verify-all", "--no-lookup")
-    yield from _serve(folder / "log", *EXACT, *ONE_THREAD, *flags)
+    flags = (*small_target.flags("eagle3", folder / "drafter"), "--planner", "verify-all", "--no-lookup")
+    yield from _serve(folder / "log", *EXACT, *flags)
 
 
 def _planned(folder: Path, small_target: SmallTarget, drafter: str, path: Path) -> Iterator[Server]:
@@ -74,9 +73,8 @@ def _planned(folder: Path, small_target: SmallTarget, drafter: str, path: Path) 
         model=str(small_target.folder),
         drafter=drafter,
         drafter_path=str(path),
-        threads=1 if ONE_THREAD else None,
     )
-    flags = (*SHARING, *ONE_THREAD, *_small(small_target, drafter, path), "--profile", str(profile))
+    flags = (*SHARING, *small_target.flags(drafter, path), "--profile", str(profile))
     yield from _serve(folder / "log", *flags, **changed("profile-costs"))
 
 
@@ -84,7 +82,7 @@ def _planned(folder: Path, small_target: SmallTarget, drafter: str, path: Path) 
 def denoising_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
     """Four denoising steps of which a later one sometimes reveals what stands further left; how much is verified
     follows from the confidences. For the first tokens of an answer the model does not draft."""
-    flags = _small(small_target, "specdiff", small_target.diffusion)
+    flags = small_target.flags("specdiff")
     flags += (
         "--gamma",
         "4",
@@ -96,7 +94,7 @@ def denoising_server(tmp_path_factory: pytest.TempPathFactory, small_target: Sma
         str(INITIAL),
     )
     flags += ("--planner", "threshold", "--threshold", "0.05")
-    yield from _serve(tmp_path_factory.mktemp("denoising") / "log", *EXACT, *ONE_THREAD, *flags)
+    yield from _serve(tmp_path_factory.mktemp("denoising") / "log", *EXACT, *flags)
 
 
 INITIAL = 2
@@ -133,26 +131,26 @@ def specdiff_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
 
 @pytest.fixture(scope="module")
 def int8_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
-    flags = _small(small_target, "dspark", small_target.dspark)
-    yield from _serve(tmp_path_factory.mktemp("int8") / "log", *EXACT, *ONE_THREAD, *flags, "--quantization", "int8")
+    flags = (*small_target.flags(), "--quantization", "int8")
+    yield from _serve(tmp_path_factory.mktemp("int8") / "log", *EXACT, *flags)
 
 
 @pytest.fixture(scope="module")
 def rounding_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The embedded model with integer products; its model and lookup draft, and every draft is verified."""
     flags = ("--activations", "int8", "--planner", "verify-all")
-    yield from _serve(tmp_path_factory.mktemp("rounding") / "log", *EXACT, *ONE_THREAD, *flags)
+    yield from _serve(tmp_path_factory.mktemp("rounding") / "log", *EXACT, *flags)
 
 
 @pytest.fixture
 def start_learning(tmp_path: Path, small_target: SmallTarget) -> Iterator[Callable[..., Server]]:
     """Starts servers of the small target, with more flags, that learn in `tmp_path`/learned, one after another."""
-    flags = (*_small(small_target, "dspark", small_target.dspark), "--planner", "verify-all")
+    flags = (*small_target.flags(), "--planner", "verify-all")
     flags += ("--learn", "--learn-folder", str(tmp_path / "learned"))
     started: list[Server] = []
 
     def start(*more: str) -> Server:
-        started.append(ForkedServer(tmp_path / f"log-{len(started)}", *SHARING, *ONE_THREAD, *flags, *more))
+        started.append(ForkedServer(tmp_path / f"log-{len(started)}", *SHARING, *flags, *more))
         return started[-1].wait_until_ready()
 
     yield start
@@ -169,11 +167,6 @@ def served(request: pytest.FixtureRequest) -> Server:
     return found
 
 
-def _small(small_target: SmallTarget, drafter: str, path: Path) -> tuple[str, ...]:
-    model = ("--model", str(small_target.folder), "--served-model-name", MODEL)
-    return *model, "--drafter", drafter, "--drafter-path", str(path)
-
-
 def _serve(log: Path, *flags: str, kind: type[Server] = ForkedServer, **env: str) -> Iterator[Server]:
     started = kind(log, *flags, **TAKES_MANY | env)
     try:
@@ -186,7 +179,7 @@ def jagged_profile(folder: Path, **settings: Any) -> Path:
     """A profile for the embedded model and its drafter, or those of these settings, whose costs have cliffs at every
     sixth token up to 24 and a slope behind them, and by which drafting never pays for two requests: not drafting,
     drafts of few tokens, short and long verification all win at times."""
-    wanted = Settings(dtype="float32", activations="float", **settings)
+    wanted = Settings(dtype="float32", activations="float", threads=1 if ONE_THREAD else None, **settings)
     model = target.find(wanted.model)
     known = checkpoints.with_drafter_path(wanted, model)
     points = [

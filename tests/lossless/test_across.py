@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from asking import ask_as, drafts
-from running import ONE_THREAD, ForkedServer, Server, run_forked, wait_until
+from running import ForkedServer, Server, run_forked, wait_until
 from small_target import SmallTarget
 
 from outrider.server.http.keys import key_file
 
-from .conftest import EXACT, _small
+from .conftest import EXACT
 
 pytestmark = pytest.mark.server
 BODIES: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.8, "seed": 3}]
@@ -30,7 +30,7 @@ def secrets(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def flags(tmp_path: Path, small_target: SmallTarget) -> tuple[str, ...]:
-    own = (*EXACT, *ONE_THREAD, *_small(small_target, "dspark", small_target.dspark), "--planner", "verify-all")
+    own = (*EXACT, *small_target.flags(), "--planner", "verify-all")
     return (
         *own,
         "--lookup-across",

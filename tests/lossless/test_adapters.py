@@ -9,51 +9,47 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from adapters import is_greedy, merged, write_adapter
 from asking import MODEL, complete, tokens
 from metrics_page import metric
-from running import HTTP, ONE_THREAD, ForkedServer, Server, changed
-from transformers import AutoModelForCausalLM, PreTrainedModel
-
-from outrider.server.model import target
+from running import HTTP, ForkedServer, Server, changed
+from small_target import SmallTarget
+from transformers import PreTrainedModel
 
 pytestmark = pytest.mark.server
 NAMES = (MODEL, "sql", "poems")
 FLAGS = ("--dtype", "float32", "--activations", "float", "--max-total-tokens", "4096", "--context-length", "1024")
-FLAGS += ("--chunked-prefill-size", "64", *ONE_THREAD, "--planner", "verify-all", "--enable-lora")
+FLAGS += ("--chunked-prefill-size", "64", "--planner", "verify-all", "--enable-lora")
+STRONG = 1.0
+"""Changes of this size change every answer."""
 GREEDY: dict[str, Any] = {"max_tokens": 40, "temperature": 0, "ignore_eos": True}
 SEEDED: dict[str, Any] = {"max_tokens": 40, "temperature": 0.7, "seed": 4, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(target.plain_folder(None), dtype=torch.float32).eval()
-
-
-@pytest.fixture(scope="module")
-def folders(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(small_target: SmallTarget, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of three adapters: of all linear layers, of some with another rank, and one that is loaded later."""
-    root = tmp_path_factory.mktemp("adapters")
+    root, model = tmp_path_factory.mktemp("adapters"), small_target.model
     some = ("q_proj", "v_proj", "down_proj")
     return {
-        "sql": write_adapter(root / "sql", model, 1, rank=4, strength=0.12),
+        "sql": write_adapter(root / "sql", model, 1, rank=4, strength=STRONG),
         "poems": write_adapter(
-            root / "poems", model, 2, rank=7, modules=some, strength=0.2, use_rslora=True, lora_alpha=5.3
+            root / "poems", model, 2, rank=7, modules=some, strength=STRONG, use_rslora=True, lora_alpha=5.3
         ),
-        "later": write_adapter(root / "later", model, 3, rank=2, strength=0.12),
+        "later": write_adapter(root / "later", model, 3, rank=2, strength=STRONG),
     }
 
 
 @pytest.fixture(scope="module")
-def exact(model: PreTrainedModel, folders: dict[str, Path]) -> dict[str, PreTrainedModel]:
+def exact(small_target: SmallTarget, folders: dict[str, Path]) -> dict[str, PreTrainedModel]:
     """Transformers' model of each name."""
-    return {MODEL: model} | {name: merged(target.plain_folder(None), path) for name, path in folders.items()}
+    return {MODEL: small_target.model} | {name: merged(small_target.folder, path) for name, path in folders.items()}
 
 
-def start(log: Path, folders: dict[str, Path], **env: str) -> Iterator[Server]:
+def start(log: Path, small_target: SmallTarget, folders: dict[str, Path], **env: str) -> Iterator[Server]:
     paths = ",".join(f"{name}={folders[name]}" for name in NAMES[1:])
-    started = ForkedServer(log, *FLAGS, "--lora-paths", paths, **env)
+    flags = (*FLAGS, *small_target.flags(), "--lora-paths", paths)
+    started = ForkedServer(log, *flags, **env)
     try:
         yield started.wait_until_ready()
     finally:
@@ -61,8 +57,10 @@ def start(log: Path, folders: dict[str, Path], **env: str) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def adapter_server(tmp_path_factory: pytest.TempPathFactory, folders: dict[str, Path]) -> Iterator[Server]:
-    yield from start(tmp_path_factory.mktemp("served") / "log", folders)
+def adapter_server(
+    tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget, folders: dict[str, Path]
+) -> Iterator[Server]:
+    yield from start(tmp_path_factory.mktemp("served") / "log", small_target, folders)
 
 
 def ask_all(server: Server, prompts: list[str], *, speculate: bool, **body: Any) -> list[dict[str, Any]]:
@@ -131,10 +129,10 @@ def test_loaded_and_unloaded_while_serving(
         (name, MODEL) for name in ("sql", "poems", "later")
     ]
     with ThreadPoolExecutor(4) as pool:
-        long = {"max_tokens": 200, "temperature": 0, "ignore_eos": True, "model": "later"}
+        long = {"max_tokens": 900, "temperature": 0, "ignore_eos": True, "model": "later"}
         running = [pool.submit(complete, adapter_server, prompts[i], speculate=bool(i), **long) for i in (0, 1)]
         others = pool.submit(complete, adapter_server, prompts[2], speculate=True, model="sql", **GREEDY)
-        time.sleep(0.5)
+        time.sleep(0.1)
         assert not any(each.done() for each in running)
         assert post(adapter_server, "unload_lora_adapter", lora_name="later").json()["loaded_adapters"] == [
             "sql",
@@ -169,11 +167,16 @@ def test_every_api_takes_an_adapter(adapter_server: Server, prompts: list[str]) 
 
 
 def test_layers_that_sglang_runs(
-    tmp_path: Path, folders: dict[str, Path], exact: dict[str, PreTrainedModel], prompts: list[str]
+    tmp_path: Path,
+    small_target: SmallTarget,
+    folders: dict[str, Path],
+    exact: dict[str, PreTrainedModel],
+    prompts: list[str],
 ) -> None:
     """Without compiled kernels its own loop over layers stays, as of models that ours does not know."""
     models = {name: exact[name] for name in NAMES}
-    for plain in start(tmp_path / "log", folders, OUTRIDER_CPU_KERNELS="0"):
+    for plain in start(tmp_path / "log", small_target, folders, OUTRIDER_CPU_KERNELS="0"):
+        assert "run in one call" not in plain.output()
         without = ask_all(plain, prompts[:1], speculate=False, **GREEDY)
         drafted = ask_all(plain, prompts[:1], speculate=True, **GREEDY)
         assert [tokens(answer) for answer in drafted] == [tokens(answer) for answer in without]
@@ -181,10 +184,14 @@ def test_layers_that_sglang_runs(
 
 
 def test_swapped_adapters_are_noticed(
-    tmp_path: Path, folders: dict[str, Path], exact: dict[str, PreTrainedModel], prompts: list[str]
+    tmp_path: Path,
+    small_target: SmallTarget,
+    folders: dict[str, Path],
+    exact: dict[str, PreTrainedModel],
+    prompts: list[str],
 ) -> None:
     """A planted fault: verification takes each adapter for the other."""
-    for faulty in start(tmp_path / "log", folders, **changed("swapped-adapters")):
+    for faulty in start(tmp_path / "log", small_target, folders, **changed("swapped-adapters")):
         answers = ask_all(faulty, prompts[:2], speculate=True, **GREEDY)
         models = {name: exact[name] for name in NAMES}
         assert [spoken_by(models, answer) for answer in answers] != [[name] for name in NAMES] * 2

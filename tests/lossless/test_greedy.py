@@ -60,16 +60,16 @@ def test_an_eagle_head_trained_here(trained_eagle_server, prompts, plain):
     assert drafted == plain[:24]
 
 
-def test_the_default_drafter_planned(shipped_server, prompts):
+def test_the_default_drafter_planned(shipped_server, prompts, request):
     """The embedded model, whose steps are long enough for drafts to pay on every machine."""
     names = [f"outrider_{name}_total" for name in ("accepted_tokens", "wasted_tokens", "undrafted_steps")]
-    chosen = prompts[:24]
+    chosen = prompts[: 24 if request.config.getoption("--exhaustive") else 10]
     alone = [tokens(a) for a in complete_all(shipped_server, chosen, 8, speculate=False, **PLAIN)]
     before = MetricsPage(shipped_server.url)
     drafted = [tokens(a) for a in complete_all(shipped_server, chosen, 8, speculate=True, **PLAIN)]
     after = MetricsPage(shipped_server.url)
     accepted, wasted, undrafted = (after.value(name) - before.value(name) for name in names)
-    assert accepted > 200
+    assert accepted > 80
     assert undrafted > 0  # the planner took every kind of step
     assert wasted < 4 * accepted
     assert drafted == alone

@@ -21,7 +21,7 @@ GREEDY = {"max_tokens": 64, "temperature": 0}
 
 @pytest.mark.parametrize("served", ["int8_server", "rounding_server"], indirect=True)
 def test_speculation_changes_nothing(served: Server, prompts: list[str]) -> None:
-    chosen = prompts[:12]
+    chosen = prompts[:6]
     plain = [tokens(a) for a in complete_all(served, chosen, 1, speculate=False, **GREEDY)]
     before = accepted_tokens(served)
     drafted = [tokens(a) for a in complete_all(served, chosen, 6, speculate=True, **GREEDY)]

@@ -41,7 +41,7 @@ def write_adapter(
     return folder
 
 
-def merged(model_folder: str, adapter: Path) -> PreTrainedModel:
+def merged(model_folder: Path, adapter: Path) -> PreTrainedModel:
     """The model in float32 with W + s B A in the place of every W that the adapter changes."""
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
     config = json.loads((adapter / "adapter_config.json").read_text())

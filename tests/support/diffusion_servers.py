@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import pytest
 from metrics_page import MetricsPage
-from running import HTTP, ONE_THREAD, ForkedServer, Server, overlaps
+from running import HTTP, ForkedServer, Server, overlaps
 from tiny_diffusion import PROMPTS, Reference, TinyDiffusion
 from transformers import AutoTokenizer
 
 POOL = 512
-FLAGS = ("--dtype", "float32", "--max-total-tokens", str(POOL), "--served-model-name", "tiny", *ONE_THREAD)
+FLAGS = ("--dtype", "float32", "--max-total-tokens", str(POOL), "--served-model-name", "tiny")
 
 ALL = ("--planner", "verify-all")
 """As many drafts as there are, whatever they cost here."""

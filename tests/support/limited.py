@@ -74,6 +74,12 @@ class Limited:
     def metrics(self) -> MetricsPage:
         return MetricsPage(f"http://127.0.0.1:{self.metrics_port}")
 
+    def logged(self, answer: httpx.Response) -> list[str]:
+        """Words of the line that the server has logged for an answer."""
+        name = f"request_id={answer.headers['X-Request-Id']}"
+        (line,) = (line for line in self.server.output().splitlines() if name in line)
+        return line.split()
+
     def idle(self) -> bool:
         page = self.metrics()
         return page.value("sglang:num_running_reqs") == page.value("sglang:num_queue_reqs") == 0

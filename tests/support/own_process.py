@@ -6,14 +6,20 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
+from running import environment
+from server_forks import Forks
 
-def found_by(program: Path) -> Any:
+from outrider.server.machine import hardware
+
+
+def found_by(program: Path, *arguments: str) -> Any:
     """The last line of a Python program, which imports what this process can, read as JSON."""
     run = subprocess.run(
-        [sys.executable, str(program)],
+        [sys.executable, str(program), *arguments],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
@@ -21,6 +27,17 @@ def found_by(program: Path) -> Any:
     )
     assert run.returncode == 0, run.stderr[-4000:]
     return json.loads(run.stdout.splitlines()[-1])
+
+
+def found_by_engine(program: Path, *arguments: str) -> Any:
+    """The same of a program that starts an engine, forked where that can be."""
+    if hardware.has_gpu():
+        return found_by(program, *arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        output, errors = Path(folder) / "output", Path(folder) / "errors"
+        code = Forks.of(environment()).start(arguments, environment(), output, errors, program).wait()
+        assert code == 0, errors.read_text()[-4000:]
+        return json.loads(output.read_text().splitlines()[-1])
 
 
 INTERPRETED = """

@@ -8,7 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
+
+from small_target import SmallTarget
 
 from outrider.server.plugin.options import KEY
 from outrider.server.processes import client, session
@@ -53,7 +57,7 @@ async def work(engine: Engine) -> dict[str, Any]:
 
     SamplingParams.verify = lambda *_: None  # type: ignore[method-assign]  # what is checked here is behind it
     manager = engine.tokenizer_manager
-    plain = {"temperature": 0.0, "max_new_tokens": 200, "ignore_eos": True, "stream": True}
+    plain = {"temperature": 0.0, "max_new_tokens": 900, "ignore_eos": True, "stream": True}
 
     async def others() -> list[list[int]]:
         answers = (client.generate(manager, [100 + k, 200, 300, 400], **plain) for k in range(2))
@@ -61,13 +65,18 @@ async def work(engine: Engine) -> dict[str, Any]:
 
     before = await others()
     running = asyncio.ensure_future(others())
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(0.1)
     ends = {name: await asyncio.wait_for(poison(manager, fields), 30) for name, fields in POISONS.items()}
     meanwhile = not running.done()
     return {"ends": ends, "meanwhile": meanwhile, "same": await running == before, "after": await others() == before}
 
 
 if __name__ == "__main__":
-    settings = Settings(max_total_tokens=4096, tune=False, planner="verify-all")
-    print(json.dumps(session.run(resolve(settings), work)))
+    with tempfile.TemporaryDirectory() as folder:
+        small = SmallTarget.write(Path(folder))
+        settings = Settings(
+            model=str(small.folder), drafter="dspark", drafter_path=str(small.dspark), threads=1,
+            max_total_tokens=4096, tune=False, planner="verify-all",
+        )  # fmt: skip
+        print(json.dumps(session.run(resolve(settings), work)))
     sys.stdout.flush()

@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import ClassVar
 
 import httpx
 import openai
 import psutil
 import pytest
-from server_forks import ForkedProcess, Forks
+from server_forks import CHANGED, CHANGES, ForkedProcess, Forks
 
 from outrider.server.machine import hardware
 
@@ -28,17 +29,17 @@ PLAIN = ("--no-tune", "--sampling-defaults", "openai", "--activations", "float",
 """Flags of every server here: nothing is measured, a request that names no sampling has temperature 1, and no test's
 drafts depend on what others asked."""
 ONE_THREAD = () if hardware.has_gpu() else ("--threads", "1")
-"""Flags of servers of small models, which a second thread does not speed up."""
+"""Flags of servers of small models, which a second thread does not speed up; where other work runs beside, those of
+larger ones neither."""
 # Far more than a start takes: machines that run tests are busy.
 START_SECONDS = 180
 HTTP = httpx.Client(limits=httpx.Limits(max_connections=None, max_keepalive_connections=0))
 """Opens a connection for each request, as `httpx.get` does, without its 30 ms for reading certificates."""
-CHANGES = "OUTRIDER_TEST_CHANGES"
 
 
 def changed(*names: str) -> dict[str, str]:
     """Environment in which servers are changed so, beside what this process's says; see `changed_servers/`."""
-    path = [str(Path(__file__).parent / "changed_servers"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = [CHANGED, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(path), CHANGES: " ".join([*os.environ.get(CHANGES, "").split(), *names])}
 
 
@@ -50,11 +51,14 @@ def overlaps() -> bool:
 class Server:
     """A started `outrider serve`."""
 
+    THREADS: ClassVar[tuple[str, ...]] = ()
+
     def __init__(self, log: Path, *flags: str, **env: str) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
-        self.process = self._start(["serve", "--port", str(self.port), *PLAIN, *flags], environment(**env))
+        words = ["serve", "--port", str(self.port), *PLAIN, *self.THREADS, *flags]
+        self.process = self._start(words, environment(**env))
 
     def _start(self, arguments: list[str], env: dict[str, str]) -> subprocess.Popen[bytes] | ForkedProcess:
         return start(arguments, env, self.log, self.log)
@@ -105,7 +109,10 @@ class Server:
 
 
 class ForkedServer(Server):
-    """A server whose processes do not import what they need: see `server_forks.py`. On a GPU it is as any other."""
+    """A server of one thread whose processes do not import what they need: see `server_forks.py`. On a GPU it is as any
+    other."""
+
+    THREADS = ONE_THREAD
 
     def _start(self, arguments: list[str], env: dict[str, str]) -> subprocess.Popen[bytes] | ForkedProcess:
         return start_forked(arguments, env, self.log, self.log)

@@ -3,10 +3,11 @@
 Two of a start's three processes import SGLang and torch, six seconds of a core each, which is most of what the start
 of a server with a small model takes. Here one process imports it once; the command and its scheduler are copies of it.
 The environment is a server's own, but what libraries read as they are imported: so there is a process for each
-environment that `Server` is given. Tests of starts and ends, and one of every kind of server, start real ones.
+environment that `Server` is given, but for the variables of `LATER`. Tests of starts and ends, and one of every kind of
+server, start real ones.
 
 Run as a program it is that process: it reads requests (JSON lines) from a socket, its standard input, and answers with
-[number, process id], and when that process has ended with [number, return code].
+[number, process id], and when that process has ended with [number, return code]. A fork is the command, or a program.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -25,8 +27,11 @@ from typing import Any, ClassVar
 
 from outrider.server.machine.threads import SPINS  # libgomp reads it when torch is imported
 
-LATER = ("OUTRIDER_CACHE", "PYTEST_CURRENT_TEST")
-"""Variables that nothing reads while it is imported: a fork gets those of its request."""
+CHANGED = str(Path(__file__).parent / "changed_servers")
+"""Folder on the path of every process here; `sitecustomize.py` in it changes servers."""
+CLIP, CHANGES = "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "OUTRIDER_TEST_CHANGES"
+LATER = ("OUTRIDER_CACHE", "OUTRIDER_CPU_KERNELS", "PYTEST_CURRENT_TEST", "TORCHDYNAMO_DISABLE", CLIP, CHANGES)
+"""Variables that nothing reads while it is imported, or that `apply_later` makes up for: a fork has its request's."""
 
 
 class ForkedProcess:
@@ -80,18 +85,29 @@ class Forks:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Forks:
-        """The one of this environment."""
-        key = tuple(sorted((name, value) for name, value in environment.items() if name not in LATER))
+        """The one of this environment, but for LATER; changes that all servers have are made in it as it imports."""
+        shared = {name: value for name, value in environment.items() if name not in LATER}
+        shared[CHANGES] = os.environ.get(CHANGES, "")
+        paths = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+        shared["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([CHANGED, *paths]))
+        key = tuple(sorted(shared.items()))
         with cls._lock:
             if key not in cls._known:
-                cls._known[key] = cls(environment)
+                cls._known[key] = cls(shared)
             return cls._known[key]
 
     def start(
-        self, arguments: Sequence[str], environment: Mapping[str, str], output: Path, errors: Path
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        output: Path,
+        errors: Path,
+        program: Path | None = None,
     ) -> ForkedProcess:
-        """`outrider` with these arguments, what it prints in the files."""
+        """`outrider`, or a Python program that imports what this process can, with these arguments; what it prints goes
+        to the files."""
         request = {"arguments": [*arguments], "files": [str(output), str(errors)], "folder": os.getcwd()}
+        request |= {"program": str(program), "path": sys.path} if program else {}
         request["later"] = {name: environment.get(name) for name in LATER}
         said = threading.Event()
         with self._lock:
@@ -160,6 +176,20 @@ def fork_the_scheduler() -> None:
     prefork.multiprocessing = SimpleNamespace(get_context=lambda _: multiprocessing.get_context("fork"))  # type: ignore
 
 
+def apply_later(variables: Mapping[str, str | None]) -> None:
+    """Set the variables of LATER, and what has been read of them while modules were imported."""
+    import sitecustomize
+    from sglang.srt.managers import schedule_policy
+
+    for name, value in variables.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+    sitecustomize.make(os.environ.get(CHANGES, ""))
+    if CLIP in os.environ:
+        schedule_policy.CLIP_MAX_NEW_TOKENS = int(os.environ[CLIP])
+
+
 def serve_requests() -> dict[str, Any]:
     """Fork for each request; returns in each child, with its request. Ends when nobody asks any more."""
     import selectors
@@ -214,11 +244,12 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, file in enumerate(request["files"], 1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-    for name, value in request["later"].items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
+    apply_later(request["later"])
     fork_the_scheduler()
+    if "program" in request:
+        sys.argv, sys.path = [request["program"], *request["arguments"]], request["path"]
+        runpy.run_path(request["program"], run_name="__main__")
+        sys.exit(0)
     from outrider.server.cli.main import main as outrider
 
     sys.argv = [str(Path(sys.executable).with_name("outrider")), *request["arguments"]]

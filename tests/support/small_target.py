@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from outrider.drafters.block import BlockConfig, BlockModel, save_compact, target_identity
 from outrider.drafters.block.model import DraftModel
 from outrider.drafters.diffusion import DiffusionModel
-from outrider.server.model import target
+from outrider.server.model import bundled_model, target
 
 VOCAB, WIDTH, LAYERS, HEADS, KV_HEADS, HEAD = 768, 64, 2, 4, 2, 32
 GAMMA = 7
@@ -53,6 +53,13 @@ class SmallTarget:
             save_compact(make(model), path)
         _eagle3(model, made.eagle3)
         return made
+
+    def flags(self, drafter: str = "dspark", path: Path | None = None) -> tuple[str, ...]:
+        """Flags of a server of it, by the embedded model's name; path: of another drafter than its own."""
+        own = {"dspark": self.dspark, "specdiff": self.diffusion, "eagle3": self.eagle3}
+        model = ("--model", str(self.folder), "--served-model-name", bundled_model.NAME, "--drafter", drafter)
+        found = path or own.get(drafter)
+        return (*model, "--drafter-path", str(found)) if found else model
 
     @cached_property
     def tokenizer(self) -> Any:

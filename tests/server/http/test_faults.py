@@ -18,9 +18,12 @@ import pytest
 from browser import chromium
 from playwright.sync_api import expect
 from running import HTTP, ForkedServer, Server, wait_until
+from small_target import SmallTarget
 
 KEY = "a-secret"
 LONG = {"prompt": "Count: 1, 2, 3,", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
+LONG["speculation"] = {"enabled": False}
+"""A second's work."""
 
 
 class Stream:
@@ -55,9 +58,10 @@ def post_in_thread(server: Server, **headers: str) -> Future[httpx.Response]:
 
 
 @pytest.fixture
-def own_server(tmp_path: Path) -> Iterator[Server]:
+def own_server(tmp_path: Path, small_target: SmallTarget) -> Iterator[Server]:
     """A server that the test may break."""
-    started = ForkedServer(tmp_path / "log", "--max-total-tokens", "4096", "--drain-seconds", "60")
+    flags = (*small_target.flags(), "--max-total-tokens", "4096", "--drain-seconds", "60")
+    started = ForkedServer(tmp_path / "log", *flags)
     try:
         yield started.wait_until_ready()
     finally:
@@ -65,10 +69,12 @@ def own_server(tmp_path: Path) -> Iterator[Server]:
 
 
 def test_killed_scheduler_ends_everything_with_an_error(own_server: Server) -> None:
-    stream = Stream(own_server, 900)
-    whole = post_in_thread(own_server)
-    time.sleep(1)
     children = own_server.children()
+    whole = post_in_thread(own_server)
+    stream = Stream(own_server, 900)
+    children["scheduler"].suspend()  # neither ends before it is killed
+    time.sleep(0.2)
+    assert not whole.done()
     children["scheduler"].kill()
     killed = time.monotonic()
     wait_until(lambda: own_server.status("/health") == 503, 2)
@@ -88,8 +94,8 @@ def test_killed_scheduler_ends_everything_with_an_error(own_server: Server) -> N
 
 
 def test_first_signal_drains_and_exits_with_zero(own_server: Server) -> None:
-    stream = Stream(own_server, 120)
     children = own_server.children()
+    stream = Stream(own_server, 900)
     own_server.process.send_signal(signal.SIGTERM)
     wait_until(lambda: own_server.status("/ready") == 503, 5)
     assert own_server.status("/health") == 200
@@ -105,10 +111,10 @@ def test_first_signal_drains_and_exits_with_zero(own_server: Server) -> None:
 
 
 @pytest.fixture(scope="module")
-def locked_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def locked_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
     """A server that asks for a key, and speculates for nobody."""
     log = tmp_path_factory.mktemp("locked") / "log"
-    started = ForkedServer(log, "--max-total-tokens", "4096", "--api-key", KEY, "--drafter", "off")
+    started = ForkedServer(log, *small_target.flags("off"), "--max-total-tokens", "4096", "--api-key", KEY)
     try:
         yield started.wait_until_ready()
     finally:
@@ -149,7 +155,8 @@ def test_the_page_asks_for_the_key_and_keeps_it_for_the_tab(locked_server: Serve
 
 def test_a_server_without_a_drafter_answers(locked_server: Server) -> None:
     client = locked_server.client(api_key=KEY)
-    answer = client.completions.create(model=client.models.list().data[0].id, prompt="1 2 3 1 2 3 1", max_tokens=8)
+    asked = {"model": client.models.list().data[0].id, "prompt": "1 2 3 1 2 3 1", "max_tokens": 8}
+    answer = client.completions.create(**asked, extra_body={"ignore_eos": True})
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 8
     assert answer.usage.completion_tokens_details.rejected_prediction_tokens == 0

@@ -136,7 +136,7 @@ GREEDY, SAMPLED = {"temperature": 0}, {"temperature": 1.0, "top_p": 0.9, "top_k"
 @pytest.fixture(scope="module")
 def amount(request: pytest.FixtureRequest) -> int:
     """Number of requests to send."""
-    return request.config.getoption("--fuzz") or 80
+    return request.config.getoption("--fuzz") or 40
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,8 @@ model's own sampling."""
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from typing import Any
 
 import pytest
@@ -48,11 +50,10 @@ def ask(server: Server, *, stream: bool, drafts: bool, **fields: Any) -> tuple[s
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "find_hotel"}}])
 def test_calls_are_the_same_streamed_and_whole_with_drafts_and_without(tool_server: Server, choice: Any) -> None:
-    answers = {
-        (stream, drafts): ask(tool_server, stream=stream, drafts=drafts, tool_choice=choice)
-        for stream in (True, False)
-        for drafts in (True, False)
-    }
+    kinds = list(product((True, False), repeat=2))
+    with ThreadPoolExecutor(len(kinds)) as pool:
+        found = pool.map(lambda kind: ask(tool_server, stream=kind[0], drafts=kind[1], tool_choice=choice), kinds)
+        answers = dict(zip(kinds, found, strict=True))
     calls = answers[False, False][1]
     assert calls
     assert all(json.loads(arguments) for _, arguments in calls)

@@ -9,7 +9,7 @@ import gguf_models
 import pytest
 import torch
 from gguf_models import PROMPT, logprobs
-from running import HTTP, ONE_THREAD, ForkedServer, Server
+from running import HTTP, ForkedServer, Server
 
 SERVED = (
     "qwen3moe",
@@ -38,7 +38,7 @@ def test_answers_are_those_of_transformers(name: str, tmp_path: Path, request: p
     if name not in ALWAYS and not request.config.getoption("--exhaustive"):
         pytest.skip("--exhaustive starts a server for it")
     model = gguf_models.write(name, tmp_path / "tiny.gguf", "Q8_0")
-    flags = ("--model", str(tmp_path / "tiny.gguf"), "--dtype", "float32", "--max-total-tokens", "512", *ONE_THREAD)
+    flags = ("--model", str(tmp_path / "tiny.gguf"), "--dtype", "float32", "--max-total-tokens", "512")
     flags += FLAGS.get(name, ())
     flags += ("--log-level", "info") if name in IN_ONE_CALL else ()
     for server in started(tmp_path, *flags):

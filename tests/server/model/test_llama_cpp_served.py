@@ -8,7 +8,7 @@ from typing import Any
 import llama_cpp
 import pytest
 import torch
-from running import HTTP, ONE_THREAD, ForkedServer, Server
+from running import HTTP, ForkedServer, Server
 from transformers import AutoTokenizer
 
 from outrider.server.model import bundled_model, target
@@ -48,7 +48,7 @@ def test_float_and_rounded_activations(server: Server, tmp_path: Path) -> None:
         top = [reader.logprobs(ids, model.config["vocab_size"]).topk(ASKED) for ids in prompts]
     theirs, likeliest = torch.stack([row.values for row in top]), [row.indices for row in top]
     exact = (served(server, prompts, tokenizer, likeliest) - theirs).abs()
-    rounding = ForkedServer(tmp_path / "served", "--activations", "int8", "--max-total-tokens", "1024", *ONE_THREAD)
+    rounding = ForkedServer(tmp_path / "served", "--activations", "int8", "--max-total-tokens", "1024")
     try:
         rounded = (served(rounding.wait_until_ready(), prompts, tokenizer, likeliest) - theirs).abs()
     finally:

@@ -11,6 +11,7 @@ from asking import MODEL, complete_all, tokens
 from collector import Collector
 from metrics_page import metric
 from running import HTTP, ForkedServer, Server, wait_until
+from small_target import SmallTarget
 
 from outrider.server.machine import topology
 
@@ -26,10 +27,13 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Server]:
+def server(
+    tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget, collector: Collector
+) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("several") / "log"
     observing = ("--otlp-endpoint", collector.endpoint, "--log-requests", "content")
-    started = ForkedServer(log, "--engines", "2", "--max-total-tokens", "4096", *observing)
+    flags = (*small_target.flags(), "--engines", "2", "--max-total-tokens", "4096", *observing)
+    started = ForkedServer(log, *flags)
     try:
         yield started.wait_until_ready()
     finally:

@@ -1,5 +1,5 @@
 """Changes servers of tests from inside. Python imports this file in every process where its folder is on the path;
-OUTRIDER_TEST_CHANGES names the changes.
+OUTRIDER_TEST_CHANGES names the changes; a process forked by `server_forks.py` makes its own by `make`.
 
 overlap: scheduling overlaps with the forward on a CPU, as SGLang has it on a GPU: with its own loop, its future map,
 and steps that begin before the last one's result is there. A CPU's streams and events do nothing, so what is missing is
@@ -105,9 +105,16 @@ CHANGES = {
     "swapped-adapters": {"outrider.server.plugin.cpu.direct_forward": swap_adapters},
     "profile-costs": {"outrider.scheduler.cost.model": keep_the_profiles_costs},
 }
-CHANGED = {
-    module: change for name in os.environ["OUTRIDER_TEST_CHANGES"].split() for module, change in CHANGES[name].items()
-}
+CHANGED: dict[str, Callable[[ModuleType], None]] = {}
+
+
+def make(names: str) -> None:
+    """Make these changes: of modules that are imported now, of the others when they are."""
+    for name in names.split():
+        for module, change in CHANGES[name].items():
+            if module not in CHANGED and module in sys.modules:
+                change(sys.modules[module])
+            CHANGED[module] = change
 
 
 class Finder(MetaPathFinder):
@@ -131,3 +138,4 @@ class Finder(MetaPathFinder):
 
 
 sys.meta_path.insert(0, Finder())
+make(os.environ.get("OUTRIDER_TEST_CHANGES", ""))
