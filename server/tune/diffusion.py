@@ -31,7 +31,7 @@ from ..settings.settings import Settings
 from . import result
 from .effort import MARGIN_STEPS, Capacity, Effort, Shape
 from .events import Progress
-from .grid import Run, capacity_of, measure_grid, merge_refined
+from .grid import Run, capacity_of, measure_grid, merge_refined, prompt_of
 from .idle import Budget
 from .report import TunedGraphs
 
@@ -169,7 +169,6 @@ class Rounds:
         return [Point(shape.requests, rows * self.block, shape.total_context(steps), (middle,))]
 
     def _prompt(self, index: int, length: int) -> list[int]:
-        """Tokens of no meaning, of which another request's are not the beginning."""
-        first = min(100, self.vocabulary // 2)
-        drawn = [(7919 * index + 104729 * k) % min(997, self.vocabulary - first) + first for k in range(length)]
+        """The prompt of a request, in which nothing is masked."""
+        drawn = prompt_of(index, length, self.vocabulary)
         return [token - 1 if token == self.mask else token for token in drawn]

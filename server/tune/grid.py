@@ -34,6 +34,12 @@ def capacity_of(engine: Engine, limit: int | None, refined: Profile | None) -> C
     return Capacity(cache if limit is None else limit, cache, engine.context_length)
 
 
+def prompt_of(index: int, length: int, vocabulary: int) -> list[int]:
+    """Tokens of no meaning, of which another request's are not the beginning."""
+    first = min(100, vocabulary // 2)
+    return [(7919 * index + 104729 * k) % min(997, vocabulary - first) + first for k in range(length)]
+
+
 async def measure_grid(
     manager: Any,
     shapes: Sequence[Shape],

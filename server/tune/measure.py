@@ -28,7 +28,7 @@ from ..prompt_files import BUILT_IN, read_questions, with_temperatures
 from . import diffusion, result
 from .effort import MARGIN_STEPS, Effort, Shape
 from .events import Progress
-from .grid import Run, capacity_of, measure_grid, merge_refined
+from .grid import Run, capacity_of, measure_grid, merge_refined, prompt_of
 from .idle import Budget, run_now
 from .report import Tuned, TunedGraphs
 
@@ -52,7 +52,8 @@ async def measure_shape(manager: Any, shape: Shape, steps: int) -> list[Point]:
     """
     drafted = [shape.drafted(index) for index in range(shape.requests)]
     options = [RequestOptions(enabled=n > 0, gamma=n, planned=False).to_custom_params() for n in drafted]
-    prompts = [[(7919 * index + 104729 * k) % 997 + 100 for k in range(shape.context)] for index in range(len(drafted))]
+    vocabulary = manager.model_config.vocab_size
+    prompts = [prompt_of(index, shape.context, vocabulary) for index in range(shape.requests)]
     async with worker_rpc.measuring(manager):
         await client.run_beside(manager, prompts, steps + MARGIN_STEPS, options)
         return _points((await worker_rpc.read(manager))["steps"], shape, shape.total_context(steps))

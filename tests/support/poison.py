@@ -1,5 +1,7 @@
 """Sends requests that cannot be served to an engine, below the checks of HTTP, while others stream; run by a test.
 
+poison.py MODEL DRAFTER: folders of the small target and its drafter.
+
 Prints as JSON: what each of them came to, and whether the others' answers and one after them are as before.
 """
 
@@ -8,11 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
-
-from small_target import SmallTarget
 
 from outrider.server.plugin.options import KEY
 from outrider.server.processes import client, session
@@ -71,12 +69,13 @@ async def work(engine: Engine) -> dict[str, Any]:
     return {"ends": ends, "meanwhile": meanwhile, "same": await running == before, "after": await others() == before}
 
 
+def main(model: str, drafter: str) -> None:
+    settings = Settings(
+        model=model, drafter="dspark", drafter_path=drafter, threads=1, max_total_tokens=4096, tune=False,
+        planner="verify-all",
+    )  # fmt: skip
+    print(json.dumps(session.run(resolve(settings), work)))
+
+
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        small = SmallTarget.write(Path(folder))
-        settings = Settings(
-            model=str(small.folder), drafter="dspark", drafter_path=str(small.dspark), threads=1,
-            max_total_tokens=4096, tune=False, planner="verify-all",
-        )  # fmt: skip
-        print(json.dumps(session.run(resolve(settings), work)))
-    sys.stdout.flush()
+    main(*sys.argv[1:])

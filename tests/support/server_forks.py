@@ -104,8 +104,8 @@ class Forks:
         errors: Path,
         program: Path | None = None,
     ) -> ForkedProcess:
-        """`outrider`, or a Python program that imports what this process can, with these arguments; what it prints goes
-        to the files."""
+        """`outrider`, or `main` of a Python program that imports what this process can, with these arguments; what it
+        prints goes to the files."""
         request = {"arguments": [*arguments], "files": [str(output), str(errors)], "folder": os.getcwd()}
         request |= {"program": str(program), "path": sys.path} if program else {}
         request["later"] = {name: environment.get(name) for name in LATER}
@@ -248,7 +248,8 @@ def main() -> None:
     fork_the_scheduler()
     if "program" in request:
         sys.argv, sys.path = [request["program"], *request["arguments"]], request["path"]
-        runpy.run_path(request["program"], run_name="__main__")
+        # Not as __main__, which the processes that it spawns would import.
+        runpy.run_path(request["program"], run_name="program")["main"](*request["arguments"])
         sys.exit(0)
     from outrider.server.cli.main import main as outrider
 

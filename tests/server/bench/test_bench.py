@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from running import run_forked
+from running import ONE_THREAD, run_forked
+from small_target import SmallTarget
 from tiny_diffusion import TinyDiffusion
 
 from outrider.kernels.cache import cache_root
@@ -47,14 +48,14 @@ def test_steps_prints_the_ratio_of_every_shape(tmp_path: Path) -> None:
 
 
 @pytest.mark.server
-def test_arms_on_an_engine_without_a_profile(tmp_path: Path) -> None:
+def test_arms_on_an_engine_without_a_profile(tmp_path: Path, small_target: SmallTarget) -> None:
     """One is measured first, as a server does; the arms' answers are the same, and every accepted token is counted."""
-    for made in ("kernels", "models"):
-        (tmp_path / made).symlink_to(cache_root() / made)
+    (tmp_path / "kernels").symlink_to(cache_root() / "kernels")
     prompts, written = tmp_path / "echo.jsonl", tmp_path / "load.json"
     prompts.write_text('{"turns": ["Repeat the word echo fifty times: echo echo echo echo"]}\n' * 2)
     done = run_forked(
-        "bench", "load", "--drafter", "ngram", "--gamma", "3", "--prompts", str(prompts), "--new-tokens", "40",
+        "bench", "load", "--model", str(small_target.folder), "--drafter", "ngram", "--gamma", "3", *ONE_THREAD,
+        "--prompts", str(prompts), "--new-tokens", "40",
         "--count", "2", "--concurrency", "1,2", "--rounds", "1", "--json", str(written),
         "--plot", str(tmp_path / "load.png"), OUTRIDER_CACHE=str(tmp_path),
     )  # fmt: skip

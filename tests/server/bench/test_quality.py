@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import quality_turns
 import torch
+from own_process import found_by_engine
 
 from outrider.kernels.cpu import native
 from outrider.server.bench import quality
 from outrider.server.bench.quality import Answer
 from outrider.server.errors import UserError
-from outrider.server.settings.resolve import resolve
-from outrider.server.settings.settings import Settings
 
 ANSWERS = [Answer([1, 2], [3, 4], 0.0), Answer([5], [6], 1.0)]
 VOCABULARY = 50
@@ -59,24 +59,16 @@ def test_logits_of_fewer_tokens_are_noticed(tmp_path: Path) -> None:
 @pytest.mark.skipif(not native.available(), reason="without compiled kernels no weight is multiplied in blocks")
 def test_rows_predict_the_tokens_and_rounding_moves_them_a_little(tmp_path: Path) -> None:
     """An engine that reads its own greedy answers finds each token on top: reading gives decoding's bits."""
-    args = argparse.Namespace(tokens=60, new_tokens=20)
-    turns = {}
-    with quality._processes() as pool:
-        answers: list[Answer] = []
-        for arm in ("float", "int8"):
-            resolved = resolve(Settings(threads=1, drafter="off", disable_radix_cache=True, **quality.ARMS[arm]))
-            asked = (["What is a river?", "Count from one to twenty."] * 2, [0.0, 1.0], args)
-            turns[arm] = tmp_path / arm
-            answers = pool.submit(quality._turn, resolved, turns[arm], answers, *asked).result()
-    rows = np.fromfile(turns["float"], np.float32).reshape(sum(len(one.tokens) + 1 for one in answers), -1)
-    assert sum(len(one.tokens) for one in answers) >= args.tokens
+    answers = [Answer(**fields) for fields in found_by_engine(Path(quality_turns.__file__), str(tmp_path))]
+    rows = np.fromfile(tmp_path / "float", np.float32).reshape(sum(len(one.tokens) + 1 for one in answers), -1)
+    assert sum(len(one.tokens) for one in answers) >= 60
     assert {one.temperature for one in answers} == {0.0, 1.0}
     start = 0
     for one in answers:
         best = rows[start : start + len(one.tokens)].argmax(-1).tolist()
         assert (best == one.tokens) == (one.temperature == 0)
         start += len(one.tokens) + 1
-    found = quality.divergences(answers, turns["float"], turns["int8"])["all"]
+    found = quality.divergences(answers, tmp_path / "float", tmp_path / "int8")["all"]
     assert 1e-5 < found.kl < 0.05
     assert found.same > 0.85
 

@@ -13,6 +13,7 @@ from own_process import found_by_engine
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.sampling import sampling_batch_info
 from sglang.srt.sampling.sampling_params import SamplingParams
+from small_target import SmallTarget
 
 from outrider.server.plugin.hooks.request_guard import prepare
 
@@ -67,8 +68,8 @@ def test_what_a_batch_can_take_passes(sampling: dict[str, Any]) -> None:
 
 
 @pytest.mark.server
-def test_others_answers_go_on_beside_requests_that_cannot_be_prepared() -> None:
-    found = found_by_engine(Path(poison.__file__))
+def test_others_answers_go_on_beside_requests_that_cannot_be_prepared(small_target: SmallTarget) -> None:
+    found = found_by_engine(Path(poison.__file__), str(small_target.folder), str(small_target.dspark))
     assert found["meanwhile"]
     assert "out-of-vocabulary" in found["ends"].pop("logprob tokens")  # which SGLang finds before
     for name, end in found["ends"].items():

@@ -24,7 +24,7 @@ from outrider.server.processes.run_folder import PREFIX
 pytestmark = pytest.mark.server
 NAME = "tiny"
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [9, 9, 9], [40, 41, 42, 43, 40, 41], list(range(30, 60))]
-TOKENS = 64
+TOKENS = 40
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,30 @@ from pathlib import Path
 
 import pytest
 from metrics_page import MetricsPage
-from running import HTTP, OUTRIDER, ForkedServer, Server, environment, free_port, run_forked, start_forked, wait_until
+from running import (
+    HTTP,
+    ONE_THREAD,
+    OUTRIDER,
+    ForkedServer,
+    Server,
+    environment,
+    free_port,
+    run_forked,
+    start_forked,
+    wait_until,
+)
+from small_target import SmallTarget
 
 from outrider.kernels.cache import cache_root
 from outrider.scheduler.calibration.classes import CLASSES
 from outrider.scheduler.calibration.table import CalibrationTable
 
-QUICK = ("tune", "--quick", "--drafter", "ngram", "--activations", "float", "--max-requests", "2", "--name", "mine")
+QUICK = ("tune", "--quick", "--activations", "float", "--max-requests", "2", "--name", "mine")
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache folder with the embedded model and no profiles."""
+    """A cache folder with the kernels and no profiles."""
     folder = tmp_path_factory.mktemp("cache")
     for entry in cache_root().iterdir():
         if entry.name != "profiles":
@@ -35,6 +47,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         os.environ["OUTRIDER_CACHE"] = before
 
 
+@pytest.fixture(scope="module")
+def engine(small_target: SmallTarget) -> tuple[str, ...]:
+    """Flags of the engine that is measured."""
+    return ("--model", str(small_target.folder), "--drafter", "ngram", *ONE_THREAD)
+
+
 def measured(partial: Path) -> list[dict]:
     """The points of a measurement under way, without its first line; a torn last one is no point."""
     lines = partial.read_text().split("\n")[1:-1] if partial.exists() else []
@@ -42,16 +60,16 @@ def measured(partial: Path) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def profile(cache: Path) -> Path:
+def profile(cache: Path, engine: tuple[str, ...]) -> Path:
     """Folder of a profile whose measurement was killed once."""
     partial = cache / "profiles" / ".mine.partial.jsonl"
-    first = start_forked(QUICK, environment(), cache / "first", cache / "first")
+    first = start_forked([*QUICK, *engine], environment(), cache / "first", cache / "first")
     wait_until(lambda: len(measured(partial)) >= 3 or first.poll() is not None, 180)
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
     kept = measured(partial)
     assert len(kept) >= 3, (cache / "first").read_text()
-    second = run_forked(*QUICK, "--pictures", str(cache / "pictures"))
+    second = run_forked(*QUICK, *engine, "--pictures", str(cache / "pictures"))
     assert second.returncode == 0, second.stderr
     assert "Calibration error (ECE)" in second.stdout
     folder = cache / "profiles" / "mine"
@@ -81,12 +99,12 @@ def test_what_was_measured_is_complete(profile: Path, cache: Path) -> None:
 def refinement_yields(server: Server, partial: Path) -> None:
     """While nobody is served the profile gets better; a request has the engine for itself, and then it goes on."""
     wait_until(lambda: len(measured(partial)) >= 2, 120)
-    body = {"prompt": "one", "max_tokens": 300, "temperature": 0, "ignore_eos": True, "stream": True}
+    body = {"prompt": "one", "max_tokens": 900, "temperature": 0, "ignore_eos": True, "stream": True}
     body["speculation"] = {"enabled": False}
     known, steps = [], []
     with HTTP.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as answer:
         for number, _ in enumerate(answer.iter_lines()):
-            if number % 100 == 0:
+            if number % 300 == 0:
                 known.append(len(measured(partial)))
                 page = MetricsPage(server.url)
                 steps.append([page.value(f"outrider_{kind}_steps_total") for kind in ("decode", "request")])
@@ -100,8 +118,10 @@ def refinement_yields(server: Server, partial: Path) -> None:
 
 
 @pytest.mark.server
-def test_a_server_finds_its_profile_plans_by_it_and_measures_itself(profile: Path, tmp_path: Path) -> None:
-    server = ForkedServer(tmp_path / "log", "--drafter", "ngram", "--max-total-tokens", "4096", "--tune")
+def test_a_server_finds_its_profile_plans_by_it_and_measures_itself(
+    profile: Path, engine: tuple[str, ...], tmp_path: Path
+) -> None:
+    server = ForkedServer(tmp_path / "log", *engine, "--max-total-tokens", "4096", "--tune")
     try:
         server.wait_until_ready()
         assert "No profile fits" not in server.output()
@@ -129,8 +149,9 @@ def test_a_server_finds_its_profile_plans_by_it_and_measures_itself(profile: Pat
 
 
 @pytest.mark.server
-def test_a_profile_of_another_engine_is_refused_with_what_differs(profile: Path) -> None:
-    words = ["serve", "--port", str(free_port()), "--drafter", "ngram", "--gamma", "3", "--profile", "mine"]
+@pytest.mark.usefixtures("profile")
+def test_a_profile_of_another_engine_is_refused_with_what_differs(engine: tuple[str, ...]) -> None:
+    words = ["serve", "--port", str(free_port()), *engine, "--gamma", "3", "--profile", "mine"]
     refused = run_forked(*words)
     assert refused.returncode == 1
     assert "gamma: 7, here 3" in refused.stderr
