@@ -9,15 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from outrider.profiles.plots import plot_steps_per_second
+from outrider.profiles.plots import plot_graphs, plot_reliability, plot_steps_per_second
 from outrider.profiles.store import Profile
 from outrider.scheduler.calibration.classes import CLASSES
-from outrider.scheduler.calibration.plot import plot_reliability
 from outrider.scheduler.calibration.records import Records
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.draft_graphs.calibration import Counts, steps_ahead
 from outrider.scheduler.draft_graphs.graph import ROOT, DraftGraph
-from outrider.scheduler.draft_graphs.plot import plot_graphs
 
 from .. import pictures
 

@@ -12,10 +12,10 @@ from scipy.stats import mannwhitneyu
 from sglang.srt.speculative.dspark_components.dspark_sts import load_sts_calibration_from_path
 
 from outrider.kernels.drafts import weigh_drafts
+from outrider.profiles.plots import plot_reliability
 from outrider.scheduler.calibration.classes import CLASSES, classes_of
 from outrider.scheduler.calibration.fit import fit_joint, fit_sts, fit_table
 from outrider.scheduler.calibration.model import Calibration, ece, logit, quality, roc_auc, sigmoid
-from outrider.scheduler.calibration.plot import plot_reliability
 from outrider.scheduler.calibration.records import Recorder, Records
 from outrider.scheduler.calibration.table import CalibrationTable
 

@@ -183,3 +183,16 @@ def _end_tokens(req: Any) -> list[int]:
     if tokenizer is not None:
         ends |= {tokenizer.eos_token_id, *(tokenizer.additional_stop_token_ids or ())}
     return sorted(ends - {None})
+
+
+def rows_and_lengths(batch: Any, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and cached tokens of the batch's requests, [R] int64 each, without waiting for the device.
+
+    Where SGLang does not read the lengths back, they are what was cached when the last result came, and what the step
+    under way may add: `width`.
+    """
+    rows = batch.req_pool_indices_cpu.numpy().astype(np.int64)
+    if batch.seq_lens_cpu is not None:
+        return rows, batch.seq_lens_cpu.numpy().astype(np.int64)
+    committed = [req.kv.kv_committed_len for req in batch.reqs]
+    return rows, np.array(committed, dtype=np.int64) + width

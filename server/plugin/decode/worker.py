@@ -39,7 +39,7 @@ from .metrics import SpeculationMetrics
 from .planning import Planning
 from .ranks import Ranks
 from .readback import DeviceTime, begin, since
-from .requests import RequestTable
+from .requests import RequestTable, rows_and_lengths
 from .results import decoded, prefilled
 from .sampling import Sampling
 from .step import Step
@@ -234,7 +234,7 @@ class SpeculativeWorker(BaseSpecWorker):
         if self.exchange.take_back_if_worse():
             self.reload_profile()
 
-        step = self.planning.begin(*self._host_view(batch), classes)
+        step = self.planning.begin(*rows_and_lengths(batch, self.width), classes)
         if step.bucket is not None:
             self.ranks.broadcast_bucket(step.bucket)
         draft, draft_seconds = self._draft(step, rows, seq_lens, anchors, sampling)
@@ -376,18 +376,6 @@ class SpeculativeWorker(BaseSpecWorker):
             self.drafter.observe(Features(hidden, tokens, positions, slots, sets))
 
     # -- request state ------------------------------------------------------------------------------------------
-
-    def _host_view(self, batch: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and cached tokens of the batch's requests, without waiting for the device.
-
-        Where SGLang does not read the lengths back, they are what was cached when the last result came, and what the
-        step under way may add.
-        """
-        rows = batch.req_pool_indices_cpu.numpy().astype(np.int64)
-        if batch.seq_lens_cpu is not None:
-            return rows, batch.seq_lens_cpu.numpy().astype(np.int64)
-        committed = [req.kv.kv_committed_len for req in batch.reqs]
-        return rows, np.array(committed, dtype=np.int64) + self.width
 
     def _sampling_of(self, batch: Any, rows: torch.Tensor) -> tuple[Sampling, torch.Tensor]:
         """Sampling of the running batch and the classes of its drafts; made once for its requests, since others
