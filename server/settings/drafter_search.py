@@ -46,9 +46,9 @@ class Candidate:
 def candidates(settings: Settings, model: Model) -> list[Candidate]:
     """All drafters of a model, by preference: those in its folder, then public ones, by the registry's order."""
     if settings.model is None:
-        kinds = dict.fromkeys(registry.find(name).kind or name for name in CHECKPOINT_DRAFTERS)
-        folders = [(folder, "comes with Outrider") for kind in kinds if (folder := shipped(model, kind)).is_dir()]
-        return [_in_folder(folder, folder.name, origin, settings, model) for folder, origin in folders]
+        folders = dict.fromkeys(shipped(model, name) for name in CHECKPOINT_DRAFTERS)
+        origin = "comes with Outrider"
+        return [_in_folder(folder, folder.name, origin, settings, model) for folder in folders if folder.is_dir()]
     within = sorted(path.parent for path in model.folder.glob("*/config.json")) if model.folder else []
     found = [_in_folder(folder, str(folder), "in the model's folder", settings, model) for folder in within]
     for drafter in sorted(_public(settings, model), key=lambda one: _rank(one.kind)):

@@ -222,6 +222,13 @@ def test_the_command_lists_them(folder: Path, hub: Callable[[str], Path], capsys
     assert f"{DSPARK}, not here (https://github.com/deepseek-ai/DeepSpec)" in said
 
 
+def test_the_command_lists_what_comes_with_the_embedded_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["drafters", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["auto"] == "dspark" == checkpoints.with_drafter_path(Settings(), target.find(None)).drafter
+    assert [row["name"] for row in found["drafters"] if row["fits"]] == ["dspark", "dflash", "diffusion"]
+
+
 @pytest.mark.parametrize("kind", ["dspark", "dflash", "eagle3", "diffusion"])
 def test_every_kind_is_measured(tmp_path: Path, kind: str) -> None:
     import torch
