@@ -3,7 +3,8 @@
 Starts `outrider serve --learn` with an empty folder, or takes a running one by --url. The prompts of --prompts are
 served in as many parts as there are pauses; in a pause the server learns. After each pause some prompts of --held-out
 are asked, one at a time and with `"store": false`, so that the server keeps nothing of them; before the first part and
-after the last pause all of them, and those of --general, prompts of other kinds. Greedy, so texts must not change.
+after the last pause all of them, and those of --general, prompts of other kinds. Each has a `cache_salt` of its own, or
+prompt lookup would find other answers, its own of the last time too. Greedy, so texts must not change.
 
 Tokens a step hardly depend on what else the machine does, nor do processor seconds of the learner: where others compute
 too, look at these. Flags of the server go after --.
@@ -20,6 +21,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -208,7 +210,7 @@ async def _measure(
             learning = await _pause(server, processes, args)
             probe = {name: found[: args.probe] for name, found in held_out.items()}
             point = Point(
-                time.time() - first_pause, server_processes.processor_seconds(processes, "learner"),
+                time.time() - first_pause, server_processes.processor_seconds(processes, server_processes.LEARNER),
                 (number + 1) * len(questions) // args.pauses,
                 learning.get("answers", 0) + learning.get("held_out", 0), learning.get("anchors", 0),
                 learning["in_use"], await asking.each(probe),
@@ -235,12 +237,12 @@ async def _pause(
     server: Remote, processes: server_processes.ServerProcesses | None, args: argparse.Namespace
 ) -> dict[str, Any]:
     """Ask nothing for a while; what the server says of its learning at the end."""
-    had, until = server_processes.processor_seconds(processes, "learner"), time.monotonic() + args.pause
+    had, until = server_processes.processor_seconds(processes, server_processes.LEARNER), time.monotonic() + args.pause
     before, idle = had, 0
     while True:
         await asyncio.sleep(min(1.0, args.pause))
         learning: dict[str, Any] = (await _live(server))["learning"]
-        has = server_processes.processor_seconds(processes, "learner")
+        has = server_processes.processor_seconds(processes, server_processes.LEARNER)
         if had is None or has is None or has - had >= args.learner_seconds:
             enough = True
         else:  # or it has nothing to do
@@ -268,7 +270,7 @@ class _Asking:
     async def _alone(self, questions: Sequence[str]) -> Asked:
         before, tokens, seconds = await _live(self.server), 0, 0.0
         for question in questions:
-            reply = await self._ask(question, store=False)
+            reply = await self._ask(question, store=False, cache_salt=secrets.token_hex(8))
             tokens, seconds = tokens + reply.completion_tokens, seconds + reply.seconds
             self.changed += self._texts.setdefault(question, reply.text) != reply.text
         now = await _live(self.server)

@@ -81,6 +81,8 @@ def test_held_out_prompts_teach_nothing_and_show_what_was_learned(
     kept = [body["messages"][0]["content"] for body in server.asked if body.get("store", True)]
     assert sorted(kept) == [f"served {number}" for number in range(4)]
     assert all(body["temperature"] == 0 for body in server.asked)
+    salts = [body.get("cache_salt") for body in server.asked if not body.get("store", True)]
+    assert len(set(salts)) == len(salts) > 9  # lookup finds no answer in another's, nor in its own of before
     assert {name: asked["tau"] for name, asked in results["before"].items()} == {"held": 1.0, "general": 1.0}
     assert {name: asked["tau"] for name, asked in results["after"].items()} == {"held": 3.0, "general": 3.0}
     assert results["before"]["held"]["tokens"] == 3 * WORDS
