@@ -29,8 +29,8 @@ class Reply:
 
     failure: empty where the whole answer came; else the HTTP status, or one of "connection", "timeout", "stream" (it
     broke off or held an error), "aborted" (by us). detail: what the server said then.
-    ttft: to the first piece of text, 0 without one. longest_gap: between two pieces. completion_tokens: the server's
-    count, or where it gives none that of the pieces.
+    ttft: to the first piece of text, 0 without one. gaps: between two pieces. completion_tokens: the server's count, or
+    where it gives none that of the pieces.
     """
 
     failure: str = ""
@@ -41,8 +41,12 @@ class Reply:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     ttft: float = 0.0
-    longest_gap: float = 0.0
+    gaps: list[float] = field(default_factory=list, repr=False)
     seconds: float = 0.0
+
+    @property
+    def longest_gap(self) -> float:
+        return max(self.gaps, default=0.0)
 
     @property
     def tpot(self) -> float:
@@ -150,7 +154,7 @@ async def _read_stream(response: aiohttp.ClientResponse, reply: Reply, start: fl
             continue
         now, pieces = time.perf_counter() - start, pieces + 1
         if latest:
-            reply.longest_gap = max(reply.longest_gap, now - latest)
+            reply.gaps.append(now - latest)
         reply.ttft, latest = reply.ttft or now, now
     reply.failure, reply.detail = "stream", "it ended without [DONE]"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 import psutil
 
 MB = 1 << 20
+LEARNER = "learner"
+"""Name of the process that trains a server's drafter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,26 @@ def of_server(url: str) -> ServerProcesses | None:
     return ServerProcesses(named, time.monotonic())
 
 
+@contextlib.contextmanager
+def suspended(processes: Iterable[psutil.Process]) -> Iterator[None]:
+    """Processes do not run while this is entered."""
+    stopped = list(processes)
+    try:
+        for process in stopped:
+            with contextlib.suppress(psutil.Error):
+                process.suspend()
+        yield
+    finally:
+        for process in stopped:
+            with contextlib.suppress(psutil.Error):
+                process.resume()
+
+
+def learner_of(server: ServerProcesses | None) -> psutil.Process | None:
+    """The process that trains a server's drafter; None without one."""
+    return None if server is None else server.processes.get(LEARNER)
+
+
 def processor_seconds(server: ServerProcesses | None, name: str) -> float | None:
     """Processor time of one of its processes so far, of all threads; None where it cannot be seen."""
     if server is not None and name in server.processes:
@@ -95,7 +117,7 @@ def _name(process: psutil.Process, root: psutil.Process) -> str:
         return "server"
     title = " ".join(process.cmdline())
     if "drafters.learning.process" in title:
-        return "learner"
+        return LEARNER
     if "sglang::" in title:
         return title.partition("::")[2].split()[0]
     return "resource_tracker" if "resource_tracker" in title else process.name()

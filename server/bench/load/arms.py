@@ -166,7 +166,9 @@ class Load:
         async for piece in self.manager.generate_request(request):
             now, about = time.perf_counter() - start, piece["meta_info"]
             reply.ttft = reply.ttft or now
-            reply.longest_gap, last = max(reply.longest_gap, now - (last or now)), now
+            if last:
+                reply.gaps.append(now - last)
+            last = now
             reply.text, reply.completion_tokens = piece["text"], about["completion_tokens"]
             reply.prompt_tokens = about["prompt_tokens"]
         reply.seconds = time.perf_counter() - start

@@ -22,6 +22,8 @@ from .workload import Counting, Workload
 URL = "http://127.0.0.1:30000"
 ROUNDS = 3
 """Rounds of several servers; one server has a single round."""
+LEARNER_SECONDS = 2.0
+"""Pause before a turn where a server learns: its learner goes on by then, and is stopped while others have a turn."""
 Records = dict[tuple[float, str, int], list[Record]]
 """Measurements by load, arm and round."""
 OBJECTIVES = ("ttft", "tpot", "e2e")
@@ -104,13 +106,16 @@ async def _measure(test: Scenario, args: argparse.Namespace, records: Records, m
             name: await Counting.of(server, test.timeout) if workload.needs_counting(test, trace) else None
             for name, server in servers.items()
         }
+        watched = {name: server_processes.of_server(url) for name, url in urls(args).items()}
+        learners = {name: found for name in watched if (found := server_processes.learner_of(watched[name]))}
         rounds = args.rounds or (1 if len(servers) == 1 else ROUNDS)
         for number, load, arm in harness.alternate_arms(rounds, test.arrivals.loads, list(servers)):
             work = Workload(test, countings[arm])
-            records[load, arm, number] = await generate.at_load(servers[arm], test, work, trace, load)
-        for name, url in urls(args).items():
-            if watched := server_processes.of_server(url):
-                memory[name] = watched.shared_once()
+            if learners:
+                await asyncio.sleep(LEARNER_SECONDS)
+            with server_processes.suspended(found for name, found in learners.items() if name != arm):
+                records[load, arm, number] = await generate.at_load(servers[arm], test, work, trace, load)
+        memory |= {name: found.shared_once() for name, found in watched.items() if found}
 
 
 def _changes(args: argparse.Namespace) -> dict[str, Any]:

@@ -46,8 +46,8 @@ def table(results: Results, unit: str) -> str:
     """A row per load and arm, medians over the rounds; ratios to the first arm are of the same round."""
     lines = [
         f"{unit:>9} {'arm':>16} {'whole/asked':>12} {'req/s':>6} {'tok/s':>7} {'per user':>8} {'TTFT p50':>9}"
-        f" {'p90':>6} {'p99':>6} {'TPOT p50':>9} {'p99':>5} {'E2E p50':>8} {'p99':>6} {'good':>5} {'goodput':>8}"
-        f" {'tau':>5}  failures, ratios"
+        f" {'p90':>6} {'p99':>6} {'TPOT p50':>9} {'p99':>5} {'gap p99':>8} {'E2E p50':>8} {'p99':>6} {'good':>5}"
+        f" {'goodput':>8} {'tau':>5}  failures, ratios"
     ]
     every = [one for arms in results.values() for rounds in arms.values() for one in rounds]
     for load, arms in results.items():
@@ -86,7 +86,8 @@ def _columns(rounds: Sequence[Summary]) -> str:
         f"{whole:>12} {middle(lambda one: one.requests_per_second, 6, 2)} {middle(lambda one: one.throughput, 7, 1)}"
         f" {middle(lambda one: one.per_user, 8, 1)} {times('ttft', 'p50', 6)} ms {times('ttft', 'p90', 6)}"
         f" {times('ttft', 'p99', 6)} {times('tpot', 'p50', 6, 1)} ms {times('tpot', 'p99', 5)}"
-        f" {times('e2e', 'p50', 6, 2, 1)} s {times('e2e', 'p99', 6, 2, 1)} {good:>5} {goodput:>8} {tau:>5}"
+        f" {times('gap', 'p99', 8, 1)} {times('e2e', 'p50', 6, 2, 1)} s {times('e2e', 'p99', 6, 2, 1)} {good:>5}"
+        f" {goodput:>8} {tau:>5}"
     )
 
 
@@ -98,6 +99,8 @@ def _remarks(arm: str, arms: Mapping[str, Sequence[Summary]]) -> str:
     first = next(iter(arms))
     if arm != first and (found := ratio(arms[arm], arms[first])):
         said.append(f"{found.cell} × {first}")
+        if gaps := _gap_ratio(arms[arm], arms[first]):
+            said.append(f"p99 gap {gaps.cell} ×")
     if arm == OURS and len(arms) > 2 and (best := best_of(arms, OURS)) and (found := ratio(arms[arm], arms[best])):
         said.append(f"{found.cell} × the better of the others, {best}")
     return "; ".join(said)
@@ -109,6 +112,14 @@ def ratio(ours: Sequence[Summary], theirs: Sequence[Summary]) -> harness.Ratio |
     if len(ours) != len(theirs) or not rates[1] or min(rates[1]) <= 0:
         return None
     return harness.ratio(*rates)
+
+
+def _gap_ratio(ours: Sequence[Summary], theirs: Sequence[Summary]) -> harness.Ratio | None:
+    """The same of the 99th percentile of times between pieces of answers."""
+    found = [[one.gap.p99 for one in rounds if one.gap is not None] for rounds in (ours, theirs)]
+    if len(found[0]) != len(found[1]) or not found[1] or min(found[1]) <= 0:
+        return None
+    return harness.ratio(*found)
 
 
 def best_of(arms: Mapping[str, Sequence[Summary]], but: str) -> str | None:

@@ -9,19 +9,22 @@ import json
 import os
 import signal
 import statistics
+import subprocess
+import sys
 import time
 import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from aiohttp import web
 from small_openai import Handler, SmallServer, answer, send
 
 from outrider.server import pictures
-from outrider.server.bench import record
-from outrider.server.bench.load import arrivals, report, scenario
+from outrider.server.bench import record, server_processes
+from outrider.server.bench.load import arrivals, by_url, report, scenario
 from outrider.server.bench.load.generate import Record
 from outrider.server.bench.load.scenario import Bursts, Objectives, Rate
 from outrider.server.bench.load.summary import summarise
@@ -55,7 +58,7 @@ def test_a_load_is_summed_up(tmp_path: Path) -> None:
 
     records = [
         one(0.0, completion_tokens=11, ttft=1.0, seconds=11.0),  # of the warm-up: five of its tokens come after it
-        one(6.0, completion_tokens=11, ttft=0.5, seconds=1.5),
+        one(6.0, completion_tokens=11, ttft=0.5, seconds=1.5, gaps=[0.1] * 8 + [0.2]),
         one(7.0, completion_tokens=5, ttft=2.0, seconds=4.0),
         one(14.0, completion_tokens=11, ttft=0.5, seconds=2.0),  # ends after the measured time
         one(8.0, failure="429", seconds=0.01),
@@ -66,6 +69,7 @@ def test_a_load_is_summed_up(tmp_path: Path) -> None:
     assert found.requests_per_second == pytest.approx(3 / 9)
     assert found.ttft.p50 == 0.5
     assert found.tpot.p50 == pytest.approx(0.15)
+    assert (found.gap.p50, found.gap.largest, found.longest_gap.p50) == (0.1, 0.2, 0.0)
     assert (found.goodput, found.good) == (pytest.approx(1 / 9), 0.25)
     nothing = summarise(records[-1:], 2.0, 6.0, 9.0, Objectives())
     assert (nothing.whole, nothing.throughput, nothing.goodput, nothing.ttft) == (0, 0.0, None, None)
@@ -124,6 +128,34 @@ def test_a_closed_loop_keeps_so_many_in_flight(capsys: pytest.CaptureFixture[str
         code, _ = load(capsys, "--url", server.url, "--concurrency", "3", "--seconds", "0.6", "--warm-up", "0.1")
     assert (code, most) == (0, 3)
     assert len(server.asked) > 12
+
+
+def test_learners_are_stopped_while_others_have_a_turn(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a server that nobody asks would train beside the one that is measured."""
+    states: dict[str, set[bool]] = {"learns": set(), "plain": set()}
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        learner = psutil.Process(process.pid)
+
+        def noting(name: str) -> Handler:
+            async def asked(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+                states[name].add(learner.status() == psutil.STATUS_STOPPED)
+                return await answer(request, body, ttft=0.05)
+
+            return asked
+
+        with SmallServer(noting("plain")) as plain, SmallServer(noting("learns")) as learns:
+            family = {learns.url: server_processes.ServerProcesses({"learner": learner}, 0.0)}
+            monkeypatch.setattr(server_processes, "of_server", family.get)
+            monkeypatch.setattr(by_url, "LEARNER_SECONDS", 0)
+            urls = f"plain={plain.url}", f"learns={learns.url}"
+            code, shown = load(capsys, "--url", *urls, "--concurrency", "2", "--seconds", "0.3", "--warm-up", "0")
+        assert learner.status() != psutil.STATUS_STOPPED
+        process.kill()
+    assert code == 0
+    assert states == {"learns": {False}, "plain": {True}}
+    assert "p99 gap" in shown
 
 
 def test_a_closed_loop_that_is_refused_does_not_hammer(capsys: pytest.CaptureFixture[str]) -> None:
