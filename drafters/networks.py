@@ -11,10 +11,11 @@ import torch
 from .block import checkpoint as block
 from .block.checkpoint import load_as
 from .block.config import BlockConfig, read_json
-from .block.model import BlockModel, DraftModel
+from .block.model import BlockModel, DraftModel, TrainedModel
 from .diffusion.model import DiffusionModel
 from .eagle import checkpoint as eagle
 from .eagle.config import EagleConfig, is_eagle
+from .eagle.model import EagleModel
 
 
 def network_of(config: BlockConfig) -> type[DraftModel]:
@@ -31,6 +32,28 @@ def read_config(folder: str | Path) -> BlockConfig | EagleConfig:
     """Shape of a folder's drafter; raises CheckpointError where none can be read."""
     config = read_json(folder)
     return (EagleConfig if is_eagle(config) else BlockConfig).from_json(config)
+
+
+def layers_of(folder: str | Path, count: int) -> tuple[int, ...]:
+    """The layers that a folder's drafter reads of a target with `count` layers; raises CheckpointError."""
+    config = read_config(folder)
+    return config.layers_of(count) if isinstance(config, EagleConfig) else config.target_layers
+
+
+def not_trained(config: BlockConfig | EagleConfig) -> str:
+    """The part of a drafter's shape that is served and not trained here; "" if there is none."""
+    if isinstance(config, EagleConfig):
+        return ""
+    return "layers of Gemma 4's shape" if config.gemma else "layers with sliding windows" if config.windows else ""
+
+
+def save(model: TrainedModel, head: torch.Tensor, folder: str | Path) -> None:
+    """Write a trained drafter as it is served; head: the rows [V', d] that it drafts with."""
+    if isinstance(model, EagleModel):
+        eagle.save(model.stored, head, folder)
+    else:
+        assert isinstance(model, DraftModel)
+        block.save_compact(model, folder)
 
 
 def kind_of(folder: str | Path) -> str:

@@ -24,15 +24,14 @@ from outrider.storage import replacing
 
 from .. import networks, registry
 from ..block import checkpoint
-from ..block.config import BLOCK_KINDS, check_layers
-from ..block.model import BlockModel
+from ..block.config import BLOCK_KINDS, BlockConfig, check_layers
+from ..block.model import BlockModel, TrainedModel
 from ..conversion import delta
 from ..conversion.layout import Layout
 from ..conversion.model import convert, spare_token
 from ..conversion.run import ConversionRun
 from ..diffusion.denoise import make_schedule
 from ..diffusion.model import DiffusionModel
-from ..eagle import checkpoint as eagle
 from ..eagle.config import EagleConfig
 from ..eagle.model import EagleModel
 from ..training.deadline import Deadline, OutOfTime
@@ -97,20 +96,25 @@ def start(
     start_markov(model, store, numbers, [ids for ids in more if ids not in hidden])
 
 
-def former_drafter(args: argparse.Namespace, kind: str, target: TargetModel) -> BlockModel | EagleModel | None:
+def former_drafter(args: argparse.Namespace, kind: str, target: TargetModel) -> TrainedModel | None:
     """The drafter to go on with, in float32, or None; raises ValueError where it is of another kind or target."""
     if args.start in ("target", "fresh"):
         return None
     folder = Path(args.start) / kind if args.kind == "both" else Path(args.start)
-    if (found := networks.kind_of(folder)) != kind:
+    model = read_drafter(folder, kind, target)
+    if isinstance(model, EagleModel):
+        model.config = replace(model.config, gamma=args.gamma)
+    return model
+
+
+def read_drafter(folder: Path, kind: str, target: TargetModel) -> TrainedModel:
+    """The drafter of a folder, to be trained, in float32; raises ValueError where it is of another kind or target."""
+    if (found := networks.kind_of(folder)) != (registry.find(kind).kind or kind):
         raise ValueError(f"--start {folder} is a drafter of kind {found}, not {kind}")
     if kind == EagleConfig.kind:
-        head = EagleModel.load(folder, target.config.num_hidden_layers, target.embedding.shape, dtype=torch.float32)
-        head.config = replace(head.config, gamma=args.gamma)
-        return head
-    model = checkpoint.load(folder, dtype=torch.float32).requires_grad_(True).train()
-    if model.config.windows or model.config.gemma:
-        what = "layers of Gemma 4's shape" if model.config.gemma else "layers with sliding windows"
+        return EagleModel.load(folder, target.config.num_hidden_layers, target.embedding.shape, dtype=torch.float32)
+    model = networks.load_any(folder, dtype=torch.float32).requires_grad_(True).train()
+    if what := networks.not_trained(model.config):
         raise ValueError(f"--start {folder} has {what}, which are served and not trained here")
     checkpoint.check_target(model.config, checkpoint.target_identity(target.config, target.embedding))
     return model
@@ -241,13 +245,14 @@ def make_recipe(args: argparse.Namespace, kind: str) -> Recipe:
 
 def train(
     args: argparse.Namespace, kind: str, folder: Path, target: TargetModel, store: FeatureStore,
-    former: BlockModel | EagleModel | None, layers: tuple[int, ...], deadline: Deadline,
+    former: TrainedModel | None, layers: tuple[int, ...], deadline: Deadline,
 ) -> None:  # fmt: skip
     """Stage 3 for one drafter, as far as the deadline lets it; what there is becomes `folder`/drafter."""
     folder.mkdir(parents=True, exist_ok=True)
     held_out = held_out_numbers(store, args)
     model = former or first_drafter(args, kind, folder, target, store, layers, held_out)
     model = model.to(device=args.device, dtype=target.embedding.dtype)
+    assert isinstance(model, BlockModel | EagleModel)
     training = Run(folder, model, frozen_part(model, target), make_recipe(args, kind))
     train_in_time(training, store, held_out, args, deadline)
     finish(folder, store, held_out, training)
@@ -290,10 +295,7 @@ def train_in_time(
 def finish(folder: Path, store: FeatureStore, held_out: list[int], training: TrainingRun[Any]) -> None:
     """Write what the run has come to as `folder`/drafter, with facts about it."""
     with training.optimiser.averaged():
-        if isinstance(training.model, EagleModel):
-            eagle.save(training.model.stored, training.frozen.head, folder / "drafter")
-        else:
-            checkpoint.save_compact(training.model, folder / "drafter")
+        networks.save(training.model, training.frozen.head, folder / "drafter")
     write_facts(folder / "drafter", store, held_out, training)
 
 
@@ -359,10 +361,9 @@ def run_conversion(args: argparse.Namespace, target: TargetModel, deadline: Dead
 
 def diffusion_model(args: argparse.Namespace, target: TargetModel, store: FeatureStore) -> DiffusionModel:
     """The network before its first step, in float32."""
-    if args.start not in ("target", "fresh"):
-        model = checkpoint.load_as(DiffusionModel, args.start, dtype=torch.float32).requires_grad_(True).train()
-        checkpoint.check_target(model.config, checkpoint.target_identity(target.config, target.embedding))
-        return model
+    if (former := former_drafter(args, args.kind, target)) is not None:
+        assert isinstance(former, DiffusionModel)
+        return former
     config = make_config(args, "diffusion", target, ())
     vocab = draft_vocabulary(store, config, args.out / "vocab.json")
     torch.manual_seed(args.seed)
@@ -370,9 +371,14 @@ def diffusion_model(args: argparse.Namespace, target: TargetModel, store: Featur
     if args.start == "fresh":
         start_vectors(model, target)
         return model
+    start_diffusion(model, target, start_layers(args, config, target))
+    return model
+
+
+def start_layers(args: argparse.Namespace, config: BlockConfig, target: TargetModel) -> list[int]:
+    """The target's layers that a diffusion drafter's begin as; raises ValueError for numbers that do not fit."""
     last = target.config.num_hidden_layers - 1
     layers = args.start_layers or [*range(config.num_layers - 1), last]
     if len(layers) != config.num_layers or not all(0 <= i <= last for i in layers):
         raise ValueError(f"--start-layers {layers}: expected {config.num_layers} numbers in 0..{last}")
-    start_diffusion(model, target, layers)
-    return model
+    return layers

@@ -15,6 +15,7 @@ from outrider.kernels.attention import flat_attention
 
 from ..base import Draft, DraftBatch, Rows, Target
 from ..block.checkpoint import check_shapes, check_target, load_as, target_identity
+from ..block.errors import CheckpointError
 from ..encoding import EncodingDrafter
 from ..spans import Spans
 from .compiled import Pools, compile_diffusion
@@ -51,6 +52,7 @@ class DiffusionDrafter(EncodingDrafter):
         self.embedding = embedding
         self.vocab = model.vocab if config.draft_vocab_size else None
         self.head = head[model.vocab.to(head.device)].to(self.dtype)
+        self._target_head = head
         self.compiled = compile_diffusion(self.model, self.head)
         self.pools: Pools = []
 
@@ -79,6 +81,20 @@ class DiffusionDrafter(EncodingDrafter):
         shape = slots, config.num_kv_heads, config.head_dim
         self.pools = [(like.new_zeros(shape), like.new_zeros(shape)) for _ in range(config.num_layers)]
         if self.compiled is not None:
+            self.compiled.allocate(self.pools)
+
+    @torch.inference_mode()
+    def reload(self, checkpoint: str, number: int = 0) -> None:
+        if number:
+            return super().reload(checkpoint, number)
+        found = load_as(DiffusionModel, checkpoint, dtype=self.dtype, device=self.device)
+        if found.config != self.model.config:
+            raise CheckpointError(f"the drafter {checkpoint} has another shape than the one that serves")
+        self.model = found
+        self.vocab = found.vocab if found.config.draft_vocab_size else None
+        self.head = self._target_head[found.vocab.to(self._target_head.device)].to(self.dtype)
+        self.compiled = compile_diffusion(found, self.head)
+        if self.compiled is not None and self.pools:
             self.compiled.allocate(self.pools)
 
     def _embed(self, ids: torch.Tensor) -> torch.Tensor:

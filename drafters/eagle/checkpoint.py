@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -66,7 +66,8 @@ def load(
         if "lm_head.weight" in tensors:
             tensors["lm_head.weight"] = tensors["lm_head.weight"][order]
     made = {name: value.to(device=device, dtype=dtype) for name, value in tensors.items()}
-    return EagleWeights(config, made, layers, None if vocab is None else vocab.to(device))
+    config, vocab = replace(config, target_layers=layers), None if vocab is None else vocab.to(device)
+    return EagleWeights(config, made, layers, vocab)
 
 
 def save(weights: EagleWeights, head: torch.Tensor, folder: str | Path) -> None:

@@ -8,11 +8,13 @@ behind the text, where their own features are not known, and are written anew on
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from ..base import Draft, DraftBatch, Features, Rows, Target
+from ..block.errors import CheckpointError
 from ..block.sampling import all_requests_greedy, draw_columns
 from ..confidence import own_confidence
 from ..encoding import EncodingDrafter
@@ -25,17 +27,20 @@ class EagleDrafter(EncodingDrafter):
     """Drafts token by token; on a CPU no more than are asked for.
 
     embedding, head: [V, d] of the target, used where the checkpoint has none of its own.
-    positions: the longest text that is told apart by position, at least.
+    positions: the longest text that is told apart by position, at least. layers: of the target, for folders that do not
+    say which of them they read.
     """
 
     block = 1
     assesses_itself = True
 
-    def __init__(self, weights: EagleWeights, *, embedding: Rows, head: Rows, gamma: int, positions: int = 0) -> None:
-        config = weights.config
-        self.gamma, self.target_layers, self.vocab = gamma, weights.layers, weights.vocab
-        self.embedding, rows = with_shared(weights, embedding, head)
-        self.network = EagleNetwork(weights, rows, max(positions, config.max_positions))
+    def __init__(
+        self, weights: EagleWeights, *, embedding: Rows, head: Rows, gamma: int, positions: int = 0, layers: int = 0
+    ) -> None:
+        self.gamma, self.target_layers = gamma, weights.layers
+        self._target_rows, self._layers = (embedding, head), layers
+        self._positions = max(positions, weights.config.max_positions)
+        self._use(weights)
         self.dtype, self.device = self.network.dtype, self.network.device
         self.on_host = self.shortens = self.device.type == "cpu"
 
@@ -47,7 +52,24 @@ class EagleDrafter(EncodingDrafter):
         weights = load(checkpoint, config.num_hidden_layers, dtype=target.dtype, device=embedding.device)
         check_target(weights.config, weights.tensors, *embedding.shape)
         positions = int(getattr(config, "max_position_embeddings", 0) or 0)
-        return cls(weights, embedding=embedding, head=head, gamma=gamma, positions=positions)
+        return cls(
+            weights, embedding=embedding, head=head, gamma=gamma, positions=positions, layers=config.num_hidden_layers
+        )
+
+    def _use(self, weights: EagleWeights) -> None:
+        self.vocab = weights.vocab
+        self.embedding, rows = with_shared(weights, *self._target_rows)
+        self.network = EagleNetwork(weights, rows, self._positions)
+
+    @torch.inference_mode()
+    def reload(self, checkpoint: str, number: int = 0) -> None:
+        if number:
+            return super().reload(checkpoint, number)
+        found, before = load(checkpoint, self._layers, dtype=self.dtype, device=self.device), self.network
+        if replace(found.config, gamma=before.config.gamma) != before.config:
+            raise CheckpointError(f"the drafter {checkpoint} has another shape than the one that serves")
+        self._use(found)
+        self.network.keys, self.network.values = before.keys, before.values
 
     def allocate(self, slots: int) -> None:
         super().allocate(slots)

@@ -5,7 +5,6 @@ Embedding and head are not trained: they are the target's, or those of the folde
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -47,7 +46,7 @@ class EagleModel(TrainedModel):
         """The head of a folder, for a target of so many layers and an embedding [V, d]; raises CheckpointError."""
         weights = load(folder, target_layers, dtype=dtype)
         check_target(weights.config, weights.tensors, *shape)
-        return cls(replace(weights, config=replace(weights.config, target_layers=weights.layers)))
+        return cls(weights)
 
     @classmethod
     def fresh(cls, config: EagleConfig, vocab: torch.Tensor | None) -> EagleModel:

@@ -56,6 +56,7 @@ class EagleNetwork:
         inverse, scale = frequencies(self.config)
         angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse)
         self.cos_sin = (torch.cat([angles.cos(), angles.sin()], -1) * scale).to(self.device)
+        self.keys = self.values = fc.new_empty(0)
 
     def allocate(self, slots: int) -> None:
         """Make room for keys and values [slots, Hkv, D]."""

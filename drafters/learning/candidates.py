@@ -43,9 +43,10 @@ def offer(folder: Path, drafters: Path, name: str) -> None:
     sync(drafters)
 
 
-def prune(drafters: Path, state: ServerState, newest: str) -> None:
-    """Delete candidates that were refused, and all but the last ones before and behind the one in use."""
+def prune(drafters: Path, state: ServerState, newest: str, *, keep: str | None = None) -> None:
+    """Delete candidates that were refused, and all but the last ones before and behind the one in use; keep: the one
+    that the run began with, of whose shape it is."""
     used, there = state.in_use or newest, sorted(os.listdir(drafters))
     older, newer = [n for n in there if n < used], [n for n in there if n > used]
-    for name in {*older[:-KEPT], *newer[:-KEPT], *state.refused}:
+    for name in {*older[:-KEPT], *newer[:-KEPT], *state.refused} - {keep}:
         shutil.rmtree(drafters / name, ignore_errors=True)

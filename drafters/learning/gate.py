@@ -7,19 +7,26 @@ one prompt asked often is one observation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
+from outrider.kernels.sampling import Rules
+
 from ..base import DraftBatch
-from ..block.model import BlockModel
+from ..block.model import BlockModel, TrainedModel
 from ..block.sampling import sample_block, sample_parallel
-from ..training.batches import BatchMaker, anchor_range
-from ..training.forward import FrozenTarget, frozen_part, hidden_states
+from ..confidence import own_confidence
+from ..diffusion.denoise import Schedule, denoise
+from ..diffusion.model import DiffusionModel
+from ..eagle.model import EagleModel
+from ..training.batches import BatchMaker, Step, anchor_range
+from ..training.forward import FrozenTarget, hidden_states
+from ..training.masked import block_states
 from ..training.store import Sequence
-from ..training.target import TargetModel
 from ..training.validate import steps_along
 
 RESAMPLES = 2000
@@ -56,18 +63,21 @@ def tau(answers: Iterable[Followed]) -> float:
     return sum(a.tokens for a in answers) / sum(a.steps for a in answers) if answers else 1.0
 
 
+Drafts = Callable[[Step], tuple[torch.Tensor, torch.Tensor]]
+"""Step -> tokens and confidences [A, gamma] drafted behind its anchors, as they are served at temperature 0."""
+
+
 @torch.inference_mode()
-def follow(model: BlockModel, target: TargetModel, sequences: Iterable[Sequence]) -> list[Followed]:
-    """Follow each answer with the drafter, as it would draft at temperature 0."""
-    frozen, gamma = frozen_part(model, target), model.config.gamma
-    maker, found = BatchMaker(model.config, model.vocab, device=target.device), []
+def follow(drafts: Drafts, maker: BatchMaker, sequences: Iterable[Sequence]) -> list[Followed]:
+    """Follow each answer with a drafter; maker: cuts steps for it."""
+    gamma, found = maker.config.gamma, []
     for s in sequences:
         low, high = anchor_range(s)
         runs: list[int] = []
         sure = []
         for part in torch.arange(low, high).split(CHUNK):
             step = maker.cut([s], [part], gamma)
-            tokens, confidence = greedy_drafts(model, frozen, hidden_states(model, frozen, step, gamma), step.anchors)
+            tokens, confidence = drafts(step)
             right = (tokens == step.tokens[:, 1:]) & step.valid
             runs += right.long().cumprod(-1).sum(-1).tolist()
             sure.append(confidence.float().cpu())
@@ -80,17 +90,30 @@ def follow(model: BlockModel, target: TargetModel, sequences: Iterable[Sequence]
     return found
 
 
-def greedy_drafts(
-    model: BlockModel, frozen: FrozenTarget, hidden: torch.Tensor, anchors: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and confidences [A, gamma] that are served at temperature 0, from hidden states [A, gamma, d]."""
-    count, gamma = hidden.shape[:2]
-    zeros = anchors.new_zeros(count)
+def drafts_of(model: TrainedModel, frozen: FrozenTarget, schedule: Schedule | None) -> Drafts:
+    """What a drafter of any kind drafts; schedule: of one that denoises."""
+    if isinstance(model, DiffusionModel):
+        assert schedule is not None
+        return partial(denoised, model, frozen, schedule)
+    assert isinstance(model, BlockModel | EagleModel)
+    return partial(drafted, model, frozen)
+
+
+def drafted(model: BlockModel | EagleModel, frozen: FrozenTarget, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+    """`Drafts` of a block drafter or an EAGLE-3 head. The head's are behind the answer's tokens, which are its own as
+    far as they are accepted."""
+    count, gamma = step.valid.shape
+    zeros = step.anchors.new_zeros(count)
     batch = DraftBatch(
-        anchors=anchors, seq_lens=zeros, page_table=zeros[:0, None].int(), rows=zeros, temperatures=zeros.float(),
-        keys=zeros[:, None].expand(-1, gamma), all_greedy=True, wants_probs=False,
+        anchors=step.anchors, seq_lens=zeros, page_table=zeros[:0, None].int(), rows=zeros,
+        temperatures=zeros.float(), keys=zeros[:, None].expand(-1, gamma), all_greedy=True, wants_probs=False,
     )  # fmt: skip
+    hidden = hidden_states(model, frozen, step, gamma)
     logits = hidden @ frozen.head.T
+    if isinstance(model, EagleModel):
+        q = logits.float().softmax(-1)
+        sure = own_confidence(q.flatten(0, 1), batch.temperatures.repeat_interleave(gamma))
+        return model.vocab[q.argmax(-1)], sure.view(count, gamma)
     if model.markov_head is None:
         tokens, _, confidence = sample_parallel(logits, batch, vocab=model.vocab)
     else:
@@ -98,6 +121,28 @@ def greedy_drafts(
         tokens, _, confidence = sample_block(
             logits, hidden, batch, vocab=model.vocab, markov=markov, confidence=confident
         )
+    return tokens, confidence
+
+
+def denoised(
+    model: DiffusionModel, frozen: FrozenTarget, schedule: Schedule, step: Step
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`Drafts` of a diffusion drafter."""
+    count, gamma = step.valid.shape
+    zeros = step.anchors.new_zeros(count)
+
+    def predict(
+        tokens: torch.Tensor, revealed: torch.Tensor, columns: slice
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        ids = torch.cat([step.anchors[:, None], tokens[:, :-1]], 1)
+        states = block_states(model, frozen, step, ids, revealed[:, :-1])[:, columns]
+        sure = model.confidence_head
+        return states @ frozen.head.T, None if sure is None else torch.sigmoid(sure(states, states).float())
+
+    tokens, _, confidence = denoise(
+        predict, schedule, Rules(zeros.float()), zeros[:, None].expand(-1, gamma), vocab=model.vocab, wants_probs=False,
+        all_greedy=True,
+    )  # fmt: skip
     return tokens, confidence
 
 

@@ -12,9 +12,10 @@ from ..training.store import FeatureStore, Sequence
 from ..training.target import TargetModel
 from .supply import open_store, read_layers
 
-PROMPTS = 48
+PROMPTS, MORE = 48, 144
+"""General prompts at first, and of a drafter that forgets: few answers are soon known by heart."""
 HELD_OUT = 3
-"""One prompt in so many is for the gate, the others are trained on."""
+"""One of the first prompts in so many is for the gate, the others are trained on."""
 ANSWER_TOKENS, LONGEST_PROMPT = 96, 1024
 
 
@@ -31,17 +32,21 @@ class General:
         return [self.store[number] for number in numbers]
 
 
-def general_answers(folder: Path, target: TargetModel, layers: tuple[int, ...], prompts: Path) -> General:
-    """The target's greedy answers to prompts spread over a JSONL file; those in `folder` are not written again.
+def general_answers(
+    folder: Path, target: TargetModel, layers: tuple[int, ...], prompts: Path, count: int = PROMPTS
+) -> General:
+    """The target's greedy answers to `count` prompts of a JSONL file, the first `PROMPTS` of them spread over it; those
+    in `folder` are not written again.
 
     Raises OSError and BadLine for a file that cannot be used.
     """
     spec, width, meta = read_layers(target, layers)
     store = open_store(folder, width, {**meta, "prompts": str(prompts), "size": prompts.stat().st_size})
     samples = list(read_samples(prompts))
-    chosen = [samples[i * len(samples) // PROMPTS] for i in range(PROMPTS)] if len(samples) > PROMPTS else samples
+    first = [i * len(samples) // PROMPTS for i in range(PROMPTS)] if len(samples) > PROMPTS else range(len(samples))
+    chosen = [*first, *(i for i in range(len(samples)) if i not in first)][:count]
     there = {entry.source for entry in store.entries}
-    ids = {str(i): prompt_ids(target, list(s.turns)) for i, s in enumerate(chosen) if str(i) not in there}
+    ids = {str(n): prompt_ids(target, list(samples[i].turns)) for n, i in enumerate(chosen) if str(n) not in there}
     ids = {name: tokens for name, tokens in ids.items() if len(tokens) <= LONGEST_PROMPT}
     names = list(ids)
     with store.writing():
@@ -51,7 +56,9 @@ def general_answers(folder: Path, target: TargetModel, layers: tuple[int, ...], 
         ):  # fmt: skip
             if text.sequence and usable(len(text.sequence.tokens), text.sequence.prompt):
                 store.append(text.sequence, temperature=0.0, source=names[text.number])
-    for_gate = [i for i, entry in enumerate(store.entries) if int(entry.source) % HELD_OUT == 0]
+    for_gate = [
+        i for i, entry in enumerate(store.entries) if int(entry.source) < PROMPTS and int(entry.source) % HELD_OUT == 0
+    ]
     return General(store, [i for i in range(len(store)) if i not in for_gate], for_gate)
 
 

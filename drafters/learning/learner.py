@@ -8,41 +8,43 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import random
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from outrider.storage.replacing import replace
 
-from ..block import checkpoint
-from ..block.config import BlockConfig
+from .. import networks
 from ..block.model import BlockModel, TrainedModel
 from ..commands import train
-from ..commands.shapes import spread_layers
+from ..diffusion.denoise import Schedule
 from ..training.batches import BatchMaker, anchor_range
 from ..training.forward import frozen_part
-from ..training.loop import Means, Run, checkpoint_model
+from ..training.loop import DraftRun, Means
 from ..training.start import start_markov
 from ..training.store import Sequence
 from ..training.target import TargetModel
 from .answers import Answer, AnswerReader, ServerState
 from .candidates import complete, next_name, offer, prune
-from .gate import Followed, Verdict, compare, enough, follow, tau
-from .general import general_answers
+from .gate import Followed, Verdict, compare, drafts_of, enough, follow, tau
+from .general import MORE, PROMPTS, general_answers
 from .progress import Progress
-from .start import FROM_TARGET, fresh_drafter, settings, token_counts
+from .start import FROM_TARGET, fresh_drafter, make_run, schedule_of, settings, target_layers, token_counts
 from .supply import Item, Supply
 
 LEAST_ANSWERS = 24
-GENERAL_EVERY = 4
-"""One step in so many trains on a general answer."""
+GENERAL_EVERY, GENERAL_AFTER_LOSS, GENERAL_AIM = 4, 2, 0.99
+"""One step in so many trains on a general answer, and in so many after a gate where tau on general answers was below
+the aim, relative to the drafter in use: the gate refuses what gets much worse there, however much better elsewhere."""
 FIRST_GATE, GATE_EVERY = 60, 150
 """Steps of a run before its first gate, and between gates."""
 LOOK_EVERY = 20
@@ -93,11 +95,12 @@ class Learner:
         self.progress = Progress(self.folder)
         self.reader = AnswerReader(self.folder)
         self.unread: list[Answer] = []
-        self.training: Run[BlockModel] | None = None
+        self.training: DraftRun[Any] | None = None
         self.lineage: list[str | None] = []
         with contextlib.suppress(FileNotFoundError):
             self.lineage = json.loads(self._lineage_path.read_text(encoding="utf-8"))
         self.order: list[Item] = []
+        self.general_every = GENERAL_EVERY
         self.maker: BatchMaker
         self.means = Means()
         self.followed: dict[str | None, dict[str, Followed]] = {}
@@ -120,10 +123,13 @@ class Learner:
     def _open(self) -> None:
         """Have the target write the general answers, open the stored features."""
         self.progress.phase("reading")
-        layers, args = self._layers(), self.args
-        self.general = general_answers(self.general_folder, self.target, layers, Path(args.general))
-        self.supply = Supply(self.features, self.target, layers, args.most_feature_bytes)
+        self._write_general()
+        self.supply = Supply(self.features, self.target, self._layers(), self.args.most_feature_bytes)
         self.seen = len(self.supply.items)
+
+    def _write_general(self, count: int = PROMPTS) -> None:
+        layers, prompts = self._layers(), Path(self.args.general)
+        self.general = general_answers(self.general_folder, self.target, layers, prompts, count)
 
     def _check_forgotten(self) -> None:
         """Raise Forgotten if the features were deleted."""
@@ -171,8 +177,8 @@ class Learner:
     def _layers(self) -> tuple[int, ...]:
         folder = self._start_folder(self.state.in_use)
         if folder is None:
-            return spread_layers(self.target.config.num_hidden_layers, self.args.kind)
-        return BlockConfig.read(folder).target_layers
+            return target_layers(self.args.kind, self.target)
+        return networks.layers_of(folder, self.target.config.num_hidden_layers)
 
     def _look(self) -> None:
         """Read new answers, and what the server says."""
@@ -236,46 +242,66 @@ class Learner:
         for name in ("checkpoint.pt", "lineage.json"):
             (self.folder / "run" / name).unlink(missing_ok=True)
 
-    def _begin(self) -> Run[BlockModel]:
+    def _begin(self) -> DraftRun[Any]:
         """Resume the run, or begin one from the drafter in use."""
         folder = self.folder / "run"
         folder.mkdir(mode=0o700, exist_ok=True)
-        if not (resumes := (folder / "checkpoint.pt").exists()):
+        if not (saved := folder / "checkpoint.pt").exists():
             self._set_lineage([self.state.in_use])
             self.patience.fruitless, self.patience.best_tau = 0, 0.0
-        args = settings(self.args.kind, self.target, str(self._start_folder(self.lineage[0]) or FROM_TARGET))
-        model: TrainedModel
-        if resumes:
-            model = checkpoint_model(folder / "checkpoint.pt")
-        else:
-            model = train.former_drafter(args, self.args.kind, self.target) or self._fresh(args)
-        assert isinstance(model, BlockModel)
-        model = model.requires_grad_(True).train().to(device=self.target.device, dtype=self.target.embedding.dtype)
-        run = Run(folder, model, frozen_part(model, self.target), train.make_recipe(args, self.args.kind))
+        start = self._start_folder(self.lineage[0])
+        args = settings(self.args.kind, self.target, str(start or FROM_TARGET))
+        if start is None:
+            start = folder / "start"
+            if not (saved.exists() and (start / "config.json").exists()):
+                saved.unlink(missing_ok=True)
+                self._save(self._fresh(args), start)
+        model = self._load(start, torch.float32).requires_grad_(True).train()
+        model = model.to(device=self.target.device, dtype=self.target.embedding.dtype)
+        run = make_run(args, folder, model, self.target, self._schedule(model))
         run.resume()
-        self.maker = BatchMaker(model.config, model.vocab, device=self.target.device)
+        self.maker = run.maker()
         self.look_at, self.saved = run.step + LOOK_EVERY, time.process_time()
         return run
 
-    def _fresh(self, args: argparse.Namespace) -> BlockModel:
-        """The drafter of the target's last layers, its vocabulary and sequential head from the answers so far."""
+    def _fresh(self, args: argparse.Namespace) -> TrainedModel:
+        """The drafter of the target's layers, its vocabulary and sequential head from the answers so far."""
         last = self.supply.training[-1]
         store = self.supply.segments[last.segment]
         numbers = [item.number for item in self.supply.training if item.segment == last.segment]
         size = self.target.config.vocab_size
         counts = token_counts(store, numbers, size) + token_counts(self.general.store, self.general.training, size)
         model = fresh_drafter(args, self.target, counts, self.supply[last].tokens)
-        start_markov(model, store, numbers)
+        if isinstance(model, BlockModel):
+            start_markov(model, store, numbers)
         return model
 
-    def _step(self, run: Run[BlockModel]) -> None:
+    def _load(self, folder: Path, dtype: torch.dtype | None = None) -> TrainedModel:
+        """The drafter of a folder, in the target's dtype or another."""
+        model = train.read_drafter(folder, self.args.kind, self.target)
+        return model.to(device=self.target.device, dtype=dtype or self.target.embedding.dtype)
+
+    def _save(self, model: TrainedModel, folder: Path) -> None:
+        networks.save(model, frozen_part(model, self.target).head, folder)
+
+    def _schedule(self, model: TrainedModel) -> Schedule | None:
+        args = self.args
+        return schedule_of(args.kind, model.config.gamma, args.denoising_steps, args.denoising_order)
+
+    def _follow(self, folder: Path, sequences: Iterable[Sequence]) -> list[Followed]:
+        """Follow answers with the drafter of a folder."""
+        model = self._load(folder)
+        drafts = drafts_of(model, frozen_part(model, self.target), self._schedule(model))
+        return follow(drafts, BatchMaker(model.config, model.vocab, device=self.target.device), sequences)
+
+    def _step(self, run: DraftRun[Any]) -> None:
         """Train one step."""
         began, anchors = time.process_time(), run.anchors
         sequence, generator = self._next_sequence(run.step), torch.Generator().manual_seed(run.step)
         low, high = anchor_range(sequence)
         places = low + torch.randperm(high - low, generator=generator)[: run.recipe.anchors]
         size = run.recipe.block(run.step, run.model.config.gamma)
-        self.means.add(run.update(self.maker.cut([sequence], [places], size)))
+        self.means.add(run.update(run.batch(self.maker.cut([sequence], [places], size), run.step)))
         numbers, now = self.progress.numbers, time.process_time()
         run.seconds += now - began
         numbers.seconds += now - began
@@ -286,8 +312,9 @@ class Learner:
             self.saved = now
 
     def _next_sequence(self, step: int) -> Sequence:
-        if step % GENERAL_EVERY == GENERAL_EVERY - 1 and self.general.training:
-            return self.general.store[self.general.training[step // GENERAL_EVERY % len(self.general.training)]]
+        every = self.general_every
+        if step % every == every - 1 and self.general.training:
+            return self.general.store[self.general.training[step // every % len(self.general.training)]]
         while True:
             if not self.order:
                 self.order = self.supply.training
@@ -295,7 +322,7 @@ class Learner:
             if (item := self.order.pop()) in self.supply:
                 return self.supply[item]
 
-    def _gate(self, run: Run[BlockModel]) -> None:
+    def _gate(self, run: DraftRun[Any]) -> None:
         """Compare what the run has come to, as it would be served, with the drafter in use; offer what is better."""
         self.progress.phase("gate")
         numbers = self.progress.numbers
@@ -304,15 +331,18 @@ class Learner:
         folder = self.folder / "run" / "candidate"
         shutil.rmtree(folder, ignore_errors=True)
         with run.optimiser.averaged():
-            checkpoint.save_compact(run.model, folder)
-        items = self._gate_items()
-        model = self._load(folder)
-        found = follow(model, self.target, (self.supply[item] for item in items))
-        general = follow(model, self.target, self.general.sequences(self.general.held_out))
+            self._save(run.model, folder)
+        items, held_out = self._gate_items(), self.general.sequences(self.general.held_out)
+        every = self._follow(folder, itertools.chain((self.supply[item] for item in items), held_out))
+        found, general = every[: len(items)], every[len(items) :]
         verdict = self._judge(items, found, general)
         numbers.gates += 1
         numbers.in_use_tau, numbers.candidate_tau = verdict.in_use_tau, verdict.candidate_tau
         self.progress.event("gate", steps=run.step, anchors=run.anchors, passed=verdict.passed, **verdict.numbers())
+        self.general_every = GENERAL_EVERY
+        if verdict.candidate_general < GENERAL_AIM * verdict.in_use_general:
+            self.general_every = GENERAL_AFTER_LOSS
+            self._write_general(MORE)
         patience = self.patience
         better = verdict.candidate_tau > patience.best_tau * BETTER
         undecided = self.lineage[-1] not in (None, self.state.in_use)  # then only something better is worth another
@@ -334,9 +364,6 @@ class Learner:
             chosen.append(item)
         return chosen
 
-    def _load(self, folder: Path) -> BlockModel:
-        return checkpoint.load(folder, dtype=self.target.embedding.dtype, device=self.target.device)
-
     def _judge(self, items: list[Item], found: list[Followed], general: list[Followed]) -> Verdict:
         """Compare with what the server says is in use."""
         self.state = ServerState.read(self.folder)
@@ -354,11 +381,11 @@ class Learner:
             return None
         kept = self.followed.setdefault(name, {})
         if missing := [digest for digest in answers if digest not in kept]:
-            made = follow(self._load(folder), self.target, (answers[digest]() for digest in missing))
+            made = self._follow(folder, (answers[digest]() for digest in missing))
             kept.update(zip(missing, made, strict=True))
         return [kept[digest] for digest in answers]
 
-    def _offer(self, run: Run[BlockModel], folder: Path, verdict: Verdict, found: list[Followed]) -> None:
+    def _offer(self, run: DraftRun[Any], folder: Path, verdict: Verdict, found: list[Followed]) -> None:
         """Make a numbered folder of the candidate, for the server to use."""
         name = next_name(self.folder)
         complete(folder, {**verdict.numbers(), "steps": run.step}, found)
@@ -369,4 +396,4 @@ class Learner:
         self.progress.event("candidate", candidate=name, **verdict.numbers())
         run.save()
         self.saved = time.process_time()
-        prune(self.folder / "drafters", self.state, name)
+        prune(self.folder / "drafters", self.state, name, keep=self.lineage[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -10,12 +10,11 @@ import torch
 from ..acceptance import Acceptance
 from ..diffusion.denoise import Schedule
 from ..diffusion.model import DiffusionModel
-from .batches import BatchMaker
+from .batches import BatchMaker, Step
 from .forward import FrozenTarget
 from .loop import DraftRun, Recipe, learn_from
 from .masked import MaskedStep, block_states, mask_blocks, masked_anywhere, masked_at_the_end
-from .resident import training_steps
-from .store import FeatureStore, Sequence
+from .store import Sequence
 from .validate import acceptance, denoised_hits
 
 
@@ -38,24 +37,16 @@ class DiffusionRun(DraftRun[DiffusionModel]):
         super().__init__(folder, model, frozen, recipe)
         self.schedule, self.alpha = schedule, alpha
 
-    def _maker(self) -> BatchMaker:
+    def maker(self) -> BatchMaker:
         decay = self.recipe.position_decay or float("inf")  # else masks alone decide how positions weigh
         return BatchMaker(self.model.config, self.model.vocab, device=self.frozen.head.device, decay=decay)
 
-    def batches(self, store: FeatureStore, numbers: list[int], size: int) -> Iterator[MaskedStep]:
-        recipe = self.recipe
-        steps = training_steps(
-            store, numbers, self._maker(), sequences=recipe.sequences, anchors=recipe.anchors, size=size,
-            seed=recipe.seed, step=self.step,
-        )  # fmt: skip
-        for number, step in enumerate(steps, self.step):
-            generator = torch.Generator().manual_seed(recipe.seed * 1_000_033 + number)
-            count = len(step.anchors)
-            if self.alpha is None:
-                masks = masked_anywhere(count, size, generator)
-            else:
-                masks = masked_at_the_end(count, size, self.alpha, generator)
-            yield mask_blocks(step, *masks)
+    def batch(self, step: Step, number: int) -> MaskedStep:
+        generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_033 + number)
+        blocks, size = len(step.anchors), step.valid.shape[1]
+        if self.alpha is None:
+            return mask_blocks(step, *masked_anywhere(blocks, size, generator))
+        return mask_blocks(step, *masked_at_the_end(blocks, size, self.alpha, generator))
 
     def learn(self, batch: MaskedStep) -> dict[str, torch.Tensor]:
         step, recipe = batch.step, self.recipe
@@ -64,5 +55,5 @@ class DiffusionRun(DraftRun[DiffusionModel]):
         return learn_from(self.model, self.frozen, step, hidden, loss_weights, alpha_conf=recipe.alpha_conf)
 
     def acceptance(self, sequences: Iterable[Sequence]) -> Acceptance:
-        maker = self._maker()
+        maker = self.maker()
         return acceptance(denoised_hits(self.model, self.frozen, maker.columns, self.schedule), maker, sequences)

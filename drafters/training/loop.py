@@ -321,6 +321,22 @@ class DraftRun(TrainingRun[Model]):
     measured = "tau"
 
     @abstractmethod
+    def maker(self) -> BatchMaker:
+        """Cuts steps for this drafter."""
+
+    def batch(self, step: Step, number: int) -> Any:
+        """The batch that step `number` trains on, of these blocks."""
+        return step
+
+    def batches(self, store: FeatureStore, numbers: list[int], size: int) -> Iterator[Any]:
+        recipe = self.recipe
+        steps = training_steps(
+            store, numbers, self.maker(), sequences=recipe.sequences, anchors=recipe.anchors, size=size,
+            seed=recipe.seed, step=self.step,
+        )  # fmt: skip
+        return (self.batch(step, number) for number, step in enumerate(steps, self.step))
+
+    @abstractmethod
     def acceptance(self, sequences: Iterable[Sequence]) -> Acceptance:
         """Quality of greedy drafting along answers."""
 
@@ -339,20 +355,16 @@ Reader = TypeVar("Reader", bound=BlockModel | EagleModel)
 class Run(DraftRun[Reader]):
     """Training of a drafter that reads the target's hidden states."""
 
-    def batches(self, store: FeatureStore, numbers: list[int], size: int) -> Iterator[Step]:
-        recipe, device = self.recipe, self.frozen.head.device
-        maker = BatchMaker(self.model.config, self.model.vocab, device=device, decay=recipe.position_decay)
-        return training_steps(
-            store, numbers, maker, sequences=recipe.sequences, anchors=recipe.anchors, size=size, seed=recipe.seed,
-            step=self.step,
-        )  # fmt: skip
+    def maker(self) -> BatchMaker:
+        device, decay = self.frozen.head.device, self.recipe.position_decay
+        return BatchMaker(self.model.config, self.model.vocab, device=device, decay=decay)
 
     def learn(self, batch: Step) -> dict[str, torch.Tensor]:
         recipe = self.recipe
         return train_step(self.model, self.frozen, batch, recipe.losses(self.step), alpha_conf=recipe.alpha_conf)
 
     def acceptance(self, sequences: Iterable[Sequence]) -> Acceptance:
-        maker = BatchMaker(self.model.config, self.model.vocab, device=self.frozen.head.device)
+        maker = self.maker()
         return acceptance(block_hits(self.model, self.frozen, maker.columns), maker, sequences)
 
 

@@ -36,6 +36,8 @@ class LearnerProcess:
         self.command += ["--start", "target" if Path(path) == folder / START else path, "--general", str(BUILT_IN)]
         self.command += ["--threads", str(settings.learn_threads), "--device", settings.learn_device]
         self.command += ["--dtype", "float32" if settings.resolved_dtype == "float32" else "bfloat16"]
+        self.command += ["--denoising-steps", str(settings.resolved_denoising_steps)]
+        self.command += ["--denoising-order", settings.denoising_order]
         self.command += ["--most-feature-bytes", str(int(settings.learn_gigabytes * 2**30))]
         if settings.learns_per_key:
             self.command += ["--keys", str(settings.learn_keys)]

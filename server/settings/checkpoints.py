@@ -7,8 +7,9 @@ from pathlib import Path
 
 import outrider.drafters
 from outrider.drafters import networks, registry
-from outrider.drafters.block.config import BLOCK_KINDS
+from outrider.drafters.block.config import BlockConfig
 from outrider.drafters.block.errors import CheckpointError
+from outrider.drafters.eagle.config import EagleConfig
 
 from ..errors import UserError
 from ..model import hub
@@ -40,19 +41,22 @@ def with_drafter_path(settings: Settings, model: Model) -> Settings:
             f"train one (outrider train {settings.drafter} --target {model.path} …) and name its folder with "
             "--drafter-path, or use --drafter ngram"
         )
-    try:
-        kind = networks.kind_of(folder)
-    except CheckpointError as error:
-        raise UserError(f"the drafter {folder} cannot be used: {error}") from None
+    kind = read_config(folder).kind
     fitting = registry.serving(kind)
     if settings.drafter == "auto":
         settings = replace(settings, drafter=fitting[0])
     if settings.drafter not in fitting:
         article = "an" if kind.startswith("e") else "a"
         raise UserError(f"{folder} holds {article} {kind} drafter; serve it with --drafter {' or '.join(fitting)}")
-    if settings.learn and kind not in BLOCK_KINDS:
-        raise UserError(f"--learn goes with --drafter {' or '.join(BLOCK_KINDS)}, not {settings.drafter}")
     return replace(settings, drafter_path=str(folder))
+
+
+def read_config(folder: Path) -> BlockConfig | EagleConfig:
+    """Shape of a folder's drafter; raises UserError where none can be read."""
+    try:
+        return networks.read_config(folder)
+    except CheckpointError as error:
+        raise UserError(f"the drafter {folder} cannot be used: {error}") from None
 
 
 def find(wanted: str) -> Path:

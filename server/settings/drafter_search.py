@@ -116,6 +116,8 @@ def _in_folder(folder: Path, name: str, origin: str, settings: Settings, model: 
         kind = config.kind
         networks.check_target(folder, model.config)
         obstacle = _unserved(kind, settings, model)
+        if settings.learn and (what := networks.not_trained(config)):
+            obstacle = obstacle or f"--learn does not train {what}"
         if not obstacle and kind != "eagle3" and config.gamma < settings.gamma:
             obstacle = f"it drafts {config.gamma} tokens at most; say --gamma {config.gamma}"
     except (CheckpointError, OSError, ValueError) as error:
@@ -126,8 +128,8 @@ def _in_folder(folder: Path, name: str, origin: str, settings: Settings, model: 
 def _unserved(kind: str, settings: Settings, model: Model) -> str:
     """The reason why no drafter of a kind goes with a model and these settings; "": it does."""
     architecture = next(iter(model.config.get("architectures") or ()), "")
-    if settings.learn and kind not in BLOCK_KINDS:
-        return f"--learn trains {' and '.join(BLOCK_KINDS)} alone"
+    if settings.learns_per_key and kind not in BLOCK_KINDS:
+        return f"--learn-per key trains {' and '.join(BLOCK_KINDS)} alone"
     reads = registry.find(registry.serving(kind)[0]).needs_hidden_states
     if reads and architecture not in families.SHOWING:
         return f"SGLang shows drafters no hidden states of {architecture}"

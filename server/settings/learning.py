@@ -12,6 +12,7 @@ from outrider.kernels.cache import cache_root
 from outrider.profiles.fingerprint import folder_digest
 
 from ..errors import UserError
+from .declared import CHECKPOINT_DRAFTERS
 
 if TYPE_CHECKING:
     from ..model.target import Model
@@ -52,11 +53,15 @@ def with_start(settings: Settings, model: Model) -> Settings:
             raise UserError("--learn-per key gives each API key a drafter; it goes with --api-keys")
         if settings.resolved_device != "cpu":
             raise UserError("--learn-per key serves on a CPU so far; leave it out on a GPU")
-    if settings.drafter not in ("auto", *BLOCK_KINDS):
-        raise UserError(f"--learn goes with --drafter {' or '.join(BLOCK_KINDS)}, not {settings.drafter}")
+    if settings.drafter not in ("auto", *CHECKPOINT_DRAFTERS):
+        raise UserError(f"--learn goes with --drafter {' or '.join(CHECKPOINT_DRAFTERS)}, not {settings.drafter}")
     from .checkpoints import shipped
 
-    kind = BLOCK_KINDS[0] if settings.drafter == "auto" else settings.drafter
+    kind = settings.drafter if settings.drafter != "auto" else BLOCK_KINDS[0]
+    if settings.drafter_path is not None:
+        kind = _trained_kind(settings, kind)
+    if settings.learns_per_key and kind not in BLOCK_KINDS:
+        raise UserError(f"--learn-per key goes with --drafter {' or '.join(BLOCK_KINDS)}, not {kind}")
     folder = folder_of(settings, model, kind)
     learned = "" if settings.learns_per_key else in_use(folder)
     settings = replace(settings, learn_folder=folder, learned=learned)
@@ -74,6 +79,18 @@ def with_start(settings: Settings, model: Model) -> Settings:
         except (ValueError, OSError) as error:
             raise UserError(f"no drafter can be learned for {model.name}: {error}") from None
     return replace(settings, drafter=kind, drafter_path=str(start))
+
+
+def _trained_kind(settings: Settings, kind: str) -> str:
+    """The drafter that --drafter-path holds; kind: where --drafter tells. Raises UserError where it is not trained."""
+    from outrider.drafters import networks, registry
+
+    from .checkpoints import find, read_config
+
+    config = read_config(find(str(settings.drafter_path)))
+    if what := networks.not_trained(config):
+        raise UserError(f"--learn does not train {settings.drafter_path}: it has {what}")
+    return registry.serving(config.kind)[0] if settings.drafter == "auto" else kind
 
 
 def in_use(folder: Path) -> str:

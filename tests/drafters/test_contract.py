@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_drafters import GAMMA, make_registered
+from tiny_drafters import CONFIGS, FEW_DIFFUSION, GAMMA, make_diffusion, make_model, make_registered
+from tiny_eagle import save_eagle
 
 from outrider.drafters import registry
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features, Prefilled
+from outrider.drafters.block import save_compact
 
 LENGTHS = (9, 20, 1)
 CONTEXT, SLOTS, VOCABULARY, WIDTH = 32, 128, 96, 32
@@ -133,3 +135,37 @@ def test_requests_are_drafted_each_by_itself(drafter: Drafter) -> None:
             probs=probs,
         )  # fmt: skip
         same(row_of, alone)
+
+
+@pytest.mark.parametrize("name", [name for name in registry.names() if registry.find(name).needs_checkpoint])
+def test_weights_are_exchanged_while_it_serves(name: str, tmp_path: Path) -> None:
+    """It drafts as one that began with them; of what does not fit nothing is taken, and draft state stays."""
+    folders = [tmp_path / "one", tmp_path / "other"]
+    made = []
+    for seed, folder in enumerate(folders):
+        torch.manual_seed(0)
+        made.append(make_registered(name, folder, seed=seed)[0])
+    exchanged, wanted = made
+    exchanged.reload(str(folders[1]))  # before there is any state, as a server that starts with what it learned
+    exchanged.reload(str(folders[0]))
+    for each in made:
+        each.allocate(SLOTS)
+        read(each, table := pages(0))
+    other = wanted.propose(asked(table, 1.0))
+    assert not torch.equal(exchanged.propose(asked(table, 1.0)).tokens, other.tokens)
+
+    exchanged.reload(str(folders[1]))
+    assert exchanged.propose(asked(table, 1.0)).lens.tolist() == other.lens.tolist()
+    read(exchanged, table)
+    same(other, exchanged.propose(asked(table, 1.0)))
+
+    wide = tmp_path / "wide"
+    if name == "eagle3":
+        save_eagle(wide, norm_output=True)
+    else:
+        shape = dataclasses.replace(CONFIGS.get(name, FEW_DIFFUSION), num_layers=1)
+        save_compact(make_model(shape) if name in CONFIGS else make_diffusion(shape), wide)
+    for folder, message in ((wide, "another shape"), (tmp_path / "none", "has no config.json")):
+        with pytest.raises(ValueError, match=message):
+            exchanged.reload(str(folder))
+    same(other, exchanged.propose(asked(table, 1.0)))

@@ -55,6 +55,7 @@ WIDE_DFLASH = dataclasses.replace(DFLASH, hidden_size=64, intermediate_size=96, 
 DIFFUSION = dataclasses.replace(
     TINY, kind="diffusion", target_layers=(), mask_token_id=0, markov_rank=0, confidence_with_markov=False
 )
+FEW_DIFFUSION = dataclasses.replace(DIFFUSION, draft_vocab_size=40)
 # As one that starts from a Llama, and what the compiled kernels take.
 WIDE_DIFFUSION = dataclasses.replace(
     DIFFUSION, hidden_size=64, intermediate_size=96, head_dim=32, qk_norm=False, draft_vocab_size=40
@@ -114,22 +115,25 @@ GAMMA = 3
 
 
 def make_registered(
-    name: str, folder: Path, *, lookup_gamma: int = 0, several_sets: bool = False
+    name: str, folder: Path, *, lookup_gamma: int = 0, several_sets: bool = False, seed: int = 0
 ) -> tuple[Drafter, list[int]]:
     """The registry's drafter of that name for a tiny target, and the layers that it had captured."""
     captured: list[int] = []
     config = SimpleNamespace(model_type="llama", hidden_size=32, num_hidden_layers=6, vocab_size=96)
     target = dataclasses.replace(make_target(config, torch.randn(96, 32)), capture_layers=captured.extend)
-    checkpoint = ""
-    if name == "eagle3":
-        checkpoint = str(save_eagle(folder))
-    elif registry.find(name).needs_checkpoint:
-        save_compact(make_model(CONFIGS[name]) if name in CONFIGS else make_diffusion(DIFFUSION), folder)
-        checkpoint = str(folder)
+    checkpoint = str(save_registered(name, folder, seed)) if registry.find(name).needs_checkpoint else ""
     made = registry.make(
         name, target, gamma=GAMMA, checkpoint=checkpoint, lookup_gamma=lookup_gamma, several_sets=several_sets
     )
     return made, captured
+
+
+def save_registered(name: str, folder: Path, seed: int = 0) -> Path:
+    """Write random weights for the registry's drafter of that name; returns `folder`."""
+    if name == "eagle3":
+        return save_eagle(folder, seed=seed)
+    save_compact(make_model(CONFIGS[name], seed) if name in CONFIGS else make_diffusion(FEW_DIFFUSION, seed), folder)
+    return folder
 
 
 WORDS = ["<unk>", "<s>", "</s>", "user", "assistant", *(f"w{i}" for i in range(91))]

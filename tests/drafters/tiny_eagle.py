@@ -85,9 +85,9 @@ def tensors_of(layout: str, seed: int = 0) -> dict[str, torch.Tensor]:
     return made
 
 
-def save_eagle(folder: Path, layout: str = "authors", **changes: Any) -> Path:
+def save_eagle(folder: Path, layout: str = "authors", seed: int = 0, **changes: Any) -> Path:
     """Write a folder of a layout, with these changes of its config; returns it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(LAYOUTS[layout] | changes))
-    save_file(tensors_of(layout), folder / "model.safetensors")
+    save_file(tensors_of(layout, seed), folder / "model.safetensors")
     return folder

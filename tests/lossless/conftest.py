@@ -143,9 +143,15 @@ def rounding_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
 
 
 @pytest.fixture
-def start_learning(tmp_path: Path, small_target: SmallTarget) -> Iterator[Callable[..., Server]]:
+def drafter(request: pytest.FixtureRequest) -> str:
+    """Name of the drafter that learns: a test's parameter, else DSpark's."""
+    return getattr(request, "param", "dspark")
+
+
+@pytest.fixture
+def start_learning(tmp_path: Path, small_target: SmallTarget, drafter: str) -> Iterator[Callable[..., Server]]:
     """Starts servers of the small target, with more flags, that learn in `tmp_path`/learned, one after another."""
-    flags = (*small_target.flags(), "--planner", "verify-all")
+    flags = (*small_target.flags(drafter), "--planner", "verify-all")
     flags += ("--learn", "--learn-folder", str(tmp_path / "learned"))
     started: list[Server] = []
 

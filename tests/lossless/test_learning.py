@@ -35,8 +35,9 @@ def answers(server: Server, prompts: list[str], *, speculate: bool, at_once: int
         return list(pool.map(ask, asked))
 
 
+@pytest.mark.parametrize("drafter", ["dspark", "eagle3", "specdiff"], indirect=True)
 def test_no_text_changes_while_drafters_are_exchanged_and_taken_back(
-    start_learning: Callable[[], Server], small_target: SmallTarget, prompts: list[str], tmp_path: Path
+    start_learning: Callable[[], Server], small_target: SmallTarget, drafter: str, prompts: list[str], tmp_path: Path
 ) -> None:
     folder, some = tmp_path / "learned", prompts[:6]
     server = start_learning()
@@ -45,7 +46,7 @@ def test_no_text_changes_while_drafters_are_exchanged_and_taken_back(
     first = "outrider_accepted_position_total"
     assert metric(server.url, first, source="model", position="1") > 64  # the drafter in use is known
 
-    offer(folder, "0001", small_target, broken=True)
+    offer(folder, "0001", small_target, broken=True, drafter=drafter)
     with ThreadPoolExecutor(1) as pool:  # exchanged while requests run
         while_exchanged = pool.submit(answers, server, some, speculate=True, at_once=2)
         wait_for_state(folder, in_use="0001")
@@ -60,7 +61,7 @@ def test_no_text_changes_while_drafters_are_exchanged_and_taken_back(
 
     (folder / "drafters" / "0002").mkdir()  # whatever is no drafter is refused
     wait_for_state(folder, in_use=None, refused=["0001", "0002"])
-    offer(folder, "0003", small_target, broken=False)
+    offer(folder, "0003", small_target, broken=False, drafter=drafter)
     wait_for_state(folder, in_use="0003", refused=["0001", "0002"])
     children = psutil.Process(server.process.pid).children()
     learner = [child for child in children if "learning.process" in " ".join(child.cmdline())]

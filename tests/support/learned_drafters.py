@@ -12,18 +12,21 @@ import pytest
 import torch
 from small_target import SmallTarget
 
-from outrider.drafters.block import checkpoint
+from outrider.drafters import networks
+from outrider.drafters.commands.train import read_drafter
+from outrider.drafters.eagle.model import EagleModel
+from outrider.drafters.training.target import TargetModel
 
 
-def offer(folder: Path, name: str, small_target: SmallTarget, *, broken: bool) -> None:
+def offer(folder: Path, name: str, small_target: SmallTarget, *, broken: bool, drafter: str = "dspark") -> None:
     """Put a candidate where the learner puts one that has passed: the drafter itself, or one of random weights."""
-    model = checkpoint.load(small_target.dspark, dtype=torch.float32)
+    model = read_drafter(small_target.drafters[drafter], drafter, TargetModel.load(str(small_target.folder)))
     if broken:
         torch.manual_seed(1)
         for weight in model.parameters():
             torch.nn.init.normal_(weight, std=0.1)
     made = folder / "made"
-    checkpoint.save_compact(model, made)
+    networks.save(model, model.own["lm_head.weight"] if isinstance(model, EagleModel) else torch.empty(0), made)
     (made / "gate.json").write_text(json.dumps({"candidate_tau": 2.0, "in_use_tau": 1.0}))
     gamma = model.config.gamma
     drafts = np.full((200, gamma), 0.5, np.float32), np.zeros(200, np.int64), np.full(200, gamma)

@@ -54,11 +54,17 @@ class SmallTarget:
         _eagle3(model, made.eagle3)
         return made
 
+    @property
+    def drafters(self) -> dict[str, Path]:
+        """Folders of its drafters, by the registry's names."""
+        return {
+            "dspark": self.dspark, "eagle3": self.eagle3, "deer": self.diffusion, "specdiff": self.diffusion
+        }  # fmt: skip
+
     def flags(self, drafter: str = "dspark", path: Path | None = None) -> tuple[str, ...]:
         """Flags of a server of it, by the embedded model's name; path: of another drafter than its own."""
-        own = {"dspark": self.dspark, "specdiff": self.diffusion, "eagle3": self.eagle3}
         model = ("--model", str(self.folder), "--served-model-name", bundled_model.NAME, "--drafter", drafter)
-        found = path or own.get(drafter)
+        found = path or self.drafters.get(drafter)
         return (*model, "--drafter-path", str(found)) if found else model
 
     @cached_property

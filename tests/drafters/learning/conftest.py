@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,11 +42,28 @@ def answers(learned_target: Path) -> list[Answer]:
     return made
 
 
+@pytest.fixture
+def kind(request: pytest.FixtureRequest) -> str:
+    """Name of the drafter that learns: a test's parameter, else DSpark's."""
+    return getattr(request, "param", "dspark")
+
+
 @pytest.fixture(scope="session")
-def start_folder(learned_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("start") / "drafter"
-    start.write_start(folder, str(learned_target), "dspark")
-    return folder
+def starts(learned_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folders of untrained drafters, by name."""
+
+    @cache
+    def made(kind: str) -> Path:
+        folder = tmp_path_factory.mktemp("start") / "drafter"
+        start.write_start(folder, str(learned_target), kind)
+        return folder
+
+    return made
+
+
+@pytest.fixture
+def start_folder(starts: Callable[[str], Path], kind: str) -> Path:
+    return starts(kind)
 
 
 @pytest.fixture
@@ -55,7 +74,7 @@ def general(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def command(tmp_path: Path, learned_target: Path, start_folder: Path, general: Path) -> list[str]:
+def command(tmp_path: Path, learned_target: Path, kind: str, start_folder: Path, general: Path) -> list[str]:
     """Arguments of a learner in tmp_path/learner."""
-    fixed = ["--folder", str(tmp_path / "learner"), "--target", str(learned_target), "--kind", "dspark"]
+    fixed = ["--folder", str(tmp_path / "learner"), "--target", str(learned_target), "--kind", kind]
     return [*fixed, "--start", str(start_folder), "--general", str(general), "--dtype", "float32"]

@@ -8,17 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_drafters import DFLASH, TINY, make_model
+from tiny_drafters import TINY, make_target
 
+from outrider.drafters import networks, registry
+from outrider.drafters.base import DraftBatch, Drafter, Features
 from outrider.drafters.block import BlockModel
+from outrider.drafters.block.model import TrainedModel
+from outrider.drafters.commands.train import read_drafter
+from outrider.drafters.diffusion.denoise import Schedule
 from outrider.drafters.learning import gate
-from outrider.drafters.learning.gate import Followed, compare, follow, frozen_part, ratio_interval
+from outrider.drafters.learning.gate import Followed, compare, drafts_of, follow, ratio_interval
+from outrider.drafters.learning.start import KINDS, fresh_drafter, schedule_of, settings
 from outrider.drafters.training.batches import BatchMaker, anchor_range
 from outrider.drafters.training.features import sequence_features
+from outrider.drafters.training.forward import frozen_part
 from outrider.drafters.training.loop import Recipe, Run
 from outrider.drafters.training.store import Sequence
 from outrider.drafters.training.target import TargetModel
-from outrider.drafters.training.validate import block_hits, sequence_acceptance
 
 
 @pytest.fixture(scope="module")
@@ -90,20 +96,76 @@ def test_equal_drafters_seldom_pass() -> None:
     assert passed <= 300 * 0.025 + 4 * (300 * 0.025) ** 0.5 + 3
 
 
-@pytest.mark.parametrize("config", [TINY, DFLASH], ids=["dspark", "dflash"])
-def test_following_is_what_the_trainer_measures(target: TargetModel, config: object, held: list[Sequence]) -> None:
-    shape = dataclasses.replace(config, head_dim=8, target_layers=(1, 3, 4))  # type: ignore[type-var]
-    model = make_model(shape)
-    maker = BatchMaker(shape, model.vocab, device=torch.device("cpu"))
-    hits = block_hits(model, frozen_part(model, target), maker.columns)
-    for s, found in zip(held, follow(model, target, held), strict=True):
-        wanted = sequence_acceptance(hits, maker, s)
-        assert (found.tokens, found.steps) == (wanted.tokens, wanted.cycles)
-        assert int(found.accepted.sum()) == sum(wanted.kept)
-        assert found.confidence.shape == (found.steps, shape.gamma)
-        assert found.confidence.dtype == np.float32
-        assert ((found.accepted <= found.reach) & (found.reach <= shape.gamma)).all()
-        assert ((found.confidence > 0) & (found.confidence < 1)).all()
+@pytest.mark.parametrize("kind", [*KINDS, "deer in three steps"])
+def test_followed_is_what_is_served(kind: str, target: TargetModel, tmp_path: Path) -> None:
+    """Steps, tokens accepted and confidences are those of the drafter that a server makes of the folder."""
+    kind, _, more = kind.partition(" ")
+    model = drafter_of(kind, target, tmp_path)
+    draw, layers = torch.Generator().manual_seed(2), model.config.target_layers
+    texts = [(model.vocab[torch.randint(3, (60,), generator=draw)].tolist(), 6) for _ in range(3)]
+    held = sequence_features(target, texts, layers, 8)
+    gamma, steps, order = model.config.gamma, 3 if more else 0, "certain" if more else "left"
+    served = registry.make(
+        kind, make_target(target.config, target.embedding, target.head), gamma=gamma, checkpoint=str(tmp_path),
+        denoising_steps=steps, denoising_order=order,
+    )  # fmt: skip
+    found = following(model, target, held, schedule_of(kind, gamma, steps, order))
+    runs = set()
+    for s, one in zip(held, found, strict=True):
+        accepted, confidence = decode(served, s)
+        assert one.accepted.tolist() == accepted
+        assert one.tokens == len(s.tokens) - 1 - s.prompt
+        assert one.confidence.shape == (one.steps, gamma)
+        assert one.confidence.dtype == np.float32
+        for k in range(gamma):  # what follows a wrong token is not verified
+            right = one.accepted >= k
+            np.testing.assert_allclose(one.confidence[right, k], confidence[right, k], atol=2e-3)
+        assert ((one.accepted <= one.reach) & (one.reach <= gamma)).all()
+        runs |= set(accepted)
+    assert len(runs) > 2
+
+
+def drafter_of(kind: str, target: TargetModel, folder: Path) -> TrainedModel:
+    """A drafter of random weights that hits now and then, since it knows three tokens, in `folder`."""
+    args = settings(kind, target, "target")
+    args.draft_vocab, args.rank, args.gamma = 3, 8, 4
+    model = fresh_drafter(args, target, torch.arange(96.0), torch.arange(40))
+    torch.manual_seed(1)
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, mean=1.0 if weight.ndim == 1 else 0.0, std=0.3)
+    networks.save(model, frozen_part(model, target).head, folder)
+    return read_drafter(folder, kind, target)
+
+
+def following(
+    model: TrainedModel, target: TargetModel, sequences: list[Sequence], schedule: Schedule | None = None
+) -> list[Followed]:
+    maker = BatchMaker(model.config, model.vocab, device=torch.device("cpu"))
+    return follow(drafts_of(model, frozen_part(model, target), schedule), maker, sequences)
+
+
+def decode(drafter: Drafter, s: Sequence) -> tuple[list[int], np.ndarray]:
+    """Tokens accepted in each step along a known answer, and the confidences [steps, gamma]."""
+    drafter.allocate(256)
+    table = torch.arange(256, dtype=torch.int32)[None]
+    seen, at, accepted, confidence = 0, s.prompt, [], []
+    while at < len(s.tokens) - 1:
+        places = torch.arange(seen, at)
+        hidden = s.features[seen:at] if drafter.target_layers else None
+        drafter.observe(Features(hidden, s.tokens[seen:at], places, places))
+        seen = at
+        draft = drafter.propose(
+            DraftBatch(
+                anchors=s.tokens[at : at + 1], seq_lens=torch.tensor([at]), page_table=table,
+                keys=torch.zeros(1, drafter.gamma, dtype=torch.int64), rows=torch.zeros(1, dtype=torch.int64),
+                temperatures=torch.zeros(1), wants_probs=False,
+            )
+        )  # fmt: skip
+        true = s.tokens[at + 1 : at + 1 + drafter.gamma]
+        accepted.append(int((draft.tokens[0, : len(true)] == true).long().cumprod(0).sum()))
+        confidence.append(draft.confidence[0])
+        at += accepted[-1] + 1
+    return accepted, torch.stack(confidence).numpy()
 
 
 @pytest.fixture(scope="module")
@@ -126,13 +188,13 @@ def test_what_was_learned_by_heart_does_not_pass(
     """The fault that the split by prompt prevents would be seen: judged by answers it was trained on, it passes."""
     torch.manual_seed(0)
     model = BlockModel(dataclasses.replace(TINY, head_dim=8))
-    before = [follow(model, target, part) for part in (noise[:8], held)]
+    before = [following(model, target, part) for part in (noise[:8], held)]
     run = Run(tmp_path, model, frozen_part(model, target), Recipe(steps=10**6, lr=0.01, decay_steps=0, warmup=5))
     maker = BatchMaker(model.config, model.vocab, device=torch.device("cpu"))
     for i in range(120):
         s = noise[i % 8]
         run.update(maker.cut([s], [torch.arange(*anchor_range(s))], 4))
-    trained, unseen = (follow(model, target, part) for part in (noise[:8], held))
+    trained, unseen = (following(model, target, part) for part in (noise[:8], held))
     names = prompts(8)
     assert not compare(unseen, before[1], names, GENERAL, GENERAL).passed
     assert compare(trained, before[0], names, GENERAL, GENERAL).passed

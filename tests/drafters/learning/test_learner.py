@@ -18,7 +18,7 @@ import torch
 from learning_process import FAULTS, keep, run
 from tiny_drafters import save_target
 
-from outrider.drafters.block import load
+from outrider.drafters import networks
 from outrider.drafters.learning.answers import Answer, AnswerReader, forget
 from outrider.drafters.learning.supply import SEGMENTS, Supply
 from outrider.drafters.training.held_out import held_out, prompt_name
@@ -55,7 +55,7 @@ def names(folder: Path) -> list[str]:
 def candidates(folder: Path) -> list[str]:
     """Names of the candidates; each has to be whole, so nothing may be deleting one."""
     for path in sorted((folder / "drafters").glob("*")):
-        load(path)
+        networks.check(path, {"num_hidden_layers": 6})
         verdict = json.loads((path / "gate.json").read_text())
         assert verdict["reason"] == ""
         assert verdict["low"] > 1
@@ -71,12 +71,18 @@ def waiting(folder: Path, reason: str) -> Callable[[], bool]:
     return lambda: any(event["reason"] == reason for event in events(folder, "waiting"))
 
 
-def test_it_goes_on_after_a_kill_anywhere(folder: Path, command: list[str], answers: list[Answer]) -> None:
-    """Killed at every stage, one after the other; every file is whole, and what was read or trained is not lost."""
+@pytest.mark.parametrize("kind", ["dspark", "eagle3", "deer", "specdiff"], indirect=True)
+def test_it_goes_on_after_a_kill_anywhere(folder: Path, command: list[str], answers: list[Answer], kind: str) -> None:
+    """Killed at every stage, one after the other; every file is whole, and what was read or trained is not lost.
+
+    An EAGLE-3 head begins from nothing: none that has learned a little is at hand.
+    """
     keep(folder, answers)
+    if kind == "eagle3":
+        command = [*command, "--start", "target"]
     trained_steps = 0
     for fault in filter(None, FAULTS):
-        assert run(command, fault) == -signal.SIGKILL, fault
+        assert run(command, fault, gate__FIRST_TAU=1.01) == -signal.SIGKILL, fault
         candidates(folder)
         if (folder / "learner.json").exists():
             steps = numbers(folder)["steps"]
@@ -125,6 +131,19 @@ def test_a_refused_candidate_is_not_made_again_from_the_same_answers(
     assert candidates(folder) == ["0002"]
 
 
+@pytest.mark.parametrize(("aim", "share"), [(0.0, 4), (100.0, 2)])
+def test_what_it_forgets_it_trains_on_more_often(
+    folder: Path, command: list[str], answers: list[Answer], aim: float, share: int
+) -> None:
+    keep(folder, answers)
+    enough = lambda: len(events(folder, "training")) >= 2  # noqa: E731
+    assert run(command, until=enough, learner__GENERAL_AIM=aim) == -signal.SIGTERM
+    domain = {tuple(answer.tokens) for answer in answers}
+    steps = dict(json.loads(line) for line in (folder.parent / "trained").read_text().splitlines())
+    general = [step for step, tokens in steps.items() if step < 80 and tuple(tokens) not in domain]
+    assert general == [*range(3, 40, 4), *range(40 + share - 1, 80, share)]
+
+
 def shuffled(answers: list[Answer]) -> list[Answer]:
     rng = random.Random(0)
     return [Answer(a.prompt_ids, rng.sample(a.response_ids, len(a.response_ids)), 0.0) for a in answers]
@@ -155,6 +174,7 @@ def test_poison_that_gets_in_does_not_get_through_the_gate(
     assert not candidates(folder)
 
 
+@pytest.mark.parametrize("kind", ["dspark", "eagle3", "deer"], indirect=True)
 def test_from_nothing(folder: Path, command: list[str], answers: list[Answer], start_folder: Path) -> None:
     keep(folder, answers)
     command = [*command, "--start", "target"]
@@ -163,7 +183,8 @@ def test_from_nothing(folder: Path, command: list[str], answers: list[Answer], s
     assert events(folder, "gate")[0]["in_use_tau"] == 1.0
     assert not candidates(folder)
     assert run(command, until=lambda: candidates(folder), gate__FIRST_TAU=1.01) == -signal.SIGTERM
-    assert load(folder / "drafters" / "0001").config == load(start_folder).config
+    learned, first = (json.loads((one / "config.json").read_text()) for one in (folder / "drafters/0001", start_folder))
+    assert learned == first
     use(folder, "0001")
     gates = len(events(folder, "gate"))
     assert run(command, until=lambda: len(events(folder, "gate")) > gates) == -signal.SIGTERM
@@ -186,9 +207,9 @@ def test_forgetting_begins_anew(folder: Path, command: list[str], answers: list[
 
 
 def test_other_kinds_are_refused_in_one_line(folder: Path, command: list[str]) -> None:
-    assert run([*command, "--kind", "deer"]) == 1
+    assert run([*command, "--kind", "ngram"]) == 1
     assert numbers(folder)["phase"] == "failed"
-    assert numbers(folder)["error"] == "learning drafters are dspark and dflash, not deer"
+    assert numbers(folder)["error"] == "learning drafters are dspark, dflash, eagle3, deer, specdiff, not ngram"
 
 
 def test_stored_features_are_bounded(tmp_path: Path, learned_target: Path, answers: list[Answer]) -> None:

@@ -1,13 +1,17 @@
-"""Feature stores of a learner's folder."""
+"""Feature stores of a learner's folder, and its general answers."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from outrider.drafters.learning.general import MORE, PROMPTS, general_answers
 from outrider.drafters.learning.supply import open_store
 from outrider.drafters.training.store import StoreInUse
+from outrider.drafters.training.target import TargetModel
 
 
 def test_a_store_that_another_process_writes_to_is_left_alone(tmp_path: Path) -> None:
@@ -24,3 +28,16 @@ def test_a_store_of_other_layers_is_emptied(tmp_path: Path) -> None:
     (folder / "left").touch()
     open_store(folder, 8, {"layers": [2]})
     assert not (folder / "left").exists()
+
+
+def test_more_general_answers_are_trained_on_and_the_gate_keeps_its_own(tmp_path: Path, learned_target: Path) -> None:
+    target, prompts = TargetModel.load(str(learned_target), dtype=torch.float32), tmp_path / "general.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"w{i} w{i // 9}"}) + "\n" for i in range(90)))
+    first = general_answers(tmp_path / "general", target, (1,), prompts)
+    held_out = [s.tokens.tolist() for s in first.sequences(first.held_out)]
+    assert PROMPTS - 8 < len(first.training) + len(held_out) <= PROMPTS
+    more = general_answers(tmp_path / "general", target, (1,), prompts, MORE)
+    assert [s.tokens.tolist() for s in more.sequences(more.held_out)] == held_out
+    assert len(more.training) > len(first.training) + 20
+    again = general_answers(tmp_path / "general", target, (1,), prompts)
+    assert (again.training, again.held_out) == (more.training, more.held_out)

@@ -72,8 +72,6 @@ def test_an_eagle_head_has_to_be_named(tmp_path: Path) -> None:
     folder = str(save_eagle(tmp_path))
     found = checkpoints.with_drafter_path(Settings(drafter_path=folder), target.find(None))
     assert (found.drafter, found.drafter_path) == ("eagle3", folder)
-    with pytest.raises(UserError, match="--learn goes with --drafter dspark or dflash, not eagle3"):
-        checkpoints.with_drafter_path(Settings(drafter_path=folder, learn=True), target.find(None))
     with pytest.raises(UserError, match="holds an eagle3 drafter; serve it with --drafter eagle3"):
         checkpoints.with_drafter_path(Settings(drafter="dspark", drafter_path=folder), target.find(None))
 

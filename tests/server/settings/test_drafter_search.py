@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,14 +184,17 @@ def test_architectures_whose_hidden_states_are_not_shown_get_what_reads_none(
 
 
 def test_learning_starts_from_what_was_found(folder: Path, hub: Callable[[str], Path], tmp_path: Path) -> None:
-    save_eagle(folder / "head")
+    save_compact(make_model(replace(DFLASH, windows=(4, -1))), folder / "windows")
     given: dict[str, Any] = {"learn": True, "learn_folder": tmp_path / "learned"}
     found, line = take(folder, **given)
     assert found.drafter == "auto"  # an untrained one will be made
     assert line.startswith("Drafter untrained: ")
-    save_compact(make_model(DFLASH), folder / "drafter")
-    found = learning.with_start(take(folder, **given)[0], target.find(str(folder)))
-    assert (found.drafter, found.drafter_path) == ("dflash", str(folder / "drafter"))
+    model = target.find(str(folder))
+    refused = drafter_search.candidates(Settings(model=str(folder), gamma=GAMMA, **given), model)
+    assert "--learn does not train layers with sliding windows" in [one.obstacle for one in refused]
+    save_eagle(folder / "head")
+    found = learning.with_start(take(folder, **given)[0], model)
+    assert (found.drafter, found.drafter_path) == ("eagle3", str(folder / "head"))
 
 
 def test_a_server_resolves_to_it_and_says_so(folder: Path, hub: Callable[[str], Path]) -> None:

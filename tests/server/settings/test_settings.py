@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tiny_drafters import DFLASH
 
 from outrider.server.errors import UserError
 from outrider.server.machine import hardware
@@ -40,9 +42,27 @@ def test_a_drafter_for_each_key_needs_keys_and_a_cpu(monkeypatch: pytest.MonkeyP
     found = learning.with_start(given, smollm2)
     assert (found.plugin_config.learn_keys, found.learned) == (3, "")
     assert replace(found, learn_per="server").plugin_config.learn_keys == 0
+    with pytest.raises(UserError, match="--learn-per key goes with --drafter dspark or dflash, not deer"):
+        learning.with_start(replace(given, drafter="deer"), smollm2)
     monkeypatch.setattr(hardware, "has_gpu", lambda: True)
     with pytest.raises(UserError, match="on a CPU so far"):
         learning.with_start(replace(given, device="cuda"), smollm2)
+
+
+def test_every_drafter_with_weights_learns(smollm2: Model, tmp_path: Path) -> None:
+    """One that does not come with the model begins as its layers."""
+    for drafter in ("dspark", "dflash", "eagle3", "deer", "specdiff"):
+        given = Settings(**CPU, learn=True, drafter=drafter)
+        found = learning.with_start(replace(given, learn_folder=tmp_path / drafter), smollm2)
+        assert (found.drafter, bool(found.drafter_path)) == (drafter, drafter == "eagle3")
+    head = str(tmp_path / "eagle3" / learning.START)
+    found = learning.with_start(Settings(**CPU, learn=True, drafter_path=head), smollm2)
+    assert "eagle3" in found.learn_folder.name
+    (tmp_path / "config.json").write_text(json.dumps(replace(DFLASH, windows=(4, -1)).to_json()))
+    with pytest.raises(UserError, match=r"--learn does not train .*: it has layers with sliding windows"):
+        learning.with_start(Settings(**CPU, learn=True, drafter_path=str(tmp_path)), smollm2)
+    with pytest.raises(UserError, match=r"--learn goes with --drafter dspark or .* or specdiff, not ngram"):
+        learning.with_start(Settings(**CPU, learn=True, drafter="ngram"), smollm2)
 
 
 def test_plugin_config_survives_the_environment() -> None:
