@@ -116,21 +116,19 @@ def gated_delta(
     group = values.shape[1] // keys.shape[1]
     queries = (normalised(queries) * keys.shape[2] ** -0.5).repeat_interleave(group, 1)
     keys = normalised(keys).repeat_interleave(group, 1)
+    values = values.float()
     outputs = torch.empty(values.shape)
-    deltas = torch.empty_like(outputs)
-    lens = indptr.diff()
-    order = lens.argsort(descending=True, stable=True)
-    states, begins, lens = pool[slots[order]], indptr[:-1][order], lens[order]
-    for step in range(int(lens[0])):
-        active = int((lens > step).sum())
-        at, state = begins[:active] + step, states[:active]
-        state *= decays[at, :, None, None]
-        known = (state * keys[at, :, None]).sum(-1)
-        deltas[at] = (values[at].float() - known) * strengths[at, :, None]
-        state += deltas[at, :, :, None] * keys[at, :, None]
-        outputs[at] = (state * queries[at, :, None]).sum(-1)
-    if write:
-        pool[slots[order]] = states
+    deltas, product = torch.empty_like(outputs), torch.empty(pool.shape[1:])
+    ends = indptr.tolist()
+    for slot, begin, end in zip(slots.tolist(), ends, ends[1:], strict=False):
+        state = pool[slot] if write else pool[slot].clone()
+        for at in range(begin, end):
+            key = keys[at, :, None]
+            state *= decays[at, :, None, None]
+            known = torch.mul(state, key, out=product).sum(-1)
+            deltas[at] = (values[at] - known) * strengths[at, :, None]
+            state += torch.mul(deltas[at, :, :, None], key, out=product)
+            outputs[at] = torch.mul(state, queries[at, :, None], out=product).sum(-1)
     return outputs, Corrections(decays, keys, deltas)
 
 
@@ -138,11 +136,9 @@ def replay(
     pool: torch.Tensor, slots: torch.Tensor, made: Corrections, indptr: torch.Tensor, counts: torch.Tensor
 ) -> None:
     """Write the corrections of the first counts [R] tokens of each request to its state."""
-    order = counts.argsort(descending=True, stable=True)
-    states, begins, counts = pool[slots[order]], indptr[:-1][order], counts[order]
-    for step in range(int(counts[0])):
-        active = int((counts > step).sum())
-        at, state = begins[:active] + step, states[:active]
-        state *= made.decays[at, :, None, None]
-        state += made.deltas[at, :, :, None] * made.keys[at, :, None]
-    pool[slots[order]] = states
+    product = torch.empty(pool.shape[1:])
+    for slot, begin, count in zip(slots.tolist(), indptr.tolist(), counts.tolist(), strict=False):
+        state = pool[slot]
+        for at in range(begin, begin + count):
+            state *= made.decays[at, :, None, None]
+            state += torch.mul(made.deltas[at, :, :, None], made.keys[at, :, None], out=product)

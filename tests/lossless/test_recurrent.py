@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
 import tiny_families
+import torch
 from asking import MODEL, complete, tokens
 from metrics_page import MetricsPage
 from running import ONE_THREAD, ForkedServer, Server
+
+from outrider.drafters.block import BlockConfig, BlockModel, save_compact, target_identity
 
 FEW = [33, 200, 54, 77, 93]
 BODY = {"temperature": 0, "ignore_eos": True, "logit_bias": dict.fromkeys(map(str, FEW), 100.0)}
@@ -22,17 +27,42 @@ ASKED = [([(7 * i * i + n) % 250 + 17 for i in range(n)], answer) for n, answer 
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the target, and of a drafter that says those tokens too, and is right by chance."""
     folder = tmp_path_factory.mktemp("recurrent")
-    tiny_families.write("Qwen3NextForCausalLM", folder / "tiny")
+    model = tiny_families.write("Qwen3NextForCausalLM", folder / "tiny")
+    shape = model.config
+    config = BlockConfig(
+        kind="dspark", gamma=7, vocab_size=shape.vocab_size, hidden_size=shape.hidden_size, intermediate_size=96,
+        num_layers=1, num_heads=4, num_kv_heads=2, head_dim=32, num_target_layers=shape.num_hidden_layers,
+        target_layers=(0, 2), mask_token_id=4, rope_theta=1e4, max_positions=512, markov_rank=16, confidence_head=True,
+        draft_vocab_size=len(FEW), target=target_identity(shape, model.get_input_embeddings().weight),
+    )  # fmt: skip
+    drafter = BlockModel(config, torch.tensor(sorted(FEW)))
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in drafter.parameters():
+            weight.copy_((weight.ndim == 1) + 0.3 * torch.randn(weight.shape, generator=draw))
+    save_compact(drafter, folder / "dspark")
+    return folder
+
+
+@contextmanager
+def started(folder: Path, name: str, *flags: str) -> Iterator[Server]:
     server = ForkedServer(
-        folder / "log", "--model", str(folder / "tiny"), "--served-model-name", MODEL, "--dtype", "float32",
-        "--max-total-tokens", "640", "--max-running-requests", "8", "--chunked-prefill-size", "64", *ONE_THREAD,
+        folder / f"log-{name}", "--model", str(folder / "tiny"), "--served-model-name", MODEL, "--dtype", "float32",
+        "--max-total-tokens", "640", "--max-running-requests", "8", "--chunked-prefill-size", "64", *ONE_THREAD, *flags,
     )  # fmt: skip
     try:
         yield server.wait_until_ready()
     finally:
         server.stop()
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path) -> Iterator[Server]:
+    with started(folder, "lookup") as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +103,16 @@ def leave(served: Server, one: tuple[list[int], int]) -> bool:
     body = {"model": MODEL, "prompt": one[0], "max_tokens": 300, "stream": True, **BODY}
     with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=120) as answer:
         return any(line.startswith("data:") for line in answer.iter_lines())
+
+
+def test_a_drafter_that_reads_hidden_states(
+    folder: Path, plain: list[list[int]], request: pytest.FixtureRequest
+) -> None:
+    if not request.config.getoption("--exhaustive"):
+        pytest.skip("--exhaustive starts a server for it")
+    with started(folder, "dspark", "--drafter-path", str(folder / "dspark"), "--no-lookup") as server:
+        with ThreadPoolExecutor(len(ASKED)) as pool:
+            assert list(pool.map(lambda one: ask(server, one, speculate=True), ASKED)) == plain
+        page = MetricsPage(server.url)
+        for name in ("accepted", "wasted"):
+            assert page.value(f"outrider_{name}_tokens_total") > 10
