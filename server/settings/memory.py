@@ -60,7 +60,7 @@ def plan(settings: Settings, model: Model) -> MemoryPlan:
     weights = target.weight_bytes(model, float_size, in_blocks) // parallel.nnodes
     per_token = kv_bytes_per_token(model.config, float_size) // parallel.nnodes
     processes = PROCESS_BYTES + RANK_BYTES * (parallel.ranks_here - 1)
-    states = recurrent.state_bytes(model.config) * ((settings.max_running_requests or REQUESTS) + 1) // parallel.nnodes
+    states = recurrent.state_bytes(model.config) * ((settings.max_running_requests or REQUESTS) + 1)
     room = free - weights - states - processes
     if settings.max_total_tokens is not None:
         tokens, why = settings.max_total_tokens, "--max-total-tokens"

@@ -9,7 +9,7 @@ import torch
 from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from ..attention_backends import buckets_of, commit_states
+from ..attention_backends import buckets_of
 from ..loading.drafter import whole_weights
 from ..spec_inputs import flatten
 from .logprobs import write_logprobs, write_step_logprobs
@@ -55,7 +55,6 @@ class FollowerWorker(SpeculativeWorker):
         flat = flatten(anchors, draft_tokens, verify_lens, seq_lens, self.req_to_token_pool.req_to_token, rows, bucket)
         verified = self._verify(batch, flat, verify_lens, seq_lens, rows)
         tokens, accept_lens = self.ranks.receive((count, self.width), (count,))
-        commit_states(self.target_worker.model_runner, accept_lens)
         new_seq_lens = seq_lens + accept_lens
         if on_publish is not None:
             on_publish(new_seq_lens)

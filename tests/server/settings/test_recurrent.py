@@ -39,6 +39,14 @@ def test_prompts_share_no_prefixes_and_requests_are_bounded() -> None:
     assert len(said) == 1
 
 
+def test_states_are_not_divided_over_ranks() -> None:
+    spread = Settings(**CPU, sglang_flags=("--tp-size", "2"))
+    with pytest.raises(UserError, match="which --tp-size does not spread"):
+        with_recurrent(spread, model_of(), print)
+    llama = model_of(architectures=["LlamaForCausalLM"])
+    assert with_recurrent(spread, llama, print) is spread
+
+
 def test_quantised_weights_are_refused() -> None:
     quantized.check(Settings(**CPU), model_of())
     with pytest.raises(UserError, match=r"^m has a recurrent state and is quantised, which is not served"):
