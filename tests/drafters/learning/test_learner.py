@@ -82,7 +82,7 @@ def test_it_goes_on_after_a_kill_anywhere(folder: Path, command: list[str], answ
         command = [*command, "--start", "target"]
     trained_steps = 0
     for fault in filter(None, FAULTS):
-        assert run(command, fault, gate__FIRST_TAU=1.01) == -signal.SIGKILL, fault
+        assert run(command, fault, gate__FIRST_TAU=1.01, learner__PATIENCE=1000) == -signal.SIGKILL, fault
         candidates(folder)
         if (folder / "learner.json").exists():
             steps = numbers(folder)["steps"]
