@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from adapters import is_greedy, merged, write_adapter
 from asking import MODEL, complete, tokens
 from metrics_page import metric
 from running import HTTP, ForkedServer, Server, changed
 from small_target import SmallTarget
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from outrider.server.model import target
 
 pytestmark = pytest.mark.server
 NAMES = (MODEL, "sql", "poems")
@@ -181,6 +184,22 @@ def test_layers_that_sglang_runs(
         drafted = ask_all(plain, prompts[:1], speculate=True, **GREEDY)
         assert [tokens(answer) for answer in drafted] == [tokens(answer) for answer in without]
         assert [spoken_by(models, answer) for answer in drafted] == [[name] for name in NAMES]
+
+
+def test_weights_in_blocks(tmp_path: Path, prompts: list[str]) -> None:
+    """The embedded model's."""
+    plain = Path(target.plain_folder(None))
+    model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval()
+    adapter = write_adapter(tmp_path / "sql", model, 1, rank=4, strength=0.12)
+    models = {MODEL: model, "sql": merged(plain, adapter)}
+    server = ForkedServer(tmp_path / "log", *FLAGS, "--lora-paths", f"sql={adapter}")
+    try:
+        server.wait_until_ready()
+        for name in models:
+            answer = complete(server, prompts[0], speculate=True, model=name, **GREEDY)
+            assert spoken_by(models, answer) == [name]
+    finally:
+        server.stop()
 
 
 def test_swapped_adapters_are_noticed(
