@@ -29,13 +29,14 @@ def found_by(program: Path, *arguments: str) -> Any:
     return json.loads(run.stdout.splitlines()[-1])
 
 
-def found_by_engine(program: Path, *arguments: str) -> Any:
-    """The same of a program that starts an engine, forked where that can be."""
+def found_by_fork(program: Path, *arguments: str) -> Any:
+    """The same of a program's `main` in a process that has imported an engine, where it can be forked."""
     if hardware.has_gpu():
         return found_by(program, *arguments)
     with tempfile.TemporaryDirectory() as folder:
         output, errors = Path(folder) / "output", Path(folder) / "errors"
-        code = Forks.of(environment()).start(arguments, environment(), output, errors, program).wait()
+        env = environment(PROMETHEUS_MULTIPROC_DIR=folder)
+        code = Forks.of(environment()).start(arguments, env, output, errors, program).wait()
         assert code == 0, errors.read_text()[-4000:]
         return json.loads(output.read_text().splitlines()[-1])
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import poison
 import pytest
-from own_process import found_by_engine
+from own_process import found_by_fork
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.sampling import sampling_batch_info
 from sglang.srt.sampling.sampling_params import SamplingParams
@@ -69,7 +69,7 @@ def test_what_a_batch_can_take_passes(sampling: dict[str, Any]) -> None:
 
 @pytest.mark.server
 def test_others_answers_go_on_beside_requests_that_cannot_be_prepared(small_target: SmallTarget) -> None:
-    found = found_by_engine(Path(poison.__file__), str(small_target.folder), str(small_target.dspark))
+    found = found_by_fork(Path(poison.__file__), str(small_target.folder), str(small_target.dspark))
     assert found["meanwhile"]
     assert "out-of-vocabulary" in found["ends"].pop("logprob tokens")  # which SGLang finds before
     for name, end in found["ends"].items():

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from own_process import found_by
+from own_process import found_by_fork
 
 from outrider.server.settings import gpu_attention
 
 
 @pytest.fixture(scope="module")
 def found():
-    return found_by(Path(__file__).parent / "verify_graphs_on_cpu.py")
+    return found_by_fork(Path(__file__).parent / "verify_graphs_on_cpu.py")
 
 
 @pytest.mark.slow
