@@ -55,7 +55,7 @@ async def work(engine: Engine) -> dict[str, Any]:
 
     SamplingParams.verify = lambda *_: None  # type: ignore[method-assign]  # what is checked here is behind it
     manager = engine.tokenizer_manager
-    plain = {"temperature": 0.0, "max_new_tokens": 900, "ignore_eos": True, "stream": True}
+    plain = {"temperature": 0.0, "max_new_tokens": 400, "ignore_eos": True, "stream": True}
 
     async def others() -> list[list[int]]:
         answers = (client.generate(manager, [100 + k, 200, 300, 400], **plain) for k in range(2))
