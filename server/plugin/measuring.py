@@ -84,8 +84,8 @@ class FixedPlanning(Planning):
             buckets=served.buckets, block=served.block,
         )  # fmt: skip
 
-    def _view(self, entries: Entries, contexts: np.ndarray) -> StepView:
-        return replace(super()._view(entries, contexts), limits=entries.limits)
+    def _view(self, entries: Entries, contexts: np.ndarray, unsure: int) -> StepView:
+        return replace(super()._view(entries, contexts, unsure), limits=entries.limits)
 
 
 class StepTimesOnly(SpeculationMetrics):

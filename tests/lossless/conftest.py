@@ -79,6 +79,13 @@ def _planned(folder: Path, small_target: SmallTarget, drafter: str, path: Path) 
 
 
 @pytest.fixture(scope="package")
+def late_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
+    """The small target, every draft verified; steps overlap, so the host hears late of what a step brought."""
+    flags = (*small_target.flags(), "--planner", "verify-all")
+    yield from _serve(tmp_path_factory.mktemp("late") / "log", *EXACT, *flags, **changed("overlap"))
+
+
+@pytest.fixture(scope="package")
 def denoising_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
     """Four denoising steps of which a later one sometimes reveals what stands further left; how much is verified
     follows from the confidences. For the first tokens of an answer the model does not draft."""

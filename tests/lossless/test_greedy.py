@@ -176,7 +176,21 @@ def test_logprobs(exact_server, prompts):
             assert a == pytest.approx(b, abs=1e-5)
 
 
-@pytest.mark.parametrize("served", ["exact_server", "planned_server"], indirect=True)
+@pytest.mark.parametrize("length", [2, 3, 5, 8, 9, 17])
+def test_short_answers_where_the_host_hears_late_of_lengths(late_server, prompts, plain, length):
+    """Drafts may then go beyond an answer's end, which nobody sees."""
+    before = MetricsPage(late_server.url)
+    body = {"max_tokens": length, "temperature": 0}
+    drafted = complete_all(late_server, prompts[:24], 8, speculate=True, **body)
+    after = MetricsPage(late_server.url)
+    assert [tokens(a) for a in drafted] == [answer[:length] for answer in plain[:24]]
+    assert [a["usage"]["completion_tokens"] for a in drafted] == [len(answer[:length]) for answer in plain[:24]]
+    name = "outrider_verified_tokens_total"
+    if length > 3:
+        assert after.value(name) - before.value(name) > 24
+
+
+@pytest.mark.parametrize("served", ["exact_server", "planned_server", "late_server"], indirect=True)
 def test_answers_that_end_with_the_context(served, prompts):
     """Beside others, whose rows of the page table come next."""
     (model,) = HTTP.get(f"{served.url}/v1/models").json()["data"]

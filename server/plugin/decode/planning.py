@@ -93,8 +93,9 @@ class Planning:
         self.planner, self.calibration = planner, calibration
         self.online = OnlineCalibration(self.requests.gamma, calibration) if self.corrects else None
 
-    def begin(self, rows: np.ndarray, contexts: np.ndarray, classes: torch.Tensor) -> Step:
-        """A decode step begins: its budget, from what earlier steps showed. classes: as in `Step`."""
+    def begin(self, rows: np.ndarray, contexts: np.ndarray, classes: torch.Tensor, unsure: int = 0) -> Step:
+        """A decode step begins: its budget, from what earlier steps showed. contexts, unsure: see `RequestTable.view`.
+        classes: as in `Step`."""
         now = time.perf_counter()
         if self._last is not None:
             self._last.seconds = now - self._last.step.began
@@ -102,7 +103,7 @@ class Planning:
         entries = self.requests.entries(rows)
         if entries.any_level:  # what requests have had so far counts
             self._catch_up(self.lag)
-        view = self._view(entries, contexts)
+        view = self._view(entries, contexts, unsure)
         if self.planner.looks_back(view) or len(self._unread) > MOST_UNREAD:
             self._catch_up(self.lag)
         called = time.perf_counter()
@@ -121,8 +122,8 @@ class Planning:
             bucket=None if self.buckets is None else self._bucket(self.buckets, view, entries, budget),
         )
 
-    def _view(self, entries: Entries, contexts: np.ndarray) -> StepView:
-        return self.requests.view(entries, contexts)
+    def _view(self, entries: Entries, contexts: np.ndarray, unsure: int) -> StepView:
+        return self.requests.view(entries, contexts, unsure)
 
     def _bucket(self, buckets: TokenBuckets, view: StepView, entries: Entries, budget: Budget) -> int:
         """The smallest that holds whatever may be admitted."""

@@ -38,7 +38,8 @@ class Entries:
 
 
 class RequestTable:
-    """Options and state of the requests, by row. On the device, for the forward:
+    """Options and state of the requests, by row; `context`: positions that a text may have. On the device, for the
+    forward:
 
     seeds: [rows] int64, of the request's random numbers. seeded: [rows] bool, it came with the request.
     ends: [rows, E] int64, tokens that end the answer, filled up with -1.
@@ -60,8 +61,8 @@ class RequestTable:
     generated: [rows] int64, tokens since the prefill; started: [rows] seconds on the host's clock, of the prefill.
     """
 
-    def __init__(self, rows: int, gamma: int, device: Any):
-        self.gamma = gamma
+    def __init__(self, rows: int, gamma: int, device: Any, context: int = 1 << 30):
+        self.gamma, self.context = gamma, context
         self.device = device
         self.seeds = torch.zeros(rows, dtype=torch.int64, device=device)
         self.seeded = torch.zeros(rows, dtype=torch.bool, device=device)
@@ -146,9 +147,14 @@ class RequestTable:
         )
         return self._running
 
-    def view(self, entries: Entries, contexts: np.ndarray) -> StepView:
-        """The planner's view of requests before they draft; contexts [R] cached tokens."""
-        room = entries.lengths - contexts - 2  # behind the anchor, and with a token of the target's at the end
+    def view(self, entries: Entries, contexts: np.ndarray, unsure: int = 0) -> StepView:
+        """The planner's view of requests before they draft; contexts [R] cached tokens, at most: it may be `unsure` of
+        them fewer. Drafts then may go beyond an answer's end, not beyond the context."""
+        room = (
+            entries.lengths - (contexts - unsure) - 2
+        )  # behind the anchor, and with a token of the target's at the end
+        if unsure:
+            room = np.minimum(room, self.context - contexts - 1)
         limits = np.minimum(np.maximum(room, 0), entries.limits)
         return StepView(
             rows=entries.rows,
@@ -185,14 +191,14 @@ def _end_tokens(req: Any) -> list[int]:
     return sorted(ends - {None})
 
 
-def rows_and_lengths(batch: Any, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and cached tokens of the batch's requests, [R] int64 each, without waiting for the device.
+def rows_and_lengths(batch: Any, width: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """Rows and cached tokens of the batch's requests, without waiting for the device, and how many fewer these may be.
 
-    Where SGLang does not read the lengths back, they are what was cached when the last result came, and what the step
-    under way may add: `width`.
+    Where SGLang does not read the lengths back, they are what was cached when the last result came, and what the
+    step under way may add: from one token to `width`.
     """
     rows = batch.req_pool_indices_cpu.numpy().astype(np.int64)
     if batch.seq_lens_cpu is not None:
-        return rows, batch.seq_lens_cpu.numpy().astype(np.int64)
+        return rows, batch.seq_lens_cpu.numpy().astype(np.int64), 0
     committed = [req.kv.kv_committed_len for req in batch.reqs]
-    return rows, np.array(committed, dtype=np.int64) + width
+    return rows, np.array(committed, dtype=np.int64) + width, width - 1

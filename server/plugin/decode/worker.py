@@ -81,7 +81,8 @@ class SpeculativeWorker(BaseSpecWorker):
 
         self.history = SlotTokens(slots, self.device)
         self.rules = LogitRules(self.history, self.req_to_token_pool.req_to_token)
-        self.requests = RequestTable(self.req_to_token_pool.req_to_token.shape[0], self.width - 1, self.device)
+        rows, context = self.req_to_token_pool.req_to_token.shape[0], runner.model_config.context_len
+        self.requests = RequestTable(rows, self.width - 1, self.device, context)
         self.texts = TextKeeper.of(self.config, runner)
         self.drafter: Drafter | None = load_drafter(self.config, runner, self.texts.corpora if self.texts else None)
         self.exchange = Exchange(self.config, self.drafter)
@@ -234,7 +235,8 @@ class SpeculativeWorker(BaseSpecWorker):
         if self.exchange.take_back_if_worse():
             self.reload_profile()
 
-        step = self.planning.begin(*rows_and_lengths(batch, self.width), classes)
+        at, contexts, unsure = rows_and_lengths(batch, self.width)
+        step = self.planning.begin(at, contexts, classes, unsure)
         if step.bucket is not None:
             self.ranks.broadcast_bucket(step.bucket)
         draft, draft_seconds = self._draft(step, rows, seq_lens, anchors, sampling)

@@ -3,7 +3,8 @@ OUTRIDER_TEST_CHANGES names the changes; a process forked by `server_forks.py` m
 
 overlap: scheduling overlaps with the forward on a CPU, as SGLang has it on a GPU: with its own loop, its future map,
 and steps that begin before the last one's result is there. A CPU's streams and events do nothing, so what is missing is
-that SGLang is asked to, and `record_stream`. See `--overlap` in tests/conftest.py.
+that SGLang is asked to, and `record_stream`. The host is not told how long texts are while a step is under way. See
+`--overlap` in tests/conftest.py.
 
 one-call: a model whose layers do not run in one call of our kernels, or not without SGLang's batch objects, ends the
 server. It says nothing of its own when SGLang's code stays.
@@ -49,6 +50,17 @@ def say_so(module: ModuleType) -> None:
         loop(scheduler)
 
     module.Scheduler.event_loop_overlap = overlapping
+
+
+def keep_lengths(module: ModuleType) -> None:
+    """Change `server/plugin/decode/worker.py`: the host hears of lengths with results alone, as on a GPU."""
+    read = module.rows_and_lengths
+
+    def late(batch: Any, width: int) -> Any:
+        at = batch.req_pool_indices_cpu
+        return read(SimpleNamespace(reqs=batch.reqs, req_pool_indices_cpu=at, seq_lens_cpu=None), width)
+
+    module.rows_and_lengths = late  # type: ignore[attr-defined]
 
 
 DECIDING_SECONDS = 0.0005
@@ -97,6 +109,7 @@ CHANGES = {
         "sglang.srt.managers.scheduler": say_so,
         "outrider.server.processes.sglang_args": ask_for_overlap,
         "sglang.srt.managers.overlap_utils": stand_in_for_streams,
+        "outrider.server.plugin.decode.worker": keep_lengths,
     },
     "one-call": {
         "outrider.server.plugin.cpu.fused_model": demand("_prepare"),
