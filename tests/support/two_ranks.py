@@ -112,6 +112,8 @@ class Target:
         table = torch.arange(REQUESTS * CONTEXT, dtype=torch.int32).view(REQUESTS, CONTEXT)
         self.pool = SimpleNamespace(req_to_token=table)
         self.model_runner = SimpleNamespace(
+            attn_backend=None,
+            model_config=SimpleNamespace(context_len=CONTEXT),
             token_to_kv_pool=SimpleNamespace(size=table.numel(), page_size=1), device="cpu",
             capture_tail_hooks=[], lora_manager=None,
         )  # fmt: skip

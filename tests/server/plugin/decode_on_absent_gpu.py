@@ -146,7 +146,9 @@ def make_worker(drafter: str, planner: str, device: torch.device) -> Worker:
         model.graphs = DraftGraphs(model._propose, (1, 2, 4), page_table, model.gamma, lambda run: (run, run()))
     worker.tail = VerifyTail(buckets, worker._observe, device) if drafter.endswith(IN_GRAPHS) else None
     worker._nothing = worker._no_draft(0)
-    worker._target_worker = SimpleNamespace(forward_batch_generation=lambda batch, **_: forward(worker, batch))
+    runner = SimpleNamespace(attn_backend=None)
+    run = lambda batch, **_: forward(worker, batch)  # noqa: E731
+    worker._target_worker = SimpleNamespace(model_runner=runner, forward_batch_generation=run)
     return worker
 
 
