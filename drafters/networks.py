@@ -44,6 +44,8 @@ def not_trained(config: BlockConfig | EagleConfig) -> str:
     """The part of a drafter's shape that is served and not trained here; "" if there is none."""
     if isinstance(config, EagleConfig):
         return ""
+    if config.choosing is not None:
+        return "paths through candidates"
     return "layers of Gemma 4's shape" if config.gemma else "layers with sliding windows" if config.windows else ""
 
 

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from outrider.storage.replacing import replace, replacing
 
 from ..base import Rows
+from .choosing import LatticeChoosing
 from .config import BlockConfig, check_layers
 from .errors import CheckpointError
 from .model import BlockModel, DraftModel
@@ -27,6 +28,8 @@ Model = TypeVar("Model", bound=DraftModel)
 WEIGHTS = "model.safetensors"
 SHARED = ("embed_tokens.", "lm_head.", "verifier_lm_head.", "verifier_norm.", "rotary_emb.", "t2d")
 """Prefixes of tensors that belong to the target or are recomputed."""
+SELECTORS = ("candidate_selector.", "lilicorr.")
+"""Prefixes of tensors that have their published names."""
 HEADS = {f"markov_head.{w}.weight": f"markov_head.markov_{w}.weight" for w in ("w1", "w2")}
 
 
@@ -92,6 +95,8 @@ def fused_names(config: BlockConfig) -> dict[str, tuple[list[str], list[int]]]:
 
 def plain_name(name: str) -> str:
     """A parameter's name in a plain checkpoint, for parameters that are not fused."""
+    if name.startswith(SELECTORS):
+        return name
     for part in ("q_norm", "k_norm", "o_proj"):
         name = name.replace(f".{part}.", f".self_attn.{part}.")
     return HEADS.get(name, name.replace(".down_proj.", ".mlp.down_proj."))
@@ -276,6 +281,7 @@ def memory(folder: str | Path, dtype: torch.dtype) -> tuple[int, int]:
         if not name.removeprefix("model.").startswith(SHARED):
             numbers += math.prod(shape)
     state = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    state += config.hidden_size if isinstance(config.choosing, LatticeChoosing) else 0
     return numbers * dtype.itemsize, state * dtype.itemsize
 
 

@@ -106,7 +106,7 @@ def compile_block(model: BlockModel, embedding: Rows, head: torch.Tensor) -> Com
     config, markov = model.config, model.markov_head
     known = (markov is None or type(markov) is MarkovHead) and config.head_dim % 32 == 0
     even = config.hidden_size % 16 == 0 and config.intermediate_size % 16 == 0 and config.markov_rank % 2 == 0
-    if config.windows or config.gemma or not (known and even and native.fits(model.fc.weight, head)):
+    if config.windows or config.gemma or config.choosing or not (known and even and native.fits(model.fc.weight, head)):
         return None
     layers = model.draft_layers
     products = [w.weight for layer in layers for w in (layer.qkv, layer.o_proj, layer.gate_up, layer.down_proj)]

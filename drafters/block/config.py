@@ -17,13 +17,24 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from . import choosing as choose
 from . import speculators
+from .choosing import Choosing, Convolution, LatticeChoosing
 from .errors import CheckpointError
 
-ARCHITECTURES = {"dspark": "Qwen3DSparkModel", "dflash": "DFlashDraftModel", "diffusion": "OutriderDiffusionModel"}
+ARCHITECTURES = {
+    "dspark": "Qwen3DSparkModel",
+    "dflash": "DFlashDraftModel",
+    "dflash2": "DFlash2DraftModel",
+    "diffusion": "OutriderDiffusionModel",
+}
 GEMMA = "Gemma4DSparkModel"
 BLOCK_KINDS = ("dspark", "dflash")
-"""Kinds that draft from the target's hidden states."""
+"""Kinds that draft from the target's hidden states and are trained here."""
+READING_KINDS = (*BLOCK_KINDS, "dflash2")
+"""All kinds that draft from the target's hidden states."""
+ANCHORED = ("dflash", "dflash2")
+"""Kinds whose `block_size` counts the anchor."""
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 ROPES = {
     "linear": ("factor",),
@@ -43,14 +54,18 @@ class BlockConfig:
     target_layers: target layers whose outputs are the context features, rising, 0 being the first decoder layer; none
         for diffusion, which embeds the tokens themselves.
     windows: of each layer, as `flat_attention` has it: a layer with one sees the `window` positions before a token and
-        none behind it; -1: all of them, and the whole block. Empty: -1 for every layer.
+        none behind it; -1: all of them, and the whole block. Empty: -1 for every layer. open_windows: layers with
+        windows see the whole block as well.
     rope: how the rotary embedding is scaled, a type of ROPES and its numbers; empty: not at all.
     gemma: layers are Gemma 4's (`gemma.py`), and embeddings are multiplied by √hidden_size. shared_kv: values are keys.
-    logit_cap: logits x become c tanh(x / c) with this c before the sequential head; 0: they stay.
+    logit_scale: a factor of the logits. logit_cap: logits x then become c tanh(x / c) with this c, before a head draws
+        from them; 0: they stay.
     qk_norm: whether queries and keys are normed, as Qwen3's are and Llama's are not.
     markov_rank: r of the sequential head; 0 for DFlash.
     sample_from_anchor: whether the anchor's own row predicts the first token; never for DFlash.
     draft_vocab_size: V', tokens the drafter can propose; None for the target's whole vocabulary.
+    convolution: of the layers' rows; None: there is none. choosing: how the path through the likeliest tokens of each
+        position is drawn, in DFlash 2 alone.
     target: identity of the target it was trained for (`checkpoint.target_identity`), empty when unknown.
     """
 
@@ -81,6 +96,10 @@ class BlockConfig:
     gemma: bool = False
     shared_kv: bool = False
     logit_cap: float = 0.0
+    logit_scale: float = 1.0
+    open_windows: bool = False
+    convolution: Convolution | None = None
+    choosing: Choosing | None = None
     target: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -99,6 +118,17 @@ class BlockConfig:
                 raise CheckpointError("a diffusion drafter reads no target layers and has no sequential head")
         else:
             check_layers(self.target_layers, self.num_target_layers)
+        if (self.choosing is None) == (self.kind == "dflash2"):
+            raise CheckpointError("DFlash 2 draws paths through candidates, and no other drafter does")
+        if self.choosing is not None and (self.draft_vocab_size or self.choosing.candidates > self.vocab_size):
+            raise CheckpointError("DFlash 2 drafts from the whole vocabulary, of which its candidates are a part")
+        if (
+            isinstance(self.choosing, LatticeChoosing)
+            and (self.choosing.width or self.hidden_size) % self.choosing.heads
+        ):
+            raise CheckpointError(f"lilicorr_num_heads {self.choosing.heads} does not divide its width")
+        if self.convolution is not None and self.hidden_size % self.convolution.group:
+            raise CheckpointError(f"conv_group_size {self.convolution.group} does not divide {self.hidden_size}")
         if not 0 <= self.mask_token_id < self.vocab_size:
             raise CheckpointError(f"mask_token_id {self.mask_token_id} is outside the vocabulary of {self.vocab_size}")
 
@@ -126,7 +156,7 @@ class BlockConfig:
         config: dict[str, Any] = {
             "architectures": [ARCHITECTURES[self.kind]],
             "model_type": "qwen3",
-            "block_size": self.queries if self.kind == "dflash" else self.gamma,
+            "block_size": self.queries if self.kind in ANCHORED else self.gamma,
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
             "intermediate_size": self.intermediate_size,
@@ -156,11 +186,18 @@ class BlockConfig:
                 "confidence_head_with_markov": self.confidence_with_markov,
                 "sample_from_anchor": self.sample_from_anchor,
             }
-        elif self.kind == "dflash":
+        elif self.kind in ANCHORED:
             config["dflash_config"] = {
                 "mask_token_id": self.mask_token_id,
                 "target_layer_ids": list(self.target_layers),
             }
+        if self.choosing is not None:
+            config["architectures"] = [self.choosing.ARCHITECTURE]
+            config["dflash_config"] |= self.choosing.to_json()
+            config["dflash_config"] |= self.convolution.to_json() if self.convolution else {}
+            if (self.logit_scale, self.logit_cap) != (1.0, 0.0):
+                caps = {"output_multiplier": self.logit_scale, "final_logit_softcapping": self.logit_cap or None}
+                config["dflash_config"] |= caps
         if self.gemma:
             config |= {
                 "architectures": [GEMMA], "model_type": "gemma4_text", "global_head_dim": self.head_dim,
@@ -170,6 +207,7 @@ class BlockConfig:
         if self.windows:
             kinds = ["full_attention" if window < 0 else "sliding_attention" for window in self.windows]
             config |= {"layer_types": kinds, "sliding_window": max(self.windows) + 1}
+            config |= {"is_causal": False} if self.open_windows else {}
         config["outrider"] = {"draft_vocab_size": self.draft_vocab_size, "target": self.target}
         return config
 
@@ -180,15 +218,19 @@ class BlockConfig:
             config = speculators.plain_config(config)
         kind, gemma = kind_of(config), GEMMA in (config.get("architectures") or [])
         fields = _Fields(gemma_shape(config) if gemma else config)
-        fields.check_supported()
+        choosing, convolution = None, None
+        if kind == "dflash2":
+            choosing, convolution = choose.read(config, fields.nested)
+        else:
+            fields.check_supported()
         layers, block = fields.integer("num_hidden_layers"), fields.integer("block_size")
         heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
         own, rank = fields.plain("outrider") or {}, int(fields.value("markov_rank") or 0)
         theta, rope = rotary(fields.config)
-        reads_target = kind in BLOCK_KINDS
+        reads_target = kind in READING_KINDS
         return cls(
             kind=kind,
-            gamma=block - 1 if kind == "dflash" else block,
+            gamma=block - 1 if kind in ANCHORED else block,
             vocab_size=fields.integer("vocab_size"),
             hidden_size=hidden,
             intermediate_size=fields.integer("intermediate_size"),
@@ -205,7 +247,7 @@ class BlockConfig:
             max_positions=fields.integer("max_position_embeddings", 32768),
             markov_rank=rank,
             markov_head=str(fields.value("markov_head_type", "vanilla")).lower(),
-            confidence_head=kind != "dflash" and bool(fields.plain("enable_confidence_head", True)),
+            confidence_head=kind not in ANCHORED and bool(fields.plain("enable_confidence_head", True)),
             confidence_with_markov=bool(fields.plain("confidence_head_with_markov", rank > 0)),
             sample_from_anchor=bool(fields.plain("sample_from_anchor", True)),
             qk_norm=bool(fields.plain("qk_norm", True)) or kind != "diffusion",
@@ -213,7 +255,12 @@ class BlockConfig:
             windows=() if gemma else windows(fields.config, layers),
             gemma=gemma,
             shared_kv=gemma and bool(fields.plain("attention_k_eq_v")),
-            logit_cap=float(fields.plain("final_logit_softcapping") or 0.0) if gemma else 0.0,
+            logit_cap=float(fields.value("final_logit_softcapping") or 0.0) if gemma or choosing else 0.0,
+            logit_scale=float(fields.value("output_multiplier", 1.0)) if choosing else 1.0,
+            open_windows="sliding_attention" in (fields.plain("layer_types") or [])
+            and fields.plain("is_causal") is False,
+            convolution=convolution,
+            choosing=choosing,
             target=own.get("target") or {},
         )
 
@@ -288,7 +335,9 @@ def kind_of(config: dict[str, Any]) -> str:
             return kind
     if "DSparkDraftModel" in names or GEMMA in names:
         return "dspark"
-    known = ", ".join(ARCHITECTURES.values())
+    if LatticeChoosing.ARCHITECTURE in names:
+        return "dflash2"
+    known = ", ".join((*ARCHITECTURES.values(), LatticeChoosing.ARCHITECTURE))
     raise CheckpointError(f"drafter architecture {names or 'none'} is unknown; expected one of {known}")
 
 

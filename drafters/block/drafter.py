@@ -24,7 +24,7 @@ from .compiled import compile_block
 from .errors import CheckpointError
 from .graphs import Block, DraftGraphs
 from .model import BlockModel
-from .sampling import sample_block, sample_parallel
+from .sampling import sample_block, sample_parallel, sample_path
 
 
 class BlockDrafter(Drafter):
@@ -52,6 +52,7 @@ class BlockDrafter(Drafter):
         self._target_head = head
         self.compiled = compile_block(self.model, embedding, self.head)
         self.pools: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.contexts: torch.Tensor | None = None  # [slots, d] of `BlockModel.context`, where a head reads it
         self.graphs: DraftGraphs | None = None
 
     @classmethod
@@ -69,6 +70,8 @@ class BlockDrafter(Drafter):
         self.pools = [(like.new_zeros(shape), like.new_zeros(shape)) for _ in range(config.num_layers)]
         if self.compiled is not None:
             self.compiled.allocate(self.pools)
+        if self.model.lilicorr is not None:
+            self.contexts = like.new_zeros(slots, config.hidden_size)
 
     @torch.inference_mode()
     def capture(self, sizes: Sequence[int], page_table: torch.Tensor) -> None:
@@ -116,10 +119,13 @@ class BlockDrafter(Drafter):
         if self.compiled is not None:
             self.compiled.observe(features)
             return
-        states = self.model.context_kv(features.hidden.to(self.dtype), features.positions)
+        context = self.model.context(features.hidden.to(self.dtype))
+        states = self.model.keys_values(context, features.positions)
         for (keys, values), (k, v) in zip(self.pools, states, strict=True):
             keys[features.slots] = k
             values[features.slots] = v
+        if self.contexts is not None:
+            self.contexts[features.slots] = context
 
     @torch.inference_mode()
     def propose(self, batch: DraftBatch) -> Draft:
@@ -174,18 +180,34 @@ class BlockDrafter(Drafter):
             keys[slots] = k
             values[slots] = v
             window = config.window(layer)
-            return flat_attention(q, keys, values, flat, scale=scale, causal=window >= 0, window=window)
+            causal = window >= 0 and not config.open_windows
+            return flat_attention(q, keys, values, flat, scale=scale, causal=causal, window=window)
 
         embedded = self.embedding[ids.flatten()].to(self.dtype)
         if config.gemma:
             embedded = embedded * config.hidden_size**0.5
         turned = positions.clamp(max=config.max_positions - 1)  # what lies behind an answer's end may be beyond
-        hidden = self.model(embedded, turned.flatten(), attend).view(requests, queries, -1)
+        hidden = self.model(embedded, turned.flatten(), attend, queries).view(requests, queries, -1)
         hidden = hidden[:, config.first_row :].contiguous()  # a strided product would go one request at a time
         logits = hidden @ self.head.T
+        if config.choosing is not None:
+            logits = logits.float() * config.logit_scale
         if config.logit_cap:
             logits = (logits / config.logit_cap).tanh() * config.logit_cap
+        if config.choosing is not None:
+            return sample_path(*self._candidates(logits, hidden, batch), batch, vocab_size=config.vocab_size)
         if self.model.markov_head is None:
             return sample_parallel(logits, batch, vocab=self.vocab)
         markov, confidence = self.model.markov_head, self.model.confidence_head
         return sample_block(logits, hidden, batch, vocab=self.vocab, markov=markov, confidence=confidence)
+
+    def _candidates(
+        self, logits: torch.Tensor, hidden: torch.Tensor, batch: DraftBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Candidates and scores for `sample_path`, of logits [R, G, V] and hidden states [R, G, d]."""
+        if self.model.candidate_selector is not None:
+            return self.model.candidate_selector(logits, hidden, batch.anchors)
+        assert self.model.lilicorr is not None
+        assert self.contexts is not None
+        before = batch.page_table[batch.rows, batch.seq_lens - 1].long()
+        return self.model.lilicorr(logits, hidden, self.embedding, self.contexts[before])

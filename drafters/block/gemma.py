@@ -35,7 +35,7 @@ class GemmaLayer(DraftLayer):
         return self._keys_values(kv.view(len(context), -1, self.dim), rope)
 
     def block_qkv(
-        self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]
+        self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], rows: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         qkv = self.qkv(self.input_layernorm(x)).view(len(x), -1, self.dim)
         return rotate(self.q_norm(qkv[:, : self.heads]), rope), *self._keys_values(qkv[:, self.heads :], rope)
@@ -46,7 +46,7 @@ class GemmaLayer(DraftLayer):
         k, v = kv[:, : self.kv_heads], kv[:, -self.kv_heads :]
         return rotate(self.k_norm(k), rope), F.rms_norm(v, (self.dim,), eps=self.input_layernorm.eps)
 
-    def finish(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+    def finish(self, x: torch.Tensor, attended: torch.Tensor, rows: int = 0) -> torch.Tensor:
         x = x + self.post_attention_layernorm(self.o_proj(attended.reshape(len(x), -1)))
         gate, up = self.gate_up(self.pre_feedforward_layernorm(x)).chunk(2, -1)
         down = self.down_proj(F.gelu(gate, approximate="tanh") * up)

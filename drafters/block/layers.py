@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from .choosing import Convolution
 from .config import BlockConfig
 
 
@@ -85,8 +86,38 @@ def rotate(x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]) -> torch.Te
     return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
 
 
+class RowConvolution(nn.Module):
+    """DFlash 2's convolution over the rows of each block, before and behind a sublayer.
+
+    A row's kernels are `base_kernel` [2, taps, d] and what its input adds, one number for each group of channels.
+    """
+
+    def __init__(self, size: int, shape: Convolution) -> None:
+        super().__init__()
+        self.taps, self.groups = shape.taps, size // shape.group
+        self.base_kernel = nn.Parameter(torch.zeros(2, shape.taps, size))
+        self.kernel_projection = nn.Linear(size, 2 * shape.taps * self.groups, bias=False)
+
+    def forward(self, x: torch.Tensor, given: torch.Tensor, rows: int, side: int) -> torch.Tensor:
+        """Convolve x [N, d], blocks of so many rows, by kernels from the sublayer's input `given` [N, d].
+
+        side: 0 for that input itself, 1 for the sublayer's output.
+        """
+        weight = self.kernel_projection.weight.view(2, -1, x.shape[1])[side]
+        added = F.linear(given, weight).view(-1, rows, self.taps, self.groups, 1)
+        kernels = self.base_kernel[side].view(self.taps, self.groups, -1) + added
+        blocks = x.view(-1, rows, self.groups, x.shape[1] // self.groups)
+        out = kernels[:, :, 0] * blocks
+        for tap in range(1, min(self.taps, rows)):
+            out[:, tap:] += kernels[:, tap:, tap] * blocks[:, :-tap]
+        return out.view_as(x)
+
+
 class DraftLayer(nn.Module):
-    """One decoder layer; attention itself is the caller's, since training and serving hold keys differently."""
+    """One decoder layer; attention itself is the caller's, since training and serving hold keys differently.
+
+    rows: of a block, in the methods below; read by a convolution alone.
+    """
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
@@ -100,6 +131,9 @@ class DraftLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(size, config.rms_norm_eps)
         self.gate_up = nn.Linear(size, 2 * config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, size, bias=False)
+        convolved = config.convolution
+        self.attention_conv = None if convolved is None else RowConvolution(size, convolved)
+        self.mlp_conv = None if convolved is None else RowConvolution(size, convolved)
 
     def context_kv(
         self, context: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]
@@ -110,15 +144,27 @@ class DraftLayer(nn.Module):
         return rotate(self.k_norm(k), rope), v
 
     def block_qkv(
-        self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]
+        self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], rows: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q [N, Hq, D], k and v [N, Hkv, D] of block inputs x [N, d]."""
-        qkv = self.qkv(self.input_layernorm(x)).view(-1, self.heads + 2 * self.kv_heads, self.dim)
+        x = self.input_layernorm(x)
+        if self.attention_conv is not None:
+            x = self.attention_conv(x, x, rows, 0)
+        qkv = self.qkv(x).view(-1, self.heads + 2 * self.kv_heads, self.dim)
         q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], 1)
         return rotate(self.q_norm(q), rope), rotate(self.k_norm(k), rope), v
 
-    def finish(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+    def finish(self, x: torch.Tensor, attended: torch.Tensor, rows: int = 0) -> torch.Tensor:
         """Layer output [N, d] from its input and the attention output [N, Hq, D]."""
-        x = x + self.o_proj(attended.reshape(x.shape[0], -1))
-        gate, up = self.gate_up(self.post_attention_layernorm(x)).chunk(2, -1)
-        return x + self.down_proj(F.silu(gate) * up)
+        out = self.o_proj(attended.reshape(x.shape[0], -1))
+        if self.attention_conv is not None:
+            out = self.attention_conv(out, self.input_layernorm(x), rows, 1)
+        x = x + out
+        normed = inner = self.post_attention_layernorm(x)
+        if self.mlp_conv is not None:
+            inner = self.mlp_conv(normed, normed, rows, 0)
+        gate, up = self.gate_up(inner).chunk(2, -1)
+        out = self.down_proj(F.silu(gate) * up)
+        if self.mlp_conv is not None:
+            out = self.mlp_conv(out, normed, rows, 1)
+        return x + out

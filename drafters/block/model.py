@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from .config import BLOCK_KINDS, BlockConfig
+from .candidates import CodebookSelector, LatticeSelector
+from .choosing import CodebookChoosing, LatticeChoosing
+from .config import READING_KINDS, BlockConfig
 from .gemma import GemmaLayer
 from .heads import SEQUENTIAL_HEADS, ConfidenceHead, MarkovHead
 from .layers import DraftLayer, RMSNorm, Rotary
@@ -51,18 +53,18 @@ class DraftModel(TrainedModel):
         """`layers` with their type."""
         return [layer for layer in self.layers if isinstance(layer, DraftLayer)]
 
-    def forward(self, embedded: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """Normed hidden states [N, d] of inputs [N, d] at positions [N]."""
+    def forward(self, embedded: torch.Tensor, positions: torch.Tensor, attend: Attend, rows: int = 0) -> torch.Tensor:
+        """Normed hidden states [N, d] of inputs [N, d] at positions [N], blocks of so many rows."""
         x, rope = embedded, self.rotary.rows(positions)
         for i, layer in enumerate(self.draft_layers):
-            x = layer.finish(x, attend(i, *layer.block_qkv(x, rope)))
+            x = layer.finish(x, attend(i, *layer.block_qkv(x, rope, rows)), rows)
         return self.norm(x)
 
 
 class BlockModel(DraftModel):
     """Backbone and heads."""
 
-    kinds = BLOCK_KINDS
+    kinds = READING_KINDS
 
     def __init__(self, config: BlockConfig, vocab: torch.Tensor | None = None) -> None:
         super().__init__(config, vocab)
@@ -76,12 +78,22 @@ class BlockModel(DraftModel):
         self.rotary = Rotary(config)
         self.markov_head = SEQUENTIAL_HEADS[config.markov_head](config) if config.markov_rank else None
         self.confidence_head = ConfidenceHead(config) if config.confidence_head else None
+        choosing = config.choosing
+        self.candidate_selector = CodebookSelector(config) if isinstance(choosing, CodebookChoosing) else None
+        self.lilicorr = LatticeSelector(config) if isinstance(choosing, LatticeChoosing) else None
         ids = torch.arange(config.logit_size) if vocab is None else vocab.long()
         self.register_buffer("vocab", ids, persistent=False)
 
+    def context(self, features: torch.Tensor) -> torch.Tensor:
+        """Target features [N, m*d] in the drafter's width, [N, d] (equation 2)."""
+        return self.hidden_norm(self.fc(features))
+
     def context_kv(self, features: torch.Tensor, positions: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Keys and values [N, Hkv, D] per layer of target features [N, m*d] at positions [N] (equations 2, 3)."""
-        context = self.hidden_norm(self.fc(features))
+        return self.keys_values(self.context(features), positions)
+
+    def keys_values(self, context: torch.Tensor, positions: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Keys and values [N, Hkv, D] per layer of `context` [N, d] at positions [N] (equation 3)."""
         rope = self.rotary.rows(positions)
         return [layer.context_kv(context, rope) for layer in self.draft_layers]
 

@@ -9,6 +9,7 @@ from outrider.kernels.noise import gumbel_argmax
 from outrider.kernels.sampling import Rules, target_probs
 
 from ..base import DraftBatch
+from ..confidence import own_confidence
 from .heads import ConfidenceHead, MarkovHead
 
 
@@ -116,6 +117,30 @@ def sample_parallel(
     return draw_independently(
         logits, batch.rules, keys, vocab=vocab, wants_probs=batch.wants_probs, all_greedy=batch.all_greedy
     )
+
+
+def sample_path(
+    ids: torch.Tensor, scores: torch.Tensor, batch: DraftBatch, *, vocab_size: int
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """`sample_block` along a path through candidates: each position's are drawn from given the one before.
+
+    ids: [R, G, K] int64, different ones at a position. scores: [R, G, K, K] float32, logits of each behind each of the
+    position before; at the first position all rows say the same. Tokens that are no candidates have q = 0.
+    """
+    all_greedy = all_requests_greedy(batch.rules, batch.all_greedy)
+    wants_probs = batch.wants_probs and not all_greedy
+    tokens, probs, sure = [], [], []
+    place = batch.anchors.new_zeros(len(ids), 1)
+    for k in range(ids.shape[1]):
+        row = scores[:, k].take_along_dim(place[:, :, None], 1)[:, 0]
+        whole = row.new_full((len(ids), vocab_size), -torch.inf).scatter_(1, ids[:, k], row)
+        token, q = draw_columns(whole, batch.rules, batch.keys[:, k].contiguous(), all_greedy=all_greedy)
+        place = (ids[:, k] == token[:, None]).long().argmax(1, keepdim=True)
+        sure.append(own_confidence(q.gather(1, ids[:, k]), batch.temperatures))
+        tokens.append(token)
+        if wants_probs:
+            probs.append(q)
+    return torch.stack(tokens, 1), torch.stack(probs, 1) if wants_probs else None, torch.stack(sure, 1)
 
 
 def draw_independently(

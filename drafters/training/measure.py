@@ -15,7 +15,8 @@ from tqdm import tqdm
 
 from ..acceptance import Acceptance
 from ..block import check_target, target_identity
-from ..block.config import BLOCK_KINDS
+from ..block.config import BLOCK_KINDS, READING_KINDS
+from ..block.errors import CheckpointError
 from ..block.model import BlockModel, TrainedModel
 from ..diffusion.denoise import make_schedule
 from ..diffusion.model import DiffusionModel
@@ -73,7 +74,10 @@ def arms_of(folders: list[Path], steps: list[int], order: str) -> list[Arm]:
     arms = []
     for folder in folders:
         name = folder.name if short else str(folder)
-        if kind_of(folder) in (*BLOCK_KINDS, EagleConfig.kind):
+        kind = kind_of(folder)
+        if kind in READING_KINDS and kind not in BLOCK_KINDS:
+            raise CheckpointError(f"{folder} holds a {kind} drafter, which a server measures: outrider bench load")
+        if kind in (*BLOCK_KINDS, EagleConfig.kind):
             arms.append(Arm(name, folder))
         else:
             arms += [Arm(f"{name}, {n} step{'s' * (n > 1)}", folder, (order, n)) for n in steps]

@@ -72,14 +72,15 @@ def _drafter(settings: Settings, model: Model) -> Iterator[Finding]:
         return
     from safetensors import SafetensorError
 
-    from outrider.drafters import networks
+    from outrider.drafters import networks, registry
     from outrider.drafters.block.errors import CheckpointError
 
     folder = str(settings.drafter_path)
     try:
         networks.check(folder, model.config)
     except (CheckpointError, SafetensorError, OSError, ValueError) as error:
-        trained = f" (`outrider train {settings.drafter} --target {model.path}` makes one)"
+        makes = f" (`outrider train {settings.drafter} --target {model.path}` makes one)"
+        trained = makes if registry.find(settings.drafter).trained else ""
         remedy = f"another --drafter-path{trained}, or --drafter ngram"
         yield problem("drafter", f"{folder}: {' '.join(str(error).split())}", remedy)
     else:

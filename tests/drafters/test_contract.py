@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_drafters import CONFIGS, FEW_DIFFUSION, GAMMA, make_diffusion, make_model, make_registered
+from tiny_drafters import CONFIGS, FEW_DIFFUSION, GAMMA, PATHS, make_diffusion, make_model, make_registered
 from tiny_eagle import save_eagle
 
 from outrider.drafters import registry
@@ -163,8 +163,8 @@ def test_weights_are_exchanged_while_it_serves(name: str, tmp_path: Path) -> Non
     if name == "eagle3":
         save_eagle(wide, norm_output=True)
     else:
-        shape = dataclasses.replace(CONFIGS.get(name, FEW_DIFFUSION), num_layers=1)
-        save_compact(make_model(shape) if name in CONFIGS else make_diffusion(shape), wide)
+        shape = dataclasses.replace((CONFIGS | PATHS).get(name, FEW_DIFFUSION), num_layers=1)
+        save_compact(make_diffusion(shape) if shape.kind == "diffusion" else make_model(shape), wide)
     for folder, message in ((wide, "another shape"), (tmp_path / "none", "has no config.json")):
         with pytest.raises(ValueError, match=message):
             exchanged.reload(str(folder))

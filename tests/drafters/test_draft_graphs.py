@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_drafters import CONFIGS, make_drafter
+from tiny_drafters import CONFIGS, PATHS, make_drafter
 
 from outrider.drafters.base import DraftBatch
 from outrider.drafters.block.graphs import DraftGraphs
@@ -27,12 +27,14 @@ def record(forward):
     return replay, made
 
 
-@pytest.fixture(params=CONFIGS)
+@pytest.fixture(params=CONFIGS | PATHS)
 def drafter(request):
-    made = make_drafter(CONFIGS[request.param], slots=1 + REQUESTS * CONTEXT)
+    made = make_drafter((CONFIGS | PATHS)[request.param], slots=1 + REQUESTS * CONTEXT)
     for keys, values in made.pools:
         keys.normal_()
         values.normal_()
+    if made.contexts is not None:
+        made.contexts.normal_()
     return made
 
 

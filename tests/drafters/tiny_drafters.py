@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from outrider.drafters import registry
 from outrider.drafters.base import DraftBatch, Drafter, Features, Target
 from outrider.drafters.block import BlockConfig, BlockDrafter, BlockModel, save_compact
+from outrider.drafters.block.choosing import CodebookChoosing, Convolution, LatticeChoosing
 from outrider.drafters.block.model import DraftModel
 from outrider.drafters.diffusion import DiffusionModel
 from outrider.drafters.training.features import sequence_features
@@ -49,6 +50,27 @@ RNN = dataclasses.replace(TRUNCATED, markov_head="rnn")
 GATED = dataclasses.replace(TINY, markov_head="gated")
 BEHIND = dataclasses.replace(TINY, sample_from_anchor=False)
 DFLASH = dataclasses.replace(TINY, kind="dflash", markov_rank=0, confidence_head=False, confidence_with_markov=False)
+DFLASH2 = dataclasses.replace(
+    DFLASH, kind="dflash2", choosing=CodebookChoosing(candidates=16, rank=8), convolution=Convolution(taps=2, group=8)
+)
+LILICORR = dataclasses.replace(
+    DFLASH2,
+    convolution=Convolution(taps=3, group=16),
+    choosing=LatticeChoosing(
+        candidates=16, width=24, layers=2, heads=2, mlp_ratio=1.5, factors=6, eps=1e-4, scale=40.0
+    ),
+)  # fmt: skip
+PATHS = {
+    "dflash2": DFLASH2,
+    "dflash2, open windows": dataclasses.replace(
+        DFLASH2, windows=(6, -1), open_windows=True, logit_scale=0.5, logit_cap=5.0
+    ),
+    "lilicorr": LILICORR,
+    "lilicorr as wide": dataclasses.replace(
+        LILICORR, convolution=None, choosing=dataclasses.replace(LILICORR.choosing, width=0)
+    ),
+}
+"""Drafters that draw a path through candidates."""
 # What the compiled kernels take: heads of 32.
 WIDE = dataclasses.replace(TRUNCATED, hidden_size=64, intermediate_size=96, head_dim=32)
 WIDE_DFLASH = dataclasses.replace(DFLASH, hidden_size=64, intermediate_size=96, head_dim=32)
@@ -132,7 +154,8 @@ def save_registered(name: str, folder: Path, seed: int = 0) -> Path:
     """Write random weights for the registry's drafter of that name; returns `folder`."""
     if name == "eagle3":
         return save_eagle(folder, seed=seed)
-    save_compact(make_model(CONFIGS[name], seed) if name in CONFIGS else make_diffusion(FEW_DIFFUSION, seed), folder)
+    block = (CONFIGS | PATHS).get(name)
+    save_compact(make_diffusion(FEW_DIFFUSION, seed) if block is None else make_model(block, seed), folder)
     return folder
 
 
@@ -192,9 +215,10 @@ def check_tokens_follow_q(drafter: Drafter, table: torch.Tensor, *, positions: I
             top_ks=torch.full((draws,), 12),
         )
         draft = drafter.propose(many)
-        assert draft.vocab is not None
         assert draft.probs is not None
-        columns = torch.searchsorted(draft.vocab, draft.tokens[:, k].contiguous())
+        columns = draft.tokens[:, k].contiguous()
+        if draft.vocab is not None:
+            columns = torch.searchsorted(draft.vocab, columns)
         q = draft.probs[0, k]
         assert int((q > 0).sum()) == 12
         assert p_value(Counter(columns.tolist()), dict(enumerate(q.tolist())), draws) > 1e-3

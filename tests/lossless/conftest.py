@@ -55,6 +55,13 @@ def eagle_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTa
     yield from _planned(tmp_path_factory.mktemp("eagle"), small_target, "eagle3", small_target.eagle3)
 
 
+@pytest.fixture(scope="package")
+def path_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
+    """DFlash 2, which draws a path through candidates; every draft is verified, and requests share prefixes."""
+    flags = (*small_target.flags("dflash2"), "--planner", "verify-all")
+    yield from _serve(tmp_path_factory.mktemp("paths") / "log", *SHARING, *flags)
+
+
 @pytest.fixture(scope="module")
 def trained_eagle_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
     """An EAGLE-3 head that `outrider train` has just made; every draft is verified."""

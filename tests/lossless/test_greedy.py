@@ -40,13 +40,15 @@ def test_planned(planned_server, prompts, plain):
     assert drafted == plain
 
 
-def test_an_eagle_head_planned(eagle_server, prompts, plain):
+@pytest.mark.parametrize("served", ["eagle_server", "path_server"])
+def test_drafters_of_others(served, request, prompts, plain):
     """Asked twice: prompts then come from the cache, with the drafter's state."""
     name, cached = "outrider_accepted_position_total", "sglang:cached_tokens_total"
-    before = MetricsPage(eagle_server.url)
-    drafted = [tokens(a) for a in complete_all(eagle_server, prompts, 8, speculate=True, **PLAIN)]
-    again = [tokens(a) for a in complete_all(eagle_server, prompts[:24], 24, speculate=True, **PLAIN)]
-    after = MetricsPage(eagle_server.url)
+    server = request.getfixturevalue(served)
+    before = MetricsPage(server.url)
+    drafted = [tokens(a) for a in complete_all(server, prompts, 8, speculate=True, **PLAIN)]
+    again = [tokens(a) for a in complete_all(server, prompts[:24], 24, speculate=True, **PLAIN)]
+    after = MetricsPage(server.url)
     assert after.value(name, source="model") - before.value(name, source="model") > 200
     assert after.value(cached) > before.value(cached)
     assert drafted == plain

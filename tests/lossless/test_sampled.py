@@ -214,6 +214,7 @@ def seeded(exact_server, prompts):
         ("planned_server", 32),
         ("denoising_server", 16),
         ("eagle_server", 16),
+        ("path_server", 16),
     ],
     indirect=["served"],
 )

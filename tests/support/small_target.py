@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from outrider.drafters.block import BlockConfig, BlockModel, save_compact, target_identity
+from outrider.drafters.block.choosing import CodebookChoosing, Convolution
 from outrider.drafters.block.model import DraftModel
 from outrider.drafters.diffusion import DiffusionModel
 from outrider.server.model import bundled_model, target
@@ -35,21 +36,23 @@ DRAFTED = 512
 
 @dataclass(frozen=True)
 class SmallTarget:
-    """folder: of the model, as Hugging Face writes it. dspark, diffusion, eagle3: folders of its drafters."""
+    """folder: of the model, as Hugging Face writes it. dspark, diffusion, dflash2, eagle3: folders of its
+    drafters."""
 
     folder: Path
     dspark: Path
     diffusion: Path
+    dflash2: Path
     eagle3: Path
 
     @classmethod
     def write(cls, folder: Path) -> SmallTarget:
         """Everything, below `folder`. The same numbers every time."""
-        made = cls(*(folder / name for name in ("target", "dspark", "diffusion", "eagle3")))
+        made = cls(*(folder / name for name in ("target", "dspark", "diffusion", "dflash2", "eagle3")))
         model = _target()
         model.save_pretrained(made.folder)
         write_tokenizer(made.folder)
-        for make, path in ((_dspark, made.dspark), (_diffusion, made.diffusion)):
+        for make, path in ((_dspark, made.dspark), (_diffusion, made.diffusion), (_dflash2, made.dflash2)):
             save_compact(make(model), path)
         _eagle3(model, made.eagle3)
         return made
@@ -58,7 +61,8 @@ class SmallTarget:
     def drafters(self) -> dict[str, Path]:
         """Folders of its drafters, by the registry's names."""
         return {
-            "dspark": self.dspark, "eagle3": self.eagle3, "deer": self.diffusion, "specdiff": self.diffusion
+            "dspark": self.dspark, "dflash2": self.dflash2, "eagle3": self.eagle3, "deer": self.diffusion,
+            "specdiff": self.diffusion,
         }  # fmt: skip
 
     def flags(self, drafter: str = "dspark", path: Path | None = None) -> tuple[str, ...]:
@@ -163,6 +167,31 @@ def _diffusion(model: LlamaForCausalLM) -> DiffusionModel:
         drafter.separator.zero_()
         drafter.mask.zero_()
         drafter.mask[:2] = torch.tensor([1.0, WIDTH**0.5])
+    return drafter
+
+
+def _dflash2(model: LlamaForCausalLM) -> BlockModel:
+    """Candidates are the most frequent tokens; codes of tokens are the target's embedding and head. Of a hidden state
+    the first number alone is read, which is nearly the same everywhere."""
+    plain = _config(model, kind="dflash", target_layers=(0,), mask_token_id=4)
+    config = replace(
+        plain, kind="dflash2", confidence_head=False, draft_vocab_size=None,
+        choosing=CodebookChoosing(candidates=DRAFTED, rank=WIDTH), convolution=Convolution(taps=2, group=16),
+    )  # fmt: skip
+    drafter = BlockModel(config)
+    _randomise(drafter)
+    embedding, selector = model.get_input_embeddings().weight, drafter.candidate_selector
+    assert selector is not None
+    with torch.no_grad():
+        for layer in drafter.draft_layers:
+            layer.o_proj.weight *= 0.1
+            layer.down_proj.weight *= 0.1
+        drafter.norm.weight.zero_()
+        drafter.norm.weight[0] = 0.2
+        selector.predecessor_codebook.copy_(embedding * embedding.square().mean(1, keepdim=True).rsqrt())
+        selector.successor_codebook.copy_(model.lm_head.weight)
+        selector.hidden_projection.weight.zero_()
+        selector.hidden_projection.weight[:, 0] = 3.0
     return drafter
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from planning import request
 from prometheus_client import CollectorRegistry
-from tiny_drafters import CONFIGS, DIFFUSIONS
+from tiny_drafters import CONFIGS, DIFFUSIONS, PATHS
 
 from outrider.drafters.block import BlockDrafter, BlockModel
 from outrider.drafters.block.graphs import DraftGraphs
@@ -57,7 +57,7 @@ BATCHES = {
 CASES = [
     *((drafter, "asynchronous", kind) for drafter in ("ngram", "dspark") for kind in BATCHES),
     *(("dspark", planner, "greedy") for planner in registry.names()),
-    *((drafter, "asynchronous", "mixed") for drafter in ("truncated", "gated", "dflash")),
+    *((drafter, "asynchronous", "mixed") for drafter in ("truncated", "gated", "dflash", "dflash2", "lilicorr")),
     *(("dspark in graphs", "asynchronous", kind) for kind in ("greedy", "mixed")),
     *(("deer", "asynchronous", kind) for kind in ("greedy", "mixed")),
     *((drafter, "asynchronous", "mixed") for drafter in ("wide diffusion", "without confidence")),
@@ -108,7 +108,7 @@ def make_drafter(name: str, device: torch.device) -> Any:
     if name == "ngram":
         return NgramDrafter(4, device=device)
     name, _, order = name.removesuffix(IN_GRAPHS).partition("specdiff ")
-    config = (CONFIGS | DIFFUSIONS | {"deer": DIFFUSIONS["diffusion"], "": DIFFUSIONS["diffusion"]})[name]
+    config = (CONFIGS | PATHS | DIFFUSIONS | {"deer": DIFFUSIONS["diffusion"], "": DIFFUSIONS["diffusion"]})[name]
     drafter: BlockDrafter | DiffusionDrafter
     with device:
         vocab = torch.arange(config.draft_vocab_size) if config.draft_vocab_size else None

@@ -59,9 +59,9 @@ def test_a_checkpoint_that_the_drafter_cannot_use_is_refused(tmp_path: Path) -> 
             checkpoints.with_drafter_path(Settings(drafter="dflash", drafter_path=str(folder)), target.find(None))
 
 
-def test_every_drafter_model_but_eagles_comes_with_the_embedded_model() -> None:
+def test_every_drafter_model_that_is_not_of_others_comes_with_the_embedded_model() -> None:
     for drafter in CHECKPOINT_DRAFTERS:
-        if drafter != "eagle3":
+        if drafter not in ("eagle3", "dflash2"):
             found = checkpoints.with_drafter_path(Settings(drafter=drafter), target.find(None)).drafter_path
             assert drafter in registry.serving(networks.kind_of(str(found)))
 
@@ -69,6 +69,8 @@ def test_every_drafter_model_but_eagles_comes_with_the_embedded_model() -> None:
 def test_an_eagle_head_has_to_be_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no eagle3 drafter for .*; train one \(outrider train eagle3 --target "):
         checkpoints.with_drafter_path(Settings(drafter="eagle3"), target.find(None))
+    with pytest.raises(UserError, match=r"no dflash2 drafter for .* comes with Outrider; name its folder with "):
+        checkpoints.with_drafter_path(Settings(drafter="dflash2"), target.find(None))
     folder = str(save_eagle(tmp_path))
     found = checkpoints.with_drafter_path(Settings(drafter_path=folder), target.find(None))
     assert (found.drafter, found.drafter_path) == ("eagle3", folder)

@@ -12,7 +12,7 @@ from typing import Any
 
 import huggingface_hub.constants
 import pytest
-from tiny_drafters import BEHIND, DFLASH, DIFFUSION, TINY, make_diffusion, make_model, save_target
+from tiny_drafters import BEHIND, DFLASH, DFLASH2, DIFFUSION, TINY, make_diffusion, make_model, save_target
 from tiny_eagle import save_eagle
 
 from outrider.drafters.block import save_compact, save_plain
@@ -233,7 +233,7 @@ def test_the_command_lists_what_comes_with_the_embedded_model(capsys: pytest.Cap
     assert [row["name"] for row in found["drafters"] if row["fits"]] == ["dspark", "dflash", "diffusion"]
 
 
-@pytest.mark.parametrize("kind", ["dspark", "dflash", "eagle3", "diffusion"])
+@pytest.mark.parametrize("kind", ["dspark", "dflash", "dflash2", "eagle3", "diffusion"])
 def test_every_kind_is_measured(tmp_path: Path, kind: str) -> None:
     import torch
 
@@ -244,6 +244,6 @@ def test_every_kind_is_measured(tmp_path: Path, kind: str) -> None:
     elif kind == "diffusion":
         save_compact(make_diffusion(DIFFUSION), tmp_path)
     else:
-        save_compact(make_model(TINY if kind == "dspark" else DFLASH), tmp_path)
+        save_compact(make_model({"dspark": TINY, "dflash": DFLASH, "dflash2": DFLASH2}[kind]), tmp_path)
     shape = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 6}
     assert 0 < draft_seconds(tmp_path, shape, dtype=torch.float32, gamma=GAMMA, device="cpu") < 5

@@ -1,0 +1,191 @@
+"""DFlash 2 and LiLiCorr: drafts are those of the published tensors, on paths whose q is what tokens are drawn from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from path_reference import Reference
+from test_block_drafter import (  # noqa: F401 - they run here too, with the configs below
+    LENGTHS,
+    features,
+    prepared,
+    test_a_draft_of_fewer_tokens_is_that_of_a_smaller_block,
+    test_batch_equals_singles,
+    test_block_state_is_replaced_by_features,
+    test_draft_honours_the_contract,
+    test_state_of_chunks_equals_state_of_one_pass,
+    test_those_that_are_not_asked_get_no_draft,
+    test_weights_exchanged_while_it_serves,
+    test_weights_of_another_shape_are_refused,
+)
+from tiny_drafters import DFLASH2, LILICORR, PATHS, batch, check_tokens_follow_q, make_model
+
+from outrider.drafters import networks
+from outrider.drafters.block import BlockConfig, CheckpointError, checkpoint, save_plain
+from outrider.drafters.block.candidates import CodebookSelector, LatticeSelector
+from outrider.drafters.block.choosing import CodebookChoosing, Convolution
+
+QWEN38: dict[str, Any] = {
+    "architectures": ["DFlash2DraftModel"], "attention_bias": False, "is_causal": False, "head_dim": 128,
+    "dflash_config": {
+        "block_size": 8, "conv_group_size": 16, "conv_kernel_size": 2, "mask_token_id": 248070, "selector_rank": 256,
+        "selector_top_k": 16, "target_layer_ids": [5, 19, 33, 47, 61],
+    },
+    "hidden_act": "silu", "hidden_size": 5120, "intermediate_size": 17408, "layer_types": ["sliding_attention"] * 5,
+    "num_attention_heads": 32, "num_hidden_layers": 5, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
+    "rope_parameters": {"rope_theta": 10000000, "rope_type": "default"}, "sliding_window": 2048,
+    "tie_word_embeddings": False, "use_sliding_window": True, "vocab_size": 248320,
+}  # fmt: skip
+"""config.json of z-lab/Qwen3.8-27B-DFlash2, as far as a loader reads it."""
+
+
+@pytest.fixture(params=sorted(PATHS))
+def config(request: pytest.FixtureRequest) -> BlockConfig:
+    return PATHS[request.param]
+
+
+def reference(config: BlockConfig, drafter: Any) -> Reference:
+    tensors = checkpoint.to_plain(drafter.model)
+    return Reference(config.to_json(), tensors, drafter.embedding, drafter.head)
+
+
+def test_drafts_are_those_of_the_published_tensors(config: BlockConfig) -> None:
+    drafter, table = prepared(config)
+    asking = batch(table, [0, 1, 2], list(LENGTHS))
+    greedy = drafter.propose(asking)
+    sampled = drafter.propose(dataclasses.replace(asking, temperatures=torch.full((3,), 0.7)))
+    assert sampled.probs is not None
+    for row, length in enumerate(LENGTHS):
+        found = reference(config, drafter).lattice(3 + row, features(config, length, row), config.gamma)
+        best, drawn = 0, 0
+        for k, (ids, scores) in enumerate(zip(*found, strict=True)):
+            best = int(scores[best].argmax())
+            assert int(greedy.tokens[row, k]) == ids[best]
+            wanted = torch.zeros(config.vocab_size)
+            wanted[ids] = (scores[drawn] / 0.7).softmax(-1)
+            torch.testing.assert_close(sampled.probs[row, k], wanted, atol=2e-5, rtol=1e-3)
+            drawn = ids.index(int(sampled.tokens[row, k]))
+
+
+def test_tokens_follow_q_exactly(config: BlockConfig) -> None:
+    check_tokens_follow_q(*prepared(config), positions=range(config.gamma), draws=4000)
+
+
+def test_confidence_does_not_see_its_own_token(config: BlockConfig) -> None:
+    drafter, table = prepared(config)
+    base = batch(table, [0, 1, 2], list(LENGTHS), 6.0)
+    seen = drafter.propose(base)
+    for k in range(config.gamma):
+        changed = base.keys.clone()
+        changed[:, k:] += 5
+        other = drafter.propose(dataclasses.replace(base, keys=changed))
+        assert not torch.equal(seen.tokens[:, k], other.tokens[:, k])
+        assert torch.equal(seen.confidence[:, : k + 1], other.confidence[:, : k + 1])
+        assert torch.equal(seen.probs[:, : k + 1], other.probs[:, : k + 1])
+
+
+def test_folders_of_both_storages(config: BlockConfig, tmp_path: Path) -> None:
+    model = make_model(config)
+    save_plain(model, tmp_path / "plain", torch.float32)
+    checkpoint.save_compact(model, tmp_path / "compact")
+    for name, close in (("plain", 1e-6), ("compact", 0.05)):
+        found = checkpoint.load(tmp_path / name, dtype=torch.float32)
+        assert found.config == config
+        for one, other in zip(found.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(one, other, atol=close, rtol=close)
+    assert networks.kind_of(tmp_path / "plain") == "dflash2"
+    _, state = networks.memory(tmp_path / "plain", torch.float32)
+    contexts = config.hidden_size if model.lilicorr is not None else 0
+    assert state == 4 * (2 * config.num_layers * config.num_kv_heads * config.head_dim + contexts)
+
+
+def test_a_published_config() -> None:
+    config = BlockConfig.from_json(QWEN38)
+    assert (config.kind, config.gamma, config.windows, config.open_windows) == ("dflash2", 7, (2047,) * 5, True)
+    assert (config.choosing, config.convolution) == (CodebookChoosing(16, 256), Convolution(2, 16))
+    assert BlockConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("base", "change", "message"),
+    [
+        (DFLASH2, {"selector_rank": None}, "no 'selector_rank'"),
+        (DFLASH2, {"selector_top_k": 0}, "selector_top_k is a positive number, not 0"),
+        (DFLASH2, {"selector_top_k": 97}, "the whole vocabulary"),
+        (DFLASH2, {"conv_group_size": 0}, "conv_group_size is a positive number, not 0"),
+        (DFLASH2, {"conv_group_size": 5}, "conv_group_size 5 does not divide 32"),
+        (DFLASH2, {"input_embedding_scale": 2.0}, "uses input_embedding_scale"),
+        (DFLASH2, {"attention_sink_bias": True, "beam": 3}, "uses attention_sink_bias, beam, which"),
+        (DFLASH2, {"projector_type": "domino"}, "uses projector_type"),
+        (LILICORR, {"lilicorr_logit_scale": None}, "no 'lilicorr_logit_scale'"),
+        (LILICORR, {"lilicorr_enabled": False}, "uses lilicorr_enabled False"),
+        (LILICORR, {"lilicorr_num_heads": 5}, "lilicorr_num_heads 5 does not divide"),
+        (LILICORR, {"lilicorr_depth": 2}, "uses lilicorr_depth"),
+        (LILICORR, {"output_multiplier": 2.0}, "uses output_multiplier"),
+    ],
+)
+def test_fields_that_are_missing_or_not_known_are_refused_by_name(
+    base: BlockConfig, change: dict[str, Any], message: str
+) -> None:
+    made = base.to_json()
+    made["dflash_config"] |= change
+    with pytest.raises(CheckpointError, match=message):
+        BlockConfig.from_json(made)
+
+
+def test_tensors_that_lack_are_named(tmp_path: Path) -> None:
+    save_plain(make_model(LILICORR), tmp_path)
+    made = LILICORR.to_json()
+    made["dflash_config"] |= {"conv_kernel_size": 0, "conv_group_size": 0}
+    (tmp_path / "config.json").write_text(json.dumps(made))
+    with pytest.raises(CheckpointError, match=r"does not know: layers\.0\.attention_conv\.base_kernel"):
+        checkpoint.load(tmp_path)
+    made = dataclasses.replace(LILICORR, choosing=dataclasses.replace(LILICORR.choosing, layers=3)).to_json()
+    (tmp_path / "config.json").write_text(json.dumps(made))
+    with pytest.raises(CheckpointError, match=r"lacks lilicorr\.layers\.2"):
+        checkpoint.load(tmp_path)
+
+
+@pytest.mark.slow
+def test_parts_are_those_of_sglangs_modules(tmp_path: Path) -> None:
+    """Convolution, selector and LiLiCorr's head beside SGLang's own, with the same tensors and inputs."""
+    draw = torch.Generator().manual_seed(3)
+    rows, slots = LILICORR.gamma + 1, LILICORR.gamma
+    hidden, context, embedding, logits, x = (
+        torch.randn(shape, generator=draw)
+        for shape in ((3, slots, 32), (3, 32), (96, 32), (3, slots, 96), (3 * rows, 32))
+    )
+    anchors = torch.tensor([5, 9, 11])
+    models = {"dflash2": make_model(DFLASH2), "lilicorr": make_model(LILICORR)}
+    states = {name: checkpoint.to_plain(model) for name, model in models.items()}
+    torch.save(
+        {
+            "states": states, "config": LILICORR.to_json(), "hidden": hidden, "context": context, "x": x,
+            "embedding": embedding, "logits": logits, "anchors": anchors,
+        },
+        tmp_path / "given",
+    )  # fmt: skip
+    program = Path(__file__).with_name("paths_by_sglang.py")
+    done = subprocess.run([sys.executable, program, "given", "found"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    theirs = torch.load(tmp_path / "found")
+    layer = models["dflash2"].draft_layers[0]
+    assert layer.mlp_conv is not None
+    for side in range(2):
+        torch.testing.assert_close(layer.mlp_conv(x, x, rows, side), theirs["convolved"][side], atol=1e-5, rtol=1e-4)
+    selector, lattice = models["dflash2"].candidate_selector, models["lilicorr"].lilicorr
+    assert isinstance(selector, CodebookSelector)
+    assert isinstance(lattice, LatticeSelector)
+    ids, scores = selector(logits, hidden, anchors)
+    torch.testing.assert_close(scores, theirs["selector"], atol=1e-4, rtol=1e-4)
+    other, scores = lattice(logits, hidden, embedding, context)
+    assert torch.equal(ids, other)
+    torch.testing.assert_close(scores[:, 0, 0], theirs["first"], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(scores[:, 1:], theirs["pairs"], atol=1e-4, rtol=1e-4)
