@@ -1,10 +1,10 @@
 """Write docs/performance.md, and README's table, from the records in profiles/results.
 
 One table a question, one row a machine and model. A record is left out where its drafter's weights are not the shipped
-ones of today; `--json` of the benchmarks writes records.
+ones of today, but for one of learning, which says so; `--json` of the benchmarks writes records.
 
 examples:
-  outrider bench load --prompts profiles/prompts.jsonl --concurrency 1,8,32 --json profiles/results/load-zen4.json
+  outrider bench load --prompts profiles/prompts.jsonl --concurrency 1,8,32 --json profiles/results/load-amx.json
   outrider bench report
 """
 
@@ -62,10 +62,10 @@ def read_all(folder: Path) -> dict[str, Record]:
     for path in sorted(folder.glob("*.json")):
         one = record.read(path)
         other = [name for name, digest in one["weights"].items() if name != "target" and digest and digest not in today]
-        if other:
+        if other and one["question"] != "learn":
             harness.log(f"{path.name} is left out: {', '.join(other)} had other weights than are shipped today")
         else:
-            found[path.name] = one | {"question": _question(one)}
+            found[path.name] = one | {"question": _question(one), "former": bool(other)}
     return found
 
 
@@ -298,7 +298,7 @@ def _learn(one: Record) -> Iterable[tuple[Row, Row]]:
     yield (
         ["held-out prompts", "tokens a step", "general prompts", "first promotion", "learner's processor s"],
         [
-            ", ".join(names), change(names), change(general) if general else "–",
+            ", ".join(names) + (", from former weights" if one["former"] else ""), change(names), change(general) if general else "–",
             "–" if first is None else f"{first:.0f} s", "–" if seconds is None else f"{seconds:.0f}",
         ],
     )  # fmt: skip
