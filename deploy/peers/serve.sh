@@ -6,7 +6,7 @@
 #   outrider bench load --url ours=http://127.0.0.1:30000 other=http://127.0.0.1:PORT --concurrency 1,8,32
 #
 # OUTRIDER_THREADS: processors to use (default: all). OUTRIDER_REQUESTS: how many share llama.cpp's context of 32,768
-# tokens (default: 32). Prompts share no cache; start ours with `--disable-radix-cache`.
+# tokens (default: 32). Prompts share no cache; start ours with `--disable-radix-cache --no-lookup-across`.
 # Engines whose packages cannot stand beside ours get an environment in the user's cache: a minute, 2 GB for vLLM, which
 # also compiles the model at each start. `outrider prepare --unpack` makes a folder of a GGUF file.
 set -euo pipefail
