@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import ONE_THREAD, ForkedServer, Server, changed
+from running import ONE_THREAD, TAKES_MANY, ForkedServer, Server, changed
 from small_target import SmallTarget
 
 from outrider.profiles import store
@@ -25,10 +25,6 @@ EXACT += ("--chunked-prefill-size", "32")
 SHARING = tuple(flag for flag in EXACT if flag != "--disable-radix-cache")
 
 SHIPPED = ("shipped_server", "dspark_server", "dflash_server", "deer_server", "specdiff_server")
-
-TAKES_MANY = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "16"}
-"""A request gets in where the cache has room for so much of its answer, however long that becomes; some then have to
-leave and come back. Not where `ignore_eos` is asked for: without shared prefixes SGLang then waits for room for all."""
 
 
 @pytest.fixture(scope="package")

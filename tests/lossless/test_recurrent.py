@@ -13,13 +13,14 @@ import tiny_families
 import torch
 from asking import MODEL, complete, tokens
 from metrics_page import MetricsPage
-from running import ONE_THREAD, ForkedServer, Server
+from running import TAKES_MANY, ForkedServer, Server
 
 from outrider.drafters.block import BlockConfig, BlockModel, save_compact, target_identity
 
 FEW = [33, 200, 54, 77, 93]
-BODY = {"temperature": 0, "ignore_eos": True, "logit_bias": dict.fromkeys(map(str, FEW), 100.0)}
-"""Answers are of a few tokens alone: they repeat themselves, so that much is drafted, and much of it wrong."""
+BODY = {"temperature": 0, "logit_bias": dict.fromkeys(map(str, FEW), 100.0)}
+"""Answers are of a few tokens alone, of which none ends them: they repeat themselves, so that much is drafted, and much
+of it wrong."""
 LENGTHS = [3, 64, 65, 150, 1, 31, 129, 90, 12, 77]
 """Of prompts; those above 64 are read in pieces."""
 ANSWERS = [60, 1, 48, 60, 60, 2, 60, 33, 60, 60]
@@ -51,7 +52,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def started(folder: Path, name: str, *flags: str) -> Iterator[Server]:
     server = ForkedServer(
         folder / f"log-{name}", "--model", str(folder / "tiny"), "--served-model-name", MODEL, "--dtype", "float32",
-        "--max-total-tokens", "640", "--max-running-requests", "8", "--chunked-prefill-size", "64", *ONE_THREAD, *flags,
+        "--max-total-tokens", "640", "--max-running-requests", "8", "--chunked-prefill-size", "64",
+        *flags, **TAKES_MANY,
     )  # fmt: skip
     try:
         yield server.wait_until_ready()

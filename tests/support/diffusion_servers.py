@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from metrics_page import MetricsPage
-from running import HTTP, ForkedServer, Server, overlaps
+from running import HTTP, TAKES_MANY, ForkedServer, Server, overlaps
 from tiny_diffusion import PROMPTS, Reference, TinyDiffusion
 from transformers import AutoTokenizer
 
@@ -22,9 +22,6 @@ ALL = ("--planner", "verify-all")
 """As many drafts as there are, whatever they cost here."""
 OFF = {"speculation": {"enabled": False}}
 GREEDY, SEEDED = {"temperature": 0}, {"temperature": 1.0, "seed": 7}
-
-TAKES_MANY = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "16"}
-"""A request gets in where the cache has room for so much of its answer, however long that becomes."""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,11 @@ HTTP = httpx.Client(limits=httpx.Limits(max_connections=None, max_keepalive_conn
 """Opens a connection for each request, as `httpx.get` does, without its 30 ms for reading certificates."""
 
 
+TAKES_MANY = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "16"}
+"""A request gets in where the cache has room for so much of its answer, however long that becomes; some then have to
+leave and come back. Not where `ignore_eos` is asked for: without shared prefixes SGLang then waits for room for all."""
+
+
 def changed(*names: str) -> dict[str, str]:
     """Environment in which servers are changed so, beside what this process's says; see `changed_servers/`."""
     path = [CHANGED, *filter(None, [os.environ.get("PYTHONPATH")])]
