@@ -298,7 +298,7 @@ def _learn(one: Record) -> Iterable[tuple[Row, Row]]:
     yield (
         ["held-out prompts", "tokens a step", "general prompts", "first promotion", "learner's processor s"],
         [
-            ", ".join(names) + (", from former weights" if one["former"] else ""), change(names),
+            ", ".join(names) + (", from former weights" if one.get("former") else ""), change(names),
             change(general) if general else "–",
             "–" if first is None else f"{first:.0f} s", "–" if seconds is None else f"{seconds:.0f}",
         ],
