@@ -141,7 +141,7 @@ def test_loaded_and_unloaded_while_serving(
             "sql",
             "poems",
         ]
-        assert not wait(running, timeout=1).not_done, "unloading did not wait for the adapter's requests"
+        assert not wait(running, timeout=3).not_done, "unloading did not wait for the adapter's requests"
         for each in running:
             assert spoken_by({"later": exact["later"]}, each.result()) == ["later"]
         assert spoken_by({"sql": exact["sql"]}, others.result()) == ["sql"]
