@@ -35,6 +35,18 @@ def test_no_more_is_drafted_than_the_answer_has_room_for():
     assert limits(found, 15) == [0]  # and never less
 
 
+def test_where_lengths_are_unsure_drafts_may_pass_the_answers_end_and_not_the_contexts():
+    """10 to 14 tokens are cached of a text of 16, in a context of 16 or more."""
+    for context, drafted in ((16, 1), (17, 2), (18, 3), (40, GAMMA)):
+        found = RequestTable(8, GAMMA, "cpu", context)
+        found.admit([request(prompt=10, new_tokens=6)], torch.arange(1))
+        entries = found.entries(np.arange(1))
+        assert found.view(entries, np.array([14]), 4).limits.tolist() == [drafted]
+        # The last draft of the longest text stands at position 14 + drafted.
+        assert 14 + drafted < context
+        assert found.view(entries, np.array([14])).limits.tolist() == [0]
+
+
 def test_the_tokens_that_end_an_answer_are_those_of_its_request():
     found = table(
         request(ends=(END,)),
