@@ -17,7 +17,7 @@ from ..block.config import BlockConfig
 from ..block.layers import DraftLayer, RMSNorm, Rotary
 from ..block.model import DraftModel
 from ..training.batches import Tile
-from ..training.forward import tile_attention
+from ..training.forward import blocks_attention
 from ..training.start import check_shape, copy_layer
 from ..training.target import TargetModel
 from .layout import Layout
@@ -160,12 +160,7 @@ class ConvertedModel(DraftModel):
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             q, k, v = (x.reshape(-1, size, *x.shape[1:]) for x in (q, k, v))
-            keys, values = cache[layer]
-            out = []
-            for tile in tiles:
-                rows, past = slice(tile.first, tile.last), slice(tile.start, tile.start + tile.length)
-                out.append(tile_attention(q[rows], k[rows], v[rows], (keys[past], values[past]), tile))
-            return torch.cat(out).flatten(0, 1)
+            return blocks_attention(q, k, v, cache[layer], tiles).flatten(0, 1)
 
         return self(embedded.flatten(0, 1), positions.flatten(), attend).view(blocks, size, -1)
 

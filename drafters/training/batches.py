@@ -41,7 +41,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """As many blocks behind each of `sequences` contexts, one after the other, each of `length` rows.
+    """The same number of blocks behind each of `sequences` contexts, one after the other, each of `length` rows.
 
     hidden: [sequences, blocks, length] bool, as of a tile.
     """

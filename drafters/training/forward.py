@@ -47,51 +47,29 @@ def blocks_attention(
     out = []
     for tile in tiles:
         rows, past = slice(tile.first, tile.last), slice(tile.start, tile.start + tile.length)
-        out.append(tile_attention(q[rows], k[rows], v[rows], (context[0][past], context[1][past]), tile))
+        alone = Grid(1, tile.last - tile.first, tile.length, tile.hidden[None])
+        out.append(grid_attention(q[rows], k[rows], v[rows], (context[0][past], context[1][past]), alone))
     return torch.cat(out)
 
 
 def grid_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: tuple[torch.Tensor, torch.Tensor], grid: Grid
 ) -> torch.Tensor:
-    """`tile_attention` of all sequences in the same products."""
+    """`blocks_attention` of all sequences in the same products."""
     (_, queries, heads, dim), groups = q.shape, k.shape[2]
     many, blocks, per = grid.sequences, grid.blocks, heads // groups
-    shape = many, groups, blocks, per * queries
+    shape, rows = (many, groups, blocks, per * queries), blocks * per * queries
     grouped = (q * dim**-0.5).view(many, blocks, queries, groups, per, dim).permute(0, 3, 1, 4, 2, 5)
     past_k, past_v = (x.view(many, grid.length, groups, dim).transpose(1, 2) for x in context)
-    past = (grouped.reshape(many, groups, -1, dim) @ past_k.transpose(2, 3)).view(*shape, grid.length)
+    past = (grouped.reshape(many, groups, rows, dim) @ past_k.transpose(2, 3)).view(*shape, grid.length)
     past = past.masked_fill(grid.hidden[:, None, :, None], float("-inf"))
     own_k, own_v = (x.view(many, blocks, -1, groups, dim).permute(0, 3, 1, 2, 4) for x in (k, v))
     own = grouped.reshape(*shape, dim) @ own_k.transpose(3, 4)
     weights = torch.cat([past, own], -1).softmax(-1)
-    out = (weights[..., : grid.length].reshape(many, groups, -1, grid.length) @ past_v).view(*shape, dim)
+    out = (weights[..., : grid.length].reshape(many, groups, rows, grid.length) @ past_v).view(*shape, dim)
     out = out + weights[..., grid.length :] @ own_v
     out = out.view(many, groups, blocks, per, queries, dim).permute(0, 2, 4, 1, 3, 5)
     return out.reshape(many * blocks, queries, heads, dim)
-
-
-def tile_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: tuple[torch.Tensor, torch.Tensor], tile: Tile
-) -> torch.Tensor:
-    """Attention of B blocks over all K keys of their own and their context.
-
-    q: [B, Q, Hq, D]; k, v: [B, K, Hkv, D]; context keys and values: [length, Hkv, D]. Returns [B, Q, Hq, D].
-    """
-    blocks, queries, heads, dim = q.shape
-    groups = k.shape[2]
-    per = heads // groups
-    grouped = (q * dim**-0.5).view(blocks, queries, groups, per, dim).permute(2, 0, 3, 1, 4)
-    flat = grouped.reshape(groups, blocks * per * queries, dim)
-    past_k, past_v = (x.transpose(0, 1) for x in context)
-    past = (flat @ past_k.transpose(1, 2)).view(groups, blocks, per * queries, tile.length)
-    past = past.masked_fill(tile.hidden[None, :, None], float("-inf"))
-    own = grouped.reshape(groups, blocks, per * queries, dim) @ k.permute(2, 0, 3, 1)
-    weights = torch.cat([past, own], -1).softmax(-1)
-    past_weights = weights[..., : tile.length].reshape(groups, blocks * per * queries, tile.length)
-    out = (past_weights @ past_v).view(groups, blocks, per * queries, dim)
-    out = out + weights[..., tile.length :] @ v.permute(2, 0, 1, 3)
-    return out.view(groups, blocks, per, queries, dim).permute(1, 3, 0, 2, 4).reshape(blocks, queries, heads, dim)
 
 
 def hidden_states(model: BlockModel | EagleModel, frozen: FrozenTarget, step: Step, size: int) -> torch.Tensor:

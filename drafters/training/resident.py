@@ -28,32 +28,15 @@ class ResidentStore:
 
     def __init__(self, store: FeatureStore, device: torch.device) -> None:
         self.entries = list(store.entries)
-        rows, answers = store.rows
-        self.columns = {}
-        for name, (dtype, width) in store.columns.items():
-            length = answers if name.startswith("top") else rows
-            kind = torch.from_numpy(np.empty(0, dtype)).dtype
-            column = torch.empty(length, width, dtype=kind, device=device)
-            piece = max(1, READ_BYTES // (width * dtype.itemsize))
-            for start in range(0, length, piece):
-                stop = min(length, start + piece)
-                column[start:stop] = store.rows_of(name, start, stop).to(device)
-            self.columns[name] = column
-        self.tokens, self.top_ids, self.top_probs = (self.columns[k] for k in ("tokens", "top_ids", "top_probs"))
-        kept = self.columns.get("features")
-        self.features = self.tokens.new_empty(rows, 0).bfloat16() if kept is None else kept.view(torch.bfloat16)
+        columns = {name: _column(store, name, device) for name in store.columns}
+        self.tokens, self.top_ids, self.top_probs = (columns[k] for k in ("tokens", "top_ids", "top_probs"))
+        kept = columns.get("features", self.tokens.new_empty(len(self.tokens), 0, dtype=torch.int16))
+        self.features = kept.view(torch.bfloat16)
 
     @staticmethod
     def fits(store: FeatureStore, device: torch.device) -> bool:
-        """True if the device has room for all columns."""
-        if device.type != "cuda":
-            return False
-        rows, answers = store.rows
-        size = sum(
-            (answers if name.startswith("top") else rows) * width * dtype.itemsize
-            for name, (dtype, width) in store.columns.items()
-        )
-        return size < SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[0]
+        """True if the device is a GPU that has room for all columns."""
+        return device.type == "cuda" and store.bytes < SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[0]
 
     def cut(self, numbers: list[int], points: torch.Tensor, maker: BatchMaker, size: int) -> Step:
         """Blocks of `size` predictions behind the anchors of these S sequences.
@@ -120,20 +103,21 @@ class ResidentStore:
             step += 1
 
 
-def training_steps(
-    store: FeatureStore,
-    numbers: list[int],
-    maker: BatchMaker,
-    *,
-    sequences: int,
-    anchors: int,
-    size: int,
-    seed: int,
-    step: int,
-) -> Iterator[Step]:
-    """Endless steps, as of `random_steps`: on a GPU cut there if the store fits, else made ahead by a thread."""
+def _column(store: FeatureStore, name: str, device: torch.device) -> torch.Tensor:
+    """A column of the store on a device, read in pieces."""
+    (dtype, width), length = store.columns[name], store.length_of(name)
+    column = torch.empty(length, width, dtype=torch.from_numpy(np.empty(0, dtype)).dtype, device=device)
+    piece = max(1, READ_BYTES // (width * dtype.itemsize))
+    for start in range(0, length, piece):
+        stop = min(length, start + piece)
+        column[start:stop] = store.rows_of(name, start, stop).to(device)
+    return column
+
+
+def training_steps(store: FeatureStore, numbers: list[int], maker: BatchMaker, **asked: int) -> Iterator[Step]:
+    """Endless steps, as `random_steps` is asked for them: on a GPU cut there if the store fits, else made ahead by a
+    thread."""
     if ResidentStore.fits(store, maker.device):
-        resident = ResidentStore(store, maker.device)
-        return resident.steps(numbers, maker, sequences=sequences, anchors=anchors, size=size, seed=seed, step=step)
-    steps = random_steps(store, numbers, maker, sequences=sequences, anchors=anchors, size=size, seed=seed, step=step)
+        return ResidentStore(store, maker.device).steps(numbers, maker, **asked)
+    steps = random_steps(store, numbers, maker, **asked)
     return steps if maker.device.type == "cpu" else prefetched(steps)

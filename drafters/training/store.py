@@ -151,14 +151,23 @@ class FeatureStore:
         last = self.entries[-1]
         return last.start + last.length, last.top + last.length - last.prompt
 
+    def length_of(self, name: str) -> int:
+        """Rows stored of a column."""
+        tokens, answers = self.rows
+        return answers if name.startswith("top") else tokens
+
+    @property
+    def bytes(self) -> int:
+        """Size of all columns."""
+        return sum(self.length_of(name) * width * dtype.itemsize for name, (dtype, width) in self.columns.items())
+
     def _cut(self) -> None:
         if self.index.exists():
             os.truncate(self.index, len(self._whole_lines()))
-        rows, top = self.rows
         for name, (dtype, width) in self.columns.items():
             path = self.folder / f"{name}.bin"
             path.touch()
-            size = (top if name.startswith("top") else rows) * width * dtype.itemsize
+            size = self.length_of(name) * width * dtype.itemsize
             if path.stat().st_size < size:
                 raise ValueError(f"{path} is shorter than its index says; delete {self.folder} and start again")
             with path.open("r+b") as file:
