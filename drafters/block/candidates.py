@@ -72,8 +72,8 @@ class LatticeSelector(nn.Module):
     def forward(
         self, logits: torch.Tensor, hidden: torch.Tensor, embedding: Rows, context: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `CodebookSelector`. embedding: [V, d] of the target. context: [R, d], `BlockModel.context` of the token
-        before the anchor."""
+        """The same as `CodebookSelector`. embedding: [V, d] of the target. context: [R, d], `BlockModel.context` of
+        the token before the anchor."""
         count, slots = self.shape.candidates, logits.shape[1]
         own, ids = logits.log_softmax(-1).topk(count, -1)
         tokens = embedding[ids.flatten()].view(*ids.shape, -1).to(hidden.dtype)

@@ -91,7 +91,7 @@ def follow(drafts: Drafts, maker: BatchMaker, sequences: Iterable[Sequence]) -> 
 
 
 def drafts_of(model: TrainedModel, frozen: FrozenTarget, schedule: Schedule | None) -> Drafts:
-    """What a drafter of any kind drafts; schedule: of one that denoises."""
+    """`Drafts` of any kind of drafter; schedule: of one that denoises."""
     if isinstance(model, DiffusionModel):
         assert schedule is not None
         return partial(denoised, model, frozen, schedule)

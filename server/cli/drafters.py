@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _said(one: Candidate) -> str:
-    """Where a drafter is, and whether it fits."""
+    """The place of a drafter, and whether it fits."""
     if one.folder is None:
         where = f"not here ({one.origin})"
         return f"{where}, does not fit: {one.obstacle}" if one.obstacle else where

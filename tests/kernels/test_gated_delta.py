@@ -95,7 +95,7 @@ def test_the_convolution_is_torchs(layer: Layer) -> None:
 
 @pytest.mark.parametrize("kept", [LENS, [1, 1, 1, 1], [2, 5, 1, 37]])
 def test_states_follow_the_tokens_that_stay(kept: list[int], layer: Layer) -> None:
-    """To the last bit what they are where the others were never there."""
+    """The bits are those where the others were never there."""
     given, (pool, windows) = tokens(sum(LENS)), states()
     alone, counts = pool.clone(), torch.tensor(kept)
     before = pool.clone()

@@ -22,14 +22,14 @@ BODY = {"temperature": 0, "logit_bias": dict.fromkeys(map(str, FEW), 100.0)}
 """Answers are of a few tokens alone, of which none ends them: they repeat themselves, so that much is drafted, and much
 of it wrong."""
 LENGTHS = [3, 64, 65, 150, 1, 31, 129, 90, 12, 77]
-"""Of prompts; those above 64 are read in pieces."""
+"""Tokens of the prompts; those above 64 are read in pieces."""
 ANSWERS = [60, 1, 48, 60, 60, 2, 60, 33, 60, 60]
 ASKED = [([(7 * i * i + n) % 250 + 17 for i in range(n)], answer) for n, answer in zip(LENGTHS, ANSWERS, strict=True)]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the target, and of a drafter that says those tokens too, and is right by chance."""
+    """The folder of the target, and of a drafter that says those tokens too, and is right by chance."""
     folder = tmp_path_factory.mktemp("recurrent")
     model = tiny_families.write("Qwen3NextForCausalLM", folder / "tiny")
     shape = model.config

@@ -59,7 +59,7 @@ def test_recurrent_layers_are_refused_whatever_the_architecture(kind: str) -> No
 
 
 def test_models_with_states_that_follow_accepted_tokens_are_served_on_cpus() -> None:
-    """With three equal positions of a token, too."""
+    """Configurations in which a token has three equal positions are served too."""
     of = {"layer_types": ["linear_attention", "full_attention"], "rope_parameters": {"mrope_section": [2, 3, 3]}}
     for name in RECURRENT:
         families.check(model_of(name, **of), "cpu")

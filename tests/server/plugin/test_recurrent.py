@@ -105,7 +105,7 @@ def expected(lens: list[int]) -> tuple[list[torch.Tensor], Pool]:
 
 
 def test_states_follow_accepted_tokens() -> None:
-    """To the last bit, in every layer, for requests that verify and keep different numbers."""
+    """Equal bits in every layer, for requests that verify and keep different numbers."""
     served = Served()
     found = decode(served)
     outputs, pool = expected([len(each) for each in found])

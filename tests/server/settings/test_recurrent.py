@@ -20,7 +20,7 @@ QWEN_3_5 = {
     "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
     "linear_conv_kernel_dim": 4, "full_attention_interval": 4, "max_position_embeddings": 4096,
 }  # fmt: skip
-"""Of Qwen3.5-0.8B, which has 18 such layers among 24."""
+"""Fields of Qwen3.5-0.8B, which has 18 such layers among 24."""
 
 
 def model_of(**config: object) -> Model:
