@@ -44,8 +44,8 @@ def not_trained(config: BlockConfig | EagleConfig) -> str:
     """The part of a drafter's shape that is served and not trained here; "" if there is none."""
     if isinstance(config, EagleConfig):
         return ""
-    if config.choosing is not None:
-        return "paths through candidates"
+    if (config.logit_scale, config.logit_cap) != (1.0, 0.0) and not config.gemma:
+        return "scaled or capped logits"
     return "layers of Gemma 4's shape" if config.gemma else "layers with sliding windows" if config.windows else ""
 
 

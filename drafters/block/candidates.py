@@ -16,6 +16,8 @@ from .layers import RMSNorm
 
 FEATURES = 5
 """Numbers of a candidate: its log probability, its probability, how far behind the first, its rank, if it is first."""
+START = 0.3
+"""Standard deviation of predecessors' codes before the first step; successors' are 0, so that scores are the logits."""
 
 
 class CodebookSelector(nn.Module):
@@ -25,7 +27,7 @@ class CodebookSelector(nn.Module):
         super().__init__()
         assert isinstance(config.choosing, CodebookChoosing)
         self.candidates, rank = config.choosing.candidates, config.choosing.rank
-        self.predecessor_codebook = nn.Parameter(torch.zeros(config.vocab_size, rank))
+        self.predecessor_codebook = nn.Parameter(torch.randn(config.vocab_size, rank) * START)
         self.successor_codebook = nn.Parameter(torch.zeros(config.vocab_size, rank))
         self.hidden_projection = nn.Linear(config.hidden_size, rank, bias=False)
 
@@ -38,9 +40,13 @@ class CodebookSelector(nn.Module):
         logits: [R, G, V] float32. hidden: [R, G, d]. anchors: [R] int64.
         """
         own, ids = logits.topk(self.candidates, -1)
+        return ids, self.scores(own, ids, hidden, anchors)
+
+    def scores(self, own: torch.Tensor, ids: torch.Tensor, hidden: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
+        """`forward`'s scores of candidates [R, G, K] that have logits `own` [R, G, K]."""
         before = torch.cat([anchors[:, None, None].expand(-1, 1, self.candidates), ids[:, :-1]], 1)
         codes = self.predecessor_codebook[before] * self.hidden_projection(hidden)[:, :, None]
-        return ids, own[:, :, None] + (codes @ self.successor_codebook[ids].mT).float()
+        return own[:, :, None] + (codes @ self.successor_codebook[ids].mT).float()
 
 
 class LatticeSelector(nn.Module):
@@ -51,7 +57,7 @@ class LatticeSelector(nn.Module):
         assert isinstance(config.choosing, LatticeChoosing)
         shape, size, rows = config.choosing, config.hidden_size, config.gamma + 1
         width = shape.width or size
-        self.shape, self.rows = shape, rows
+        self.shape, self.rows, self.candidates = shape, rows, shape.candidates
         self.token_proj = None if width == size else nn.Linear(size, width)
         self.pass_hidden_proj = nn.Linear(size, width)
         self.feature_norm = nn.LayerNorm(FEATURES)
@@ -74,8 +80,14 @@ class LatticeSelector(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The same as `CodebookSelector`. embedding: [V, d] of the target. context: [R, d], `BlockModel.context` of
         the token before the anchor."""
-        count, slots = self.shape.candidates, logits.shape[1]
-        own, ids = logits.log_softmax(-1).topk(count, -1)
+        own, ids = logits.log_softmax(-1).topk(self.candidates, -1)
+        return ids, self.scores(own, ids, hidden, embedding, context)
+
+    def scores(
+        self, own: torch.Tensor, ids: torch.Tensor, hidden: torch.Tensor, embedding: Rows, context: torch.Tensor
+    ) -> torch.Tensor:
+        """`forward`'s scores of candidates [R, G, K] that have log probabilities `own` [R, G, K]."""
+        count, slots = self.candidates, ids.shape[1]
         tokens = embedding[ids.flatten()].view(*ids.shape, -1).to(hidden.dtype)
         if self.token_proj is not None:
             tokens = self.token_proj(tokens)
@@ -93,7 +105,7 @@ class LatticeSelector(nn.Module):
         leaving, entering = self._unit(self.out_head(vectors)), self._unit(self.in_head(vectors))
         first = self._unit(self.anchor_out_head(anchor)).expand(-1, count, -1)[:, None]
         before = torch.cat([first, leaving[:, :-1]], 1)
-        return ids, (before @ entering.mT).float() * self.shape.scale
+        return (before @ entering.mT).float() * self.shape.scale
 
     def _unit(self, vectors: torch.Tensor) -> torch.Tensor:
         return F.normalize(vectors, dim=-1, eps=self.shape.eps)

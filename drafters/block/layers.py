@@ -97,6 +97,9 @@ class RowConvolution(nn.Module):
         self.taps, self.groups = shape.taps, size // shape.group
         self.base_kernel = nn.Parameter(torch.zeros(2, shape.taps, size))
         self.kernel_projection = nn.Linear(size, 2 * shape.taps * self.groups, bias=False)
+        with torch.no_grad():  # training begins with each row as it is
+            self.base_kernel[:, 0] = 1
+            self.kernel_projection.weight.zero_()
 
     def forward(self, x: torch.Tensor, given: torch.Tensor, rows: int, side: int) -> torch.Tensor:
         """Convolve x [N, d], blocks of so many rows, by kernels from the sublayer's input `given` [N, d].

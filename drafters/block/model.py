@@ -84,6 +84,11 @@ class BlockModel(DraftModel):
         ids = torch.arange(config.logit_size) if vocab is None else vocab.long()
         self.register_buffer("vocab", ids, persistent=False)
 
+    @property
+    def selector(self) -> CodebookSelector | LatticeSelector | None:
+        """The head that draws paths, if there is one."""
+        return self.lilicorr if self.candidate_selector is None else self.candidate_selector
+
     def context(self, features: torch.Tensor) -> torch.Tensor:
         """Target features [N, m*d] in the drafter's width, [N, d] (equation 2)."""
         return self.hidden_norm(self.fc(features))

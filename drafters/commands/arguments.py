@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ..block.config import BLOCK_KINDS
+from ..block.config import READING_KINDS
 from ..conversion.layout import LAYOUTS
 from ..eagle.config import EagleConfig
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "kind",
-        choices=[*BLOCK_KINDS, "both", EagleConfig.kind, *DIFFUSION_STAGES, CONVERSION],
+        choices=[*READING_KINDS, "both", EagleConfig.kind, *DIFFUSION_STAGES, CONVERSION],
         help="drafter to train; both: dspark and dflash, one after the other, on the same answers; dllm: no drafter, "
         "the target is made into a block-diffusion model",
     )
@@ -98,8 +98,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="target layers that the layers of deer and specdiff begin as (default: the first ones, and the last)",
     )
-    _number(shape, "--draft-vocab", 8192, "tokens that can be proposed; 0: all")
-    _number(shape, "--rank", 64, "rank of the sequential head (dspark)")
+    _number(shape, "--draft-vocab", 8192, "tokens that can be proposed; 0: all (dflash2 proposes all)")
+    _number(shape, "--rank", 64, "rank of the sequential head (dspark) or the selector (dflash2)")
+    _number(shape, "--candidates", 16, "tokens of each position that the selector chooses from (dflash2)")
     shape.add_argument(
         "--markov-head",
         choices=["vanilla", "gated", "rnn"],

@@ -12,10 +12,14 @@ import torch
 from outrider.storage import replacing
 
 from ..block import checkpoint
+from ..block.choosing import CodebookChoosing, Convolution
 from ..block.config import BlockConfig
 from ..eagle.config import EagleConfig
 from ..training.store import FeatureStore
 from ..training.target import TargetModel
+
+CONVOLUTION = Convolution(taps=2, group=16)
+"""DFlash 2's, as published."""
 
 
 def spread_layers(count: int, kind: str) -> tuple[int, ...]:
@@ -51,9 +55,13 @@ def make_config(args: argparse.Namespace, kind: str, target: TargetModel, layers
     mask = args.mask_token
     if mask is None:
         mask = tokenizer.unk_token_id if tokenizer.unk_token_id is not None else tokenizer.pad_token_id
-    dspark, diffusion = kind == "dspark", kind == "diffusion"
+    dspark, dflash2, diffusion = (kind == name for name in ("dspark", "dflash2", "diffusion"))
+    fields = layer_shape(args, target)
+    if dflash2:
+        choosing = CodebookChoosing(args.candidates, args.rank)
+        fields |= {"draft_vocab_size": None, "choosing": choosing, "convolution": CONVOLUTION}
     return BlockConfig(
-        **layer_shape(args, target),
+        **fields,
         kind=kind,
         num_layers=args.draft_layers or (3 if diffusion else 2),
         num_target_layers=shape.num_hidden_layers,

@@ -177,8 +177,9 @@ def gather_features(
     """All answers, and their features where `layers` are wanted; raises OutOfTime."""
     data = args.data or args.out
     data.mkdir(parents=True, exist_ok=True)
+    folder, stored = store_of(data, layers)
     meta: dict[str, Any] = {
-        "layers": list(layers),
+        "layers": list(stored),
         "target": checkpoint.target_identity(target.config, target.embedding)["embedding"],
     }
     if args.from_log:
@@ -186,28 +187,39 @@ def gather_features(
             raise ValueError("--from-log goes without --prompts and --self-prompts; go on with those by --start")
         meta["logs"] = True
     store = FeatureStore(
-        data / ("features" if layers else "tokens"),
-        width=len(layers) * target.config.hidden_size,
+        folder,
+        width=len(stored) * target.config.hidden_size,
         top=args.top,
         meta=meta,
     )
+    store.select(layers, stored)
     if args.follow:
         if not len(store):
             raise ValueError(f"--follow: {data} has no answers yet; give the --data of a run that writes some")
         return store
     with store.writing():
         if args.from_log:
-            read_log(args, target, layers, store, deadline)
+            read_log(args, target, stored, store, deadline)
             return store
-        keep = FeatureSink(store, FeatureSpec(layers, args.top), args.max_tokens)
+        keep = FeatureSink(store, FeatureSpec(stored, args.top), args.max_tokens)
         samples = gather_samples(args, target, data, keep, deadline)
         build_store(
-            target, sample_texts(target, samples), store, layers=layers, top=args.top, max_tokens=args.max_tokens,
+            target, sample_texts(target, samples), store, layers=stored, top=args.top, max_tokens=args.max_tokens,
             deadline=deadline,
         )  # fmt: skip
     if not len(store):
         raise ValueError(f"none of {len(samples)} answers fits --max-tokens {args.max_tokens} with its prompt")
     return store
+
+
+def store_of(data: Path, layers: tuple[int, ...]) -> tuple[Path, tuple[int, ...]]:
+    """The folder of features in `data`, and the layers they are of: one that has these `layers` among others serves
+    too, and one without features, where none are wanted, comes first."""
+    for name in ("features",) if layers else ("tokens", "features"):
+        meta = data / name / "meta.json"
+        if meta.exists() and set(layers) <= set(stored := json.loads(meta.read_text()).get("layers", ())):
+            return meta.parent, tuple(stored)
+    return data / ("features" if layers else "tokens"), layers
 
 
 def read_log(

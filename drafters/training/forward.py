@@ -93,7 +93,7 @@ def parallel_states(model: BlockModel, frozen: FrozenTarget, step: Step, size: i
         return blocks_attention(q, k, v, context[layer], step.tiles).flatten(0, 1)
 
     embedded = frozen.embedding[ids.flatten()]
-    hidden = model(embedded, positions.flatten(), attend)
+    hidden = model(embedded, positions.flatten(), attend, queries)
     return hidden.view(len(ids), queries, -1)[:, first:]
 
 
@@ -109,11 +109,9 @@ def chain_states(model: EagleModel, frozen: FrozenTarget, step: Step, size: int)
     tiles: list[Tile] | Grid
     if isinstance(step.tiles, Grid):
         tiles = replace(step.tiles, hidden=_without_first(step.tiles.hidden))
-        starts = torch.arange(tiles.sequences, device=fused.device).repeat_interleave(tiles.blocks) * tiles.length
     else:
         tiles = [replace(tile, hidden=_without_first(tile.hidden)) for tile in step.tiles]
-        starts = torch.cat([step.anchors.new_full((tile.last - tile.first,), tile.start) for tile in tiles])
-    features = fused[starts + step.anchor_positions - 1]
+    features = fused[rows_before(step)]
     own_k: list[torch.Tensor] = []
     own_v: list[torch.Tensor] = []
     states = []
@@ -128,6 +126,17 @@ def chain_states(model: EagleModel, frozen: FrozenTarget, step: Step, size: int)
         state, features = model.step(embedded, features, step.anchor_positions + k, attend)
         states.append(state)
     return torch.stack(states, 1)
+
+
+def rows_before(step: Step) -> torch.Tensor:
+    """[A] the context row of the token before each anchor."""
+    tiles = step.tiles
+    if isinstance(tiles, Grid):
+        places = torch.arange(tiles.sequences, device=step.anchors.device)
+        starts = places.repeat_interleave(tiles.blocks) * tiles.length
+    else:
+        starts = torch.cat([step.anchors.new_full((tile.last - tile.first,), tile.start) for tile in tiles])
+    return starts + step.anchor_positions - 1
 
 
 def _without_first(hidden: torch.Tensor) -> torch.Tensor:

@@ -25,6 +25,7 @@ from .deadline import NEVER, Deadline
 from .forward import FrozenTarget, hidden_states
 from .loss import LossWeights, confidence_loss, draft_loss
 from .optimise import Optimiser, learning_rate
+from .paths import path_loss
 from .resident import training_steps
 from .store import FeatureStore, Sequence
 from .validate import acceptance, block_hits
@@ -98,6 +99,7 @@ def learn_from(
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Backward from the hidden states [A, size, d] of a step's blocks; losses are means over the weighted positions.
 
+    A drafter of paths learns its candidates and its paths alike; what is logged is said of the paths, which it drafts.
     Returns scalars that are still on the device, so that a step waits for nothing.
     """
     head, labels = model.markov_head, step.labels
@@ -106,6 +108,9 @@ def learn_from(
     w2 = head.w2.weight if head else None
     loss, parts, accept, weights = draft_loss(kept, latent, frozen.head, w2, labels, loss_weights)
     total = weights.sum()
+    if isinstance(model, BlockModel) and model.selector is not None:
+        of_path, parts, accept = path_loss(model, frozen, step, hidden, loss_weights)
+        loss = loss + of_path
     conf = torch.zeros((), device=loss.device)
     if model.confidence_head is not None:
         previous = head.w1(step.tokens[:, :-1]).flatten(0, 1)[step.rows] if head else kept

@@ -15,14 +15,14 @@ from tqdm import tqdm
 
 from ..acceptance import Acceptance
 from ..block import check_target, target_identity
-from ..block.config import BLOCK_KINDS, READING_KINDS
+from ..block.config import READING_KINDS
 from ..block.errors import CheckpointError
 from ..block.model import BlockModel, TrainedModel
 from ..diffusion.denoise import make_schedule
 from ..diffusion.model import DiffusionModel
 from ..eagle.config import EagleConfig
 from ..eagle.model import EagleModel
-from ..networks import kind_of, load_any
+from ..networks import load_any, not_trained, read_config
 from .batches import BatchMaker
 from .decode import decode
 from .features import answer_chances, sequence_features
@@ -74,10 +74,10 @@ def arms_of(folders: list[Path], steps: list[int], order: str) -> list[Arm]:
     arms = []
     for folder in folders:
         name = folder.name if short else str(folder)
-        kind = kind_of(folder)
-        if kind in READING_KINDS and kind not in BLOCK_KINDS:
-            raise CheckpointError(f"{folder} holds a {kind} drafter, which a server measures: outrider bench load")
-        if kind in (*BLOCK_KINDS, EagleConfig.kind):
+        config = read_config(folder)
+        if what := not_trained(config):
+            raise CheckpointError(f"{folder} has {what}, which a server measures: outrider bench load")
+        if config.kind in (*READING_KINDS, EagleConfig.kind):
             arms.append(Arm(name, folder))
         else:
             arms += [Arm(f"{name}, {n} step{'s' * (n > 1)}", folder, (order, n)) for n in steps]
@@ -87,7 +87,7 @@ def arms_of(folders: list[Path], steps: list[int], order: str) -> list[Arm]:
 def _load(folder: Path, target: TargetModel) -> TrainedModel:
     """The drafter of a folder; raises CheckpointError where it does not fit the target."""
     shape, dtype = target.embedding.shape, target.embedding.dtype
-    if kind_of(folder) == EagleConfig.kind:
+    if read_config(folder).kind == EagleConfig.kind:
         return EagleModel.load(folder, target.config.num_hidden_layers, shape, dtype=dtype)
     model = load_any(folder, dtype=dtype)
     check_target(model.config, target_identity(target.config, target.embedding))

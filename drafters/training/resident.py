@@ -28,7 +28,7 @@ class ResidentStore:
 
     def __init__(self, store: FeatureStore, device: torch.device) -> None:
         self.entries = list(store.entries)
-        columns = {name: _column(store, name, device) for name in store.columns}
+        columns = {name: _column(store, name, device) for name in store.widths}
         self.tokens, self.top_ids, self.top_probs = (columns[k] for k in ("tokens", "top_ids", "top_probs"))
         kept = columns.get("features", self.tokens.new_empty(len(self.tokens), 0, dtype=torch.int16))
         self.features = kept.view(torch.bfloat16)
@@ -105,12 +105,12 @@ class ResidentStore:
 
 def _column(store: FeatureStore, name: str, device: torch.device) -> torch.Tensor:
     """A column of the store on a device, read in pieces."""
-    (dtype, width), length = store.columns[name], store.length_of(name)
+    dtype, width, length = store.columns[name][0], store.widths[name], store.length_of(name)
     column = torch.empty(length, width, dtype=torch.from_numpy(np.empty(0, dtype)).dtype, device=device)
     piece = max(1, READ_BYTES // (width * dtype.itemsize))
     for start in range(0, length, piece):
         stop = min(length, start + piece)
-        column[start:stop] = store.rows_of(name, start, stop).to(device)
+        column[start:stop] = store.read(name, start, stop).to(device)
     return column
 
 

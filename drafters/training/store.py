@@ -101,6 +101,7 @@ class FeatureStore:
                 raise ValueError(f"{folder} holds features made with {what}; use another --out or delete it")
         else:
             replace({path: json.dumps(wanted)})
+        self.parts: list[slice] | None = None  # of the feature columns, what is read; None: all
         self.index = self.folder / "index.jsonl"
         self.entries: list[Entry] = []
         self.digests: set[str] = set()
@@ -156,10 +157,26 @@ class FeatureStore:
         tokens, answers = self.rows
         return answers if name.startswith("top") else tokens
 
+    def select(self, layers: tuple[int, ...], stored: tuple[int, ...]) -> None:
+        """Read the features of these `layers` alone from now on, out of the `stored` ones."""
+        if layers == stored:
+            return
+        places = {layer: place for place, layer in enumerate(stored)}
+        size = self.columns["features"][1] // len(stored)
+        self.parts = [slice(places[layer] * size, (places[layer] + 1) * size) for layer in layers]
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Numbers in a row of every column that is read."""
+        widths = {name: width for name, (_, width) in self.columns.items()}
+        if self.parts is not None and "features" in widths:
+            widths["features"] = sum(part.stop - part.start for part in self.parts)
+        return {name: width for name, width in widths.items() if width}
+
     @property
     def bytes(self) -> int:
-        """Size of all columns."""
-        return sum(self.length_of(name) * width * dtype.itemsize for name, (dtype, width) in self.columns.items())
+        """Size of all columns that are read."""
+        return sum(self.length_of(name) * width * self.columns[name][0].itemsize for name, width in self.widths.items())
 
     def _cut(self) -> None:
         if self.index.exists():
@@ -219,12 +236,19 @@ class FeatureStore:
         found = np.fromfile(path, dtype, (stop - start) * width, offset=offset)  # a map's pages would stay in memory
         return torch.from_numpy(found.reshape(-1, width))
 
+    def read(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """`rows_of`, of the features those that were selected."""
+        rows = self.rows_of(name, start, stop)
+        if name != "features" or self.parts is None:
+            return rows
+        return torch.cat([rows[:, part] for part in self.parts], 1)
+
     def __getitem__(self, number: int) -> Sequence:
         e = self.entries[number]
         stop, top_stop = e.start + e.length, e.top + e.length - e.prompt
         features = torch.empty(e.length, 0, dtype=torch.bfloat16)
-        if "features" in self.columns:
-            features = self.rows_of("features", e.start, stop).view(torch.bfloat16)
+        if "features" in self.widths:
+            features = self.read("features", e.start, stop).view(torch.bfloat16)
         return Sequence(
             tokens=self.rows_of("tokens", e.start, stop)[:, 0].long(),
             prompt=e.prompt,

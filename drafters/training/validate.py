@@ -24,6 +24,7 @@ from ..eagle.model import EagleModel
 from .batches import BatchMaker, Step, anchor_range
 from .forward import FrozenTarget, hidden_states
 from .masked import block_states
+from .paths import greedy_path, lattice, scores_behind
 from .store import Sequence
 
 
@@ -74,10 +75,20 @@ Hits = Callable[[Step, Chances | None], torch.Tensor]
 
 
 def block_hits(model: BlockModel | EagleModel, frozen: FrozenTarget, columns: torch.Tensor) -> Hits:
-    """Hits of a block drafter or an EAGLE-3 head; columns: as of `kept`."""
+    """Hits of a block drafter or an EAGLE-3 head; columns: as of `kept`.
+
+    A path's token behind one that is no candidate is never looked at: that one is not drafted.
+    """
 
     def hits(step: Step, chances: Chances | None) -> torch.Tensor:
         hidden = hidden_states(model, frozen, step, step.valid.shape[1])
+        if isinstance(model, BlockModel) and model.selector is not None:
+            ids, scores = lattice(model, frozen, step, hidden)
+            if chances is None:
+                return greedy_path(ids, scores) == step.tokens[:, 1:]
+            own, _ = scores_behind(step.tokens[:, :-1], ids, scores)
+            logits = own.new_full((*own.shape[:2], len(frozen.head)), -torch.inf).scatter(-1, ids, own)
+            return kept(logits, step, columns, chances)
         if chances is None:
             return greedy_tokens(model, frozen, hidden, step.anchors) == step.tokens[:, 1:]
         logits = (hidden @ frozen.head.T).float()

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_drafters import DIFFUSION, TINY, make_diffusion, make_model, make_sequence
+from tiny_drafters import DFLASH2, DIFFUSION, LILICORR, TINY, make_diffusion, make_model, make_sequence
 from tiny_eagle import LAYER_IDS, VOCAB, save_eagle
 
 from outrider.drafters.eagle.model import EagleModel
@@ -50,16 +50,17 @@ def both_steps(store: FeatureStore, maker: BatchMaker, size: int) -> tuple[Step,
     return maker.cut([store[i] for i in CHOSEN], anchors, size), found
 
 
-@pytest.mark.parametrize("kind", ["dspark", "eagle3", "diffusion"])
+@pytest.mark.parametrize("kind", ["dspark", "dflash2", "lilicorr", "eagle3", "diffusion"])
 def test_same_anchors_teach_the_same(kind: str, tmp_path: Path) -> None:
-    width = {"dspark": 96, "eagle3": len(LAYER_IDS) * 32, "diffusion": 0}[kind]
+    width = {"eagle3": len(LAYER_IDS) * 32, "diffusion": 0}.get(kind, 96)
+    blocks = {"dspark": TINY, "dflash2": DFLASH2, "lilicorr": LILICORR}
     store = filled(tmp_path / "features", width)
     embedding, head = torch.randn(2, 96, 32, generator=torch.Generator().manual_seed(7))
     gradients = []
     for number in (0, 1):
         frozen, decay = FrozenTarget(embedding, head), None
-        if kind == "dspark":
-            model = make_model(TINY)
+        if kind in blocks:
+            model = make_model(blocks[kind])
         elif kind == "diffusion":
             model, decay = make_diffusion(DIFFUSION), float("inf")
         else:

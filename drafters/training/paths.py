@@ -1,0 +1,93 @@
+"""Training of what draws a path through candidates: DFlash 2's selector and LiLiCorr's head.
+
+A block's logits are trained as DFlash's, and choose the candidates. Beside that each position's distribution over its
+candidates, behind the answer's token before it, learns by the same losses (as SpecForge and speculators train DFlash 2
+by cross entropy over candidates). Where that token is no candidate itself, no path goes through it and nothing is
+learnt.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..block.candidates import LatticeSelector
+from ..block.model import BlockModel
+from .batches import Step
+from .forward import FrozenTarget, rows_before
+from .loss import CPU_CHUNK, GPU_CHUNK, LossWeights, survival
+
+
+@torch.no_grad()
+def likeliest(hidden: torch.Tensor, head: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The likeliest tokens [N, count] by hidden states [N, d], the first of them first, and the logarithm [N, 1] of the
+    sum of all exponentiated logits. head: [V, d]."""
+    found = []
+    for rows in hidden.split(CPU_CHUNK if hidden.device.type == "cpu" else GPU_CHUNK):
+        logits = rows @ head.T
+        found.append((logits.topk(count, -1).indices, logits.float().logsumexp(-1, keepdim=True)))
+    ids, partitions = zip(*found, strict=True)
+    return torch.cat(ids), torch.cat(partitions)
+
+
+def lattice(
+    model: BlockModel, frozen: FrozenTarget, step: Step, hidden: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Candidates [A, G, K] and scores [A, G, K, K] of every block from its hidden states [A, G, d], as they are drafted
+    with (`candidates.py`). The partition function has no gradient."""
+    selector = model.selector
+    assert selector is not None
+    rows = hidden.flatten(0, 1)
+    ids, partition = likeliest(rows, frozen.head, selector.candidates)
+    own = torch.einsum("nd,nkd->nk", rows, frozen.head[ids]).float()
+    shape = (*hidden.shape[:2], selector.candidates)
+    ids, own, partition = ids.view(shape), own.view(shape), partition.view(*shape[:2], 1)
+    if isinstance(selector, LatticeSelector):
+        context = model.context(step.features.to(hidden.dtype))[rows_before(step)]
+        return ids, selector.scores(own - partition, ids, hidden, frozen.embedding, context)
+    return ids, selector.scores(own, ids, hidden, step.anchors)
+
+
+def scores_behind(tokens: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores [A, G, K] of each position's candidates behind the tokens [A, G] before them, anchors first, and [A, G]
+    bool, whether that token is an anchor or a candidate itself; where it is not, the scores mean nothing."""
+    same = ids[:, :-1] == tokens[:, 1:, None]
+    first = torch.zeros_like(tokens[:, :1])
+    places = torch.cat([first, same.long().argmax(-1)], 1)
+    known = torch.cat([first == 0, same.any(-1)], 1)
+    return scores.take_along_dim(places[:, :, None, None], 2)[:, :, 0], known
+
+
+def greedy_path(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """Tokens [A, G] drafted at temperature 0."""
+    place, tokens = torch.zeros_like(ids[:, 0, :1]), []
+    for k in range(ids.shape[1]):
+        place = scores[:, k].take_along_dim(place[:, :, None], 1)[:, 0].argmax(-1, keepdim=True)
+        tokens.append(ids[:, k].gather(1, place))
+    return torch.cat(tokens, 1)
+
+
+def path_loss(
+    model: BlockModel, frozen: FrozenTarget, step: Step, hidden: torch.Tensor, loss_weights: LossWeights
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The losses of `loss.py` of distributions over candidates, added up as `loss_weights` says and summed over N
+    positions; [L_ce, L_tv, L_kl], and c* [N], 0 where no path goes.
+
+    hidden: [A, G, d] of all positions, of which the step's labels are those at `step.rows`.
+    """
+    labels = step.labels
+    ids, scores = lattice(model, frozen, step, hidden)
+    behind, known = (x.flatten(0, 1)[step.rows] for x in scores_behind(step.tokens[:, :-1], ids, scores))
+    ids = ids.flatten(0, 1)[step.rows]
+    log_p = behind.log_softmax(-1)
+    target = ((ids[:, :, None] == labels.top[:, None]) * labels.probs[:, None]).sum(-1)
+    kept = torch.minimum(log_p.exp(), target).sum(-1) * known
+    weight = labels.weight * known
+    if loss_weights.survival:
+        weight = weight * survival(kept.detach(), labels.place)
+    ce = -(log_p * (ids == labels.token[:, None])).sum(-1)
+    tv = 2 * (1 - kept)
+    kl = torch.xlogy(target, target).sum(-1) - (target * log_p).sum(-1)
+    parts = torch.stack([(weight * part).sum() for part in (ce, tv, kl)])
+    falling = (-loss_weights.kl_falloff * kept.detach()).exp()
+    loss = loss_weights.ce * parts[0] + loss_weights.tv * parts[1] + loss_weights.kl * (weight * falling * kl).sum()
+    return loss, parts.detach(), kept.detach()

@@ -1,0 +1,219 @@
+"""`outrider train dflash2`: paths are trained as they are drafted, runs learn, and folders load; one store for all."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from test_block_drafter import LENGTHS, features, prepared
+from tiny_drafters import DFLASH2, LILICORR, PATHS, batch, decode_with, make_model, make_target
+
+from outrider.drafters import networks
+from outrider.drafters.block import BlockConfig, BlockDrafter, BlockModel, CheckpointError, save_compact
+from outrider.drafters.block.choosing import CodebookChoosing
+from outrider.drafters.commands import train
+from outrider.drafters.commands.arguments import add_arguments
+from outrider.drafters.training import measure
+from outrider.drafters.training.batches import BatchMaker, Step
+from outrider.drafters.training.forward import FrozenTarget, hidden_states
+from outrider.drafters.training.loss import LossWeights
+from outrider.drafters.training.paths import greedy_path, lattice, path_loss, scores_behind
+from outrider.drafters.training.store import FeatureStore, Sequence
+from outrider.drafters.training.target import TargetModel
+
+CPU = torch.device("cpu")
+TRAINED = {name: config for name, config in PATHS.items() if not config.windows}
+
+
+def arguments(kind: str, target: Path, prompts: Path, out: Path, *more: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    fixed = [kind, "--target", str(target), "--prompts", str(prompts), "--out", str(out), "--dtype", "float32"]
+    small = ["--answer-tokens", "24", "--batch", "8", "--gamma", "4", "--rank", "8", "--temperatures", "0"]
+    recipe = ["--steps", "80", "--sequences", "2", "--anchors", "12", "--lr", "0.01", "--warmup", "5", "--top", "32"]
+    recipe += ["--decay-steps", "0", "--short-steps", "10", "--short-block", "2", "--threads", "1"]
+    return parser.parse_args([*fixed, *small, *recipe, "--validate-every", "40", "--device", "cpu", *more])
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"turns": [f"w{i} w{i + 1}"]}) + "\n" for i in range(20)))
+    return path
+
+
+def drafted_steps(config: BlockConfig, temperature: float) -> tuple[BlockDrafter, torch.Tensor, torch.Tensor, Step]:
+    """A drafter, what it drafted with which q behind texts of several lengths, and a step of training on just that."""
+    drafter, table = prepared(config)
+    asking = batch(table, [0, 1, 2], list(LENGTHS), temperature)
+    drafted = drafter.propose(asking)
+    sequences, none = [], torch.zeros(config.gamma + 1, 2)
+    for row, length in enumerate(LENGTHS):
+        text = torch.cat([torch.zeros(length).long(), asking.anchors[row : row + 1], drafted.tokens[row]])
+        whole = torch.cat([features(config, length, row), torch.full((config.gamma + 1, 96), 100.0)])  # not looked at
+        sequences.append(Sequence(text, length, whole, none.long(), none))
+    maker = BatchMaker(config, drafter.model.vocab, device=CPU, tile=2)
+    step = maker.cut(sequences, [torch.tensor([length]) for length in LENGTHS], config.gamma)
+    return drafter, drafted.tokens, drafted.probs, step
+
+
+@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_step_of_training_has_the_paths_that_are_drafted(name: str, temperature: float) -> None:
+    config = TRAINED[name]
+    drafter, tokens, probs, step = drafted_steps(config, temperature)
+    frozen = FrozenTarget(drafter.embedding, drafter.head)
+    ids, scores = lattice(drafter.model, frozen, step, hidden_states(drafter.model, frozen, step, config.gamma))
+    if not temperature:
+        assert torch.equal(greedy_path(ids, scores), tokens)
+        return
+    behind, known = scores_behind(step.tokens[:, :-1], ids, scores)
+    assert known.all()
+    found = torch.zeros_like(probs).scatter(-1, ids, (behind / temperature).softmax(-1))
+    torch.testing.assert_close(found, probs, atol=2e-6, rtol=2e-4)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_the_loss_is_that_of_each_position_by_itself(name: str) -> None:
+    """In plain loops, over an answer of which some tokens are no candidates; none teaches what follows it."""
+    config = dataclasses.replace(TRAINED[name], choosing=dataclasses.replace(TRAINED[name].choosing, candidates=5))
+    model = make_model(config).requires_grad_(True)
+    draw = torch.Generator().manual_seed(5)
+    frozen = FrozenTarget(*torch.randn(2, 96, 32, generator=draw))
+    tokens = torch.randint(96, (40,), generator=draw)
+    top = torch.stack([torch.randperm(96, generator=draw)[:20] for _ in range(34)])
+    top[::2, 0] = tokens[6::2]
+    probs = torch.rand(34, 20, generator=draw).softmax(-1) * 0.9
+    answer = Sequence(tokens, 6, torch.randn(40, 96, generator=draw), top, probs)
+    step = BatchMaker(config, model.vocab, device=CPU).cut([answer], [torch.tensor([6, 9, 20, 37])], 4)
+    hidden = hidden_states(model, frozen, step, 4)
+    ids, scores = (x.detach() for x in lattice(model, frozen, step, hidden))
+    losses = LossWeights(ce=0.4, tv=0.7, kl=0.2, kl_falloff=1.5, survival=True)
+    wanted, chances = torch.zeros(()), []
+    for block, anchor in enumerate((6, 9, 20, 37)):
+        reached, before = 1.0, 0
+        for k in range(min(4, 39 - anchor)):
+            token, place = int(tokens[anchor + k + 1]), anchor + k + 1 - 6
+            if before is None:
+                chances.append(0.0)
+                reached = 0.0
+            else:
+                q = scores[block, k, before].softmax(-1)
+                t = torch.tensor([sum(p for i, p in zip(top[place].tolist(), probs[place].tolist(), strict=True)
+                                      if i == candidate) for candidate in ids[block, k].tolist()])  # fmt: skip
+                kept = float(torch.minimum(q, t).sum())
+                ce = -sum(q[i].log() for i, candidate in enumerate(ids[block, k].tolist()) if candidate == token)
+                kl = sum(p * (p.log() - x.log()) for p, x in zip(t, q, strict=True) if p)
+                weight = reached * torch.tensor(-k / 4).exp()
+                wanted += weight * (0.4 * ce + 0.7 * 2 * (1 - kept) + 0.2 * torch.tensor(-1.5 * kept).exp() * kl)
+                chances.append(kept)
+                reached *= kept
+            row = ids[block, k].tolist()
+            before = row.index(token) if token in row else None
+    loss, _, accept = path_loss(model, frozen, step, hidden, losses)
+    assert 0.0 in chances
+    assert len({chance > 0 for chance in chances}) == 2
+    torch.testing.assert_close(accept, torch.tensor(chances), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(loss.detach(), wanted, atol=1e-4, rtol=1e-4)
+    loss.backward()
+    assert all(p.grad is not None and p.grad.any() for n, p in model.named_parameters() if n.startswith(("cand", "fc")))
+
+
+def test_training_begins_as_dflash_does(target_folder: Path) -> None:
+    """The convolution leaves rows as they are, and the best path is that of the likeliest tokens."""
+    torch.manual_seed(0)
+    model = BlockModel(dataclasses.replace(DFLASH2, choosing=CodebookChoosing(16, 8)))
+    layer = model.draft_layers[0]
+    assert layer.mlp_conv is not None
+    x, other = torch.randn(2, 10, 32)
+    for side in (0, 1):
+        assert torch.equal(layer.mlp_conv(x, other, 5, side), x)
+    assert model.candidate_selector is not None
+    logits = torch.randn(2, 4, 96)
+    ids, scores = model.candidate_selector(logits, torch.randn(2, 4, 32), torch.tensor([1, 2]))
+    assert torch.equal(greedy_path(ids, scores), logits.argmax(-1))
+
+
+@pytest.mark.slow
+def test_a_run_learns_goes_on_and_is_measured_as_it_drafts(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
+    args = arguments("dflash2", target_folder, prompts, tmp_path / "whole")
+    assert train.run(args) == 0
+    rows = list(csv.DictReader((tmp_path / "whole" / "losses.csv").open()))
+    assert float(rows[-1]["loss"]) < 0.9 * float(rows[0]["loss"])
+    folder = tmp_path / "whole" / "drafter"
+    assert networks.kind_of(folder) == "dflash2"
+    for steps in ("23", "80"):
+        more = ["--data", str(tmp_path / "whole"), "--steps", steps]
+        assert train.run(arguments("dflash2", target_folder, prompts, tmp_path / "pieces", *more)) == 0
+    one, other = (networks.load_any(tmp_path / name / "drafter", dtype=torch.float32) for name in ("whole", "pieces"))
+    for name, value in one.state_dict().items():
+        torch.testing.assert_close(other.state_dict()[name], value, atol=1e-2, rtol=1e-2)
+    assert one.candidate_selector.successor_codebook.any()
+    assert (one.layers[0].mlp_conv.base_kernel[:, 1] != 0).any()
+
+    target = TargetModel.load(str(target_folder), dtype=torch.float32)
+    drafter = BlockDrafter.load(make_target(target.config, target.embedding, target.head), folder)
+    prompts.write_text("".join(reversed(prompts.read_text().splitlines(keepends=True))))  # the first are held out
+    answers = measure.target_answers(target, str(prompts), count=6, new_tokens=20, temperature=0.0, kept=None)
+    (found,) = measure.measure(target, measure.arms_of([folder], [1], "left"), answers)
+    assert found.cycles == sum(decode_with(drafter, target, ids, prompt) for ids, prompt in answers)
+    assert found.accepted_length > 1.3
+
+
+@pytest.mark.slow
+def test_a_drafter_with_the_head_of_lilicorr_goes_on(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
+    target = TargetModel.load(str(target_folder), dtype=torch.float32)
+    more = ["--start", str(tmp_path / "published"), "--steps", "200"]
+    args = arguments("dflash2", target_folder, prompts, tmp_path / "run", *more)
+    shape = train.make_config(args, "dflash2", target, (1, 2, 3, 4))
+    save_compact(BlockModel(dataclasses.replace(shape, choosing=LILICORR.choosing)), tmp_path / "published")
+    assert train.run(args) == 0
+    found = networks.load_any(tmp_path / "run" / "drafter", dtype=torch.float32)
+    assert found.config.choosing == LILICORR.choosing
+    rows = list(csv.DictReader((tmp_path / "run" / "losses.csv").open()))
+    assert float(rows[-1]["loss"]) < 0.9 * float(rows[0]["loss"])
+    capped = dataclasses.replace(shape, logit_cap=5.0)
+    save_compact(BlockModel(capped), tmp_path / "published")
+    with pytest.raises(ValueError, match="has scaled or capped logits, which are served and not trained here"):
+        train.run(args)
+    with pytest.raises(CheckpointError, match="scaled or capped logits, which a server measures"):
+        measure.arms_of([tmp_path / "published"], [1], "left")
+
+
+@pytest.mark.slow
+def test_all_kinds_train_on_the_answers_of_one_store(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
+    """Each reads the layers that it would have stored itself, and writes nothing."""
+    data = tmp_path / "data"
+    assert train.run(arguments("dspark", target_folder, prompts, data, "--steps", "0")) == 0
+    before = {path: path.stat().st_mtime_ns for path in (data / "features").iterdir()}
+    more = ["--data", str(data), "--follow", "--steps", "8", "--refine-steps", "4", "--short-steps", "0"]
+    facts = {}
+    for kind in ("dspark", "dflash", "dflash2", "eagle3", "specdiff", "deer"):
+        assert train.run(arguments(kind, target_folder, prompts, tmp_path / kind, *more)) == 0
+        facts[kind] = json.loads((tmp_path / kind / "drafter" / "training.json").read_text())
+    assert {path: path.stat().st_mtime_ns for path in (data / "features").iterdir()} == before
+    assert not (data / "tokens").exists()
+    assert len({fact["sequences"] for fact in facts.values()}) == 1
+    stored = json.loads((data / "features" / "meta.json").read_text())
+    assert stored["layers"] == [1, 2, 3, 4]
+    own = tmp_path / "own"
+    train.run(arguments("eagle3", target_folder, prompts, own, "--steps", "0"))
+    meta = json.loads((own / "features" / "meta.json").read_text())
+    assert meta["layers"] == [1, 2, 4]
+    alone, joint = (
+        FeatureStore(place / "features", width=m["width"], top=32, meta={})
+        for place, m in ((own, meta), (data, stored))
+    )
+    joint.select((1, 2, 4), (1, 2, 3, 4))
+    assert joint.widths["features"] == alone.widths["features"] == 3 * 32
+    assert joint.bytes == alone.bytes
+    pairs = [(alone[i], joint[j]) for i, entry in enumerate(alone.entries) for j, other in enumerate(joint.entries)
+             if entry.digest == other.digest]  # fmt: skip
+    assert len(pairs) == len(alone)
+    for one, other in pairs:
+        torch.testing.assert_close(one.features, other.features, atol=0.02, rtol=0.02)
