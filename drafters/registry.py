@@ -29,7 +29,6 @@ class Entry:
     kind: of its checkpoints, as `networks.kind_of` says it; "" for the drafter's own name.
     expected_run_length: expected accepted tokens over the chance of the first, measured with the shipped weights.
     denoising_steps: the default; 0: it does not denoise.
-    trained: `outrider train` makes such drafters.
     """
 
     make: str
@@ -39,7 +38,6 @@ class Entry:
     kind: str = ""
     expected_run_length: float = 1.7
     denoising_steps: int = 0
-    trained: bool = True
 
     @property
     def needs_checkpoint(self) -> bool:
@@ -70,12 +68,7 @@ DENOISING_ORDERS = ("left", "even", "certain")
 DRAFTERS = {
     "dspark": Entry(*BLOCK, "a block in one pass, token by token", needs_hidden_states=True),
     "dflash": Entry(*BLOCK, "the same, each token by itself", needs_hidden_states=True),
-    "dflash2": Entry(
-        *BLOCK,
-        "DFlash 2, LiLiCorr: a path of likely tokens",
-        needs_hidden_states=True,
-        trained=False,
-    ),
+    "dflash2": Entry(*BLOCK, "DFlash 2, LiLiCorr: a path of likely tokens", needs_hidden_states=True),
     "eagle3": Entry(
         "outrider.drafters.eagle:EagleDrafter.load",
         ("target", "checkpoint", "gamma"),

@@ -1,11 +1,12 @@
-"""`outrider train dspark|dflash|both|eagle3|specdiff|deer`: the stages behind it.
+"""`outrider train dspark|dflash|dflash2|both|eagle3|specdiff|deer`: the stages behind it.
 
-OUT/answers.jsonl and OUT/features (or those of --data) can be shared by several runs; OUT/checkpoint.pt and losses.csv
-belong to one; OUT/drafter is the finished checkpoint folder. With `both` these are in OUT/dspark and OUT/dflash. The
-same command resumes a run that was killed or whose --minutes are over.
+OUT/answers.jsonl and OUT/features (or those of --data) can be shared by several runs, also of other kinds, which read
+the layers that they want out of those that are there; OUT/checkpoint.pt and losses.csv belong to one; OUT/drafter is
+the finished checkpoint folder. With `both` these are in OUT/dspark and OUT/dflash. The same command resumes a run that
+was killed or whose --minutes are over.
 
-Diffusion drafters need no features: OUT/tokens takes their place. `specdiff` trains stage I in OUT/stage-1, `deer` goes
-on with stage II in OUT/stage-2.
+Diffusion drafters need no features: without any, OUT/tokens takes their place. `specdiff` trains stage I in
+OUT/stage-1, `deer` goes on with stage II in OUT/stage-2.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from outrider.kernels.sampling import Rules
 
 from ..base import DraftBatch
 from ..block.model import BlockModel, TrainedModel
-from ..block.sampling import sample_block, sample_parallel
+from ..block.sampling import sample_block, sample_parallel, sample_path
 from ..confidence import own_confidence
 from ..diffusion.denoise import Schedule, denoise
 from ..diffusion.model import DiffusionModel
@@ -26,6 +26,7 @@ from ..eagle.model import EagleModel
 from ..training.batches import BatchMaker, Step, anchor_range
 from ..training.forward import FrozenTarget, hidden_states
 from ..training.masked import block_states
+from ..training.paths import lattice
 from ..training.store import Sequence
 from ..training.validate import steps_along
 
@@ -109,6 +110,10 @@ def drafted(model: BlockModel | EagleModel, frozen: FrozenTarget, step: Step) ->
         temperatures=zeros.float(), keys=zeros[:, None].expand(-1, gamma), all_greedy=True, wants_probs=False,
     )  # fmt: skip
     hidden = hidden_states(model, frozen, step, gamma)
+    if isinstance(model, BlockModel) and model.selector is not None:
+        paths = lattice(model, frozen, step, hidden)
+        tokens, _, confidence = sample_path(*paths, batch, vocab_size=model.config.vocab_size)
+        return tokens, confidence
     logits = hidden @ frozen.head.T
     if isinstance(model, EagleModel):
         q = logits.float().softmax(-1)

@@ -8,6 +8,8 @@ learnt.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ..block.candidates import LatticeSelector
@@ -18,15 +20,11 @@ from .loss import CPU_CHUNK, GPU_CHUNK, LossWeights, survival
 
 
 @torch.no_grad()
-def likeliest(hidden: torch.Tensor, head: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The likeliest tokens [N, count] by hidden states [N, d], the first of them first, and the logarithm [N, 1] of the
-    sum of all exponentiated logits. head: [V, d]."""
-    found = []
-    for rows in hidden.split(CPU_CHUNK if hidden.device.type == "cpu" else GPU_CHUNK):
-        logits = rows @ head.T
-        found.append((logits.topk(count, -1).indices, logits.float().logsumexp(-1, keepdim=True)))
-    ids, partitions = zip(*found, strict=True)
-    return torch.cat(ids), torch.cat(partitions)
+def of_logits(hidden: torch.Tensor, head: torch.Tensor, read: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """What `read` makes of each row's logits [V], by hidden states [N, d] and head [V, d]; few of them are in memory at
+    once."""
+    size = CPU_CHUNK if hidden.device.type == "cpu" else GPU_CHUNK
+    return torch.cat([read(rows @ head.T) for rows in hidden.split(size)])
 
 
 def lattice(
@@ -36,12 +34,12 @@ def lattice(
     with (`candidates.py`). The partition function has no gradient."""
     selector = model.selector
     assert selector is not None
-    rows = hidden.flatten(0, 1)
-    ids, partition = likeliest(rows, frozen.head, selector.candidates)
-    own = torch.einsum("nd,nkd->nk", rows, frozen.head[ids]).float()
-    shape = (*hidden.shape[:2], selector.candidates)
-    ids, own, partition = ids.view(shape), own.view(shape), partition.view(*shape[:2], 1)
+    rows, shape = hidden.flatten(0, 1), (*hidden.shape[:2], selector.candidates)
+    ids = of_logits(rows, frozen.head, lambda logits: logits.topk(selector.candidates, -1).indices)
+    own = torch.einsum("nd,nkd->nk", rows, frozen.head[ids]).float().view(shape)
+    ids = ids.view(shape)
     if isinstance(selector, LatticeSelector):
+        partition = of_logits(rows, frozen.head, lambda logits: logits.float().logsumexp(-1)).view(*shape[:2], 1)
         context = model.context(step.features.to(hidden.dtype))[rows_before(step)]
         return ids, selector.scores(own - partition, ids, hidden, frozen.embedding, context)
     return ids, selector.scores(own, ids, hidden, step.anchors)

@@ -144,20 +144,25 @@ def start_markov(
         return 0.0
     columns = torch.full((model.config.vocab_size,), -1, dtype=torch.int64)
     columns[vocab] = torch.arange(len(vocab))
-    counts: dict[int, torch.Tensor] = {}
+    more = [torch.tensor(ids) for ids in answers]
+    seen = torch.zeros(model.config.vocab_size, dtype=torch.bool)
     for number in numbers:
-        s = store[number]
-        kept = columns[s.top_ids]
-        for i, token in enumerate(s.tokens[s.prompt - 1 : -1].tolist()):
-            if token not in counts:
-                counts[token] = torch.zeros(len(vocab))
-            counts[token].index_add_(0, kept[i].clamp_min(0), s.top_probs[i] * (kept[i] >= 0))
-    for ids in answers:
-        for token, column in zip(ids, columns[list(ids[1:])].tolist(), strict=False):
-            if column >= 0:
-                counts.setdefault(token, torch.zeros(len(vocab)))[column] += 1
-    tokens = torch.tensor(sorted(counts))
-    table = torch.stack([counts[t] for t in tokens.tolist()])
+        seen[_before(store, number)] = True
+    for ids in more:
+        seen[ids[:-1]] = True
+    tokens, rows = seen.nonzero()[:, 0], seen.cumsum(0) - 1
+    table = torch.zeros(len(tokens), len(vocab))
+
+    def count(before: torch.Tensor, following: torch.Tensor, weights: torch.Tensor) -> None:
+        places = rows[before][:, None] * len(vocab) + following.clamp_min(0)
+        table.view(-1).index_add_(0, places.flatten(), (weights * (following >= 0)).flatten())
+
+    for number in numbers:
+        e = store.entries[number]
+        ids, probs = (store.rows_of(name, e.top, e.top + e.length - e.prompt) for name in ("top_ids", "top_probs"))
+        count(_before(store, number), columns[ids.long()], probs.float())
+    for ids in more:
+        count(ids[:-1], columns[ids[1:, None]], torch.ones(len(ids) - 1, 1))
     table /= table.sum()
     w1 = torch.randn(len(tokens), head.rank).mul_(0.1).requires_grad_()
     w2 = torch.randn(len(vocab), head.rank).mul_(0.1).requires_grad_()
@@ -172,3 +177,9 @@ def start_markov(
         head.w2.weight.copy_(w2)
         model.norm.weight.mul_(quiet)
     return float(loss.detach())
+
+
+def _before(store: FeatureStore, number: int) -> torch.Tensor:
+    """The tokens before each of a stored answer."""
+    e = store.entries[number]
+    return store.rows_of("tokens", e.start + e.prompt - 1, e.start + e.length - 1)[:, 0].long()

@@ -263,9 +263,10 @@ class FeatureStore:
         Both matter for the draft vocabulary: what was drawn, and what else the target thought likely.
         """
         counts = np.zeros(vocab_size)
-        for number in range(len(self)):
-            s = self[number]
-            counts += np.bincount(s.tokens[s.prompt :].numpy(), minlength=vocab_size)
-            ids, probs = s.top_ids.numpy().ravel(), s.top_probs.numpy().ravel()
-            counts += np.bincount(ids, weights=probs, minlength=vocab_size)
+        for e in self.entries:
+            top_stop = e.top + e.length - e.prompt
+            tokens = self.rows_of("tokens", e.start + e.prompt, e.start + e.length).flatten()
+            ids, probs = (self.rows_of(name, e.top, top_stop).flatten() for name in ("top_ids", "top_probs"))
+            counts += np.bincount(tokens.numpy(), minlength=vocab_size)
+            counts += np.bincount(ids.numpy(), weights=probs.numpy(), minlength=vocab_size)
         return counts

@@ -36,10 +36,9 @@ def with_drafter_path(settings: Settings, model: Model) -> Settings:
     if not (folder / "config.json").is_file():
         if settings.drafter_path:
             raise UserError(f"--drafter-path {settings.drafter_path} is no drafter folder: it has no config.json")
-        train = f"train one (outrider train {settings.drafter} --target {model.path} …) and "
         raise UserError(
             f"no {settings.drafter} drafter for {model.name} comes with Outrider; "
-            f"{train if registry.find(settings.drafter).trained else ''}name its folder with "
+            f"train one (outrider train {settings.drafter} --target {model.path} …) and name its folder with "
             "--drafter-path, or use --drafter ngram"
         )
     kind = read_config(folder).kind

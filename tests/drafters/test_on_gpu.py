@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_drafters import DFLASH, GATED, TRUNCATED
+from tiny_drafters import DFLASH, DFLASH2, GATED, LILICORR, TRUNCATED
 
 from outrider.drafters.block import BlockConfig, BlockModel
 from outrider.drafters.training.batches import BatchMaker
@@ -23,7 +23,10 @@ META = torch.device("meta")
 WEIGHTS = LossWeights(ce=0.1, tv=0.9, kl=0.5, kl_falloff=3.0, survival=True)
 
 
-@pytest.mark.parametrize("config", [TRUNCATED, GATED, DFLASH], ids=["dspark", "gated", "dflash"])
+STEPS = {"dspark": TRUNCATED, "gated": GATED, "dflash": DFLASH, "dflash2": DFLASH2, "lilicorr": LILICORR}
+
+
+@pytest.mark.parametrize("config", STEPS.values(), ids=STEPS)
 def test_a_training_step_on_a_gpu_waits_for_nothing(config: BlockConfig) -> None:
     """Nothing is read back and nothing lies elsewhere, forward and backward."""
     model = BlockModel(config, torch.arange(config.logit_size))

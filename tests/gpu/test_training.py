@@ -28,6 +28,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("kind", "result", "flags"),
     [
         ("dspark", "drafter", ("--draft-layers", "1")),
+        ("dflash2", "drafter", ("--draft-layers", "1")),
         ("deer", "drafter", ("--refine-steps", "2")),
         ("dllm", "delta", ("--decay-steps", "0", "--ema", "0.99")),
     ],

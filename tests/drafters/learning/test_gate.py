@@ -122,7 +122,7 @@ def test_followed_is_what_is_served(kind: str, target: TargetModel, tmp_path: Pa
             np.testing.assert_allclose(one.confidence[right, k], confidence[right, k], atol=2e-3)
         assert ((one.accepted <= one.reach) & (one.reach <= gamma)).all()
         runs |= set(accepted)
-    assert len(runs) > 2
+    assert len(runs) > (1 if kind == "dflash2" else 2)  # it proposes all tokens, so it hits less
 
 
 def drafter_of(kind: str, target: TargetModel, folder: Path) -> TrainedModel:

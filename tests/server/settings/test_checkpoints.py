@@ -67,10 +67,9 @@ def test_every_drafter_model_that_is_not_of_others_comes_with_the_embedded_model
 
 
 def test_an_eagle_head_has_to_be_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no eagle3 drafter for .*; train one \(outrider train eagle3 --target "):
-        checkpoints.with_drafter_path(Settings(drafter="eagle3"), target.find(None))
-    with pytest.raises(UserError, match=r"no dflash2 drafter for .* comes with Outrider; name its folder with "):
-        checkpoints.with_drafter_path(Settings(drafter="dflash2"), target.find(None))
+    for kind in ("eagle3", "dflash2"):
+        with pytest.raises(UserError, match=rf"no {kind} drafter for .*; train one \(outrider train {kind} --target "):
+            checkpoints.with_drafter_path(Settings(drafter=kind), target.find(None))
     folder = str(save_eagle(tmp_path))
     found = checkpoints.with_drafter_path(Settings(drafter_path=folder), target.find(None))
     assert (found.drafter, found.drafter_path) == ("eagle3", folder)

@@ -51,21 +51,20 @@ def test_a_drafter_for_each_key_needs_keys_and_a_cpu(monkeypatch: pytest.MonkeyP
 
 def test_every_drafter_with_weights_learns(smollm2: Model, tmp_path: Path) -> None:
     """One that does not come with the model begins as its layers."""
-    for drafter in ("dspark", "dflash", "eagle3", "deer", "specdiff"):
+    for drafter in ("dspark", "dflash", "dflash2", "eagle3", "deer", "specdiff"):
         given = Settings(**CPU, learn=True, drafter=drafter)
         found = learning.with_start(replace(given, learn_folder=tmp_path / drafter), smollm2)
-        assert (found.drafter, bool(found.drafter_path)) == (drafter, drafter == "eagle3")
+        assert (found.drafter, bool(found.drafter_path)) == (drafter, drafter in ("dflash2", "eagle3"))
     head = str(tmp_path / "eagle3" / learning.START)
     found = learning.with_start(Settings(**CPU, learn=True, drafter_path=head), smollm2)
     assert "eagle3" in found.learn_folder.name
     (tmp_path / "config.json").write_text(json.dumps(replace(DFLASH, windows=(4, -1)).to_json()))
     with pytest.raises(UserError, match=r"--learn does not train .*: it has layers with sliding windows"):
         learning.with_start(Settings(**CPU, learn=True, drafter_path=str(tmp_path)), smollm2)
-    for drafter in ("ngram", "dflash2"):
-        with pytest.raises(UserError, match=rf"--learn goes with --drafter dspark or .* or specdiff, not {drafter}"):
-            learning.with_start(Settings(**CPU, learn=True, drafter=drafter), smollm2)
-    (tmp_path / "config.json").write_text(json.dumps(DFLASH2.to_json()))
-    with pytest.raises(UserError, match=r"--learn does not train .*: it has paths through candidates"):
+    with pytest.raises(UserError, match=r"--learn goes with --drafter dspark or .* or specdiff, not ngram"):
+        learning.with_start(Settings(**CPU, learn=True, drafter="ngram"), smollm2)
+    (tmp_path / "config.json").write_text(json.dumps(replace(DFLASH2, logit_cap=5.0).to_json()))
+    with pytest.raises(UserError, match=r"--learn does not train .*: it has scaled or capped logits"):
         learning.with_start(Settings(**CPU, learn=True, drafter_path=str(tmp_path)), smollm2)
 
 
