@@ -94,7 +94,7 @@ def start(
     hidden = {tuple(s.tokens[s.prompt :].tolist()) for s in (store[i] for i in held_out)}
     more = [s.response_ids for path in args.pair_answers for s in read_samples(path)]
     numbers = [i for i in range(len(store)) if i not in set(held_out)]
-    start_markov(model, store, numbers, [ids for ids in more if ids not in hidden])
+    start_markov(model, store, numbers, [ids for ids in more if ids not in hidden], device=target.device)
 
 
 def former_drafter(args: argparse.Namespace, kind: str, target: TargetModel) -> TrainedModel | None:

@@ -130,6 +130,7 @@ def start_markov(
     iterations: int = 12,
     lr: float = 0.05,
     quiet: float = 0.3,
+    device: torch.device | str = "cpu",
 ) -> float:
     """Fit W1 W2 alone to which token follows which, before the first step; returns the cross entropy reached.
 
@@ -137,7 +138,7 @@ def start_markov(
     By previous token this is a table of at most V rows, and fitting a rank-r softmax to it takes seconds; learnt along
     with the backbone the same table takes a hundred thousand anchors. Few iterations, because more fit the rare rows
     by heart. The backbone's logits start `quiet` times as large, so as not to talk the table down.
-    Does nothing without a sequential head.
+    Does nothing without a sequential head. device: where it is fitted.
     """
     head, vocab = model.markov_head, model.vocab.cpu()
     if head is None:
@@ -163,9 +164,8 @@ def start_markov(
         count(_before(store, number), columns[ids.long()], probs.float())
     for ids in more:
         count(ids[:-1], columns[ids[1:, None]], torch.ones(len(ids) - 1, 1))
-    table /= table.sum()
-    w1 = torch.randn(len(tokens), head.rank).mul_(0.1).requires_grad_()
-    w2 = torch.randn(len(vocab), head.rank).mul_(0.1).requires_grad_()
+    table = (table / table.sum()).to(device)
+    w1, w2 = (torch.randn(n, head.rank).mul_(0.1).to(device).requires_grad_() for n in table.shape)
     adam = torch.optim.Adam([w1, w2], lr=lr)
     for _ in range(iterations):
         loss = -(table * torch.log_softmax(w1 @ w2.T, -1)).sum()
