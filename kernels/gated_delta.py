@@ -1,8 +1,8 @@
-"""Gated delta networks (arXiv:2412.06464) over the tokens of several requests, laid end to end; in torch, on a CPU.
+"""Gated delta networks (arXiv:2412.06464) over the tokens of several requests, laid end to end, on a CPU.
 
 A layer keeps two things of a request: the last inputs of a short convolution, its window, and a state of each head,
-which every token lets decay and then corrects: S becomes g S + (v - g S k) b kᵀ. All is computed in float32. What a
-token gives depends on its own request's tokens alone.
+which every token lets decay and then corrects: S becomes g S + b k (v - g k S)ᵀ. All is computed in float32, by the
+compiled kernels or, without them, by torch. What a token gives depends on its own request's tokens alone.
 
 Tokens that may be taken back do not write: `gated_delta` leaves the states as they were and returns the corrections,
 and `replay` writes those of the tokens that stay, with the same operations and so the same bits.
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from .cpu import native
 from .fused import silu_mul
 
 ROWS, LANES = 256, 16
@@ -24,10 +25,44 @@ end of an array, and where it is divided among threads, in another way."""
 
 
 @dataclass(frozen=True, slots=True)
-class Corrections:
-    """The writing of B tokens to the states of H heads, float32: S becomes decay S + delta keyᵀ.
+class DeltaLayer:
+    """The constant part of a layer of H heads, Hk of them with queries and keys of their own; all float32.
 
-    decays: [B, H]. keys: [B, H, K]. deltas: [B, H, V].
+    taps: [W, C], weights of the convolution, the last ones for the token itself. rates, shifts: [H], of decays.
+    """
+
+    taps: torch.Tensor
+    rates: torch.Tensor
+    shifts: torch.Tensor
+    key_heads: int
+
+    @classmethod
+    def from_checkpoint(
+        cls, weight: torch.Tensor, a_log: torch.Tensor, dt_bias: torch.Tensor, key_heads: int
+    ) -> DeltaLayer:
+        """A layer from a checkpoint's weight [C, W], a_log [H] and dt_bias [H]."""
+        return cls(weight.float().T.contiguous(), a_log.float().exp(), dt_bias.float(), key_heads)
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """States of S slots, and which of them R requests have: slots [R], with tokens indptr[r]:indptr[r + 1].
+
+    windows: [S, W - 1, C] float32, inputs before the tokens, the oldest first. pool: [S, H, K, V] float32.
+    indptr: [R + 1]. Both int64.
+    """
+
+    windows: torch.Tensor
+    pool: torch.Tensor
+    slots: torch.Tensor
+    indptr: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Corrections:
+    """The writing of B tokens to the states of H heads, float32: S becomes decay S + key deltaᵀ.
+
+    decays: [B, H]. keys: [B, Hk, K]. deltas: [B, H, V].
     """
 
     decays: torch.Tensor
@@ -35,34 +70,51 @@ class Corrections:
     deltas: torch.Tensor
 
 
-def convolve(inputs: torch.Tensor, weight: torch.Tensor, windows: torch.Tensor, indptr: torch.Tensor) -> torch.Tensor:
-    """Causal convolution of each channel, then SiLU: [B, C] in the type of inputs [B, C].
+def compiled(states: States) -> bool:
+    """True if the compiled kernels take these: sizes that vectors divide."""
+    sizes = states.windows.shape[2], *states.pool.shape[2:]
+    return all(size % LANES == 0 for size in sizes) and native.fits(states.windows, states.pool)
 
-    weight: [C, W], the last column for the token itself. windows: [R, C, W - 1], inputs before the first ones here, the
-    oldest first. indptr: [R + 1], where each request's tokens begin and the last one's end.
-    """
-    requests, taps = len(windows), weight.shape[1]
-    lens = indptr.diff()
-    request = torch.arange(requests).repeat_interleave(lens)
+
+def convolve(inputs: torch.Tensor, layer: DeltaLayer, states: States) -> torch.Tensor:
+    """Causal convolution of each channel, then SiLU: [B, C] in the type of inputs [B, C]."""
+    if compiled(states):
+        return torch.ops.outrider.convolve(inputs, layer.taps, states.windows, states.slots, states.indptr)
+    return torch_convolve(inputs, layer, states)
+
+
+def torch_convolve(inputs: torch.Tensor, layer: DeltaLayer, states: States) -> torch.Tensor:
+    """`convolve` without compiled kernels."""
+    taps, indptr = len(layer.taps), states.indptr
+    request = torch.arange(len(states.slots)).repeat_interleave(indptr.diff())
     places = torch.arange(len(inputs))[:, None] + torch.arange(1 - taps, 1)
     rows = _rows(places - indptr[request, None], request, indptr, taps)
-    known = _known(windows, inputs)
-    total = known[rows[:, 0]].float() * weight[:, 0].float()
+    known = _known(states, inputs)
+    total = known[rows[:, 0]] * layer.taps[0]
     for tap in range(1, taps):
-        total += known[rows[:, tap]].float() * weight[:, tap].float()
+        total += known[rows[:, tap]] * layer.taps[tap]
     return silu_mul(torch.cat([total, torch.ones_like(total)], -1)).to(inputs.dtype)
 
 
-def slide(windows: torch.Tensor, inputs: torch.Tensor, indptr: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """The windows [R, C, W - 1] after the first counts [R] tokens of each request."""
-    requests, taps = len(windows), windows.shape[2] + 1
-    rows = _rows(counts[:, None] + torch.arange(1 - taps, 0), torch.arange(requests), indptr, taps)
-    return _known(windows, inputs)[rows].transpose(1, 2)
+def slide(inputs: torch.Tensor, states: States, counts: torch.Tensor) -> None:
+    """Move the windows behind the first counts [R] tokens of each request."""
+    if compiled(states):
+        torch.ops.outrider.slide(states.windows, states.slots, inputs, states.indptr, counts)
+    else:
+        torch_slide(inputs, states, counts)
 
 
-def _known(windows: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+def torch_slide(inputs: torch.Tensor, states: States, counts: torch.Tensor) -> None:
+    """`slide` without compiled kernels."""
+    taps = states.windows.shape[1] + 1
+    steps = counts[:, None] + torch.arange(1 - taps, 0)
+    rows = _rows(steps, torch.arange(len(states.slots)), states.indptr, taps)
+    states.windows[states.slots] = _known(states, inputs)[rows]
+
+
+def _known(states: States, inputs: torch.Tensor) -> torch.Tensor:
     """[R * (W - 1) + B, C]: the windows' inputs, then those of the tokens."""
-    return torch.cat([windows.transpose(1, 2).flatten(0, 1), inputs.to(windows.dtype)])
+    return torch.cat([states.windows[states.slots].flatten(0, 1), inputs.float()])
 
 
 def _rows(steps: torch.Tensor, request: torch.Tensor, indptr: torch.Tensor, taps: int) -> torch.Tensor:
@@ -72,15 +124,46 @@ def _rows(steps: torch.Tensor, request: torch.Tensor, indptr: torch.Tensor, taps
     return torch.where(steps < 0, in_window, (len(indptr) - 1) * kept + indptr[request, None] + steps)
 
 
-def gates(
-    a: torch.Tensor, b: torch.Tensor, a_log: torch.Tensor, dt_bias: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Decays exp(-exp(a_log) softplus(a + dt_bias)) and strengths sigmoid(b) of a correction, [B, H] float32 each.
+def gated_delta(
+    mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, layer: DeltaLayer, states: States, *, write: bool
+) -> tuple[torch.Tensor, Corrections]:
+    """Outputs [B, H, V] of the tokens in the type of mixed, and what they correct.
 
-    a, b: [B, H]. a_log, dt_bias: [H].
+    mixed: [B, C], queries and keys [Hk, K] each, not yet normalised, and values [H, V] side by side. a, b: [B, H]:
+    decays are exp(-rates softplus(a + shifts)), strengths of corrections sigmoid(b).
+    write: the states become those after the last tokens; else they stay.
     """
-    rate, shift = a_log.float().exp(), dt_bias.float()
-    return _rowwise(lambda x: torch.exp(-rate * F.softplus(x + shift)), a), _rowwise(torch.sigmoid, b)
+    if compiled(states):
+        arrays = layer.rates, layer.shifts, states.pool, states.slots, states.indptr
+        outputs, *made = torch.ops.outrider.gated_delta(mixed, a, b, *arrays, layer.key_heads, write)
+        return outputs, Corrections(*made)
+    return torch_gated_delta(mixed, a, b, layer, states, write=write)
+
+
+def torch_gated_delta(
+    mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, layer: DeltaLayer, states: States, *, write: bool
+) -> tuple[torch.Tensor, Corrections]:
+    """`gated_delta` without compiled kernels."""
+    heads, key_dim, value_dim = states.pool.shape[1:]
+    decays = _rowwise(lambda x: torch.exp(-layer.rates * F.softplus(x + layer.shifts)), a)
+    strengths = _rowwise(torch.sigmoid, b)
+    width, group = layer.key_heads * key_dim, heads // layer.key_heads
+    q, k, values = mixed.float().split([width, width, heads * value_dim], -1)
+    queries, keys = (_normalised(x.unflatten(-1, (layer.key_heads, key_dim))) for x in (q, k))
+    made = Corrections(decays, keys, torch.empty(len(mixed), heads, value_dim))
+    values, queries = values.view(made.deltas.shape), (queries * key_dim**-0.5).repeat_interleave(group, 1)
+    outputs, product = torch.empty_like(made.deltas), torch.empty(states.pool.shape[1:])
+    ends = states.indptr.tolist()
+    for slot, begin, end in zip(states.slots.tolist(), ends, ends[1:], strict=False):
+        state = states.pool[slot] if write else states.pool[slot].clone()
+        for at in range(begin, end):
+            key = keys[at].repeat_interleave(group, 0)[:, :, None]
+            state *= decays[at, :, None, None]
+            known = torch.mul(state, key, out=product).sum(-2)
+            made.deltas[at] = (values[at] - known) * strengths[at, :, None]
+            state += torch.mul(key, made.deltas[at, :, None], out=product)
+            outputs[at] = torch.mul(state, queries[at, :, :, None], out=product).sum(-2)
+    return outputs.to(mixed.dtype), made
 
 
 def _rowwise(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
@@ -89,56 +172,26 @@ def _rowwise(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) 
     return torch.cat([function(rows) for rows in padded.split(ROWS)])[: len(x)]
 
 
-def normalised(x: torch.Tensor) -> torch.Tensor:
-    """x [..., K] in float32, each row of length one."""
-    wide = x.float()
-    return wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6)
+def _normalised(x: torch.Tensor) -> torch.Tensor:
+    """x [..., K], each row of length one."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
-def gated_delta(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    gates: tuple[torch.Tensor, torch.Tensor],
-    pool: torch.Tensor,
-    slots: torch.Tensor,
-    indptr: torch.Tensor,
-    *,
-    write: bool,
-) -> tuple[torch.Tensor, Corrections]:
-    """Outputs [B, H, V] float32 of the tokens, and what they correct.
-
-    queries, keys: [B, Hk, K], Hk a divisor of H, not yet normalised. values: [B, H, V]. gates: see `gates`.
-    pool: [S, H, V, K] float32, states; slots: [R], those of the requests. indptr: [R + 1], see `convolve`.
-    write: the states become those after the last tokens; else they stay.
-    """
-    decays, strengths = gates
-    group = values.shape[1] // keys.shape[1]
-    queries = (normalised(queries) * keys.shape[2] ** -0.5).repeat_interleave(group, 1)
-    keys = normalised(keys).repeat_interleave(group, 1)
-    values = values.float()
-    outputs = torch.empty(values.shape)
-    deltas, product = torch.empty_like(outputs), torch.empty(pool.shape[1:])
-    ends = indptr.tolist()
-    for slot, begin, end in zip(slots.tolist(), ends, ends[1:], strict=False):
-        state = pool[slot] if write else pool[slot].clone()
-        for at in range(begin, end):
-            key = keys[at, :, None]
-            state *= decays[at, :, None, None]
-            known = torch.mul(state, key, out=product).sum(-1)
-            deltas[at] = (values[at] - known) * strengths[at, :, None]
-            state += torch.mul(deltas[at, :, :, None], key, out=product)
-            outputs[at] = torch.mul(state, queries[at, :, None], out=product).sum(-1)
-    return outputs, Corrections(decays, keys, deltas)
-
-
-def replay(
-    pool: torch.Tensor, slots: torch.Tensor, made: Corrections, indptr: torch.Tensor, counts: torch.Tensor
-) -> None:
+def replay(made: Corrections, states: States, counts: torch.Tensor) -> None:
     """Write the corrections of the first counts [R] tokens of each request to its state."""
-    product = torch.empty(pool.shape[1:])
-    for slot, begin, count in zip(slots.tolist(), indptr.tolist(), counts.tolist(), strict=False):
-        state = pool[slot]
+    if compiled(states):
+        arrays = made.decays, made.keys, made.deltas, states.indptr, counts
+        torch.ops.outrider.replay_delta(states.pool, states.slots, *arrays)
+    else:
+        torch_replay(made, states, counts)
+
+
+def torch_replay(made: Corrections, states: States, counts: torch.Tensor) -> None:
+    """`replay` without compiled kernels."""
+    product, group = torch.empty(states.pool.shape[1:]), states.pool.shape[1] // made.keys.shape[1]
+    for slot, begin, count in zip(states.slots.tolist(), states.indptr.tolist(), counts.tolist(), strict=False):
+        state = states.pool[slot]
         for at in range(begin, begin + count):
+            key = made.keys[at].repeat_interleave(group, 0)[:, :, None]
             state *= made.decays[at, :, None, None]
-            state += torch.mul(made.deltas[at, :, :, None], made.keys[at, :, None], out=product)
+            state += torch.mul(key, made.deltas[at, :, None], out=product)

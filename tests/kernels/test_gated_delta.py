@@ -1,132 +1,222 @@
-"""Gated delta networks: Transformers' rule, one request at a time, is the reference."""
+"""Gated delta networks: Transformers' rule, one request at a time, is the reference; compiled kernels and torch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
+from instruction_sets import SETS, before_a_guard
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
 from outrider.kernels import gated_delta
-from outrider.kernels.gated_delta import Corrections
+from outrider.kernels.cpu import native
+from outrider.kernels.gated_delta import Corrections, DeltaLayer, States
 
-KEY_HEADS, HEADS, KEY, VALUE, CHANNELS, TAPS = 2, 4, 16, 32, 48, 4
 LENS = [3, 9, 1, 300]
+SLOTS = torch.tensor([5, 1, 6, 2])
+TAPS = 4
+
+
+class Sizes(NamedTuple):
+    key_heads: int
+    heads: int
+    key: int
+    value: int
+
+    @property
+    def channels(self) -> int:
+        return 2 * self.key_heads * self.key + self.heads * self.value
+
+
+SMALL = Sizes(2, 4, 16, 32)
+EVERY = [SMALL, Sizes(1, 3, 48, 16), Sizes(2, 2, 32, 112), Sizes(1, 2, 128, 128)]
+"""Tiles of one to four vectors in every instruction set."""
 
 
 class Tokens(NamedTuple):
     """Those of one layer, of one request after the other."""
 
-    queries: torch.Tensor
-    keys: torch.Tensor
-    values: torch.Tensor
+    inputs: torch.Tensor
     a: torch.Tensor
     b: torch.Tensor
-    inputs: torch.Tensor
 
 
-class Layer(NamedTuple):
-    a_log: torch.Tensor
-    dt_bias: torch.Tensor
-    weight: torch.Tensor
+@pytest.fixture(autouse=True, params=["torch", *SETS.values()])
+def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Plain torch, and each compiled variant that runs here."""
+    if request.param == "torch":
+        monkeypatch.setattr(gated_delta, "compiled", lambda states: False)
+        yield "torch"
+        return
+    chosen = native.instruction_set()
+    if chosen == "none" or request.param not in torch.ops.outrider.instruction_sets():
+        pytest.skip("this processor does not run it")
+    torch.ops.outrider.use_instruction_set(request.param)
+    yield request.param
+    torch.ops.outrider.use_instruction_set(chosen)
 
 
-@pytest.fixture(scope="module")
-def layer() -> Layer:
+def layer_of(sizes: Sizes) -> DeltaLayer:
     draw = torch.Generator().manual_seed(0)
-    return Layer(*(torch.randn(shape, generator=draw) for shape in ((HEADS,), (HEADS,), (CHANNELS, TAPS))))
+    shapes = (sizes.channels, TAPS), (sizes.heads,), (sizes.heads,)
+    return DeltaLayer.from_checkpoint(*(torch.randn(shape, generator=draw) for shape in shapes), sizes.key_heads)
 
 
-def tokens(count: int, seed: int = 1) -> Tokens:
-    draw = torch.Generator().manual_seed(seed)
-    shapes = (KEY_HEADS, KEY), (KEY_HEADS, KEY), (HEADS, VALUE), (HEADS,), (HEADS,), (CHANNELS,)
-    return Tokens(*(torch.randn((count, *shape), generator=draw) for shape in shapes))
+def tokens(sizes: Sizes, count: int, dtype: torch.dtype = torch.float32) -> Tokens:
+    """With rows that do not lie side by side, as projections of several things together give them."""
+    draw = torch.Generator().manual_seed(1)
+    rows = torch.randn(count, sizes.channels + 2 * sizes.heads + 7, generator=draw).to(dtype)
+    return Tokens(*rows[:, 7:].split([sizes.channels, sizes.heads, sizes.heads], -1))
 
 
-def states(seed: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
-    """A pool of more slots than requests, and the requests' windows."""
-    draw = torch.Generator().manual_seed(seed)
-    pool = torch.randn(len(LENS) + 3, HEADS, VALUE, KEY, generator=draw)
-    return pool, torch.randn(len(LENS), CHANNELS, TAPS - 1, generator=draw)
+def states_of(sizes: Sizes, lens: list[int], slots: torch.Tensor = SLOTS) -> States:
+    """Those of more slots than requests."""
+    draw = torch.Generator().manual_seed(2)
+    windows = torch.randn(len(LENS) + 3, TAPS - 1, sizes.channels, generator=draw).bfloat16().float()
+    pool = torch.randn(len(LENS) + 3, sizes.heads, sizes.key, sizes.value, generator=draw)
+    return States(windows, pool, slots, torch.tensor([0, *lens]).cumsum(0))
 
 
-SLOTS = torch.tensor([5, 1, 6, 2])
+def advance(given: Tokens, layer: DeltaLayer, states: States, *, write: bool) -> tuple[torch.Tensor, Corrections]:
+    """What a layer gives; windows follow where states do."""
+    mixed = gated_delta.convolve(given.inputs, layer, states)
+    found = gated_delta.gated_delta(mixed, given.a, given.b, layer, states, write=write)
+    if write:
+        gated_delta.slide(given.inputs, states, states.indptr.diff())
+    return found
 
 
-def indptr(lens: list[int]) -> torch.Tensor:
-    return torch.tensor([0, *lens]).cumsum(0)
-
-
-def advance(
-    given: Tokens, layer: Layer, pool: torch.Tensor, slots: torch.Tensor, lens: list[int], *, write: bool = True
-) -> tuple[torch.Tensor, Corrections]:
-    gates = gated_delta.gates(given.a, given.b, layer.a_log, layer.dt_bias)
-    return gated_delta.gated_delta(*given[:3], gates, pool, slots, indptr(lens), write=write)
-
-
-def test_it_is_the_rule_of_transformers(layer: Layer) -> None:
-    given, (pool, _) = tokens(sum(LENS)), states()
-    before = pool.clone()
-    outputs, _ = advance(given, layer, pool, SLOTS, LENS)
-    ends = indptr(LENS).tolist()
-    for begin, end, slot in zip(ends, ends[1:], SLOTS, strict=False):
-        queries, keys, values, a, b, _ = (x[None, begin:end] for x in given)
-        decay = -layer.a_log.exp() * F.softplus(a + layer.dt_bias)
+@pytest.mark.parametrize("sizes", EVERY, ids=str)
+def test_it_is_the_rule_of_transformers(sizes: Sizes) -> None:
+    layer, given, states = layer_of(sizes), tokens(sizes, sum(LENS)), states_of(sizes, LENS)
+    windows, pool = states.windows.clone(), states.pool.clone()
+    outputs, _ = advance(given, layer, states, write=True)
+    group, width = sizes.heads // sizes.key_heads, sizes.key_heads * sizes.key
+    for r, (inputs, a, b) in enumerate(zip(*(x.split(LENS) for x in given), strict=True)):
+        known, slot = torch.cat([windows[SLOTS[r]], inputs]), SLOTS[r]
+        mixed = F.silu(F.conv1d(known.T[None], layer.taps.T[:, None], groups=sizes.channels))[0].T
+        queries, keys, values = mixed[None].split([width, width, sizes.heads * sizes.value], -1)
+        queries, keys = (x.unflatten(-1, (-1, sizes.key)).repeat_interleave(group, 2) for x in (queries, keys))
+        decay = -layer.rates * F.softplus(a + layer.shifts)
         expected, state = torch_recurrent_gated_delta_rule(
-            queries.repeat_interleave(2, 2), keys.repeat_interleave(2, 2), values, decay, b.sigmoid(),
-            initial_state=before[slot].mT[None], output_final_state=True, use_qk_l2norm_in_kernel=True,
+            queries, keys, values.unflatten(-1, (-1, sizes.value)), decay[None], b.sigmoid()[None],
+            initial_state=pool[slot][None], output_final_state=True, use_qk_l2norm_in_kernel=True,
         )  # fmt: skip
-        torch.testing.assert_close(outputs[begin:end], expected[0], atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(pool[slot], state[0].mT, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(outputs.split(LENS)[r], expected[0], atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(states.pool[slot], state[0], atol=2e-5, rtol=2e-5)
+        assert torch.equal(states.windows[slot], known[1 - TAPS :])
     others = [slot for slot in range(len(pool)) if slot not in SLOTS]
-    assert torch.equal(pool[others], before[others])
+    assert torch.equal(states.pool[others], pool[others])
+    assert torch.equal(states.windows[others], windows[others])
 
 
-def test_the_convolution_is_torchs(layer: Layer) -> None:
-    inputs, windows = tokens(sum(LENS)).inputs, states()[1]
-    found = gated_delta.convolve(inputs, layer.weight, windows, indptr(LENS))
-    for window, rows, out in zip(windows, inputs.split(LENS), found.split(LENS), strict=True):
-        known = torch.cat([window, rows.T], -1)
-        expected = F.silu(F.conv1d(known[None], layer.weight[:, None], groups=CHANNELS))[0].T
-        torch.testing.assert_close(out, expected)
+def test_numbers_of_16_bits_are_computed_in_32(arithmetic: str) -> None:
+    given, layer = tokens(SMALL, sum(LENS), torch.bfloat16), layer_of(SMALL)
+    outputs, _ = advance(given, layer, states := states_of(SMALL, LENS), write=True)
+    mixed = gated_delta.convolve(given.inputs, layer, other := states_of(SMALL, LENS))
+    wide = mixed.float(), given.a.float(), given.b.float()
+    expected, _ = gated_delta.gated_delta(*wide, layer, other, write=True)
+    assert outputs.dtype == torch.bfloat16
+    assert torch.equal(outputs, expected.bfloat16())
+    assert torch.equal(states.pool, other.pool)
 
 
-@pytest.mark.parametrize("kept", [LENS, [1, 1, 1, 1], [2, 5, 1, 37]])
-def test_states_follow_the_tokens_that_stay(kept: list[int], layer: Layer) -> None:
+def test_large_and_lost_numbers() -> None:
+    """Gates that are closed or open, and what is no number stays with its request."""
+    given, layer = tokens(SMALL, 30), layer_of(SMALL)
+    given.a[3], given.a[4], given.b[5], given.b[6] = 1e4, -1e4, 1e4, -1e4
+    outputs, _ = advance(given, layer, states_of(SMALL, [10, 20], SLOTS[:2]), write=True)
+    assert outputs.isfinite().all()
+    given.inputs[2] = torch.nan
+    lost, _ = advance(given, layer, states_of(SMALL, [10, 20], SLOTS[:2]), write=True)
+    assert torch.equal(lost[10:], outputs[10:])
+    assert lost[2:10].isnan().all()
+
+
+@pytest.mark.parametrize("sizes", EVERY, ids=str)
+@pytest.mark.parametrize("kept", [LENS, [1, 1, 1, 1], [2, 5, 0, 37]], ids=str)
+def test_states_follow_the_tokens_that_stay(kept: list[int], sizes: Sizes) -> None:
     """The bits are those where the others were never there."""
-    given, (pool, windows) = tokens(sum(LENS)), states()
-    alone, counts = pool.clone(), torch.tensor(kept)
-    before = pool.clone()
-    _, made = advance(given, layer, pool, SLOTS, LENS, write=False)
-    assert torch.equal(pool, before)
-    gated_delta.replay(pool, SLOTS, made, indptr(LENS), counts)
-    stays = torch.cat([torch.arange(n) + begin for n, begin in zip(kept, indptr(LENS).tolist(), strict=False)])
-    left = Tokens(*(x[stays] for x in given))
-    advance(left, layer, alone, SLOTS, kept)
-    assert torch.equal(pool, alone)
-    slid = gated_delta.slide(windows, given.inputs, indptr(LENS), counts)
-    assert torch.equal(slid, gated_delta.slide(windows, left.inputs, indptr(kept), counts))
-    known = torch.cat([windows[3], left.inputs[-kept[3] :].T], -1)
-    assert torch.equal(slid[3], known[:, 1 - TAPS :])
+    layer, given, counts = layer_of(sizes), tokens(sizes, sum(LENS)), torch.tensor(kept)
+    states, alone = states_of(sizes, LENS), states_of(sizes, kept)
+    outputs, made = advance(given, layer, states, write=False)
+    assert torch.equal(states.pool, alone.pool)
+    gated_delta.replay(made, states, counts)
+    gated_delta.slide(given.inputs, states, counts)
+    stays = torch.cat([torch.arange(n) + begin for n, begin in zip(kept, states.indptr.tolist(), strict=False)])
+    found, _ = advance(Tokens(*(x[stays] for x in given)), layer, alone, write=True)
+    assert torch.equal(found, outputs[stays])
+    assert torch.equal(states.pool, alone.pool)
+    assert torch.equal(states.windows, alone.windows)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])
-def test_a_token_does_not_depend_on_the_batch(threads: int, layer: Layer) -> None:
-    """Alone, and with its request cut in two, it has the same bits."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_token_does_not_depend_on_the_batch(threads: int, dtype: torch.dtype) -> None:
+    """Alone, and with its request cut in pieces, it has the same bits."""
     torch.set_num_threads(threads)
-    given, (pool, windows) = tokens(sum(LENS)), states()
-    alone = pool.clone()
-    outputs, _ = advance(given, layer, pool, SLOTS, LENS)
-    mixed = gated_delta.convolve(given.inputs, layer.weight, windows, indptr(LENS))
-    begin, cut = sum(LENS[:3]), 101
-    window, own = windows[3:], Tokens(*(x[begin:] for x in given))
-    for part in (slice(0, cut), slice(cut, None)):
-        piece = Tokens(*(x[part] for x in own))
-        count = [len(piece.a)]
-        found, _ = advance(piece, layer, alone, SLOTS[3:], count)
-        assert torch.equal(found, outputs[begin:][part])
-        assert torch.equal(gated_delta.convolve(piece.inputs, layer.weight, window, indptr(count)), mixed[begin:][part])
-        window = gated_delta.slide(window, piece.inputs, indptr(count), torch.tensor(count))
-    assert torch.equal(alone[SLOTS[3]], pool[SLOTS[3]])
+    layer, given, states = layer_of(SMALL), tokens(SMALL, sum(LENS), dtype), states_of(SMALL, LENS)
+    outputs, _ = advance(given, layer, states, write=True)
+    alone = states_of(SMALL, LENS)
+    for piece in torch.arange(sum(LENS[:3]), sum(LENS)).split([1, 2, 101, 1, 195]):
+        own = States(alone.windows, alone.pool, SLOTS[3:], torch.tensor([0, len(piece)]))
+        found, _ = advance(Tokens(*(x[piece] for x in given)), layer, own, write=True)
+        assert torch.equal(found, outputs[piece])
+    assert torch.equal(alone.pool[SLOTS[3]], states.pool[SLOTS[3]])
+    assert torch.equal(alone.windows[SLOTS[3]], states.windows[SLOTS[3]])
+
+
+@pytest.mark.parametrize("sizes", EVERY, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_nothing_behind_a_buffer_is_touched(sizes: Sizes, dtype: torch.dtype) -> None:
+    """The last slot, whose memory ends where a page ends, is used, and so is the last row."""
+    layer, given, slots = layer_of(sizes), tokens(sizes, 7, dtype), torch.tensor([len(LENS) + 2, 0])
+
+    def run(guarded: bool) -> list[torch.Tensor]:
+        def placed(x: torch.Tensor) -> torch.Tensor:
+            return before_a_guard(x) if guarded else x.clone()
+
+        plain = states_of(sizes, [2, 5], slots)
+        states = States(placed(plain.windows), placed(plain.pool), placed(plain.slots), placed(plain.indptr))
+        own = Tokens(*(placed(x) for x in given))
+        constant = DeltaLayer(placed(layer.taps), placed(layer.rates), placed(layer.shifts), layer.key_heads)
+        outputs, made = advance(own, constant, states, write=False)
+        made = Corrections(placed(made.decays), placed(made.keys), placed(made.deltas))
+        gated_delta.replay(made, states, placed(torch.tensor([2, 4])))
+        gated_delta.slide(own.inputs, states, torch.tensor([2, 4]))
+        return [outputs, *advance(own, constant, states, write=True)[:1], states.pool, states.windows]
+
+    for one, other in zip(run(False), run(True), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"slots": torch.tensor([5, 1, 6, 7])}, "slots[3] is 7, outside 0 .. 6"),
+        ({"indptr": torch.tensor([0, 3, 12, 13, 312])}, "indptr must rise from 0 to the 313 rows"),
+        ({"indptr": torch.tensor([0, 12, 3, 13, 313])}, "indptr must rise from 0 to the 313 rows"),
+        ({"indptr": torch.tensor([0, 3, 12, 13, 313]).int()}, "indptr must be dense Long"),
+    ],
+)
+def test_requests_that_contradict_their_rows(change: dict[str, torch.Tensor], message: str, arithmetic: str) -> None:
+    if arithmetic == "torch":
+        pytest.skip("compiled kernels check what selects memory")
+    given, layer, states = tokens(SMALL, sum(LENS)), layer_of(SMALL), states_of(SMALL, LENS)
+    mixed, made = given.inputs.contiguous(), advance(given, layer, states, write=False)[1]
+    wrong, counts = States(**({n: getattr(states, n) for n in States.__slots__} | change)), torch.tensor(LENS)
+    for call in (
+        lambda: gated_delta.convolve(mixed, layer, wrong),
+        lambda: gated_delta.gated_delta(mixed, given.a, given.b, layer, wrong, write=True),
+        lambda: gated_delta.replay(made, wrong, counts),
+        lambda: gated_delta.slide(mixed, wrong, counts),
+    ):
+        with pytest.raises(RuntimeError, match=message.replace("[", r"\[").replace("]", r"\]")):
+            call()
+    with pytest.raises(RuntimeError, match="request 0 has fewer rows than 4"):
+        gated_delta.replay(made, states, torch.tensor([4, 1, 1, 1]))
+    with pytest.raises(RuntimeError, match="request 2 has fewer rows than 2"):
+        gated_delta.slide(mixed, states, torch.tensor([0, 1, 2, 1]))

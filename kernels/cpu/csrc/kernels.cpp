@@ -3,6 +3,7 @@
 #include "blocks.h"
 #include "draw_drafts.h"
 #include "elementwise.h"
+#include "gated_delta.h"
 #include "int8.h"
 #include "int_blocks.h"
 #include "linear.h"
@@ -39,6 +40,10 @@ constexpr Kernels table(std::index_sequence<KIND...>) {
       gumbel_argmax,
       accept_sampled,
       {draw_drafts<float>, draw_drafts<bf16>},
+      {convolve<float>, convolve<bf16>},
+      {delta_inputs<float>, delta_inputs<bf16>},
+      {gated_delta<float>, gated_delta<bf16>},
+      replay_delta,
       W == 16 ? 4 * TILE_ROWS : TILE_ROWS,  // as much as fits the second cache
       {0, 0},
   };

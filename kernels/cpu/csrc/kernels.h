@@ -170,6 +170,33 @@ struct DraftDrawArgs {
   int64_t rows, stride, rows_per_request, previous_stride, columns, width;
 };
 
+// A short causal convolution of each channel over the tokens of several requests, laid end to end.
+struct ConvolutionArgs {
+  const void* inputs;
+  void* out;
+  const float *weight, *windows;  // [taps, channels]; of each slot the inputs before, [taps - 1, channels]
+  const int64_t *slots, *indptr;  // of each request
+  int64_t stride, window_stride, taps, channels;
+};
+
+// A gated delta rule over the same. Work on rows writes queries, keys, decays and strengths; that on tiles the rest.
+struct GatedDeltaArgs {
+  const void *mixed, *a, *b;  // queries|keys|values of all heads side by side; what gates are made of
+  void* out;
+  const float *rates, *shifts;  // of each head
+  float *queries, *keys, *decays, *strengths, *deltas;
+  float* pool;  // states of each slot: [heads, key_dim, value_dim]
+  const int64_t *slots, *indptr, *counts;  // of each request; counts: rows to replay
+  int64_t a_stride, b_stride, pool_stride, requests, key_heads, heads, key_dim, value_dim;
+  bool write;  // states become those after the last rows; else they stay
+  int64_t channels() const { return 2 * key_heads * key_dim + heads * value_dim; }
+  int64_t key_at(int64_t row, int64_t head) const { return (row * key_heads + head) * key_dim; }
+  int64_t value_at(int64_t row, int64_t head) const { return (row * heads + head) * value_dim; }
+  float* state(int64_t request, int64_t head) const {
+    return pool + slots[request] * pool_stride + head * key_dim * value_dim;
+  }
+};
+
 template <typename... A>
 using Function = void (*)(A...);
 
@@ -201,6 +228,10 @@ struct Kernels {
   Function<const float*, const int64_t*, const int64_t*, int64_t*, int64_t, int64_t, int64_t> gumbel_argmax;
   Function<const AcceptArgs&, std::atomic<int64_t>&> accept_sampled;
   Function<const DraftDrawArgs&, std::atomic<int64_t>&> draw_drafts[2];
+  Function<const ConvolutionArgs&, int64_t, int64_t> convolve[2];
+  Function<const GatedDeltaArgs&, int64_t, int64_t> delta_inputs[2];
+  Function<const GatedDeltaArgs&, std::atomic<int64_t>&> gated_delta[2];
+  Function<const GatedDeltaArgs&, std::atomic<int64_t>&> replay_delta;
   int64_t tile_rows;  // of attention, at most: a multiple of TILE_ROWS
   // Bytes between two products of a decoder that stay in a core's caches, where its threads take rows of their own;
   // else 0.

@@ -154,6 +154,17 @@ inline Vec exp2(Vec x) {
 
 inline Vec tanh(Vec x) { return 1.f - 2.f / (exp(x + x) + 1.f); }
 
+// c + a * b, rounded once where the processor can; elsewhere the compiler decides what it fuses.
+inline Vec add_product(Vec c, Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(ONLY_AVX2)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return c + a * b;
+#endif
+}
+
 // c + a * b, over pairs of bf16 (one pair per lane) or over floats.
 template <bool PAIRS>
 inline Vec dot(Vec c, Vec a, Vec b) {

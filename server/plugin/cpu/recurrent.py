@@ -13,17 +13,18 @@ from typing import Any
 import torch
 
 from outrider.kernels import gated_delta
-from outrider.kernels.gated_delta import Corrections
+from outrider.kernels.gated_delta import Corrections, DeltaLayer, States
 
 from ..flat_attention import FlatAttentionBackend
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """One layer's tokens of a verification: inputs [B, C] of the convolution, and what they correct."""
+    """One layer's tokens of a verification: inputs [B, C] of the convolution, corrections of the states."""
 
     inputs: torch.Tensor
     made: Corrections
+    states: States
 
 
 class RecurrentBackend(FlatAttentionBackend):
@@ -32,16 +33,17 @@ class RecurrentBackend(FlatAttentionBackend):
     def __init__(self, runner: Any):
         super().__init__(runner)
         self.pool = runner.req_to_token_pool
+        self.layers: dict[int, DeltaLayer] = {}
         self.slots: torch.Tensor  # of the forward under way
         self.indptr: torch.Tensor  # of the same
-        self.verified: dict[int, Verified] | None = None  # of the same, by layer; None: it is no verification
+        self.verified: list[Verified] | None = None  # of the same, by layer; None: it is no verification
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
         mode = forward_batch.forward_mode
         self.indptr = self.batch.qo_indptr.long()
         self.slots = self.pool.get_mamba_indices(self.batch.rows).long()
-        self.verified = {} if mode.is_target_verify() else None
+        self.verified = [] if mode.is_target_verify() else None
 
     def forward(self, *args: Any, mixed_qkv: torch.Tensor | None = None, **more: Any) -> torch.Tensor:
         if mixed_qkv is None:
@@ -49,32 +51,36 @@ class RecurrentBackend(FlatAttentionBackend):
         return self._gated_delta(more["layer"], mixed_qkv, more["a"], more["b"])
 
     def _gated_delta(self, layer: Any, inputs: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        state = self.pool.mamba2_layer_cache(layer.layer_id)
-        windows, write = state.conv[0][self.slots], self.verified is None
-        mixed = gated_delta.convolve(inputs, layer.conv_weights, windows, self.indptr)
-        queries, keys, values = mixed.split([layer.q_dim, layer.k_dim, layer.v_dim], dim=-1)
-        outputs, made = gated_delta.gated_delta(
-            queries.unflatten(-1, (layer.num_q_heads, -1)),
-            keys.unflatten(-1, (layer.num_k_heads, -1)),
-            values.unflatten(-1, (layer.num_v_heads, -1)),
-            gated_delta.gates(a, b, layer.A_log, layer.dt_bias),
-            state.temporal,
-            self.slots,
-            self.indptr,
-            write=write,
-        )
+        constant, states = self._layer(layer), self._states(layer.layer_id)
+        mixed = gated_delta.convolve(inputs, constant, states)
+        outputs, made = gated_delta.gated_delta(mixed, a, b, constant, states, write=self.verified is None)
         if self.verified is None:
-            state.conv[0][self.slots] = gated_delta.slide(windows, inputs, self.indptr, self.indptr.diff())
+            gated_delta.slide(inputs, states, self.indptr.diff())
         else:
-            self.verified[layer.layer_id] = Verified(inputs, made)
-        return outputs.to(inputs.dtype)[None]
+            self.verified.append(Verified(inputs, made, states))
+        return outputs[None]
+
+    def _layer(self, layer: Any) -> DeltaLayer:
+        known = self.layers.get(layer.layer_id)
+        if known is None:
+            weights = layer.conv_weights, layer.A_log, layer.dt_bias
+            known = self.layers[layer.layer_id] = DeltaLayer.from_checkpoint(*weights, layer.num_k_heads)
+        return known
+
+    def _states(self, number: int) -> States:
+        """The states of a layer in SGLang's memory, where nothing but whole slots is read or copied by others: their
+        numbers lie as our kernels like them."""
+        state = self.pool.mamba2_layer_cache(number)
+        slots, channels, length = state.conv[0].shape
+        windows = state.conv[0].as_strided((slots, length, channels), (length * channels, channels, 1))
+        _, heads, value_dim, key_dim = state.temporal.shape
+        pool = state.temporal.view(slots, heads, key_dim, value_dim)
+        return States(windows, pool, self.slots, self.indptr)
 
     def commit(self, accept_lens: torch.Tensor) -> None:
         """Advance the states of the batch that was just verified by the first accept_lens [R] tokens of each request:
         the anchor and the drafts accepted after it."""
-        for layer, verified in (self.verified or {}).items():
-            state = self.pool.mamba2_layer_cache(layer)
-            windows = state.conv[0][self.slots]
-            state.conv[0][self.slots] = gated_delta.slide(windows, verified.inputs, self.indptr, accept_lens)
-            gated_delta.replay(state.temporal, self.slots, verified.made, self.indptr, accept_lens)
+        for verified in self.verified or ():
+            gated_delta.slide(verified.inputs, verified.states, accept_lens)
+            gated_delta.replay(verified.made, verified.states, accept_lens)
         self.verified = None
