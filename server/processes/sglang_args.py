@@ -112,6 +112,7 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
         "device": settings.resolved_device,
         "context_length": context,
         "max_total_tokens": memory.max_total_tokens,
+        "max_mamba_cache_size": memory.states,
         "disable_radix_cache": settings.disable_radix_cache,
         "log_level": logs.sglang_level(settings),
         "dp_size": engines,

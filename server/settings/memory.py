@@ -24,6 +24,8 @@ DEFAULT_KV_BYTES = 2 * 2**30
 # Requests in flight that it has room for unless --max-running-requests says, tokens of each, and tokens beside them for
 # prefixes that later requests share.
 REQUESTS, REQUEST_TOKENS, PREFIX_TOKENS = 32, 1024, 8192
+# States that a request of a recurrent model may hold: its own, its prompt's for later requests, and one that it copies.
+STATES_OF_REQUEST = 3
 # Of what is free, the share that a KV cache nobody asked for may take.
 MAX_KV_SHARE = 0.5
 
@@ -31,10 +33,12 @@ MAX_KV_SHARE = 0.5
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """max_total_tokens: size of each engine's KV cache in tokens; None leaves it to SGLang (on a GPU it profiles).
-    reason: that size, its MB and why, for people; "": not known."""
+    reason: that size, its MB and why, for people; "": not known. states: recurrent states that each engine keeps, of
+    requests and of prefixes; None: the model has none."""
 
     max_total_tokens: int | None
     reason: str = ""
+    states: int | None = None
 
 
 def kv_bytes_per_token(config: dict[str, Any], float_size: int) -> int:
@@ -60,7 +64,9 @@ def plan(settings: Settings, model: Model) -> MemoryPlan:
     weights = target.weight_bytes(model, float_size, in_blocks) // parallel.nnodes
     per_token = kv_bytes_per_token(model.config, float_size) // parallel.nnodes
     processes = PROCESS_BYTES + RANK_BYTES * (parallel.ranks_here - 1)
-    states = recurrent.state_bytes(model.config) * ((settings.max_running_requests or REQUESTS) + 1)
+    each = recurrent.state_bytes(model.config)
+    kept = (settings.max_running_requests or REQUESTS) * (1 if settings.disable_radix_cache else STATES_OF_REQUEST)
+    states = each * (kept + 1)  # one is SGLang's padding
     room = free - weights - states - processes
     if settings.max_total_tokens is not None:
         tokens, why = settings.max_total_tokens, "--max-total-tokens"
@@ -79,7 +85,8 @@ def plan(settings: Settings, model: Model) -> MemoryPlan:
             + ("; lower --max-total-tokens" if settings.max_total_tokens else "")
             + ("; lower --max-running-requests" if states else "")
         )
-    return MemoryPlan(tokens, f"KV cache of {tokens} tokens, {tokens * per_token / 1e6:.0f} MB when full ({why})")
+    reason = f"KV cache of {tokens} tokens, {tokens * per_token / 1e6:.0f} MB when full ({why})"
+    return MemoryPlan(tokens, reason, kept if each else None)
 
 
 def _wanted(settings: Settings, context: int, per_token: int) -> tuple[int, str]:

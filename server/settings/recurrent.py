@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from ..errors import UserError
@@ -12,13 +11,11 @@ from .memory import REQUESTS
 from .settings import Settings
 
 
-def with_recurrent(settings: Settings, model: Model, say: Callable[[str], None]) -> Settings:
-    """Settings without prefix sharing, and with a bound of requests, for which states are kept; others as they are.
-    Raises UserError where states would be divided over ranks."""
+def with_recurrent(settings: Settings, model: Model) -> Settings:
+    """Settings with a bound of requests, for which states are kept; others as they are. Raises UserError where states
+    would be divided over ranks."""
     if not families.is_recurrent(model):
         return settings
     if settings.parallel.tp_size > 1:
         raise UserError(f"{model.name} keeps a state of each request, which --tp-size does not spread; leave it out")
-    if not settings.disable_radix_cache:
-        say(f"{model.name} keeps a state of each request, not of each token: prompts share no prefixes")
-    return replace(settings, disable_radix_cache=True, max_running_requests=settings.max_running_requests or REQUESTS)
+    return replace(settings, max_running_requests=settings.max_running_requests or REQUESTS)

@@ -81,6 +81,6 @@ def _without_profile(
     settings = adapters.with_adapters(diffusion.with_diffusion(settings, model), model)
     settings = drafter_search.with_found_drafter(settings, model, say)
     settings = learning.with_start(settings, model)
-    settings = recurrent.with_recurrent(settings, model, say)
+    settings = recurrent.with_recurrent(settings, model)
     settings = lookup_store.with_lookup_store(checkpoints.with_drafter_path(settings, model), model)
     return settings, model, memory.plan(settings, model)

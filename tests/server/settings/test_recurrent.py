@@ -27,24 +27,20 @@ def model_of(**config: object) -> Model:
     return Model("/m", "m", {"architectures": ["Qwen3_5ForCausalLM"], **QWEN_3_5, **config}, Path("/m"))
 
 
-def test_prompts_share_no_prefixes_and_requests_are_bounded() -> None:
-    said: list[str] = []
-    found = with_recurrent(Settings(**CPU), model_of(), said.append)
-    assert (found.disable_radix_cache, found.max_running_requests) == (True, memory.REQUESTS)
-    assert said == ["m keeps a state of each request, not of each token: prompts share no prefixes"]
-    chosen = Settings(**CPU, disable_radix_cache=True, max_running_requests=3)
-    assert with_recurrent(chosen, model_of(), said.append) == chosen
+def test_requests_are_bounded() -> None:
+    assert with_recurrent(Settings(**CPU), model_of()).max_running_requests == memory.REQUESTS
+    chosen = Settings(**CPU, max_running_requests=3)
+    assert with_recurrent(chosen, model_of()) == chosen
     other = Settings(**CPU)
-    assert with_recurrent(other, model_of(architectures=["LlamaForCausalLM"]), said.append) is other
-    assert len(said) == 1
+    assert with_recurrent(other, model_of(architectures=["LlamaForCausalLM"])) is other
 
 
 def test_states_are_not_divided_over_ranks() -> None:
     spread = Settings(**CPU, sglang_flags=("--tp-size", "2"))
     with pytest.raises(UserError, match="which --tp-size does not spread"):
-        with_recurrent(spread, model_of(), print)
+        with_recurrent(spread, model_of())
     llama = model_of(architectures=["LlamaForCausalLM"])
-    assert with_recurrent(spread, llama, print) is spread
+    assert with_recurrent(spread, llama) is spread
 
 
 def test_quantised_weights_are_refused() -> None:
@@ -64,6 +60,11 @@ def test_the_plan_has_room_for_states(monkeypatch: pytest.MonkeyPatch) -> None:
     assert state_bytes(QWEN_3_5) == 18 * 4 * (16 * 128 * 128 + 3 * 6144)
     assert memory.kv_bytes_per_token(QWEN_3_5, 2) == 6 * 2 * 2 * 256 * 2
     monkeypatch.setattr(hardware, "available_memory", lambda: memory.PROCESS_BYTES + 2**30)
-    assert memory.plan(Settings(**CPU, max_running_requests=8), model_of()).max_total_tokens
-    with pytest.raises(UserError, match=r"states 1.3 GiB, .*; lower --max-running-requests"):
+    plan = memory.plan(Settings(**CPU, max_running_requests=8), model_of())
+    assert plan.max_total_tokens
+    assert plan.states == 3 * 8
+    alone = memory.plan(Settings(**CPU, max_running_requests=8, disable_radix_cache=True), model_of())
+    assert alone.states == 8
+    assert memory.plan(Settings(**CPU), model_of(**{"linear_num_value_heads": 0})).states is None
+    with pytest.raises(UserError, match=r"states 3.7 GiB, .*; lower --max-running-requests"):
         memory.plan(Settings(**CPU, max_running_requests=64), model_of())
