@@ -1,4 +1,4 @@
-"""Training of what draws a path through candidates: DFlash 2's selector and LiLiCorr's head.
+"""Training of the heads that draw paths through candidates: DFlash 2's selector and LiLiCorr's.
 
 A block's logits are trained as DFlash's, and choose the candidates. Beside that each position's distribution over its
 candidates, behind the answer's token before it, learns by the same losses (as SpecForge and speculators train DFlash 2
@@ -21,8 +21,7 @@ from .loss import CPU_CHUNK, GPU_CHUNK, LossWeights, survival
 
 @torch.no_grad()
 def of_logits(hidden: torch.Tensor, head: torch.Tensor, read: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """What `read` makes of each row's logits [V], by hidden states [N, d] and head [V, d]; few of them are in memory at
-    once."""
+    """Results of `read` on the logits [M, V] of M hidden states at a time, of [N, d]; head: [V, d]."""
     size = CPU_CHUNK if hidden.device.type == "cpu" else GPU_CHUNK
     return torch.cat([read(rows @ head.T) for rows in hidden.split(size)])
 

@@ -58,6 +58,13 @@ def path_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTar
     yield from _serve(tmp_path_factory.mktemp("paths") / "log", *SHARING, *flags)
 
 
+@pytest.fixture(scope="package")
+def lattice_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
+    """LiLiCorr, whose scores of candidates depend on all others; every draft is verified."""
+    flags = (*small_target.flags("dflash2", small_target.lilicorr), "--gamma", "3", "--planner", "verify-all")
+    yield from _serve(tmp_path_factory.mktemp("lattice") / "log", *SHARING, *flags)
+
+
 @pytest.fixture(scope="module")
 def trained_eagle_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
     """An EAGLE-3 head that `outrider train` has just made; every draft is verified."""

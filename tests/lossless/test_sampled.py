@@ -105,7 +105,9 @@ BODY = {"max_tokens": LENGTH, "temperature": RULES.temperature, "top_k": RULES.t
 @pytest.mark.parametrize("seeds", [False, True], ids=["unseeded", "seeded"])
 @pytest.mark.parametrize("source", ["model", "lookup"])
 @pytest.mark.parametrize(
-    "served", ["exact_server", "planned_server", "eagle_server", "late_server", "path_server"], indirect=True
+    "served",
+    ["exact_server", "planned_server", "eagle_server", "late_server", "path_server", "lattice_server"],
+    indirect=True,
 )
 def test_whole_answers_have_the_exact_distribution(
     served: Server, source: str, seeds: bool, request: pytest.FixtureRequest, exact: Callable[..., dict[Answer, float]]

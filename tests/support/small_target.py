@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from outrider.drafters.block import BlockConfig, BlockModel, save_compact, target_identity
-from outrider.drafters.block.choosing import CodebookChoosing, Convolution
+from outrider.drafters.block.choosing import CodebookChoosing, Convolution, LatticeChoosing
 from outrider.drafters.block.model import DraftModel
 from outrider.drafters.diffusion import DiffusionModel
 from outrider.server.model import bundled_model, target
@@ -36,23 +36,26 @@ DRAFTED = 512
 
 @dataclass(frozen=True)
 class SmallTarget:
-    """folder: of the model, as Hugging Face writes it. dspark, diffusion, dflash2, eagle3: folders of its
+    """folder: of the model, as Hugging Face writes it. dspark, diffusion, dflash2, lilicorr, eagle3: folders of its
     drafters."""
 
     folder: Path
     dspark: Path
     diffusion: Path
     dflash2: Path
+    lilicorr: Path
     eagle3: Path
 
     @classmethod
     def write(cls, folder: Path) -> SmallTarget:
         """Everything, below `folder`. The same numbers every time."""
-        made = cls(*(folder / name for name in ("target", "dspark", "diffusion", "dflash2", "eagle3")))
+        made = cls(*(folder / name for name in ("target", "dspark", "diffusion", "dflash2", "lilicorr", "eagle3")))
         model = _target()
         model.save_pretrained(made.folder)
         write_tokenizer(made.folder)
-        for make, path in ((_dspark, made.dspark), (_diffusion, made.diffusion), (_dflash2, made.dflash2)):
+        for make, path in (
+            (_dspark, made.dspark), (_diffusion, made.diffusion), (_dflash2, made.dflash2), (_lilicorr, made.lilicorr)
+        ):  # fmt: skip
             save_compact(make(model), path)
         _eagle3(model, made.eagle3)
         return made
@@ -192,6 +195,63 @@ def _dflash2(model: LlamaForCausalLM) -> BlockModel:
         selector.successor_codebook.copy_(model.lm_head.weight)
         selector.hidden_projection.weight.zero_()
         selector.hidden_projection.weight[:, 0] = 0.7  # surer, its third draft behind `PROMPT` is hardly ever right
+    return drafter
+
+
+def _lilicorr(model: LlamaForCausalLM) -> BlockModel:
+    """A row gets the embedding before it by the convolution: behind the anchor candidates are what the target likes,
+    and score by their ranks; behind a mask they are the frequent tokens. The score of a candidate behind another is the
+    product of that one's embedding and its own row of the head, which its layer's MLP knows of every token. Attention
+    adds little.
+    """
+    plain = _config(model, kind="dflash", target_layers=(0,), mask_token_id=4)
+    choosing = LatticeChoosing(
+        candidates=64, width=5 * WIDTH, layers=1, heads=2, mlp_ratio=3.2, factors=WIDTH + 1, eps=1e-6, scale=24.0
+    )
+    config = replace(
+        plain, kind="dflash2", confidence_head=False, draft_vocab_size=None, choosing=choosing,
+        convolution=Convolution(taps=2, group=16),
+    )  # fmt: skip
+    drafter = BlockModel(config)
+    _randomise(drafter)
+    embedding, lattice, same, size = model.get_input_embeddings().weight, drafter.lilicorr, torch.eye(WIDTH), WIDTH
+    assert lattice is not None
+    (layer,), (inner,) = drafter.draft_layers, lattice.layers
+    silent = [lattice.token_proj, lattice.pass_hidden_proj, lattice.feature_mlp.down_proj, lattice.factor_input_proj]
+    silent += [lattice.out_head, lattice.in_head, lattice.anchor_out_head, inner.mlp.down_proj]
+    with torch.no_grad():
+        for linear in silent:
+            linear.weight.zero_()
+            linear.bias.zero_()
+        layer.o_proj.weight *= 0.1
+        inner.attn.out_proj.weight *= 0.05
+        inner.attn.out_proj.bias.zero_()
+        for convolution in (layer.attention_conv, layer.mlp_conv):
+            convolution.kernel_projection.weight *= 0.02
+            convolution.base_kernel.copy_(torch.tensor([1.0, 0.0])[:, None].expand(2, 2, size))
+        layer.mlp_conv.base_kernel[0] = torch.tensor([0.0, 1.0])[:, None]
+        mask = F.pad(embedding[4, 1:], (1, 0))
+        layer.gate_up.weight.zero_()
+        layer.gate_up.weight[:size, 0] = 1.0  # the first number of an embedding is the same for all tokens
+        layer.gate_up.weight[size:] = same - torch.outer(mask, mask) / mask.square().sum()
+        layer.down_proj.weight.copy_(16 * same)
+
+        lattice.token_proj.weight[:size] = same
+        lattice.slot_embedding.zero_()
+        lattice.rank_embedding.zero_()
+        lattice.rank_embedding[..., 2 * size] = 0.0012 * (2.5 - torch.arange(64) * 0.5).clamp_min(-2.5)
+        inner.attn.out_proj.weight[2 * size] = 0.0
+        inner.mlp.up_proj.weight[:, size:] = 0.0
+        known = F.silu(inner.mlp.up_proj(F.rms_norm(F.pad(embedding, (0, 4 * size)), (5 * size,))))
+        inner.mlp.down_proj.weight[size : 2 * size] = torch.linalg.lstsq(known, model.lm_head.weight).solution.T
+        both = torch.cat([same, -same])  # silu(z) - silu(-z) is z
+        lattice.factor_input_proj.weight[: 2 * size, :size] = both
+        lattice.factor_input_proj.weight[2 * size : 4 * size, size : 2 * size] = both
+        lattice.factor_input_proj.weight[4 * size : 4 * size + 2, 2 * size] = torch.tensor([1.0, -1.0])
+        lattice.out_head.weight[:size, : 2 * size] = both.T
+        lattice.in_head.weight[:size, 2 * size : 4 * size] = both.T
+        lattice.in_head.weight[size, 4 * size : 4 * size + 2] = torch.tensor([100.0, -100.0])
+        lattice.anchor_out_head.bias[size] = 1.0
     return drafter
 
 
