@@ -50,7 +50,8 @@ class Target:
 class Features:
     """The tokens that the target has just processed: N tokens whose keys and values now stand in the cache.
 
-    hidden: [N, m*d] outputs of the `target_layers`, concatenated in that order; None where the drafter asks for none.
+    hidden: [N, m*d] outputs of the `target_layers`, concatenated in that order, or where it `reads_output` [N, d]; None
+        where the drafter asks for none.
     tokens, positions, slots: [N] int64. sets: [N] int64, as in `DraftBatch`, of each one's request.
     """
 
@@ -213,6 +214,8 @@ class Drafter(ABC):
     """Texts of other requests that it looks up."""
     target_layers: tuple[int, ...] = ()
     """Target layers whose outputs `observe` wants; 0 is the output of the first decoder layer."""
+    reads_output: bool = False
+    """True if `observe` wants the target's last hidden states, behind its final norm; without `target_layers`."""
 
     def allocate(self, slots: int) -> None:  # noqa: B027 - a drafter may have no state
         """Make room for the draft state of `slots` KV slots (called once, before the first `observe`)."""

@@ -36,7 +36,7 @@ class LookupFirst(Drafter):
         self.corpora = lookup.corpora
         self.target_layers = model.target_layers
         self.shortens = model.shortens
-        self.assesses_itself = model.assesses_itself
+        self.assesses_itself, self.reads_output = model.assesses_itself, model.reads_output
 
     def allocate(self, slots: int) -> None:
         self.lookup.allocate(slots)

@@ -16,6 +16,10 @@ from .diffusion.model import DiffusionModel
 from .eagle import checkpoint as eagle
 from .eagle.config import EagleConfig, is_eagle
 from .eagle.model import EagleModel
+from .mtp import checkpoint as mtp
+from .mtp.config import MtpConfig, has_layout
+
+Config = BlockConfig | EagleConfig | MtpConfig
 
 
 def network_of(config: BlockConfig) -> type[DraftModel]:
@@ -28,20 +32,26 @@ def load_any(folder: str | Path, *, dtype: torch.dtype = torch.bfloat16) -> Draf
     return load_as(network_of(BlockConfig.read(folder)), folder, dtype=dtype)
 
 
-def read_config(folder: str | Path) -> BlockConfig | EagleConfig:
-    """Shape of a folder's drafter; raises CheckpointError where none can be read."""
+def read_config(folder: str | Path) -> Config:
+    """Shape of a folder's drafter, or of the MTP layer in a target's; raises CheckpointError where none can be read."""
     config = read_json(folder)
+    if has_layout(config):
+        return MtpConfig.from_json(config)
     return (EagleConfig if is_eagle(config) else BlockConfig).from_json(config)
 
 
 def layers_of(folder: str | Path, count: int) -> tuple[int, ...]:
     """The layers that a folder's drafter reads of a target with `count` layers; raises CheckpointError."""
     config = read_config(folder)
+    if isinstance(config, MtpConfig):
+        return ()
     return config.layers_of(count) if isinstance(config, EagleConfig) else config.target_layers
 
 
-def not_trained(config: BlockConfig | EagleConfig) -> str:
+def not_trained(config: Config) -> str:
     """The part of a drafter's shape that is served and not trained here; "" if there is none."""
+    if isinstance(config, MtpConfig):
+        return "a target's own MTP layer"
     if isinstance(config, EagleConfig):
         return ""
     if (config.logit_scale, config.logit_cap) != (1.0, 0.0) and not config.gemma:
@@ -65,7 +75,8 @@ def kind_of(folder: str | Path) -> str:
 
 def memory(folder: str | Path, dtype: torch.dtype) -> tuple[int, int]:
     """Bytes that a drafter of a folder takes in `dtype`: of its weights, and of what it keeps for a token of a text."""
-    found = eagle if is_eagle(read_json(folder)) else block
+    config = read_json(folder)
+    found = mtp if has_layout(config) else eagle if is_eagle(config) else block
     return found.memory(folder, dtype)
 
 
@@ -76,7 +87,9 @@ def check_target(folder: str | Path, target: Mapping[str, Any]) -> None:
     target: the target's config; what it does not say is not compared.
     """
     config = read_config(folder)
-    if isinstance(config, EagleConfig):
+    if isinstance(config, MtpConfig):
+        mtp.check_target(mtp.check_folder(folder), target)
+    elif isinstance(config, EagleConfig):
         config.layers_of(int(target.get("num_hidden_layers") or 0))
         eagle.check_target(config, eagle.stored_shapes(folder), target.get("vocab_size"), target.get("hidden_size"))
     else:
@@ -87,7 +100,10 @@ def check_target(folder: str | Path, target: Mapping[str, Any]) -> None:
 def check(folder: str | Path, target: Mapping[str, Any]) -> None:
     """Read a folder's weights; raises CheckpointError where they are damaged or do not fit a target, as above."""
     check_target(folder, target)
-    if is_eagle(read_json(folder)):
+    config = read_json(folder)
+    if has_layout(config):
+        mtp.load(folder)
+    elif is_eagle(config):
         eagle.load(folder, int(target.get("num_hidden_layers") or 0))
     else:
         load_any(folder)

@@ -25,10 +25,11 @@ class Entry:
     takes: the keyword arguments of that, out of gamma (draft tokens per step), target (`Target`), device (its),
         corpora, checkpoint (a folder), denoising_steps and denoising_order.
     help: a few words for `outrider serve --help` and server/README.md.
-    needs_hidden_states: it has `target_layers`, and drafts only for targets whose hidden states the engine shows.
+    needs_hidden_states: it has `target_layers`, and drafts only for targets whose layers' outputs the engine shows.
     kind: of its checkpoints, as `networks.kind_of` says it; "" for the drafter's own name.
     expected_run_length: expected accepted tokens over the chance of the first, measured with the shipped weights.
     denoising_steps: the default; 0: it does not denoise.
+    trained: `outrider train` makes such drafters.
     """
 
     make: str
@@ -38,6 +39,7 @@ class Entry:
     kind: str = ""
     expected_run_length: float = 1.7
     denoising_steps: int = 0
+    trained: bool = True
 
     @property
     def needs_checkpoint(self) -> bool:
@@ -75,9 +77,15 @@ DRAFTERS = {
         "an EAGLE-3 head, a pass for each token",
         needs_hidden_states=True,
     ),
+    "mtp": Entry(
+        "outrider.drafters.mtp:MtpDrafter.load",
+        ("target", "checkpoint", "gamma"),
+        "the target's own MTP layer",
+        trained=False,
+    ),
     "deer": Entry(
         *DIFFUSION,
-        "a block in one denoising step; reads tokens alone, where SGLang shows no hidden states",
+        "a block in one denoising step, from tokens alone",
         kind="diffusion",
         expected_run_length=1.4,
         denoising_steps=1,
@@ -176,7 +184,7 @@ def make(
         if not isinstance(drafter, BlockDrafter):
             raise ValueError(f"several sets of weights are those of DSpark and DFlash, not of {name}")
         drafter = WeightSets(drafter)
-    if entry.needs_hidden_states and str(target.device).startswith("cpu"):
+    if (drafter.target_layers or drafter.reads_output) and str(target.device).startswith("cpu"):
         drafter = DeferredObserve(drafter)
     if initial_tokens:
         drafter = Initialised(drafter, initial_tokens)

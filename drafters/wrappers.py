@@ -18,7 +18,7 @@ class Wrapper(Drafter):
     def __init__(self, model: Drafter):
         self.model = model
         self.gamma, self.target_layers, self.shortens = model.gamma, model.target_layers, model.shortens
-        self.assesses_itself = model.assesses_itself
+        self.assesses_itself, self.reads_output = model.assesses_itself, model.reads_output
 
     def allocate(self, slots: int) -> None:
         self.model.allocate(slots)
@@ -45,7 +45,7 @@ class DeferredObserve(Wrapper):
 
     def observe(self, features: Features) -> None:
         if features.hidden is None:
-            raise ValueError(f"a drafter model needs the outputs of target layers {list(self.target_layers)}")
+            raise ValueError("a drafter model needs the target's hidden states")
         count = len(features.slots)
         if self.waiting + count > ROWS:
             self.flush()

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from outrider.storage.replacing import replace, replacing
 
@@ -258,12 +258,15 @@ def stored_shapes(folder: str | Path) -> dict[str, list[int]]:
     return shapes
 
 
-def read_tensors(folder: str | Path) -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint folder; raises CheckpointError where there are none, or some are damaged."""
+def read_tensors(folder: str | Path, prefix: str = "") -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint folder whose names begin so; raises CheckpointError where there are no weights, or
+    some are damaged."""
     tensors: dict[str, torch.Tensor] = {}
     for file in weight_files(folder):
         try:
-            tensors |= load_file(file)
+            with safe_open(file, "pt") as stored:
+                names = stored.keys()
+                tensors |= {name: stored.get_tensor(name) for name in names if name.startswith(prefix)}
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{file} is damaged: {error}; copy it here again") from None
     if unreal := [name for name, value in tensors.items() if not torch.isfinite(value).all()]:

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import torch
 
-from ..base import Rows
 from ..block import checkpoint as block
 from ..block.checkpoint import drafted_tokens, read_tensors, write_folder
 from ..block.errors import CheckpointError
+from ..chain.checkpoint import check_shapes
+from ..chain.drafter import SHARED
+from ..chain.network import ATTENTION, LAYER
 from .config import EagleConfig
 
-LAYER = "layers.0."
-ATTENTION = f"{LAYER}self_attn."
 ALIASES = {
     "midlayer.": LAYER,
     "aux_norm_low.": "fc_norm.0.",
@@ -29,8 +29,6 @@ ALIASES = {
 }
 REPEATED = ("t2d", "rotary_emb.", f"{ATTENTION}rotary_emb.")
 """Prefixes of tensors that are computed from others."""
-SHARED = ("embed_tokens.weight", "lm_head.weight")
-"""Tensors that are the target's where a head has none of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,8 @@ def load(
     tensors = {canonical(name): value for name, value in read_tensors(folder).items()}
     tensors = {name: value for name, value in tensors.items() if not name.startswith(REPEATED)}
     layers, offsets = config.layers_of(target_layers), tensors.pop("d2t", None)
-    check_tensors(tensors, shapes(config, len(layers)), optional_shapes(config, len(layers)))
+    stored = {name: list(value.shape) for name, value in tensors.items()}
+    check_shapes(stored, shapes(config, len(layers)), optional_shapes(config, len(layers)))
     drafted = config.draft_vocab_size
     vocab = None if drafted is None else drafted_tokens(offsets, drafted, config.vocab_size)
     if vocab is not None and bool((vocab.diff() < 0).any()):
@@ -85,17 +84,6 @@ def save(weights: EagleWeights, head: torch.Tensor, folder: str | Path) -> None:
         }
     norms = {"fc_norm": "fc_norm.0.weight" in tensors, "norm_before_fc": "input_norm.weight" in tensors}  # for SGLang
     write_folder(folder, tensors, weights.config.to_json() | norms)
-
-
-def with_shared(weights: EagleWeights, embedding: Rows, head: Rows) -> tuple[Rows, torch.Tensor]:
-    """Embedding [V, d] and head [V', d] of a drafter: its own, or rows of the target's, [V, d]."""
-    own, found = (weights.get(name) for name in SHARED)
-    embedding = embedding if own is None else own
-    if found is None:
-        rows = embedding if weights.config.tied else head
-        every = torch.arange(weights.config.vocab_size, device=rows.device)
-        found = rows[every if weights.vocab is None else weights.vocab.to(rows.device)]
-    return embedding, found
 
 
 def canonical(name: str) -> str:
@@ -145,26 +133,6 @@ def optional_shapes(config: EagleConfig, layers: int) -> dict[str, tuple[int, ..
         f"{ATTENTION}q_norm.weight": (width,),
         f"{ATTENTION}k_norm.weight": (width,),
     }
-
-
-def check_tensors(
-    tensors: dict[str, torch.Tensor], needed: dict[str, tuple[int, ...]], optional: dict[str, tuple[int, ...]]
-) -> None:
-    """Raise CheckpointError naming tensors that lack, are not known or have another shape than the config says."""
-    if missing := sorted(needed.keys() - tensors.keys()):
-        raise CheckpointError(f"drafter checkpoint lacks {', '.join(missing)}")
-    known = needed | optional
-    if unknown := sorted(tensors.keys() - known.keys()):
-        raise CheckpointError(f"drafter checkpoint has tensors this loader does not know: {', '.join(unknown)}")
-    for group in (f"{ATTENTION}q_norm", "fc_norm."):
-        of_group = {name for name in optional if name.startswith((group, group.replace("q_norm", "k_norm")))}
-        if 0 < len(of_group & tensors.keys()) < len(of_group):
-            raise CheckpointError(f"drafter checkpoint lacks {', '.join(sorted(of_group - tensors.keys()))}")
-    for name, value in tensors.items():
-        if tuple(value.shape) != known[name]:
-            raise CheckpointError(
-                f"{name}: {list(value.shape)} in the checkpoint, {list(known[name])} by its config.json and the target"
-            )
 
 
 def check_target(config: EagleConfig, names: Container[str], vocab_size: int | None, hidden_size: int | None) -> None:

@@ -13,7 +13,9 @@ from torch import nn
 
 from ..block.layers import Rotary, rotate
 from ..block.model import Attend, TrainedModel
-from .checkpoint import ATTENTION, LAYER, SHARED, EagleWeights, check_target, load, shapes
+from ..chain.drafter import SHARED
+from ..chain.network import ATTENTION, LAYER
+from .checkpoint import EagleWeights, check_target, load, shapes
 from .config import EagleConfig
 
 

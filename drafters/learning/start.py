@@ -23,7 +23,7 @@ from ..training.start import start_diffusion, start_eagle, start_from_target
 from ..training.store import FeatureStore
 from ..training.target import TargetModel
 
-KINDS = tuple(name for name in registry.names() if registry.find(name).needs_checkpoint)
+KINDS = tuple(name for name in registry.names() if registry.find(name).needs_checkpoint and registry.find(name).trained)
 """Drafters that are learned."""
 FROM_TARGET = "target"
 COMMON = "--sequences 1 --anchors 96 --decay-steps 0 --steps 1000000000 --ema 0.998"

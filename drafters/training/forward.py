@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from ..block.model import BlockModel, TrainedModel
-from ..eagle.checkpoint import with_shared
+from ..chain.drafter import with_shared
 from ..eagle.model import EagleModel
 from .batches import Grid, Step, Tile
 from .target import TargetModel

@@ -72,7 +72,7 @@ def _drafter(settings: Settings, model: Model) -> Iterator[Finding]:
         return
     from safetensors import SafetensorError
 
-    from outrider.drafters import networks
+    from outrider.drafters import networks, registry
     from outrider.drafters.block.errors import CheckpointError
 
     folder = str(settings.drafter_path)
@@ -80,7 +80,8 @@ def _drafter(settings: Settings, model: Model) -> Iterator[Finding]:
         networks.check(folder, model.config)
     except (CheckpointError, SafetensorError, OSError, ValueError) as error:
         makes = f" (`outrider train {settings.drafter} --target {model.path}` makes one)"
-        remedy = f"another --drafter-path{makes}, or --drafter ngram"
+        trained = makes if registry.find(settings.drafter).trained else ""
+        remedy = f"another --drafter-path{trained}, or --drafter ngram"
         yield problem("drafter", f"{folder}: {' '.join(str(error).split())}", remedy)
     else:
         yield ok("drafter", f"{settings.drafter}, {folder}")

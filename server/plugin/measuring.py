@@ -60,7 +60,7 @@ class TimedDrafter(FixedDrafter):
     def __init__(self, served: Drafter, vocabulary: int):
         super().__init__(served.gamma, vocabulary)
         self.served = self.model = served
-        self.target_layers = served.target_layers
+        self.target_layers, self.reads_output = served.target_layers, served.reads_output
         while isinstance(self.model, LookupFirst | Initialised):
             self.model = self.model.model
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import outrider.drafters
 from outrider.drafters import networks, registry
-from outrider.drafters.block.config import BlockConfig
 from outrider.drafters.block.errors import CheckpointError
-from outrider.drafters.eagle.config import EagleConfig
+from outrider.drafters.mtp import MtpConfig
+from outrider.drafters.mtp import checkpoint as mtp
 
 from ..errors import UserError
 from ..model import hub
@@ -32,7 +32,10 @@ def with_drafter_path(settings: Settings, model: Model) -> Settings:
         if settings.drafter == "auto":
             raise UserError("on several nodes, --drafter-path goes with --drafter, the same on each")
         return settings
-    folder = find(settings.drafter_path) if settings.drafter_path else shipped(model, settings.drafter)
+    if settings.drafter_path:
+        folder = find(settings.drafter_path)
+    else:
+        folder = own_layer(model) if settings.drafter == MtpConfig.kind else shipped(model, settings.drafter)
     if not (folder / "config.json").is_file():
         if settings.drafter_path:
             raise UserError(f"--drafter-path {settings.drafter_path} is no drafter folder: it has no config.json")
@@ -42,6 +45,8 @@ def with_drafter_path(settings: Settings, model: Model) -> Settings:
             "--drafter-path, or use --drafter ngram"
         )
     kind = read_config(folder).kind
+    if reason := unserved_on(settings.resolved_device, kind):
+        raise UserError(f"{reason}; use another --drafter")
     fitting = registry.serving(kind)
     if settings.drafter == "auto":
         settings = replace(settings, drafter=fitting[0])
@@ -51,7 +56,26 @@ def with_drafter_path(settings: Settings, model: Model) -> Settings:
     return replace(settings, drafter_path=str(folder))
 
 
-def read_config(folder: Path) -> BlockConfig | EagleConfig:
+def own_layer(model: Model) -> Path:
+    """The folder of a model with an MTP layer; raises UserError where it has none that is served."""
+    folder = model.folder or hub.cached(model.path)
+    if folder is None:
+        raise UserError(
+            f"{model.name} is not here yet; leave --drafter out: its MTP layer drafts from the next start on"
+        )
+    try:
+        mtp.check_folder(folder)
+    except CheckpointError as error:
+        raise UserError(f"--drafter mtp: {error}; use --drafter ngram") from None
+    return folder
+
+
+def unserved_on(device: str, kind: str) -> str:
+    """The reason why drafters of a kind do not draft on "cpu" or "cuda"; "": they do."""
+    return "MTP layers draft on CPUs so far" if kind == MtpConfig.kind and device != "cpu" else ""
+
+
+def read_config(folder: Path) -> networks.Config:
     """Shape of a folder's drafter; raises UserError where none can be read."""
     try:
         return networks.read_config(folder)

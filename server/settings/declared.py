@@ -16,6 +16,7 @@ from .setting import setting
 
 DRAFTERS = ("auto", *drafters.names(), "off")
 CHECKPOINT_DRAFTERS = tuple(name for name in drafters.names() if drafters.find(name).needs_checkpoint)
+TRAINED_DRAFTERS = tuple(name for name in CHECKPOINT_DRAFTERS if drafters.find(name).trained)
 DENOISING_DRAFTERS = tuple(name for name in drafters.names() if drafters.find(name).denoising_steps)
 MEASURING_DRAFTER = drafters.MEASURING
 PLANNERS = planners.names()

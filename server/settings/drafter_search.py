@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.drafters import networks, public, registry
-from outrider.drafters.block.config import BLOCK_KINDS
+from outrider.drafters.block.config import BLOCK_KINDS, BlockConfig
 from outrider.drafters.block.errors import CheckpointError
+from outrider.drafters.mtp import checkpoint as mtp
 
 from ..model import families, hub
 from ..model.target import Model
-from .checkpoints import shipped
+from .checkpoints import shipped, unserved_on
 from .declared import CHECKPOINT_DRAFTERS
 from .settings import Settings
 
@@ -44,7 +45,8 @@ class Candidate:
 
 
 def candidates(settings: Settings, model: Model) -> list[Candidate]:
-    """All drafters of a model, by preference: those in its folder, then public ones, by the registry's order."""
+    """All drafters of a model, by preference: those in its folder, then public ones, by the registry's order, then its
+    own MTP layer."""
     if settings.model is None:
         folders = dict.fromkeys(shipped(model, name) for name in CHECKPOINT_DRAFTERS)
         origin = "comes with Outrider"
@@ -58,6 +60,9 @@ def candidates(settings: Settings, model: Model) -> list[Candidate]:
             found.append(Candidate(drafter.repo, drafter.kind, drafter.source, None, obstacle))
         else:
             found.append(_in_folder(here, drafter.repo, origin, settings, model))
+    whole = model.folder or hub.cached(model.path)
+    if whole is not None and mtp.is_carried(whole):
+        found.append(_in_folder(whole, str(whole), "in the model's checkpoint", settings, model))
     return found
 
 
@@ -118,7 +123,7 @@ def _in_folder(folder: Path, name: str, origin: str, settings: Settings, model: 
         obstacle = _unserved(kind, settings, model)
         if settings.learn and (what := networks.not_trained(config)):
             obstacle = obstacle or f"--learn does not train {what}"
-        if not obstacle and kind != "eagle3" and config.gamma < settings.gamma:
+        if not obstacle and isinstance(config, BlockConfig) and config.gamma < settings.gamma:
             obstacle = f"it drafts {config.gamma} tokens at most; say --gamma {config.gamma}"
     except (CheckpointError, OSError, ValueError) as error:
         obstacle = " ".join(str(error).split())
@@ -128,6 +133,8 @@ def _in_folder(folder: Path, name: str, origin: str, settings: Settings, model: 
 def _unserved(kind: str, settings: Settings, model: Model) -> str:
     """The reason why no drafter of a kind goes with a model and these settings; "": it does."""
     architecture = next(iter(model.config.get("architectures") or ()), "")
+    if reason := unserved_on(settings.resolved_device, kind):
+        return reason
     if settings.learns_per_key and kind not in BLOCK_KINDS:
         return f"--learn-per key trains {' and '.join(BLOCK_KINDS)} alone"
     reads = registry.find(registry.serving(kind)[0]).needs_hidden_states

@@ -12,7 +12,7 @@ from outrider.kernels.cache import cache_root
 from outrider.profiles.fingerprint import folder_digest
 
 from ..errors import UserError
-from .declared import CHECKPOINT_DRAFTERS
+from .declared import TRAINED_DRAFTERS
 
 if TYPE_CHECKING:
     from ..model.target import Model
@@ -53,8 +53,8 @@ def with_start(settings: Settings, model: Model) -> Settings:
             raise UserError("--learn-per key gives each API key a drafter; it goes with --api-keys")
         if settings.resolved_device != "cpu":
             raise UserError("--learn-per key serves on a CPU so far; leave it out on a GPU")
-    if settings.drafter not in ("auto", *CHECKPOINT_DRAFTERS):
-        raise UserError(f"--learn goes with --drafter {' or '.join(CHECKPOINT_DRAFTERS)}, not {settings.drafter}")
+    if settings.drafter not in ("auto", *TRAINED_DRAFTERS):
+        raise UserError(f"--learn goes with --drafter {' or '.join(TRAINED_DRAFTERS)}, not {settings.drafter}")
     from .checkpoints import shipped
 
     kind = settings.drafter if settings.drafter != "auto" else BLOCK_KINDS[0]

@@ -9,8 +9,8 @@ import torch
 from tiny_drafters import CONFIGS, save_target
 
 from outrider.drafters.block import BlockConfig
+from outrider.drafters.chain import ChainDrafter, network
 from outrider.drafters.diffusion import DiffusionDrafter, drafter
-from outrider.drafters.eagle import EagleDrafter, network
 from outrider.kernels.attention import bounded_attention, torch_attention
 from outrider.kernels.flat_batch import FlatBatch
 
@@ -33,7 +33,7 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, flat: FlatBatch, 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafters work as on a GPU: what is encoded, the host does not know."""
-    for kind in (DiffusionDrafter, EagleDrafter):
+    for kind in (DiffusionDrafter, ChainDrafter):
         monkeypatch.setattr(kind, "__init__", _made_elsewhere(kind.__init__))
     for module in (drafter, network):
         monkeypatch.setattr(module, "flat_attention", _attend)

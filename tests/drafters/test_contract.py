@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiny_drafters import CONFIGS, FEW_DIFFUSION, GAMMA, PATHS, make_diffusion, make_model, make_registered
 from tiny_eagle import save_eagle
+from tiny_mtp import save_mtp
 
 from outrider.drafters import registry
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features, Prefilled
@@ -27,9 +28,10 @@ def pages(seed: int) -> torch.Tensor:
 
 
 def hidden_of(drafter: Drafter, row: int, length: int) -> torch.Tensor | None:
-    if not drafter.target_layers:
+    layers = 1 if drafter.reads_output else len(drafter.target_layers)
+    if not layers:
         return None
-    return torch.randn(length, len(drafter.target_layers) * WIDTH, generator=torch.Generator().manual_seed(row))
+    return torch.randn(length, layers * WIDTH, generator=torch.Generator().manual_seed(row))
 
 
 def read(drafter: Drafter, table: torch.Tensor) -> None:
@@ -162,6 +164,8 @@ def test_weights_are_exchanged_while_it_serves(name: str, tmp_path: Path) -> Non
     wide = tmp_path / "wide"
     if name == "eagle3":
         save_eagle(wide, norm_output=True)
+    elif name == "mtp":
+        save_mtp(wide, "qwen3.5")
     else:
         shape = dataclasses.replace((CONFIGS | PATHS).get(name, FEW_DIFFUSION), num_layers=1)
         save_compact(make_diffusion(shape) if shape.kind == "diffusion" else make_model(shape), wide)

@@ -91,5 +91,5 @@ def test_what_is_shown_may_be_overwritten_afterwards() -> None:
 
 def test_a_drafter_model_wants_hidden_states() -> None:
     slots = torch.arange(2)
-    with pytest.raises(ValueError, match="needs the outputs of target layers"):
+    with pytest.raises(ValueError, match="needs the target's hidden states"):
         DeferredObserve(make_drafter(WIDE)).observe(Features(None, slots, slots, slots))

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from chi_square import p_value
 from tiny_eagle import save_eagle
+from tiny_mtp import save_mtp
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -154,6 +155,8 @@ def save_registered(name: str, folder: Path, seed: int = 0) -> Path:
     """Write random weights for the registry's drafter of that name; returns `folder`."""
     if name == "eagle3":
         return save_eagle(folder, seed=seed)
+    if name == "mtp":
+        return save_mtp(folder, seed=seed)
     block = (CONFIGS | PATHS).get(name)
     save_compact(make_diffusion(FEW_DIFFUSION, seed) if block is None else make_model(block, seed), folder)
     return folder

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from running import ONE_THREAD, TAKES_MANY, ForkedServer, Server, changed
+from small_mtp import SmallMtp
 from small_target import SmallTarget
 
 from outrider.profiles import store
 from outrider.profiles.store import Profile
 from outrider.scheduler.cost.step_times import Point
 from outrider.server.cli.main import main
-from outrider.server.model import target
+from outrider.server.model import bundled_model, target
 from outrider.server.settings import checkpoints, profile_lookup
 from outrider.server.settings.settings import Settings
 
@@ -49,6 +50,20 @@ def planned_server(tmp_path_factory: pytest.TempPathFactory, small_target: Small
 def eagle_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
     """The same with an EAGLE-3 head, whose depth the planner decides too."""
     yield from _planned(tmp_path_factory.mktemp("eagle"), small_target, "eagle3", small_target.eagle3)
+
+
+@pytest.fixture(scope="package")
+def small_mtp(tmp_path_factory: pytest.TempPathFactory) -> SmallMtp:
+    return SmallMtp.write(tmp_path_factory.mktemp("small-mtp") / "target")
+
+
+@pytest.fixture(scope="package")
+def mtp_server(tmp_path_factory: pytest.TempPathFactory, small_mtp: SmallMtp) -> Iterator[Server]:
+    """A target with an MTP layer, which `auto` takes; planned as `planned_server`, and requests share prefixes."""
+    folder = tmp_path_factory.mktemp("mtp")
+    profile = jagged_profile(folder, model=str(small_mtp.folder), drafter="mtp")
+    flags = ("--model", str(small_mtp.folder), "--served-model-name", bundled_model.NAME, "--profile", str(profile))
+    yield from _serve(folder / "log", *SHARING, *flags, **changed("profile-costs"))
 
 
 @pytest.fixture(scope="package")

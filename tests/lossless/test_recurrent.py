@@ -3,6 +3,8 @@ are those without."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,10 +13,13 @@ from pathlib import Path
 import httpx
 import pytest
 import tiny_families
+import tiny_mtp
 import torch
 from asking import MODEL, complete, tokens
+from gguf_models import WIDTH
 from metrics_page import MetricsPage
 from running import TAKES_MANY, ForkedServer, Server, overlaps
+from safetensors.torch import load_file, save_file
 
 from outrider.drafters.block import BlockConfig, BlockModel, save_compact, target_identity
 
@@ -50,11 +55,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def started(folder: Path, name: str, *flags: str) -> Iterator[Server]:
+def started(folder: Path, name: str, *flags: str, target: str = "tiny") -> Iterator[Server]:
     if overlaps():
         pytest.skip("SGLang keeps the states of prefixes only where steps do not overlap, as on CPUs")
     server = ForkedServer(
-        folder / f"log-{name}", "--model", str(folder / "tiny"), "--served-model-name", MODEL, "--dtype", "float32",
+        folder / f"log-{name}", "--model", str(folder / target), "--served-model-name", MODEL, "--dtype", "float32",
         "--max-total-tokens", "640", "--max-running-requests", "8", "--chunked-prefill-size", "64",
         *flags, **TAKES_MANY,
     )  # fmt: skip
@@ -128,6 +133,36 @@ def leave(served: Server, one: tuple[list[int], int]) -> bool:
     body = {"model": MODEL, "prompt": one[0], "max_tokens": 300, "stream": True, **BODY}
     with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=120) as answer:
         return any(line.startswith("data:") for line in answer.iter_lines())
+
+
+@pytest.fixture(scope="module")
+def with_mtp(folder: Path) -> Iterator[Server]:
+    """The target with an MTP layer of random weights in its checkpoint, which `auto` takes; without the other tokens'
+    rows of the head, so that it says the few and is right by chance."""
+    shutil.copytree(folder / "tiny", folder / "with-mtp")
+    weights = load_file(file := folder / "with-mtp" / "model.safetensors")
+    kept = torch.zeros(len(weights["lm_head.weight"]), 1).index_fill_(0, torch.tensor(FEW), 1.0)
+    save_file(weights | {"lm_head.weight": weights["lm_head.weight"] * kept}, file)
+    layout = "qwen3-next"
+    shape = json.loads((folder / "tiny" / "config.json").read_text())
+    fields = {name: shape[name] for name in tiny_mtp.FIELDS if name in shape}
+    layer = tiny_mtp.layer_model(layout, **fields)
+    tiny_mtp.add_mtp(folder / "with-mtp", tiny_mtp.published(layout, layer, tiny_mtp.joint(layout, size=WIDTH)))
+    with started(folder, "mtp", "--no-lookup", "--planner", "verify-all", target="with-mtp") as server:
+        yield server
+
+
+def test_its_mtp_layer(with_mtp: Server, plain: list[list[int]]) -> None:
+    """One at a time, and many at once in a cache too small for all."""
+    assert "in the model's checkpoint, fits with-mtp" in with_mtp.output()
+    assert [ask(with_mtp, one, speculate=True) for one in ASKED] == plain
+    asked = [*ASKED, *reversed(ASKED)]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        assert list(pool.map(lambda one: ask(with_mtp, one, speculate=True), asked)) == [*plain, *reversed(plain)]
+    page = MetricsPage(with_mtp.url)
+    for name in ("accepted", "wasted"):
+        assert page.value(f"outrider_{name}_tokens_total") > 10
+    assert page.value("sglang:num_retracted_requests_total") > 0
 
 
 def test_a_drafter_that_reads_hidden_states(

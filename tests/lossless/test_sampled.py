@@ -17,6 +17,7 @@ from exact_answers import PROMPT, RULES, SAMPLES, Answer, Rules, answer_probs, a
 from metrics_page import MetricsPage, metric
 from power import THRESHOLD
 from running import Server
+from small_mtp import SmallMtp
 from small_target import SPECIAL, VOCAB, SmallTarget
 
 LENGTH = 5
@@ -118,6 +119,16 @@ def test_whole_answers_have_the_exact_distribution(
     after = MetricsPage(served.url)
     check_depth(observed(before, after, sampling="seeded" if seeds else "sampled", source=source))
     assert answers_p_value(drawn, exact(prompt)) > THRESHOLD
+
+
+@pytest.mark.parametrize("seeds", [False, True], ids=["unseeded", "seeded"])
+def test_a_target_with_an_mtp_layer(mtp_server: Server, small_mtp: SmallMtp, seeds: bool) -> None:
+    prompt = small_mtp.tokenizer(PROMPT)["input_ids"]
+    before = MetricsPage(mtp_server.url)
+    drawn = sample(mtp_server, prompt, SAMPLES, seeds, **BODY)
+    after = MetricsPage(mtp_server.url)
+    check_depth(observed(before, after, sampling="seeded" if seeds else "sampled", source="model"))
+    assert answers_p_value(drawn, answer_probs(small_mtp.logits, prompt, LENGTH, RULES)) > THRESHOLD
 
 
 @pytest.mark.parametrize("seeds", [False, True], ids=["unseeded", "seeded"])

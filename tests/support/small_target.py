@@ -34,8 +34,29 @@ DRAFTED = 512
 """Tokens that the drafters know: the likeliest ones, so that the others have to come from the residual."""
 
 
+class Exact:
+    """A target whose next token's distribution Transformers tells. folder: of the model, as Hugging Face writes it."""
+
+    folder: Path
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return AutoTokenizer.from_pretrained(self.folder)
+
+    @cached_property
+    def model(self) -> Any:
+        """The target by Transformers, in float32."""
+        return AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32).eval()
+
+    @torch.inference_mode()
+    def logits(self, texts: list[list[int]]) -> torch.Tensor:
+        """[N, V] float64 of what follows each of N texts, which have one length."""
+        parts = [self.model(torch.tensor(texts[i : i + 64])).logits[:, -1] for i in range(0, len(texts), 64)]
+        return torch.cat(parts).double()
+
+
 @dataclass(frozen=True)
-class SmallTarget:
+class SmallTarget(Exact):
     """folder: of the model, as Hugging Face writes it. dspark, diffusion, dflash2, lilicorr, eagle3: folders of its
     drafters."""
 
@@ -74,21 +95,6 @@ class SmallTarget:
         found = path or self.drafters.get(drafter)
         return (*model, "--drafter-path", str(found)) if found else model
 
-    @cached_property
-    def tokenizer(self) -> Any:
-        return AutoTokenizer.from_pretrained(self.folder)
-
-    @cached_property
-    def model(self) -> Any:
-        """The target by Transformers, in float32."""
-        return AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32).eval()
-
-    @torch.inference_mode()
-    def logits(self, texts: list[list[int]]) -> torch.Tensor:
-        """[N, V] float64 of what follows each of N texts, which have one length."""
-        parts = [self.model(torch.tensor(texts[i : i + 64])).logits[:, -1] for i in range(0, len(texts), 64)]
-        return torch.cat(parts).double()
-
 
 def write_tokenizer(folder: Path) -> None:
     """The embedded model's tokenizer and chat template, with its first VOCAB tokens and the merges that make them."""
@@ -103,21 +109,27 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def _target() -> LlamaForCausalLM:
-    """The first number of an embedding is the same for all tokens, so that the head's first column is a bias. Nothing
-    but the drafters' masks has the second."""
-    draw = torch.Generator().manual_seed(5)
     config = LlamaConfig(
         vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=LAYERS,
         num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, head_dim=HEAD, max_position_embeddings=1024,
         rope_theta=1e4, tie_word_embeddings=False, bos_token_id=1, eos_token_id=END, pad_token_id=END,
     )  # fmt: skip
-    model = LlamaForCausalLM(config).float()
-    scales = {"q_proj": 2.5, "k_proj": 2.5, "o_proj": 0.3, "down_proj": 0.2}
+    return lively(LlamaForCausalLM(config).float())
+
+
+def lively(model: Any) -> Any:
+    """The model with other random weights: its next token depends mostly on the last one.
+
+    The first number of an embedding is the same for all tokens, so that the head's first column is a bias. Nothing but
+    the drafters' masks has the second.
+    """
+    draw = torch.Generator().manual_seed(5)
+    scales = {"q_proj": 2.5, "k_proj": 2.5, "o_proj": 0.3, "down_proj": 0.2, "experts": 0.3}
     with torch.no_grad():
         for name, weight in model.named_parameters():
             part = name.split(".")[-2]
-            if weight.ndim == 2:
-                scale = scales.get(part, 1.0) * weight.shape[1] ** -0.5
+            if weight.ndim >= 2:
+                scale = scales.get(part, 1.0) * weight.shape[-1] ** -0.5
                 weight.copy_(torch.randn(weight.shape, generator=draw) * scale)
         embedding, head = model.model.embed_tokens.weight, model.lm_head.weight
         embedding *= WIDTH**0.5

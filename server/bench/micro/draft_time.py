@@ -18,6 +18,8 @@ from outrider.drafters.diffusion import DiffusionDrafter, DiffusionModel
 from outrider.drafters.eagle import EagleDrafter
 from outrider.drafters.eagle import checkpoint as eagle
 from outrider.drafters.encoding import BACKLOG_EACH
+from outrider.drafters.mtp import MtpDrafter
+from outrider.drafters.mtp import checkpoint as mtp
 
 CONTEXT, COMMITTED, ROUNDS = 200, 3, 15
 """Tokens of the text, tokens that the step before has committed, and drafts that are timed."""
@@ -64,6 +66,9 @@ def _made(folder: Path, target: Mapping[str, Any], rows: torch.Tensor, gamma: in
     if kind == "eagle3":
         weights = eagle.load(folder, int(target["num_hidden_layers"]), dtype=dtype, device=device)
         return EagleDrafter(weights, embedding=rows, head=rows, gamma=gamma)
+    if kind == "mtp":
+        layer = mtp.load(folder, dtype=dtype, device=device)
+        return MtpDrafter(layer, embedding=rows, head=rows, gamma=gamma)
     if kind == "diffusion":
         model = load_as(DiffusionModel, folder, dtype=dtype, device=device)
         return DiffusionDrafter(model, embedding=rows, head=rows, gamma=gamma)
@@ -72,7 +77,7 @@ def _made(folder: Path, target: Mapping[str, Any], rows: torch.Tensor, gamma: in
 
 def _features(drafter: Drafter, start: int, size: int, dtype: torch.dtype, device: str) -> Features:
     places = torch.arange(start, CONTEXT, device=device)
-    width = len(drafter.target_layers) * size
+    width = size if drafter.reads_output else len(drafter.target_layers) * size
     hidden = torch.randn(len(places), width, dtype=dtype, device=device) if width else None
     return Features(hidden, torch.full_like(places, 3), places, places)
 

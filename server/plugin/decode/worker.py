@@ -161,7 +161,7 @@ class SpeculativeWorker(BaseSpecWorker):
 
     @property
     def _captures_hidden(self) -> bool:
-        return self.drafter is not None and bool(self.drafter.target_layers)
+        return self.drafter is not None and (bool(self.drafter.target_layers) or self.drafter.reads_output)
 
     # -- prefill ------------------------------------------------------------------------------------------------
 

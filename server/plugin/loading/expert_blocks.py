@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from sglang.srt.layers.quantization.base_config import FusedMoEMethodBase
 
-from outrider.kernels.fused import silu_mul
-from outrider.kernels.int8 import multiply
+from outrider.kernels.experts import run_experts
 
 from .gguf_weights import GgufWeights
 
@@ -65,26 +64,3 @@ class BlockExperts(FusedMoEMethodBase):
         return StandardCombineInput(
             hidden_states=run_experts(dispatch_output.hidden_states, weights, ids, layer.packed_experts)
         )
-
-
-def run_experts(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, experts: list[Any]) -> torch.Tensor:
-    """x: [N, H]. weights, ids: [N, K], the share and the number of each chosen expert. Returns [N, H] in x's type.
-
-    experts: for each a gated and a down product's weight.
-    """
-    rows, chosen = ids.shape
-    order = ids.flatten().argsort(stable=True)
-    counts = ids.flatten().bincount(minlength=len(experts)).tolist()
-    outputs = x.new_empty(rows * chosen, x.shape[1])
-    begin = 0
-    for expert, count in enumerate(counts):
-        if count:
-            places = order[begin : begin + count]
-            gate_up, down = experts[expert]
-            outputs[places] = multiply(silu_mul(multiply(x[places // chosen], gate_up)), down)
-            begin += count
-    each = outputs.view(rows, chosen, -1).float() * weights.float()[..., None]
-    total = each[:, 0]
-    for k in range(1, chosen):
-        total = total + each[:, k]
-    return total.to(x.dtype)

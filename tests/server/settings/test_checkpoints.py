@@ -61,7 +61,7 @@ def test_a_checkpoint_that_the_drafter_cannot_use_is_refused(tmp_path: Path) -> 
 
 def test_every_drafter_model_that_is_not_of_others_comes_with_the_embedded_model() -> None:
     for drafter in CHECKPOINT_DRAFTERS:
-        if drafter not in ("eagle3", "dflash2"):
+        if drafter not in ("eagle3", "dflash2", "mtp"):
             found = checkpoints.with_drafter_path(Settings(drafter=drafter), target.find(None)).drafter_path
             assert drafter in registry.serving(networks.kind_of(str(found)))
 

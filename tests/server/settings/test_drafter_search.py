@@ -12,11 +12,15 @@ from typing import Any
 
 import huggingface_hub.constants
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from tiny_drafters import BEHIND, DFLASH, DFLASH2, DIFFUSION, TINY, make_diffusion, make_model, save_target
 from tiny_eagle import save_eagle
+from tiny_mtp import save_mtp
 
 from outrider.drafters.block import save_compact, save_plain
 from outrider.server.cli import main
+from outrider.server.errors import UserError
 from outrider.server.model import target
 from outrider.server.settings import checkpoints, drafter_search, learning
 from outrider.server.settings.resolve import resolve
@@ -183,6 +187,56 @@ def test_architectures_whose_hidden_states_are_not_shown_get_what_reads_none(
     assert take(folder)[0].drafter == "deer"
 
 
+def test_a_models_own_mtp_layer_is_taken_where_nothing_else_fits(
+    tmp_path: Path, hub: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_mtp(tmp_path / "models" / "own", "glm-4.5")
+    found, line = take(folder)
+    assert (found.drafter, found.drafter_path) == ("mtp", str(folder))
+    assert line == f"Drafter mtp: {folder}, in the model's checkpoint, fits own (--drafter ngram does without)"
+    asked = checkpoints.with_drafter_path(Settings(model=str(folder), drafter="mtp"), target.find(str(folder)))
+    assert (asked.drafter, asked.drafter_path) == ("mtp", str(folder))
+    assert main.main(["drafters", str(folder), "--measure"]) == 0
+    said = capsys.readouterr().out
+    assert f"mtp       {folder}, in the model's checkpoint, fits; a draft takes " in said
+    assert f"--drafter auto takes mtp, {folder}\n" in said
+    save_compact(make_diffusion(DIFFUSION), folder / "drafter")
+    assert take(folder)[0].drafter == "deer"
+
+
+def test_an_mtp_layer_that_cannot_draft_is_refused_with_the_reason(tmp_path: Path, hub: Callable[[str], Path]) -> None:
+    folder = save_mtp(tmp_path / "own", "qwen3.5")
+    model = target.find(str(folder))
+    assert "--learn does not train a target's own MTP layer" in take(folder, learn=True)[1]
+
+    def refusal(**settings: Any) -> str:
+        with pytest.raises(UserError) as refused:
+            checkpoints.with_drafter_path(Settings(model=str(folder), drafter="mtp", **settings), model)
+        return str(refused.value)
+
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    save_file(tensors | {"mtp.fc.weight_scale_inv": torch.ones(1)}, file)
+    unknown = "drafter checkpoint has tensors this loader does not know: fc.weight_scale_inv"
+    assert unknown in take(folder)[1]
+    assert refusal() == f"--drafter mtp: {unknown}; use --drafter ngram"
+    save_file({"model.norm.weight": tensors["mtp.norm.weight"]}, file)
+    assert refusal() == f"--drafter mtp: {folder} has no MTP layer: no tensors mtp.*; use --drafter ngram"
+    assert take(folder)[1] == "Drafter ngram: no drafter of own is here"
+    assert "model.safetensors" not in refusal(drafter_path=str(save_target(tmp_path / "llama")))
+    model = replace(model, folder=None, path="owner/own")
+    assert refusal().startswith(f"{model.name} is not here yet; leave --drafter out")
+
+
+def test_mtp_layers_do_not_draft_on_gpus_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_mtp(tmp_path / "own", "glm-4.5")
+    monkeypatch.setattr("outrider.server.machine.hardware.has_gpu", lambda: True)
+    assert "MTP layers draft on CPUs so far" in take(folder)[1]
+    for given in ({"drafter": "mtp"}, {"drafter_path": str(folder)}):
+        with pytest.raises(UserError, match="MTP layers draft on CPUs so far; use another --drafter"):
+            checkpoints.with_drafter_path(Settings(model=str(folder), **given), target.find(str(folder)))  # type: ignore[arg-type]
+
+
 def test_learning_starts_from_what_was_found(folder: Path, hub: Callable[[str], Path], tmp_path: Path) -> None:
     save_compact(make_model(replace(DFLASH, windows=(4, -1))), folder / "windows")
     given: dict[str, Any] = {"learn": True, "learn_folder": tmp_path / "learned"}
@@ -233,14 +287,14 @@ def test_the_command_lists_what_comes_with_the_embedded_model(capsys: pytest.Cap
     assert [row["name"] for row in found["drafters"] if row["fits"]] == ["dspark", "dflash", "diffusion"]
 
 
-@pytest.mark.parametrize("kind", ["dspark", "dflash", "dflash2", "eagle3", "diffusion"])
+@pytest.mark.parametrize("kind", ["dspark", "dflash", "dflash2", "eagle3", "diffusion", "mtp"])
 def test_every_kind_is_measured(tmp_path: Path, kind: str) -> None:
-    import torch
-
     from outrider.server.bench.micro.draft_time import draft_seconds
 
     if kind == "eagle3":
         save_eagle(tmp_path)
+    elif kind == "mtp":
+        save_mtp(tmp_path)
     elif kind == "diffusion":
         save_compact(make_diffusion(DIFFUSION), tmp_path)
     else:

@@ -61,8 +61,9 @@ def test_every_drafter_with_weights_learns(smollm2: Model, tmp_path: Path) -> No
     (tmp_path / "config.json").write_text(json.dumps(replace(DFLASH, windows=(4, -1)).to_json()))
     with pytest.raises(UserError, match=r"--learn does not train .*: it has layers with sliding windows"):
         learning.with_start(Settings(**CPU, learn=True, drafter_path=str(tmp_path)), smollm2)
-    with pytest.raises(UserError, match=r"--learn goes with --drafter dspark or .* or specdiff, not ngram"):
-        learning.with_start(Settings(**CPU, learn=True, drafter="ngram"), smollm2)
+    for drafter in ("ngram", "mtp"):
+        with pytest.raises(UserError, match=rf"--learn goes with --drafter dspark or .* or specdiff, not {drafter}"):
+            learning.with_start(Settings(**CPU, learn=True, drafter=drafter), smollm2)
     (tmp_path / "config.json").write_text(json.dumps(replace(DFLASH2, logit_cap=5.0).to_json()))
     with pytest.raises(UserError, match=r"--learn does not train .*: it has scaled or capped logits"):
         learning.with_start(Settings(**CPU, learn=True, drafter_path=str(tmp_path)), smollm2)

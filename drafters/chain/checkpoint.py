@@ -1,0 +1,42 @@
+"""Names and shapes of a chaining drafter's tensors, compared with what its config asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from ..block.errors import CheckpointError
+from .network import ATTENTION
+
+NAMED = 4
+"""Tensors that a message names; of others it has the number."""
+
+Shape = tuple[int, ...]
+
+
+def check_shapes(
+    stored: Mapping[str, Sequence[int]], needed: Mapping[str, Shape], optional: Mapping[str, Shape]
+) -> None:
+    """Raise CheckpointError naming tensors that lack, are not known or have another shape than the config says.
+
+    stored: shapes of the checkpoint's tensors by name.
+    """
+    if missing := needed.keys() - stored.keys():
+        raise CheckpointError(f"drafter checkpoint lacks {some(missing)}")
+    known = {**needed, **optional}
+    if unknown := stored.keys() - known.keys():
+        raise CheckpointError(f"drafter checkpoint has tensors this loader does not know: {some(unknown)}")
+    for group in ((f"{ATTENTION}q_norm", f"{ATTENTION}k_norm"), ("fc_norm.",)):
+        of_group = {name for name in optional if name.startswith(group)}
+        if 0 < len(of_group & stored.keys()) < len(of_group):
+            raise CheckpointError(f"drafter checkpoint lacks {some(of_group - stored.keys())}")
+    for name, shape in stored.items():
+        if tuple(shape) != known[name]:
+            raise CheckpointError(
+                f"{name}: {list(shape)} in the checkpoint, {list(known[name])} by its config.json and the target"
+            )
+
+
+def some(names: Collection[str]) -> str:
+    """The first of these names, and how many more there are."""
+    more = len(names) - NAMED
+    return ", ".join(sorted(names)[:NAMED]) + (f" and {more} more" if more > 0 else "")

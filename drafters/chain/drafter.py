@@ -1,0 +1,139 @@
+"""Drafters of one layer behind the drafter contract: a chain of tokens, each drafted by a pass of that layer.
+
+The row of token t_j lies at its KV slot, and so do the features of its position. Row and features depend on the
+tokens up to t_j alone, which is why the row, not the features that it is paired with, gives the place: a prefix that
+another request goes on from has the rows of its own tokens and of no other (`encoding.py`). Rows of drafted tokens lie
+behind the text, where their own features are not known, and are written anew once the tokens are committed.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+
+import torch
+
+from ..base import Draft, DraftBatch, Features, Rows
+from ..block.errors import CheckpointError
+from ..block.sampling import all_requests_greedy, draw_columns
+from ..confidence import own_confidence
+from ..encoding import EncodingDrafter
+from ..spans import Spans
+from .network import ChainNetwork, ChainWeights
+
+SHARED = ("embed_tokens.weight", "lm_head.weight")
+"""Tensors that are the target's where a drafter has none of its own."""
+
+
+class ChainDrafter(EncodingDrafter):
+    """Drafts token by token; on a CPU no more than are asked for.
+
+    embedding, head: [V, d] of the target, used where the checkpoint has none of its own.
+    positions: the longest text that is told apart by position, at least.
+    """
+
+    block = 1
+    assesses_itself = True
+    network: ChainNetwork
+
+    def __init__(self, weights: ChainWeights, *, embedding: Rows, head: Rows, gamma: int, positions: int = 0) -> None:
+        self.gamma, self.target_layers = gamma, weights.layers
+        self._target_rows = embedding, head
+        self._positions = max(positions, weights.config.max_positions)
+        self._use(weights)
+        self.dtype, self.device = self.network.dtype, self.network.device
+        self.on_host = self.shortens = self.device.type == "cpu"
+
+    @abstractmethod
+    def _read(self, checkpoint: str) -> ChainWeights:
+        """The weights of a folder; raises CheckpointError."""
+
+    @abstractmethod
+    def _network(self, weights: ChainWeights, head: torch.Tensor) -> ChainNetwork:
+        """The network of weights and a head [V', d]."""
+
+    def _use(self, weights: ChainWeights) -> None:
+        self.vocab = weights.vocab
+        self.embedding, head = with_shared(weights, *self._target_rows)
+        self.network = self._network(weights, head)
+
+    @torch.inference_mode()
+    def reload(self, checkpoint: str, number: int = 0) -> None:
+        if number:
+            return super().reload(checkpoint, number)
+        found, before = self._read(checkpoint), self.network
+        if replace(found.config, gamma=before.config.gamma) != before.config:
+            raise CheckpointError(f"the drafter {checkpoint} has another shape than the one that serves")
+        self._use(found)
+        self.network.keys, self.network.values = before.keys, before.values
+
+    def allocate(self, slots: int) -> None:
+        super().allocate(slots)
+        self.network.allocate(slots)
+        self.features = torch.zeros(slots, self.network.config.hidden_size, dtype=self.dtype, device=self.device)
+
+    @torch.inference_mode()
+    def observe(self, features: Features) -> None:
+        if features.hidden is None:
+            raise ValueError(f"{type(self).__name__} needs the target's hidden states")
+        super().observe(features)
+        self.features[features.slots] = self.network.fuse(features.hidden)
+        self.encoded[features.slots] = features.positions == 0  # which has no row
+
+    def _encode(self, new: Spans) -> None:
+        place = torch.arange(len(new.slots), device=self.device)
+        request = torch.searchsorted(new.batch.qo_indptr[1:].long(), place, right=True)
+        rows = new.batch.rows[request.clamp(max=len(new.batch.rows) - 1)]  # behind the last request: padding
+        before = new.batch.page_table[rows, (new.positions - 1).clamp(min=0)].long()
+        self.network.write(self._embed(self.tokens.tokens[new.slots].long()), self.features[before], new)
+        self.encoded.index_fill_(0, new.slots, True)
+
+    def _draft(self, batch: DraftBatch, block: Spans, new: Spans | None) -> Draft:
+        if new is not None:
+            self._encode(new)
+        gamma = self.gamma if batch.depth is None or not self.shortens else min(batch.depth, self.gamma)
+        all_greedy = all_requests_greedy(batch.rules, batch.all_greedy)
+        wants_probs = batch.wants_probs and not all_greedy
+        before = batch.page_table[batch.rows, batch.seq_lens - 1].long()
+        token, features = batch.anchors, self.features[before]
+        tokens, probs, sure = [], [], []
+        for k in range(gamma):
+            if k:
+                block = self._behind(batch, k)
+            logits, features = self.network.step(self._embed(token), features, block)
+            column, q = draw_columns(logits.float(), batch.rules, batch.keys[:, k].contiguous(), self.vocab, all_greedy)
+            token = column if self.vocab is None else self.vocab[column]
+            tokens.append(token)
+            sure.append(own_confidence(q, batch.temperatures))
+            if wants_probs:
+                probs.append(q)
+        return Draft(
+            tokens=torch.stack(tokens, 1),
+            lens=torch.full_like(batch.anchors, gamma),
+            confidence=torch.stack(sure, 1),
+            probs=torch.stack(probs, 1) if wants_probs else None,
+            vocab=self.vocab if wants_probs else None,
+            drafting=len(batch.anchors),
+        ).widened(self.gamma)
+
+    def _behind(self, batch: DraftBatch, k: int) -> Spans:
+        """The position of each request's k-th drafted token."""
+        starts = batch.seq_lens + k
+        if self.on_host:
+            return Spans.of(batch.page_table, batch.rows, starts, torch.ones_like(starts))
+        longest = int(starts.max()) if batch.longest is None else batch.longest + k
+        return Spans.blocks(batch.page_table, batch.rows, starts, 1, longest)
+
+    def _embed(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.embedding[ids].to(self.dtype)
+
+
+def with_shared(weights: ChainWeights, embedding: Rows, head: Rows) -> tuple[Rows, torch.Tensor]:
+    """Embedding [V, d] and head [V', d] of a drafter: its own, or rows of the target's, [V, d]."""
+    own, found = (weights.get(name) for name in SHARED)
+    embedding = embedding if own is None else own
+    if found is None:
+        rows = embedding if weights.config.tied else head
+        every = torch.arange(weights.config.vocab_size, device=rows.device)
+        found = rows[every if weights.vocab is None else weights.vocab.to(rows.device)]
+    return embedding, found

@@ -1,0 +1,135 @@
+"""The network of a drafter that chains: one decoder layer over pairs of a token's embedding and a feature.
+
+A row pairs token t_j with the features of position j - 1, and its output predicts t_{j+1}. Behind the text's last
+token there are no features; what the layer made of the row before stands for them. With one layer, the key and value of
+a row depend on that row alone.
+
+On a CPU with compiled kernels a bfloat16 drafter's weights are kept in 8 bits, as `block/compiled.py` keeps them. Its q
+is what the rounded drafter says.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+
+from outrider.kernels.attention import flat_attention
+from outrider.kernels.cpu import native
+from outrider.kernels.flat_batch import FlatBatch
+from outrider.kernels.fused import rms_norm, rope_write
+from outrider.kernels.linear import pack
+
+from ..block.compiled import Prepared, prepare
+from ..block.layers import Rotated, frequencies
+from ..spans import Spans
+
+LAYER = "layers.0."
+ATTENTION = f"{LAYER}self_attn."
+
+
+class ChainWeights(Protocol):
+    """A drafter's tensors by name, in one dtype, on one device.
+
+    config: its shape. layers: of the target that it reads; (): the target's last hidden states. vocab: [V'] int64, the
+    target's token of each column of its logits, strictly increasing; None: all tokens.
+    """
+
+    @property
+    def config(self) -> Any: ...
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]: ...
+    @property
+    def layers(self) -> tuple[int, ...]: ...
+    @property
+    def vocab(self) -> torch.Tensor | None: ...
+    def get(self, name: str) -> torch.Tensor | None: ...
+
+
+class ChainNetwork(ABC):
+    """A layer ready to compute.
+
+    head: [V', d]. positions: longest text that it is told apart by position; later ones all have the last one's.
+    rotated: shape of its rotary embedding.
+    """
+
+    def __init__(self, weights: ChainWeights, head: torch.Tensor, positions: int, rotated: Rotated):
+        self.config, tensors = weights.config, weights.tensors
+        fc = tensors["fc.weight"]
+        self.dtype, self.device = fc.dtype, fc.device
+        self.fc = prepared(fc, weights.get("fc.bias"))
+        self.mlp_norm, self.norm = tensors[f"{LAYER}post_attention_layernorm.weight"], tensors["norm.weight"]
+        self.q_norm, self.k_norm = (weights.get(f"{ATTENTION}{part}_norm.weight") for part in "qk")
+        self.out = stacked(weights, [f"{ATTENTION}o_proj"])
+        self.head = prepared(head.to(self.dtype))
+        inverse, scale = frequencies(rotated)
+        angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse)
+        self.cos_sin = (torch.cat([angles.cos(), angles.sin()], -1) * scale).to(self.device)
+        self.keys = self.values = fc.new_empty(0)
+
+    def allocate(self, slots: int) -> None:
+        """Make room for keys and values [slots, Hkv, D]."""
+        shape = slots, self.config.num_kv_heads, self.config.head_dim
+        self.keys, self.values = (torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in "kv")
+
+    @abstractmethod
+    def fuse(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Features [N, d] of the target's hidden states."""
+
+    @abstractmethod
+    def write(self, embedded: torch.Tensor, features: torch.Tensor, rows: Spans) -> None:
+        """Put the keys and values of rows at their slots: embeddings and features [N, d]."""
+
+    @abstractmethod
+    def step(self, embedded: torch.Tensor, features: torch.Tensor, rows: Spans) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [R, V'] of what follows the last row of each text, and what stands for its features [R, d].
+
+        embedded, features: [R, d], as of `write`, which has written all rows before.
+        """
+
+    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, weight, self.config.rms_norm_eps)
+
+    def _write(self, kv: torch.Tensor, rows: Spans) -> None:
+        """Keys and values side by side [N, 2 * Hkv * D] go to their slots."""
+        k, v = kv.unflatten(-1, (2, self.config.num_kv_heads, -1)).unbind(1)
+        self._rotate_and_write(k[:, :0], k, v, rows)
+
+    def _attend(self, qkv: torch.Tensor, rows: Spans) -> torch.Tensor:
+        """Attention output [R, Hq * D] of queries, keys and values side by side [R, (Hq + 2 * Hkv) * D]."""
+        config = self.config
+        heads = qkv.unflatten(-1, (-1, config.head_dim))
+        q, k, v = heads.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], 1)
+        q = self._rotate_and_write(q, k, v, rows)
+        batch = behind_first(rows.batch)
+        return flat_attention(q, self.keys, self.values, batch, scale=config.head_dim**-0.5).flatten(1)
+
+    def _rotate_and_write(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Spans) -> torch.Tensor:
+        """Queries [N, Hq, D] normed and rotated; keys, which are too, and values [N, Hkv, D] go to their slots."""
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self._normed(q.contiguous(), self.q_norm), self._normed(k.contiguous(), self.k_norm)
+        positions = (rows.positions - 1).clamp(0, len(self.cos_sin) - 1)  # the first row is that of the second token
+        rope_write(q, k, v, positions, self.cos_sin, self.keys, self.values, rows.slots)
+        return q
+
+
+def behind_first(batch: FlatBatch) -> FlatBatch:
+    """The batch without the first position of each text, which has no row."""
+    return replace(batch, kv_lens=batch.kv_lens - 1, page_table=batch.page_table[:, 1:])
+
+
+def prepared(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Prepared:
+    return prepare(weight, bias) if native.fits(weight) else pack(weight, bias)
+
+
+def stacked(weights: ChainWeights, names: list[str]) -> Prepared:
+    """Projections of these names as one product; those without a bias beside others that have one get zeros."""
+    parts = [weights.tensors[f"{name}.weight"] for name in names]
+    biases = [weights.get(f"{name}.bias") for name in names]
+    bias = None
+    if any(each is not None for each in biases):
+        filled = [part.new_zeros(len(part)) if each is None else each for part, each in zip(parts, biases, strict=True)]
+        bias = torch.cat(filled)
+    return prepared(torch.cat(parts), bias)

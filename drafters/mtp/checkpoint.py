@@ -1,0 +1,186 @@
+"""The MTP layer of a target's checkpoint folder: its tensors under one set of names, checked against `config.json`.
+
+They have EAGLE-3's names where they are the same: `fc` joins embedding and hidden state, `layers.0.` is the layer.
+Nothing else of the folder is read. Embedding and head are the target's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..block.checkpoint import read_tensors
+from ..block.checkpoint import stored_shapes as all_shapes
+from ..block.errors import CheckpointError
+from ..chain.checkpoint import Shape, check_shapes
+from ..chain.network import ATTENTION, LAYER
+from .config import ExpertsConfig, MtpConfig
+
+MLP = f"{LAYER}mlp."
+EXPERTS = f"{MLP}experts."
+JOINED = f"{EXPERTS}gate_up_proj"
+"""All experts' gates and inner products in one tensor, for folders that have them so."""
+GATE = f"{ATTENTION}gate"
+"""The projection of the attention's gates, which the checkpoint has within that of queries."""
+CORRECTION = f"{MLP}gate.e_score_correction_bias"
+"""What is added to experts' scores to choose them; it stays in 32 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class MtpWeights:
+    """A layer's tensors by name, in one dtype; norms' weights as they are multiplied with."""
+
+    config: MtpConfig
+    tensors: dict[str, torch.Tensor]
+    layers: tuple[int, ...] = ()
+    vocab: torch.Tensor | None = None
+
+    def get(self, name: str) -> torch.Tensor | None:
+        return self.tensors.get(name)
+
+
+def load(folder: str | Path, *, dtype: torch.dtype = torch.bfloat16, device: str | torch.device = "cpu") -> MtpWeights:
+    """Read the layer of a target's folder; raises CheckpointError with what is wrong with it."""
+    config, tensors = check_folder(folder), {}
+    for name, value in read_tensors(folder, config.prefix).items():
+        known = canonical(name, config)
+        if known is not None:
+            norm = known.endswith("norm.weight") and config.layout.less_one
+            kept = torch.float32 if known == CORRECTION else dtype
+            tensors[known] = (value.float() + 1 if norm else value).to(device=device, dtype=kept)
+    return MtpWeights(config, tensors | gates(config, tensors))
+
+
+def gates(config: MtpConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Projections of queries and of gates, of which the checkpoint has each head's side by side."""
+    found: dict[str, torch.Tensor] = {}
+    if config.gated:
+        for kind in ("weight", "bias"):
+            if (joint := tensors.get(f"{ATTENTION}q_proj.{kind}")) is not None:
+                heads = joint.unflatten(0, (config.num_heads, 2, config.head_dim))
+                for i, part in enumerate((f"{ATTENTION}q_proj", GATE)):
+                    found[f"{part}.{kind}"] = heads[:, i].flatten(0, 1)
+    return found
+
+
+def is_carried(folder: str | Path) -> bool:
+    """True if a target's folder has an MTP layer of an architecture that is built here."""
+    try:
+        return bool(stored_shapes(folder, MtpConfig.read(folder)))
+    except CheckpointError:
+        return False
+
+
+def stored_shapes(folder: str | Path, config: MtpConfig) -> dict[str, list[int]]:
+    """Shapes of the layer's tensors by their names here, none where the folder has no such layer; raises
+    CheckpointError."""
+    found = {canonical(name, config): shape for name, shape in all_shapes(folder).items()}
+    return {name: shape for name, shape in found.items() if name is not None}
+
+
+def canonical(name: str, config: MtpConfig) -> str | None:
+    """The name here of a tensor of a target's folder; None where it is not of the layer, or the target's own again."""
+    if not name.startswith(config.prefix):
+        return None
+    name = name.removeprefix(config.prefix)
+    if name.startswith(config.layout.repeated):
+        return None
+    for theirs, ours in config.layout.names.items():
+        if name.startswith(theirs):
+            return ours + name.removeprefix(theirs)
+    return name
+
+
+def check_folder(folder: str | Path) -> MtpConfig:
+    """Shape of the layer in a target's folder; raises CheckpointError where it has none, or one that is not built
+    here."""
+    config = MtpConfig.read(folder)
+    stored = stored_shapes(folder, config)
+    if not stored:
+        raise CheckpointError(f"{folder} has no MTP layer: no tensors {config.prefix}*")
+    check_shapes(stored, shapes(config, stored), optional_shapes(config))
+    return config
+
+
+def check_target(config: MtpConfig, target: Mapping[str, Any]) -> None:
+    """Raise CheckpointError naming the ways in which a target's config differs from that which the layer came with;
+    what it does not say is not compared."""
+    wanted = {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
+    wanted["num_hidden_layers"] = config.num_target_layers
+    differ = [
+        f"{key} is {target[key]}, its own is {size}" for key, size in wanted.items() if target.get(key, size) != size
+    ]
+    if differ:
+        raise CheckpointError("this MTP layer does not fit the target: " + "; ".join(differ))
+
+
+def shapes(config: MtpConfig, stored: Mapping[str, list[int]]) -> dict[str, Shape]:
+    """Tensors that every such layer has; experts together or each by itself, as they are stored."""
+    size, width = config.hidden_size, config.head_dim
+    q, kv = config.num_heads * width, config.num_kv_heads * width
+    return {
+        "fc.weight": (size, 2 * size),
+        "embedding_norm.weight": (size,),
+        "hidden_norm.weight": (size,),
+        f"{LAYER}input_layernorm.weight": (size,),
+        f"{LAYER}post_attention_layernorm.weight": (size,),
+        f"{ATTENTION}q_proj.weight": ((1 + config.gated) * q, size),
+        f"{ATTENTION}k_proj.weight": (kv, size),
+        f"{ATTENTION}v_proj.weight": (kv, size),
+        f"{ATTENTION}o_proj.weight": (size, q),
+        "norm.weight": (size,),
+        **(
+            mlp_shapes(MLP, size, config.intermediate_size)
+            if config.experts is None
+            else experts_shapes(config.experts, size, JOINED in stored)
+        ),
+    }
+
+
+def mlp_shapes(prefix: str, size: int, inner: int) -> dict[str, Shape]:
+    rows = {f"{prefix}{part}_proj.weight": (inner, size) for part in ("gate", "up")}
+    return {**rows, f"{prefix}down_proj.weight": (size, inner)}
+
+
+def experts_shapes(experts: ExpertsConfig, size: int, joined: bool) -> dict[str, Shape]:
+    needed: dict[str, Shape] = {f"{MLP}gate.weight": (experts.count, size)}
+    if joined:
+        needed |= {
+            JOINED: (experts.count, 2 * experts.size, size),
+            f"{EXPERTS}down_proj": (experts.count, size, experts.size),
+        }
+    else:
+        for i in range(experts.count):
+            needed |= mlp_shapes(f"{EXPERTS}{i}.", size, experts.size)
+    if experts.shared_size:
+        needed |= mlp_shapes(f"{MLP}shared_expert.", size, experts.shared_size)
+    if experts.sigmoid:
+        needed[CORRECTION] = (experts.count,)
+    elif experts.shared_size:
+        needed[f"{MLP}shared_expert_gate.weight"] = (1, size)
+    return needed
+
+
+def optional_shapes(config: MtpConfig) -> dict[str, Shape]:
+    """Tensors that some layers have: biases, and norms of queries and keys."""
+    q, kv = ((1 + config.gated) * config.num_heads, config.num_kv_heads)
+    heads = {"q": q, "k": kv, "v": kv}
+    return {
+        **{f"{ATTENTION}{part}_proj.bias": (count * config.head_dim,) for part, count in heads.items()},
+        f"{ATTENTION}o_proj.bias": (config.hidden_size,),
+        **{f"{ATTENTION}{part}_norm.weight": (config.head_dim,) for part in "qk"},
+    }
+
+
+def memory(folder: str | Path, dtype: torch.dtype) -> tuple[int, int]:
+    """Bytes that a layer takes in `dtype`: of its weights and a head, and of what it keeps for a token of a text."""
+    config = MtpConfig.read(folder)
+    numbers = config.max_positions * config.rotary_dim + config.vocab_size * config.hidden_size
+    numbers += sum(math.prod(shape) for shape in stored_shapes(folder, config).values())
+    state = config.hidden_size + 2 * config.num_kv_heads * config.head_dim
+    return numbers * dtype.itemsize, state * dtype.itemsize

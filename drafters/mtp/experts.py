@@ -1,0 +1,71 @@
+"""The MLP of an MTP layer: one of its own, or a mixture of experts as the target's layers have it."""
+
+from __future__ import annotations
+
+import torch
+
+from outrider.kernels.experts import run_experts
+from outrider.kernels.fused import silu_mul
+from outrider.kernels.int8 import multiply
+from outrider.kernels.linear import pack
+
+from ..chain.network import ChainWeights, prepared, stacked
+from .checkpoint import CORRECTION, EXPERTS, JOINED, MLP
+from .config import ExpertsConfig
+
+
+class Mlp:
+    """prefix: of its tensors' names."""
+
+    def __init__(self, weights: ChainWeights, prefix: str = MLP):
+        self.gate_up = stacked(weights, [f"{prefix}{part}_proj" for part in ("gate", "up")])
+        self.down = stacked(weights, [f"{prefix}down_proj"])
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [N, d]. Returns as many."""
+        return multiply(silu_mul(multiply(x, self.gate_up)), self.down)
+
+
+class Experts:
+    """A mixture of experts, and one that is shared by all rows, which Qwen's has a gate for."""
+
+    def __init__(self, weights: ChainWeights, config: ExpertsConfig):
+        self.config, tensors = config, weights.tensors
+        self.router = pack(tensors[f"{MLP}gate.weight"].float())
+        self.bias = weights.get(CORRECTION)
+        if JOINED in tensors:
+            parts = zip(tensors[JOINED], tensors[f"{EXPERTS}down_proj"], strict=True)
+            self.experts = [(prepared(gate_up), prepared(down)) for gate_up, down in parts]
+        else:
+            found = [Mlp(weights, f"{EXPERTS}{i}.") for i in range(config.count)]
+            self.experts = [(one.gate_up, one.down) for one in found]
+        self.shared = Mlp(weights, f"{MLP}shared_expert.") if config.shared_size else None
+        gate = weights.get(f"{MLP}shared_expert_gate.weight")
+        self.shared_gate = None if gate is None else pack(gate.float())
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [N, d]. Returns as many."""
+        wide = x.float()
+        out = run_experts(x, *self.choose(multiply(wide, self.router)), self.experts)
+        if self.shared is None:
+            return out
+        shared = self.shared(x)
+        if self.shared_gate is not None:
+            shared = shared * torch.sigmoid(multiply(wide, self.shared_gate)).to(x.dtype)
+        return out + shared
+
+    def choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Shares and numbers [N, K] of the experts chosen by a router's logits [N, E]."""
+        config = self.config
+        scores = logits.sigmoid() if config.sigmoid else logits.softmax(-1)
+        ranked = scores if self.bias is None else scores + self.bias
+        if config.groups > 1:
+            groups = ranked.unflatten(-1, (config.groups, -1))
+            best = groups.topk(2, -1).values.sum(-1).topk(config.chosen_groups, -1).indices
+            outside = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter_(-1, best, False)
+            ranked = groups.masked_fill(outside[..., None], -torch.inf).flatten(-2)
+        chosen = ranked.topk(config.chosen, -1).indices
+        shares = scores.gather(-1, chosen)
+        if config.normalised:
+            shares = shares / shares.sum(-1, keepdim=True)
+        return shares * config.scale, chosen

@@ -1,0 +1,201 @@
+"""MtpDrafter: the chain of Transformers' own layer, for checkpoints of every layout; what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_drafters import batch, check_tokens_follow_q, make_target
+from tiny_mtp import LAYERS, LAYOUTS, VOCAB, Reference, add_mtp, save_mtp, width_of
+
+from outrider.drafters import networks
+from outrider.drafters.base import Features
+from outrider.drafters.block import CheckpointError
+from outrider.drafters.mtp import MtpConfig, MtpDrafter
+from outrider.drafters.mtp.checkpoint import is_carried, load
+
+GAMMA, SLOTS, CONTEXT = 4, 1024, 48
+LENGTHS = (9, 30, 1)
+
+
+def target_of(layout: str, **others: Any) -> Any:
+    embedding, head = torch.randn(2, VOCAB, width_of(layout), generator=torch.Generator().manual_seed(7))
+    config = {"hidden_size": width_of(layout), "num_hidden_layers": LAYERS, "vocab_size": VOCAB} | others
+    return make_target(SimpleNamespace(**config), embedding, head)
+
+
+@pytest.fixture(params=sorted(LAYOUTS))
+def layout(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def text(row: int) -> torch.Tensor:
+    return torch.randint(VOCAB, (CONTEXT,), generator=torch.Generator().manual_seed(row))
+
+
+def hidden(layout: str, row: int) -> torch.Tensor:
+    return torch.randn(CONTEXT, width_of(layout), generator=torch.Generator().manual_seed(100 + row))
+
+
+def pages() -> torch.Tensor:
+    order = 1 + torch.randperm(SLOTS - 1, generator=torch.Generator().manual_seed(5))
+    return order[: 4 * CONTEXT].view(4, CONTEXT).int()
+
+
+def observe(to: MtpDrafter, layout: str, table: torch.Tensor, row: int, start: int, stop: int) -> None:
+    slots, positions = table[row, start:stop].long(), torch.arange(start, stop)
+    to.observe(Features(hidden(layout, row)[start:stop], text(row)[start:stop], positions, slots))
+
+
+def observed(layout: str, folder: Path) -> tuple[MtpDrafter, torch.Tensor]:
+    made, table = MtpDrafter.load(target_of(layout), save_mtp(folder, layout), gamma=GAMMA), pages()
+    made.allocate(SLOTS)
+    for row, length in enumerate(LENGTHS):
+        observe(made, layout, table, row, 0, length)
+    return made, table
+
+
+@pytest.mark.usefixtures("compiled", "place")
+def test_drafts_are_those_of_transformers_layer(layout: str, tmp_path: Path) -> None:
+    made, table = observed(layout, tmp_path)
+    asking = batch(table, [0, 1, 2], list(LENGTHS))
+    draft = made.propose(asking)
+    sampled = made.propose(dataclasses.replace(asking, temperatures=torch.full((3,), 0.7)))
+    reference = Reference(layout, *target_of(layout).weights())
+    for row, length in enumerate(LENGTHS):
+        ids = [*text(row)[:length].tolist(), int(asking.anchors[row])]
+        tokens, logits = reference.draft(ids, hidden(layout, row)[:length], GAMMA)
+        assert draft.tokens[row].tolist() == tokens
+        assert sampled.probs is not None
+        torch.testing.assert_close(sampled.probs[row, 0], (logits[0] / 0.7).softmax(-1), atol=1e-4, rtol=1e-3)
+
+
+def test_a_text_goes_on_with_what_was_committed(layout: str, tmp_path: Path) -> None:
+    """Drafted tokens leave nothing behind; another's prefix, read in pieces, is as good as one's own."""
+    made, table = observed(layout, tmp_path)
+    made.propose(batch(table, [0], [9]))
+    table[3, :20] = table[1, :20]  # a prefix of the text of row 1
+    for start, stop in ((20, 21), (21, 30)):
+        slots, positions = table[3, start:stop].long(), torch.arange(start, stop)
+        made.observe(Features(hidden(layout, 1)[start:stop], text(1)[start:stop], positions, slots))
+    observe(made, layout, table, 0, 9, 12)
+    fresh, other = observed(layout, tmp_path)
+    observe(fresh, layout, other, 0, 9, 12)
+    for row, of, length in ((0, 0, 12), (3, 1, 30)):
+        found = made.propose(dataclasses.replace(batch(table, [row], [length]), anchors=torch.tensor([5])))
+        wanted = fresh.propose(dataclasses.replace(batch(other, [of], [length]), anchors=torch.tensor([5])))
+        assert found.tokens.tolist() == wanted.tokens.tolist()
+
+
+def test_tokens_follow_q(layout: str, tmp_path: Path) -> None:
+    check_tokens_follow_q(*observed(layout, tmp_path), positions=(0, 1), draws=4000)
+
+
+def test_shorter_drafts_are_the_beginnings_of_longer_ones(tmp_path: Path) -> None:
+    made, table = observed("qwen3-next", tmp_path)
+    asking = batch(table, [0, 1, 2], list(LENGTHS), 1.0)
+    whole, short = made.propose(asking), made.propose(dataclasses.replace(asking, depth=2))
+    assert short.lens.tolist() == [2, 2, 2]
+    assert torch.equal(short.tokens[:, :2], whole.tokens[:, :2])
+
+
+def test_a_rounded_layer_drafts_nearly_the_same(layout: str, tmp_path: Path) -> None:
+    folder, target = save_mtp(tmp_path, layout), target_of(layout)
+    embedding, head = target.weights()
+    rounded = dataclasses.replace(target, weights=lambda: (embedding, head), dtype=torch.bfloat16)
+    probs = []
+    for each in (target, rounded):
+        made, table = MtpDrafter.load(each, folder, gamma=GAMMA), pages()
+        made.allocate(SLOTS)
+        observe(made, layout, table, 1, 0, 30)
+        draft = made.propose(batch(table, [1], [30], 20.0))
+        assert draft.probs is not None
+        probs.append(draft.probs[0, 0])
+    assert float((probs[0] - probs[1]).abs().sum()) < 0.1
+
+
+def test_only_the_layer_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a folder of several files, too."""
+    folder = save_mtp(tmp_path, "qwen3.5")
+    tensors = {name: value for name, value in load_file(folder / "model.safetensors").items() if "mtp" in name}
+    save_file({"model.embed_tokens.weight": torch.full((4,), torch.nan)}, folder / "model.safetensors")
+    assert not is_carried(folder)
+    add_mtp(folder, tensors)
+    assert is_carried(folder)
+    load(folder)  # would say that the embedding holds what is no number
+
+
+def changed(folder: Path, **tensors: torch.Tensor | None) -> None:
+    """Add tensors to a folder, or take them out."""
+    found = load_file(folder / "model.safetensors")
+    for name, value in tensors.items():
+        found.pop(name, None)
+        if value is not None:
+            found[name] = value
+    save_file(found, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("layout", "tensors", "message"),
+    [
+        (
+            "qwen3.5",
+            {"mtp.layers.0.mlp.up_proj.weight_scale_inv": torch.ones(1)},
+            "know: layers.0.mlp.up_proj.w",
+        ),
+        ("qwen3.5", {"mtp.layers.1.mlp.up_proj.weight": torch.ones(1)}, "does not know: layers.1.mlp"),
+        ("qwen3.5", {"mtp.embed_tokens.weight": torch.ones(1)}, "does not know: embed_tokens"),
+        ("qwen3-next", {"mtp.layers.0.mlp.experts.7.up_proj.weight": None}, "lacks layers.0.mlp.experts.7.up_proj.w"),
+        ("glm-4.5", {"model.layers.6.self_attn.q_norm.weight": None}, "lacks layers.0.self_attn.q_norm.weight"),
+        ("glm-4.5", {"model.layers.6.eh_proj.weight": torch.ones(4, 4)}, r"fc.weight: \[4, 4\] in the checkpoint"),
+        ("glm-4.5", {"model.layers.6.enorm.weight": torch.full((32,), torch.nan)}, "holds what is no number"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    tmp_path: Path, layout: str, tensors: dict[str, torch.Tensor | None], message: str
+) -> None:
+    changed(save_mtp(tmp_path, layout), **tensors)
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path)
+
+
+def test_layers_that_are_not_built_here_are_refused_by_name(tmp_path: Path) -> None:
+    save_mtp(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MiMoForCausalLM"]}))
+    with pytest.raises(CheckpointError, match="MTP layers of MiMoForCausalLM are not built here, but those of Qwen3N"):
+        load(tmp_path)
+    assert not is_carried(tmp_path)
+
+
+@pytest.mark.parametrize("changes", [{"hidden_act": "gelu"}, {"rope_parameters": {"rope_type": "dynamic"}}])
+def test_shapes_that_are_not_built_here_are_refused_by_name(changes: dict[str, Any]) -> None:
+    config = {"architectures": ["Qwen3NextForCausalLM"], "num_attention_heads": 2, "hidden_size": 32} | changes
+    with pytest.raises(CheckpointError, match=r"hidden_act 'gelu'|rope_type 'dynamic'"):
+        MtpConfig.from_json(config)
+
+
+def test_a_layer_of_another_target_is_refused(tmp_path: Path) -> None:
+    folder = save_mtp(tmp_path)
+    with pytest.raises(CheckpointError, match=r"num_hidden_layers is 9, its own is 6"):
+        MtpDrafter.load(target_of("qwen3-next", num_hidden_layers=9), folder, gamma=GAMMA)
+    with pytest.raises(CheckpointError, match=r"vocab_size is 80, its own is 96"):
+        networks.check_target(folder, {"vocab_size": 80})
+
+
+def test_memory_is_known_beforehand(layout: str, tmp_path: Path) -> None:
+    folder = save_mtp(tmp_path, layout)
+    weights = load(folder, dtype=torch.float32)
+    fixed, per_slot = networks.memory(folder, torch.float32)
+    stored = sum(value.numel() for value in weights.tensors.values())
+    config = weights.config
+    assert fixed == 4 * (stored + VOCAB * config.hidden_size + 64 * config.rotary_dim)
+    made = MtpDrafter.load(target_of(layout), folder, gamma=GAMMA)
+    made.allocate(SLOTS)
+    kept = (made.network.keys, made.network.values, made.features)
+    assert per_slot * SLOTS == sum(x.numel() * 4 for x in kept)
