@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_drafters import batch, check_tokens_follow_q, make_target
+from tiny_drafters import batch, check_tokens_follow_q, make_target, save_target
 from tiny_mtp import LAYERS, LAYOUTS, VOCAB, Reference, add_mtp, save_mtp, width_of
 
 from outrider.drafters import networks
@@ -74,6 +76,23 @@ def test_drafts_are_those_of_transformers_layer(layout: str, tmp_path: Path) -> 
         assert draft.tokens[row].tolist() == tokens
         assert sampled.probs is not None
         torch.testing.assert_close(sampled.probs[row, 0], (logits[0] / 0.7).softmax(-1), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_drafts_are_those_of_sglangs_module(tmp_path: Path) -> None:
+    made, table = observed("qwen3.5", folder := tmp_path / "target")
+    asking = batch(table, [0, 1, 2], list(LENGTHS))
+    texts = [
+        ([*text(row)[:length].tolist(), int(asking.anchors[row])], hidden("qwen3.5", row)[:length])
+        for row, length in enumerate(LENGTHS)
+    ]
+    embedding, head = target_of("qwen3.5").weights()
+    torch.save({"embedding": embedding, "head": head, "texts": texts, "gamma": GAMMA}, tmp_path / "texts")
+    program = Path(__file__).with_name("mtp_by_sglang.py")
+    words = [sys.executable, program, save_target(tmp_path / "llama"), folder, tmp_path / "texts"]
+    ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout.splitlines()[-1]) == made.propose(asking).tokens.tolist()
 
 
 def test_a_text_goes_on_with_what_was_committed(layout: str, tmp_path: Path) -> None:

@@ -1,0 +1,78 @@
+"""Draft with SGLang's own module for Qwen3.5's MTP layer; prints a JSON list: the greedy tokens of each text.
+
+A program of its own, as `eagle_by_sglang.py`, whose attention and whose order of rows it has: mtp_by_sglang.py TARGET
+FOLDER TEXTS. TARGET is any that SGLang knows, FOLDER holds the layer. TEXTS is what torch saved: embedding and head
+[V, d] of the target, texts [(ids, hidden [n, d])], gamma.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from eagle_by_sglang import Attention
+from safetensors.torch import load_file
+from sglang.srt.configs.qwen3_5 import Qwen3_5TextConfig
+from sglang.srt.distributed import init_distributed_environment, initialize_model_parallel
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.models import qwen3_5
+from sglang.srt.models.qwen3_5_mtp import Qwen3_5ForCausalLMMTP
+from sglang.srt.runtime_context import SpawnRanks, publish
+from sglang.srt.server_args import ServerArgs
+
+
+class States(torch.nn.Module):
+    """Stands for the logits processor: the states themselves."""
+
+    def forward(self, ids: torch.Tensor, hidden: torch.Tensor, head: Any, batch: Any) -> torch.Tensor:
+        return hidden
+
+
+def gate(x: torch.Tensor, gate: torch.Tensor, inplace: bool = False, quant: bool = False) -> torch.Tensor:
+    """SGLang has it for GPUs."""
+    return x * torch.sigmoid(gate.reshape(x.shape))
+
+
+def draft(model: Any, given: dict[str, Any], ids: list[int], hidden: torch.Tensor) -> list[int]:
+    """Greedy tokens behind `ids`, whose last token the target has not read."""
+    model.model.layers[0].attn.clear()
+    tokens, positions, found = torch.tensor(ids[1:]), torch.arange(len(ids) - 1), []
+    for _ in range(given["gamma"]):
+        batch = SimpleNamespace(
+            spec_info=SimpleNamespace(hidden_states=hidden), mm_input_embeds=None, forward_mode=ForwardMode.DECODE,
+            contains_mm_inputs=lambda: False, mrope_positions=positions,
+        )  # fmt: skip
+        out = model(tokens, positions, batch)
+        found.append(int((given["head"] @ out[-1]).argmax()))
+        tokens, positions, hidden = torch.tensor(found[-1:]), positions[-1:] + 1, out[-1:]
+    return found
+
+
+def main() -> None:
+    target, folder, texts = sys.argv[1:]
+    publish(
+        ServerArgs(model_path=target, device="cpu", dtype="float32"), role="scheduler", ranks=SpawnRanks(world_rank=0)
+    )
+    store = f"file://{Path.cwd() / 'ranks'}"
+    init_distributed_environment(world_size=1, rank=0, distributed_init_method=store, backend="gloo")
+    initialize_model_parallel()
+    qwen3_5.fused_sigmoid_mul = gate
+    given = torch.load(texts)
+    config = json.loads((Path(folder) / "config.json").read_text())["text_config"]
+    config["partial_rotary_factor"] = config["rope_parameters"]["partial_rotary_factor"]
+    torch.set_default_dtype(torch.float32)
+    model = Qwen3_5ForCausalLMMTP(Qwen3_5TextConfig(**config)).float().eval()
+    model.load_weights(iter(load_file(Path(folder) / "model.safetensors").items()))
+    model.model.embed_tokens.weight.data[: len(given["embedding"])] = given["embedding"]
+    model.model.layers[0].attn = Attention(model.config)
+    model.logits_processor = States()
+    with torch.inference_mode():
+        print(json.dumps([draft(model, given, ids, hidden) for ids, hidden in given["texts"]]))
+
+
+if __name__ == "__main__":
+    main()
