@@ -95,6 +95,9 @@ class DraftBatch:
     top_ks: [R] int64, top_ps, min_ps: [R] float32, other sampling rules (`kernels.sampling.Rules`); None: off for all.
         Where q follows them it comes nearer to the target's distribution.
     wants_probs: the draft's probs are needed.
+    decided: [R] bool, greedy and seeded requests, whose probs are not read; None: any may be.
+    probs_room: [at least R, G, V'] float32, where probs are to be left, as wide as they are; None: in memory of their
+        own.
     all_greedy: whether all are greedy, where the host knows; None: `temperatures` are read, which waits for a device.
     answer_lens: [R] int64, tokens of each answer so far, the anchor included; None: not known.
     longest: bound of texts with their anchors, seq_lens + 1, where the host knows one; None: they are read, which
@@ -116,6 +119,8 @@ class DraftBatch:
     top_ps: torch.Tensor | None = None
     min_ps: torch.Tensor | None = None
     wants_probs: bool = True
+    decided: torch.Tensor | None = None
+    probs_room: torch.Tensor | None = None
     all_greedy: bool | None = None
     answer_lens: torch.Tensor | None = None
     longest: int | None = None
@@ -138,6 +143,7 @@ class DraftBatch:
             sets=None if self.sets is None else self.sets[requests],
             corpora=None if self.corpora is None else self.corpora[requests],
             draft_mask=None,
+            decided=None if self.decided is None else self.decided[requests],
             **self.rules.of(requests)._asdict(),
         )
 
@@ -156,10 +162,13 @@ class Draft:
         its left was drawn later, with knowledge of it, and always a point mass on the token itself; a drafter that
         draws in another order gives the latter wherever the former does not hold (`diffusion/denoise.py`). None means
         a point mass on every token (greedy and lookup drafts), or that they are not wanted. Rows of greedy and seeded
-        requests are not read.
+        requests are not read. What lies in the room of `Drafter.reserve_probs` has more rows, and is overwritten by the
+        next draft.
     vocab: [V'] int64, the target's token of each column of `probs`, strictly increasing; None means V' is the
         target's vocabulary. Tokens outside it have q = 0.
     looked_up: [R] bool, drafts that prompt lookup made, decided before any of their tokens was drawn; None: none.
+    points: [R] bool, drafts whose q is a point mass on every token, whatever probs says; their lens may be above G;
+        None: none.
     across: [R] bool, those of them that were found in other requests' texts; None: none.
     drafting: requests for which a model drafted, whether its draft was taken or not; costs of drafts are learnt by it.
     """
@@ -172,6 +181,7 @@ class Draft:
     looked_up: torch.Tensor | None = None
     drafting: int = 0
     across: torch.Tensor | None = None
+    points: torch.Tensor | None = None
 
     def widened(self, gamma: int) -> Draft:
         """The same, with columns for `gamma` tokens; probs stay as they are."""
@@ -219,6 +229,11 @@ class Drafter(ABC):
 
     def allocate(self, slots: int) -> None:  # noqa: B027 - a drafter may have no state
         """Make room for the draft state of `slots` KV slots (called once, before the first `observe`)."""
+
+    def reserve_probs(self, requests: int) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """Make room for the probs of so many requests, [requests, G, V'] float32, in which drafts by graphs leave them;
+        returns it with `Draft.vocab`, or None where no graphs will be. Called once, before `capture`."""
+        return None
 
     def capture(self, sizes: Sequence[int], page_table: torch.Tensor) -> None:  # noqa: B027 - most have nothing to
         """Capture CUDA graphs of `propose` for these numbers of requests, ascending, where its work is the same

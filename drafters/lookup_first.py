@@ -42,6 +42,9 @@ class LookupFirst(Drafter):
         self.lookup.allocate(slots)
         self.model.allocate(slots)
 
+    def reserve_probs(self, requests: int) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        return self.model.reserve_probs(requests)
+
     def capture(self, sizes: Sequence[int], page_table: torch.Tensor) -> None:
         self.model.capture(sizes, page_table)
 
@@ -68,7 +71,7 @@ class LookupFirst(Drafter):
         if not unsure.is_cpu:  # who is unsure, the host does not know: the model drafts for all
             drafted = self.model.propose(batch)
             better = unsure & (drafted.lens > 0) & (expected < self.expected_run_length * drafted.confidence[:, 0])
-            return choose_each(found, drafted, better, batch.temperatures)
+            return choose_each(found, drafted, better)
         selected = (unsure if batch.draft_mask is None else unsure & batch.draft_mask).nonzero()[:, 0]
         if len(selected) == 0:
             return found
@@ -80,18 +83,15 @@ class LookupFirst(Drafter):
         return merge(found, drafted, selected, better, batch.temperatures)
 
 
-def choose_each(found: Draft, drafted: Draft, better: torch.Tensor, temperatures: torch.Tensor) -> Draft:
+def choose_each(found: Draft, drafted: Draft, better: torch.Tensor) -> Draft:
     """`merge` of R lookups and R drafts of the model, of which those are taken that are `better` [R]; on any device and
-    without waiting for it."""
+    without waiting for it. q stays where it is, and lookups are said to be point masses, however long they are."""
     model = drafted.widened(found.tokens.shape[1])
     tokens = torch.where(better[:, None], model.tokens, found.tokens)
     lens = torch.where(better, model.lens, found.lens)
     confidence = torch.where(better[:, None], model.confidence, found.confidence)
-    probs = None
-    if drafted.probs is not None:
-        points, lens = point_masses(drafted, tokens, lens, ~better & (temperatures > 0))
-        probs = torch.where(better[:, None, None], drafted.probs, points)
-    return Draft(tokens, lens, confidence, probs, drafted.vocab, ~better, drafted.drafting)
+    points = None if drafted.probs is None else ~better
+    return Draft(tokens, lens, confidence, drafted.probs, drafted.vocab, ~better, drafted.drafting, points=points)
 
 
 def merge(

@@ -61,6 +61,8 @@ class Verification(NamedTuple):
     draft_probs : [R, gamma, V'], q, exactly what each token was drawn from; not read for decided requests. None: a
         point mass on the drafted token.
     vocab : [V'] int64, strictly increasing, the target's token of each column of q; None: V' = V. Others have q = 0.
+    points : [R] bool, requests whose q is a point mass on every drafted token, whatever draft_probs says, which may
+        then be for fewer tokens and more requests than there are; None: none. `accept_logits` alone takes it.
     by_block : False: token by token.
     """
 
@@ -74,6 +76,7 @@ class Verification(NamedTuple):
     decided: torch.Tensor | None = None
     draft_probs: torch.Tensor | None = None
     vocab: torch.Tensor | None = None
+    points: torch.Tensor | None = None
     by_block: bool = True
 
 
@@ -92,6 +95,11 @@ def accept(batch: Verification) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.ops.outrider.accept_wanted(tokens, verify_lens.long(), qo_indptr.long(), wanted)
     decided = _decided(batch)
     _check(batch, None if probs is None else probs.shape[1])
+    return _accepted(batch, decided)
+
+
+def _accepted(batch: Verification, decided: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens, verify_lens, qo_indptr, _, _, wanted, probs, *_ = batch
     steps, first_row = torch.arange(tokens.shape[1], device=tokens.device), qo_indptr[:-1].long()
     verified = steps < verify_lens[:, None]
     batch = batch._replace(tokens=tokens.where(verified, 0))
@@ -238,22 +246,38 @@ def accept_logits(
     On CUDA p is never stored, nothing waits for the device, and what is drawn from a row does not depend on the others.
 
     batch : with uniforms, final_keys and decided, without wanted and probs. Greedy requests are decided in any case.
+        Of qo_indptr it reads where each request's rows begin, and where padding does.
     request : [T] int64, the request of each row. rules : of the requests, [R] each.
     row_keys : [T] int64, of the noise that draws what is wanted after a row; required if decided requests are not all
     greedy.
     With gamma 0 every request's one token is drawn.
     """
-    tokens, verify_lens, qo_indptr, uniforms, final_keys, _, _, decided, draft_probs, vocab, by_block = batch
+    tokens, verify_lens, qo_indptr, uniforms, final_keys, _, _, decided, draft_probs, vocab, points, by_block = batch
     if uniforms is None or final_keys is None or decided is None:
         raise ValueError("logits are drawn from with uniforms, final_keys and decided, which are missing")
     if cuda.fits(logits):
         _check(batch, logits.shape[1])
         given = uniforms, final_keys, row_keys, decided
         arrays = tokens, verify_lens, qo_indptr, request, logits, *rules.typed(), *given
-        return torch.ops.outrider_cuda.accept(*arrays, draft_probs, vocab, by_block)
+        return torch.ops.outrider_cuda.accept(*arrays, draft_probs, vocab, points, by_block)
     probs = target_probs(logits, *rules.of(request))
     wanted = gumbel_argmax(probs, final_keys[request] if row_keys is None else row_keys)
-    return accept(batch._replace(wanted=wanted, probs=probs, decided=decided | (rules.temperatures <= 0)))
+    batch = batch if points is None or draft_probs is None else with_point_masses(batch, logits.shape[1])
+    return _accepted(batch._replace(wanted=wanted, probs=probs), decided | (rules.temperatures <= 0))
+
+
+def with_point_masses(batch: Verification, width: int) -> Verification:
+    """The same without `points`, with q over the target's `width` tokens; on any device, without waiting for it."""
+    tokens, q, points = batch.tokens, batch.draft_probs, batch.points
+    assert q is not None
+    assert points is not None
+    known = q[: len(tokens)]
+    whole = known.new_zeros(*tokens.shape, width)
+    columns = torch.arange(width, device=q.device) if batch.vocab is None else batch.vocab
+    whole[:, : known.shape[1], columns] = known
+    verified = torch.arange(tokens.shape[1], device=tokens.device) < batch.verify_lens[:, None]
+    masses = torch.zeros_like(whole).scatter_(2, tokens.where(verified, 0)[:, :, None], 1.0)
+    return batch._replace(draft_probs=torch.where(points[:, None, None], masses, whole), vocab=None, points=None)
 
 
 def reference_accept(batch: Verification) -> tuple[torch.Tensor, torch.Tensor]:
@@ -353,7 +377,9 @@ def _check(batch: Verification, width: int | None) -> None:
             raise ValueError(f"expected {name} {shape}, got {[*given.shape]}")
     if batch.tokens.is_cpu and not torch.equal(qo_indptr.diff().long(), verify_lens.long() + 1):
         raise ValueError("qo_indptr must give every request verify_lens + 1 rows")
-    if batch.draft_probs is not None:
+    if batch.points is not None and [*batch.points.shape] != [requests]:
+        raise ValueError(f"expected points [{requests}], got {[*batch.points.shape]}")
+    if batch.draft_probs is not None and batch.points is None:
         columns = width if batch.vocab is None else len(batch.vocab)
         shape = [requests, gamma, batch.draft_probs.shape[2] if columns is None else columns]
         if [*batch.draft_probs.shape] != shape:

@@ -54,6 +54,7 @@ class BlockDrafter(Drafter):
         self.pools: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.contexts: torch.Tensor | None = None  # [slots, d] of `BlockModel.context`, where a head reads it
         self.graphs: DraftGraphs | None = None
+        self._room: torch.Tensor | None = None
 
     @classmethod
     def load(cls, target: Target, checkpoint: str | Path, *, gamma: int | None = None) -> BlockDrafter:
@@ -74,9 +75,16 @@ class BlockDrafter(Drafter):
             self.contexts = like.new_zeros(slots, config.hidden_size)
 
     @torch.inference_mode()
+    def reserve_probs(self, requests: int) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        if self.model.config.head_dim not in CUDA_HEADS or not cuda.fits(self.head):
+            return None  # torch's attention reads whole contexts
+        self._room = torch.zeros((requests, self.gamma, self.model.config.logit_size), device=self.device)
+        return self._room, self.vocab
+
+    @torch.inference_mode()
     def capture(self, sizes: Sequence[int], page_table: torch.Tensor) -> None:
-        if self.model.config.head_dim in CUDA_HEADS and cuda.fits(page_table):  # torch's attention reads whole contexts
-            self.graphs = DraftGraphs(self._propose, sizes, page_table, self.gamma)
+        if self._room is not None:
+            self.graphs = DraftGraphs(self._propose, sizes, page_table, self.gamma, self._room)
 
     @torch.inference_mode()
     def reload(self, checkpoint: str, number: int = 0) -> None:

@@ -6,6 +6,7 @@ belong to no request. All randomness of a draft is in its keys, so that a replay
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,6 +19,11 @@ from ..base import DraftBatch
 
 Block = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
 """Tokens, probs and confidence of `Draft`."""
+BY_REQUEST = "temperatures", "top_ks", "top_ps", "min_ps", "decided"
+"""Fields of a batch that stay the same while its requests run."""
+NO_TOP_K = 1 << 30
+OFF = {"top_ks": NO_TOP_K, "top_ps": 1.0, "min_ps": 0.0, "decided": False}
+"""Values of fields that a batch leaves out: rules that keep everything, and q of all requests."""
 Record = Callable[[Callable[[], Block]], tuple[Callable[[], None], Block]]
 """Captures a call: maps it to what replays it and to where its results then lie."""
 
@@ -25,10 +31,10 @@ Record = Callable[[Callable[[], Block]], tuple[Callable[[], None], Block]]
 class DraftGraphs:
     """Graphs of `propose`, whose shapes depend on the number of requests alone.
 
-    For drafts whose distribution is not wanted (greedy and seeded requests), drawn by temperature alone: it would take
-    gamma times the vocabulary of every request and graph.
+    Every request has all sampling rules, which keep everything where it asks for none, so that one graph serves all.
 
-    sizes: numbers of requests, ascending. page_table: the engine's. gamma: of the keys.
+    sizes: numbers of requests, ascending. page_table: the engine's. gamma: of the keys. room: [most requests, G, V']
+    float32, where all graphs leave q of requests that read it.
     """
 
     def __init__(
@@ -37,6 +43,7 @@ class DraftGraphs:
         sizes: Sequence[int],
         page_table: torch.Tensor,
         gamma: int,
+        room: torch.Tensor,
         record: Record | None = None,
     ) -> None:
         self.sizes = list(sizes)
@@ -49,23 +56,26 @@ class DraftGraphs:
             page_table=page_table,
             temperatures=torch.zeros(most, device=device),
             keys=torch.zeros((most, gamma), dtype=torch.int64, device=device),
-            wants_probs=False,
+            top_ks=torch.full((most,), NO_TOP_K, device=device),
+            top_ps=torch.ones(most, device=device),
+            min_ps=torch.zeros(most, device=device),
+            decided=torch.ones(most, dtype=torch.bool, device=device),
+            probs_room=room,
             all_greedy=False,
             longest=page_table.shape[1],
         )
+        self._rules: list[torch.Tensor | None] = []
         make = record or Recorder(device)
         # The largest first: the others then fit into its memory.
         self._graphs = {size: make(partial(propose, self._first(size))) for size in reversed(self.sizes)}
 
     def _first(self, size: int) -> DraftBatch:
-        names = ("anchors", "seq_lens", "rows", "temperatures", "keys")
+        names = "anchors", "seq_lens", "rows", "keys", *BY_REQUEST
         return replace(self._given, **{name: getattr(self._given, name)[:size] for name in names})
 
     def fits(self, batch: DraftBatch) -> bool:
         """True if there is a graph for it."""
-        rules = batch.top_ks, batch.top_ps, batch.min_ps
-        plain = not batch.wants_probs and all(rule is None for rule in rules)
-        return plain and len(batch.anchors) <= self.sizes[-1] and batch.page_table is self._given.page_table
+        return len(batch.anchors) <= self.sizes[-1] and batch.page_table is self._given.page_table
 
     def propose(self, batch: DraftBatch) -> Block:
         """The draft of a batch that fits, as `propose` gives it."""
@@ -77,13 +87,27 @@ class DraftGraphs:
             (given.anchors, batch.anchors),
             (given.seq_lens, batch.seq_lens),
             (given.rows, batch.rows),
-            (given.temperatures, batch.temperatures),
             (given.keys, batch.keys[:, : given.keys.shape[1]]),
         ):
             buffer[:count].copy_(value)
+        self._take_rules(batch)
         replay, (tokens, _, confidence) = self._graphs[size]
         replay()
-        return tokens[:count].clone(), None, confidence[:count].clone()  # the next replay writes where these lie
+        probs = given.probs_room if batch.wants_probs else None
+        return tokens[:count].clone(), probs, confidence[:count].clone()  # the next replay writes where these lie
+
+    def _take_rules(self, batch: DraftBatch) -> None:
+        """Those of running requests stay the same tensors from step to step, and are copied once."""
+        rules = [getattr(batch, name) for name in BY_REQUEST]
+        if len(rules) == len(self._rules) and all(map(operator.is_, rules, self._rules)):
+            return
+        self._rules = rules
+        for name, value in zip(BY_REQUEST, rules, strict=True):
+            mine = getattr(self._given, name)[: len(batch.anchors)]
+            if value is None:
+                mine.fill_(OFF[name])
+            else:
+                mine.copy_(value)
 
 
 class Recorder:

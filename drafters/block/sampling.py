@@ -78,7 +78,13 @@ def sample_block(
     chances = torch.stack(sure, 1)
     if confidence is not None:
         chances = confidence.confidence(hidden, torch.stack(embedded, 1), chances, batch.temperatures)
-    return torch.stack(tokens, 1), torch.stack(probs, 1) if wants_probs else None, chances
+    return torch.stack(tokens, 1), _kept(probs, batch) if wants_probs else None, chances
+
+
+def _kept(probs: list[torch.Tensor], batch: DraftBatch) -> torch.Tensor:
+    """[R, G, V'] of a list of G [R, V'], in the batch's room where it has one."""
+    room, made = batch.probs_room, torch.stack(probs, 1)
+    return made if room is None else room[: len(made)].copy_(made)
 
 
 def _sample_on_cuda(
@@ -89,16 +95,20 @@ def _sample_on_cuda(
     markov: MarkovHead,
     confidence: ConfidenceHead | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """`sample_block` by Triton, without waiting for the device; q is written where it stays, also greedy requests'."""
+    """`sample_block` by Triton, without waiting for the device; q is written where it stays."""
     requests, gamma, width = logits.shape
     state, previous, rules = markov.start(hidden), batch.anchors, batch.rules.typed()
-    q = torch.empty((requests, gamma if batch.wants_probs else 1, width), dtype=torch.float32, device=logits.device)
+    if batch.wants_probs and batch.probs_room is not None:
+        q = batch.probs_room[:requests]
+    else:
+        shape = requests, gamma if batch.wants_probs else 1, width
+        q = torch.empty(shape, dtype=torch.float32, device=logits.device)
     tokens, embedded, sure = [], [], []
     for k in range(gamma):
         before = markov.w1(previous)
         state, latent = markov.step(state, before, hidden[:, k])
         row = q[:, k if batch.wants_probs else 0]
-        given = markov.w2.weight, *rules, batch.keys[:, k], vocab, batch.wants_probs
+        given = markov.w2.weight, *rules, batch.keys[:, k], vocab, batch.wants_probs, batch.decided
         previous, largest = torch.ops.outrider_cuda.draft_step(row, logits[:, k], latent, *given)
         tokens.append(previous)
         embedded.append(before)
@@ -115,8 +125,9 @@ def sample_parallel(
     """`sample_block` without a sequential head: all positions at once, independently of each other."""
     keys = batch.keys[:, : logits.shape[1]]
     return draw_independently(
-        logits, batch.rules, keys, vocab=vocab, wants_probs=batch.wants_probs, all_greedy=batch.all_greedy
-    )
+        logits, batch.rules, keys, vocab=vocab, wants_probs=batch.wants_probs, all_greedy=batch.all_greedy,
+        decided=batch.decided, room=batch.probs_room,
+    )  # fmt: skip
 
 
 def sample_path(
@@ -127,6 +138,7 @@ def sample_path(
     ids: [R, G, K] int64, different ones at a position. scores: [R, G, K, K] float32, logits of each behind each of the
     position before; at the first position all rows say the same. Tokens that are no candidates have q = 0.
     """
+    on_cuda, rules = cuda.fits(scores), batch.rules.typed()
     all_greedy = all_requests_greedy(batch.rules, batch.all_greedy)
     wants_probs = batch.wants_probs and not all_greedy
     tokens, probs, sure = [], [], []
@@ -134,13 +146,18 @@ def sample_path(
     for k in range(ids.shape[1]):
         row = scores[:, k].take_along_dim(place[:, :, None], 1)[:, 0]
         whole = row.new_full((len(ids), vocab_size), -torch.inf).scatter_(1, ids[:, k], row)
-        token, q = draw_columns(whole, batch.rules, batch.keys[:, k].contiguous(), all_greedy=all_greedy)
+        keys = batch.keys[:, k].contiguous()
+        if on_cuda:
+            q = torch.empty_like(whole)
+            token, _ = torch.ops.outrider_cuda.draft_step(q, whole, None, None, *rules, keys, None, True, None)
+        else:
+            token, q = draw_columns(whole, batch.rules, keys, all_greedy=all_greedy)
         place = (ids[:, k] == token[:, None]).long().argmax(1, keepdim=True)
         sure.append(own_confidence(q.gather(1, ids[:, k]), batch.temperatures))
         tokens.append(token)
         if wants_probs:
             probs.append(q)
-    return torch.stack(tokens, 1), torch.stack(probs, 1) if wants_probs else None, torch.stack(sure, 1)
+    return torch.stack(tokens, 1), _kept(probs, batch) if wants_probs else None, torch.stack(sure, 1)
 
 
 def draw_independently(
@@ -151,18 +168,23 @@ def draw_independently(
     vocab: torch.Tensor | None,
     wants_probs: bool,
     all_greedy: bool | None,
+    decided: torch.Tensor | None = None,
+    room: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """Tokens [R, M], probs [R, M, V'] (None where all are greedy or not wanted) and the largest of each q [R, M].
 
     logits: [R, M, V'], drawn from independently of each other. rules: of each request. keys: [R, M] int64.
-    all_greedy: as in `DraftBatch`.
+    all_greedy, decided: as in `DraftBatch`, room: as its `probs_room`.
     """
     requests, count, width = logits.shape
     each = torch.arange(requests, device=logits.device).repeat_interleave(count)
     keys, rules_of_each = keys.flatten(), rules.of(each)
     if cuda.fits(logits):
-        q = torch.empty((requests * count, width), dtype=torch.float32, device=logits.device)
-        given = None, None, *rules_of_each.typed(), keys, vocab, wants_probs
+        kept = (
+            room[:requests] if wants_probs and room is not None else logits.new_empty(logits.shape, dtype=torch.float32)
+        )
+        q, unread = kept.view(-1, width), None if decided is None else decided[each]
+        given = None, None, *rules_of_each.typed(), keys, vocab, wants_probs, unread
         tokens, sure = torch.ops.outrider_cuda.draft_step(q, logits.reshape(-1, width), *given)
         probs = q.view(requests, count, width) if wants_probs else None
         return tokens.view(requests, count), probs, sure.view(requests, count)
@@ -170,4 +192,6 @@ def draw_independently(
     column, q = draw_columns(logits.reshape(-1, width).float(), rules_of_each, keys, vocab, all_greedy)
     tokens = column if vocab is None else vocab[column]
     probs = q.view(requests, count, width) if wants_probs and not all_greedy else None
+    if probs is not None and room is not None:
+        probs = room[:requests].copy_(probs)
     return tokens.view(requests, count), probs, q.amax(-1).view(requests, count)

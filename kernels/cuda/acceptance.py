@@ -22,9 +22,9 @@ from .rules import heat, kept, statistics, weight
 
 @triton.jit(do_not_specialize=["gamma"])
 def scales_kernel(
-    logits, qo_indptr, verify_lens, temperatures, decided, most, norm, cut, last, tokens, uniforms, draft_probs, vocab,
-    scales, gamma, draft_width, row_stride, HAS_Q: tl.constexpr, HAS_VOCAB: tl.constexpr, BY_BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr,
+    logits, qo_indptr, verify_lens, temperatures, decided, points, most, norm, cut, last, tokens, uniforms, draft_probs,
+    vocab, scales, gamma, draft_width, draft_stride, row_stride, HAS_Q: tl.constexpr, HAS_POINTS: tl.constexpr,
+    HAS_VOCAB: tl.constexpr, BY_BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Program r: the scales [WIDTH] of request r, behind 0, 1, ... of its draft tokens, up to all that are verified."""
     r, k = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
@@ -53,7 +53,11 @@ def scales_kernel(
             there = verified & (low < draft_width)
             there = there & (tl.load(vocab + low, mask=there, other=-1) == token)
             column = low.to(tl.int64)
-        q = tl.load(draft_probs + (r * gamma + k) * draft_width + column, mask=there, other=0.0)
+        if HAS_POINTS:
+            there = there & (tl.load(points + r) == 0)
+        q = tl.load(draft_probs + r * draft_stride + k * draft_width + column, mask=there, other=0.0)
+        if HAS_POINTS:
+            q = tl.where(tl.load(points + r) != 0, 1.0, q)
     if BY_BLOCK:
         scale = temperature * 0.0 + 1.0
         found = tl.full([WIDTH], 1.0, tl.float32)
@@ -70,24 +74,26 @@ def scales_kernel(
 
 
 @triton.jit
-def left_over(w, norm, scale, token, inside, drafted, at_q, columns, HAS_Q: tl.constexpr, HAS_VOCAB: tl.constexpr):
+def left_over(
+    w, norm, scale, token, inside, drafted, is_point, at_q, columns, HAS_Q: tl.constexpr, HAS_VOCAB: tl.constexpr
+):
     """max(0, scale * p - q) of tokens, float32; q at `at_q`, or a point mass on the `drafted` token."""
+    q = tl.where(token == drafted, 1.0, 0.0)
     if HAS_Q:
         column = token
+        there = inside & (is_point == 0)
         if HAS_VOCAB:
-            column = tl.load(columns + token, mask=inside, other=-1)
-        q = tl.load(at_q + column, mask=inside & (column >= 0), other=0.0)
-    else:
-        q = tl.where(token == drafted, 1.0, 0.0)
+            column = tl.load(columns + token, mask=there, other=-1)
+        q = tl.where(is_point, q, tl.load(at_q + column, mask=there & (column >= 0), other=0.0))
     rest = scale.to(tl.float64) * (w / norm).to(tl.float64) - q.to(tl.float64)
     return tl.maximum(rest, 0.0).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["requests", "gamma", "width", "chunks"])
 def mass_kernel(
-    logits, request, qo_indptr, verify_lens, temperatures, decided, most, norm, cut, last, draft_probs, columns, scales,
-    masses, requests, gamma, width, draft_width, row_stride, chunks, HAS_VOCAB: tl.constexpr,
-    WIDTH: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    logits, request, qo_indptr, verify_lens, temperatures, decided, points, most, norm, cut, last, tokens, draft_probs,
+    columns, scales, masses, requests, gamma, width, draft_width, draft_stride, row_stride, chunks,
+    HAS_POINTS: tl.constexpr, HAS_VOCAB: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (row, chunk): the sum of what is left over, rounded to multiples of 2^-44, of which sums are exact."""
     row, chunk = tl.program_id(0), tl.program_id(1)
@@ -101,7 +107,10 @@ def mass_kernel(
     scale = tl.load(scales + r * WIDTH + step)
     if (scale == 0) | (scale == 1):
         return
-    at, at_q = logits + row.to(tl.int64) * row_stride, draft_probs + (r * gamma + step) * draft_width
+    at, at_q = logits + row.to(tl.int64) * row_stride, draft_probs + r * draft_stride + step * draft_width
+    drafted, is_point = tl.load(tokens + r * gamma + step), step < 0
+    if HAS_POINTS:
+        is_point = tl.load(points + r) != 0
     largest, total, edge, tie = tl.load(most + row), tl.load(norm + row), tl.load(cut + row), tl.load(last + row)
     mass = tl.zeros([BLOCK], tl.float64)
     for first in range(chunk * CHUNK, tl.minimum(chunk * CHUNK + CHUNK, width), BLOCK):
@@ -109,7 +118,7 @@ def mass_kernel(
         inside = token < width
         logit = tl.load(at + token, mask=inside, other=float("-inf")).to(tl.float32)
         w = tl.where(inside, kept(weight(logit, largest, temperature), token, edge, tie), 0.0)
-        rest = left_over(w, total, scale, token, inside, token, at_q, columns, True, HAS_VOCAB)
+        rest = left_over(w, total, scale, token, inside, drafted, is_point, at_q, columns, True, HAS_VOCAB)
         mass += (rest.to(tl.float64) + 256.0) - 256.0
     tl.store(masses + row * chunks + chunk, tl.sum(mass, 0))
 
@@ -136,10 +145,11 @@ def kept_drafts(
 
 @triton.jit(do_not_specialize=["requests", "gamma", "width", "chunks"])
 def final_kernel(
-    logits, request, qo_indptr, verify_lens, temperatures, decided, most, norm, cut, last, tokens, uniforms, final_keys,
-    row_keys, draft_probs, columns, scales, masses, scores, found, requests, gamma, width, draft_width, row_stride,
-    chunks, HAS_ROW_KEYS: tl.constexpr, HAS_Q: tl.constexpr, HAS_VOCAB: tl.constexpr, BY_BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    logits, request, qo_indptr, verify_lens, temperatures, decided, points, most, norm, cut, last, tokens, uniforms,
+    final_keys, row_keys, draft_probs, columns, scales, masses, scores, found, requests, gamma, width, draft_width,
+    draft_stride, row_stride, chunks, HAS_ROW_KEYS: tl.constexpr, HAS_Q: tl.constexpr, HAS_POINTS: tl.constexpr,
+    HAS_VOCAB: tl.constexpr, BY_BLOCK: tl.constexpr, WIDTH: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (row, chunk): the best of the chunk by p, and by what is left over where a draft was rejected here."""
     row, chunk = tl.program_id(0), tl.program_id(1)
@@ -167,7 +177,9 @@ def final_kernel(
         return
     at = logits + row.to(tl.int64) * row_stride
     largest, total, edge, tie = tl.load(most + row), tl.load(norm + row), tl.load(cut + row), tl.load(last + row)
-    at_q = draft_probs + (r * gamma + step) * draft_width
+    at_q, is_point = draft_probs + r * draft_stride + step * draft_width, step < 0
+    if HAS_POINTS:
+        is_point = tl.load(points + r) != 0
     drafted = tl.load(tokens + r * gamma + step, mask=rejected, other=-1)
     best, rest_best = tl.full([BLOCK], float("inf"), tl.float64), tl.full([BLOCK], float("inf"), tl.float64)
     place, rest_place = tl.full([BLOCK], 2**31 - 1, tl.int32), tl.full([BLOCK], 2**31 - 1, tl.int32)
@@ -181,7 +193,7 @@ def final_kernel(
         place = tl.where(score < best, token, place)
         best = tl.minimum(best, score)
         if rejected:
-            rest = left_over(w, total, scale, token, inside, drafted, at_q, columns, HAS_Q, HAS_VOCAB)
+            rest = left_over(w, total, scale, token, inside, drafted, is_point, at_q, columns, HAS_Q, HAS_VOCAB)
             score = tl.where(rest > 0, noise / rest.to(tl.float64), float("inf"))
             rest_place = tl.where(score < rest_best, token, rest_place)
             rest_best = tl.minimum(rest_best, score)
@@ -249,6 +261,7 @@ def accept(
     decided: torch.Tensor,
     draft_probs: torch.Tensor | None,
     vocab: torch.Tensor | None,
+    points: torch.Tensor | None,
     by_block: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     (requests, gamma), (rows, width) = tokens.shape, logits.shape
@@ -268,29 +281,28 @@ def accept(
     by_block = by_block and draft_probs is not None
     drafted = {"HAS_VOCAB": vocab is not None, "WIDTH": max(2, triton.next_power_of_2(gamma + 1))}
     outcome = {"BY_BLOCK": by_block, "WIDTH": drafted["WIDTH"], "CHUNKS": max(2, triton.next_power_of_2(parts))}
-    given = {"HAS_Q": draft_probs is not None, "BY_BLOCK": by_block} | drafted
-    draft_width = 1 if draft_probs is None else draft_probs.shape[2]
-    sizes, row_numbers = (
-        (gamma, width, draft_width, logits.stride(0), parts),
-        (found.most, found.norm, found.cut, found.last),
-    )
+    pointed = {"HAS_POINTS": points is not None}
+    given = {"HAS_Q": draft_probs is not None, "BY_BLOCK": by_block} | drafted | pointed
+    strides = (1, 1) if draft_probs is None else (draft_probs.shape[2], q.stride(0))
+    row_numbers = found.most, found.norm, found.cut, found.last
     scales = torch.empty((requests, drafted["WIDTH"]), dtype=torch.float32, device=logits.device)
     masses = torch.empty((rows, parts), dtype=torch.float64, device=logits.device) if by_block else uniforms
     asked = verify_lens, temperatures, decided
+    alike = *asked, decided if points is None else points, *row_numbers, tokens  # three kernels read these
+    sizes = gamma, width, *strides, logits.stride(0), parts
     scales_kernel[(requests,)](
-        logits, qo_indptr, *asked, *row_numbers, tokens, uniforms, q, named, scales, gamma, draft_width,
-        logits.stride(0), **given, num_warps=1, **BITS,
+        logits, qo_indptr, *alike, uniforms, q, named, scales, gamma, *strides, logits.stride(0), **given,
+        num_warps=1, **BITS,
     )  # fmt: skip
     if by_block:
         mass_kernel[(rows, parts)](
-            logits, request, qo_indptr, *asked, *row_numbers, q, columns, scales, masses, requests, *sizes,
-            **drafted, CHUNK=CHUNK, BLOCK=BLOCK, num_warps=8, **BITS,
+            logits, request, qo_indptr, *alike, q, columns, scales, masses, requests, *sizes, **drafted, **pointed,
+            CHUNK=CHUNK, BLOCK=BLOCK, num_warps=8, **BITS,
         )  # fmt: skip
     final_kernel[(rows, parts)](
-        logits, request, qo_indptr, *asked, *row_numbers, tokens, uniforms, final_keys,
-        final_keys if row_keys is None else row_keys, q, columns, scales, masses, scores, best, requests, *sizes,
-        HAS_ROW_KEYS=row_keys is not None, **given, CHUNKS=outcome["CHUNKS"], CHUNK=CHUNK, BLOCK=BLOCK, num_warps=8,
-        **BITS,
+        logits, request, qo_indptr, *alike, uniforms, final_keys, final_keys if row_keys is None else row_keys, q,
+        columns, scales, masses, scores, best, requests, *sizes, HAS_ROW_KEYS=row_keys is not None, **given,
+        CHUNKS=outcome["CHUNKS"], CHUNK=CHUNK, BLOCK=BLOCK, num_warps=8, **BITS,
     )  # fmt: skip
     outcome_kernel[(requests,)](
         qo_indptr, *asked, found.best, tokens, uniforms, scales, masses, scores, best, lens, out, gamma, parts,

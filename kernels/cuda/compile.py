@@ -43,7 +43,8 @@ class Case:
 TYPES = {"i": "*i64", "j": "*i32", "f": "*fp32", "d": "*fp64", "h": "*bf16", "b": "*i1", "n": "i32", "x": "fp32"}
 ROW = {"CHUNK": noise.CHUNK, "BLOCK": noise.BLOCK}
 GIVEN = {"HAS_REQUEST": True, "HAS_TOTAL": True}
-DRAFTED = {"HAS_VOCAB": False, "WIDTH": 8}
+SPANS = {"HAS_TOPS": True, "SPAN": rules.SPAN}
+DRAFTED = {"HAS_VOCAB": False, "HAS_POINTS": True, "WIDTH": 8}
 BLOCKS = DRAFTED | {"BY_BLOCK": True}
 EXACT = {"num_warps": 8} | noise.BITS
 LAST = {"num_warps": 1} | noise.BITS
@@ -75,17 +76,17 @@ CASES = [
     Case("uniforms", noise.numbers_kernel, "idnn", {"UNIFORM": True, "BLOCK": noise.SMALL}, noise.BITS),
     Case("seeded draw", noise.draw_kernel, "fiidjnNn", {"NAMED": False} | ROW, EXACT),
     Case("seeded draw, chunks", noise.drawn_kernel, "djin", {"CHUNKS": 32}, {"num_warps": 1}),
-    Case("logits of a chunk", rules.chunk_kernel, "fiifffjnNn", GIVEN | ROW),
+    Case("logits of a chunk", rules.chunk_kernel, "fiifffjfnNn", GIVEN | ROW | SPANS),
     Case(
-        "rules of a row", rules.rules_kernel, "fiififfffjffjjjnNn",
+        "rules of a row", rules.rules_kernel, "fiififfffjfjffjjjnNn",
         GIVEN | {"HAS_K": True, "HAS_P": True, "HAS_MIN": True}
-        | {"CHUNKS": 32, "PIVOTS": rules.PIVOTS, "BLOCK": noise.BLOCK},
+        | {"CHUNKS": 32, "PIVOTS": rules.PIVOTS, "SPAN": rules.SPAN, "SPANS": 2048} | ROW,
         {"num_warps": rules.WARPS},
     ),
-    Case("acceptance, scales", acceptance.scales_kernel, "fiifbffjjidfifnNN", {"HAS_Q": True} | BLOCKS, LAST),
-    Case("acceptance, left over", acceptance.mass_kernel, "fiiifbffjjfjfdnnnNNn", DRAFTED | ROW, EXACT),
+    Case("acceptance, scales", acceptance.scales_kernel, "fiifbbffjjidfifnNNN", {"HAS_Q": True} | BLOCKS, LAST),
+    Case("acceptance, left over", acceptance.mass_kernel, "fiiifbbffjjifjfdnnnNNNn", DRAFTED | ROW, EXACT),
     Case(
-        "acceptance, last token", acceptance.final_kernel, "fiiifbffjjidiifjfddjnnnNNn",
+        "acceptance, last token", acceptance.final_kernel, "fiiifbbffjjidiifjfddjnnnNNNn",
         {"HAS_ROW_KEYS": True, "HAS_Q": True, "CHUNKS": 32} | BLOCKS | ROW, EXACT,
     ),
     Case(
@@ -105,8 +106,8 @@ CASES = [
         {"ROWS": 32, "COLUMNS": draft_block.COLUMNS, "DEPTH": draft_block.DEPTH, "HAS_BIAS": True}, {"num_stages": 3},
     ),
     Case(
-        "draft block, draw and q", draft_block.sample_kernel, "ffiiffjjdjnNn", {"NAMED": False, "WRITE": True} | ROW,
-        EXACT,
+        "draft block, draw and q", draft_block.sample_kernel, "ffbiiffjjdjnNn",
+        {"NAMED": False, "WRITE": True, "HAS_UNREAD": True} | ROW, EXACT,
     ),
     Case("draft block, token", draft_block.chosen_kernel, "fifjdjifn", {"NAMED": False, "CHUNKS": 32}, LAST),
 ]  # fmt: skip

@@ -50,12 +50,19 @@ def bias_kernel(
 
 @triton.jit(do_not_specialize=["width", "chunks"])
 def sample_kernel(
-    q, temperatures, keys, tokens, most, norm, cut, last, scores, columns, width, stride, chunks, NAMED: tl.constexpr,
-    WRITE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    q, temperatures, unread, keys, tokens, most, norm, cut, last, scores, columns, width, stride, chunks,
+    NAMED: tl.constexpr, WRITE: tl.constexpr, HAS_UNREAD: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (row, chunk): the smallest E / q of its columns, and q in place of the logits."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     temperature, greedy = heat(temperatures, row)
+    writes = row >= 0
+    if HAS_UNREAD:
+        writes = tl.load(unread + row) == 0
+    if WRITE == 0:
+        writes = row < 0
+    if greedy & (writes == 0):
+        return
     at = q + row.to(tl.int64) * stride
     key, largest, scale = tl.load(keys + row), tl.load(most + row), tl.load(norm + row)
     edge, tie = tl.load(cut + row), tl.load(last + row)
@@ -66,8 +73,7 @@ def sample_kernel(
         inside = column < width
         logit = tl.load(at + column, mask=inside, other=float("-inf"))
         w = tl.where(inside, kept(weight(logit, largest, temperature), column, edge, tie), 0.0)
-        if WRITE:
-            tl.store(at + column, w / scale, mask=inside)
+        tl.store(at + column, w / scale, mask=inside & writes)
         if greedy == 0:
             token = column.to(tl.int64)
             if NAMED:
@@ -109,8 +115,10 @@ def draft_step(
     keys: torch.Tensor,
     vocab: torch.Tensor | None,
     wants_probs: bool,
+    unread: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [R] int64 and the largest of each q [R]; q [R, V'] float32 itself is written where it is wanted."""
+    """Tokens [R] int64 and the largest of each q [R]; q [R, V'] float32 itself is written where it is wanted, but for
+    rows that are `unread` [R] bool."""
     requests, width = logits.shape
     parts = chunks(width)
     drawn = torch.empty(requests, dtype=torch.int64, device=logits.device)
@@ -128,8 +136,9 @@ def draft_step(
     columns = torch.empty((requests, parts), dtype=torch.int32, device=logits.device)
     tokens, named = drawn if vocab is None else vocab, vocab is not None
     sample_kernel[(requests, parts)](
-        q, temperatures, keys.contiguous(), tokens, found.most, found.norm, found.cut, found.last, scores, columns,
-        width, q.stride(0), parts, NAMED=named, WRITE=wants_probs, CHUNK=CHUNK, BLOCK=BLOCK, num_warps=8, **BITS,
+        q, temperatures, temperatures if unread is None else unread, keys.contiguous(), tokens, found.most, found.norm,
+        found.cut, found.last, scores, columns, width, q.stride(0), parts, NAMED=named, WRITE=wants_probs,
+        HAS_UNREAD=unread is not None, CHUNK=CHUNK, BLOCK=BLOCK, num_warps=8, **BITS,
     )  # fmt: skip
     chosen_kernel[(requests,)](
         temperatures, tokens, found.norm, found.best, scores, columns, drawn, sure, parts, NAMED=named,

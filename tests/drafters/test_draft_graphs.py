@@ -38,8 +38,14 @@ def drafter(request):
     return made
 
 
-def batch_of(count: int, table: torch.Tensor, gamma: int, kinds: torch.Tensor) -> DraftBatch:
-    """Greedy and seeded requests; keys for longer drafts, as beside a lookup."""
+def batch_of(count: int, table: torch.Tensor, gamma: int, kinds: torch.Tensor, *names: str) -> DraftBatch:
+    """Greedy and sampled requests with rules of these names; keys for longer drafts, as beside a lookup."""
+    filters = {
+        "top_ks": torch.randint(1, 9, (count,)),
+        "top_ps": torch.rand(count),
+        "min_ps": torch.rand(count) / 2,
+        "decided": ~kinds | (torch.rand(count) < 0.3),
+    }
     seeds, wide = torch.randint(1 << 40, (count, 1)).expand(-1, gamma + 2), torch.arange(gamma + 2)
     return DraftBatch(
         anchors=torch.randint(96, (count,)),
@@ -48,16 +54,22 @@ def batch_of(count: int, table: torch.Tensor, gamma: int, kinds: torch.Tensor) -
         rows=1 + torch.randperm(REQUESTS)[:count],
         temperatures=torch.where(kinds, 0.8, 0.0),
         keys=streams(seeds.contiguous(), wide.expand(count, -1).contiguous(), Purpose.TOKEN),
-        wants_probs=False,
+        wants_probs="decided" in names,
+        **{name: filters[name] for name in names},
     )
+
+
+def room_of(drafter) -> torch.Tensor:
+    return torch.full((REQUESTS, drafter.gamma, drafter.model.config.logit_size), torch.nan)
 
 
 def test_a_replay_drafts_what_drafting_does(drafter):
     table = torch.zeros(REQUESTS + 1, CONTEXT, dtype=torch.int32)
     table[1:] = 1 + torch.randperm(REQUESTS * CONTEXT).view(-1, CONTEXT)
-    graphs = DraftGraphs(drafter._propose, SIZES, table, drafter.gamma, record)
-    for count in (7, 1, 3, 2, 5, 1, 4, 6):  # what a larger batch has left must not show
-        batch = batch_of(count, table, drafter.gamma, torch.rand(count) < 0.5)
+    graphs = DraftGraphs(drafter._propose, SIZES, table, drafter.gamma, room_of(drafter), record)
+    kinds = [(), ("decided",), ("top_ks", "top_ps", "decided"), ("top_ps",), ("top_ks", "min_ps", "decided")]
+    for step, count in enumerate((7, 1, 3, 2, 5, 1, 4, 6)):  # what a larger batch has left must not show
+        batch = batch_of(count, table, drafter.gamma, torch.rand(count) < 0.7, *kinds[step % len(kinds)])
         before = [pool.clone() for pair in drafter.pools for pool in pair]
         tokens, probs, confidence = drafter._propose(batch)
         after = [pool.clone() for pair in drafter.pools for pool in pair]
@@ -66,26 +78,40 @@ def test_a_replay_drafts_what_drafting_does(drafter):
         assert graphs.fits(batch)
         replayed = graphs.propose(batch)
         assert torch.equal(replayed[0], tokens)
-        assert probs is None is replayed[1]
+        assert (replayed[1] is None) == (not batch.wants_probs)
+        if replayed[1] is not None and probs is not None:
+            assert torch.equal(replayed[1][:count][~batch.decided], probs[~batch.decided])
         torch.testing.assert_close(replayed[2], confidence)
         for pool, wanted in zip((pool for pair in drafter.pools for pool in pair), after, strict=True):
             torch.testing.assert_close(pool[1:], wanted[1:])  # slot 0 is nobody's
         kept = replayed[0].clone()
         graphs.propose(batch_of(count, table, drafter.gamma, torch.ones(count, dtype=torch.bool)))
-        assert torch.equal(replayed[0], kept)  # the next replay does not write into what this one gave
+        assert torch.equal(replayed[0], kept)  # the next replay does not write into the tokens that this one gave
+
+
+def test_rules_that_are_the_same_tensors_are_taken_once(drafter):
+    """And others at once."""
+    table = 1 + torch.randperm((REQUESTS + 1) * CONTEXT).view(-1, CONTEXT).int() % (REQUESTS * CONTEXT)
+    graphs = DraftGraphs(drafter._propose, SIZES, table, drafter.gamma, room_of(drafter), record)
+    batch = batch_of(3, table, drafter.gamma, torch.ones(3, dtype=torch.bool), "top_ks", "decided")
+    one = replace(batch, top_ks=torch.ones(3, dtype=torch.int64))
+    greedy = drafter._propose(replace(one, temperatures=torch.zeros(3), all_greedy=True))[0]
+    for given, expected in ((batch, drafter._propose(batch)[0]), (one, greedy), (one, greedy)):
+        assert torch.equal(graphs.propose(given)[0], expected)
+    one.top_ks.fill_(1 << 30)  # a running request's do not change; were they read again, this would show
+    assert torch.equal(graphs.propose(one)[0], greedy)
 
 
 def test_what_no_graph_fits_is_drafted_without(drafter):
     table = torch.zeros(REQUESTS + 2, CONTEXT, dtype=torch.int32)
-    graphs = DraftGraphs(drafter._propose, SIZES, table, drafter.gamma, record)
+    graphs = DraftGraphs(drafter._propose, SIZES, table, drafter.gamma, room_of(drafter), record)
     plain = batch_of(3, table, drafter.gamma, torch.ones(3, dtype=torch.bool))
     assert graphs.fits(plain)
-    assert not graphs.fits(replace(plain, wants_probs=True))
-    assert not graphs.fits(replace(plain, top_ps=torch.ones(3)))
     assert not graphs.fits(replace(plain, anchors=torch.zeros(8, dtype=torch.int64)))
     assert not graphs.fits(replace(plain, page_table=table.clone()))
 
 
 def test_on_a_cpu_nothing_is_captured(drafter):
+    assert drafter.reserve_probs(SIZES[-1]) is None
     drafter.capture(SIZES, torch.zeros(2, CONTEXT, dtype=torch.int32))
     assert drafter.graphs is None

@@ -8,6 +8,7 @@ import torch
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
 from outrider.drafters.lookup_first import LookupFirst, choose_each, merge
 from outrider.drafters.ngram import NgramDrafter
+from outrider.kernels.acceptance import Verification, with_point_masses
 
 GAMMA, CONTEXT, VOCAB = 4, 64, torch.tensor([0, 3, 5, 7, 8, 9])
 LONG = 10
@@ -209,12 +210,21 @@ def test_on_a_device_the_choice_is_the_same(with_probs):
     better = torch.rand(count, generator=generator) < 0.5
     temperatures = torch.rand(count, generator=generator).round()
     expected = merge(found, drafted, torch.arange(count), better, temperatures)
-    got = choose_each(found, drafted, better, temperatures)
+    got = choose_each(found, drafted, better)
     drafts = torch.arange(wide) < expected.lens[:, None]
-    assert torch.equal(got.lens, expected.lens)
+    assert torch.equal(got.lens, torch.where(better, GAMMA, found.lens))
+    assert (got.lens >= expected.lens).all()  # a lookup said to be a point mass may have tokens that q cannot
     assert torch.equal(got.tokens[drafts], expected.tokens[drafts])
     assert torch.equal(got.confidence, expected.confidence)
     assert torch.equal(got.looked_up, expected.looked_up)
     assert got.drafting == count
     if with_probs:
-        assert torch.equal(got.probs, expected.probs)
+        assert got.probs is drafted.probs
+        assert torch.equal(got.points, ~better)
+        batch = Verification(
+            got.tokens, expected.lens, torch.zeros(count + 1), draft_probs=got.probs, vocab=VOCAB, points=got.points
+        )
+        spread = with_point_masses(batch, int(VOCAB.max()) + 10).draft_probs[:, :GAMMA]
+        lookup = ~better & (temperatures > 0)
+        drafts = drafts[:, :GAMMA] & (better | lookup)[:, None]
+        assert torch.equal(spread[:, :, VOCAB][drafts], expected.probs[drafts])

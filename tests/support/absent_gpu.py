@@ -54,12 +54,27 @@ class Module(_DummyBackendModule):
         yield
 
 
+KERNELS = {"draft_step": 5, "accept": 7, "attention": 2, "gumbel_argmax": 2}
+"""Launches of our operators, where they are not one; at most, as with a split cache and with q."""
+FREE = "aten.empty", "aten.new_empty", "prim."
+"""Beginnings of operations that a GPU is not asked for."""
+
+
 class Copies(TorchDispatchMode):
-    """Rejects copies between the host and the device that wait. operations: what ran, with its shapes."""
+    """Rejects copies between the host and the device that wait.
+
+    operations: what ran, with its shapes. launches: kernels and copies that a GPU would be asked for.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[str] = []
+        self.launches = 0
+
+    def _count(self, func: Any, name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+        on_device = any(leaf.device.type == NAME for leaf in (*given, *made))
+        if on_device and not func.is_view and not name.startswith(FREE):
+            self.launches += KERNELS.get(name.removeprefix("outrider_cuda.").removesuffix(".default"), 1)
 
     @staticmethod
     def _is_asynchronous(name: str, args: tuple, kwargs: dict[str, Any]) -> bool:
@@ -82,6 +97,7 @@ class Copies(TorchDispatchMode):
             raise AssertionError(
                 f"{name} waits: torch copies a number to CUDA before it writes it (index_fill_ does not)"
             )
+        self._count(func, name, given, made)
         self.operations.append(f"{name} {[tuple(leaf.shape) for leaf in given]} {[tuple(leaf.shape) for leaf in made]}")
         return out
 
@@ -109,7 +125,7 @@ def running() -> Iterator[None]:
 
 
 @contextmanager
-def watching() -> Iterator[list[str]]:
-    """A context in which nothing may wait; yields the operations."""
+def watching() -> Iterator[Copies]:
+    """A context in which nothing may wait; yields what ran."""
     with Copies() as copies:
-        yield copies.operations
+        yield copies

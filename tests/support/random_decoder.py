@@ -136,7 +136,13 @@ class Decoder:
         return hidden, hidden @ self.head.T
 
     def accept(
-        self, given: Given, draft: Draft, verify_lens: torch.Tensor, flat: Flattened, logits: torch.Tensor
+        self,
+        given: Given,
+        draft: Draft,
+        verify_lens: torch.Tensor,
+        flat: Flattened,
+        logits: torch.Tensor,
+        rules: Rules | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         _, positions, _, indptr, request, _ = flat
         batch = Verification(
@@ -146,7 +152,7 @@ class Decoder:
             decided=given.decided, draft_probs=draft.probs, vocab=draft.vocab,
         )  # fmt: skip
         row_keys = streams(given.seeds.index_select(0, request), positions + 1, Purpose.TOKEN)
-        return accept_logits(batch, request, logits, Rules(given.temperatures), row_keys)
+        return accept_logits(batch, request, logits, rules or Rules(given.temperatures), row_keys)
 
     def keep(
         self, given: Given, flat: Flattened, hidden: torch.Tensor, accepted: tuple[torch.Tensor, torch.Tensor]

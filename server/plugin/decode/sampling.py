@@ -100,14 +100,15 @@ class Sampling:
             rows = torch.arange(len(logits), device=logits.device)
             wanted = self._draw(logits, rows, flat.request, flat.positions)
             return accept(Verification(draft.tokens, verify_lens, flat.qo_indptr, wanted=wanted))
-        longest = draft.tokens.shape[1]
-        tested = draft.tokens if draft.probs is None else draft.tokens[:, : draft.probs.shape[1]]
+        longest, probs, points = draft.tokens.shape[1], draft.probs, draft.points
+        tested = draft.tokens if probs is None or points is not None else draft.tokens[:, : probs.shape[1]]
+        probs = None if probs is None else probs[: len(verify_lens)]
         anchors = flat.positions[flat.qo_indptr[:-1].long()]
         batch = Verification(
             tested, verify_lens, flat.qo_indptr,
             uniforms=uniforms(streams(self.seeds, anchors, Purpose.ACCEPT), tested.shape[1]),
             final_keys=streams(self.seeds, anchors, Purpose.FINAL),
-            decided=self.decided, draft_probs=draft.probs, vocab=draft.vocab, by_block=self.by_block,
+            decided=self.decided, draft_probs=probs, vocab=draft.vocab, points=points, by_block=self.by_block,
         )  # fmt: skip
         if on_host(logits):
             heat = torch.where(self.decided, 0.0, self.rules.temperatures)  # rows that are not read are cheap then

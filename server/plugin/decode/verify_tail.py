@@ -1,7 +1,8 @@
-"""Accepting and committing at the end of the target's verification graph, for batches that are greedy throughout.
+"""Accepting and committing at the end of the target's verification graph.
 
-What is captured runs at every replay. For other batches it goes to the slot of nobody, and the worker accepts itself:
-their distributions of drafts would take gamma times the vocabulary of every request and graph.
+What is captured runs at every replay, and is the same for greedy, seeded and sampled requests. All its randomness is in
+seeds and positions. For batches with rules for their logits, and for drafts whose q lies elsewhere than where the graph
+reads it, its tokens go to the slot of nobody, and the worker accepts itself.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from outrider.kernels.acceptance import accept_wanted
+from outrider.kernels.acceptance import Verification, accept_logits
+from outrider.kernels.noise import Purpose, streams, uniforms
 from outrider.kernels.ragged import commit
-from outrider.kernels.sampling import argmax
+from outrider.kernels.sampling import Rules
 from outrider.scheduler.planners.token_buckets import TokenBuckets
 
 from .logit_rules import has_rules
@@ -26,27 +28,58 @@ if TYPE_CHECKING:  # tests/gpu/kernels run without SGLang
 
 Observe = Callable[[torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor], None]
 """Takes hidden states, tokens, positions and slots [T]."""
+NO_TOP_K = 1 << 30
 
 
 class VerifyTail:
-    """observe: shows committed tokens to whoever keeps state by slot; slot 0 belongs to no request."""
+    """observe: shows committed tokens to whoever keeps state by slot; slot 0 belongs to no request.
 
-    def __init__(self, buckets: TokenBuckets, observe: Observe, device: Any):
+    room: of `Drafter.reserve_probs`; None: every q is a point mass. by_block: as in `Verification`.
+    """
+
+    def __init__(
+        self,
+        buckets: TokenBuckets,
+        observe: Observe,
+        device: Any,
+        room: tuple[torch.Tensor, torch.Tensor | None] | None = None,
+        *,
+        by_block: bool = True,
+    ):
         tokens = buckets.graphs[-1]
         slots = buckets.slots(tokens)
-        self._buckets, self._observe = buckets, observe
+        self._buckets, self._observe, self._by_block = buckets, observe, by_block
+        self._q, self._vocab = room or (None, None)
         self._drafts = torch.zeros((slots, buckets.width - 1), dtype=torch.int64, device=device)
-        self._lens, self._begins = torch.zeros((2, slots), dtype=torch.int64, device=device)
+        self._lens, self._begins, self._seeds = torch.zeros((3, slots), dtype=torch.int64, device=device)
+        self._total, self._gate = torch.zeros((2, 1), dtype=torch.int64, device=device)
         self._request, self._step = torch.zeros((2, tokens), dtype=torch.int64, device=device)
-        self._gate = torch.zeros(1, dtype=torch.int64, device=device)
+        self._decided, self._points = torch.ones((2, slots), dtype=torch.bool, device=device)
+        self._rules = Rules(
+            torch.zeros(slots, device=device),
+            torch.full((slots,), NO_TOP_K, device=device),
+            torch.ones(slots, device=device),
+            torch.zeros(slots, device=device),
+        )
         self._opened = False
+        self._taken: Sampling | None = None
         self._results: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def capture(self, runner: Any, output: Any, batch: Any, tokens: int) -> None:
         """SGLang calls it behind the forward that it captures, of `tokens` tokens."""
         count, request, step = batch.batch_size, self._request[:tokens], self._step[:tokens]
-        wanted = argmax(output.next_token_logits)
-        accept_lens, accepted = accept_wanted(self._drafts[:count], self._lens[:count], self._begins[:count], wanted)
+        drafts, seeds, anchors = self._drafts[:count], self._seeds[:count], batch.seq_lens.long()
+        lens = self._lens[:count]
+        verification = Verification(
+            drafts, lens, torch.cat([self._begins[:count], self._total]),
+            uniforms=uniforms(streams(seeds, anchors, Purpose.ACCEPT), drafts.shape[1]),
+            final_keys=streams(seeds, anchors, Purpose.FINAL),
+            decided=self._decided[:count], draft_probs=self._q, vocab=self._vocab, by_block=self._by_block,
+            points=None if self._q is None else self._points[:count],
+        )  # fmt: skip
+        rules = Rules(*(rule[:count] for rule in self._rules if rule is not None))
+        keys = streams(seeds[request], batch.positions.long() + 1, Purpose.TOKEN)
+        accept_lens, accepted = accept_logits(verification, request, output.next_token_logits, rules, keys)
         slots = batch.out_cache_loc * self._gate
         slots = commit(accept_lens, accepted, batch.seq_lens, request, step, slots)[2]
         self._observe(output.hidden_states, batch.input_ids, batch.positions, slots)
@@ -57,29 +90,52 @@ class VerifyTail:
         that; otherwise the next replay leaves nothing behind."""
         ruled = batch.return_logprob or has_rules(batch.reqs, batch.sampling_info)
         graph = self._buckets.has_graph(len(verify_lens), len(flat.request))
-        if ruled or not (sampling.all_greedy and graph):
+        readable = draft.probs is None or draft.probs is self._q or sampling.all_decided
+        if ruled or not (readable and graph):
             self.close()
             return False
-        self.open(draft.tokens, verify_lens, flat)
+        self.open(draft, sampling, verify_lens, flat)
         return True
 
-    def open(self, drafts: torch.Tensor, verify_lens: torch.Tensor, flat: FlatVerify) -> None:
-        """The next replay accepts and commits this batch: drafts [R, gamma], verify_lens [R]."""
+    def open(self, draft: Draft, sampling: Sampling, verify_lens: torch.Tensor, flat: FlatVerify) -> None:
+        """The next replay accepts and commits this batch of R requests: verify_lens [R]."""
         count, tokens = len(verify_lens), len(flat.request)
-        self._drafts[:count].copy_(drafts)
+        self._drafts[:count].copy_(draft.tokens)
         self._lens[count:].zero_()
         self._lens[:count].copy_(verify_lens)
         self._begins[count:].zero_()  # a slot without a request reads the first row
         self._begins[:count].copy_(flat.qo_indptr[:-1])
+        self._total.copy_(flat.qo_indptr[-1:])
         self._request[:tokens].copy_(flat.request)
         self._step[:tokens].copy_(flat.step)
         self._gate.fill_(1)
+        if self._q is not None and not sampling.all_decided:
+            if draft.probs is None or draft.points is None:
+                self._points.fill_(draft.probs is None)
+            else:
+                self._points[:count].copy_(draft.points)
+        self._take_rules(sampling, count)
         self._opened = True
+
+    def _take_rules(self, sampling: Sampling, count: int) -> None:
+        """They stay the same while the same requests run."""
+        if self._taken is sampling:
+            return
+        self._taken = sampling
+        self._rules.temperatures[count:].zero_()
+        self._decided[:count].copy_(sampling.decided)
+        self._seeds[:count].copy_(sampling.seeds)
+        for mine, its, off in zip(self._rules, sampling.rules, (0.0, NO_TOP_K, 1.0, 0.0), strict=True):
+            assert mine is not None
+            if its is None:
+                mine[:count].fill_(off)
+            else:
+                mine[:count].copy_(its)
 
     def close(self) -> None:
         """The next replay leaves nothing behind."""
         if self._opened:
-            for left in (self._gate, self._lens, self._begins, self._request):  # which may be beyond a smaller bucket
+            for left in (self._gate, self._total, self._lens, self._begins, self._request):  # beyond a smaller bucket
                 left.zero_()
             self._opened = False
 

@@ -106,7 +106,10 @@ class SpeculativeWorker(BaseSpecWorker):
         self.keeper = AnswerKeeper.of(self.config)
         self.tail: VerifyTail | None = None
         if (buckets := self.planning.buckets) is not None and buckets.graphs:
-            self.tail = VerifyTail(buckets, self._observe, self.device)
+            sizes = captured_sizes(runner)
+            room = None if self.drafter is None or not sizes else self.drafter.reserve_probs(sizes[-1])
+            by_block = self.config.verification == "block"
+            self.tail = VerifyTail(buckets, self._observe, self.device, room, by_block=by_block)
             runner.capture_tail_hooks.append(self.tail.capture)
 
     def init_attention_backends(self) -> None:
@@ -299,6 +302,7 @@ class SpeculativeWorker(BaseSpecWorker):
                 depth=step.depth,
                 keys=sampling.draft_keys(seq_lens, gamma),
                 wants_probs=not sampling.all_decided,
+                decided=sampling.decided,
                 all_greedy=sampling.all_greedy,
                 answer_lens=seq_lens - self.requests.prompts[rows] + 1 if self.config.initial_tokens else None,
                 longest=None if anchors.is_cpu else 1 << int(step.view.contexts.max()).bit_length(),
@@ -309,7 +313,7 @@ class SpeculativeWorker(BaseSpecWorker):
         )
         seconds = since(began)
         lens = torch.minimum(draft.lens, upload(step.view.limits, self.device))
-        if draft.probs is not None:
+        if draft.probs is not None and draft.points is None:
             lens = lens.clamp(max=draft.probs.shape[1])
         return replace(draft, lens=lens), seconds
 

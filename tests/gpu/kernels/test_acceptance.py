@@ -10,7 +10,7 @@ from gpu_device import INTERPRETED, TYPES, differing, examples, moved
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.kernels.acceptance import Verification, reference_accept
+from outrider.kernels.acceptance import Verification, reference_accept, with_point_masses
 from outrider.kernels.cuda import acceptance, rules
 from outrider.kernels.noise import torch_exponentials, torch_gumbel_argmax
 from outrider.kernels.sampling import Rules, draw_tokens, reference_target_probs
@@ -44,12 +44,13 @@ def test_four_numbers_say_the_distribution(rows, width, ties, dtype, seed):
     assert differing(found.best.long(), logits.float().argmax(1)) == 0
 
 
-def accept(arrays, keywords, by_block=True):
+def accept(arrays, keywords, by_block=True, points=None):
     """The operator, as `accept_logits` calls it, with padding that must not be read."""
     *others, logits, given = moved(arrays)
     logits[int(arrays[2][-1]) :] = torch.nan
     order = ("uniforms", "final_keys", "row_keys", "decided", "draft_probs", "vocab")
-    found = acceptance.accept(*others, logits, *given, *(moved(keywords[name]) for name in order), by_block)
+    others_moved = (moved(keywords[name]) for name in order)
+    found = acceptance.accept(*others, logits, *given, *others_moved, moved(points), by_block)
     return [x.cpu() for x in found]
 
 
@@ -82,6 +83,43 @@ def test_accepts_as_the_reference(requests, gamma, width, q_kind, dtype, by_bloc
     assert differing(accept(*batch, by_block), reference(*batch, by_block)) == 0
 
 
+@examples()
+@given(
+    requests=st.sampled_from([1, 3, 6]),
+    width=st.sampled_from([24, 1500]),
+    q_kind=st.sampled_from(["full", "truncated"]),
+    longer=st.integers(0, 2),
+    by_block=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_point_masses_beside_q(requests, width, q_kind, longer, by_block, seed):
+    """Lookups among a model's drafts, which may be longer than those; q has rows of requests that there are not."""
+    tokens, lens, *others = verification(requests, 4, width, q_kind, torch.float32, seed)[0]
+    keywords = verification(requests, 4, width, q_kind, torch.float32, seed)[1]
+    points = torch.rand(requests, generator=torch.Generator().manual_seed(seed)) < 0.5
+    most = 4 - longer
+    points |= lens > most
+    q = keywords["draft_probs"]
+    arrays = (tokens, lens, *others)
+    batch = Verification(tokens, lens, others[0], draft_probs=q, vocab=keywords["vocab"], points=points)
+    spread = with_point_masses(batch, width)
+    expected = reference(arrays, keywords | {"draft_probs": spread.draft_probs, "vocab": None}, by_block)
+    wide = torch.nn.functional.pad(q[:, :most], (0, 0, 0, 0, 0, 2), value=torch.nan).contiguous()
+    wide[:requests][points] = torch.nan  # not read
+    assert differing(accept(arrays, keywords | {"draft_probs": wide}, by_block, points), expected) == 0
+
+
+def test_point_masses_that_are_not_said_change_what_comes_out():
+    arrays, keywords = verification(24, 4, 24, "full", torch.float32, 1)
+    arrays = (*arrays[:5], Rules(torch.ones(24)))
+    keywords["decided"][:] = False
+    everyone = torch.ones(24, dtype=torch.bool)
+    batch = Verification(*arrays[:3], draft_probs=keywords["draft_probs"], points=everyone)
+    expected = reference(arrays, keywords | {"draft_probs": with_point_masses(batch, 24).draft_probs})
+    assert differing(accept(arrays, keywords, points=everyone), expected) == 0
+    assert differing(accept(arrays, keywords), expected) > 0
+
+
 SHAPES = [(2, 15, 24, "full")]
 LARGE = [(12, 7, 151_936, "full"), (3, 15, 32_000, "truncated"), (300, 7, 2000, "full"), (64, 15, 9000, "point mass")]
 
@@ -99,7 +137,7 @@ def test_three_hundred_requests_without_a_draft():
     given = Rules(torch.tensor([0.7] + [0.0] * 14).repeat(20))
     arrays = (
         keys.new_empty(300, 0), torch.zeros_like(keys), torch.arange(301), torch.arange(300), logits, *given,
-        torch.empty(300, 0).double(), keys, None, given.temperatures <= 0, None, None, True,
+        torch.empty(300, 0).double(), keys, None, given.temperatures <= 0, None, None, None, True,
     )  # fmt: skip
     lens, tokens = acceptance.accept(*moved(arrays))
     assert bool((lens == 1).all())

@@ -1,4 +1,4 @@
-"""Verification, acceptance and commit in one graph: the server's own tail of its greedy verifications."""
+"""Verification, acceptance and commit in one graph: the server's own tail of its verifications."""
 
 from __future__ import annotations
 
@@ -11,23 +11,31 @@ from gpu_device import INTERPRETED, ON, captured, differing, triton
 from random_decoder import Decoder, Given, decoder
 
 from outrider.drafters.base import Draft
+from outrider.kernels.acceptance import Verification, with_point_masses
 from outrider.kernels.ragged import Flattened, commit
-from outrider.kernels.sampling import argmax
+from outrider.kernels.sampling import Rules, argmax
 from outrider.scheduler.planners.token_buckets import TokenBuckets
 from outrider.server.plugin.decode.verify_tail import VerifyTail
 
 WRONG = 0.3
-"""Share of wrong draft tokens; the others are what the target says."""
+"""Share of wrong draft tokens of greedy requests; the others are what the target says."""
+
+
+Texts = tuple[Given, Draft, torch.Tensor, Flattened, Any]
+"""Requests, drafts, lengths, batch, and what `Sampling` says of them."""
 
 
 class Merged:
     """A graph of a bucket with its tail. seen: the token that was last shown for each slot of the cache."""
 
-    def __init__(self, made: Decoder, tail: VerifyTail, buckets: TokenBuckets, tokens: int, seen: torch.Tensor):
-        self.made, self.tail, self.tokens, self.seen = made, tail, tokens, seen
+    def __init__(
+        self, made: Decoder, tail: VerifyTail, buckets: TokenBuckets, tokens: int, seen: torch.Tensor,
+        room: torch.Tensor,
+    ):  # fmt: skip
+        self.made, self.tail, self.tokens, self.seen, self.room = made, tail, tokens, seen, room
         slots = buckets.slots(tokens)
         self.requests = max(1, min(slots - 1, tokens // 3, made.page_table.shape[0] - 1))
-        self.given, self.draft, self.lens, self.flat = self.texts(0)
+        self.given, self.draft, self.lens, self.flat, _ = self.texts(0, sampled=False)
         ids, positions, places = self.flat[:3]
         self.batch: Any = SimpleNamespace(
             batch_size=slots, out_cache_loc=places, input_ids=ids, positions=positions,
@@ -40,12 +48,24 @@ class Merged:
         output = SimpleNamespace(hidden_states=hidden, next_token_logits=logits)
         self.tail.capture(None, output, self.batch, self.tokens)
 
-    def texts(self, seed: int) -> tuple[Given, Draft, torch.Tensor, Flattened]:
-        """Greedy requests, their drafts, most of which are right, and the batch of their verification."""
+    def texts(self, seed: int, *, sampled: bool) -> Texts:
+        """Requests, their drafts, of which a greedy one's are mostly right, and the batch of their verification.
+
+        sampled: by all rules, a third of them with seeds; and a third greedy. Some drafts are lookups."""
         gamma = self.made.gamma
         budget = min(self.tokens - self.requests, self.requests * gamma)
         given = self.made.given(self.requests, budget, seed)
-        given = replace(given, temperatures=torch.zeros_like(given.temperatures), decided=given.decided & False)
+        if not sampled:
+            given = replace(given, temperatures=torch.zeros_like(given.temperatures), decided=given.decided & False)
+        greedy, seeded = given.temperatures <= 0, given.decided
+        rules = Rules(given.temperatures)
+        if sampled:
+            numbers = torch.rand((3, self.requests), generator=torch.Generator().manual_seed(seed)).to(ON)
+            rules = Rules(given.temperatures, (2 + 30 * numbers[0]).long(), 0.5 + numbers[1] / 2, numbers[2] / 8)
+        said = not sampled, sampled and bool(seeded.any()), bool((greedy | seeded).all())
+        sampling: Any = SimpleNamespace(
+            rules=rules, seeds=given.seeds, decided=greedy | seeded, all_greedy=said[0], all_decided=said[2]
+        )
         draft = self.made.draft(given)
         lens, flat = self.made.plan(given, draft, self.tokens)
         wanted = argmax(self.made.verify(given, lens, flat)[1])
@@ -53,10 +73,22 @@ class Merged:
         rows = flat[3][:-1, None].long() + torch.arange(gamma, device=wanted.device)
         wrong = torch.rand(self.requests, gamma, generator=generator).to(wanted.device) < WRONG
         right = wanted[rows.clamp(max=len(wanted) - 1)]
-        return given, replace(draft, tokens=torch.where(wrong, draft.tokens, right), probs=None), lens, flat
+        tokens = torch.where(wrong | ~greedy[:, None], draft.tokens, right)
+        probs, points = draft.probs, None
+        if sampled:
+            assert probs is not None
+            self.room[: self.requests].copy_(probs)
+            points = given.rows % 2 == 0
+        return (
+            given,
+            replace(draft, tokens=tokens, probs=self.room if sampled else None, points=points),
+            lens,
+            flat,
+            sampling,
+        )
 
-    def take(self, texts: tuple[Given, Draft, torch.Tensor, Flattened]) -> None:
-        given, draft, lens, flat = texts
+    def take(self, texts: Texts) -> None:
+        given, draft, lens, flat, sampling = texts
         self.given.take(given)
         self.lens.copy_(lens)
         for mine, its in zip(self.flat, flat, strict=True):
@@ -64,13 +96,16 @@ class Merged:
         self.batch.seq_lens.zero_()
         self.batch.seq_lens[: self.requests].copy_(given.seq_lens)
         named: Any = SimpleNamespace(qo_indptr=flat[3], request=flat[4], step=flat[5])
-        self.tail.open(draft.tokens, lens, named)
+        self.tail.open(draft, sampling, lens, named)
 
-    def expected(self, texts: tuple[Given, Draft, torch.Tensor, Flattened]) -> tuple[torch.Tensor, ...]:
+    def expected(self, texts: Texts) -> tuple[torch.Tensor, ...]:
         """accept_lens [R], tokens [R, γ + 1] and `seen`, by the kernels behind a verification."""
-        given, draft, lens, flat = texts
+        given, draft, lens, flat, sampling = texts
         _, logits = self.made.verify(given, lens, flat)
-        accepted = self.made.accept(given, draft, lens, flat, logits)
+        if draft.points is not None:  # said in q itself
+            batch = Verification(draft.tokens, lens, flat[3], draft_probs=draft.probs, points=draft.points)
+            draft = replace(draft, probs=with_point_masses(batch, logits.shape[1]).draft_probs)
+        accepted = self.made.accept(given, draft, lens, flat, logits, sampling.rules)
         ids, _, places, _, request, step = flat
         slots = commit(*accepted, given.seq_lens, request, step, places)[2]
         seen = torch.zeros_like(self.seen)
@@ -88,22 +123,24 @@ def test_a_graph_accepts_and_commits_other_texts_and_none_while_its_tail_is_clos
     ) -> None:
         seen[slots] = tokens
 
-    accepted = 0
+    accepted = {False: 0, True: 0}
+    room = torch.full((most, made.gamma, made.config.vocab_size), torch.nan, device=ON)
     with triton():
-        tail = VerifyTail(buckets, observe, ON)
+        tail = VerifyTail(buckets, observe, ON, (room, None))
         for tokens in [n for n in (buckets.sizes[::5] if INTERPRETED else buckets.sizes) if n > 1]:
-            graph = Merged(made, tail, buckets, tokens, seen)
-            texts = graph.texts(1000 + tokens)
-            graph.take(texts)
-            seen.zero_()
-            graph.replay()
-            found = (*tail.results(graph.requests, tokens), seen.clone())
-            expected = graph.expected(texts)
-            seen[0] = found[2][0] = expected[2][0] = 0  # nobody's
-            assert differing(found, expected) == 0, tokens
-            accepted += int((expected[0] - 1).sum())
-            tail.close()
-            seen.zero_()
-            graph.replay()
-            assert not seen[1:].any(), tokens
-    assert accepted > 0
+            graph = Merged(made, tail, buckets, tokens, seen, room)
+            for sampled in (False, True):
+                texts = graph.texts(1000 + tokens, sampled=sampled)
+                graph.take(texts)
+                seen.zero_()
+                graph.replay()
+                found = (*tail.results(graph.requests, tokens), seen.clone())
+                expected = graph.expected(texts)
+                seen[0] = found[2][0] = expected[2][0] = 0  # nobody's
+                assert differing(found, expected) == 0, (tokens, sampled)
+                accepted[sampled] += int((expected[0] - 1).sum())
+                tail.close()
+                seen.zero_()
+                graph.replay()
+                assert not seen[1:].any(), tokens
+    assert min(accepted.values()) > 0

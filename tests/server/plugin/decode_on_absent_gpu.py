@@ -12,6 +12,7 @@ import traceback
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import absent_gpu
 import numpy as np
@@ -27,6 +28,7 @@ from outrider.drafters.diffusion.denoise import SCHEDULES
 from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.slot_tokens import SlotTokens
+from outrider.kernels.cuda import native as cuda
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
 from outrider.scheduler.planners import registry
@@ -58,7 +60,7 @@ CASES = [
     *((drafter, "asynchronous", kind) for drafter in ("ngram", "dspark") for kind in BATCHES),
     *(("dspark", planner, "greedy") for planner in registry.names()),
     *((drafter, "asynchronous", "mixed") for drafter in ("truncated", "gated", "dflash", "dflash2", "lilicorr")),
-    *(("dspark in graphs", "asynchronous", kind) for kind in ("greedy", "mixed")),
+    *(("dspark in graphs", "asynchronous", kind) for kind in BATCHES),
     *(("deer", "asynchronous", kind) for kind in ("greedy", "mixed")),
     *((drafter, "asynchronous", "mixed") for drafter in ("wide diffusion", "without confidence")),
     *((f"specdiff {order}", "asynchronous", "mixed") for order in SCHEDULES),
@@ -121,7 +123,7 @@ def make_drafter(name: str, device: torch.device) -> Any:
     return LookupFirst(NgramDrafter(6, device=device), drafter, expected_run_length=1.7)
 
 
-def make_worker(drafter: str, planner: str, device: torch.device) -> Worker:
+def make_worker(drafter: str, planner: str, device: torch.device, record: Any = lambda run: (run, run())) -> Worker:
     drafter, _, rank = drafter.partition(", rank ")
     worker = Worker.__new__(OtherRank if rank == "2 of 2" else Worker)
     worker.device, worker._sampling, worker._direct, worker._direct_sought = device, None, None, True
@@ -143,8 +145,11 @@ def make_worker(drafter: str, planner: str, device: torch.device) -> Worker:
     worker.req_to_token_pool = SimpleNamespace(req_to_token=page_table, size=POOL)
     worker.rules = LogitRules(worker.history, page_table)
     if drafter.endswith(IN_GRAPHS) and isinstance(model := worker.drafter.model, BlockDrafter):
-        model.graphs = DraftGraphs(model._propose, (1, 2, 4), page_table, model.gamma, lambda run: (run, run()))
-    worker.tail = VerifyTail(buckets, worker._observe, device) if drafter.endswith(IN_GRAPHS) else None
+        room = torch.zeros(4, model.gamma, model.model.config.logit_size, device=device), model.vocab
+        model.graphs = DraftGraphs(model._propose, (1, 2, 4), page_table, model.gamma, room[0], record)
+    else:
+        room = None
+    worker.tail = VerifyTail(buckets, worker._observe, device, room) if drafter.endswith(IN_GRAPHS) else None
     worker._nothing = worker._no_draft(0)
     runner = SimpleNamespace(attn_backend=None)
     run = lambda batch, **_: forward(worker, batch)  # noqa: E731
@@ -195,12 +200,57 @@ def steps(worker: Worker, kind: str, lengths: list[int], rows: torch.Tensor) -> 
     batch = batch_of(BATCHES[kind], lengths, rows, worker.device)
     worker.requests.admit(batch.reqs, batch.req_pool_indices, rows.numpy())
     for _ in range(2):
-        with absent_gpu.watching() as operations:
+        with absent_gpu.watching() as watched:
             published: list[torch.Tensor] = []
             worker._decode(batch_of(BATCHES[kind], lengths, rows, worker.device), published.append, None)
         assert published[0].device == worker.device
-        found.append(operations)
+        found.append(watched.operations)
     return found
+
+
+class Replays:
+    """Graphs that are recorded once and then counted."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def record(self, run: Any) -> Any:
+        return self.replay, run()
+
+    def replay(self) -> None:
+        self.count += 1
+
+    def forward(self, worker: Worker, batch: Any) -> Any:
+        """Verification, by a graph where there is a tail."""
+        if worker.tail is None:
+            return forward(worker, batch)
+        self.count += 1
+        tokens = len(batch.input_ids)
+        if tokens not in worker.tail._results:
+            forward(worker, batch)
+        logits = torch.empty(tokens, 96, dtype=torch.bfloat16, device=worker.device)
+        output = SimpleNamespace(next_token_logits=logits, hidden_states=None)
+        return SimpleNamespace(logits_output=output, can_run_cuda_graph=True)
+
+
+def launches(drafter: str, kind: str, device: torch.device) -> int:
+    """Launches of a step by a GPU's kernels; a graph is one, and the target's forward without one is not counted."""
+    rows, replays = np.arange(1, REQUESTS + 1), Replays()
+    at = SimpleNamespace(numpy=lambda: rows)
+    on_cuda = lambda *tensors: all(x.device == device for x in tensors) and cuda.available()  # noqa: E731
+    with absent_gpu.running(), mock.patch.object(cuda, "fits", on_cuda):
+        worker = make_worker(drafter, "asynchronous", device, replays.record)
+        worker._target_worker.forward_batch_generation = lambda batch, **_: replays.forward(worker, batch)
+        batch = batch_of(BATCHES[kind], [20, 30, 25], at, device)
+        worker.requests.admit(batch.reqs, batch.req_pool_indices, rows)
+        info = batch.sampling_info
+        for _ in range(3):  # the first takes what stays the same while its requests run
+            replays.count = 0
+            batch = batch_of(BATCHES[kind], [20, 30, 25], at, device)
+            batch.sampling_info = info
+            with absent_gpu.watching() as watched:
+                worker._decode(batch, lambda _: None, None)
+    return watched.launches + replays.count
 
 
 def run(drafter: str, planner: str, kind: str, device: torch.device) -> dict[str, Any]:
@@ -228,6 +278,11 @@ def main() -> None:
     device, found = absent_gpu.install(), {}
     for case in CASES:
         found[", ".join(case)] = run(*case, device)
+    found["launches"] = {
+        f"{drafter}, {kind}": launches(drafter, kind, device)
+        for drafter in ("dspark", "dspark in graphs")
+        for kind in BATCHES
+    }
     original = worker_module.flatten
     for name, plant in PLANTS.items():
         worker_module.flatten = lambda anchors, *rest, plant=plant: (plant(anchors), original(anchors, *rest))[1]

@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 import os
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,13 +32,17 @@ from sglang.srt.runtime_context import SpawnRanks, get_parallel, publish  # noqa
 from sglang.srt.server_args import ServerArgs  # noqa: E402
 from sglang.srt.speculative.ragged_verify import build_ragged_target_verify_geometry  # noqa: E402
 
-from outrider.kernels.acceptance import Verification, accept  # noqa: E402
+from outrider.drafters.base import Draft  # noqa: E402
+from outrider.kernels import acceptance  # noqa: E402
+from outrider.kernels.acceptance import Verification, with_point_masses  # noqa: E402
 from outrider.kernels.attention import flat_attention  # noqa: E402
 from outrider.kernels.flat_batch import FlatBatch  # noqa: E402
 from outrider.kernels.ragged import torch_commit  # noqa: E402
+from outrider.kernels.sampling import Rules  # noqa: E402
 from outrider.scheduler.planners.token_buckets import TokenBuckets  # noqa: E402
 from outrider.server.plugin.config import PluginConfig  # noqa: E402
 from outrider.server.plugin.cuda import verify_graphs  # noqa: E402
+from outrider.server.plugin.decode.sampling import Sampling  # noqa: E402
 from outrider.server.plugin.decode.verify_tail import VerifyTail  # noqa: E402
 from outrider.server.plugin.hooks.algorithm import OutriderAlgorithm  # noqa: E402
 from outrider.server.plugin.spec_inputs import VerifyInput, flatten, ragged_layout  # noqa: E402
@@ -134,6 +140,16 @@ class Graphs:
         return out
 
 
+def as_on_a_device(capture: Any) -> Any:
+    """Acceptance without the kernels for CPUs, whose operations depend on numbers."""
+
+    def run(*arguments: Any) -> None:
+        with mock.patch.object(acceptance, "native", SimpleNamespace(fits=lambda *_: False)):
+            capture(*arguments)
+
+    return run
+
+
 def model_runner() -> Any:
     page_table = torch.zeros(REQUESTS + 1, CONTEXT, dtype=torch.int32)  # row 0 is nobody's, as SGLang has it
     page_table[1:] = 1 + torch.randperm(REQUESTS * CONTEXT).view(-1, CONTEXT)
@@ -162,8 +178,11 @@ def model_runner() -> Any:
         assert (hidden is not None) == verify_graphs.shows_hidden_states()
         runner.kept[slots] = tokens
 
-    runner.tail = VerifyTail(BUCKETS, observe, "cpu")
-    runner.capture_tail_hooks.append(runner.tail.capture)
+    runner.room = None
+    if verify_graphs.shows_hidden_states():
+        runner.room = torch.full((REQUESTS, WIDTH - 1, VOCAB), torch.nan), None
+    runner.tail = VerifyTail(BUCKETS, observe, "cpu", runner.room)
+    runner.capture_tail_hooks.append(as_on_a_device(runner.tail.capture))
     runner.graph_shared_output = GraphSharedOutput(device=torch.device("cpu"), max_rows=CAPTURED * WIDTH)
     return runner
 
@@ -228,11 +247,46 @@ def alone(runner: verify_graphs.VerifyGraphRunner, batch: ForwardBatch, verify_l
     return torch.cat(found)
 
 
+def sampling_of(count: int, kind: int) -> Sampling:
+    """Greedy requests; sampled ones by temperature, by all rules; and seeded ones among all others."""
+    draw = torch.rand(count)
+    greedy = draw < (1.0, 0.0, 0.0, 0.3)[kind]
+    seeded = ~greedy & (draw < (0.0, 0.0, 0.0, 0.6)[kind])
+    rules = Rules(torch.where(greedy, 0.0, 0.5 + torch.rand(count)))
+    if kind > 1:
+        rules = Rules(rules[0], torch.randint(2, 30, (count,)), 0.5 + torch.rand(count) / 2, torch.rand(count) / 9)
+    decided = greedy | seeded
+    said = bool(greedy.all()), bool(seeded.any()), bool(decided.all())
+    return Sampling(rules, torch.randint(1 << 40, (count,)), seeded, decided, *said)
+
+
+def draft_of(runner: Any, batch: ForwardBatch) -> Draft:
+    """The batch's drafts: lookups, of which q is a point mass, and where there is room for q drafts drawn from it."""
+    drafts, count = batch.drafts, len(batch.drafts)
+    lens, sure, probs, points = torch.zeros(count), torch.zeros(drafts.shape), None, None
+    if runner.room is not None and torch.rand(()) < 0.8:
+        probs = runner.room[0]
+        probs[:count] = (3 * torch.randn(count, WIDTH - 1, VOCAB)).softmax(-1)
+        points = torch.rand(count) < 0.3
+        probs[:count][points] = torch.nan
+    return Draft(drafts, lens.long(), sure, probs, points=points)
+
+
+def accepted_by_worker(sampling: Sampling, draft: Draft, verify_lens: torch.Tensor, flat: Any, logits: Any) -> Any:
+    """By what serves steps without graphs, on a CPU, to which point masses are said in q."""
+    if draft.points is not None:
+        batch = Verification(draft.tokens, verify_lens, flat.qo_indptr, draft_probs=draft.probs, points=draft.points)
+        draft = replace(draft, probs=with_point_masses(batch, VOCAB).draft_probs, points=None)
+    return sampling.accept(logits, draft, verify_lens, flat)
+
+
 def check_tail(runner: Any, batch: ForwardBatch, verify_lens: torch.Tensor, out: LogitsProcessorOutput) -> int:
     """Check that the tail has accepted and committed what the worker would have; tokens that stay."""
     flat = batch.flat
-    wanted = out.next_token_logits.argmax(-1)
-    accept_lens, tokens = accept(Verification(batch.drafts, verify_lens, flat.qo_indptr, wanted=wanted))
+    total = int(flat.qo_indptr[-1])
+    cut = replace(flat, request=flat.request[:total], positions=flat.positions[:total])
+    how = batch.sampling, batch.draft, verify_lens, cut, out.next_token_logits[:total]
+    accept_lens, tokens = accepted_by_worker(*how)
     made = runner.tail.results(len(verify_lens), len(flat.request))
     assert torch.equal(made[0], accept_lens)
     assert torch.equal(made[1], tokens)
@@ -265,7 +319,8 @@ def replay_all(runner: verify_graphs.VerifyGraphRunner) -> dict[str, int]:
                     continue
                 wanted, verified = alone(runner, batch, verify_lens), requests + int(verify_lens.sum())
                 tail = runner.model_runner.tail
-                (tail.open(batch.drafts, verify_lens, batch.flat) if replayed % 3 else tail.close())
+                batch.sampling, batch.draft = sampling_of(requests, replayed % 4), draft_of(runner.model_runner, batch)
+                (tail.open(batch.draft, batch.sampling, verify_lens, batch.flat) if replayed % 3 else tail.close())
                 runner.model_runner.kept.fill_(-1)
                 out = runner.execute(batch)
                 committed += check_tail(runner.model_runner, batch, verify_lens, out) if replayed % 3 else 0
