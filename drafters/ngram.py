@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from outrider.kernels.cpu import native
+from outrider.kernels.cuda import native as cuda
 
 from .base import Draft, DraftBatch, Drafter, Features
 from .corpora import Corpora
@@ -86,6 +87,11 @@ class NgramDrafter(Drafter):
             )  # fmt: skip
         elif native.fits(batch.temperatures):
             tokens, lens, confidence = torch.ops.outrider.lookup(
+                self.history.tokens, batch.page_table, batch.rows, batch.seq_lens, batch.anchors, batch.temperatures,
+                self.by_length, self.by_odds, self.by_temperature, self.min_match,
+            )  # fmt: skip
+        elif cuda.fits(batch.temperatures):
+            tokens, lens, confidence = torch.ops.outrider_cuda.lookup(
                 self.history.tokens, batch.page_table, batch.rows, batch.seq_lens, batch.anchors, batch.temperatures,
                 self.by_length, self.by_odds, self.by_temperature, self.min_match,
             )  # fmt: skip

@@ -256,7 +256,7 @@ def accept_logits(
     if uniforms is None or final_keys is None or decided is None:
         raise ValueError("logits are drawn from with uniforms, final_keys and decided, which are missing")
     if cuda.fits(logits):
-        _check(batch, logits.shape[1])
+        _check(batch, logits.shape[1], packed=False)
         given = uniforms, final_keys, row_keys, decided
         arrays = tokens, verify_lens, qo_indptr, request, logits, *rules.typed(), *given
         return torch.ops.outrider_cuda.accept(*arrays, draft_probs, vocab, points, by_block)
@@ -358,10 +358,10 @@ def _decided(batch: Verification) -> torch.Tensor:
     return decided
 
 
-def _check(batch: Verification, width: int | None) -> None:
+def _check(batch: Verification, width: int | None, *, packed: bool = True) -> None:
     """Raise ValueError for shapes that do not fit, as far as no device is waited for.
 
-    width: tokens of the target's distribution, where there is one.
+    width: tokens of the target's distribution, where there is one. packed: rows of one request follow another's.
     """
     (requests, gamma), (verify_lens, qo_indptr) = batch.tokens.shape, (batch.verify_lens, batch.qo_indptr)
     if verify_lens.shape != (requests,) or qo_indptr.shape != (requests + 1,):
@@ -375,7 +375,7 @@ def _check(batch: Verification, width: int | None) -> None:
             raise ValueError(f"probs are drawn from with {name} {shape}, which are missing")
         if given is not None and [*given.shape] != shape:
             raise ValueError(f"expected {name} {shape}, got {[*given.shape]}")
-    if batch.tokens.is_cpu and not torch.equal(qo_indptr.diff().long(), verify_lens.long() + 1):
+    if packed and batch.tokens.is_cpu and not torch.equal(qo_indptr.diff().long(), verify_lens.long() + 1):
         raise ValueError("qo_indptr must give every request verify_lens + 1 rows")
     if batch.points is not None and [*batch.points.shape] != [requests]:
         raise ValueError(f"expected points [{requests}], got {[*batch.points.shape]}")

@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from ..attention import CUDA_HEADS
-from . import acceptance, admission, attention, draft_block, noise, ragged, rules
+from . import acceptance, admission, attention, draft_block, lookup, noise, ragged, rules
 
 ARCHITECTURES = (80, 90, 100)
 ALIGNED = [["tt.divisibility", 16]]
@@ -108,6 +108,10 @@ CASES = [
     Case(
         "draft block, draw and q", draft_block.sample_kernel, "ffbiiffjjdjnNn",
         {"NAMED": False, "WRITE": True, "HAS_UNREAD": True} | ROW, EXACT,
+    ),
+    Case(
+        "prompt lookup", lookup.lookup_kernel, "jjiiiffffiifnnnn", {"WIDTH": 8, "POSITIONS": lookup.POSITIONS},
+        {"num_warps": 8},
     ),
     Case("draft block, token", draft_block.chosen_kernel, "fifjdjifn", {"NAMED": False, "CHUNKS": 32}, LAST),
 ]  # fmt: skip

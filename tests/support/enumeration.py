@@ -216,6 +216,7 @@ class Enumeration:
                 keys[place, : len(draws.get(row, ()))] = torch.tensor(draws.get(row, ()), dtype=torch.int64)
             given: Any = SimpleNamespace(
                 draft_keys=lambda positions, gamma: keys,
+                decided=sampling.decided,
                 all_decided=sampling.all_decided,
                 all_greedy=sampling.all_greedy,
                 rules=sampling.rules,

@@ -49,7 +49,9 @@ class VerifyTail:
         tokens = buckets.graphs[-1]
         slots = buckets.slots(tokens)
         self._buckets, self._observe, self._by_block = buckets, observe, by_block
-        self._q, self._vocab = room or (None, None)
+        self._q: torch.Tensor | None
+        self._vocab: torch.Tensor | None
+        self._q, self._vocab = (None, None) if room is None else room
         self._drafts = torch.zeros((slots, buckets.width - 1), dtype=torch.int64, device=device)
         self._lens, self._begins, self._seeds = torch.zeros((3, slots), dtype=torch.int64, device=device)
         self._total, self._gate = torch.zeros((2, 1), dtype=torch.int64, device=device)

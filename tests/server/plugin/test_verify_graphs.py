@@ -39,10 +39,16 @@ def test_hidden_states_come_where_the_drafter_wants_them(found):
 
 
 @pytest.mark.slow
-def test_greedy_batches_are_accepted_and_committed_by_the_replay_and_others_leave_nothing(found):
-    """Also compared in the program itself, in two of three replays."""
+def test_batches_are_accepted_and_committed_by_the_replay_and_closed_tails_leave_nothing(found):
+    """Greedy, sampled and seeded requests, lookups among drafts with q: compared in the program itself with what steps
+    without graphs say, in two of three replays."""
     for said in found.values():
         assert said["committed"] > 2 * said["replayed"]
+
+
+@pytest.mark.slow
+def test_a_tail_that_reads_what_is_not_the_batchs_is_found_out(found):
+    assert all(found["dspark"]["faults"].values()), found["dspark"]["faults"]
 
 
 @pytest.mark.slow

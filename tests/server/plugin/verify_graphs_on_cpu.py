@@ -353,6 +353,34 @@ def foreign_reads() -> int:
     return count
 
 
+def faults() -> dict[str, bool]:
+    """Buffers of the tail that are not as the batch has them: whether replays show it."""
+    seen, runner = {}, make("dspark")
+    tail, taken = runner.model_runner.tail, VerifyTail.open
+    changes = {
+        "seeds": lambda: tail._seeds.add_(1),
+        "decided": lambda: tail._decided.logical_not_(),
+        "lookups": lambda: tail._points.logical_not_(),
+        "temperatures": lambda: tail._rules.temperatures.mul_(1.5),
+        "top-k": lambda: tail._rules.top_ks.fill_(1),
+        "top-p": lambda: tail._rules.top_ps.fill_(0.1),
+    }
+    for name, change in changes.items():
+
+        def opened(tail: VerifyTail, *arguments: Any, change: Any = change) -> None:
+            tail._taken = None
+            taken(tail, *arguments)
+            change()
+
+        with mock.patch.object(VerifyTail, "open", opened):
+            try:
+                replay_all(runner)
+                seen[name] = False
+            except AssertionError:
+                seen[name] = True
+    return seen
+
+
 def main() -> None:
     publish(ARGUMENTS, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
     with get_parallel().override(tp_group=SimpleNamespace(world_size=1)):
@@ -375,6 +403,7 @@ def replay_both() -> dict[str, Any]:
             **replays,
         }
     found["dspark"]["without a slot more"] = foreign_reads()
+    found["dspark"]["faults"] = faults()
     return found
 
 
