@@ -29,7 +29,8 @@ class Needs:
     """Requirements of a model, and of how it is served, on attention.
 
     latent: multi-head latent attention. capped: scores go through tanh. head: numbers of a head, 0: not known. float32:
-    it is computed in 32 bits. narrow: keys and values are cached in 8 bits or fewer.
+    it is computed in 32 bits. narrow: keys and values are cached in 8 bits or fewer. chunked: some layers attend within
+    chunks of the text (Llama 4).
     """
 
     latent: bool = False
@@ -37,6 +38,7 @@ class Needs:
     head: int = 0
     float32: bool = False
     narrow: bool = False
+    chunked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ def unfit(name: str, capability: Capability, needs: Needs) -> str | None:
         return "it takes every request to verify as many tokens"
     if major not in entry.majors:
         return f"it does not verify requests of different lengths on a GPU of compute capability {major}.{minor}"
+    if needs.chunked:
+        return "the model attends within chunks, which verification does not"
     if needs.latent and major not in entry.latent:
         return "the model has multi-head latent attention"
     if needs.capped and not entry.capped:

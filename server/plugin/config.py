@@ -63,6 +63,10 @@ class PluginConfig:
     lookup_tokenizer: str = ""
 
     @property
+    def by_block(self) -> bool:
+        return self.verification == "block"
+
+    @property
     def step_tokens(self) -> int | None:
         """Tokens that each step of a block reveals; None: as many as are certain."""
         return self.unmasking_tokens if self.unmasking == "static" else None

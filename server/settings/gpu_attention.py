@@ -61,11 +61,13 @@ def needs_of(config: dict[str, Any], dtype: str = "auto", cache: str | None = No
         capped=bool(config.get("attn_logit_softcapping")),
         head=config.get("head_dim") or (config.get("hidden_size", 0) // heads if heads else 0),
         float32=dtype == "float32",
+        chunked=bool(config.get("attention_chunk_size")),
         narrow=bool(re.match("(fp|nvfp|mxfp|int)[48]", cache or "")),
     )
 
 
 def _said(needs: Needs) -> str:
     special = ["multi-head latent attention"] * needs.latent + ["capped attention scores"] * needs.capped
+    special += ["attention within chunks"] * needs.chunked
     special += ["float32 weights"] * needs.float32 + ["a cache in 8 bits or fewer"] * needs.narrow
     return f" with {' and '.join(special)}" if special else ""

@@ -56,6 +56,9 @@ class Module(_DummyBackendModule):
 
 KERNELS = {"draft_step": 5, "accept": 7, "attention": 2, "gumbel_argmax": 2}
 """Launches of our operators, where they are not one; at most, as with a split cache and with q."""
+REQUESTS = {"draft_step": 0, "accept": 0, "attention": 4, "flatten": 0, "admit": 0}
+"""The argument with a row for each request, of operators whose kernels depend on their number; acceptance's on whether
+it is even alone."""
 FREE = "aten.empty", "aten.new_empty", "prim."
 """Beginnings of operations that a GPU is not asked for."""
 
@@ -63,13 +66,16 @@ FREE = "aten.empty", "aten.new_empty", "prim."
 class Copies(TorchDispatchMode):
     """Rejects copies between the host and the device that wait.
 
-    operations: what ran, with its shapes. launches: kernels and copies that a GPU would be asked for.
+    operations: what ran, with its shapes. launches: kernels and copies that a GPU would be asked for. variants: of our
+    operators, whose kernels Triton would compile: by what is given, and the power of two above the requests and whether
+    these are even.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[str] = []
         self.launches = 0
+        self.variants: set[str] = set()
 
     def _count(self, func: Any, name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
         on_device = any(leaf.device.type == NAME for leaf in (*given, *made))
@@ -84,8 +90,17 @@ class Copies(TorchDispatchMode):
         upload = name == "aten._to_copy.default" and hasattr(args[0], "pinned")
         return upload and bool(kwargs.get("non_blocking"))
 
+    def _note(self, name: str, args: tuple) -> None:
+        if name.startswith("outrider_cuda."):
+            short = name.split(".")[1]
+            count = len(args[REQUESTS[short]]) if short in REQUESTS else 0
+            power = 0 if short == "accept" else count and 1 << (count - 1).bit_length()
+            width = [*args[0].shape[1:]][-1:]
+            self.variants.add(f"{name} {power} {count % 2} {width} {' '.join(map(_kind, args))}")
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
+        self._note(str(func), args)
         out = func(*args, **kwargs)
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
@@ -100,6 +115,13 @@ class Copies(TorchDispatchMode):
         self._count(func, name, given, made)
         self.operations.append(f"{name} {[tuple(leaf.shape) for leaf in given]} {[tuple(leaf.shape) for leaf in made]}")
         return out
+
+
+def _kind(value: Any) -> str:
+    """A tensor by its type, a number not at all, another value as it is."""
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype)
+    return "number" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:

@@ -37,6 +37,10 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
 
     def __init__(self, runner: Any, **others: Any):
         super().__init__(runner, **others)
+        # SGLang asks its own class alone whether it can read the cache's type.
+        for phase, name in (("prefill", "prefill_attention_backend_str"), ("decode", "decode_attention_backend_str")):
+            if getattr(runner, name) == "flashinfer":
+                self._check_kv_attention_access(phase, getattr(self, f"{phase}_kv_access"))
         self._readback = Readback()
         self._page_table = runner.req_to_token_pool.req_to_token
         self._buckets: dict[int, list[Any]] = {}

@@ -36,8 +36,7 @@ class FollowerWorker(SpeculativeWorker):
         else:
             (tokens,) = self.ranks.receive((count,))
             if batch.return_logprob:
-                logits, everyone = result.logits_output.next_token_logits, torch.arange(count, device=self.device)
-                write_logprobs(result.logits_output, batch, logits, everyone, tokens)
+                write_logprobs(result.logits_output, batch, result.logits_output.next_token_logits, tokens)
         if on_publish is not None:
             on_publish(batch.seq_lens)
         return prefilled(result, tokens, batch.seq_lens, self.width)
@@ -59,7 +58,6 @@ class FollowerWorker(SpeculativeWorker):
         if on_publish is not None:
             on_publish(new_seq_lens)
         if batch.return_logprob:
-            verified.logits_output.next_token_logits = verified.logits_output.next_token_logits.float()
             write_step_logprobs(verified.logits_output, batch, flat, tokens)
         batch.forward_mode = ForwardMode.DECODE
         return decoded(verified, verify_lens, tokens, accept_lens, new_seq_lens)

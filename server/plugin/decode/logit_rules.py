@@ -11,27 +11,37 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from outrider.drafters.slot_tokens import SlotTokens
+from outrider.scheduler.upload import upload
 
 if TYPE_CHECKING:
     from ..spec_inputs import FlatVerify
 
 
+TOGETHER = 8
+"""Requests whose penalties are counted at once: gamma + 1 rows of float32 each, a few times over."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowContext:
-    """The place of each logits row: B rows of R requests.
+    """The place of each logits row: B rows of R requests, of which the first of each are read.
 
     request: [B] int64. step: [B] int64, how many drafted tokens precede the row's prediction.
     block: [R, 1 + gamma] int64, the anchor and the drafted tokens; after a prefill only the last prompt token.
-    output_tokens: request index -> 1-D int64 tensor of the tokens generated so far, the anchor included.
+    begins: [R] int64, each request's first row. verify_lens: [R] int64, rows behind it.
+    outputs: places [P] of requests, on the host -> tokens [P, W] int64 that each has generated so far, the anchor
+        included, and [P, W] bool, which of them there are.
     """
 
     request: torch.Tensor
     step: torch.Tensor
     block: torch.Tensor
-    output_tokens: Callable[[int], torch.Tensor]
+    begins: torch.Tensor
+    verify_lens: torch.Tensor
+    outputs: Callable[[np.ndarray], tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +54,19 @@ class LogitRules:
     history: SlotTokens
     page_table: torch.Tensor
 
-    def prefilled(self, batch: Any, logits: torch.Tensor, seq_lens: torch.Tensor) -> torch.Tensor:
-        """Apply the rules to logits [R, V] after a prefill, in place. Returns whose they are, [R] int64."""
+    def prefilled(self, batch: Any, logits: torch.Tensor, seq_lens: torch.Tensor) -> None:
+        """Apply the rules to logits [R, V] after a prefill, in place."""
+        if not has_rules(batch.reqs, batch.sampling_info):
+            return
         request = torch.arange(len(batch.reqs), device=logits.device)
         slots = self.page_table[batch.req_pool_indices.long(), seq_lens - 1].long()
+        longest = max(map(sum, zip(batch.prefix_lens, batch.extend_lens, strict=True)))
+        nothing = torch.zeros_like(request)
         context = RowContext(
-            request=request,
-            step=torch.zeros_like(request),
-            block=self.history.tokens[slots].long()[:, None],
-            output_tokens=lambda index: self._output_tokens(batch, index, seq_lens),
-        )
+            request, nothing, self.history.tokens[slots].long()[:, None], request, nothing,
+            lambda places: self._outputs(batch, places, seq_lens, None, longest),
+        )  # fmt: skip
         apply_rules(logits, batch.reqs, batch.sampling_info, context)
-        return request
 
     def verified(
         self,
@@ -63,37 +74,47 @@ class LogitRules:
         logits_output: Any,
         flat: FlatVerify,
         anchors: torch.Tensor,
-        draft_tokens: torch.Tensor,
+        draft: torch.Tensor,
         seq_lens: torch.Tensor,
         *,
+        longest: int,
         exact: bool,
         barrier: Callable[[], None] | None,
     ) -> torch.Tensor:
         """Logits [B, V] of a verification after the rules; they become those of `logits_output`.
 
-        exact: they are wanted in float32, also where nothing changes them.
+        draft: [R, gamma] int64, the drafted tokens. longest: bound of seq_lens that the host knows. exact: logits are
+        wanted in float32, also where nothing changes them; else only the largest of each row is.
         """
         ruled = has_rules(batch.reqs, batch.sampling_info)
         if ruled or exact:
             logits_output.next_token_logits = logits_output.next_token_logits.float()
         logits: torch.Tensor = logits_output.next_token_logits
         if ruled:
-            verified = None if logits.is_cpu else int(flat.qo_indptr[-1])  # padding has no rules
             context = RowContext(
-                request=flat.request[:verified],
-                step=flat.step[:verified],
-                block=torch.cat([anchors[:, None], draft_tokens], 1),
-                output_tokens=lambda index: torch.cat(
-                    [self._output_tokens(batch, index, seq_lens), anchors[index, None]]
-                ),
-            )
-            apply_rules(logits[:verified], batch.reqs, batch.sampling_info, context, barrier)
+                flat.request, flat.step, torch.cat([anchors[:, None], draft], 1), flat.qo_indptr[:-1].long(),
+                flat.qo_indptr.diff().long() - 1,
+                lambda places: self._outputs(batch, places, seq_lens, anchors, longest),
+            )  # fmt: skip
+            apply_rules(logits, batch.reqs, batch.sampling_info, context, barrier)
         return logits
 
-    def _output_tokens(self, batch: Any, index: int, seq_lens: torch.Tensor) -> torch.Tensor:
-        """Tokens that request `index` has generated, read back from the cache."""
-        start, end = len(batch.reqs[index].origin_input_ids), int(seq_lens[index])
-        return self.history.tokens[self.page_table[batch.req_pool_indices[index], start:end].long()].long()
+    def _outputs(
+        self, batch: Any, places: np.ndarray, seq_lens: torch.Tensor, anchors: torch.Tensor | None, longest: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`RowContext.outputs`, read back from the cache; anchors: [R], tokens behind what is cached."""
+        device = seq_lens.device
+        lengths = np.array([len(batch.reqs[place].origin_input_ids) for place in places], dtype=np.int64)
+        width = 1 << max(longest - int(lengths.min()), 0).bit_length()  # of few sizes, and at least one more
+        index, starts = upload(places, device), upload(lengths, device)
+        ends, last = seq_lens[index], self.page_table.shape[1] - 1
+        positions = starts[:, None] + torch.arange(width, device=device)
+        rows = batch.req_pool_indices[index].long()
+        tokens = self.history.tokens[self.page_table[rows[:, None], positions.clamp(max=last)].long()].long()
+        if anchors is None:
+            return tokens, positions < ends[:, None]
+        tokens = torch.where(positions == ends[:, None], anchors[index][:, None], tokens)
+        return tokens, positions <= ends[:, None]
 
 
 def has_rules(reqs: Sequence[Any], sampling_info: Any) -> bool:
@@ -110,9 +131,9 @@ def apply_rules(
 ) -> None:
     """Change logits [B, V] in place to what each request's rules make of them, before temperature."""
     if sampling_info.acc_additive_penalties is not None:
-        for index, req in enumerate(reqs):
-            if _is_penalized(req.sampling_params):
-                _penalize(logits, req, index, context)
+        places = np.array([place for place, req in enumerate(reqs) if _is_penalized(req.sampling_params)])
+        for some in np.array_split(places, range(TOGETHER, len(places), TOGETHER)) if len(places) else ():
+            _penalize(logits, [reqs[place] for place in some], some, context)
     if any(req.grammar is not None for req in reqs):
         _apply_grammar(logits, reqs, sampling_info, context, barrier)
     if sampling_info.logit_bias is not None:
@@ -135,25 +156,37 @@ def _is_penalized(params: Any) -> bool:
     )
 
 
-def _penalize(logits: torch.Tensor, req: Any, index: int, context: RowContext) -> None:
-    params = req.sampling_params
-    rows = (context.request == index).nonzero().squeeze(1)
-    output = context.output_tokens(index)
-    base = torch.bincount(output, minlength=logits.shape[1])[: logits.shape[1]]
-    counts = base.to(torch.float32).expand(rows.numel(), -1).clone()
-    for k in range(1, rows.numel()):  # row k and all after it have seen x_k
-        counts[k:, context.block[index, k]] += 1.0
-    seen = counts > 0
-    part = logits[rows]
-    if params.min_new_tokens > 0:
-        too_short = output.numel() + context.step[rows] < params.min_new_tokens
-        stops = torch.tensor(sorted(_stop_tokens(req)), dtype=torch.int64, device=logits.device)
-        part[:, stops] = part[:, stops].masked_fill(too_short[:, None], float("-inf"))
-    part -= counts * params.frequency_penalty + seen * params.presence_penalty
-    if params.repetition_penalty != 1.0:
-        scaled = torch.where(part < 0, part * params.repetition_penalty, part / params.repetition_penalty)
-        part = torch.where(seen, scaled, part)
-    logits[rows] = part
+def _penalize(logits: torch.Tensor, reqs: Sequence[Any], places: np.ndarray, context: RowContext) -> None:
+    """Penalties of the requests at `places` [P], counted where the logits are and without waiting for it.
+
+    Every request has gamma + 1 rows here; those that it does not verify repeat its last one.
+    """
+    device, width, gamma = logits.device, logits.shape[1], context.block.shape[1] - 1
+    index = upload(places, device)
+    steps = torch.minimum(torch.arange(gamma + 1, device=device), context.verify_lens[index][:, None])
+    rows, block = context.begins[index][:, None] + steps, context.block[index]
+    tokens, there = context.outputs(places)
+    before = torch.zeros(len(reqs), width, device=device).scatter_add_(1, tokens.where(there, 0), there.float())
+    counts = before[:, None].repeat(1, gamma + 1, 1)
+    for k in range(1, gamma + 1):  # row k and all after it have seen x_k
+        seen = (steps[:, k:, None] >= k).float()
+        counts[:, k:].scatter_add_(2, block[:, k, None, None].where(seen > 0, 0), seen)
+    part, seen = logits[rows], counts > 0
+    frequency, presence, repetition, least = (
+        upload(np.array([getattr(req.sampling_params, name) for req in reqs], dtype=np.float32), device)[:, None, None]
+        for name in ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens")
+    )
+    if any(req.sampling_params.min_new_tokens > 0 for req in reqs):
+        too_short = (there.sum(1)[:, None] + steps)[:, :, None] < least
+        stops = [sorted(_stop_tokens(req)) or [0] for req in reqs]
+        most = max(map(len, stops))
+        columns = upload(np.array([each + each[:1] * (most - len(each)) for each in stops], dtype=np.int64), device)
+        named = upload(np.array([bool(_stop_tokens(req)) for req in reqs]), device)[:, None, None]
+        columns = columns[:, None].expand(-1, gamma + 1, -1)
+        part.scatter_(2, columns, part.gather(2, columns).masked_fill(too_short & named, float("-inf")))
+    part -= counts * frequency + seen * presence
+    scaled = torch.where(part < 0, part * repetition, part / repetition)
+    logits[rows] = torch.where(seen & (repetition != 1), scaled, part)
 
 
 def _stop_tokens(req: Any) -> set[int]:
@@ -171,13 +204,12 @@ def _apply_grammar(
     from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 
     width = context.block.shape[1]
-    verify_lens = torch.bincount(context.request, minlength=len(reqs)) - 1
     child = torch.arange(1, width + 1).expand(len(reqs), -1)
-    child = torch.where(child <= verify_lens.cpu()[:, None], child, -1)
+    child = torch.where(child <= context.verify_lens.cpu()[:, None], child, -1)
     tree = GrammarTree.from_host(child, torch.full_like(child, -1), context.block.cpu())
     mask = build_grammar_vocab_mask(
         reqs=reqs, tree=tree, sampling_info=sampling_info, device=logits.device, barrier=barrier
     )
     if mask is not None:
-        rows = context.request * width + context.step
+        rows = context.request * width + context.step.clamp(max=width - 1)  # padding is masked like a last row
         GrammarMask(mask.grammar, mask.vocab_mask[rows].contiguous()).apply(logits)

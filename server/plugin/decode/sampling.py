@@ -58,11 +58,14 @@ class Sampling:
         kinds: `RequestTable.kinds`; None: the device is asked, and waited for. by_block: as in `Verification`.
         """
         greedy = info.top_ks <= 1
+        wanted = info.need_top_k_sampling, info.need_top_p_sampling, info.need_min_p_sampling
+        if not on_host(greedy):  # one variant of the kernels for all
+            wanted = (any(wanted),) * 3
         rules = Rules(
             temperatures=torch.where(greedy, 0.0, info.temperatures[:, 0]),
-            top_ks=info.top_ks.long() if info.need_top_k_sampling else None,
-            top_ps=info.top_ps if info.need_top_p_sampling else None,
-            min_ps=info.min_ps if info.need_min_p_sampling else None,
+            top_ks=info.top_ks.long() if wanted[0] else None,
+            top_ps=info.top_ps if wanted[1] else None,
+            min_ps=info.min_ps if wanted[2] else None,
         )
         if info.is_all_greedy:
             return cls(rules, seeds, torch.zeros_like(greedy), greedy, True, False, True)
@@ -116,7 +119,7 @@ class Sampling:
             wanted = self._wanted(logits, flat)
             accept_lens, tokens = accept(batch._replace(wanted=wanted, probs=probs))
         else:  # whose rows are whose, the host does not know
-            keys = streams(self.seeds[flat.request], flat.positions + 1, Purpose.TOKEN) if self.any_seeded else None
+            keys = streams(self.seeds[flat.request], flat.positions + 1, Purpose.TOKEN)
             accept_lens, tokens = accept_logits(batch, flat.request, logits, self.rules, keys)
         return accept_lens, torch.nn.functional.pad(tokens, (0, longest - tested.shape[1]))
 

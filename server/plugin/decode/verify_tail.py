@@ -90,7 +90,7 @@ class VerifyTail:
     def takes(self, batch: Any, sampling: Sampling, draft: Draft, verify_lens: torch.Tensor, flat: FlatVerify) -> bool:
         """True if the step is accepted and committed here, if its verification runs as a graph. Then it is laid out for
         that; otherwise the next replay leaves nothing behind."""
-        ruled = batch.return_logprob or has_rules(batch.reqs, batch.sampling_info)
+        ruled = has_rules(batch.reqs, batch.sampling_info)
         graph = self._buckets.has_graph(len(verify_lens), len(flat.request))
         readable = draft.probs is None or draft.probs is self._q or sampling.all_decided
         if ruled or not (readable and graph):

@@ -30,6 +30,7 @@ from ..cpu.direct_forward import DirectForward, direct_forward
 from ..cpu.free_memory import give_back_free_memory
 from ..loading.planner import load_plan
 from ..spec_inputs import FlatVerify, VerifyInput, extend_positions, flatten, ragged_layout
+from . import warm_up
 from .adapters import AdapterOutcomes
 from .key_drafters import KeyDrafters
 from .learning import AnswerKeeper, Exchange
@@ -108,8 +109,7 @@ class SpeculativeWorker(BaseSpecWorker):
         if (buckets := self.planning.buckets) is not None and buckets.graphs:
             sizes = captured_sizes(runner)
             room = None if self.drafter is None or not sizes else self.drafter.reserve_probs(sizes[-1])
-            by_block = self.config.verification == "block"
-            self.tail = VerifyTail(buckets, self._observe, self.device, room, by_block=by_block)
+            self.tail = VerifyTail(buckets, self._observe, self.device, room, by_block=self.config.by_block)
             runner.capture_tail_hooks.append(self.tail.capture)
 
     def init_attention_backends(self) -> None:
@@ -117,8 +117,12 @@ class SpeculativeWorker(BaseSpecWorker):
 
     def init_cuda_graphs(self) -> None:
         """SGLang calls it when the target's are captured."""
-        if self.drafter is not None and (sizes := captured_sizes(self._target_worker.model_runner)):
-            self.drafter.capture(sizes, self.req_to_token_pool.req_to_token)
+        runner, table = self._target_worker.model_runner, self.req_to_token_pool.req_to_token
+        if self.drafter is not None and (sizes := captured_sizes(runner)):
+            self.drafter.capture(sizes, table)
+        if not table.is_cpu:
+            shape = self.req_to_token_pool.size, table, runner.model_config.vocab_size, self.width - 1
+            warm_up.run_all(warm_up.Shapes(*shape, self.config.by_block), self.drafter)
 
     def forward_batch_generation(
         self,
@@ -216,12 +220,12 @@ class SpeculativeWorker(BaseSpecWorker):
     def _first_tokens(self, batch: Any, logits_output: Any, seq_lens: torch.Tensor) -> torch.Tensor:
         rows = batch.req_pool_indices.long()
         logits = logits_output.next_token_logits
-        request = self.rules.prefilled(batch, logits, seq_lens)
+        self.rules.prefilled(batch, logits, seq_lens)
         kinds = self.requests.kinds(batch.req_pool_indices_cpu.numpy())
         sampling = Sampling.of(batch.sampling_info, self.requests.seeds[rows], self.requests.seeded[rows], kinds)
         tokens = sampling.draw(logits, seq_lens - 1)
         if batch.return_logprob:
-            write_logprobs(logits_output, batch, logits, request, tokens)
+            write_logprobs(logits_output, batch, logits, tokens)
         return tokens
 
     # -- decode -------------------------------------------------------------------------------------------------
@@ -258,10 +262,10 @@ class SpeculativeWorker(BaseSpecWorker):
             logits_output.hidden_states = None
             self.ranks.broadcast(tokens, accept_lens)
         else:
-            exact = batch.return_logprob or not sampling.all_greedy  # else only the largest of each row is wanted
             logits = self.rules.verified(
-                batch, logits_output, flat, anchors, draft.tokens, seq_lens, exact=exact, barrier=grammar_barrier
-            )
+                batch, logits_output, flat, anchors, draft.tokens, seq_lens,
+                longest=int(step.view.contexts.max()), exact=not sampling.all_greedy, barrier=grammar_barrier,
+            )  # fmt: skip
             accept_lens, tokens = sampling.accept(logits, draft, verify_lens, flat)
             self.ranks.broadcast(tokens, accept_lens)
             commit_states(self.target_worker.model_runner, accept_lens)
@@ -390,7 +394,7 @@ class SpeculativeWorker(BaseSpecWorker):
         if self._sampling is None or self._sampling[0] is not mark:
             seeded = self.requests.seeded[rows]
             kinds = self.requests.kinds(batch.req_pool_indices_cpu.numpy())
-            by_block = self.config.verification == "block"
-            found = Sampling.of(batch.sampling_info, self.requests.seeds[rows], seeded, kinds, by_block=by_block)
+            given = batch.sampling_info, self.requests.seeds[rows], seeded, kinds
+            found = Sampling.of(*given, by_block=self.config.by_block)
             self._sampling = mark, found, classes_of(found.rules.temperatures, seeded)
         return self._sampling[1:]

@@ -34,6 +34,7 @@ from outrider.scheduler.cost.step_times import Point
 from outrider.scheduler.planners import registry
 from outrider.scheduler.planners.token_buckets import TokenBuckets
 from outrider.server.plugin.config import PluginConfig
+from outrider.server.plugin.decode import warm_up
 from outrider.server.plugin.decode import worker as worker_module
 from outrider.server.plugin.decode.follower import FollowerWorker
 from outrider.server.plugin.decode.learning import Exchange
@@ -53,6 +54,7 @@ BATCHES = {
     "sampled": [SAMPLED] * REQUESTS,
     "seeded": [SEEDED] * REQUESTS,
     "mixed": [GREEDY, SAMPLED, SEEDED],
+    "penalized": [SAMPLED | {"frequency_penalty": 0.5}, GREEDY | {"min_new_tokens": 9}, SEEDED],
 }
 
 
@@ -175,18 +177,22 @@ def forward(worker: Worker, batch: Any) -> Any:
     return SimpleNamespace(logits_output=output, can_run_cuda_graph=worker.tail is not None)
 
 
-def batch_of(kinds: list[dict[str, Any]], lengths: list[int], rows: torch.Tensor, device: torch.device) -> Any:
+def batch_of(kind: str, lengths: list[int], rows: torch.Tensor, device: torch.device) -> Any:
     """lengths: cached tokens, as the host last heard of them."""
+    kinds = (BATCHES[kind] * len(lengths))[: len(lengths)]
     count, wide = len(kinds), torch.full((len(kinds),), 1 << 30, device=device)
     reqs = [request(**kind) for kind in kinds]
     for req, length in zip(reqs, lengths, strict=True):
         req.kv, req.grammar = SimpleNamespace(kv_committed_len=length), None
+        req.tokenizer = SimpleNamespace(eos_token_id=5, additional_stop_token_ids=None)
     sampled = any(kind["top_k"] != 1 for kind in kinds)
     info = SimpleNamespace(
         temperatures=torch.ones(count, 1, device=device), top_ks=wide, top_ps=torch.ones(count, device=device),
         min_ps=torch.zeros(count, device=device), need_top_k_sampling=sampled, need_top_p_sampling=sampled,
         need_min_p_sampling=False, is_all_greedy=not sampled, acc_additive_penalties=None, logit_bias=None,
     )  # fmt: skip
+    if kind == "penalized":
+        info.acc_additive_penalties = info.logit_bias = torch.zeros(count, 96, device=device)
     ids = torch.zeros(count, dtype=torch.int64, device=device)
     return SimpleNamespace(
         reqs=reqs, req_pool_indices=ids, req_pool_indices_cpu=rows, seq_lens=ids, seq_lens_cpu=None,
@@ -197,12 +203,12 @@ def batch_of(kinds: list[dict[str, Any]], lengths: list[int], rows: torch.Tensor
 def steps(worker: Worker, kind: str, lengths: list[int], rows: torch.Tensor) -> list[list[str]]:
     """Operations that two steps of a batch ask of the device."""
     found = []
-    batch = batch_of(BATCHES[kind], lengths, rows, worker.device)
+    batch = batch_of(kind, lengths, rows, worker.device)
     worker.requests.admit(batch.reqs, batch.req_pool_indices, rows.numpy())
     for _ in range(2):
         with absent_gpu.watching() as watched:
             published: list[torch.Tensor] = []
-            worker._decode(batch_of(BATCHES[kind], lengths, rows, worker.device), published.append, None)
+            worker._decode(batch_of(kind, lengths, rows, worker.device), published.append, None)
         assert published[0].device == worker.device
         found.append(watched.operations)
     return found
@@ -229,7 +235,8 @@ class Replays:
         if tokens not in worker.tail._results:
             forward(worker, batch)
         logits = torch.empty(tokens, 96, dtype=torch.bfloat16, device=worker.device)
-        output = SimpleNamespace(next_token_logits=logits, hidden_states=None)
+        hidden = torch.empty(tokens, 32 * len(worker.drafter.target_layers), device=worker.device)
+        output = SimpleNamespace(next_token_logits=logits, hidden_states=hidden)
         return SimpleNamespace(logits_output=output, can_run_cuda_graph=True)
 
 
@@ -241,16 +248,41 @@ def launches(drafter: str, kind: str, device: torch.device) -> int:
     with absent_gpu.running(), mock.patch.object(cuda, "fits", on_cuda):
         worker = make_worker(drafter, "asynchronous", device, replays.record)
         worker._target_worker.forward_batch_generation = lambda batch, **_: replays.forward(worker, batch)
-        batch = batch_of(BATCHES[kind], [20, 30, 25], at, device)
+        batch = batch_of(kind, [20, 30, 25], at, device)
         worker.requests.admit(batch.reqs, batch.req_pool_indices, rows)
         info = batch.sampling_info
         for _ in range(3):  # the first takes what stays the same while its requests run
             replays.count = 0
-            batch = batch_of(BATCHES[kind], [20, 30, 25], at, device)
+            batch = batch_of(kind, [20, 30, 25], at, device)
             batch.sampling_info = info
             with absent_gpu.watching() as watched:
                 worker._decode(batch, lambda _: None, None)
     return watched.launches + replays.count
+
+
+def late(drafter: str, device: torch.device, *, without: int | None = None) -> list[str]:
+    """Variants of our operators that steps ask for and the warm-up has not run. without: a number of requests that it
+    leaves out."""
+    on_cuda = lambda *tensors: all(x.device == device for x in tensors) and cuda.available()  # noqa: E731
+    numbers = [n for n in warm_up.numbers_of_requests(POOL) if n != without]
+    with (
+        absent_gpu.running(),
+        mock.patch.object(cuda, "fits", on_cuda),
+        mock.patch.object(warm_up, "numbers_of_requests", return_value=numbers),
+    ):
+        worker = make_worker(drafter, "asynchronous", device)
+        shapes = warm_up.Shapes(POOL, worker.req_to_token_pool.req_to_token, 96, worker.width - 1, True)
+        with absent_gpu.watching() as warm:
+            warm_up.run_all(shapes, worker.drafter)
+        with absent_gpu.watching() as watched:
+            for count in range(3, POOL + 1):  # torch takes arrays of one number for constants
+                rows = np.arange(count)
+                at = SimpleNamespace(numpy=lambda rows=rows: rows)
+                for kind in ("greedy", "sampled", "seeded", "mixed"):
+                    batch = batch_of(kind, [20] * count, at, device)
+                    worker.requests.admit(batch.reqs, batch.req_pool_indices, rows)
+                    worker._decode(batch, lambda _: None, None)
+    return sorted(watched.variants - warm.variants)
 
 
 def run(drafter: str, planner: str, kind: str, device: torch.device) -> dict[str, Any]:
@@ -283,6 +315,8 @@ def main() -> None:
         for drafter in ("dspark", "dspark in graphs")
         for kind in BATCHES
     }
+    found["late"] = {drafter: late(drafter, device) for drafter in ("ngram", "dspark", "dflash")}
+    found["late"]["planted"] = late("dspark", device, without=7)
     original = worker_module.flatten
     for name, plant in PLANTS.items():
         worker_module.flatten = lambda anchors, *rest, plant=plant: (plant(anchors), original(anchors, *rest))[1]

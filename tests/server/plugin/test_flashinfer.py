@@ -91,6 +91,16 @@ def backend_of(paged, window):
     return RaggedFlashInferBackend(runner)
 
 
+def test_a_cache_of_a_type_that_it_cannot_read_is_refused(kernels, monkeypatch):
+    """SGLang's own check is for its own class."""
+    asked = []
+    monkeypatch.setattr(
+        RaggedFlashInferBackend, "_check_kv_attention_access", lambda self, phase, access: asked.append(phase)
+    )
+    backend_of(paged_of([5]), -1)
+    assert asked == ["prefill", "decode"]
+
+
 def paged_of(lens, *, heads=(4, 2), window=-1, seed=0):
     return Paged(lens, heads=heads, dim=16, window=window, room=12, seed=seed)
 

@@ -90,7 +90,14 @@ def test_every_row_is_what_plain_decoding_would_see(seed):
     info = SimpleNamespace(acc_additive_penalties=torch.zeros(1), logit_bias=bias)
 
     got = logits.clone()
-    apply_rules(got, reqs, info, RowContext(request_of_row, step, block, lambda i: outputs[i]))
+    begins = torch.nn.functional.pad((verify_lens + 1).cumsum(0), (1, 0))[:-1]
+
+    def output_tokens(places):
+        some = [outputs[place] for place in places]
+        tokens = torch.nn.utils.rnn.pad_sequence(some, batch_first=True, padding_value=3)
+        return tokens, torch.arange(tokens.shape[1]) < torch.tensor([len(each) for each in some])[:, None]
+
+    apply_rules(got, reqs, info, RowContext(request_of_row, step, block, begins, verify_lens, output_tokens))
 
     for row, (r, k) in enumerate(zip(request_of_row.tolist(), step.tolist(), strict=True)):
         tokens = [*outputs[r].tolist(), *drafts[r, :k].tolist()]

@@ -18,17 +18,25 @@ def found():
 def test_a_step_waits_for_nothing_and_asks_the_same_whatever_the_lengths(found):
     """No copy to the host but those behind the step, no shape by numbers, one device; in two steps each of batches
     whose contexts differ."""
-    steps = {case: said for case, said in found.items() if not case.startswith(("planted", "launches"))}
+    steps = {case: said for case, said in found.items() if not case.startswith(("planted", "launches", "late"))}
     assert len(steps) > 10
     assert {case: said for case, said in steps.items() if not said.get("same")} == {}
 
 
 def test_a_sampled_step_by_graphs_asks_for_as_little_as_a_greedy_one(found):
-    """With top-k and top-p: its drafts, its acceptance and its commit are in the graphs, too."""
+    """With top-k and top-p: its drafts, its acceptance and its commit are in the graphs, too. Launches without graphs
+    are of a drafter with one layer."""
     asked = found["launches"]
     for kind in ("sampled", "seeded", "mixed"):
         assert asked[f"dspark in graphs, {kind}"] <= asked["dspark in graphs, greedy"] + 10, asked
         assert asked[f"dspark in graphs, {kind}"] < asked[f"dspark, {kind}"] / 2, asked
+
+
+def test_no_kernel_is_compiled_when_the_server_is_ready(found):
+    """Whatever the number of requests and what they want, the warm-up has run the same variants before."""
+    late = dict(found["late"])
+    assert late.pop("planted")
+    assert not any(late.values()), late
 
 
 @pytest.mark.parametrize("plant", ["item", "cpu", "nonzero", "mask", "upload", "number", "host"])

@@ -131,6 +131,7 @@ def logits(ruled: Ruled) -> Callable[[Batch], torch.Tensor]:
             torch.tensor([item.text[-1] for item in batch.items]),
             batch.draft.tokens,
             batch.seq_lens,
+            longest=int(batch.seq_lens.max()),
             exact=True,
             barrier=None,
         )

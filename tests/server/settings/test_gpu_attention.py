@@ -114,6 +114,7 @@ def test_one_that_was_asked_for_and_fits_stays():
         ((7, 5), PLAIN, "of a model on a GPU of compute capability 7.5; one of 9.0 has one$"),
         ((12, 0), CAPPED | WIDE | {"head_dim": 256}, "with capped attention scores on a GPU .* 12.0; one of 9.0 has"),
         ((8, 0), LATENT, "of a model with multi-head latent attention on"),
+        ((9, 0), {"attention_chunk_size": 8192}, "of a model with attention within chunks on a GPU .* 9.0$"),
     ],
 )
 def test_where_none_fits_that_is_said(capability, config, says):
