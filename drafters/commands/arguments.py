@@ -64,7 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _number(data, "--self-prompts", 0, "prompts that the target writes itself")
     data.add_argument(
-        "--openings", nargs="*", default=[""], metavar="TEXT", help="how those begin; '' leaves them free"
+        "--openings",
+        nargs="+",
+        metavar="TEXT",
+        help="how those begin; '' leaves them free (default: one of 130 phrases, half of them with a random word)",
     )
     data.add_argument(
         "--temperatures",

@@ -42,6 +42,7 @@ from ..training.features import build_store, sample_texts
 from ..training.forward import frozen_part
 from ..training.logs import LogReader, held_out_prompts, written_by_target
 from ..training.loop import Recipe, Run, TrainingRun
+from ..training.openings import drawn_openings
 from ..training.prompts import Sample, read_samples
 from ..training.start import start_diffusion, start_eagle, start_from_target, start_markov, start_vectors
 from ..training.store import FeatureStore
@@ -69,7 +70,8 @@ def gather_samples(
     open_prompts = [s for s in given if not s.response_ids]
     own = data / "self-prompts.jsonl"
     if args.self_prompts and not own.exists():
-        written = write_prompts(target, args.openings, args.self_prompts, seed=args.seed, rows=args.batch)
+        openings = args.openings or drawn_openings(target.tokenizer, args.self_prompts, args.seed)
+        written = write_prompts(target, openings, args.self_prompts, seed=args.seed, rows=args.batch)
         replacing.replace({own: "".join(s.to_json() + "\n" for s in written)})
     if own.exists():
         open_prompts += read_samples(own)

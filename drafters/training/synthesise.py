@@ -48,18 +48,15 @@ def write_prompts(
     *,
     seed: int,
     rows: int = 64,
-    temperature: float = 1.0,
+    temperature: float = 0.9,
     max_tokens: int = 160,
-    conversations: list[tuple[str, ...]] | None = None,
 ) -> list[Sample]:
     """Prompts by the target: its own user turns, each beginning with one of `openings` ("" for a free turn).
 
-    With `conversations`, each user, assistant, …, assistant, the turns go on with these, from the first again where
-    there are fewer. Turns that do not end within `max_tokens` are dropped, so fewer than `count` may come back.
+    Turns that do not end within `max_tokens` are dropped, so fewer than `count` may come back.
     """
     chosen = [openings[i % len(openings)] for i in range(count)]
-    before = [conversations[i % len(conversations)] if conversations else () for i in range(count)]
-    ids = [target.user_turn_ids(text, turns) for text, turns in zip(chosen, before, strict=True)]
+    ids = [target.user_turn_ids(text) for text in chosen]
     written = decode(
         target, ids, [temperature] * count, max_new_tokens=max_tokens, stop_ids=target.stop_ids,
         seeds=seeds_of(range(count), seed), rows=rows,
@@ -69,7 +66,7 @@ def write_prompts(
         turn = (chosen[text.number] + target.tokenizer.decode(text.ids, skip_special_tokens=True)).strip()
         if text.finish == "eos" and len(turn) > 12:
             texts[text.number] = turn
-    return [Sample(turns=(*before[number], texts[number]), source="self") for number in sorted(texts)]
+    return [Sample(turns=(texts[number],), source="self") for number in sorted(texts)]
 
 
 def answer(

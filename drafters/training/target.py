@@ -88,10 +88,10 @@ class TargetModel:
         out = self.tokenizer.apply_chat_template(_messages(turns), add_generation_prompt=True, return_dict=True)
         return list(out["input_ids"])
 
-    def user_turn_ids(self, opening: str, before: tuple[str, ...] = ()) -> list[int]:
-        """Token ids of the template up to an unfinished user turn that begins with `opening`, behind `before`."""
+    def user_turn_ids(self, opening: str) -> list[int]:
+        """Token ids of the template up to an unfinished user turn that begins with `opening`."""
         marker = "\u241e"
-        text = self.tokenizer.apply_chat_template(_messages([*before, marker]), tokenize=False)
+        text = self.tokenizer.apply_chat_template(_messages([marker]), tokenize=False)
         return list(self.tokenizer(text.split(marker)[0] + opening, add_special_tokens=False)["input_ids"])
 
 
