@@ -37,7 +37,7 @@ def test_ranks_with_clocks_seeds_and_confidences_of_their_own_agree_at_every_ste
     with_buckets = [worlds[name] for name in ("buckets", "greedy")]
     sizes = set(TokenBuckets(6, 5).sizes)
     assert all(set(told["sizes"]) <= sizes and len(told["sizes"]) > 1 for told in with_buckets)
-    assert [told["accepted_by_graphs"] for told in with_buckets] == [0, worlds["greedy"]["steps"] - 1]
+    assert all(told["accepted_by_graphs"] == told["steps"] - 1 for told in with_buckets)  # sampled ones, too
 
 
 def test_that_another_rank_is_gone_is_said_in_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
