@@ -28,7 +28,7 @@ JOINED = f"{EXPERTS}gate_up_proj"
 GATE = f"{ATTENTION}gate"
 """The projection of the attention's gates, which the checkpoint has within that of queries."""
 CORRECTION = f"{MLP}gate.e_score_correction_bias"
-"""What is added to experts' scores to choose them; it stays in 32 bits."""
+"""Numbers added to experts' scores to choose them; they stay in 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_drafters import batch, decode_with, make_target
+from tiny_drafters import batch, check_what_measuring_finds, make_target
 from tiny_eagle import LAYER_IDS, LAYOUTS, VOCAB, flat, save_eagle
 
 from outrider.drafters.base import Features
@@ -24,7 +24,6 @@ from outrider.drafters.commands.arguments import add_arguments, add_export_argum
 from outrider.drafters.commands.export import export
 from outrider.drafters.eagle import EagleConfig, EagleDrafter
 from outrider.drafters.eagle.model import EagleModel
-from outrider.drafters.training import measure
 from outrider.drafters.training.batches import BatchMaker
 from outrider.drafters.training.forward import frozen_part, hidden_states
 from outrider.drafters.training.store import Sequence
@@ -110,11 +109,7 @@ def test_a_run_learns_goes_on_and_is_measured_as_it_drafts(target_folder: Path, 
     drafter = EagleDrafter.load(make_target(target.config, target.embedding, target.head), folder, gamma=4)
     written = json.loads((folder / "config.json").read_text())
     assert written.items() >= EagleConfig.read(folder).to_json().items()
-    prompts.write_text("".join(reversed(prompts.read_text().splitlines(keepends=True))))  # the first are held out
-    answers = measure.target_answers(target, str(prompts), count=6, new_tokens=20, temperature=0.0, kept=None)
-    (found,) = measure.measure(target, measure.arms_of([folder], [1], "left"), answers)
-    assert found.cycles == sum(decode_with(drafter, target, ids, prompt) for ids, prompt in answers)
-    assert found.accepted_length > 1.3
+    check_what_measuring_finds(drafter, target, folder, prompts)
 
 
 @pytest.mark.slow

@@ -140,7 +140,7 @@ def test_a_rounded_layer_drafts_nearly_the_same(layout: str, tmp_path: Path) -> 
 
 
 def test_only_the_layer_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a folder of several files, too."""
+    """The folder may have several files."""
     folder = save_mtp(tmp_path, "qwen3.5")
     tensors = {name: value for name, value in load_file(folder / "model.safetensors").items() if "mtp" in name}
     save_file({"model.embed_tokens.weight": torch.full((4,), torch.nan)}, folder / "model.safetensors")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from test_block_drafter import LENGTHS, features, prepared
-from tiny_drafters import DFLASH2, LILICORR, PATHS, batch, decode_with, make_model, make_target
+from tiny_drafters import DFLASH2, LILICORR, PATHS, batch, check_what_measuring_finds, make_model, make_target
 
 from outrider.drafters import networks
 from outrider.drafters.block import BlockConfig, BlockDrafter, BlockModel, CheckpointError, save_compact
@@ -80,7 +80,7 @@ def test_a_step_of_training_has_the_paths_that_are_drafted(name: str, temperatur
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_the_loss_is_that_of_each_position_by_itself(name: str) -> None:
-    """In plain loops, over an answer of which some tokens are no candidates; none teaches what follows it."""
+    """The loss in plain loops, over an answer of which some tokens are no candidates; none teaches what follows it."""
     config = dataclasses.replace(TRAINED[name], choosing=dataclasses.replace(TRAINED[name].choosing, candidates=5))
     model = make_model(config).requires_grad_(True)
     draw = torch.Generator().manual_seed(5)
@@ -158,11 +158,7 @@ def test_a_run_learns_goes_on_and_is_measured_as_it_drafts(target_folder: Path, 
 
     target = TargetModel.load(str(target_folder), dtype=torch.float32)
     drafter = BlockDrafter.load(make_target(target.config, target.embedding, target.head), folder)
-    prompts.write_text("".join(reversed(prompts.read_text().splitlines(keepends=True))))  # the first are held out
-    answers = measure.target_answers(target, str(prompts), count=6, new_tokens=20, temperature=0.0, kept=None)
-    (found,) = measure.measure(target, measure.arms_of([folder], [1], "left"), answers)
-    assert found.cycles == sum(decode_with(drafter, target, ids, prompt) for ids, prompt in answers)
-    assert found.accepted_length > 1.3
+    check_what_measuring_finds(drafter, target, folder, prompts)
 
 
 @pytest.mark.slow

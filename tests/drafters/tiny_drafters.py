@@ -22,6 +22,7 @@ from outrider.drafters.block import BlockConfig, BlockDrafter, BlockModel, save_
 from outrider.drafters.block.choosing import CodebookChoosing, Convolution, LatticeChoosing
 from outrider.drafters.block.model import DraftModel
 from outrider.drafters.diffusion import DiffusionModel
+from outrider.drafters.training import measure
 from outrider.drafters.training.features import sequence_features
 from outrider.drafters.training.store import Sequence
 from outrider.drafters.training.target import TargetModel
@@ -225,6 +226,15 @@ def check_tokens_follow_q(drafter: Drafter, table: torch.Tensor, *, positions: I
         q = draft.probs[0, k]
         assert int((q > 0).sum()) == 12
         assert p_value(Counter(columns.tolist()), dict(enumerate(q.tolist())), draws) > 1e-3
+
+
+def check_what_measuring_finds(drafter: Drafter, target: TargetModel, folder: Path, prompts: Path) -> None:
+    """The accepted length measured of a trained folder is that of decoding step by step, and shows that it learned."""
+    prompts.write_text("".join(reversed(prompts.read_text().splitlines(keepends=True))))  # the first are held out
+    answers = measure.target_answers(target, str(prompts), count=6, new_tokens=20, temperature=0.0, kept=None)
+    (found,) = measure.measure(target, measure.arms_of([folder], [1], "left"), answers)
+    assert found.cycles == sum(decode_with(drafter, target, ids, prompt) for ids, prompt in answers)
+    assert found.accepted_length > 1.3
 
 
 def decode_with(drafter: Drafter, target: TargetModel, ids: list[int], prompt: int) -> int:

@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.kernels.cpu import native
-
 sys.path.insert(0, str(Path(__file__).parent))
 
 
@@ -22,9 +20,7 @@ def all_threads() -> Iterator[None]:
 @pytest.fixture
 def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
     """Use the variant named by the parameter; skipped where the processor does not run it."""
-    chosen = native.instruction_set()
-    if chosen == "none" or request.param not in torch.ops.outrider.instruction_sets():
-        pytest.skip("this processor does not run it")
-    torch.ops.outrider.use_instruction_set(request.param)
-    yield request.param
-    torch.ops.outrider.use_instruction_set(chosen)
+    from instruction_sets import using  # beside this file
+
+    with using(request.param):
+        yield request.param

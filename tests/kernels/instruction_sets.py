@@ -2,6 +2,8 @@
 
 import ctypes
 import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -17,6 +19,17 @@ SETS = {
 EACH_SET = pytest.mark.parametrize("instruction_set", SETS.values(), indirect=True)
 TILE_SETS = pytest.mark.parametrize("instruction_set", [SETS[name] for name in TILES], indirect=True)
 """The arithmetic of tiles: by the processor where it has them, and by the emulation everywhere."""
+
+
+@contextmanager
+def using(name: str) -> Iterator[None]:
+    """Inside, kernels run by this variant; the test is skipped where the processor does not run it."""
+    chosen = native.instruction_set()
+    if chosen == "none" or name not in torch.ops.outrider.instruction_sets():
+        pytest.skip("this processor does not run it")
+    torch.ops.outrider.use_instruction_set(name)
+    yield
+    torch.ops.outrider.use_instruction_set(chosen)
 
 
 def before_a_guard(x: torch.Tensor) -> torch.Tensor:

@@ -8,11 +8,10 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from instruction_sets import SETS, before_a_guard
+from instruction_sets import SETS, before_a_guard, using
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
 from outrider.kernels import gated_delta
-from outrider.kernels.cpu import native
 from outrider.kernels.gated_delta import Corrections, DeltaLayer, States
 
 LENS = [3, 9, 1, 300]
@@ -51,12 +50,8 @@ def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(gated_delta, "compiled", lambda states: False)
         yield "torch"
         return
-    chosen = native.instruction_set()
-    if chosen == "none" or request.param not in torch.ops.outrider.instruction_sets():
-        pytest.skip("this processor does not run it")
-    torch.ops.outrider.use_instruction_set(request.param)
-    yield request.param
-    torch.ops.outrider.use_instruction_set(chosen)
+    with using(request.param):
+        yield request.param
 
 
 def layer_of(sizes: Sizes) -> DeltaLayer:
@@ -66,7 +61,7 @@ def layer_of(sizes: Sizes) -> DeltaLayer:
 
 
 def tokens(sizes: Sizes, count: int, dtype: torch.dtype = torch.float32) -> Tokens:
-    """With rows that do not lie side by side, as projections of several things together give them."""
+    """Tokens whose rows do not lie side by side, as projections of several things together give them."""
     draw = torch.Generator().manual_seed(1)
     rows = torch.randn(count, sizes.channels + 2 * sizes.heads + 7, generator=draw).to(dtype)
     return Tokens(*rows[:, 7:].split([sizes.channels, sizes.heads, sizes.heads], -1))
@@ -81,7 +76,7 @@ def states_of(sizes: Sizes, lens: list[int], slots: torch.Tensor = SLOTS) -> Sta
 
 
 def advance(given: Tokens, layer: DeltaLayer, states: States, *, write: bool) -> tuple[torch.Tensor, Corrections]:
-    """What a layer gives; windows follow where states do."""
+    """Outputs of a layer; windows follow where states do."""
     mixed = gated_delta.convolve(given.inputs, layer, states)
     found = gated_delta.gated_delta(mixed, given.a, given.b, layer, states, write=write)
     if write:

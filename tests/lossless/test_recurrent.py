@@ -116,8 +116,8 @@ def test_many_at_once_in_a_cache_too_small_for_all(served: Server, plain: list[l
 
 @pytest.mark.parametrize(("asked", "speculate"), [(3, False), (0, False), (7, True), (4, True)])
 def test_a_second_turn_reads_new_tokens_alone(asked: int, speculate: bool, served: Server, alone: Server) -> None:
-    """What was read and said before comes from the cache, with the state at its end: all of it where nothing behind the
-    answer's end was verified."""
+    """The past of a turn comes from the cache, with the state at its end: all of it where nothing behind the answer's
+    end was verified."""
     prompt, _ = ASKED[asked]
     said = ask(served, ASKED[asked], speculate=speculate)
     turn = [*prompt, *said, 21, 99, 130 + asked]

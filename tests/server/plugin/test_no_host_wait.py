@@ -24,8 +24,8 @@ def test_a_step_waits_for_nothing_and_asks_the_same_whatever_the_lengths(found):
 
 
 def test_a_sampled_step_by_graphs_asks_for_as_little_as_a_greedy_one(found):
-    """With top-k and top-p: its drafts, its acceptance and its commit are in the graphs, too. Launches without graphs
-    are of a drafter with one layer."""
+    """A step with top-k and top-p has its drafts, its acceptance and its commit in the graphs, too. Launches without
+    graphs are of a drafter with one layer."""
     asked = found["launches"]
     for kind in ("sampled", "seeded", "mixed"):
         assert asked[f"dspark in graphs, {kind}"] <= asked["dspark in graphs, greedy"] + 10, asked

@@ -273,7 +273,7 @@ def draft_of(runner: Any, batch: ForwardBatch) -> Draft:
 
 
 def accepted_by_worker(sampling: Sampling, draft: Draft, verify_lens: torch.Tensor, flat: Any, logits: Any) -> Any:
-    """By what serves steps without graphs, on a CPU, to which point masses are said in q."""
+    """Outcomes by the code that serves steps without graphs, on a CPU, to which point masses are said in q."""
     if draft.points is not None:
         batch = Verification(draft.tokens, verify_lens, flat.qo_indptr, draft_probs=draft.probs, points=draft.points)
         draft = replace(draft, probs=with_point_masses(batch, VOCAB).draft_probs, points=None)
