@@ -70,9 +70,11 @@ def read_all(folder: Path) -> dict[str, Record]:
 
 
 def _question(one: Record) -> str:
-    """The record's question; "prompts by URL" where servers were asked for one token of each answer."""
+    """The record's question, but two kinds of loads by URL have their own: those of a single token, of learning."""
     asked = one.get("scenario", {}).get("requests", [])
-    return "prompts by URL" if asked and all(a["output_tokens"]["mean"] == 1 for a in asked) else one["question"]
+    if asked and all(a["output_tokens"]["mean"] == 1 for a in asked):
+        return "prompts by URL"
+    return "learning by URL" if one.get("learning") else one["question"]
 
 
 def page(records: Mapping[str, Record]) -> str:
@@ -177,6 +179,25 @@ def _load(one: Record) -> Iterable[tuple[Row, Row]]:
             ["arm", *(f"{load} in flight" for load in results), *(name for name, _ in about)],
             [arm, *cells, *(cell for _, cell in about)],
         )
+
+
+def _learning(one: Record) -> Iterable[tuple[Row, Row]]:
+    """A row for each load and server beside the first: what learning, or nothing but another process, changes."""
+    for load, arms in one["results"].items():
+        first, *others = arms
+        for arm in others:
+            cells = []
+            for read in LEARNING.values():
+                ratios = [read(a) / read(b) for a, b in zip(arms[arm], arms[first], strict=True)]
+                cells.append(f"{statistics.fmean(ratios):.3f} ± {statistics.stdev(ratios) / len(ratios) ** 0.5:.3f}")
+            yield ["in flight", f"over {first}", "rounds", *LEARNING], [load, arm, str(len(arms[arm])), *cells]
+
+
+LEARNING: Mapping[str, Callable[[Record], float]] = {
+    "tokens/s": lambda one: one["throughput"],
+    "p99 gap": lambda one: one["gap"]["p99"],
+    "processor time a token": lambda one: one["processor_ms"],
+}
 
 
 def _prompts(one: Record) -> Iterable[tuple[Row, Row]]:
@@ -313,6 +334,10 @@ QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]
     "learn": (
         "A server that learns", "Prompts that it never learns from, before and after; promotion since the first pause.",
         _learn
+    ),
+    "learning by URL": (
+        "What learning costs", "A server that learns, with its learner's process, over one that does not: mean of the "
+        "rounds' ratios ± its standard error. A third like the first shows the noise.", _learning
     ),
     "load by URL": (
         "Beside other engines", "Tokens per second of all requests over HTTP, greedy; MB of all processes of a server.",

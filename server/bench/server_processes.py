@@ -53,6 +53,10 @@ class ServerProcesses:
                 found += process.memory_full_info().pss / MB
         return found
 
+    def processor_seconds(self) -> float:
+        """Processor time so far of all threads of those that serve: all processes but the learner."""
+        return sum(processor_seconds(self, name) or 0.0 for name in self.processes if name != LEARNER)
+
 
 def of_server(url: str) -> ServerProcesses | None:
     """The process that listens at `url`, with its children; None where it is elsewhere, or not ours to see."""

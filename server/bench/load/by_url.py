@@ -7,6 +7,7 @@ import asyncio
 import math
 import os
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,22 @@ ROUNDS = 3
 """Rounds of several servers; one server has a single round."""
 LEARNER_SECONDS = 2.0
 """Pause before a turn where a server learns: its learner goes on by then, and is stopped while others have a turn."""
-Records = dict[tuple[float, str, int], list[Record]]
-"""Measurements by load, arm and round."""
+Turn = tuple[float, str, int]
+"""Load, arm and round."""
 OBJECTIVES = ("ttft", "tpot", "e2e")
+
+
+@dataclass(slots=True)
+class Measured:
+    """Requests and the server's processor seconds by turn; memory of its processes, MB, and those that learn, by arm.
+
+    What is of processes is known of servers on this machine alone.
+    """
+
+    records: dict[Turn, list[Record]] = field(default_factory=dict)
+    processor: dict[Turn, float] = field(default_factory=dict)
+    memory: dict[str, float] = field(default_factory=dict)
+    learning: list[str] = field(default_factory=list)
 
 
 def add_flags(flags: Flags) -> None:
@@ -56,12 +70,11 @@ def add_flags(flags: Flags) -> None:
 def run(args: argparse.Namespace) -> Results:
     """Measure at each load in turn. Interrupted, what is measured is printed and written all the same."""
     test = scenario.read(args.scenario, _changes(args))
-    records: Records = {}
-    memory: dict[str, float] = {}
+    measured = Measured()
     try:
-        asyncio.run(_measure(test, args, records, memory))
+        asyncio.run(_measure(test, args, measured))
     finally:
-        results = _write(test, args, records, memory)
+        results = _write(test, args, measured)
     return results
 
 
@@ -78,24 +91,31 @@ def urls(args: argparse.Namespace) -> dict[str, str]:
     return found
 
 
-def _write(test: Scenario, args: argparse.Namespace, records: Records, memory: dict[str, float]) -> Results:
+def _write(test: Scenario, args: argparse.Namespace, measured: Measured) -> Results:
     """Print and write the loads measured."""
     results: Results = {}
-    for (load, arm, _), found in records.items():
-        summary = summarise(found, load, test.warm_up, test.seconds, test.objectives)
+    for turn, found in measured.records.items():
+        load, arm, _ = turn
+        seconds = measured.processor.get(turn)
+        summary = summarise(found, load, test.warm_up, test.seconds, test.objectives, seconds)
         results.setdefault(load, {}).setdefault(arm, []).append(summary)
     if results:
         report.show(results, UNITS[test.arrivals.kind], args.plot)
         record.write(
-            args.json, "load by URL", report.named(results), scenario=test.model_dump(mode="json"), memory_mb=memory
+            args.json,
+            "load by URL",
+            report.named(results),
+            scenario=test.model_dump(mode="json"),
+            memory_mb=measured.memory,
+            learning=measured.learning,
         )
         if args.csv:
-            report.write_csv(args.csv, records, test.warm_up)
+            report.write_csv(args.csv, measured.records, test.warm_up)
     return results
 
 
-async def _measure(test: Scenario, args: argparse.Namespace, records: Records, memory: dict[str, float]) -> None:
-    """Fill `records`, load by load, and the memory that each server's processes then have, where they are here."""
+async def _measure(test: Scenario, args: argparse.Namespace, measured: Measured) -> None:
+    """Fill `measured`, turn by turn."""
     trace = arrivals.read_trace(test.arrivals.file) if isinstance(test.arrivals, Trace) else []
     async with AsyncExitStack() as stack:
         servers = {
@@ -108,14 +128,18 @@ async def _measure(test: Scenario, args: argparse.Namespace, records: Records, m
         }
         watched = {name: server_processes.of_server(url) for name, url in urls(args).items()}
         learners = {name: found for name in watched if (found := server_processes.learner_of(watched[name]))}
+        measured.learning += learners
         rounds = args.rounds or (1 if len(servers) == 1 else ROUNDS)
         for number, load, arm in harness.alternate_arms(rounds, test.arrivals.loads, list(servers)):
-            work = Workload(test, countings[arm])
+            work, turn, here = Workload(test, countings[arm]), (load, arm, number), watched[arm]
             if learners:
                 await asyncio.sleep(LEARNER_SECONDS)
             with server_processes.suspended(found for name, found in learners.items() if name != arm):
-                records[load, arm, number] = await generate.at_load(servers[arm], test, work, trace, load)
-        memory |= {name: found.shared_once() for name, found in watched.items() if found}
+                before = here.processor_seconds() if here else 0.0
+                measured.records[turn] = await generate.at_load(servers[arm], test, work, trace, load)
+                if here:
+                    measured.processor[turn] = here.processor_seconds() - before
+        measured.memory |= {name: found.shared_once() for name, found in watched.items() if found}
 
 
 def _changes(args: argparse.Namespace) -> dict[str, Any]:

@@ -48,6 +48,8 @@ class Summary:
     gap: between two pieces of an answer, as a client sees them; longest_gap: the longest of each answer.
     goodput: whole answers per second, of those due in it, that kept every objective; good: their share of all asked.
     None without objectives. late: how much later than due requests were sent, 99th percentile.
+    processor_ms: processor time of the server's processes a token, in milliseconds, the learner's left out and the
+    warm-up included; None where they are not on this machine.
     The rest is known only of an engine of our own. level_kept: share of the requests with a service level that got it.
     counts: `tau`, tokens per request and step, with what drafts came to. differ: answers that are not the first arm's.
     """
@@ -70,6 +72,7 @@ class Summary:
     goodput: float | None
     good: float | None
     late: float
+    processor_ms: float | None = None
     level_kept: float | None = None
     counts: dict[str, Any] | None = None
     differ: int | None = None
@@ -80,9 +83,18 @@ Results = dict[float, dict[str, list[Summary]]]
 
 
 def summarise(
-    records: Sequence[Record], load: float, warm_up: float, seconds: float, objectives: Objectives
+    records: Sequence[Record],
+    load: float,
+    warm_up: float,
+    seconds: float,
+    objectives: Objectives,
+    processor_seconds: float | None = None,
 ) -> Summary:
-    """Summary of the records at one load that were due after the warm-up."""
+    """Summary of the records at one load that were due after the warm-up.
+
+    processor_seconds: processor time of the server's processes for all of the records.
+    """
+    tokens = sum(record.reply.completion_tokens for record in records)
     measured = [record for record in records if record.due >= warm_up]
     whole = [record for record in measured if not record.reply.failure]
     spoken = [record for record in whole if record.reply.completion_tokens > 1]
@@ -109,6 +121,7 @@ def summarise(
         goodput=good / seconds if objectives else None,
         good=good / len(measured) if objectives and measured else None,
         late=float(np.percentile([record.late for record in measured], 99)) if measured else 0.0,
+        processor_ms=processor_seconds * 1e3 / tokens if processor_seconds is not None and tokens else None,
     )
 
 

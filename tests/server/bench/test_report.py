@@ -84,6 +84,20 @@ def test_answers_of_one_token_are_times_of_prompts(tmp_path) -> None:
     assert "ours" not in readme, "the README's rows are of throughput"
 
 
+def test_learning_is_compared_by_means_of_rounds() -> None:
+    def turns(*rates: float) -> list[dict[str, Any]]:
+        return [{"throughput": r, "gap": {"p99": 1 / r}, "processor_ms": 5.0} for r in rates]
+
+    arms = {"off": turns(10, 10, 20), "learn": turns(9, 10, 22), "again": turns(10, 10, 20)}
+    one = record(
+        "load by URL", {"8": arms}, learning=["learn"], scenario={"requests": [{"output_tokens": {"mean": 96}}]}
+    )
+    page = report.page({"a.json": one | {"question": report._question(one)}})
+    assert "| in flight | over off | rounds | tokens/s | p99 gap | processor time a token |" in page
+    assert "| 8 | learn | 3 | 1.000 ± 0.058 | 1.007 ± 0.058 | 1.000 ± 0.000 |" in page
+    assert "| 8 | again | 3 | 1.000 ± 0.000 |" in page
+
+
 def test_rounding_and_scores_have_a_row_an_arm() -> None:
     found = {"answers": 2, "tokens": 9, "kl": 0.00449, "kl_error": 0.0004, "kl_p99": 0.03, "same": 0.966}
     groups = {"greedy": found | {"kl": 0.0034}, "all": found}

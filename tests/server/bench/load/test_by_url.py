@@ -204,10 +204,14 @@ def test_interrupted_it_keeps_what_is_measured(tmp_path: Path, capsys: pytest.Ca
 def test_several_servers_take_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Never two at once, every other round the other one first; the ratio is of the same round."""
     order: list[str] = []
+    computes = 0.05
 
     def named(name: str, tpot: float) -> Handler:
         async def handler(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
             order.append(name)
+            until = time.process_time() + computes * (name == "slow")
+            while time.process_time() < until:
+                pass
             return await answer(request, body, ttft=0.02, tpot=tpot)
 
         return handler
@@ -234,6 +238,10 @@ def test_several_servers_take_turns(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "× fast" in shown
     assert set(measured["memory_mb"]) == {"fast", "slow"}
     assert min(measured["memory_mb"].values()) > 1
+    assert measured["learning"] == []
+    fast_ms, slow_ms = (statistics.median(one["processor_ms"] for one in arms[name]) for name in ("fast", "slow"))
+    assert slow_ms > fast_ms + computes * 1e3 / 4 * 0.8, "an answer has 4 tokens"
+    assert "processor time a token" in shown
 
 
 @pytest.mark.slow
