@@ -172,7 +172,10 @@ def test_a_closed_loop_that_is_refused_does_not_hammer(capsys: pytest.CaptureFix
     assert "429: 3" in shown
 
 
-def test_interrupted_it_keeps_what_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_keeps_what_is_measured(
+    sent: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     running = 0
 
     async def interrupting(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -180,7 +183,7 @@ def test_interrupted_it_keeps_what_is_measured(tmp_path: Path, capsys: pytest.Ca
         running += 1
         try:
             if running == 2:  # the second load has begun
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), sent)
             return await answer(request, body, ttft=0.05)
         finally:
             running -= 1
@@ -196,7 +199,7 @@ def test_interrupted_it_keeps_what_is_measured(tmp_path: Path, capsys: pytest.Ca
     assert code == 130
     [(_, [measured])] = record.read(written)["results"]["1"].items()
     assert (measured["load"], measured["failures"]) == (1, {})
-    assert measured["whole"] > 3
+    assert measured["whole"] > 0
     assert "tok/s" in shown
 
 
