@@ -9,19 +9,38 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from outrider.storage.replacing import replace, sync, sync_tree
 
+from ..block.model import TrainedModel
 from .answers import ServerState, candidate_names
 from .gate import Followed
 
 KEPT = 2
 """Candidates kept that are older than the one in use, to go back to, and that are newer."""
+SHARES = (0.85, 0.7, 0.5)
+"""Shares of the trained weights, tried in turn, where these alone have forgotten general answers."""
 
 
 def next_name(learner: Path) -> str:
     """A name that no candidate of this learner had."""
     return f"{1 + max(map(int, candidate_names(learner)), default=0):04}"
+
+
+@torch.no_grad()
+def mixed(first: TrainedModel, trained: TrainedModel, share: float) -> TrainedModel:
+    """`first` with weights on the line to those of `trained`, `share` of the way.
+
+    Most of what was learned stays there, and most of what was forgotten comes back (Wortsman et al., Robust fine-tuning
+    of zero-shot models, 2022, equation 1). Raises ValueError where the two have other shapes.
+    """
+    theirs = dict(trained.named_parameters())
+    for name, weight in first.named_parameters():
+        if name not in theirs or theirs[name].shape != weight.shape:
+            raise ValueError(f"{name} is not in both drafters, or has another shape")
+        weight.lerp_(theirs[name], share)
+    return first
 
 
 def complete(folder: Path, verdict: dict[str, Any], found: list[Followed]) -> None:

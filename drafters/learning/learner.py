@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,20 +24,18 @@ from outrider.storage.replacing import replace
 
 from .. import networks
 from ..block.model import BlockModel, TrainedModel
-from ..commands import train
-from ..diffusion.denoise import Schedule
 from ..training.batches import BatchMaker, anchor_range
-from ..training.forward import frozen_part
 from ..training.loop import DraftRun, Means
 from ..training.start import start_markov
 from ..training.store import Sequence
 from ..training.target import TargetModel
 from .answers import Answer, AnswerReader, ServerState
-from .candidates import complete, next_name, offer, prune
-from .gate import Followed, Verdict, compare, drafts_of, enough, follow, tau
+from .candidates import SHARES, complete, mixed, next_name, offer, prune
+from .drafters import Drafters
+from .gate import Followed, Verdict, compare, enough, tau
 from .general import MORE, PROMPTS, general_answers
 from .progress import Progress
-from .start import FROM_TARGET, fresh_drafter, make_run, schedule_of, settings, target_layers, token_counts
+from .start import FROM_TARGET, fresh_drafter, make_run, settings, target_layers, token_counts
 from .supply import Item, Supply
 
 LEAST_ANSWERS = 24
@@ -89,6 +86,7 @@ class Learner:
         turn_over: Callable[[], bool] | None = None,
     ) -> None:
         self.args, self.target, self.folder = args, target, Path(args.folder)
+        self.drafters = Drafters(args, target)
         self.patience, self.turn_over = patience or Patience(), turn_over
         for leftover in [*self.folder.glob(".learner.json.*"), *self.folder.glob("run/.lineage.json.*")]:
             leftover.unlink()
@@ -103,7 +101,6 @@ class Learner:
         self.general_every = GENERAL_EVERY
         self.maker: BatchMaker
         self.means = Means()
-        self.followed: dict[str | None, dict[str, Followed]] = {}
         self.look_at, self.saved = 0, 0.0
         self.state = ServerState.read(self.folder)
         self.features = self.folder / "features"
@@ -168,14 +165,8 @@ class Learner:
         if self.training is not None:
             self.training.save()
 
-    def _start_folder(self, in_use: str | None) -> Path | None:
-        """Folder of the drafter in use, which is the first one where a learned one is gone; None for none yet."""
-        if in_use and (self.folder / "drafters" / in_use / "config.json").exists():
-            return self.folder / "drafters" / in_use
-        return None if self.args.start == FROM_TARGET else Path(self.args.start)
-
     def _layers(self) -> tuple[int, ...]:
-        folder = self._start_folder(self.state.in_use)
+        folder = self.drafters.folder_of(self.state.in_use)
         if folder is None:
             return target_layers(self.args.kind, self.target)
         return networks.layers_of(folder, self.target.config.num_hidden_layers)
@@ -219,7 +210,7 @@ class Learner:
             return "no better drafter from these answers"
         if self.patience.wait_for:
             self.patience.wait_for = self.patience.fruitless = 0
-            if self._start_folder(self.state.in_use):
+            if self.drafters.folder_of(self.state.in_use):
                 self._drop_run()  # it did not get beyond what is in use
         return ""
 
@@ -249,16 +240,16 @@ class Learner:
         if not (saved := folder / "checkpoint.pt").exists():
             self._set_lineage([self.state.in_use])
             self.patience.fruitless, self.patience.best_tau = 0, 0.0
-        start = self._start_folder(self.lineage[0])
+        start = self.drafters.folder_of(self.lineage[0])
         args = settings(self.args.kind, self.target, str(start or FROM_TARGET))
         if start is None:
             start = folder / "start"
             if not (saved.exists() and (start / "config.json").exists()):
                 saved.unlink(missing_ok=True)
-                self._save(self._fresh(args), start)
-        model = self._load(start, torch.float32).requires_grad_(True).train()
+                self.drafters.save(self._fresh(args), start)
+        model = self.drafters.load(start, torch.float32).requires_grad_(True).train()
         model = model.to(device=self.target.device, dtype=self.target.embedding.dtype)
-        run = make_run(args, folder, model, self.target, self._schedule(model))
+        run = make_run(args, folder, model, self.target, self.drafters.schedule(model))
         run.resume()
         self.maker = run.maker()
         self.look_at, self.saved = run.step + LOOK_EVERY, time.process_time()
@@ -275,24 +266,6 @@ class Learner:
         if isinstance(model, BlockModel):
             start_markov(model, store, numbers)
         return model
-
-    def _load(self, folder: Path, dtype: torch.dtype | None = None) -> TrainedModel:
-        """The drafter of a folder, in the target's dtype or another."""
-        model = train.read_drafter(folder, self.args.kind, self.target)
-        return model.to(device=self.target.device, dtype=dtype or self.target.embedding.dtype)
-
-    def _save(self, model: TrainedModel, folder: Path) -> None:
-        networks.save(model, frozen_part(model, self.target).head, folder)
-
-    def _schedule(self, model: TrainedModel) -> Schedule | None:
-        args = self.args
-        return schedule_of(args.kind, model.config.gamma, args.denoising_steps, args.denoising_order)
-
-    def _follow(self, folder: Path, sequences: Iterable[Sequence]) -> list[Followed]:
-        """Follow answers with the drafter of a folder."""
-        model = self._load(folder)
-        drafts = drafts_of(model, frozen_part(model, self.target), self._schedule(model))
-        return follow(drafts, BatchMaker(model.config, model.vocab, device=self.target.device), sequences)
 
     def _step(self, run: DraftRun[Any]) -> None:
         """Train one step."""
@@ -329,16 +302,14 @@ class Learner:
         means = {name: round(value, 4) for name, value in self.means.take().items()}
         self.progress.event("training", steps=run.step, anchors=run.anchors, seconds=round(run.seconds, 1), **means)
         folder = self.folder / "run" / "candidate"
-        shutil.rmtree(folder, ignore_errors=True)
-        with run.optimiser.averaged():
-            self._save(run.model, folder)
-        items, held_out = self._gate_items(), self.general.sequences(self.general.held_out)
-        every = self._follow(folder, itertools.chain((self.supply[item] for item in items), held_out))
-        found, general = every[: len(items)], every[len(items) :]
+        share, general = self._write_candidate(run, folder)
+        items = self._gate_items()
+        found = self.drafters.follow(folder, (self.supply[item] for item in items))
         verdict = self._judge(items, found, general)
         numbers.gates += 1
         numbers.in_use_tau, numbers.candidate_tau = verdict.in_use_tau, verdict.candidate_tau
-        self.progress.event("gate", steps=run.step, anchors=run.anchors, passed=verdict.passed, **verdict.numbers())
+        about = {"steps": run.step, "anchors": run.anchors, "share": share, "passed": verdict.passed}
+        self.progress.event("gate", **about, **verdict.numbers())
         self.general_every = GENERAL_EVERY
         if verdict.candidate_general < GENERAL_AIM * verdict.in_use_general:
             self.general_every = GENERAL_AFTER_LOSS
@@ -352,6 +323,35 @@ class Learner:
         patience.best_tau = max(patience.best_tau, verdict.candidate_tau)
         if patience.fruitless >= PATIENCE:
             patience.wait_for = self._more_answers()
+
+    def _write_candidate(self, run: DraftRun[Any], folder: Path) -> tuple[float, list[Followed]]:
+        """Write what the run has come to, with as much of the first drafter as general answers ask for.
+
+        Returns the share of the trained weights, and the general answers, followed.
+        """
+        answers, first = self.general.sequences(self.general.held_out), self.drafters.folder_of(None)
+        shutil.rmtree(folder, ignore_errors=True)
+        with run.optimiser.averaged():
+            self.drafters.save(run.model, folder)
+        general, share = self.drafters.follow(folder, answers), 1.0
+        self.state = ServerState.read(self.folder)
+        aim = GENERAL_AIM * max(self._general_tau(self.state.in_use), self._general_tau(None))
+        if first is not None and tau(general) < aim:
+            trained = self.drafters.load(folder, torch.float32)
+            for share in SHARES:
+                self.drafters.save(mixed(self.drafters.load(first, torch.float32), trained, share), folder)
+                general = self.drafters.follow(folder, answers)
+                if tau(general) >= aim:
+                    break
+        return share, general
+
+    def _general_tau(self, name: str | None) -> float:
+        """Tau of a drafter on the general answers of the gate; 1 where there is none in use."""
+        return tau(self.drafters.follow_once(name, self._general_held_out()) or [])
+
+    def _general_held_out(self) -> dict[str, Callable[[], Sequence]]:
+        store = self.general.store
+        return {store.entries[i].digest: partial(store.__getitem__, i) for i in self.general.held_out}
 
     def _gate_items(self) -> list[Item]:
         """The newest held-out answers."""
@@ -367,23 +367,13 @@ class Learner:
     def _judge(self, items: list[Item], found: list[Followed], general: list[Followed]) -> Verdict:
         """Compare with what the server says is in use."""
         self.state = ServerState.read(self.folder)
-        self.followed = {name: kept for name, kept in self.followed.items() if name in (None, self.state.in_use)}
+        self.drafters.forget_but(None, self.state.in_use)
         held = {item.entry.digest: partial(self.supply.__getitem__, item) for item in items}
-        entries, store = self.general.store.entries, self.general.store
-        common = {entries[i].digest: partial(store.__getitem__, i) for i in self.general.held_out}
-        in_use, general_in_use = (self._follow_once(self.state.in_use, each) for each in (held, common))
-        first = tau(self._follow_once(None, common) or [])
-        return compare(found, in_use, [item.prompt for item in items], general, general_in_use, first)
-
-    def _follow_once(self, name: str | None, answers: Mapping[str, Callable[[], Sequence]]) -> list[Followed] | None:
-        """Answers by digest, followed by this drafter, each once; None where there is none in use."""
-        if (folder := self._start_folder(name)) is None:
-            return None
-        kept = self.followed.setdefault(name, {})
-        if missing := [digest for digest in answers if digest not in kept]:
-            made = self._follow(folder, (answers[digest]() for digest in missing))
-            kept.update(zip(missing, made, strict=True))
-        return [kept[digest] for digest in answers]
+        in_use, general_in_use = (
+            self.drafters.follow_once(self.state.in_use, each) for each in (held, self._general_held_out())
+        )
+        prompts = [item.prompt for item in items]
+        return compare(found, in_use, prompts, general, general_in_use, self._general_tau(None))
 
     def _offer(self, run: DraftRun[Any], folder: Path, verdict: Verdict, found: list[Followed]) -> None:
         """Make a numbered folder of the candidate, for the server to use."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_drafters import TINY, make_target
+from tiny_drafters import TINY, make_model, make_target
 
 from outrider.drafters import networks, registry
 from outrider.drafters.base import DraftBatch, Drafter, Features
@@ -17,6 +17,7 @@ from outrider.drafters.block.model import TrainedModel
 from outrider.drafters.commands.train import read_drafter
 from outrider.drafters.diffusion.denoise import Schedule
 from outrider.drafters.learning import gate
+from outrider.drafters.learning.candidates import mixed
 from outrider.drafters.learning.gate import Followed, compare, drafts_of, follow, ratio_interval
 from outrider.drafters.learning.start import KINDS, fresh_drafter, schedule_of, settings
 from outrider.drafters.training.batches import BatchMaker, anchor_range
@@ -59,6 +60,20 @@ def test_better_passes_and_equal_or_worse_does_not() -> None:
     assert judge([20] * 10, [30] * 10).ratio == pytest.approx(1.5)
     for candidate in ([30] * 10, [31] * 10, [20] * 3 + [33] * 7):
         assert judge(candidate, [30] * 10).reason == "not better on held-out answers"
+
+
+def test_mixed_weights_lie_between_the_two() -> None:
+    def drafter(seed: int) -> BlockModel:
+        return make_model(TINY, seed).requires_grad_(False)
+
+    first, trained = drafter(0), dict(drafter(1).named_parameters())
+    between = dict(mixed(drafter(0), drafter(1), 0.7).named_parameters())
+    assert between.keys() == trained.keys()
+    for name, weight in first.named_parameters():
+        torch.testing.assert_close(between[name], 0.3 * weight + 0.7 * trained[name])
+    other = make_model(dataclasses.replace(TINY, intermediate_size=TINY.intermediate_size * 2))
+    with pytest.raises(ValueError, match="is not in both drafters, or has another shape"):
+        mixed(first, other, 0.5)
 
 
 def test_too_few_prompts_are_no_verdict() -> None:

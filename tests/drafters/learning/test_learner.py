@@ -132,9 +132,9 @@ def test_a_refused_candidate_is_not_made_again_from_the_same_answers(
     assert candidates(folder) == ["0002"]
 
 
-@pytest.mark.parametrize(("aim", "share"), [(0.0, 4), (100.0, 2)])
-def test_what_it_forgets_it_trains_on_more_often(
-    folder: Path, command: list[str], answers: list[Answer], aim: float, share: int
+@pytest.mark.parametrize(("aim", "share", "trained"), [(0.0, 4, 1.0), (100.0, 2, 0.5)])
+def test_what_it_forgets_it_trains_on_more_often_and_mixes_with_the_first_drafter(
+    folder: Path, command: list[str], answers: list[Answer], aim: float, share: int, trained: float
 ) -> None:
     keep(folder, answers)
     enough = lambda: len(events(folder, "training")) >= 2  # noqa: E731
@@ -143,6 +143,7 @@ def test_what_it_forgets_it_trains_on_more_often(
     steps = dict(json.loads(line) for line in (folder.parent / "trained").read_text().splitlines())
     general = [step for step, tokens in steps.items() if step < 80 and tuple(tokens) not in domain]
     assert general == [*range(3, 40, 4), *range(40 + share - 1, 80, share)]
+    assert {event["share"] for event in events(folder, "gate")} == {trained}
 
 
 def shuffled(answers: list[Answer]) -> list[Answer]:
