@@ -191,7 +191,7 @@ def _dflash2(model: LlamaForCausalLM) -> BlockModel:
     plain = _config(model, kind="dflash", target_layers=(0,), mask_token_id=4)
     config = replace(
         plain, kind="dflash2", confidence_head=False, draft_vocab_size=None,
-        choosing=CodebookChoosing(candidates=DRAFTED, rank=WIDTH), convolution=Convolution(taps=2, group=16),
+        choosing=CodebookChoosing(candidates=128, rank=WIDTH), convolution=Convolution(taps=2, group=16),
     )  # fmt: skip
     drafter = BlockModel(config)
     _randomise(drafter)
