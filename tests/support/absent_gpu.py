@@ -9,14 +9,13 @@ torch without CUDA cannot index tensors on a fake "cuda:0"; so this is a device 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 NAME = "absent"
@@ -73,7 +72,7 @@ class Copies(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.operations: list[str] = []
+        self.operations: list[tuple[str, list[torch.Size], list[torch.Size]]] = []
         self.launches = 0
         self.variants: set[str] = set()
 
@@ -99,13 +98,11 @@ class Copies(TorchDispatchMode):
             self.variants.add(f"{name} {power} {count % 2} {width} {' '.join(map(_kind, args))}")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        kwargs = kwargs or {}
-        self._note(str(func), args)
+        kwargs, name = kwargs or {}, str(func)
+        self._note(name, args)
         out = func(*args, **kwargs)
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        given, made = [*_tensors((*args, *kwargs.values()))], [*_tensors((out,))]
         devices = {leaf.device.type for leaf in (*given, *made) if leaf.dim() or leaf.device.type != "cpu"}
-        name = str(func)
         if len(devices) > 1 and not self._is_asynchronous(name, args, kwargs):
             raise AssertionError(f"{name} waits: it has tensors on {' and '.join(sorted(devices))}")
         if name.startswith("aten.index_put") and devices == {NAME} and not args[2].dim():
@@ -113,8 +110,17 @@ class Copies(TorchDispatchMode):
                 f"{name} waits: torch copies a number to CUDA before it writes it (index_fill_ does not)"
             )
         self._count(func, name, given, made)
-        self.operations.append(f"{name} {[tuple(leaf.shape) for leaf in given]} {[tuple(leaf.shape) for leaf in made]}")
+        self.operations.append((name, [leaf.shape for leaf in given], [leaf.shape for leaf in made]))
         return out
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Those among the values and in their lists."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
 
 
 def _kind(value: Any) -> str:

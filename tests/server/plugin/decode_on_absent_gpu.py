@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,6 +50,8 @@ from outrider.server.plugin.spec_inputs import StepState
 POOL, CONTEXT, SLOTS, REQUESTS = 16, 128, 600, 3
 GREEDY, SAMPLED = {"top_k": 1, "sampling_seed": None}, {"top_k": 1 << 30, "sampling_seed": None}
 SEEDED = {"top_k": 1 << 30, "sampling_seed": 3}
+FEW = 8
+"""Requests for which the warm-up is compared with steps."""
 BATCHES = {
     "greedy": [GREEDY] * REQUESTS,
     "sampled": [SAMPLED] * REQUESTS,
@@ -108,11 +111,12 @@ class TwoRanks(Ranks):
         return 8
 
 
-def make_drafter(name: str, device: torch.device) -> Any:
+def make_drafter(name: str, device: torch.device, layers: int | None = None) -> Any:
     if name == "ngram":
         return NgramDrafter(4, device=device)
     name, _, order = name.removesuffix(IN_GRAPHS).partition("specdiff ")
     config = (CONFIGS | PATHS | DIFFUSIONS | {"deer": DIFFUSIONS["diffusion"], "": DIFFUSIONS["diffusion"]})[name]
+    config = replace(config, num_layers=layers or config.num_layers)
     drafter: BlockDrafter | DiffusionDrafter
     with device:
         vocab = torch.arange(config.draft_vocab_size) if config.draft_vocab_size else None
@@ -125,13 +129,16 @@ def make_drafter(name: str, device: torch.device) -> Any:
     return LookupFirst(NgramDrafter(6, device=device), drafter, expected_run_length=1.7)
 
 
-def make_worker(drafter: str, planner: str, device: torch.device, record: Any = lambda run: (run, run())) -> Worker:
+def make_worker(
+    drafter: str, planner: str, device: torch.device, record: Any = lambda run: (run, run()), layers: int | None = None
+) -> Worker:
+    """layers: of the drafter, if not its own number."""
     drafter, _, rank = drafter.partition(", rank ")
     worker = Worker.__new__(OtherRank if rank == "2 of 2" else Worker)
     worker.device, worker._sampling, worker._direct, worker._direct_sought = device, None, None, True
     worker.config = PluginConfig(drafter=drafter, planner=planner)
     worker.ranks = TwoRanks(device) if rank else Ranks(SimpleNamespace(world_size=1), device)
-    worker.drafter = make_drafter(drafter, device)
+    worker.drafter = make_drafter(drafter, device, layers)
     worker.drafter.allocate(SLOTS)
     worker.width = worker.drafter.gamma + 1
     worker.history = SlotTokens(SLOTS, device)
@@ -200,7 +207,7 @@ def batch_of(kind: str, lengths: list[int], rows: torch.Tensor, device: torch.de
     )  # fmt: skip
 
 
-def steps(worker: Worker, kind: str, lengths: list[int], rows: torch.Tensor) -> list[list[str]]:
+def steps(worker: Worker, kind: str, lengths: list[int], rows: torch.Tensor) -> list[list[Any]]:
     """Operations that two steps of a batch ask of the device."""
     found = []
     batch = batch_of(kind, lengths, rows, worker.device)
@@ -262,20 +269,20 @@ def launches(drafter: str, kind: str, device: torch.device) -> int:
 
 def late(drafter: str, device: torch.device, *, without: int | None = None) -> list[str]:
     """Variants of our operators that steps ask for and the warm-up has not run. without: a number of requests that it
-    leaves out."""
+    leaves out, and the only one that asks. Each layer asks for the same, so that the drafter needs but one."""
     on_cuda = lambda *tensors: all(x.device == device for x in tensors) and cuda.available()  # noqa: E731
-    numbers = [n for n in warm_up.numbers_of_requests(POOL) if n != without]
+    numbers = [n for n in warm_up.numbers_of_requests(FEW) if n != without]
     with (
         absent_gpu.running(),
         mock.patch.object(cuda, "fits", on_cuda),
         mock.patch.object(warm_up, "numbers_of_requests", return_value=numbers),
     ):
-        worker = make_worker(drafter, "asynchronous", device)
-        shapes = warm_up.Shapes(POOL, worker.req_to_token_pool.req_to_token, 96, worker.width - 1, True)
+        worker = make_worker(drafter, "asynchronous", device, layers=1)
+        shapes = warm_up.Shapes(FEW, worker.req_to_token_pool.req_to_token, 96, worker.width - 1, True)
         with absent_gpu.watching() as warm:
             warm_up.run_all(shapes, worker.drafter)
         with absent_gpu.watching() as watched:
-            for count in range(3, POOL + 1):  # torch takes arrays of one number for constants
+            for count in [without] if without else range(3, FEW + 1):  # torch takes arrays of one for constants
                 rows = np.arange(count)
                 at = SimpleNamespace(numpy=lambda rows=rows: rows)
                 for kind in ("greedy", "sampled", "seeded", "mixed"):

@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from own_process import found_by
+from own_process import found_by_fork
+
+from outrider.server.plugin.decode.warm_up import numbers_of_requests
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def found():
-    return found_by(Path(__file__).parent / "decode_on_absent_gpu.py")
+    return found_by_fork(Path(__file__).parent / "decode_on_absent_gpu.py")
 
 
 def test_a_step_waits_for_nothing_and_asks_the_same_whatever_the_lengths(found):
@@ -37,6 +39,16 @@ def test_no_kernel_is_compiled_when_the_server_is_ready(found):
     late = dict(found["late"])
     assert late.pop("planted")
     assert not any(late.values()), late
+
+
+def test_the_warm_up_has_numbers_of_every_kind():
+    """Of each power of two that holds them, an even and an odd one, where there are such."""
+
+    def kinds(numbers):
+        return {((number - 1).bit_length(), number % 2) for number in numbers}
+
+    for most in range(1, 200):
+        assert kinds(numbers_of_requests(most)) == kinds(range(1, most + 1)), most
 
 
 @pytest.mark.parametrize("plant", ["item", "cpu", "nonzero", "mask", "upload", "number", "host"])
