@@ -13,6 +13,7 @@ Run as a program it is that process: it reads requests (JSON lines) from a socke
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import runpy
@@ -21,7 +22,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -160,21 +161,31 @@ def import_all() -> None:
     gc.enable()
 
 
-def fork_the_scheduler() -> None:
-    """Let `WaitingScheduler` fork where it would spawn."""
+def fork_the_schedulers() -> None:
+    """Let `WaitingScheduler` fork where it would spawn, and SGLang's launcher a rank's scheduler or the controller of
+    several engines; that one spawns theirs, since it has threads."""
     import multiprocessing
     from types import SimpleNamespace
 
+    from sglang.srt.entrypoints import engine
+
     from outrider.server.processes import prefork
 
-    def wait(*args: Any) -> None:
+    fork = multiprocessing.get_context("fork")
+
+    def run(target: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         import torch
 
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-        honest(*args)
+        multiprocessing.set_start_method("spawn", force=True)
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
+        target(*args, **kwargs)
 
-    honest, prefork._wait = prefork._wait, wait
-    prefork.multiprocessing = SimpleNamespace(get_context=lambda _: multiprocessing.get_context("fork"))  # type: ignore
+    def make(*, target: Callable[..., None], **given: Any) -> multiprocessing.process.BaseProcess:
+        return fork.Process(target=functools.partial(run, target), **given)
+
+    forking = SimpleNamespace(Pipe=fork.Pipe, Process=make, set_start_method=multiprocessing.set_start_method)
+    prefork.multiprocessing = SimpleNamespace(get_context=lambda _: forking)  # type: ignore[assignment]
+    engine.mp = forking  # type: ignore[assignment]
 
 
 def apply_later(variables: Mapping[str, str | None]) -> None:
@@ -246,7 +257,7 @@ def main() -> None:
     for number, file in enumerate(request["files"], 1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     apply_later(request["later"])
-    fork_the_scheduler()
+    fork_the_schedulers()
     if "program" in request:
         sys.argv, sys.path = [request["program"], *request["arguments"]], request["path"]
         # Not as __main__, which the processes that it spawns would import.
