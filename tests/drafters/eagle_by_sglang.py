@@ -18,10 +18,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from sglang.srt.distributed import init_distributed_environment, initialize_model_parallel
 from sglang.srt.models.llama_eagle3 import LlamaForCausalLMEagle3
-from sglang.srt.runtime_context import SpawnRanks, publish
-from sglang.srt.server_args import ServerArgs
+from single_rank import publish_alone
 from transformers import LlamaConfig
 
 
@@ -64,14 +62,8 @@ def draft(model: Any, given: dict[str, Any], ids: list[int], hidden: torch.Tenso
     return found
 
 
-def main() -> None:
-    target, texts, *folders = sys.argv[1:]
-    publish(
-        ServerArgs(model_path=target, device="cpu", dtype="float32"), role="scheduler", ranks=SpawnRanks(world_rank=0)
-    )
-    store = f"file://{Path.cwd() / 'ranks'}"
-    init_distributed_environment(world_size=1, rank=0, distributed_init_method=store, backend="gloo")
-    initialize_model_parallel()
+def main(target: str, texts: str, *folders: str) -> None:
+    publish_alone(model_path=target, dtype="float32")
     given, found = torch.load(texts), []
     for folder in folders:
         config = LlamaConfig(**json.loads((Path(folder) / "config.json").read_text()))
@@ -84,4 +76,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -17,12 +17,10 @@ import torch
 from eagle_by_sglang import Attention
 from safetensors.torch import load_file
 from sglang.srt.configs.qwen3_5 import Qwen3_5TextConfig
-from sglang.srt.distributed import init_distributed_environment, initialize_model_parallel
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.models import qwen3_5
 from sglang.srt.models.qwen3_5_mtp import Qwen3_5ForCausalLMMTP
-from sglang.srt.runtime_context import SpawnRanks, publish
-from sglang.srt.server_args import ServerArgs
+from single_rank import publish_alone
 
 
 class States(torch.nn.Module):
@@ -52,14 +50,8 @@ def draft(model: Any, given: dict[str, Any], ids: list[int], hidden: torch.Tenso
     return found
 
 
-def main() -> None:
-    target, folder, texts = sys.argv[1:]
-    publish(
-        ServerArgs(model_path=target, device="cpu", dtype="float32"), role="scheduler", ranks=SpawnRanks(world_rank=0)
-    )
-    store = f"file://{Path.cwd() / 'ranks'}"
-    init_distributed_environment(world_size=1, rank=0, distributed_init_method=store, backend="gloo")
-    initialize_model_parallel()
+def main(target: str, folder: str, texts: str) -> None:
+    publish_alone(model_path=target, dtype="float32")
     qwen3_5.fused_sigmoid_mul = gate
     given = torch.load(texts)
     config = json.loads((Path(folder) / "config.json").read_text())["text_config"]
@@ -75,4 +67,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

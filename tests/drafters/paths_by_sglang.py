@@ -8,35 +8,25 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 os.environ["TORCHDYNAMO_DISABLE"] = "1"
 
 import torch
-from sglang.srt.distributed import init_distributed_environment, initialize_model_parallel
 from sglang.srt.models.dflash import CandidateSelector, DFlashGroupedConv
 from sglang.srt.models.lilicorr import LiLiCorrHead
-from sglang.srt.runtime_context import SpawnRanks, publish
-from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.lilicorr_utils import parse_lilicorr_draft_config
+from single_rank import publish_alone
 
 
 def part(state: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
-def main() -> None:
-    given: dict[str, Any] = torch.load(sys.argv[1])
-    publish(
-        ServerArgs(model_path="none", device="cpu", dtype="float32", skip_tokenizer_init=True),
-        role="scheduler",
-        ranks=SpawnRanks(world_rank=0),
-    )
-    store = f"file://{Path.cwd() / 'ranks'}"
-    init_distributed_environment(world_size=1, rank=0, distributed_init_method=store, backend="gloo")
-    initialize_model_parallel()
+def main(file: str, outputs: str) -> None:
+    given: dict[str, Any] = torch.load(file)
+    publish_alone(model_path="none", dtype="float32", skip_tokenizer_init=True)
     hidden, logits = given["hidden"], given["logits"]
     two, lattice = given["states"]["dflash2"], given["states"]["lilicorr"]
     with torch.inference_mode():
@@ -72,8 +62,9 @@ def main() -> None:
         )
         first, pairs = head.log_factors(start[:, 0], pairs[:, 0])
     found = {"convolved": [before, behind], "selector": scores, "first": first, "pairs": pairs}
-    torch.save(found, sys.argv[2])
+    torch.save(found, outputs)
+    print("null")
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -23,8 +24,8 @@ def digest(value: torch.Tensor) -> str:
     return hashlib.sha256(value.detach().float().contiguous().numpy().tobytes()).hexdigest()
 
 
-def main() -> None:
-    target, *folders = sys.argv[1:]
+def main(target: str, *folders: str) -> None:
+    os.environ["SGLANG_RAGGED_VERIFY_MODE"] = "compact"  # which reads the confidence head
     publish(ServerArgs(model_path=target, device="cpu"), role="scheduler")
     found = []
     with get_parallel().override(tp_rank=0):
@@ -49,4 +50,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

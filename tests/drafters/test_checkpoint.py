@@ -5,15 +5,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from own_process import found_by_fork
 from safetensors.torch import load_file, save_file
 from tiny_drafters import CONFIGS, DFLASH, TINY, TRUNCATED, make_model, make_target
 from transformers import LlamaConfig
@@ -183,12 +181,7 @@ def test_stock_sglang_loads_our_folders(tmp_path: Path) -> None:
         save_plain(model, tmp_path / kind, torch.float32)
     program = Path(__file__).with_name("sglang_loads.py")
     folders = [str(tmp_path / kind) for kind in kinds]
-    done = subprocess.run(
-        [sys.executable, program, target, *folders], capture_output=True, text=True, cwd=tmp_path,
-        env={**os.environ, "SGLANG_RAGGED_VERIFY_MODE": "compact"},  # the mode that reads the confidence head
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    for kind, model, found in zip(kinds, models, json.loads(done.stdout.splitlines()[-1]), strict=True):
+    for kind, model, found in zip(kinds, models, found_by_fork(program, str(target), *folders), strict=True):
         assert found["unfilled"] == [], kind
         assert found["block_size"] == model.config.gamma + (kind == "dflash")
         assert found["sample_from_anchor"] == model.config.sample_from_anchor

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 import torch
 from diffusion_drafting import same
 from eagle_reference import Reference
+from own_process import found_by_fork
 from tiny_drafters import batch, check_tokens_follow_q, make_target, save_target
 from tiny_eagle import LAYER_IDS, LAYOUTS, VOCAB, flat, save_eagle, tensors_of
 
@@ -104,10 +103,8 @@ def test_drafts_are_those_of_sglangs_module(tmp_path: Path) -> None:
     torch.save({"embedding": embedding, "head": head, "texts": texts, "gamma": GAMMA}, tmp_path / "texts")
     save_target(tmp_path / "target")
     program = Path(__file__).with_name("eagle_by_sglang.py")
-    words = [sys.executable, program, tmp_path / "target", tmp_path / "texts", *folders]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    for name, theirs in zip(names, json.loads(done.stdout.splitlines()[-1]), strict=True):
+    drafts = found_by_fork(program, *map(str, (tmp_path / "target", tmp_path / "texts", *folders)))
+    for name, theirs in zip(names, drafts, strict=True):
         made, table = observed(name, tmp_path / name)
         assert made.propose(asking).tokens.tolist() == theirs, name
 

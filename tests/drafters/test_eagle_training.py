@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from own_process import found_by_fork
 from safetensors.torch import load_file
 from tiny_drafters import batch, check_what_measuring_finds, make_target
 from tiny_eagle import LAYER_IDS, LAYOUTS, VOCAB, flat, save_eagle
@@ -133,10 +132,8 @@ def test_sglangs_module_drafts_the_same_with_the_folder(
     torch.save({name: x.clone() if torch.is_tensor(x) else x for name, x in given.items()} | {"texts": texts},
                tmp_path / "texts")  # fmt: skip
     program = Path(__file__).with_name("eagle_by_sglang.py")
-    words = [sys.executable, program, target_folder, tmp_path / "texts", folder]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert served.propose(asking).tokens.tolist() == json.loads(done.stdout.splitlines()[-1])[0]
+    (theirs,) = found_by_fork(program, *map(str, (target_folder, tmp_path / "texts", folder)))
+    assert served.propose(asking).tokens.tolist() == theirs
 
 
 @pytest.mark.slow

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from own_process import found_by_fork
 from safetensors.torch import load_file, save_file
 from tiny_drafters import batch, check_tokens_follow_q, make_target, save_target
 from tiny_mtp import LAYERS, LAYOUTS, VOCAB, Reference, add_mtp, save_mtp, width_of
@@ -89,10 +88,8 @@ def test_drafts_are_those_of_sglangs_module(tmp_path: Path) -> None:
     embedding, head = target_of("qwen3.5").weights()
     torch.save({"embedding": embedding, "head": head, "texts": texts, "gamma": GAMMA}, tmp_path / "texts")
     program = Path(__file__).with_name("mtp_by_sglang.py")
-    words = [sys.executable, program, save_target(tmp_path / "llama"), folder, tmp_path / "texts"]
-    ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout.splitlines()[-1]) == made.propose(asking).tokens.tolist()
+    words = map(str, (save_target(tmp_path / "llama"), folder, tmp_path / "texts"))
+    assert found_by_fork(program, *words) == made.propose(asking).tokens.tolist()
 
 
 def test_a_text_goes_on_with_what_was_committed(layout: str, tmp_path: Path) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from own_process import found_by_fork
 from path_reference import Reference
 from test_block_drafter import (  # noqa: F401 - they run here too, with the configs below
     LENGTHS,
@@ -173,8 +172,7 @@ def test_parts_are_those_of_sglangs_modules(tmp_path: Path) -> None:
         tmp_path / "given",
     )  # fmt: skip
     program = Path(__file__).with_name("paths_by_sglang.py")
-    done = subprocess.run([sys.executable, program, "given", "found"], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
+    found_by_fork(program, str(tmp_path / "given"), str(tmp_path / "found"))
     theirs = torch.load(tmp_path / "found")
     layer = models["dflash2"].draft_layers[0]
     assert layer.mlp_conv is not None

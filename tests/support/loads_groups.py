@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from pathlib import Path
 
 import torch
 
@@ -23,28 +22,21 @@ def rows_for(depth: int) -> torch.Tensor:
     return torch.randn(5, depth, generator=torch.Generator().manual_seed(depth)).bfloat16()
 
 
-def main() -> None:
+def main(*folders: str) -> None:
     activate()
     from sglang.srt.configs.device_config import DeviceConfig
     from sglang.srt.configs.load_config import LoadConfig
     from sglang.srt.configs.model_config import ModelConfig
-    from sglang.srt.distributed import init_distributed_environment, initialize_model_parallel
     from sglang.srt.layers.linear import LinearBase
     from sglang.srt.model_loader.loader import DefaultModelLoader
-    from sglang.srt.runtime_context import SpawnRanks, publish
-    from sglang.srt.server_args import ServerArgs
+    from single_rank import publish_alone
 
     from outrider.server.plugin.cpu import fused_ops
 
     fused_ops.register()
     found = []
-    for folder in sys.argv[1:]:
-        arguments = ServerArgs(model_path=folder, device="cpu", dtype="bfloat16")
-        publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=0))
-        if not found:
-            store = f"file://{Path.cwd() / 'ranks'}"
-            init_distributed_environment(world_size=1, rank=0, distributed_init_method=store, backend="gloo")
-            initialize_model_parallel()
+    for folder in folders:
+        arguments = publish_alone(model_path=folder, dtype="bfloat16")
         config = ModelConfig.from_server_args(arguments)
         loader = DefaultModelLoader(LoadConfig())
         model = loader.load_model(model_config=config, device_config=DeviceConfig("cpu"))
@@ -57,4 +49,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

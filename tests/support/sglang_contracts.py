@@ -294,7 +294,8 @@ def architectures() -> set[str]:
     """Names in SGLang's registry of models, also of modules that only import on a GPU."""
     found = set()
     for path in model_modules.sglangs().glob("*.py"):
-        for statement in ast.parse(path.read_text()).body:
+        _, name, rest = path.read_text().partition("\nEntryClass")
+        for statement in ast.parse(name.strip() + rest).body if name else []:
             if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "EntryClass":
                 value = statement.value
                 found |= {ast.unparse(each) for each in (value.elts if isinstance(value, ast.List) else [value])}

@@ -1,7 +1,7 @@
 """Two ranks of an engine decode the same requests; clock, seeds, confidences and rounding are each one's own.
 
-The workers are the real ones, over a target and a drafter that are tables. Prints a line of JSON for each of `WORLDS`:
-how many steps both have gone through the same, and of how many; how many drafts were verified and accepted; the numbers
+The workers are the real ones, over a target and a drafter that are tables. Prints a JSON list, of each of `WORLDS` how
+many steps both have gone through the same, and of how many; how many drafts were verified and accepted; the numbers
 of tokens that forwards had; how many steps the first rank's graph has accepted; whether the first rank has the whole
 embedding and head; what gloo says when the other is gone.
 
@@ -17,6 +17,7 @@ import tempfile
 import time
 import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -267,6 +268,7 @@ def run(rank: int, name: str, folder: str) -> dict[str, Any]:
 
 
 def main() -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     with tempfile.TemporaryDirectory() as folder:
         for name in WORLDS:
             ranks = []
@@ -275,13 +277,14 @@ def main() -> None:
                     ranks.append(child)
                     continue
                 try:
-                    print(json.dumps(run(rank, name, folder)), flush=True)
+                    (Path(folder) / f"{name}.json").write_text(json.dumps(run(rank, name, folder)))
                 except Exception:
                     traceback.print_exc()
                 finally:
                     os._exit(0)
             for child in ranks:
                 os.waitpid(child, 0)
+        print(json.dumps([json.loads((Path(folder) / f"{name}.json").read_text()) for name in WORLDS]))
 
 
 if __name__ == "__main__":

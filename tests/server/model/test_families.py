@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+import showing_states
+from own_process import found_by_fork
 from sglang_contracts import architectures
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -91,13 +91,6 @@ def test_a_model_of_several_parts_keeps_the_architecture_of_the_whole(tmp_path: 
 @pytest.mark.slow
 def test_architectures_whose_hidden_states_are_shown() -> None:
     """All that a CPU serves, and of the others those that are named have SGLang's method for it."""
-    program = (
-        "from sglang.srt.models.registry import ModelRegistry\n"
-        "from outrider.server.plugin.loading import drafter, more_models\n"
-        "more_models.register()\n"
-        "print(*(name for name, model in ModelRegistry.models.items() if hasattr(model, drafter.CAPTURE)))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    showing = set(done.stdout.splitlines()[-1].split())
+    showing = set(found_by_fork(Path(showing_states.__file__)))
     assert showing >= families.SHOWING
     assert showing & SERVED == families.SHOWING & SERVED

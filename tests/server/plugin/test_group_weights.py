@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import loads_groups
 import pytest
 import torch
 from loads_groups import digest, rows_for
+from own_process import found_by_fork
 from safetensors.torch import save_file
 
 from outrider.kernels.linear import pack, packed_linear
@@ -123,11 +122,7 @@ def test_products_of_loaded_checkpoints(tmp_path: Path) -> None:
     expected = [write_folder(kind, tmp_path / name) for name, kind in KINDS.items()]
     program = Path(loads_groups.__file__)
     folders = [str(tmp_path / name) for name in KINDS]
-    done = subprocess.run(
-        [sys.executable, program, *folders], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    for name, products, found in zip(KINDS, expected, json.loads(done.stdout.splitlines()[-1]), strict=True):
+    for name, products, found in zip(KINDS, expected, found_by_fork(program, *folders), strict=True):
         assert found == products, name
 
 

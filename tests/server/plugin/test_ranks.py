@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from running import environment
+from own_process import found_by_fork
 
 from outrider.scheduler.planners.token_buckets import TokenBuckets
 from outrider.server.plugin.node_consistency import first_difference
@@ -20,12 +17,7 @@ PROGRAM = Path(__file__).parents[2] / "support" / "two_ranks.py"
 
 @pytest.mark.slow
 def test_ranks_with_clocks_seeds_and_confidences_of_their_own_agree_at_every_step() -> None:
-    done = subprocess.run(
-        [sys.executable, PROGRAM], capture_output=True, text=True, timeout=170, check=False,
-        env=environment(PYTHONPATH=":".join(sys.path), GLOO_SOCKET_IFNAME="lo", CUDA_VISIBLE_DEVICES=""),
-    )  # fmt: skip
-    assert done.stdout.count('"world"') == 4, done.stderr
-    worlds = {line["world"]: line for line in map(json.loads, done.stdout.splitlines()[-4:])}
+    worlds = {found["world"]: found for found in found_by_fork(PROGRAM)}
     alone = worlds.pop("alone")
     assert alone["same"] < alone["steps"] / 4  # each by itself, they part
     for told in worlds.values():
