@@ -95,16 +95,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test whose fixtures start a server has the marker `server`; one that starts an engine itself must say so.
 
     A worker of `make test` runs whole groups of tests: those of tests/lossless that need servers of their own, all
-    others that need servers, and files. The two come first, so that none of their servers starts twice.
+    others that need servers, and files. The two come first, so that none of their servers starts twice, and files with
+    slow tests before others, so that no worker is left with one at the end.
     """
     serving = {item for item in items if server_fixtures(item) or item.get_closest_marker("server")}
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
     for item in items:
         lossless = item.nodeid.startswith("tests/lossless/") and "server" not in server_fixtures(item)
         group = "lossless" if lossless else "servers"
         item.add_marker(pytest.mark.xdist_group(group if item in serving else item.nodeid.partition("::")[0]))
         if item in serving:
             item.add_marker("server")
-    items.sort(key=lambda item: item not in serving)
+    items.sort(key=lambda item: 0 if item in serving else 1 if item.path in slow else 2)
 
 
 def pytest_collection_finish() -> None:

@@ -152,6 +152,7 @@ def with_mtp(folder: Path) -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.server
 def test_its_mtp_layer(with_mtp: Server, plain: list[list[int]]) -> None:
     """One at a time, and many at once in a cache too small for all."""
     assert "in the model's checkpoint, fits with-mtp" in with_mtp.output()
@@ -165,6 +166,7 @@ def test_its_mtp_layer(with_mtp: Server, plain: list[list[int]]) -> None:
     assert page.value("sglang:num_retracted_requests_total") > 0
 
 
+@pytest.mark.server
 def test_a_drafter_that_reads_hidden_states(
     folder: Path, plain: list[list[int]], request: pytest.FixtureRequest
 ) -> None:
