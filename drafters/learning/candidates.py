@@ -19,8 +19,6 @@ from .gate import Followed
 
 KEPT = 2
 """Candidates kept that are older than the one in use, to go back to, and that are newer."""
-SHARES = (0.85, 0.7, 0.5)
-"""Shares of the trained weights, tried in turn, where these alone have forgotten general answers."""
 
 
 def next_name(learner: Path) -> str:

@@ -30,7 +30,7 @@ from ..training.start import start_markov
 from ..training.store import Sequence
 from ..training.target import TargetModel
 from .answers import Answer, AnswerReader, ServerState
-from .candidates import SHARES, complete, mixed, next_name, offer, prune
+from .candidates import complete, mixed, next_name, offer, prune
 from .drafters import Drafters
 from .gate import Followed, Verdict, compare, enough, tau
 from .general import MORE, PROMPTS, general_answers
@@ -42,6 +42,8 @@ LEAST_ANSWERS = 24
 GENERAL_EVERY, GENERAL_AFTER_LOSS, GENERAL_AIM = 4, 2, 0.99
 """One step in so many trains on a general answer, and in so many after a gate where tau on general answers was below
 the aim, relative to the drafter in use: the gate refuses what gets much worse there, however much better elsewhere."""
+BISECTIONS = 3
+"""Mixtures with the first drafter that are tried then, to find the largest share that reaches the aim."""
 FIRST_GATE, GATE_EVERY = 60, 150
 """Steps of a run before its first gate, and between gates."""
 LOOK_EVERY = 20
@@ -311,7 +313,7 @@ class Learner:
         about = {"steps": run.step, "anchors": run.anchors, "share": share, "passed": verdict.passed}
         self.progress.event("gate", **about, **verdict.numbers())
         self.general_every = GENERAL_EVERY
-        if verdict.candidate_general < GENERAL_AIM * verdict.in_use_general:
+        if share < 1 or verdict.candidate_general < GENERAL_AIM * verdict.in_use_general:
             self.general_every = GENERAL_AFTER_LOSS
             self._write_general(MORE)
         patience = self.patience
@@ -333,17 +335,22 @@ class Learner:
         shutil.rmtree(folder, ignore_errors=True)
         with run.optimiser.averaged():
             self.drafters.save(run.model, folder)
-        general, share = self.drafters.follow(folder, answers), 1.0
+        general = self.drafters.follow(folder, answers)
         self.state = ServerState.read(self.folder)
         aim = GENERAL_AIM * max(self._general_tau(self.state.in_use), self._general_tau(None))
-        if first is not None and tau(general) < aim:
-            trained = self.drafters.load(folder, torch.float32)
-            for share in SHARES:
-                self.drafters.save(mixed(self.drafters.load(first, torch.float32), trained, share), folder)
-                general = self.drafters.follow(folder, answers)
-                if tau(general) >= aim:
-                    break
-        return share, general
+        if first is None or tau(general) >= aim:
+            return 1.0, general
+        trained = self.drafters.load(folder, torch.float32)
+
+        def followed(share: float) -> list[Followed]:
+            self.drafters.save(mixed(self.drafters.load(first, torch.float32), trained, share), folder)
+            return self.drafters.follow(folder, answers)
+
+        low, high = 0.0, 1.0
+        for _ in range(BISECTIONS):
+            share = (low + high) / 2
+            low, high = (share, high) if tau(followed(share)) >= aim else (low, share)
+        return low, followed(low)
 
     def _general_tau(self, name: str | None) -> float:
         """Tau of a drafter on the general answers of the gate; 1 where there is none in use."""
