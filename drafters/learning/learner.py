@@ -32,7 +32,7 @@ from ..training.target import TargetModel
 from .answers import Answer, AnswerReader, ServerState
 from .candidates import complete, mixed, next_name, offer, prune
 from .drafters import Drafters
-from .gate import Followed, Verdict, compare, enough, tau
+from .gate import GENERAL_KEPT, Followed, Verdict, compare, enough, tau
 from .general import MORE, PROMPTS, general_answers
 from .progress import Progress
 from .start import FROM_TARGET, fresh_drafter, make_run, settings, target_layers, token_counts
@@ -43,7 +43,7 @@ GENERAL_EVERY, GENERAL_AFTER_LOSS, GENERAL_AIM = 4, 2, 0.99
 """One step in so many trains on a general answer, and in so many after a gate where tau on general answers was below
 the aim, relative to the drafter in use: the gate refuses what gets much worse there, however much better elsewhere."""
 BISECTIONS = 3
-"""Mixtures with the first drafter that are tried then, to find the largest share that reaches the aim."""
+"""Mixtures with the first drafter that are tried for the largest share of what was trained that the gate lets pass."""
 FIRST_GATE, GATE_EVERY = 60, 150
 """Steps of a run before its first gate, and between gates."""
 LOOK_EVERY = 20
@@ -337,8 +337,8 @@ class Learner:
             self.drafters.save(run.model, folder)
         general = self.drafters.follow(folder, answers)
         self.state = ServerState.read(self.folder)
-        aim = GENERAL_AIM * max(self._general_tau(self.state.in_use), self._general_tau(None))
-        if first is None or tau(general) >= aim:
+        kept = GENERAL_KEPT * max(self._general_tau(self.state.in_use), self._general_tau(None))
+        if first is None or tau(general) >= kept:
             return 1.0, general
         trained = self.drafters.load(folder, torch.float32)
 
@@ -349,7 +349,7 @@ class Learner:
         low, high = 0.0, 1.0
         for _ in range(BISECTIONS):
             share = (low + high) / 2
-            low, high = (share, high) if tau(followed(share)) >= aim else (low, share)
+            low, high = (share, high) if tau(followed(share)) >= kept else (low, share)
         return low, followed(low)
 
     def _general_tau(self, name: str | None) -> float:

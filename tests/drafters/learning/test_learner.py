@@ -138,7 +138,7 @@ def test_what_it_forgets_it_trains_on_more_often_and_mixes_with_the_first_drafte
 ) -> None:
     keep(folder, answers)
     enough = lambda: len(events(folder, "training")) >= 2  # noqa: E731
-    assert run(command, until=enough, learner__GENERAL_AIM=aim) == -signal.SIGTERM
+    assert run(command, until=enough, learner__GENERAL_AIM=aim, learner__GENERAL_KEPT=aim) == -signal.SIGTERM
     domain = {tuple(answer.tokens) for answer in answers}
     steps = dict(json.loads(line) for line in (folder.parent / "trained").read_text().splitlines())
     general = [step for step, tokens in steps.items() if step < 80 and tuple(tokens) not in domain]
