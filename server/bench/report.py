@@ -120,8 +120,9 @@ def merged(records: Iterable[Record]) -> list[Record]:
     """Records of one question, those of parts of it on the same machine, engine and weights as one."""
     found: dict[str, Record] = {}
     for one in records:
+        learned = one["results"]["held_out"] if one["question"] == "learn" else None
         asked = one.get("scenario", {}).get("requests")
-        key = json.dumps([one["machine"], one["weights"], one.get("engine"), one.get("requests"), asked])
+        key = json.dumps([one["machine"], one["weights"], one.get("engine"), one.get("requests"), asked, learned])
         if key in found and isinstance(one["results"], dict):
             found[key] = {**found[key], "results": {**found[key]["results"], **one["results"]}}
         else:

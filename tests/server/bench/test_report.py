@@ -118,6 +118,8 @@ def test_parts_of_a_question_are_one_row() -> None:
     page = report.page({"a.json": parts[0], "b.json": parts[1]})
     assert "| arm | 1 in flight | 32 in flight | model, drafter | tau |" in page
     assert page.count("| planned |") == 1
+    parts = [record("learn", {"held_out": [name]}, engine=engine) for name in ("invoices", "sql")]
+    assert len(report.merged(parts)) == 2, "other prompts are another question"
 
 
 def test_records_of_other_weights_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
