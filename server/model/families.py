@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UserError
+from ..plugin.text_alone import TEXT
 from .target import Model
 
 
@@ -31,15 +32,25 @@ class Refused:
 
 
 NAMES = """
-GptOssForCausalLM
-ArceeForCausalLM Cohere2ForCausalLM CohereForCausalLM GPT2LMHeadModel GPTBigCodeForCausalLM Gemma2ForCausalLM
-Gemma3ForCausalLM Glm4ForCausalLM Glm4MoeForCausalLM GraniteForCausalLM GraniteMoeForCausalLM
-GraniteMoeSharedForCausalLM LLaDA2MoeModelLM LagunaForCausalLM LlamaForCausalLM MellumForCausalLM
-Ministral3ForCausalLM MistralForCausalLM MixtralForCausalLM OPTForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM
-OlmoForCausalLM OlmoeForCausalLM PersimmonForCausalLM Phi3ForCausalLM Qwen2ForCausalLM Qwen2MoeForCausalLM
-Qwen3ForCausalLM Qwen3MoeForCausalLM SDARForCausalLM SDARMoeForCausalLM SeedOssForCausalLM SmolLM3ForCausalLM
-StableLmForCausalLM Starcoder2ForCausalLM TransformersForCausalLM TransformersMoEForCausalLM
+ArceeForCausalLM Cohere2ForCausalLM CohereForCausalLM Dots1ForCausalLM Ernie4_5ForCausalLM Ernie4_5_ForCausalLM
+GPT2LMHeadModel GPTBigCodeForCausalLM GPTJForCausalLM GPTNeoXForCausalLM Gemma2ForCausalLM Gemma3ForCausalLM
+Gemma3nForCausalLM Gemma4ForCausalLM Glm4ForCausalLM Glm4MoeForCausalLM GlmForCausalLM GptOssForCausalLM
+GraniteForCausalLM GraniteMoeForCausalLM GraniteMoeHybridForCausalLM GraniteMoeSWAForCausalLM
+GraniteMoeSharedForCausalLM GraniteSWAForCausalLM HunYuanDenseV1ForCausalLM HunYuanMoEV1ForCausalLM LLaDA2MoeModelLM
+LagunaForCausalLM LlamaForCausalLM MellumForCausalLM Ministral3ForCausalLM MistralForCausalLM
+MixtralForCausalLM OPTForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM OlmoForCausalLM
+OlmoeForCausalLM PersimmonForCausalLM Phi3ForCausalLM PhiForCausalLM PhiMoEForCausalLM Qwen2ForCausalLM
+Qwen2MoeForCausalLM Qwen3ForCausalLM Qwen3MoeForCausalLM SDARForCausalLM SDARMoeForCausalLM SeedOssForCausalLM
+SmolLM3ForCausalLM StableLmForCausalLM Starcoder2ForCausalLM TransformersForCausalLM TransformersMoEForCausalLM
 """
+NAMES_BY_TRANSFORMERS = """
+AfmoeForCausalLM ApertusForCausalLM Cohere2MoeForCausalLM Ernie4_5_MoeForCausalLM Exaone4ForCausalLM
+ExaoneMoEForCausalLM ExaoneMoeForCausalLM GemmaForCausalLM HYV3ForCausalLM MiniMaxM2ForCausalLM
+"""
+BY_TRANSFORMERS = frozenset(NAMES_BY_TRANSFORMERS.split())
+"""Served on CPUs by Transformers' code around SGLang's layers: SGLang's own has parts for GPUs alone, or answers
+otherwise."""
+TRANSFORMERS = ["TransformersForCausalLM", "TransformersMoEForCausalLM"]
 NAMES_ON_CPUS = """
 Qwen3NextForCausalLM Qwen3_5ForCausalLM Qwen3_5ForConditionalGeneration Qwen3_5MoeForCausalLM
 Qwen3_5MoeForConditionalGeneration
@@ -47,7 +58,9 @@ Qwen3_5MoeForConditionalGeneration
 RECURRENT = frozenset(NAMES_ON_CPUS.split())
 """Served on CPUs alone, text only: some of their layers keep a state of each request, which follows accepted tokens
 (`server/plugin/cpu/recurrent.py`)."""
-SERVED = RECURRENT | {*NAMES.split()}
+TEXTS = frozenset(TEXT) - RECURRENT
+"""Served on CPUs with texts alone, by the architecture of their text; on GPUs as SGLang does."""
+SERVED = RECURRENT | BY_TRANSFORMERS | TEXTS | {*NAMES.split()}
 SHOWING_NAMES = """
 Gemma4ForCausalLM Gemma4ForConditionalGeneration Gemma4UnifiedForConditionalGeneration GptOssForCausalLM
 LagunaForCausalLM LlamaForCausalLM MellumForCausalLM Ministral3ForCausalLM MistralForCausalLM Phi3ForCausalLM
@@ -134,21 +147,20 @@ REFUSED = (
         BailingMM2NativeForConditionalGeneration BailingMMNativeForConditionalGeneration
         Cohere2VisionForConditionalGeneration Cosmos3EdgeForConditionalGeneration Cosmos3ForConditionalGeneration
         DeepseekOCRForCausalLM DeepseekVL2ForCausalLM DiffusionGemmaForBlockDiffusion DotsOCRForCausalLM
-        DotsVLMForCausalLM Ernie4_5_VLMoeForConditionalGeneration Gemma3ForConditionalGeneration
-        Gemma3nForConditionalGeneration Gemma4ForConditionalGeneration Gemma4UnifiedForConditionalGeneration
-        Glm4vForConditionalGeneration Glm4vMoeForConditionalGeneration GlmAsrForConditionalGeneration
+        DotsVLMForCausalLM Ernie4_5_VLMoeForConditionalGeneration Gemma4UnifiedForConditionalGeneration
+        GlmAsrForConditionalGeneration
         GlmImageForConditionalGeneration GlmOcrForConditionalGeneration InternS1ForConditionalGeneration
         InternS1ProForConditionalGeneration InternVLChatModel KimiK25ForConditionalGeneration
         KimiVLForConditionalGeneration LightOnOCRForConditionalGeneration Llama4ForConditionalGeneration
         LlavaForConditionalGeneration LlavaLlamaForCausalLM LlavaMistralForCausalLM LlavaQwenForCausalLM
-        LlavaVidForCausalLM LocateAnythingForConditionalGeneration MiMoV2ASRForCausalLM MiMoV2ForCausalLM MiniCPMO
+        LlavaVidForCausalLM LocateAnythingForConditionalGeneration MiDashengLMModel MiMoV2ASRForCausalLM
+        MiMoV2ForCausalLM MiniCPMO
         MiniCPMV MiniCPMV4_6ForConditionalGeneration MiniCPMV4_7ForConditionalGeneration
         MiniMaxM3SparseForConditionalGeneration Mistral3ForConditionalGeneration MultiModalityCausalLM
         MuseGlimmerForConditionalGeneration MuseSparkForConditionalGeneration NVILAForConditionalGeneration
         NVILALiteForConditionalGeneration POINTSV15ChatModel PaddleOCRVLForConditionalGeneration Phi4MMForCausalLM
-        PixtralForConditionalGeneration Qwen2AudioForConditionalGeneration Qwen2VLForConditionalGeneration
-        Qwen2_5_VLForConditionalGeneration Qwen3ASRForConditionalGeneration Qwen3OmniMoeForConditionalGeneration
-        Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration Sarashina2VisionForCausalLM
+        PixtralForConditionalGeneration Qwen2AudioForConditionalGeneration Qwen3ASRForConditionalGeneration
+        Qwen3OmniMoeForConditionalGeneration Sarashina2VisionForCausalLM
         Step3VLForConditionalGeneration Step3p7ForConditionalGeneration StepVLForConditionalGeneration
         TransformersMultiModalForCausalLM TransformersMultiModalMoEForCausalLM UnlimitedOCRForCausalLM
         VoxtralForConditionalGeneration YiVLForCausalLM
@@ -165,34 +177,44 @@ REFUSED = (
         """,
     ),
     Refused(
-        "parts for GPUs alone",
-        "SGLang has parts of it for GPUs alone",
+        "attention of its own",
+        "its attention (to chunks, blocks of an index, or prompts read both ways) has no kernel for CPUs",
         on_gpu=False,
         names="""
-        AfmoeForCausalLM Ernie4_5_MoeForCausalLM Exaone4ForCausalLM ExaoneMoEForCausalLM ExaoneMoeForCausalLM
-        Gemma4ForCausalLM HrmTextForCausalLM Llama4ForCausalLM
+        HrmTextForCausalLM Llama4ForCausalLM MiniMaxM3SparseForCausalLM
         """,
     ),
     Refused(
-        "answers unlike Transformers'",
-        "SGLang's answers on a CPU are not those of Transformers",
+        "experts by Triton",
+        "SGLang computes its experts by a Triton kernel, for GPUs alone, and Transformers by a layer of its own",
         on_gpu=False,
         names="""
-        ApertusForCausalLM GPTJForCausalLM GemmaForCausalLM
+        DbrxForCausalLM
         """,
     ),
     Refused(
-        "not compared yet",
-        "it has not been compared with Transformers on a CPU",
+        "nothing to compare with",
+        "Transformers has no such model that answers on a CPU could be compared with",
         on_gpu=False,
         names="""
-        BeamForCausalLM ChatGLMModel Cohere2MoeForCausalLM DbrxForCausalLM Ernie4_5_ForCausalLM ExaoneForCausalLM
-        Gemma3nForCausalLM GraniteMoeHybridForCausalLM GraniteMoeSWAForCausalLM GraniteSWAForCausalLM
-        HYV3ForCausalLM HunYuanDenseV1ForCausalLM HunYuanMoEV1ForCausalLM IQuestQ1ForCausalLM K2HorizonForCausalLM
-        MiDashengLMModel MiMoV2FlashForCausalLM MiniMaxM2ForCausalLM MiniMaxM3SparseForCausalLM
-        MuseGlimmerForCausalLM NanbeigeForCausalLM PhiForCausalLM PhiMoEForCausalLM QuantMixtralForCausalLM
-        Spark2_5ForCausalLM Step3p5ForCausalLM TorchNativeLlamaForCausalLM TorchNativePhi3ForCausalLM
-        XllmForCausalLM
+        BeamForCausalLM ChatGLMModel ExaoneForCausalLM IQuestQ1ForCausalLM K2HorizonForCausalLM MuseGlimmerForCausalLM
+        NanbeigeForCausalLM Spark2_5ForCausalLM Step3p5ForCausalLM XllmForCausalLM
+        """,
+    ),
+    Refused(
+        "fields of its own",
+        "SGLang reads other fields of its configuration than Transformers writes, so answers could not be compared",
+        on_gpu=False,
+        names="""
+        MiMoV2FlashForCausalLM
+        """,
+    ),
+    Refused(
+        "other names of SGLang's",
+        "it is SGLang's name for another way to run a model; the model's own name is served",
+        on_gpu=False,
+        names="""
+        QuantMixtralForCausalLM TorchNativeLlamaForCausalLM TorchNativePhi3ForCausalLM
         """,
     ),
 )
@@ -211,6 +233,12 @@ def is_recurrent(model: Model) -> bool:
     return next(iter(model.config.get("architectures") or ()), "") in RECURRENT
 
 
+def on_a_cpu(model: Model) -> list[str]:
+    """Architectures of SGLang's that run the model on a CPU."""
+    names = list(model.config.get("architectures") or ())
+    return TRANSFORMERS if BY_TRANSFORMERS & {*names[:1]} else names
+
+
 def check(model: Model, device: str) -> None:
     """Raise UserError, with the reason in one line, where the model's architecture is not served on "cpu" or "cuda"."""
     name = next(iter(model.config.get("architectures") or ()), "")
@@ -224,7 +252,8 @@ def check(model: Model, device: str) -> None:
     if STATEFUL & {*(model.config.get("layer_types") or ())}:
         refused = STATES
     elif "mrope_section" in rope and (refused is None or not refused.on_gpu):
-        refused = SEVERAL_POSITIONS
+        alone = device == "cpu" and name in TEXT.values()
+        refused = None if alone else SEVERAL_POSITIONS
     if refused is None or (device == "cuda" and not refused.on_gpu):
         return
     where = "" if refused.on_gpu else " on a CPU"
@@ -236,7 +265,8 @@ BEGINS, ENDS = "<!-- architectures: written by `make format` -->", "<!-- /archit
 
 def with_table(document: str) -> str:
     """The document with the table of architectures between its two marks brought up to date."""
-    rows = [("served", where, _short(names)) for where, names in (("", SERVED - RECURRENT), ("CPU", RECURRENT))]
+    groups = (("", SERVED - RECURRENT - TEXTS), ("CPU", RECURRENT), ("CPU, texts alone", TEXTS))
+    rows = [("served", where, _short(names)) for where, names in groups]
     rows += [(f"{len(each.names.split())} refused", "" if each.on_gpu else "CPU", each.kind) for each in REFUSED]
     lines = ["| architectures | on | |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
     before, _, rest = document.partition(BEGINS)
@@ -246,7 +276,7 @@ def with_table(document: str) -> str:
 def _short(names: Iterable[str]) -> str:
     endings = re.compile("ForCausalLM$|ForConditionalGeneration$|LMHeadModel$")
     short = {endings.sub("", name) for name in names if not name.startswith("Transformers")}
-    return ", ".join(sorted(short, key=str.lower))
+    return ", ".join(sorted(sorted(short), key=str.lower))
 
 
 if __name__ == "__main__":  # `make format` keeps the table in server/README

@@ -82,12 +82,13 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder / 'config.json'} cannot be read: {error}") from None
     if not isinstance(config, dict) or not (config.get("architectures") or config.get("model_type")):
         raise UserError(f"{folder / 'config.json'} does not describe a model: it names no architecture")
-    text = config.get("text_config")
-    if not text:
-        return config
-    kept = {name: config[name] for name in ("quantization_config",) if name in config}
     names = config.get("architectures")
-    return {**text, "architectures": names and [TEXT.get(name, name) for name in names], **kept}
+    named = {"architectures": names and [TEXT.get(name, name) for name in names]}
+    text = config.get("text_config")
+    if not text:  # older folders have the text's fields beside those of images
+        return config | named if names else config
+    kept = {name: config[name] for name in ("quantization_config",) if name in config}
+    return {**text, **named, **kept}
 
 
 def _from_hub(name: str) -> Model:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import UserError
 from ..machine import threads, topology
 from ..machine.threads import Placement
+from ..model import families
 from ..plugin.grammars import folder
 from ..settings import traces
 from ..settings.resolve import Resolved
@@ -118,7 +119,7 @@ def _start(resolved: Resolved, engines: int, launch: Callable[[Resolved, _Launch
             if engines > 1 or settings.parallel.tp_size > 1:
                 environment |= data_parallel.environment(parts)
         if alone:
-            environment |= model_modules.environment(resolved.model.config.get("architectures") or ())
+            environment |= model_modules.environment(families.on_a_cpu(resolved.model))
         if alone and engines == 1:
             with threads.child_environment(environment):
                 waiting = WaitingScheduler(report, settings.log_level == "debug")

@@ -10,7 +10,7 @@ from outrider.drafters import registry as drafters
 
 from ..errors import UserError
 from ..machine import hardware
-from ..model import bundled_model
+from ..model import bundled_model, families
 from ..model.target import Model
 from ..plugin.buckets import FIRST_TOKEN_SECONDS, REQUEST_SECONDS, TOKEN_SECONDS
 from ..settings import diffusion, gpu_attention, traces
@@ -148,6 +148,7 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
             "page_size": 1,
             "disable_overlap_schedule": True,
             "disable_hybrid_swa_memory": True,  # our attention has one KV slot a token for all layers
+            "model_impl": "transformers" if families.on_a_cpu(model) == families.TRANSFORMERS else "auto",
             "sleep_on_idle": True,  # its busy polling would take half the machine from the other processes
         }
     else:

@@ -39,7 +39,11 @@ class Model:
 
     def build(self) -> PreTrainedModel:
         """The model with the same random weights every time, in float32."""
-        torch.manual_seed(5)
+        config = getattr(transformers, self.config_class)(**self.shape())
+        return drawn(AutoModelForCausalLM.from_config(config, dtype=torch.float32), not self.norms_from_one)
+
+    def shape(self) -> dict[str, Any]:
+        """Fields of transformers' configuration."""
         shape = {
             "vocab_size": len(tiny_gguf.tokens()), "hidden_size": WIDTH, "intermediate_size": MLP,
             "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
@@ -47,13 +51,17 @@ class Model:
             "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": False, "attn_implementation": "eager",
             "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
         }  # fmt: skip
-        config = getattr(transformers, self.config_class)(**shape | self.config)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                plain = float(name.endswith("norm.weight") and not self.norms_from_one)
-                parameter.normal_(plain, 0.12).copy_(parameter.bfloat16())
-        return model
+        return shape | dict(self.config)
+
+
+def drawn(model: PreTrainedModel, norms_of_one: bool = True) -> PreTrainedModel:
+    """The model with random weights, norms around one or zero, each a value of bfloat16."""
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            plain = float(name.endswith("norm.weight") and norms_of_one)
+            parameter.normal_(plain, 0.12).copy_(parameter.bfloat16())
+    return model.eval()
 
 
 def _llama_3() -> tuple[dict[str, Any], np.ndarray]:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gguf_models import EXPERTS, GEMMA_3, HEADS, WIDTH, WINDOW, Model
+import transformers
+from gguf_models import EXPERTS, GEMMA_3, HEADS, WIDTH, WINDOW, Model, drawn
 from safetensors.torch import load_file, save_file
 from small_target import VOCAB, write_tokenizer
-from transformers import PreTrainedModel
+from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 EVEN = WIDTH // HEADS
 """The head size of models that have no field for it."""
@@ -55,6 +56,28 @@ THREE_POSITIONS = {
 HYBRID_MOE = HYBRID | {
     "num_experts": EXPERTS, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32, "norm_topk_prob": True,
+}  # fmt: skip
+
+PARTIAL = {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5}}
+EXPERTS_AS_MLP = {"num_experts": EXPERTS, "num_local_experts": EXPERTS, "num_experts_per_tok": 2}
+SHARED = MOE | {"num_shared_experts": 1, "n_shared_experts": 1}
+THREE = {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "mrope_section": [4, 6, 6]}}
+THREE_PARTIAL = {"rope_parameters": PARTIAL["rope_parameters"] | {"mrope_section": [2, 3, 3]}}
+ALPHA = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 5000.0, "factor": 1.0, "alpha": 100.0}}
+GRANITE_SWA = EVERY_OTHER | {"layer_rope_theta": [500.0, 5000.0] * 2}
+PER_LAYER = {
+    "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCAB, "num_kv_shared_layers": 2,
+    "hidden_activation": "gelu_pytorch_tanh", "final_logit_softcapping": 30.0,
+}  # fmt: skip
+GEMMA_3N = EVERY_OTHER | TIED | PER_LAYER | {
+    "rope_parameters": BY_KIND, "altup_num_inputs": 2, "laurel_rank": 8,
+    "activation_sparsity_pattern": [0.9, 0.0, 0.0, 0.0],
+}  # fmt: skip
+GEMMA_4 = EVERY_OTHER | TIED | PER_LAYER | {
+    "head_dim": 16, "global_head_dim": 32, "use_double_wide_mlp": True,
+    "rope_parameters": BY_KIND | {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 5000.0, "partial_rotary_factor": 0.25}
+    },
 }  # fmt: skip
 
 FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
@@ -100,20 +123,111 @@ FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "OPTForCausalLM": ("OPTConfig", {"ffn_dim": 96, "word_embed_proj_dim": WIDTH} | ALL_HEADS),
     "GPT2LMHeadModel": ("GPT2Config", OLD),
     "GPTBigCodeForCausalLM": ("GPTBigCodeConfig", OLD),
+    "ApertusForCausalLM": ("ApertusConfig", {"hidden_act": "xielu", "head_dim": EVEN}),
+    "AfmoeForCausalLM": (
+        "AfmoeConfig",
+        EVERY_OTHER | SHARED | {"num_dense_layers": 1, "route_scale": 1.5, "mup_enabled": True},
+    ),
+    "Cohere2MoeForCausalLM": (
+        "Cohere2MoeConfig",
+        EVERY_OTHER
+        | TIED
+        | EXPERTS_AS_MLP
+        | {"mlp_layer_types": ["dense"] + ["sparse"] * 3, "logit_scale": 0.25}
+        | {"num_shared_experts": 1, "prefix_dense_intermediate_size": 64},
+    ),
+    "Dots1ForCausalLM": ("Dots1Config", SHARED | {"sliding_window": None, "head_dim": EVEN}),
+    "Ernie4_5ForCausalLM": ("Ernie4_5Config", TIED),
+    "Ernie4_5_ForCausalLM": ("Ernie4_5Config", TIED),
+    "Ernie4_5_MoeForCausalLM": (
+        "Ernie4_5_MoeConfig",
+        {"moe_num_experts": EXPERTS, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 1}
+        | {"head_dim": EVEN, "tie_word_embeddings": True},
+    ),
+    "Exaone4ForCausalLM": ("Exaone4Config", EVERY_OTHER),
+    "ExaoneMoEForCausalLM": ("ExaoneMoeConfig", EVERY_OTHER | SHARED),
+    "ExaoneMoeForCausalLM": ("ExaoneMoeConfig", EVERY_OTHER | SHARED),
+    "GPTJForCausalLM": ("GPTJConfig", OLD | {"rotary_dim": 8, "tie_word_embeddings": False}),
+    "GPTNeoXForCausalLM": ("GPTNeoXConfig", ALL_HEADS | PARTIAL),
+    "GemmaForCausalLM": ("GemmaConfig", TIED | {"hidden_act": "gelu_pytorch_tanh"}),
+    "Gemma3ForConditionalGeneration": ("Gemma3TextConfig", GEMMA_3),
+    "Gemma3nForCausalLM": ("Gemma3nTextConfig", GEMMA_3N),
+    "Gemma3nForConditionalGeneration": ("Gemma3nTextConfig", GEMMA_3N),
+    "Gemma4ForCausalLM": ("Gemma4TextConfig", GEMMA_4),
+    "Gemma4ForConditionalGeneration": ("Gemma4TextConfig", GEMMA_4),
+    "Glm4vForConditionalGeneration": (
+        "Glm4vConfig",
+        {"head_dim": EVEN, "rope_parameters": PARTIAL["rope_parameters"] | {"mrope_section": [1, 1, 2]}},
+    ),
+    "Glm4vMoeForConditionalGeneration": ("Glm4vMoeConfig", THREE_PARTIAL | MOE | {"n_shared_experts": 1}),
+    "GlmForCausalLM": ("GlmConfig", PARTIAL),
+    "GraniteMoeHybridForCausalLM": (
+        "GraniteMoeHybridConfig",
+        GRANITE | {"layer_types": ["attention"] * 4, "position_embedding_type": "rope"},
+    ),
+    "GraniteMoeSWAForCausalLM": ("GraniteMoeSWAConfig", GRANITE | GRANITE_SWA),
+    "GraniteSWAForCausalLM": ("GraniteSWAConfig", GRANITE | GRANITE_SWA),
+    "HYV3ForCausalLM": ("HYV3Config", SHARED),
+    "HunYuanDenseV1ForCausalLM": ("HunYuanDenseV1Config", ALPHA | {"use_qk_norm": True}),
+    "HunYuanMoEV1ForCausalLM": (
+        "HunYuanMoEV1Config",
+        ALPHA
+        | {"num_experts": EXPERTS, "moe_topk": 2, "moe_intermediate_size": 96, "num_shared_expert": 1}
+        | {"use_qk_norm": True, "use_mixed_mlp_moe": True},
+    ),
+    "MiniMaxM2ForCausalLM": ("MiniMaxM2Config", EXPERTS_AS_MLP | PARTIAL),
+    "PhiForCausalLM": ("PhiConfig", ALL_HEADS | PARTIAL | {"intermediate_size": 4 * WIDTH}),
+    "PhiMoEForCausalLM": (
+        "PhimoeConfig",
+        EXPERTS_AS_MLP | {"head_dim": EVEN, "lm_head_bias": True, "attention_bias": True},
+    ),
+    "Qwen2VLForConditionalGeneration": ("Qwen2VLConfig", THREE | TWO_HEADS | TIED),
+    "Qwen2_5_VLForConditionalGeneration": ("Qwen2_5_VLConfig", THREE | TWO_HEADS),
+    "Qwen3VLForConditionalGeneration": ("Qwen3VLConfig", THREE | TIED),
+    "Qwen3VLMoeForConditionalGeneration": ("Qwen3VLMoeConfig", THREE | MOE | {"moe_intermediate_size": 48}),
 }
 """Architecture -> its class of configurations, and fields beside those of `gguf_models.Model`."""
+VISION: dict[str, Mapping[str, Any]] = {
+    "Glm4vForConditionalGeneration": {"depth": 1, "num_heads": 2, "out_hidden_size": WIDTH, "intermediate_size": 16},
+    "Qwen2VLForConditionalGeneration": {"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": WIDTH},
+    "Qwen2_5_VLForConditionalGeneration": {
+        "depth": 1, "num_heads": 2, "out_hidden_size": WIDTH, "intermediate_size": 16, "fullatt_block_indexes": [0],
+    },
+    "Qwen3VLForConditionalGeneration": {
+        "depth": 1, "num_heads": 2, "out_hidden_size": WIDTH, "intermediate_size": 16, "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0],
+    },
+}  # fmt: skip
+VISION |= {
+    f"{name}MoeForConditionalGeneration": VISION[f"{name}ForConditionalGeneration"] for name in ("Glm4v", "Qwen3VL")
+}
+"""Architectures that are compared with the whole model -> fields of its part for images."""
 
 
 def write(architecture: str, folder: Path) -> PreTrainedModel:
     """Write the model and a tokenizer into the folder; the same weights every time, in float32."""
     config_class, fields = FAMILIES[architecture]
-    model = Model(config_class, "", {"vocab_size": VOCAB, **fields}).build()
+    plan = Model(config_class, "", {"vocab_size": VOCAB, **fields})
+    model = _whole(plan, VISION[architecture]) if architecture in VISION else plan.build()
     model.save_pretrained(folder)
     write_tokenizer(folder)
-    if architecture.endswith("ForConditionalGeneration"):
+    if architecture.endswith("ForConditionalGeneration") and architecture not in VISION:
         _add_images(folder, architecture)
-    assert json.loads((folder / "config.json").read_text())["architectures"] == [architecture]
+    if architecture != type(model).__name__:  # another name of it
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
     return model
+
+
+def _whole(plan: Model, vision: Mapping[str, Any]) -> PreTrainedModel:
+    """A model with a part for images. Its config class is the whole's, its fields are those of the text."""
+    shape = plan.shape()
+    config = getattr(transformers, plan.config_class)(
+        text_config=shape,
+        vision_config={"hidden_size": 16, **vision},
+        tie_word_embeddings=shape["tie_word_embeddings"],
+    )
+    return drawn(AutoModelForImageTextToText.from_config(config, dtype=torch.float32))
 
 
 def _add_images(folder: Path, architecture: str) -> None:

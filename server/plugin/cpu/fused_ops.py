@@ -18,7 +18,10 @@ from . import fused_model, group_weights
 
 DISPATCH_KEY = "outrider"
 """Our platform's name in SGLang's operator dispatch."""
-HEADS = ("ParallelLMHead", "VocabParallelEmbedding", "ScaledEmbedding")
+HEADS = (
+    "ParallelLMHead", "VocabParallelEmbedding", "ScaledEmbedding", "Gemma3TextScaledWordEmbedding",
+    "Gemma3nTextScaledWordEmbedding",
+)  # fmt: skip
 """Classes of heads that are plain matrices."""
 GATED = "sglang.kernels.ops.elementwise.elementwise._launch_fused_gate_sigmoid_mul"
 """Triton's launch for experts that all tokens share (Qwen2 MoE)."""
@@ -69,7 +72,8 @@ def apply_linear(self: Any, layer: Any, x: torch.Tensor, bias: torch.Tensor | No
 
 
 def _lm_head_with_fallback(original: Callable[..., torch.Tensor], prepare: Prepare) -> Callable[..., torch.Tensor]:
-    """The head by our kernel where it is a plain matrix; its weight stays, since it may be the embedding's too."""
+    """The head by our kernel where it is a plain matrix; its weight stays, since it may be the embedding's too. SGLang
+    leaves out a bias that the head itself has (Phi, GPT-J)."""
 
     def compute_lm_head(
         self: Any, hidden: torch.Tensor, lm_head: Any, bias: Any = None, *, out: torch.Tensor | None = None
@@ -80,7 +84,9 @@ def _lm_head_with_fallback(original: Callable[..., torch.Tensor], prepare: Prepa
             return original(self, hidden, lm_head, bias, out=out)
         if packed is None:
             packed = lm_head.packed = prepare(lm_head.weight.data)
-        return multiply(hidden, packed)
+        logits = multiply(hidden, packed)
+        own = getattr(lm_head, "bias", None)
+        return logits if own is None else logits.add_(own)
 
     return compute_lm_head
 

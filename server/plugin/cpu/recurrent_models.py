@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,13 +12,10 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from outrider.kernels.fused import rms_norm, silu_mul
 
 from .. import must_take
-from ..text_alone import TEXT
 
 CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator"
 WRAPPER = "sglang.srt.layers.attention.attention_registry.attn_backend_wrapper"
 """Puts SGLang's backend for such layers around one for attention; ours is both."""
-WITHIN = "model.language_model."
-"""Beginning of the names of a text's weights in a model with parts for images."""
 
 
 def register() -> None:
@@ -31,7 +27,6 @@ def register() -> None:
     config = qwen3_next.Qwen3NextConfig
     must_take.replace(config, "__init__", _with_layers(config.__init__))
     must_take.replace(config, "layers_block_type", property(_layers))
-    HookRegistry.register("sglang.srt.configs.model_config.get_config", _text_alone, HookType.AROUND)
     HookRegistry.register(WRAPPER, _as_it_is, HookType.AROUND)
     # SGLang's pool keeps a state for every draft token; ours are made again from what was verified.
     HookRegistry.register(f"{CONFIGURATOR}._pd_prefill_skips_mamba_spec_state", lambda: True, HookType.REPLACE)
@@ -41,7 +36,9 @@ def backend_of(runner: Any) -> Any:
     """The attention backend of a model that a runner of SGLang's has loaded."""
     if hybrid_gdn_config(runner.model_config) is None:
         from ..flat_attention import FlatAttentionBackend
+        from .layer_shapes import fit
 
+        fit(runner.token_to_kv_pool, runner.model)
         return FlatAttentionBackend(runner)
     from .recurrent import RecurrentBackend
 
@@ -50,21 +47,6 @@ def backend_of(runner: Any) -> Any:
 
 def _as_it_is(original: Callable[..., Any], runner: Any, backend: Any) -> Any:
     return backend if hybrid_gdn_config(runner.model_config) is not None else original(runner, backend)
-
-
-def _text_alone(original: Callable[..., Any], *args: Any, **more: Any) -> Any:
-    """The configuration that SGLang reads; of Qwen3.5 that of its text, whose tokens have one position, three times: so
-    one will do."""
-    config = original(*args, **more)
-    name = next(iter(config.architectures or ()), "")
-    if name not in TEXT and name not in TEXT.values():
-        return config
-    text = copy.deepcopy(config.get_text_config())
-    text.architectures = [TEXT.get(name, name)]
-    text.tie_word_embeddings = text.tie_word_embeddings or config.tie_word_embeddings
-    rope = {key: value for key, value in (text.rope_parameters or {}).items() if not key.startswith("mrope")}
-    text.rope_parameters = text.rope_scaling = rope
-    return text
 
 
 def _with_layers(original: Callable[..., None]) -> Callable[..., None]:
@@ -95,26 +77,13 @@ def adapt(model_config: Any) -> None:
         return
     from sglang.kernels.ops.attention.fla.fused_norm_gate import FusedRMSNormGated
     from sglang.kernels.ops.attention.fla.layernorm_gated import RMSNorm
-    from sglang.srt.models import qwen3_5, qwen3_5_text, qwen3_next
-    from sglang.srt.models.registry import ModelRegistry
+    from sglang.srt.models import qwen3_5, qwen3_next
 
-    for model in (qwen3_5_text.Qwen3_5ForCausalLM, qwen3_5_text.Qwen3_5MoeForCausalLM):
-        ModelRegistry.models[model.__name__] = _of_the_whole(model)
     must_take.replace(qwen3_next, "fused_qkvzba_split_reshape_cat", _split_by_heads)
     must_take.replace(qwen3_5, "fused_qkvzba_split_reshape_cat_contiguous", _split)
     must_take.replace(qwen3_5, "fused_sigmoid_mul", _gate)
     for norm in (FusedRMSNormGated, RMSNorm):
         must_take.replace(norm, "forward", _gated_norm)
-
-
-def _of_the_whole(model: type) -> type:
-    """A text model of SGLang's that also takes the weights of a model with parts for images."""
-
-    class TextAlone(model):  # type: ignore[misc]
-        def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-            return super().load_weights((name.replace(WITHIN, "model."), weight) for name, weight in weights)
-
-    return TextAlone
 
 
 def _split_by_heads(

@@ -56,7 +56,7 @@ def _register_all() -> None:
 
         models.register(target)
     if not torch.cuda.is_available():
-        from ..cpu import adapters, fused_ops, recurrent_models
+        from ..cpu import adapters, fused_ops, recurrent_models, text_models
 
         _register_cpu_attention()
         sglang_overhead_patches.register()
@@ -65,6 +65,7 @@ def _register_all() -> None:
         fused_ops.register()
         adapters.register()
         recurrent_models.register()
+        text_models.register()
     else:
         from ..cuda import norms
 
@@ -150,9 +151,10 @@ def _register_gguf_loader() -> None:
 
         more_models.register()
         if model_config is not None and not torch.cuda.is_available():
-            from ..cpu import recurrent_models
+            from ..cpu import recurrent_models, text_models
 
             recurrent_models.adapt(model_config)
+            text_models.adapt(model_config)
         return loader_for_gguf(original, load_config, model_config)
 
     HookRegistry.register("sglang.srt.model_loader.loader.get_model_loader", get_model_loader, HookType.AROUND)

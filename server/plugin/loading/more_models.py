@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 from sglang.srt.layers.quantization.base_config import QuantizationConfig
+from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.layers.rotary_embedding import get_rope
 from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
 from sglang.srt.layers.rotary_embedding.rope_variant import Phi3LongRoPEScaledRotaryEmbedding
@@ -109,6 +110,24 @@ class ScaledEmbedding(VocabParallelEmbedding):
         return super().forward(input_) * self.embedding_dim**0.5
 
 
+class AttentionOfTokens(RadixAttention):
+    """Attention of Hunyuan's layers, which leave queries and keys a row for each head: SGLang takes rows for tokens."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any, **more: Any) -> torch.Tensor:
+        return super().forward(q.reshape(len(v), -1), k.reshape(len(v), -1), v, *others, **more)
+
+
+def _with_rows_of_tokens(model: type) -> type:
+    class Hunyuan(model):  # type: ignore[misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            for layer in self.modules():
+                if isinstance(layer, RadixAttention):
+                    layer.__class__ = AttentionOfTokens
+
+    return Hunyuan
+
+
 class NoEmbedding(torch.nn.Module):
     """Stands where `Gemma3ForCausalLM` puts an embedding."""
 
@@ -120,6 +139,13 @@ def register() -> None:
     """Make the models known to SGLang."""
     from sglang.srt.models.registry import ModelRegistry
 
+    from . import transformers_models
+
+    transformers_models.register()
+    for name in ("HunYuanDenseV1ForCausalLM", "HunYuanMoEV1ForCausalLM"):
+        model = ModelRegistry.models.get(name)
+        if model is not None and model.__module__ != __name__:
+            ModelRegistry.models[name] = _with_rows_of_tokens(model)
     ModelRegistry.models["SmolLM3ForCausalLM"] = SmolLM3ForCausalLM
     ModelRegistry.models["Phi3ForCausalLM"] = Phi3ForCausalLM
     ModelRegistry.models["Gemma3ForCausalLM"] = Gemma3ForCausalLM

@@ -1,4 +1,4 @@
-"""Statements of config.json that SGLang leaves out: sliding windows of attention layers, and OLMo 3's rotary base.
+"""Statements of config.json that SGLang leaves out: windows of attention layers, OLMo 3's and Granite 4's rotary base.
 
 Some of SGLang's models have no window (Llama's layers: Mistral, Phi-3; Mixtral, StarCoder2) or one that is a token
 longer (Cohere 2, Transformers' own models): answers to texts longer than it are then others than Transformers'.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang.srt.configs.granitemoehybrid import GraniteMoeHybridConfig
 from sglang.srt.configs.olmo3 import Olmo3Config
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -21,14 +22,17 @@ WHOLE = frozenset({"mistral", "mixtral", "starcoder2", "phi3", "ministral3"})
 
 def register() -> None:
     HookRegistry.register("sglang.srt.model_loader.loader._initialize_model", initialize, HookType.AROUND)
-    must_take.replace(Olmo3Config, "__init__", with_rope(Olmo3Config.__init__))
+    for config in (Olmo3Config, GraniteMoeHybridConfig):
+        must_take.replace(config, "__init__", with_rope(config.__init__))
 
 
 def initialize(original: Callable[..., Any], model_config: Any, *args: Any, **kwargs: Any) -> Any:
     """SGLang's model, with its layers' windows."""
     model = original(model_config, *args, **kwargs)
-    if not hasattr(model, "get_attention_sliding_window_size"):  # who states it to SGLang has also set it
-        set_windows(model, model_config.hf_text_config)
+    config = model_config.hf_text_config
+    # Who states it to SGLang has also set it, except for Gemma 3n.
+    if not hasattr(model, "get_attention_sliding_window_size") or config.model_type == "gemma3n_text":
+        set_windows(model, config)
     return model
 
 
@@ -48,7 +52,8 @@ def with_rope(original: Callable[..., None]) -> Callable[..., None]:
     """Reads `rope_parameters`, as Transformers 5 writes them; SGLang's class knows the older fields alone."""
 
     def read(self: Any, *args: Any, rope_parameters: dict[str, Any] | None = None, **fields: Any) -> None:
-        scaling = dict((rope_parameters or {}).get("full_attention", {}))  # only those of full attention are scaled
+        stated = rope_parameters or {}
+        scaling = dict(stated.get("full_attention", stated))  # only those of full attention are scaled
         if "rope_theta" in scaling:
             fields.setdefault("rope_theta", scaling.pop("rope_theta"))
         if scaling.get("rope_type", "default") != "default":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from sglang_contracts import architectures
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from outrider.server.errors import UserError
-from outrider.server.model import families
-from outrider.server.model.families import RECURRENT, REFUSED, SERVED
+from outrider.server.model import families, target
+from outrider.server.model.families import BY_TRANSFORMERS, RECURRENT, REFUSED, SERVED
 from outrider.server.model.target import Model
+from outrider.server.plugin.text_alone import TEXT
 
 
 def model_of(architecture: str, **config: object) -> Model:
@@ -75,9 +77,31 @@ def test_tokens_with_three_positions_are_refused(field: str) -> None:
             families.check(model_of(name, **{field: {"mrope_section": [2, 3, 3]}}), "cuda")
 
 
-def test_a_model_of_several_parts_keeps_the_architecture_of_the_whole(tmp_path: Path) -> None:
-    from outrider.server.model import target
+def test_texts_of_models_with_three_positions_are_served_on_cpus() -> None:
+    for name in TEXT.values():
+        families.check(model_of(name, rope_parameters={"mrope_section": [2, 3, 3]}), "cpu")
 
+
+@pytest.mark.parametrize("text", ["text_config", None])
+def test_a_text_is_found_beside_its_images(text: str | None, tmp_path: Path) -> None:
+    """Older folders have its fields among the whole's."""
+    fields = {"hidden_size": 8, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
+    whole = {"architectures": ["Qwen2_5_VLForConditionalGeneration"]} | ({text: fields} if text else fields)
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    (tmp_path / "model.safetensors").touch()
+    found = target.find(str(tmp_path))
+    assert (found.config["architectures"], found.config["hidden_size"]) == (["Qwen2ForCausalLM"], 8)
+    families.check(found, "cpu")
+    with pytest.raises(UserError, match="M-RoPE"):
+        families.check(found, "cuda")
+
+
+def test_models_by_transformers_import_its_code_alone() -> None:
+    assert families.on_a_cpu(model_of("ApertusForCausalLM")) == families.TRANSFORMERS
+    assert families.on_a_cpu(model_of("LlamaForCausalLM")) == ["LlamaForCausalLM"]
+
+
+def test_a_model_of_several_parts_keeps_the_architecture_of_the_whole(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         '{"architectures": ["WholeForConditionalGeneration"], "quantization_config": {"quant_method": "awq"}, '
         '"text_config": {"architectures": ["Part"], "a": 1}}'
@@ -93,4 +117,5 @@ def test_architectures_whose_hidden_states_are_shown() -> None:
     """All that a CPU serves, and of the others those that are named have SGLang's method for it."""
     showing = set(found_by_fork(Path(showing_states.__file__)))
     assert showing >= families.SHOWING
-    assert showing & SERVED == families.SHOWING & SERVED
+    by_sglang = SERVED - BY_TRANSFORMERS - TEXT.keys()
+    assert showing & by_sglang == families.SHOWING & by_sglang

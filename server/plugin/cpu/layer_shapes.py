@@ -1,0 +1,24 @@
+"""Layers of a KV cache on a CPU each with the heads of its own: those of Gemma 4's windowed layers are smaller."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.layers.radix_attention import RadixAttention
+
+from .mapped import mapped_zeros
+
+
+def fit(pool: Any, model: torch.nn.Module) -> None:
+    """Give each attention layer of a model keys and values of its own shape in SGLang's pool, which has one for all."""
+    for layer in model.modules():
+        if not isinstance(layer, RadixAttention):
+            continue
+        place = layer.layer_id - pool.start_layer
+        for buffers, *shape in (
+            (pool.k_buffer, layer.tp_k_head_num, layer.qk_head_dim),
+            (pool.v_buffer, layer.tp_v_head_num, layer.v_head_dim),
+        ):
+            if list(buffers[place].shape[1:]) != shape:
+                buffers[place] = mapped_zeros((len(buffers[place]), *shape), buffers[place].dtype)
