@@ -148,15 +148,14 @@ REFUSED = (
         Cohere2VisionForConditionalGeneration Cosmos3EdgeForConditionalGeneration Cosmos3ForConditionalGeneration
         DeepseekOCRForCausalLM DeepseekVL2ForCausalLM DiffusionGemmaForBlockDiffusion DotsOCRForCausalLM
         DotsVLMForCausalLM Ernie4_5_VLMoeForConditionalGeneration Gemma4UnifiedForConditionalGeneration
-        GlmAsrForConditionalGeneration
-        GlmImageForConditionalGeneration GlmOcrForConditionalGeneration InternS1ForConditionalGeneration
+        GlmAsrForConditionalGeneration GlmImageForConditionalGeneration GlmOcrForConditionalGeneration
+        InternS1ForConditionalGeneration
         InternS1ProForConditionalGeneration InternVLChatModel KimiK25ForConditionalGeneration
         KimiVLForConditionalGeneration LightOnOCRForConditionalGeneration Llama4ForConditionalGeneration
         LlavaForConditionalGeneration LlavaLlamaForCausalLM LlavaMistralForCausalLM LlavaQwenForCausalLM
         LlavaVidForCausalLM LocateAnythingForConditionalGeneration MiDashengLMModel MiMoV2ASRForCausalLM
-        MiMoV2ForCausalLM MiniCPMO
-        MiniCPMV MiniCPMV4_6ForConditionalGeneration MiniCPMV4_7ForConditionalGeneration
-        MiniMaxM3SparseForConditionalGeneration Mistral3ForConditionalGeneration MultiModalityCausalLM
+        MiMoV2ForCausalLM MiniCPMO MiniCPMV MiniCPMV4_6ForConditionalGeneration MiniCPMV4_7ForConditionalGeneration
+        MiniMaxM3SparseForConditionalGeneration MultiModalityCausalLM
         MuseGlimmerForConditionalGeneration MuseSparkForConditionalGeneration NVILAForConditionalGeneration
         NVILALiteForConditionalGeneration POINTSV15ChatModel PaddleOCRVLForConditionalGeneration Phi4MMForCausalLM
         PixtralForConditionalGeneration Qwen2AudioForConditionalGeneration Qwen3ASRForConditionalGeneration

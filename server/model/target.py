@@ -12,7 +12,7 @@ from outrider.profiles.fingerprint import WEIGHT_FILES
 
 from ..errors import UserError
 from ..plugin.loading.gguf_weights import GgufWeights, is_prepared
-from ..plugin.text_alone import TEXT
+from ..plugin.text_alone import text_of
 from . import bundled_model, gguf_model, hub, hub_gguf
 from .gguf_file import stem_of
 
@@ -83,8 +83,9 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or not (config.get("architectures") or config.get("model_type")):
         raise UserError(f"{folder / 'config.json'} does not describe a model: it names no architecture")
     names = config.get("architectures")
-    named = {"architectures": names and [TEXT.get(name, name) for name in names]}
     text = config.get("text_config")
+    kind = (text or config).get("model_type", "")
+    named = {"architectures": names and [text_of(name, kind) for name in names]}
     if not text:  # older folders have the text's fields beside those of images
         return config | named if names else config
     kept = {name: config[name] for name in ("quantization_config",) if name in config}

@@ -6,6 +6,7 @@ TEXT = {
     "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
     "Glm4vForConditionalGeneration": "Glm4ForCausalLM",
     "Glm4vMoeForConditionalGeneration": "Glm4MoeForCausalLM",
+    "Mistral3ForConditionalGeneration": "MistralForCausalLM",
     "Qwen2VLForConditionalGeneration": "Qwen2ForCausalLM",
     "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
     "Qwen3VLForConditionalGeneration": "Qwen3ForCausalLM",
@@ -13,3 +14,9 @@ TEXT = {
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
+
+
+def text_of(architecture: str, model_type: str) -> str:
+    """The architecture of a whole model's text, by the text's `model_type`; any other as it is."""
+    name = TEXT.get(architecture, architecture)
+    return "Ministral3ForCausalLM" if name == "MistralForCausalLM" and model_type == "ministral3" else name

@@ -176,6 +176,7 @@ FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
         | {"use_qk_norm": True, "use_mixed_mlp_moe": True},
     ),
     "MiniMaxM2ForCausalLM": ("MiniMaxM2Config", EXPERTS_AS_MLP | PARTIAL),
+    "Mistral3ForConditionalGeneration": ("Ministral3Config", {"sliding_window": None, "rope_parameters": SCALED}),
     "PhiForCausalLM": ("PhiConfig", ALL_HEADS | PARTIAL | {"intermediate_size": 4 * WIDTH}),
     "PhiMoEForCausalLM": (
         "PhimoeConfig",
@@ -233,8 +234,11 @@ def _whole(plan: Model, vision: Mapping[str, Any]) -> PreTrainedModel:
 def _add_images(folder: Path, architecture: str) -> None:
     """Make a text model's folder that of a model with parts for images, which stay out."""
     text = json.loads((folder / "config.json").read_text())
-    whole = {"architectures": [architecture], "model_type": text["model_type"].removesuffix("_text")}
+    kind = "mistral3" if architecture.startswith("Mistral3") else text["model_type"].removesuffix("_text")
+    whole = {"architectures": [architecture], "model_type": kind}
     whole |= {"text_config": text, "vision_config": {}, "tie_word_embeddings": text["tie_word_embeddings"]}
+    if kind == "mistral3":
+        del whole["tie_word_embeddings"]  # which its text says
     (folder / "config.json").write_text(json.dumps(whole))
     named = {}
     for name, weight in load_file(folder / "model.safetensors").items():

@@ -12,7 +12,7 @@ import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.utils.hf_transformers.config import _apply_gemma4_attention_overrides
 
-from ..text_alone import TEXT
+from ..text_alone import TEXT, text_of
 
 WHOLE = "whole_architecture"
 """Field of a text's configuration: the architecture of the model that it is a part of."""
@@ -44,8 +44,9 @@ def _text_alone(original: Callable[..., Any], *args: Any, **more: Any) -> Any:
     if name not in TEXT and name not in TEXT.values():
         return config
     text = copy.deepcopy(config.get_text_config())
-    text.architectures = [TEXT.get(name, name)]
-    text.tie_word_embeddings = config.tie_word_embeddings
+    text.architectures = [text_of(name, text.model_type)]
+    if not name.startswith("Mistral3"):  # of which folders say it of the text alone
+        text.tie_word_embeddings = config.tie_word_embeddings
     if name in TEXT:
         setattr(text, WHOLE, name)
         if hasattr(config, "quantization_config"):
