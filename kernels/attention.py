@@ -17,8 +17,8 @@ from .cuda import native as cuda
 from .flat_batch import KV_CHUNK, QUERY_TILE, FlatBatch, Tiles
 from .invariance import usable_places
 
-CUDA_HEADS = (32, 64, 128)
-"""Head sizes that the Triton kernel takes."""
+MOST_CUDA_HEAD = 512
+"""Numbers of a head at most that the Triton kernel takes: more do not fit a multiprocessor's shared memory."""
 MASKED = -1e30
 """Score of an unseen position: finite, so that a row that has seen nothing yet yields no NaN."""
 
@@ -65,7 +65,7 @@ def flat_attention(
         return torch.ops.outrider.flat_attention(q, k_pool, v_pool, *arrays, scale, causal, window, logit_cap, sinks)
     if (
         sinks is None
-        and q.shape[2] == v_pool.shape[2] in CUDA_HEADS
+        and q.shape[2] == v_pool.shape[2] <= MOST_CUDA_HEAD
         and q.dtype == k_pool.dtype
         and cuda.fits(q, k_pool, v_pool)
     ):

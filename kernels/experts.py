@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from .cuda import native as cuda
 from .fused import silu_mul
 from .int8 import Weight, multiply
 
@@ -29,8 +30,48 @@ def run_experts(
             gate_up, down = experts[expert]
             outputs[places] = multiply(silu_mul(multiply(x[places // chosen], gate_up)), down)
             begin += count
-    each = outputs.view(rows, chosen, -1).float() * weights.float()[..., None]
+    return _weighed(outputs, weights)
+
+
+def run_joined_experts(
+    x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    """`run_experts` of weights that lie together [E, 2 * I, H] and [E, H, I], on any device and without waiting for
+    it."""
+    numbers, order = ids.flatten().sort(stable=True)
+    indptr = torch.searchsorted(numbers, torch.arange(len(down) + 1, device=ids.device))
+    inner = silu_mul(expert_products(x, gate_up, order, indptr, ids.shape[1]))
+    return _weighed(expert_products(inner, down, order, indptr, 1), weights)
+
+
+def expert_products(
+    x: torch.Tensor, weight: torch.Tensor, order: torch.Tensor, indptr: torch.Tensor, chosen: int
+) -> torch.Tensor:
+    """[P, O] in x's type: x[p // chosen] times the weight of the expert that choice p is of.
+
+    x: [P / chosen, D]. weight: [E, O, D]. order: [P] int64, choices by their experts; those of expert e are
+    order[indptr[e]:indptr[e + 1]].
+    """
+    if cuda.fits(x, weight):
+        return torch.ops.outrider_cuda.expert_products(x, weight, order, indptr, chosen)
+    return torch_expert_products(x, weight, order, indptr, chosen)
+
+
+def torch_expert_products(
+    x: torch.Tensor, weight: torch.Tensor, order: torch.Tensor, indptr: torch.Tensor, chosen: int
+) -> torch.Tensor:
+    """`expert_products` without Triton: a copy of a weight for each choice."""
+    place = torch.arange(len(order), device=order.device)
+    of = weight[torch.searchsorted(indptr, place, right=True) - 1]
+    out = x.new_empty(len(order), weight.shape[1])
+    out[order] = torch.bmm(of, x[order // chosen][:, :, None])[:, :, 0]
+    return out
+
+
+def _weighed(outputs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """[N, H] sums of outputs [N * K, H] by their weights [N, K], one after the other."""
+    each = outputs.view(*weights.shape, -1).float() * weights.float()[..., None]
     total = each[:, 0]
-    for k in range(1, chosen):
+    for k in range(1, weights.shape[1]):
         total = total + each[:, k]
-    return total.to(x.dtype)
+    return total.to(outputs.dtype)

@@ -160,6 +160,16 @@ def write_cached_slots(
     indptr: [S + 1], out[indptr[r]:indptr[r + 1]] is request r's; what is behind those of the requests is padding and
     gets slot 0, which belongs to nobody. N is the host's: nothing is waited for.
     """
+    if cuda.fits(out, page_table):
+        torch.ops.outrider_cuda.cached_slots(out, page_table, rows, begins, indptr)
+    else:
+        torch_write_cached_slots(out, page_table, rows, begins, indptr)
+
+
+def torch_write_cached_slots(
+    out: torch.Tensor, page_table: torch.Tensor, rows: torch.Tensor, begins: torch.Tensor, indptr: torch.Tensor
+) -> None:
+    """`write_cached_slots` without Triton, on any device."""
     place, last = torch.arange(len(out), device=out.device), len(rows) - 1
     request = torch.searchsorted(indptr[1:].contiguous(), place, right=True)
     padding = request > last

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from outrider.kernels.attention import CUDA_HEADS, flat_attention
+from outrider.kernels.attention import MOST_CUDA_HEAD, flat_attention
 from outrider.kernels.cuda import native as cuda
 from outrider.kernels.flat_batch import FlatBatch
 
@@ -76,7 +76,7 @@ class BlockDrafter(Drafter):
 
     @torch.inference_mode()
     def reserve_probs(self, requests: int) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        if self.model.config.head_dim not in CUDA_HEADS or not cuda.fits(self.head):
+        if self.model.config.head_dim > MOST_CUDA_HEAD or not cuda.fits(self.head):
             return None  # torch's attention reads whole contexts
         self._room = torch.zeros((requests, self.gamma, self.model.config.logit_size), device=self.device)
         return self._room, self.vocab

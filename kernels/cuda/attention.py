@@ -3,7 +3,8 @@
 The rows of a tile are queries of one request times the heads that share a KV head, so that a key is read once for all
 of them: 8 verified tokens of 4 grouped heads fill 32 rows of a tensor core's 16 by 16. A program reads its KV head's
 keys and values of its share of the positions once: 4 * D bytes a position in half precision, beside 4 bytes of page
-table. Rows of D numbers lie together, so every load is 16 bytes wide though slots are scattered.
+table. Rows of D numbers lie together, so every load is 16 bytes wide though slots are scattered. Tensor cores multiply
+powers of two: heads of other sizes are filled up with zeros in registers, which is memory read by nobody.
 
 Splits: a request's blocks of positions are cut into `splits` shares of at least LEAST positions, so that
 R * Hkv * splits programs fill the processor; each writes its rows' sums (4 * (D + 2) bytes a row), which a second
@@ -23,10 +24,18 @@ LEAST = 512
 """Positions of a split at least: 512 KB / 4 of keys and values at D = 128, beside which the partial sums of 64 rows
 (33 KB, written and read) are a quarter."""
 MOST_SPLITS = 32
-MOST_ROWS = 64
-"""Rows of a tile at most, as many as keep their sums in registers; further queries take another tile, keys from L2."""
+MOST_SUMS = 64 * 128
+"""Numbers of a tile's sums at most, as many as stay in registers; further queries take another tile, keys from L2."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 NONE = tl.constexpr(-1.0e30)  # score of what a row does not see: finite, so that an empty block yields no NaN
+
+
+@triton.jit
+def of_head(mask, d, DIM: tl.constexpr, WIDE: tl.constexpr):
+    """The mask without the columns d that fill a head's DIM numbers up to WIDE."""
+    if WIDE != DIM:
+        mask = mask & (d < DIM)
+    return mask
 
 
 @triton.jit
@@ -74,6 +83,7 @@ def attention_kernel(
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
+    WIDE: tl.constexpr,
     CAUSAL: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -97,22 +107,22 @@ def attention_kernel(
     if low >= high:
         if split > 0:
             return
-    d = tl.arange(0, DIM)
+    d = tl.arange(0, WIDE)
     at = (start + query).to(tl.int64)
     heads = head * GROUP + m % GROUP
-    queries = tl.load(q + (at * q_stride + heads * q_head)[:, None] + d[None, :], mask=there[:, None], other=0.0)
+    filled = of_head(there[:, None], d[None, :], DIM, WIDE)
+    queries = tl.load(q + (at * q_stride + heads * q_head)[:, None] + d[None, :], mask=filled, other=0.0)
     position = kv_len - q_len + query
     pages = page_table + tl.load(rows + r).to(tl.int64) * page_stride
     largest = tl.full([BLOCK_M], NONE, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, DIM], tl.float32)
+    acc = tl.zeros([BLOCK_M, WIDE], tl.float32)
     for begin in range(low, high, BLOCK_N):
         n = begin + tl.arange(0, BLOCK_N)
         inside = n < end
         slot = tl.load(pages + n, mask=inside, other=0).to(tl.int64)
-        keys = tl.load(
-            k_pool + (slot * k_stride + head * k_head)[None, :] + d[:, None], mask=inside[None, :], other=0.0
-        )
+        known = of_head(inside[None, :], d[:, None], DIM, WIDE)
+        keys = tl.load(k_pool + (slot * k_stride + head * k_head)[None, :] + d[:, None], mask=known, other=0.0)
         scores = tl.dot(queries, keys, input_precision="ieee") * scale
         if cap > 0:
             scores = cap * (1.0 - 2.0 / (tl.exp(2.0 * scores / cap) + 1.0))  # cap * tanh(scores / cap)
@@ -126,21 +136,20 @@ def attention_kernel(
         weights = tl.where(seen, tl.exp2(scores - larger[:, None]), 0.0)
         shrink = tl.exp2(largest - larger)
         total = total * shrink + tl.sum(weights, 1)
-        values = tl.load(
-            v_pool + (slot * v_stride + head * v_head)[:, None] + d[None, :], mask=inside[:, None], other=0.0
-        )
+        known = of_head(inside[:, None], d[None, :], DIM, WIDE)
+        values = tl.load(v_pool + (slot * v_stride + head * v_head)[:, None] + d[None, :], mask=known, other=0.0)
         acc = acc * shrink[:, None]
         acc = tl.dot(weights.to(values.dtype), values, acc, input_precision="ieee")
         largest = larger
     acc = acc / tl.where(total > 0, total, 1.0)[:, None]
     if SPLIT:
         place = (at * HEADS + heads) * splits + split
-        tl.store(sums + place[:, None] * DIM + d[None, :], acc, mask=there[:, None])
+        tl.store(sums + place[:, None] * DIM + d[None, :], acc, mask=filled)
         tl.store(scales + place * 2, largest, mask=there)
         tl.store(scales + place * 2 + 1, total, mask=there)
     else:
         to = out + (at * out_stride + heads * DIM)[:, None] + d[None, :]
-        tl.store(to, acc.to(out.dtype.element_ty), mask=there[:, None])
+        tl.store(to, acc.to(out.dtype.element_ty), mask=filled)
 
 
 @triton.jit(do_not_specialize=["window", "splits"])
@@ -158,6 +167,7 @@ def merge_kernel(
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
+    WIDE: tl.constexpr,
     CAUSAL: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -175,15 +185,16 @@ def merge_kernel(
     tile = (query * GROUP + head % GROUP) // BLOCK_M
     last = tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // GROUP, q_len - 1)
     block, end, blocks = share(kv_len, q_len, tile * BLOCK_M // GROUP, last, window, splits, CAUSAL, BLOCK_N, LEAST)
-    split, d = tl.arange(0, SPLITS), tl.arange(0, DIM)
+    split, d = tl.arange(0, SPLITS), tl.arange(0, WIDE)
     used = (split < splits) & ((split == 0) | ((block + split * blocks) * BLOCK_N < end))
     place = ((start + query) * HEADS + head) * splits + split
     largest = tl.load(scales + place * 2, mask=used, other=NONE)
     total = tl.load(scales + place * 2 + 1, mask=used, other=0.0)
     weights = total * tl.exp2(largest - tl.max(largest, 0))
-    parts = tl.load(sums + place[:, None] * DIM + d[None, :], mask=used[:, None], other=0.0)
+    known = of_head(used[:, None], d[None, :], DIM, WIDE)
+    parts = tl.load(sums + place[:, None] * DIM + d[None, :], mask=known, other=0.0)
     mean = tl.sum(parts * weights[:, None], 0) / tl.maximum(tl.sum(weights, 0), 1e-30)
-    tl.store(out + (start + query) * out_stride + head * DIM + d, mean.to(out.dtype.element_ty))
+    tl.store(out + (start + query) * out_stride + head * DIM + d, mean.to(out.dtype.element_ty), mask=d < DIM)
 
 
 def splits_for(requests: int, tiles: int, kv_heads: int, context: int, dtype: torch.dtype) -> int:
@@ -194,9 +205,23 @@ def splits_for(requests: int, tiles: int, kv_heads: int, context: int, dtype: to
     return min(MOST_SPLITS, triton.next_power_of_2(min(wanted, max(1, context // LEAST))))
 
 
+def wide(dim: int) -> int:
+    """Columns that a head of `dim` numbers takes of a tile: a power of two, 16 at least, as tensor cores want it."""
+    return max(16, triton.next_power_of_2(dim))
+
+
+def tile_for(rows: int, dim: int, exact: bool) -> tuple[int, int]:
+    """Rows and cached positions of a tile for so many rows of a request, by the width of a head. In float32 (exact) one
+    size for all, so that a query is added up alike alone and beside others."""
+    most = min(64, MOST_SUMS // wide(dim))  # of positions, too: keys and values being loaded fit shared memory
+    if exact:
+        return 16, max(16, min(32, most // 2))
+    return min(most, max(16, triton.next_power_of_2(rows))), most
+
+
 def warps_for(rows: int, dim: int) -> int:
     """Warps per program: enough to keep its sums in registers (`python -m outrider.kernels.cuda.compile` tells)."""
-    return 8 if rows * dim >= MOST_ROWS * 128 else 4
+    return 8 if rows * wide(dim) >= MOST_SUMS else 4
 
 
 @torch.library.custom_op("outrider_cuda::attention", mutates_args=())
@@ -217,9 +242,7 @@ def attention(
     tokens, heads, dim = q.shape
     requests, kv_heads = len(kv_lens), k_pool.shape[1]
     group, exact = heads // kv_heads, q.dtype == torch.float32
-    # In float32 one size for all, so that a query is added up alike alone and beside others.
-    block_m = 16 if exact else min(MOST_ROWS, max(16, triton.next_power_of_2(most_queries * group)))
-    block_n = 32 if exact else 64
+    block_m, block_n = tile_for(most_queries * group, dim, exact)
     tiles = triton.cdiv(most_queries * group, block_m)
     splits = splits_for(requests, tiles, kv_heads, page_table.shape[1], q.dtype)
     out = q.new_zeros(tokens, heads, dim)  # rows that no request owns stay 0
@@ -230,7 +253,8 @@ def attention(
         sums = torch.empty((tokens, heads, splits, dim), dtype=torch.float32, device=q.device)
         scales = torch.empty((tokens, heads, splits, 2), dtype=torch.float32, device=q.device)
     q = q if q.stride(2) == 1 else q.contiguous()
-    shapes = {"HEADS": heads, "GROUP": group, "DIM": dim, "CAUSAL": causal, "BLOCK_M": block_m, "BLOCK_N": block_n}
+    shapes = {"HEADS": heads, "GROUP": group, "DIM": dim, "WIDE": wide(dim), "CAUSAL": causal}
+    shapes |= {"BLOCK_M": block_m, "BLOCK_N": block_n}
     attention_kernel[(requests * tiles, kv_heads, splits)](
         q, k_pool, v_pool, qo_indptr, kv_lens, rows, page_table, out, sums, scales, scale, logit_cap, window, splits,
         q.stride(0), k_pool.stride(0), v_pool.stride(0), page_table.stride(0), out.stride(0), q.stride(1),

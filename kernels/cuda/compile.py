@@ -18,8 +18,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ..attention import CUDA_HEADS
-from . import acceptance, admission, attention, draft_block, lookup, noise, ragged, rules
+from ..attention import MOST_CUDA_HEAD
+from . import acceptance, admission, attention, draft_block, experts, lookup, noise, ragged, rules
 
 ARCHITECTURES = (80, 90, 100)
 ALIGNED = [["tt.divisibility", 16]]
@@ -48,18 +48,29 @@ DRAFTED = {"HAS_VOCAB": False, "HAS_POINTS": True, "WIDTH": 8}
 BLOCKS = DRAFTED | {"BY_BLOCK": True}
 EXACT = {"num_warps": 8} | noise.BITS
 LAST = {"num_warps": 1} | noise.BITS
+HEADS = (64, 96, 128, 256, MOST_CUDA_HEAD)
+"""Numbers of a head."""
 
 
 def attention_case(kind: str, dim: int, rows: int, split: bool) -> Case:
     exact = kind == "f"
-    shape = {"HEADS": 32, "GROUP": 4, "DIM": dim, "CAUSAL": True, "BLOCK_M": rows, "BLOCK_N": 32 if exact else 64}
+    block_m, block_n = attention.tile_for(rows, dim, exact)
+    shape = {"HEADS": 32, "GROUP": 4, "DIM": dim, "WIDE": attention.wide(dim), "CAUSAL": True}
+    shape |= {"BLOCK_M": block_m, "BLOCK_N": block_n}
     return Case(
-        f"attention {'float32' if exact else 'bfloat16'} {dim}, {rows} rows{', split' if split else ''}",
+        f"attention {'float32' if exact else 'bfloat16'} {dim}, {block_m} rows{', split' if split else ''}",
         attention.attention_kernel,
         f"{kind * 3}jjij{kind}{'ff' if split else kind * 2}xxnn" + "N" * 8 + "n",
         shape | {"SPLIT": split, "LEAST": attention.LEAST},
-        {"num_warps": attention.warps_for(rows, dim), "num_stages": 2 if exact else 3},
+        {"num_warps": attention.warps_for(block_m, dim), "num_stages": 2 if exact else 3},
     )
+
+
+def merge_case(dim: int) -> Case:
+    block_m, block_n = attention.tile_for(64, dim, exact=False)
+    shape = {"HEADS": 32, "GROUP": 4, "DIM": dim, "WIDE": attention.wide(dim), "CAUSAL": True}
+    shape |= {"BLOCK_M": block_m, "BLOCK_N": block_n, "LEAST": attention.LEAST, "SPLITS": attention.MOST_SPLITS}
+    return Case(f"attention, merge {dim}", attention.merge_kernel, "jjhffnnNnn", shape)
 
 
 CASES = [
@@ -68,6 +79,7 @@ CASES = [
         {"REQUESTS": 256, "WIDTH": 8, "PADDING": ragged.PADDING_BLOCK}, {"num_warps": 1},
     ),
     Case("commit", ragged.commit_kernel, "iiiiiiiiinnn", {"BLOCK": ragged.COMMIT_BLOCK}),
+    Case("cached slots", ragged.cached_slots_kernel, "jjijjnn", {"LANES": ragged.LANES, "BLOCK": ragged.LIST_BLOCK}),
     Case(
         "survival and top-K, 256 x 7", admission.admit_kernel, "fiifbifnnnnnn",
         {"HAS_BOUNDS": True, "HAS_FIRST": True, "REQUESTS": 256, "WIDTH": 8},
@@ -93,14 +105,10 @@ CASES = [
         "acceptance, outcome", acceptance.outcome_kernel, "iifbjidfddjiinn",
         {"BY_BLOCK": True, "WIDTH": 8, "CHUNKS": 32}, LAST,
     ),
-    *(attention_case("h", dim, rows, True) for dim in CUDA_HEADS for rows in (16, 64)),
+    *(attention_case("h", dim, rows, True) for dim in HEADS for rows in (16, 64)),
     attention_case("h", 128, 64, False),
-    *(attention_case("f", dim, 16, False) for dim in CUDA_HEADS),
-    Case(
-        "attention, merge", attention.merge_kernel, "jjhffnnNnn",
-        {"HEADS": 32, "GROUP": 4, "DIM": 128, "CAUSAL": True, "BLOCK_M": 64, "BLOCK_N": 64, "LEAST": attention.LEAST}
-        | {"SPLITS": 16},
-    ),
+    *(attention_case("f", dim, 16, False) for dim in HEADS),
+    *(merge_case(dim) for dim in HEADS),
     Case(
         "draft block, bias", draft_block.bias_kernel, "hhhfnnNNNNN",
         {"ROWS": 32, "COLUMNS": draft_block.COLUMNS, "DEPTH": draft_block.DEPTH, "HAS_BIAS": True}, {"num_stages": 3},
@@ -112,6 +120,10 @@ CASES = [
     Case(
         "prompt lookup", lookup.lookup_kernel, "jjiiiffffiifnnnn", {"WIDTH": 8, "POSITIONS": lookup.POSITIONS},
         {"num_warps": 8},
+    ),
+    Case(
+        "experts", experts.products_kernel, "hhiihnNnN",
+        {"ROWS": experts.ROWS, "COLUMNS": experts.COLUMNS, "DEPTH": experts.DEPTH}, {"num_stages": 3},
     ),
     Case("draft block, token", draft_block.chosen_kernel, "fifjdjifn", {"NAMED": False, "CHUNKS": 32}, LAST),
 ]  # fmt: skip

@@ -1,4 +1,5 @@
-"""Flatten and commit: a verify batch at the size of a graph bucket, and what stays of it; see `kernels/ragged.py`."""
+"""Flatten and commit: a verify batch at the size of a graph bucket, and what stays of it; and the list of cached slots
+that FlashInfer reads. See `kernels/ragged.py`."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ import triton.language as tl
 PADDING_BLOCK = 256
 """Padding tokens that one program of `flatten_kernel` writes."""
 COMMIT_BLOCK = 256
+LANES, LIST_BLOCK = 16, 1024
+"""Programs that share a request's list of cached slots, and slots that each writes at a time."""
 
 
 @triton.jit(do_not_specialize=["requests", "tokens", "gamma", "request_stride", "token_stride", "page_stride"])
@@ -179,3 +182,39 @@ def _(
     accept_lens: torch.Tensor, tokens: torch.Tensor, seq_lens: torch.Tensor, *others: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.empty_like(seq_lens), torch.empty_like(seq_lens), torch.empty_like(others[-1])
+
+
+@triton.jit(do_not_specialize=["count", "page_stride"])
+def cached_slots_kernel(
+    out, page_table, rows, begins, indptr, count, page_stride, LANES: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Program (request, lane): every LANES-th block of its list; the last program in the first axis: the padding.
+
+    Reads and writes 4 bytes a slot, in the order of positions.
+    """
+    r, lane = tl.program_id(0), tl.program_id(1)
+    requests = tl.num_programs(0) - 1
+    real = r < requests
+    start = tl.load(indptr + r)
+    end = tl.load(indptr + tl.where(real, r + 1, r), mask=real, other=count)
+    row = tl.load(rows + r, mask=real, other=0).to(tl.int64)
+    position = tl.load(begins + r, mask=real, other=0)
+    for first in range(start + lane * BLOCK, end, LANES * BLOCK):
+        place = first + tl.arange(0, BLOCK)
+        listed = page_table + row * page_stride + position + (place - start)
+        slot = tl.load(listed, mask=(place < end) & real, other=0)
+        tl.store(out + place, slot, mask=place < end)
+
+
+@torch.library.custom_op("outrider_cuda::cached_slots", mutates_args={"out"})
+def cached_slots(
+    out: torch.Tensor, page_table: torch.Tensor, rows: torch.Tensor, begins: torch.Tensor, indptr: torch.Tensor
+) -> None:
+    cached_slots_kernel[(len(rows) + 1, LANES)](
+        out, page_table, rows, begins, indptr, len(out), page_table.stride(0), LANES=LANES, BLOCK=LIST_BLOCK
+    )
+
+
+@cached_slots.register_fake
+def _(*arguments: torch.Tensor) -> None:
+    pass

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outrider.kernels.attention import CUDA_HEADS
+from outrider.kernels.attention import MOST_CUDA_HEAD
 from outrider.scheduler.planners.token_buckets import TokenBuckets
 
 if TYPE_CHECKING:
@@ -49,14 +49,14 @@ class Entry:
     known, and run as the graph of that size.
 
     majors: of the compute capabilities that it runs on. capped: capped scores are exact. latent: also for multi-head
-    latent attention, on these majors. heads: the only sizes of a head; (): all that SGLang has. float32: computes in 32
-    bits, too. narrow: reads caches in 8 bits or fewer, as SGLang has them.
+    latent attention, on these majors. most_head: numbers of a head at most; None: as SGLang has it. float32: computes
+    in 32 bits, too. narrow: reads caches in 8 bits or fewer, as SGLang has them.
     """
 
     majors: tuple[int, ...]
     capped: bool
     latent: tuple[int, ...] = ()
-    heads: tuple[int, ...] = ()
+    most_head: int | None = None
     float32: bool = False
     narrow: bool = True
 
@@ -65,7 +65,7 @@ BACKENDS = {
     "fa3": Entry(majors=(8, 9), capped=True, latent=(9,)),
     "trtllm_mha": Entry(majors=(10,), capped=False),
     "flashinfer": Entry(majors=(8, 9, 10, 12), capped=False),
-    OURS: Entry(majors=(8, 9, 10, 12), capped=True, heads=CUDA_HEADS, float32=True, narrow=False),
+    OURS: Entry(majors=(8, 9, 10, 12), capped=True, most_head=MOST_CUDA_HEAD, float32=True, narrow=False),
 }
 DEFAULTS = {8: ("flashinfer", "fa3"), 9: ("fa3",), 10: ("trtllm_mha",), 12: ("flashinfer",)}
 """Backends by the GPU's major version; the first that fits is taken."""
@@ -85,8 +85,8 @@ def unfit(name: str, capability: Capability, needs: Needs) -> str | None:
         return "the model has multi-head latent attention"
     if needs.capped and not entry.capped:
         return "the model caps its attention scores, which it leaves out"
-    if needs.head and entry.heads and needs.head not in entry.heads:
-        return f"it takes heads of {' or '.join(map(str, entry.heads))} numbers, the model's have {needs.head}"
+    if entry.most_head is not None and needs.head > entry.most_head:
+        return f"it takes heads of {entry.most_head} numbers at most, the model's have {needs.head}"
     if needs.float32 and not entry.float32:
         return "it computes in 16 bits, not in float32"
     if needs.narrow and not entry.narrow:

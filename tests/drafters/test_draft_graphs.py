@@ -10,6 +10,7 @@ from tiny_drafters import CONFIGS, PATHS, make_drafter
 
 from outrider.drafters.base import DraftBatch
 from outrider.drafters.block.graphs import DraftGraphs
+from outrider.kernels.cuda import native as cuda
 from outrider.kernels.noise import Purpose, streams
 
 SIZES, REQUESTS, CONTEXT = (1, 2, 4, 7), 7, 32
@@ -109,6 +110,13 @@ def test_what_no_graph_fits_is_drafted_without(drafter):
     assert graphs.fits(plain)
     assert not graphs.fits(replace(plain, anchors=torch.zeros(8, dtype=torch.int64)))
     assert not graphs.fits(replace(plain, page_table=table.clone()))
+
+
+@pytest.mark.parametrize("dim", [80, 96, 256, 512])
+def test_on_a_gpu_heads_of_any_published_size_are_drafted_by_graphs(dim, monkeypatch):
+    monkeypatch.setattr(cuda, "fits", lambda *_: True)
+    made = make_drafter(replace(CONFIGS["dspark"], head_dim=dim))
+    assert made.reserve_probs(4) is not None
 
 
 def test_on_a_cpu_nothing_is_captured(drafter):

@@ -39,7 +39,7 @@ def check(lens, *, group=4, kv_heads=2, dim=128, dtype=torch.float32, least=atte
 @given(
     lens=st.sampled_from([[(1, 1)], [(1, 70), (0, 9), (5, 5)], [(16, 40), (1, 130)], [(2, 300)], [(0, 3), (0, 0)]]),
     group=st.integers(1, 8),
-    dim=st.sampled_from([32, 64, 128]),
+    dim=st.sampled_from([16, 32, 64, 80, 96, 128, 256]),
     dtype=st.sampled_from(TYPES),
     causal=st.booleans(),
     window=st.sampled_from([-1, 0, 3, 100]),
@@ -50,6 +50,12 @@ def test_equals_torch(lens, **how):
     check(lens, **how)
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dim", [48, 192, 512])
+def test_heads_of_other_sizes(dim, dtype):
+    check([(3, 140), (1, 20)], group=8, kv_heads=1, dim=dim, dtype=dtype, least=64)
+
+
 MIXED = [(1, 2900), (8, 700), (3, 64), (16, 1500), (0, 33), (1, 4096), (8, 8), (2, 512)]
 LARGE = {
     "a long draft": ([(16, 2900)], {}),
@@ -58,6 +64,9 @@ LARGE = {
     "8 heads a KV head": (MIXED, {"group": 8, "dim": 64}),
     "window 0": (MIXED, {"window": 0}),
     "window 1000": (MIXED, {"window": 1000}),
+    "heads of 96": (MIXED, {"dim": 96}),
+    "heads of 256": (MIXED, {"dim": 256}),
+    "heads of 512": (MIXED, {"dim": 512, "group": 2}),
     "capped": (MIXED, {"logit_cap": 30.0}),
     "draft blocks": ([(8, n) for q, n in MIXED if q], {"causal": False}),
     "pieces of prompts": ([(500, 900), (1, 2000), (129, 129)], {}),

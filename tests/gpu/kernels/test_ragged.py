@@ -1,13 +1,19 @@
 """Flatten and commit against torch, and the whole of torch's against the version without padding."""
 
+import pytest
 import torch
 from batches import flattening
-from gpu_device import differing, examples, moved
+from gpu_device import ON, differing, examples, moved
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.kernels.cuda import ragged
-from outrider.kernels.ragged import torch_commit, torch_flatten_bucket, torch_flatten_verify
+from outrider.kernels.ragged import (
+    torch_commit,
+    torch_flatten_bucket,
+    torch_flatten_verify,
+    torch_write_cached_slots,
+)
 
 
 @examples()
@@ -37,3 +43,25 @@ def test_flattened_and_committed_as_by_torch(requests, gamma, padding, verified,
     got = ragged.commit(*moved(arguments))
     assert differing(got, torch_commit(*arguments)) == 0
     assert int((got[2] > 0).sum()) == int(accept_lens.sum())  # every accepted one, no padding
+
+
+@examples()
+@given(
+    lens=st.lists(st.sampled_from([0, 1, 7, 63, 64, 65, 200, 700]), min_size=1, max_size=20),
+    padding=st.sampled_from([0, 1, 130]),
+    slots=st.integers(0, 3),
+    seed=st.integers(0, 2**31),
+)
+def test_cached_slots_are_listed_as_by_torch(lens, padding, slots, seed):
+    generator = torch.Generator().manual_seed(seed)
+    table = torch.randint(1, 2**30, (len(lens) + 3, 2000), generator=generator, dtype=torch.int32)
+    rows = torch.randperm(len(lens) + 3, generator=generator)[: len(lens)]
+    begins = torch.randint(1000, (len(lens),), generator=generator, dtype=torch.int32)
+    indptr = torch.tensor([0, *lens, padding, *[0] * slots], dtype=torch.int32).cumsum(0).int()
+    expected = torch.empty(int(indptr[-1]), dtype=torch.int32)
+    torch_write_cached_slots(expected, table, rows, begins, indptr)
+    found = torch.full_like(expected, -1, device=ON)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ragged, "LIST_BLOCK", 64)  # else short lists are one block
+        ragged.cached_slots(found, *moved((table, rows, begins, indptr)))
+    assert differing(found, expected) == 0

@@ -19,7 +19,14 @@ from outrider.kernels.cuda import native
 from outrider.kernels.drafts import admit, weigh_drafts
 from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.noise import Purpose, streams, substreams, uniforms
-from outrider.kernels.ragged import commit, flatten_bucket, torch_commit, torch_flatten_bucket, torch_flatten_verify
+from outrider.kernels.ragged import (
+    commit,
+    flatten_bucket,
+    torch_commit,
+    torch_flatten_bucket,
+    torch_flatten_verify,
+    write_cached_slots,
+)
 from outrider.kernels.sampling import Rules, draw_tokens
 
 pytestmark = pytest.mark.skipif(
@@ -90,6 +97,34 @@ def test_a_decode_step_neither_waits_nor_changes_shape(head: str | None) -> None
     for expected in ("streams", "uniforms", "draft_step", "admit", "flatten", "attention", "accept", "commit"):
         assert f"outrider_cuda.{expected}.default" in names
     assert not [shape for _, shapes in operations for shape in shapes if any(not isinstance(n, int) for n in shape)]
+
+
+@pytest.mark.parametrize("dim", [80, 96, 256, 512])
+def test_heads_of_any_published_size_are_one_kernels(dim: int) -> None:
+    """Torch's attention of such heads would be a dozen operations for every 128 positions of the longest context."""
+
+    def step() -> None:
+        numbers = torch.empty(R + 1, dtype=torch.int64, device="cuda:0")
+        table = torch.empty(8, 4096, dtype=torch.int32, device="cuda:0")
+        pool = torch.empty(512, 2, dim, device="cuda:0")
+        batch = FlatBatch(numbers, numbers[:R], numbers[:R], table, most_queries=1, longest=4096)
+        found.append(flat_attention(torch.empty(R, 8, dim, device="cuda:0"), pool, pool, batch, scale=0.1))
+
+    found: list[torch.Tensor] = []
+    asked = [name for name, _ in traced(step) if not name.startswith(("aten.empty", "aten.slice", "prim."))]
+    assert asked == ["outrider_cuda.attention.default"]
+    assert found[0].shape == (R, 8, dim)
+
+
+def test_flashinfers_list_of_cached_slots_is_one_kernels() -> None:
+    def step() -> None:
+        numbers = torch.empty(R + 2, dtype=torch.int32, device="cuda:0")
+        table = torch.empty(8, 64, dtype=torch.int32, device="cuda:0")
+        write_cached_slots(torch.empty(99, dtype=torch.int32, device="cuda:0"), table, numbers, numbers, numbers)
+
+    assert [name for name, _ in traced(step) if not name.startswith(("aten.empty", "prim."))] == [
+        "outrider_cuda.cached_slots.default"
+    ]
 
 
 @pytest.mark.parametrize("fault", ["item", "nonzero", "cpu", "mask"])

@@ -15,7 +15,7 @@ PLAIN = {"num_hidden_layers": 2}
 WINDOWED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 512}
 LATENT = {"kv_lora_rank": 512}
 CAPPED = {"attn_logit_softcapping": 50.0, "head_dim": 128}
-WIDE = {"hidden_size": 2048, "num_attention_heads": 8}
+WIDE = {"hidden_size": 5120, "num_attention_heads": 8}
 
 
 def arguments(capability, config=PLAIN, dtype="auto", **given):
@@ -42,6 +42,7 @@ def chosen(capability, config=PLAIN, dtype="auto", **given):
         ((12, 0), PLAIN, "flashinfer"),
         ((12, 0), WINDOWED, "flashinfer"),
         ((12, 0), CAPPED, "outrider"),
+        ((12, 0), CAPPED | {"head_dim": 256}, "outrider"),
     ],
 )
 def test_every_gpu_gets_one_that_verifies_as_it_should(capability, config, backend):
@@ -55,7 +56,7 @@ def test_every_gpu_gets_one_that_verifies_as_it_should(capability, config, backe
         ((9, 0), PLAIN, "trtllm_mha", "compute capability 9.0; use fa3 or flashinfer or outrider"),
         ((9, 0), PLAIN, "torch_native", "use fa3 or flashinfer or outrider"),
         ((9, 0), CAPPED, "flashinfer", "caps its attention scores, which it leaves out; use fa3 or outrider"),
-        ((9, 0), WIDE, "outrider", "heads of 32 or 64 or 128 numbers, the model's have 256; use fa3 or flashinfer"),
+        ((9, 0), WIDE, "outrider", "heads of 512 numbers at most, the model's have 640; use fa3 or flashinfer"),
         ((10, 0), PLAIN, "fa3", "compute capability 10.0; use trtllm_mha or flashinfer or outrider"),
         ((12, 0), PLAIN, "trtllm_mha", "compute capability 12.0; use flashinfer or outrider"),
     ],
@@ -112,7 +113,7 @@ def test_one_that_was_asked_for_and_fits_stays():
     ("capability", "config", "says"),
     [
         ((7, 5), PLAIN, "of a model on a GPU of compute capability 7.5; one of 9.0 has one$"),
-        ((12, 0), CAPPED | WIDE | {"head_dim": 256}, "with capped attention scores on a GPU .* 12.0; one of 9.0 has"),
+        ((12, 0), CAPPED | {"head_dim": 640}, "with capped attention scores on a GPU .* 12.0; one of 9.0 has"),
         ((8, 0), LATENT, "of a model with multi-head latent attention on"),
         ((9, 0), {"attention_chunk_size": 8192}, "of a model with attention within chunks on a GPU .* 9.0$"),
     ],

@@ -1,0 +1,65 @@
+"""Products of experts against torch, and the mixture against the one of a CPU, expert by expert."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gpu_device import TOLERANCE, TYPES, examples, moved, row_error, triton
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.kernels.cuda import experts
+from outrider.kernels.experts import run_experts, run_joined_experts, torch_expert_products
+from outrider.kernels.linear import pack
+
+
+def choices(rows: int, count: int, chosen: int, draw: torch.Generator) -> torch.Tensor:
+    """[N, K] int64, different experts for each row; few of many experts are liked."""
+    liked = torch.rand(rows, count, generator=draw) * torch.linspace(0.1, 1, count)
+    return liked.topk(chosen, -1).indices
+
+
+@examples(12)
+@given(
+    rows=st.sampled_from([1, 2, 17, 40]),
+    shape=st.sampled_from([(1, 1, 8, 16), (4, 2, 48, 80), (8, 3, 65, 130), (16, 8, 64, 64)]),
+    dtype=st.sampled_from(TYPES),
+    seed=st.integers(0, 2**31),
+)
+def test_as_by_torch_and_as_one_by_one(rows, shape, dtype, seed):
+    count, chosen, inner, size = shape
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, size, generator=draw).to(dtype)
+    gate_up = (torch.randn(count, 2 * inner, size, generator=draw) / size**0.5).to(dtype)
+    down = (torch.randn(count, size, inner, generator=draw) / inner**0.5).to(dtype)
+    ids, weights = choices(rows, count, chosen, draw), torch.rand(rows, chosen, generator=draw)
+
+    numbers, order = ids.flatten().sort(stable=True)
+    indptr = torch.searchsorted(numbers, torch.arange(count + 1))
+    expected = torch_expert_products(x.float(), gate_up.float(), order, indptr, chosen)
+    found = experts.expert_products(*moved((x, gate_up, order, indptr)), chosen)
+    assert found.dtype == dtype
+    assert row_error(found, expected) <= TOLERANCE[dtype]
+
+    with triton():
+        found = run_joined_experts(*moved((x, weights, ids, gate_up, down)))
+    packed = [(pack(one.float()), pack(other.float())) for one, other in zip(gate_up, down, strict=True)]
+    assert row_error(found, run_experts(x.float(), weights, ids, packed)) <= 3 * TOLERANCE[dtype]
+
+
+def test_an_expert_that_nobody_chose_is_not_read():
+    weight = torch.randn(3, 16, 32)
+    weight[1] = torch.nan
+    order, indptr = torch.arange(4), torch.tensor([0, 2, 2, 4])
+    found = experts.expert_products(*moved((torch.randn(4, 32), weight, order, indptr)), 1)
+    assert bool(found.isfinite().all())
+
+
+@pytest.mark.parametrize("fault", ["order", "indptr"])
+def test_rows_of_another_expert_are_noticed(fault):
+    x, weight = torch.randn(4, 32), torch.randn(3, 16, 32)
+    order, indptr = torch.tensor([2, 0, 1, 3]), torch.tensor([0, 1, 3, 4])
+    expected = torch_expert_products(x, weight, order, indptr, 1)
+    faults = {"order": (x, weight, order.flip(0), indptr), "indptr": (x, weight, order, torch.tensor([0, 2, 3, 4]))}
+    found = experts.expert_products(*moved(faults[fault]), 1)
+    assert row_error(found, expected) > TOLERANCE[torch.float32]
