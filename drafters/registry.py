@@ -26,6 +26,7 @@ class Entry:
         corpora, checkpoint (a folder), denoising_steps and denoising_order.
     help: a few words for `outrider serve --help` and server/README.md.
     needs_hidden_states: it has `target_layers`, and drafts only for targets whose layers' outputs the engine shows.
+    reads_output: it reads the target's last hidden states, which the engine shows of every target.
     kind: of its checkpoints, as `networks.kind_of` says it; "" for the drafter's own name.
     expected_run_length: expected accepted tokens over the chance of the first, measured with the shipped weights.
     denoising_steps: the default; 0: it does not denoise.
@@ -36,10 +37,16 @@ class Entry:
     takes: tuple[str, ...]
     help: str
     needs_hidden_states: bool = False
+    reads_output: bool = False
     kind: str = ""
     expected_run_length: float = 1.7
     denoising_steps: int = 0
     trained: bool = True
+
+    @property
+    def reads_states(self) -> bool:
+        """True if forwards of the target have to show hidden states."""
+        return self.needs_hidden_states or self.reads_output
 
     @property
     def needs_checkpoint(self) -> bool:
@@ -81,6 +88,7 @@ DRAFTERS = {
         "outrider.drafters.mtp:MtpDrafter.load",
         ("target", "checkpoint", "gamma"),
         "the target's own MTP layer",
+        reads_output=True,
         trained=False,
     ),
     "deer": Entry(

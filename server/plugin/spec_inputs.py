@@ -116,6 +116,20 @@ def ragged_layout(flat: FlatVerify, query_lens: torch.Tensor) -> RaggedVerifyLay
     )
 
 
+def uniform_verify(positions: torch.Tensor, requests: int) -> VerifyInput:
+    """A verification of T / R tokens of each request, at positions [T]."""
+    width = len(positions) // requests
+    lens = torch.full((requests,), width, dtype=torch.int64, device=positions.device)
+    ends = torch.arange(0, len(positions) + 1, width, dtype=torch.int32, device=positions.device)
+    layout = RaggedVerifyLayout(
+        verify_lens=lens.to(torch.int32),
+        graph_num_tokens=len(positions),
+        extend_start_loc=ends[:-1],
+        qo_indptr_device=ends,
+    )
+    return VerifyInput(positions, lens, width, capture_hidden=False, layout=layout)
+
+
 def indptr(lens: torch.Tensor) -> torch.Tensor:
     """[R+1] int32, where each of R consecutive runs of `lens` begins and the last one ends."""
     return torch.cat([lens.new_zeros(1), lens.cumsum(0)]).to(torch.int32)

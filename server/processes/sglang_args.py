@@ -158,7 +158,8 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
             None if settings.diffusion else given.get("attention_backend") or arguments["attention_backend"],
             given,
             ranks=settings.parallel.tp_size,
-            hidden_states=settings.drafter != "off" and drafters.find(settings.drafter).needs_hidden_states,
+            hidden_states=settings.drafter != "off" and drafters.find(settings.drafter).reads_states,
+            adapters=settings.has_adapters,
         )
     arguments |= _decoding(settings, context or model.context_length, memory.max_total_tokens)
     try:

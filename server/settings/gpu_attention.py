@@ -41,14 +41,16 @@ def choose(capability: Capability, model: Model, given: dict[str, Any], dtype: s
     return chosen
 
 
-def graphs(backend: str | None, given: dict[str, Any], *, ranks: int, hidden_states: bool) -> dict[str, Any]:
+def graphs(
+    backend: str | None, given: dict[str, Any], *, ranks: int, hidden_states: bool, adapters: bool = False
+) -> dict[str, Any]:
     """SGLang's arguments of CUDA graphs: of verification where its steps have buckets, of prefills where no drafter
     wants what SGLang's graphs of prefills leave out.
 
     backend: None where nothing is verified. given: as for `choose`. ranks: of tensor parallelism. hidden_states: the
-    drafter reads them.
+    drafter reads them. adapters: are served, with which SGLang starts no graphs of verifications.
     """
-    if backend is None or (ranks > 1 and any(given.get(flag) for flag in SCATTERING)):
+    if backend is None or adapters or (ranks > 1 and any(given.get(flag) for flag in SCATTERING)):
         return {"disable_cuda_graph": True}
     return {"disable_prefill_cuda_graph": True} if hidden_states else {}
 

@@ -34,11 +34,13 @@ sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase._resolve_lora_path
 sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase.handle_request
 sglang.srt.layers.activation.GeluAndMul.forward_native
 sglang.srt.layers.activation.SiluAndMul.forward_native
+sglang.srt.layers.attention.flashattention_backend.FlashAttentionBackend.forward_extend
 sglang.srt.layers.attention.flashattention_backend.FlashAttentionBackend.init_forward_metadata
 sglang.srt.layers.attention.flashinfer_backend.FlashInferAttnBackend._full_cg_prefill_workspace_bytes
 sglang.srt.layers.attention.flashinfer_backend.FlashInferAttnBackend.forward_extend
 sglang.srt.layers.attention.flashinfer_backend.fast_prefill_plan
 sglang.srt.layers.attention.graph_utils.padded_extend_real_tokens
+sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend.forward_extend
 sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend.init_forward_metadata
 sglang.srt.layers.layer_boundary.residual.access.final_norm_pair
 sglang.srt.layers.layer_boundary.residual.batch.final_norm
@@ -105,6 +107,7 @@ sglang.srt.mem_cache.memory_pool.MHATokenToKVPool.set_kv_buffer
 sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new
 sglang.srt.model_executor.model_runner.ModelRunner._forward_raw
 sglang.srt.model_executor.model_runner.ModelRunner.forward
+sglang.srt.model_executor.runner.base_runner.BaseRunner._dummy_run
 sglang.srt.models.gemma3_causal.Gemma3Attention.forward
 sglang.srt.models.gemma3_causal.Gemma3Attention.forward_cpu
 sglang.srt.models.gemma3_causal.Gemma3DecoderLayer.forward
@@ -132,6 +135,7 @@ sglang.srt.speculative.ragged_verify.build_capture_verify_lens
 sglang.srt.speculative.ragged_verify.resolve_ragged_verify_layout
 sglang.srt.speculative.spec_info.SpecInput
 sglang.srt.speculative.spec_info.SpeculativeAlgorithm
+sglang.srt.speculative.spec_info.create_dummy_verify_input
 sglang.srt.speculative.spec_registry.CustomSpecAlgo
 """.split()  # noqa: SIM905
 """Code whose contract ours is built on, beside what `TOUCHED` finds."""
@@ -155,9 +159,11 @@ load_plugins()
 from outrider.server import http, plugin, processes
 from outrider.server.plugin.diffusion import models
 from outrider.server.plugin.diffusion.target import DiffusionTarget
+from outrider.server.plugin.cuda import tuning
 from outrider.server.plugin.hooks import draft_memory, register
 from outrider.server.plugin.loading import more_models
 draft_memory.register()
+tuning.register()
 more_models.register()
 register._capture_verification()
 models.register(DiffusionTarget(block_size=4, mask_token_id=0))

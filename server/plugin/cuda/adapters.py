@@ -15,8 +15,8 @@ from sglang.srt.lora.backend.triton_backend import TritonLoRABackend
 class RaggedLoRABackend(TritonLoRABackend):
     def prepare_lora_batch(self, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
         super().prepare_lora_batch(forward_batch, *args, **kwargs)
-        if not forward_batch.forward_mode.is_target_verify():
-            return
+        if not forward_batch.forward_mode.is_target_verify() or forward_batch.spec_info is None:
+            return  # None: dummies, gamma + 1 rows of each
         batch, lens = self.batch_info, forward_batch.spec_info.query_lens
         batch.seg_lens[: len(lens)].copy_(lens)
         batch.seg_lens[len(lens) :].zero_()  # a graph has more slots

@@ -22,7 +22,7 @@ from outrider.kernels.ragged import write_cached_slots
 from outrider.scheduler.upload import upload
 
 from ..decode.readback import Readback
-from .flashinfer_plan import PAGE, Plan, plan_verify
+from .flashinfer_plan import PAGE, Plan, plan_verify, slots_for_tile
 
 PLAN_BYTES = 1 << 20
 """Bytes of a plan, on the device and pinned on the host: 17 for every row and slot, and no bucket has 60,000.
@@ -43,7 +43,7 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
                 self._check_kv_attention_access(phase, getattr(self, f"{phase}_kv_access"))
         self._readback = Readback()
         self._page_table = runner.req_to_token_pool.req_to_token
-        self._buckets: dict[int, list[Any]] = {}
+        self._buckets: dict[int, tuple[list[Any], int]] = {}  # wrappers and slots by tokens
         self._window = -1
         if self.dispatch_reason is WrapperDispatch.SLIDING_WINDOW:
             self._window = int(runner.sliding_window_size)
@@ -85,19 +85,22 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
         if layout is None:
             super().init_forward_metadata_out_graph(forward_batch, in_capture)
             return
-        tokens, slots = layout.graph_num_tokens, forward_batch.batch_size
+        tokens = layout.graph_num_tokens
         written = None
         if self.use_sliding_window_kv_pool:
             written = self.cuda_graph_swa_out_cache_loc[:tokens]
             written.copy_(self._windowed_slots(forward_batch.out_cache_loc[:tokens]))
         if in_capture:
-            self._buckets[tokens] = [self._make_wrapper(index, slots) for index in range(self.num_wrappers)]
+            slots = self._graph_slots(tokens, forward_batch)
+            wrappers = [self._make_wrapper(index, slots) for index in range(self.num_wrappers)]
+            self._buckets[tokens] = wrappers, slots
             self.forward_metadata = PrefillMetadata(
-                self._buckets[tokens], use_ragged=False, extend_no_prefix=False, swa_out_cache_loc=written
+                wrappers, use_ragged=False, extend_no_prefix=False, swa_out_cache_loc=written
             )
-        self._plan_all(self._buckets[tokens], forward_batch, layout, slots)
+        wrappers, slots = self._buckets[tokens]
+        self._plan_all(wrappers, forward_batch, layout, slots)
         if in_capture:  # which has chosen the kernels; SGLang's own plans the same without copies from the device
-            for wrapper in self._buckets[tokens]:
+            for wrapper in wrappers:
                 wrapper.begin_forward = partial(flashinfer_backend.fast_prefill_plan, wrapper)
 
     def _get_wrapper_idx(self, layer: Any) -> int:
@@ -186,6 +189,19 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
         )
         wrapper.reset_workspace_buffer(self._workspace, torch.empty(PLAN_BYTES, dtype=torch.uint8, device=device))
         return wrapper
+
+    def _graph_slots(self, tokens: int, forward_batch: Any) -> int:
+        """Slots of a graph's plans: SGLang's, or more where those have smaller tiles in the memory that there is."""
+        heads, slots = self.indices_updater_prefill, int(forward_batch.batch_size)
+        more = slots_for_tile(
+            tokens,
+            slots,
+            width=forward_batch.spec_info.draft_token_num,
+            group=heads.num_qo_heads // heads.num_kv_heads,
+            head_dim=heads.head_dim,
+        )
+        needed = self._workspace_bytes(more, tokens, self._workspace.device)
+        return more if needed <= self._workspace.numel() else slots
 
     def _workspace_bytes(self, slots: int, tokens: int, device: torch.device) -> int:
         """Room for partial results of the largest bucket. FlashInfer reserves it for packed rows, too much by the

@@ -15,6 +15,9 @@ import numpy as np
 PAGE = 1
 """Tokens of a page: SGLang hands FlashInfer slots, whatever pages its own allocator has."""
 
+LARGE, MIDDLE, SMALL = 128, 64, 16
+"""Rows of a tile of FlashInfer's: queries of one request times the heads that share a KV head."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -58,6 +61,27 @@ def plan_verify(query_lens: np.ndarray, seq_lens: np.ndarray, *, tokens: int, sl
     if padding:
         queries[count] = cached[count] = padding
     return Plan(_indptr(queries), _indptr(cached), begins.astype(np.int32))
+
+
+def tile_rows(packed: int, head_dim: int) -> int:
+    """The tile that FlashInfer takes for requests of so many rows, `FA2DetermineCtaTileQ` of its utils.cuh, for heads
+    of less than 512 numbers."""
+    if packed > MIDDLE and head_dim < 256:
+        return LARGE
+    return MIDDLE if packed > SMALL else SMALL
+
+
+def slots_for_tile(tokens: int, slots: int, *, width: int, group: int, head_dim: int) -> int:
+    """Slots with which a graph's tiles are no larger than a request of `width` queries needs: `slots` or more.
+
+    FlashInfer does not know the bound of a request. For a graph it takes the tile that suits the longest there could
+    be, of all rows but one for each other slot. Empty slots leave fewer rows to it.
+    group: heads that share a KV head.
+    """
+    needed = tile_rows(width * group, head_dim)
+    if tile_rows((tokens - slots + 1) * group, head_dim) <= needed:
+        return slots
+    return tokens + 1 - needed // group
 
 
 def _indptr(lens: np.ndarray) -> np.ndarray:

@@ -77,6 +77,6 @@ class VerifyGraphRunner(DecodeCudaGraphRunner):
 
 
 def shows_hidden_states() -> bool:
-    """True if the drafter wants the outputs of the target's layers."""
+    """True if the drafter reads outputs of the target's layers."""
     name = PluginConfig.from_env().drafter
-    return name != "off" and registry.find(name).needs_hidden_states
+    return name != "off" and registry.find(name).reads_states

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,10 +68,11 @@ def _register_all() -> None:
         recurrent_models.register()
         text_models.register()
     else:
-        from ..cuda import norms
+        from ..cuda import norms, tuning
 
         draft_memory.register()
         norms.register()
+        tuning.register()
         _register_gpu_attention()
         _capture_verification()
         _allow_adapters()
@@ -181,8 +183,11 @@ def _register_gpu_attention() -> None:
     from sglang.srt.server_args import add_attention_backend_choices
 
     from ..attention_backends import OURS
+    from ..cuda import padding
 
     original = ATTENTION_BACKENDS["flashinfer"]
+    for name in padding.LEAVING:
+        register_attention_backend(name)(partial(padding.zeroed, ATTENTION_BACKENDS[name]))
 
     @register_attention_backend("flashinfer")
     def flashinfer(runner: Any) -> Any:

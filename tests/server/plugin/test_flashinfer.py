@@ -16,7 +16,8 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
 from outrider.kernels.ragged import write_cached_slots
 from outrider.server.plugin.cuda.flashinfer import RaggedFlashInferBackend
-from outrider.server.plugin.cuda.flashinfer_plan import plan_verify
+from outrider.server.plugin.cuda.flashinfer_plan import plan_verify, slots_for_tile, tile_rows
+from outrider.server.plugin.cuda.tuning import with_lengths
 
 requests = st.lists(st.tuples(st.integers(1, 8), st.integers(0, 300)), min_size=1, max_size=12)
 
@@ -43,6 +44,27 @@ def test_every_row_is_in_one_slot_and_lists_what_its_window_lets_it_see(requests
 def test_what_does_not_fit_is_refused(tokens, slots):
     with pytest.raises(ValueError, match="2 requests of 6 tokens do not fit"):
         plan_verify(np.array([2, 4]), np.array([0, 9]), tokens=tokens, slots=slots)
+
+
+@given(
+    captured=st.integers(1, 256), width=st.integers(1, 16), more=st.floats(0, 1),
+    group=st.integers(1, 16), head_dim=st.sampled_from([64, 128, 256]),
+)  # fmt: skip
+def test_tiles_of_a_graph_are_no_larger_than_a_request_fills(captured, width, more, group, head_dim):
+    tokens = captured + int(more * captured * (width - 1))
+    slots = min(tokens, captured + 1)
+    found = slots_for_tile(tokens, slots, width=width, group=group, head_dim=head_dim)
+    assert slots <= found <= tokens
+    assert tile_rows((tokens - found + 1) * group, head_dim) <= tile_rows(width * group, head_dim)
+
+
+def test_they_stay_as_they_are_where_their_room_is_not_there(kernels):
+    """4096 rows of 16 heads want 377 MB of partial results in tiles of 64, and the workspace has 64."""
+    backend, batch = backend_of(paged_of([1], heads=(16, 4)), -1), SimpleNamespace(batch_size=257)
+    batch.spec_info = SimpleNamespace(draft_token_num=16)
+    for tokens, more in ((512, True), (4096, False)):
+        backend.init_cuda_graph_state(257, 512)
+        assert (backend._graph_slots(tokens, batch) > 257) == more
 
 
 def test_cached_slots_are_the_requests_in_their_order_and_padding_has_slot_0():
@@ -128,6 +150,22 @@ def test_outside_graphs(kernels, heads, window):
         assert_right(paged, *attend(backend, paged, batch, 17 + padding), query_lens)
 
 
+def test_dummies_of_the_start_are_verified_with_equal_lengths(kernels):
+    """SGLang gives its dummies no input of a verification, without which there is nothing to plan."""
+    paged = paged_of([1] * 3)
+    batch = paged.verify([4] * 3, tokens=12, width=4)
+    expected, batch.spec_info = batch.spec_info, None
+    batch = with_lengths(lambda runner, batch: batch, None, batch)
+    assert batch.spec_info.query_lens.tolist() == [4, 4, 4]
+    layout, wanted = batch.spec_info.ragged_verify_layout, expected.ragged_verify_layout
+    assert layout.graph_num_tokens == wanted.graph_num_tokens
+    for name in ("verify_lens", "extend_start_loc", "qo_indptr_device"):
+        assert torch.equal(getattr(layout, name), getattr(wanted, name))
+    backend = backend_of(paged, -1)
+    backend.init_forward_metadata(batch)
+    assert_right(paged, *attend(backend, paged, batch, 12), [4] * 3)
+
+
 @pytest.mark.parametrize("window", [-1, 7, 200])
 @pytest.mark.parametrize("heads", [(2, 2), (8, 1)])
 def test_every_replay_of_a_buckets_graph(kernels, heads, window):
@@ -165,6 +203,8 @@ def test_every_replay_of_a_buckets_graph(kernels, heads, window):
         )  # fmt: skip
         assert_right(live, *attend(backend, live, batch, tokens), query_lens)
     assert max(fa2.WORKSPACES) <= backend._workspace_bytes(slots, 16, torch.device("cpu"))
+    tiles = {wrapper._plan_info.tile for metadata, _ in captured.values() for wrapper in metadata.prefill_wrappers}
+    assert max(tiles) <= tile_rows(width * heads[0] // heads[1], 16)
 
 
 def adopt(backend, paged):

@@ -13,7 +13,10 @@ from sglang.srt.layers.attention import attention_registry
 from outrider.server.plugin import flat_attention
 from outrider.server.plugin.attention_backends import BACKENDS
 from outrider.server.plugin.cuda import flashinfer
+from outrider.server.plugin.cuda.padding import PaddingRows
 from outrider.server.plugin.hooks.register import Once, _register_gpu_attention
+
+METHODS = "init_forward_metadata", "init_forward_metadata_out_graph", "forward_extend"
 
 
 def test_once_for_the_same_arguments() -> None:
@@ -52,9 +55,14 @@ def test_gpus_have_every_backend_that_is_offered_and_flashinfer_is_ours(monkeypa
     monkeypatch.setattr(server_args, "add_attention_backend_choices", server_args.ATTENTION_BACKEND_CHOICES.extend)
     for name, module in (("RaggedFlashInferBackend", flashinfer), ("FlatAttentionBackend", flat_attention)):
         monkeypatch.setattr(module, name, lambda runner, name=name, **_: made.setdefault(name, runner))
-    monkeypatch.setitem(attention_registry.ATTENTION_BACKENDS, "flashinfer", lambda _: made.setdefault("SGLang's", 1))
+    backends, methods = attention_registry.ATTENTION_BACKENDS, {name: name.upper for name in METHODS}
+    monkeypatch.setitem(backends, "flashinfer", lambda _: made.setdefault("SGLang's", 1))
+    for name in ("fa3", "trtllm_mha"):
+        monkeypatch.setitem(backends, name, lambda _: SimpleNamespace(**methods))
     _register_gpu_attention()
     assert set(BACKENDS) <= set(server_args.ATTENTION_BACKEND_CHOICES) & set(attention_registry.ATTENTION_BACKENDS)
     for name, latent in (("flashinfer", False), ("outrider", False), ("flashinfer", True)):
         attention_registry.ATTENTION_BACKENDS[name](SimpleNamespace(use_mla_backend=latent, init_new_workspace=False))
     assert set(made) == {"RaggedFlashInferBackend", "FlatAttentionBackend", "SGLang's"}
+    for name in ("fa3", "trtllm_mha"):
+        assert all(isinstance(vars(backends[name](None))[method].__self__, PaddingRows) for method in METHODS)

@@ -56,6 +56,11 @@ def test_padding_without_a_slot_of_its_own_would_be_found_out(found):
     assert found["dspark"]["without a slot more"] > 0
 
 
+def test_with_adapters_none_are_asked_for():
+    given = {"ranks": 1, "hidden_states": False, "adapters": True}
+    assert gpu_attention.graphs("fa3", {}, **given) == {"disable_cuda_graph": True}
+
+
 @pytest.mark.parametrize(
     ("backend", "given", "ranks", "hidden_states", "arguments"),
     [
