@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from outrider.kernels.experts import run_experts
+from outrider.kernels.experts import run_experts, run_joined_experts
 from outrider.kernels.fused import silu_mul
 from outrider.kernels.int8 import multiply
 from outrider.kernels.linear import pack
 
+from ..block.compiled import Prepared
 from ..chain.network import ChainWeights, prepared, stacked
 from .checkpoint import CORRECTION, EXPERTS, JOINED, MLP
 from .config import ExpertsConfig
@@ -33,7 +34,11 @@ class Experts:
         self.config, tensors = config, weights.tensors
         self.router = pack(tensors[f"{MLP}gate.weight"].float())
         self.bias = weights.get(CORRECTION)
-        if JOINED in tensors:
+        self.experts: list[tuple[Prepared, Prepared]] = []
+        self.joined: tuple[torch.Tensor, torch.Tensor] | None = None
+        if not tensors[f"{MLP}gate.weight"].is_cpu:
+            self.joined = joined(tensors, config.count)
+        elif JOINED in tensors:
             parts = zip(tensors[JOINED], tensors[f"{EXPERTS}down_proj"], strict=True)
             self.experts = [(prepared(gate_up), prepared(down)) for gate_up, down in parts]
         else:
@@ -46,7 +51,11 @@ class Experts:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [N, d]. Returns as many."""
         wide = x.float()
-        out = run_experts(x, *self.choose(multiply(wide, self.router)), self.experts)
+        chosen = self.choose(multiply(wide, self.router))
+        if self.joined is None:
+            out = run_experts(x, *chosen, self.experts)
+        else:
+            out = run_joined_experts(x, *chosen, *self.joined)
         if self.shared is None:
             return out
         shared = self.shared(x)
@@ -69,3 +78,17 @@ class Experts:
         if config.normalised:
             shares = shares / shares.sum(-1, keepdim=True)
         return shares * config.scale, chosen
+
+
+def joined(tensors: dict[str, torch.Tensor], count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """All experts' weights together, [E, 2 * I, H] and [E, H, I]. Tensors of single experts are taken out as they are
+    copied, since both would not always fit the memory."""
+    if JOINED in tensors:
+        return tensors[JOINED], tensors[f"{EXPERTS}down_proj"]
+    like = tensors[f"{EXPERTS}0.down_proj.weight"]
+    size, inner = like.shape
+    gate_up, down = like.new_empty(count, 2 * inner, size), like.new_empty(count, size, inner)
+    for i in range(count):
+        for part, place in (("gate", gate_up[i, :inner]), ("up", gate_up[i, inner:]), ("down", down[i])):
+            place.copy_(tensors.pop(f"{EXPERTS}{i}.{part}_proj.weight"))
+    return gate_up, down

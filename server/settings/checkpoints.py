@@ -45,8 +45,6 @@ def with_drafter_path(settings: Settings, model: Model) -> Settings:
             "--drafter-path, or use --drafter ngram"
         )
     kind = read_config(folder).kind
-    if reason := unserved_on(settings.resolved_device, kind):
-        raise UserError(f"{reason}; use another --drafter")
     fitting = registry.serving(kind)
     if settings.drafter == "auto":
         settings = replace(settings, drafter=fitting[0])
@@ -68,11 +66,6 @@ def own_layer(model: Model) -> Path:
     except CheckpointError as error:
         raise UserError(f"--drafter mtp: {error}; use --drafter ngram") from None
     return folder
-
-
-def unserved_on(device: str, kind: str) -> str:
-    """The reason why drafters of a kind do not draft on "cpu" or "cuda"; "": they do."""
-    return "MTP layers draft on CPUs so far" if kind == MtpConfig.kind and device != "cpu" else ""
 
 
 def read_config(folder: Path) -> networks.Config:

@@ -16,7 +16,7 @@ from outrider.drafters.mtp import checkpoint as mtp
 
 from ..model import families, hub
 from ..model.target import Model
-from .checkpoints import shipped, unserved_on
+from .checkpoints import shipped
 from .declared import CHECKPOINT_DRAFTERS
 from .settings import Settings
 
@@ -133,8 +133,6 @@ def _in_folder(folder: Path, name: str, origin: str, settings: Settings, model: 
 def _unserved(kind: str, settings: Settings, model: Model) -> str:
     """The reason why no drafter of a kind goes with a model and these settings; "": it does."""
     architecture = next(iter(model.config.get("architectures") or ()), "")
-    if reason := unserved_on(settings.resolved_device, kind):
-        return reason
     if settings.learns_per_key and kind not in BLOCK_KINDS:
         return f"--learn-per key trains {' and '.join(BLOCK_KINDS)} alone"
     reads = registry.find(registry.serving(kind)[0]).needs_hidden_states

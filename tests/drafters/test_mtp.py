@@ -13,13 +13,14 @@ import torch
 from own_process import found_by_fork
 from safetensors.torch import load_file, save_file
 from tiny_drafters import batch, check_tokens_follow_q, make_target, save_target
-from tiny_mtp import LAYERS, LAYOUTS, VOCAB, Reference, add_mtp, save_mtp, width_of
+from tiny_mtp import JOINED, LAYERS, LAYOUTS, VOCAB, Reference, add_mtp, save_mtp, width_of
 
 from outrider.drafters import networks
 from outrider.drafters.base import Features
 from outrider.drafters.block import CheckpointError
 from outrider.drafters.mtp import MtpConfig, MtpDrafter
 from outrider.drafters.mtp.checkpoint import is_carried, load
+from outrider.drafters.mtp.experts import joined
 
 GAMMA, SLOTS, CONTEXT = 4, 1024, 48
 LENGTHS = (9, 30, 1)
@@ -134,6 +135,22 @@ def test_a_rounded_layer_drafts_nearly_the_same(layout: str, tmp_path: Path) -> 
         assert draft.probs is not None
         probs.append(draft.probs[0, 0])
     assert float((probs[0] - probs[1]).abs().sum()) < 0.1
+
+
+@pytest.mark.parametrize("layout", ["qwen3-next", "qwen3.5 with experts", "glm with groups"])
+def test_a_gpus_path_drafts_the_same(layout: str, tmp_path: Path) -> None:
+    """Experts whose weights lie together, and steps of which the host knows no lengths."""
+    (made, table), (other, _) = observed(layout, tmp_path), observed(layout, tmp_path)
+    other.on_host = other.shortens = False
+    experts, weights = other.network.mlp, load(tmp_path, dtype=torch.float32)  # type: ignore[attr-defined]
+    experts.joined = joined(weights.tensors, experts.config.count)
+    assert layout == JOINED or not any(".experts." in name for name in weights.tensors)
+    for temperature in (0.0, 1.0):
+        asking = batch(table, [0, 1, 2], list(LENGTHS), temperature)
+        found, wanted = other.propose(asking), made.propose(asking)
+        assert torch.equal(found.tokens, wanted.tokens)
+        assert torch.equal(found.lens, wanted.lens)
+        torch.testing.assert_close(found.confidence, wanted.confidence, atol=1e-4, rtol=1e-4)
 
 
 def test_only_the_layer_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

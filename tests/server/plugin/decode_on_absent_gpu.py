@@ -21,12 +21,23 @@ import torch
 from planning import request
 from prometheus_client import CollectorRegistry
 from tiny_drafters import CONFIGS, DIFFUSIONS, PATHS
+from tiny_eagle import AUTHORS, DRAFTED, LAYER_IDS
+from tiny_mtp import LAYOUTS as MTP_LAYOUTS
+from tiny_mtp import SHAPE
 
 from outrider.drafters.block import BlockDrafter, BlockModel
 from outrider.drafters.block.graphs import DraftGraphs
+from outrider.drafters.chain import ChainDrafter
 from outrider.drafters.diffusion import DiffusionDrafter, DiffusionModel
 from outrider.drafters.diffusion.denoise import SCHEDULES
+from outrider.drafters.eagle import EagleDrafter
+from outrider.drafters.eagle.checkpoint import EagleWeights
+from outrider.drafters.eagle.checkpoint import shapes as eagle_shapes
+from outrider.drafters.eagle.config import EagleConfig
 from outrider.drafters.lookup_first import LookupFirst
+from outrider.drafters.mtp import MtpConfig, MtpDrafter
+from outrider.drafters.mtp.checkpoint import MtpWeights
+from outrider.drafters.mtp.checkpoint import shapes as mtp_shapes
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.slot_tokens import SlotTokens
 from outrider.kernels.cuda import native as cuda
@@ -71,6 +82,7 @@ CASES = [
     *((f"specdiff {order}", "asynchronous", "mixed") for order in SCHEDULES),
     ("specdiff certain", "asynchronous", "greedy"),
     ("deer in graphs", "asynchronous", "greedy"),
+    *((drafter, "asynchronous", kind) for drafter in ("eagle3", "mtp") for kind in ("greedy", "mixed")),
     *((f"dspark in graphs, rank {rank} of 2", "asynchronous", kind) for rank in (1, 2) for kind in ("greedy", "mixed")),
 ]
 """Drafters, planners and requests."""
@@ -114,6 +126,9 @@ class TwoRanks(Ranks):
 def make_drafter(name: str, device: torch.device, layers: int | None = None) -> Any:
     if name == "ngram":
         return NgramDrafter(4, device=device)
+    if name in ("eagle3", "mtp"):
+        with device:
+            return LookupFirst(NgramDrafter(6, device=device), make_chain(name), expected_run_length=1.7)
     name, _, order = name.removesuffix(IN_GRAPHS).partition("specdiff ")
     config = (CONFIGS | PATHS | DIFFUSIONS | {"deer": DIFFUSIONS["diffusion"], "": DIFFUSIONS["diffusion"]})[name]
     config = replace(config, num_layers=layers or config.num_layers)
@@ -127,6 +142,20 @@ def make_drafter(name: str, device: torch.device, layers: int | None = None) -> 
         else:
             drafter = BlockDrafter(BlockModel(config, vocab), embedding=rows, head=rows)
     return LookupFirst(NgramDrafter(6, device=device), drafter, expected_run_length=1.7)
+
+
+def make_chain(name: str) -> ChainDrafter:
+    rows = torch.zeros(96, 32)
+    if name == "eagle3":
+        head = EagleConfig.from_json(AUTHORS)
+        shapes = eagle_shapes(head, len(LAYER_IDS)) | {"lm_head.weight": (DRAFTED, 32)}
+        tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
+        weights = EagleWeights(head, tensors, tuple(LAYER_IDS), torch.arange(DRAFTED))
+        return EagleDrafter(weights, embedding=rows, head=rows, gamma=4)
+    architecture, _, fields = MTP_LAYOUTS["glm with groups"]
+    layer = MtpConfig.from_json(SHAPE | fields | {"architectures": [architecture], "num_hidden_layers": 6})
+    tensors = {name: torch.zeros(shape) for name, shape in mtp_shapes(layer, {}).items()}
+    return MtpDrafter(MtpWeights(layer, tensors), embedding=rows, head=rows, gamma=4)
 
 
 def make_worker(
@@ -170,8 +199,8 @@ def forward(worker: Worker, batch: Any) -> Any:
     tokens = len(batch.input_ids)
     assert batch.spec_info.ragged_verify_layout.graph_num_tokens == tokens
     hidden = None
-    if worker.drafter.target_layers:
-        hidden = torch.zeros(tokens, 32 * len(worker.drafter.target_layers), device=worker.device)
+    if worker._captures_hidden:
+        hidden = torch.zeros(tokens, 32 * max(len(worker.drafter.target_layers), 1), device=worker.device)
     logits = torch.zeros(tokens, 96, dtype=torch.bfloat16, device=worker.device)
     output = SimpleNamespace(next_token_logits=logits, hidden_states=hidden)
     if worker.tail is not None:
@@ -322,7 +351,7 @@ def main() -> None:
         for drafter in ("dspark", "dspark in graphs")
         for kind in BATCHES
     }
-    found["late"] = {drafter: late(drafter, device) for drafter in ("ngram", "dspark", "dflash")}
+    found["late"] = {drafter: late(drafter, device) for drafter in ("ngram", "dspark", "dflash", "eagle3", "mtp")}
     found["late"]["planted"] = late("dspark", device, without=7)
     original = worker_module.flatten
     for name, plant in PLANTS.items():

@@ -228,13 +228,13 @@ def test_an_mtp_layer_that_cannot_draft_is_refused_with_the_reason(tmp_path: Pat
     assert refusal().startswith(f"{model.name} is not here yet; leave --drafter out")
 
 
-def test_mtp_layers_do_not_draft_on_gpus_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mtp_layers_draft_on_gpus_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save_mtp(tmp_path / "own", "glm-4.5")
     monkeypatch.setattr("outrider.server.machine.hardware.has_gpu", lambda: True)
-    assert "MTP layers draft on CPUs so far" in take(folder)[1]
+    assert take(folder)[1].startswith(f"Drafter mtp: {folder}")
     for given in ({"drafter": "mtp"}, {"drafter_path": str(folder)}):
-        with pytest.raises(UserError, match="MTP layers draft on CPUs so far; use another --drafter"):
-            checkpoints.with_drafter_path(Settings(model=str(folder), **given), target.find(str(folder)))  # type: ignore[arg-type]
+        settings = Settings(model=str(folder), **given)  # type: ignore[arg-type]
+        assert checkpoints.with_drafter_path(settings, target.find(str(folder))).drafter == "mtp"
 
 
 def test_learning_starts_from_what_was_found(folder: Path, hub: Callable[[str], Path], tmp_path: Path) -> None:
