@@ -161,7 +161,7 @@ def make_chain(name: str) -> ChainDrafter:
 def make_worker(
     drafter: str, planner: str, device: torch.device, record: Any = lambda run: (run, run()), layers: int | None = None
 ) -> Worker:
-    """layers: of the drafter, if not its own number."""
+    """layers: of the drafter, if not its own number; each asks for the same."""
     drafter, _, rank = drafter.partition(", rank ")
     worker = Worker.__new__(OtherRank if rank == "2 of 2" else Worker)
     worker.device, worker._sampling, worker._direct, worker._direct_sought = device, None, None, True
@@ -298,7 +298,7 @@ def launches(drafter: str, kind: str, device: torch.device) -> int:
 
 def late(drafter: str, device: torch.device, *, without: int | None = None) -> list[str]:
     """Variants of our operators that steps ask for and the warm-up has not run. without: a number of requests that it
-    leaves out, and the only one that asks. Each layer asks for the same, so that the drafter needs but one."""
+    leaves out, and the only one that asks."""
     on_cuda = lambda *tensors: all(x.device == device for x in tensors) and cuda.available()  # noqa: E731
     numbers = [n for n in warm_up.numbers_of_requests(FEW) if n != without]
     with (
@@ -326,7 +326,7 @@ def run(drafter: str, planner: str, kind: str, device: torch.device) -> dict[str
     rows = np.arange(1, REQUESTS + 1)
     at = SimpleNamespace(numpy=lambda: rows)  # a tensor of the host, which the fake mode does not have
     with absent_gpu.running():
-        worker = make_worker(drafter, planner, device)
+        worker = make_worker(drafter, planner, device, layers=1)
         try:
             short, long = (steps(worker, kind, lengths, at) for lengths in ([20, 30, 25], [24, 18, 29]))
         except Exception as error:
