@@ -199,9 +199,11 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder to write")
     parser.add_argument(
         "--storage",
-        choices=["bf16", "int8"],
+        choices=["bf16", "int8", "speculators"],
         default="bf16",
-        help="bf16: the folder that stock SGLang loads; int8: the compact storage of shipped drafters "
-        "(default: %(default)s)",
+        help="bf16: the folder that stock SGLang loads; int8: the compact storage of shipped drafters; speculators: "
+        "vLLM's format, of an EAGLE-3 head (default: %(default)s)",
     )
-    parser.add_argument("--target", type=Path, metavar="FOLDER", help="the model that a dllm run's delta is of")
+    parser.add_argument(
+        "--target", type=Path, metavar="FOLDER", help="the model of a dllm run's delta, or of an EAGLE-3 head"
+    )

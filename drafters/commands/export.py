@@ -1,4 +1,4 @@
-"""`outrider export`: a drafter in another storage, the mean of several, or a delta merged into its target."""
+"""`outrider export`: a drafter in another storage or format, the mean of several, or a delta merged into its target."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from pathlib import Path
 import torch
 
 from ..block import checkpoint
+from ..block.config import read_json
 from ..block.model import DraftModel
 from ..conversion import delta
-from ..eagle.config import EagleConfig
-from ..networks import kind_of, load_any
+from ..eagle import checkpoint as eagle
+from ..eagle.config import is_eagle
+from ..eagle.speculators import save_speculators
+from ..networks import load_any
 from ..training.loop import checkpoint_model
+from ..training.target import TargetModel
 
 
 def mean_drafter(paths: list[Path]) -> DraftModel:
@@ -33,17 +37,32 @@ def mean_drafter(paths: list[Path]) -> DraftModel:
     return first
 
 
+def export_head(head: Path, target: Path, folder: Path) -> None:
+    """Write an EAGLE-3 head in the format of vLLM's `speculators`; raises CheckpointError where it does not fit."""
+    model = TargetModel.load(str(target))
+    weights = eagle.load(head, model.config.num_hidden_layers)
+    eagle.check_target(weights.config, weights.tensors, *model.embedding.shape)
+    verifier = {"name_or_path": str(target), "architectures": model.model.config.architectures or []}
+    save_speculators(weights, model.embedding, model.head, verifier, folder)
+
+
 def export(args: argparse.Namespace) -> int:
     """Write a drafter in another storage, or a delta merged into its target; returns the exit status."""
+    heads = [path for path in args.drafter if path.is_dir() and is_eagle(read_json(path))]
+    if args.storage == "speculators":
+        if not args.target or len(args.drafter) > 1 or not heads:
+            raise ValueError("--storage speculators takes one EAGLE-3 folder, and --target, the model that it is for")
+        export_head(heads[0], args.target, args.out)
+        print(f"wrote {args.out} ({checkpoint.stored_bytes(args.out) / 1e6:.1f} MB)")
+        return 0
+    if heads:
+        raise ValueError(f"{heads[0]}: stock SGLang loads an EAGLE-3 folder as it is; for vLLM --storage speculators")
     if args.target:
         if len(args.drafter) > 1:
             raise ValueError("--target takes one delta")
         delta.write_merged(args.target, args.drafter[0], args.out)
         print(f"wrote {args.out}")
         return 0
-    for path in args.drafter:
-        if path.is_dir() and kind_of(path) == EagleConfig.kind:
-            raise ValueError(f"{path}: nothing to export, stock SGLang loads an EAGLE-3 folder as it is")
     model = mean_drafter(args.drafter)
     if args.storage == "int8":
         checkpoint.save_compact(model, args.out)

@@ -76,14 +76,18 @@ def save(weights: EagleWeights, head: torch.Tensor, folder: str | Path) -> None:
     """
     tensors = {name.replace(LAYER, "midlayer."): x.cpu().bfloat16() for name, x in weights.tensors.items()}
     if weights.vocab is not None:
-        vocab = weights.vocab.cpu()
-        tensors |= {
-            "lm_head.weight": head.detach().cpu().bfloat16(),
-            "d2t": vocab - torch.arange(len(vocab)),
-            "t2d": torch.zeros(weights.config.vocab_size, dtype=torch.bool).index_fill_(0, vocab, True),
-        }
+        tensors |= {"lm_head.weight": head.detach().cpu().bfloat16()} | vocabulary_tensors(weights)
     norms = {"fc_norm": "fc_norm.0.weight" in tensors, "norm_before_fc": "input_norm.weight" in tensors}  # for SGLang
     write_folder(folder, tensors, weights.config.to_json() | norms)
+
+
+def vocabulary_tensors(weights: EagleWeights) -> dict[str, torch.Tensor]:
+    """The tensors that tell which tokens a head drafts; none where it drafts all."""
+    if weights.vocab is None:
+        return {}
+    vocab = weights.vocab.cpu()
+    drafted = torch.zeros(weights.config.vocab_size, dtype=torch.bool).index_fill_(0, vocab, True)
+    return {"d2t": vocab - torch.arange(len(vocab)), "t2d": drafted}
 
 
 def canonical(name: str) -> str:

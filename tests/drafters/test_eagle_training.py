@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -164,5 +165,43 @@ def test_what_cannot_be_trained_is_refused(target_folder: Path, prompts: Path, t
         train.run(arguments(target_folder, prompts, tmp_path / "run", "--start", str(wide)))
     parser = argparse.ArgumentParser()
     add_export_arguments(parser)
+    out = ["--out", str(tmp_path / "out")]
     with pytest.raises(ValueError, match="stock SGLang loads an EAGLE-3 folder as it is"):
-        export(parser.parse_args([str(wide), "--out", str(tmp_path / "out")]))
+        export(parser.parse_args([str(wide), *out]))
+    out += ["--storage", "speculators"]
+    with pytest.raises(ValueError, match="takes one EAGLE-3 folder, and --target"):
+        export(parser.parse_args([str(wide), *out]))
+    out += ["--target", str(target_folder)]
+    with pytest.raises(CheckpointError, match="hidden_size is 32, the drafter was trained for 64"):
+        export(parser.parse_args([str(wide), *out]))
+    some = save_eagle(tmp_path / "some", "speculators")
+    with pytest.raises(CheckpointError, match="has no place for biases of some products"):
+        export(parser.parse_args([str(some), *out]))
+
+
+@pytest.mark.parametrize("layout", ["authors", "specforge", "whole"])
+def test_a_folder_of_speculators_drafts_the_same(layout: str, target_folder: Path, tmp_path: Path) -> None:
+    """It has an embedding and a head of its own, and every field that vLLM asks for."""
+    folder, made = save_eagle(tmp_path / "head", layout), tmp_path / "made"
+    parser = argparse.ArgumentParser()
+    add_export_arguments(parser)
+    words = ["--out", str(made), "--storage", "speculators", "--target", str(target_folder)]
+    assert export(parser.parse_args([str(folder), *words])) == 0
+    target = TargetModel.load(str(target_folder))
+    nothing = torch.zeros_like(target.embedding)
+    drafts, width = [], len(LAYER_IDS) * target.config.hidden_size
+    hidden, ids = torch.randn(20, width).bfloat16(), torch.randint(VOCAB, (20,))
+    for path, rows in ((folder, target.embedding), (made, nothing)):
+        given = dataclasses.replace(make_target(target.config, rows), dtype=torch.bfloat16)
+        drafter = EagleDrafter.load(given, path, gamma=GAMMA)
+        drafter.allocate(64)
+        places = torch.arange(20)
+        drafter.observe(Features(hidden, ids, places, places))
+        drafts.append(drafter.propose(batch(torch.arange(64).int()[None], [0], [20], TEMPERATURE)))
+    assert torch.equal(drafts[0].tokens, drafts[1].tokens)
+    torch.testing.assert_close(drafts[0].probs, drafts[1].probs)
+    config = json.loads((made / "config.json").read_text())
+    assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 7
+    assert config["speculators_config"]["verifier"]["name_or_path"] == str(target_folder)
+    assert config["speculators_config"]["verifier"]["architectures"] == ["LlamaForCausalLM"]
+    assert config["eagle_aux_hidden_state_layer_ids"] == [i + 1 for i in LAYER_IDS]
