@@ -12,6 +12,8 @@ GREEDY = (0.70, -0.17, 0.25)
 SAMPLED = (0.40, -0.32, 0.04)
 """Weights of the logit of the largest chance in q, of the entropy of q in nats, and of 1. Logistic regression on drafts
 of the embedded model's DFlash and of its DSpark without the head, at temperature 0, and at 0.7 and 1."""
+MIX = torch.tensor([[entropy, largest, constant] for largest, entropy, constant in (SAMPLED, GREEDY)])
+"""The same as the compiled kernels take them: `DraftDrawArgs` in cpu/csrc/kernels.h."""
 
 
 def own_confidence(q: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:

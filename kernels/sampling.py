@@ -128,6 +128,15 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
     return logits.argmax(-1)
 
 
+def likeliest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `count` largest of each row of logits [..., V], falling, float32 [..., count], and their columns."""
+    if native.fits(logits) and not logits.requires_grad:
+        values, columns = torch.ops.outrider.likeliest(logits.reshape(-1, logits.shape[-1]).contiguous(), count)
+        return values.view(*logits.shape[:-1], count), columns.view(*logits.shape[:-1], count)
+    values, columns = logits.float().topk(count, -1)
+    return values, columns
+
+
 def draw_tokens(logits: torch.Tensor, rows: torch.Tensor, rules: Rules, keys: torch.Tensor) -> torch.Tensor:
     """[N] int64, the token drawn from `target_probs` in each of the `rows` [N] of logits [B, V].
 

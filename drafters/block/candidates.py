@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from outrider.kernels.sampling import likeliest
+
 from ..base import Rows
 from .choosing import CodebookChoosing, LatticeChoosing
 from .config import BlockConfig
@@ -37,9 +39,9 @@ class CodebookSelector(nn.Module):
         """Candidates [R, G, K] int64, the likeliest first, and scores [R, G, K, K] float32 of each behind each of the
         position before, at the first position behind the anchor, whatever the row.
 
-        logits: [R, G, V] float32. hidden: [R, G, d]. anchors: [R] int64.
+        logits: [R, G, V]. hidden: [R, G, d]. anchors: [R] int64.
         """
-        own, ids = logits.topk(self.candidates, -1)
+        own, ids = likeliest(logits, self.candidates)
         return ids, self.scores(own, ids, hidden, anchors)
 
     def scores(self, own: torch.Tensor, ids: torch.Tensor, hidden: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
@@ -80,7 +82,7 @@ class LatticeSelector(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The same as `CodebookSelector`. embedding: [V, d] of the target. context: [R, d], `BlockModel.context` of
         the token before the anchor."""
-        own, ids = logits.log_softmax(-1).topk(self.candidates, -1)
+        own, ids = likeliest(logits.float().log_softmax(-1), self.candidates)
         return ids, self.scores(own, ids, hidden, embedding, context)
 
     def scores(

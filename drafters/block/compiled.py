@@ -57,7 +57,8 @@ class CompiledBlock:
     """The parts of a model and its target that the calls need.
 
     embedding: [V, d]. mask: [1, d], its row of the mask token.
-    weights: of each layer (q|k|v, out, gate|up, down), the head, fc, keys|values of all layers, perhaps W2.
+    weights: of each layer (q|k|v, out, gate|up, down), the head, fc, keys|values of all layers, perhaps W2, and the
+        kernel projections of each layer's convolutions, whose base kernels are `convolutions`.
     norms: of each layer (before attention, of queries, of keys, before the MLP), the last, the context's.
     confidence_head: of the confidence head, as of `confidence_weights`.
     """
@@ -71,6 +72,7 @@ class CompiledBlock:
     w1: torch.Tensor | None
     confidence_head: list[torch.Tensor]
     vocab: torch.Tensor | None
+    convolutions: list[torch.Tensor]
     _native: Any = field(init=False, default=None)
 
     def allocate(self, pools: Pools) -> None:
@@ -80,14 +82,21 @@ class CompiledBlock:
         self._native = torch.classes.outrider.BlockDrafter(
             packed, kinds, scales, [w.outputs for w in self.weights], [w.depth for w in self.weights], self.norms,
             *zip(*pools, strict=True), self.cos_sin, self.mask, self.w1, self.confidence_head, self.vocab,
-            config.first_row, config.rms_norm_eps,
+            self.convolutions, config.first_row, config.rms_norm_eps,
         )  # fmt: skip
 
-    def observe(self, features: Features) -> None:
-        """Write the state of N > 0 tokens, whose `hidden` is given, into the pools."""
+    def observe(self, features: Features) -> torch.Tensor:
+        """Write the state of N > 0 tokens, whose `hidden` is given, into the pools; returns `BlockModel.context`."""
         assert features.hidden is not None
         hidden = features.hidden.to(self.mask.dtype).contiguous()
-        self._native.observe(hidden, features.positions, features.slots)
+        return self._native.observe(hidden, features.positions, features.slots)
+
+    def forward(self, batch: DraftBatch, gamma: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [R, gamma, V'] and hidden states [R, gamma, d], of models whose tokens are drawn outside."""
+        embedded = self.embedding[batch.anchors].to(self.mask.dtype)
+        where = batch.seq_lens, batch.rows, batch.page_table
+        hidden, logits = self._native.forward(embedded, *where, gamma)
+        return logits.view(len(embedded), gamma, -1), hidden.view(len(embedded), gamma, -1)
 
     def propose(self, batch: DraftBatch, gamma: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """Tokens [R, gamma], probs [R, gamma, V'] (None: all greedy or not asked for), confidence [R, gamma]."""
@@ -106,9 +115,11 @@ def compile_block(model: BlockModel, embedding: Rows, head: torch.Tensor) -> Com
     config, markov = model.config, model.markov_head
     known = (markov is None or type(markov) is MarkovHead) and config.head_dim % 32 == 0
     even = config.hidden_size % 16 == 0 and config.intermediate_size % 16 == 0 and config.markov_rank % 2 == 0
-    if config.windows or config.gemma or config.choosing or not (known and even and native.fits(model.fc.weight, head)):
+    convolved = config.convolution is None or config.convolution.group % 16 == 0
+    if config.windows or config.gemma or not (known and even and convolved and native.fits(model.fc.weight, head)):
         return None
     layers = model.draft_layers
+    convolutions = [c for layer in layers for c in (layer.attention_conv, layer.mlp_conv) if c is not None]
     products = [w.weight for layer in layers for w in (layer.qkv, layer.o_proj, layer.gate_up, layer.down_proj)]
     half, table = config.head_dim // 2, Rotary(config).table
     table = torch.cat([table, table[-1:].expand(config.queries, -1)])  # a block may go beyond an answer's last position
@@ -117,6 +128,7 @@ def compile_block(model: BlockModel, embedding: Rows, head: torch.Tensor) -> Com
     weights = [prepare(weight) for weight in (*products, head, model.fc.weight, keys_values)]
     if markov is not None:
         weights.append(prepare(markov.w2.weight))
+    weights += [prepare(convolution.kernel_projection.weight) for convolution in convolutions]
     return CompiledBlock(
         model=model,
         embedding=embedding,
@@ -127,6 +139,7 @@ def compile_block(model: BlockModel, embedding: Rows, head: torch.Tensor) -> Com
         w1=None if markov is None else markov.w1.weight,
         confidence_head=confidence_weights(model),
         vocab=model.vocab if config.draft_vocab_size else None,
+        convolutions=[convolution.base_kernel for convolution in convolutions],
     )
 
 

@@ -30,7 +30,7 @@ ARCHITECTURES = {
 }
 GEMMA = "Gemma4DSparkModel"
 BLOCK_KINDS = ("dspark", "dflash")
-"""Kinds that kernels compile, and that serve several sets of weights."""
+"""Kinds that serve several sets of weights."""
 READING_KINDS = (*BLOCK_KINDS, "dflash2")
 """All kinds that draft from the target's hidden states."""
 ANCHORED = ("dflash", "dflash2")

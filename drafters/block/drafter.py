@@ -107,7 +107,7 @@ class BlockDrafter(Drafter):
         Raises ValueError where it does not fit."""
         model = self._of_this_shape(checkpoint)
         made = BlockDrafter(model, embedding=self.embedding, head=self._target_head, gamma=self.gamma)
-        made.pools = self.pools
+        made.pools, made.contexts = self.pools, self.contexts
         if made.compiled is not None:
             made.compiled.allocate(made.pools)
         return made
@@ -125,13 +125,13 @@ class BlockDrafter(Drafter):
         if len(features.slots) == 0:
             return
         if self.compiled is not None:
-            self.compiled.observe(features)
-            return
-        context = self.model.context(features.hidden.to(self.dtype))
-        states = self.model.keys_values(context, features.positions)
-        for (keys, values), (k, v) in zip(self.pools, states, strict=True):
-            keys[features.slots] = k
-            values[features.slots] = v
+            context = self.compiled.observe(features)
+        else:
+            context = self.model.context(features.hidden.to(self.dtype))
+            states = self.model.keys_values(context, features.positions)
+            for (keys, values), (k, v) in zip(self.pools, states, strict=True):
+                keys[features.slots] = k
+                values[features.slots] = v
         if self.contexts is not None:
             self.contexts[features.slots] = context
 
@@ -142,8 +142,13 @@ class BlockDrafter(Drafter):
         if batch.draft_mask is not None and not bool(batch.draft_mask.all()):
             return self._propose_some(batch, batch.draft_mask.nonzero()[:, 0])
         gamma = self.gamma if batch.depth is None else min(batch.depth, self.gamma)
-        propose = self._propose if self.compiled is None else self.compiled.propose
-        made = self._draft(propose(batch, gamma), torch.full_like(batch.anchors, gamma))
+        if self.compiled is None:
+            block = self._propose(batch, gamma)
+        elif self.model.config.choosing is None:
+            block = self.compiled.propose(batch, gamma)
+        else:
+            block = self._draw(*self.compiled.forward(batch, gamma), batch)
+        made = self._draft(block, torch.full_like(batch.anchors, gamma))
         return made if gamma == self.gamma else made.widened(self.gamma)
 
     def _draft(self, block: Block, lens: torch.Tensor) -> Draft:
@@ -196,9 +201,14 @@ class BlockDrafter(Drafter):
             embedded = embedded * config.hidden_size**0.5
         turned = positions.clamp(max=config.max_positions - 1)  # what lies behind an answer's end may be beyond
         hidden = self.model(embedded, turned.flatten(), attend, queries).view(requests, queries, -1)
-        hidden = hidden[:, config.first_row :].contiguous()  # a strided product would go one request at a time
+        hidden = hidden[:, config.first_row :].flatten(0, 1)  # a product of three dimensions may copy the head
         logits = hidden @ self.head.T
-        if config.choosing is not None:
+        return self._draw(logits.view(requests, -1, logits.shape[1]), hidden.view(requests, -1, hidden.shape[1]), batch)
+
+    def _draw(self, logits: torch.Tensor, hidden: torch.Tensor, batch: DraftBatch) -> Block:
+        """The block drawn from logits [R, G, V'] and hidden states [R, G, d], in plain torch."""
+        config = self.model.config
+        if config.choosing is not None and (config.logit_scale, config.logit_cap) != (1.0, 0.0):
             logits = logits.float() * config.logit_scale
         if config.logit_cap:
             logits = (logits / config.logit_cap).tanh() * config.logit_cap

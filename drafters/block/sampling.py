@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from outrider.kernels.cpu import native
 from outrider.kernels.cuda import native as cuda
 from outrider.kernels.noise import gumbel_argmax
 from outrider.kernels.sampling import Rules, target_probs
 
 from ..base import DraftBatch
-from ..confidence import own_confidence
+from ..confidence import MIX, own_confidence
 from .heads import ConfidenceHead, MarkovHead
 
 
@@ -78,13 +79,13 @@ def sample_block(
     chances = torch.stack(sure, 1)
     if confidence is not None:
         chances = confidence.confidence(hidden, torch.stack(embedded, 1), chances, batch.temperatures)
-    return torch.stack(tokens, 1), _kept(probs, batch) if wants_probs else None, chances
+    return torch.stack(tokens, 1), _kept(torch.stack(probs, 1), batch) if wants_probs else None, chances
 
 
-def _kept(probs: list[torch.Tensor], batch: DraftBatch) -> torch.Tensor:
-    """[R, G, V'] of a list of G [R, V'], in the batch's room where it has one."""
-    room, made = batch.probs_room, torch.stack(probs, 1)
-    return made if room is None else room[: len(made)].copy_(made)
+def _kept(probs: torch.Tensor, batch: DraftBatch) -> torch.Tensor:
+    """Probs [R, G, V'], in the batch's room where it has one."""
+    room = batch.probs_room
+    return probs if room is None else room[: len(probs)].copy_(probs)
 
 
 def _sample_on_cuda(
@@ -141,6 +142,12 @@ def sample_path(
     on_cuda, rules = cuda.fits(scores), batch.rules.typed()
     all_greedy = all_requests_greedy(batch.rules, batch.all_greedy)
     wants_probs = batch.wants_probs and not all_greedy
+    if native.fits(scores):
+        keys = batch.keys[:, : ids.shape[1]].contiguous()
+        drawn, q, confidence = torch.ops.outrider.draw_path(ids.contiguous(), scores.contiguous(), *rules, keys, MIX)
+        if not wants_probs:
+            return drawn, None, confidence
+        return drawn, _kept(q.new_zeros(*ids.shape[:2], vocab_size).scatter_(2, ids, q), batch), confidence
     tokens, probs, sure = [], [], []
     place = batch.anchors.new_zeros(len(ids), 1)
     for k in range(ids.shape[1]):
@@ -157,7 +164,7 @@ def sample_path(
         tokens.append(token)
         if wants_probs:
             probs.append(q)
-    return torch.stack(tokens, 1), _kept(probs, batch) if wants_probs else None, torch.stack(sure, 1)
+    return torch.stack(tokens, 1), _kept(torch.stack(probs, 1), batch) if wants_probs else None, torch.stack(sure, 1)
 
 
 def draw_independently(

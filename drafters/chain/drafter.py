@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 
@@ -21,8 +22,20 @@ from ..encoding import EncodingDrafter
 from ..spans import Spans
 from .network import ChainNetwork, ChainWeights
 
+Drawn = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
+"""Tokens [R, gamma], probs [R, gamma, V'] (None: all greedy or not asked for) and confidence [R, gamma]."""
 SHARED = ("embed_tokens.weight", "lm_head.weight")
 """Tensors that are the target's where a drafter has none of its own."""
+
+
+class CompiledChain(Protocol):
+    """A whole chain in one call of the compiled kernels."""
+
+    def allocate(self, features: torch.Tensor) -> None:
+        """Work on these features [slots, d] and the network's keys and values from now on."""
+
+    def propose(self, batch: DraftBatch, gamma: int) -> Drawn:
+        """Draft for all requests of a batch whose texts are encoded."""
 
 
 class ChainDrafter(EncodingDrafter):
@@ -35,6 +48,7 @@ class ChainDrafter(EncodingDrafter):
     block = 1
     assesses_itself = True
     network: ChainNetwork
+    compiled: CompiledChain | None
 
     def __init__(self, weights: ChainWeights, *, embedding: Rows, head: Rows, gamma: int, positions: int = 0) -> None:
         self.gamma, self.target_layers = gamma, weights.layers
@@ -52,10 +66,15 @@ class ChainDrafter(EncodingDrafter):
     def _network(self, weights: ChainWeights, head: torch.Tensor) -> ChainNetwork:
         """The network of weights and a head [V', d]."""
 
+    def _compile(self) -> CompiledChain | None:
+        """The chain of the network in use; None: each of its passes is computed by itself."""
+        return None
+
     def _use(self, weights: ChainWeights) -> None:
         self.vocab = weights.vocab
         self.embedding, head = with_shared(weights, *self._target_rows)
         self.network = self._network(weights, head)
+        self.compiled = self._compile()
 
     @torch.inference_mode()
     def reload(self, checkpoint: str, number: int = 0) -> None:
@@ -66,11 +85,15 @@ class ChainDrafter(EncodingDrafter):
             raise CheckpointError(f"the drafter {checkpoint} has another shape than the one that serves")
         self._use(found)
         self.network.keys, self.network.values = before.keys, before.values
+        if self.compiled is not None and len(before.keys):
+            self.compiled.allocate(self.features)
 
     def allocate(self, slots: int) -> None:
         super().allocate(slots)
         self.network.allocate(slots)
         self.features = torch.zeros(slots, self.network.config.hidden_size, dtype=self.dtype, device=self.device)
+        if self.compiled is not None:
+            self.compiled.allocate(self.features)
 
     @torch.inference_mode()
     def observe(self, features: Features) -> None:
@@ -92,6 +115,18 @@ class ChainDrafter(EncodingDrafter):
         if new is not None:
             self._encode(new)
         gamma = self.gamma if batch.depth is None or not self.shortens else min(batch.depth, self.gamma)
+        chain = self._chain(batch, block, gamma) if self.compiled is None else self.compiled.propose(batch, gamma)
+        tokens, probs, confidence = chain
+        return Draft(
+            tokens=tokens,
+            lens=torch.full_like(batch.anchors, gamma),
+            confidence=confidence,
+            probs=probs,
+            vocab=None if probs is None else self.vocab,
+            drafting=len(batch.anchors),
+        ).widened(self.gamma)
+
+    def _chain(self, batch: DraftBatch, block: Spans, gamma: int) -> Drawn:
         all_greedy = all_requests_greedy(batch.rules, batch.all_greedy)
         wants_probs = batch.wants_probs and not all_greedy
         before = batch.page_table[batch.rows, batch.seq_lens - 1].long()
@@ -107,14 +142,7 @@ class ChainDrafter(EncodingDrafter):
             sure.append(own_confidence(q, batch.temperatures))
             if wants_probs:
                 probs.append(q)
-        return Draft(
-            tokens=torch.stack(tokens, 1),
-            lens=torch.full_like(batch.anchors, gamma),
-            confidence=torch.stack(sure, 1),
-            probs=torch.stack(probs, 1) if wants_probs else None,
-            vocab=self.vocab if wants_probs else None,
-            drafting=len(batch.anchors),
-        ).widened(self.gamma)
+        return torch.stack(tokens, 1), torch.stack(probs, 1) if wants_probs else None, torch.stack(sure, 1)
 
     def _behind(self, batch: DraftBatch, k: int) -> Spans:
         """The position of each request's k-th drafted token."""

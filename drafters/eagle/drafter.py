@@ -10,6 +10,7 @@ from ..base import Rows, Target
 from ..chain import ChainDrafter
 from ..chain.network import ChainWeights
 from .checkpoint import EagleWeights, check_target, load
+from .compiled import CompiledChain, compile_chain
 from .network import EagleNetwork
 
 
@@ -39,3 +40,7 @@ class EagleDrafter(ChainDrafter):
 
     def _network(self, weights: ChainWeights, head: torch.Tensor) -> EagleNetwork:
         return EagleNetwork(weights, head, self._positions)
+
+    def _compile(self) -> CompiledChain | None:
+        assert isinstance(self.network, EagleNetwork)
+        return compile_chain(self.network, self.embedding, self.vocab)

@@ -34,7 +34,8 @@ EXACT = ("-ffp-contract=off",)
 """Flags of the operations: the bits of random numbers may not depend on the processor they were compiled for."""
 _WIDE = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma")
 OPERATIONS = (
-    "ops", "instruction_sets", "products", "forward", "block", "diffusion", "gated_delta", "lookup", "noise", "ragged",
+    "ops", "instruction_sets", "products", "forward", "block", "chain", "paths", "diffusion", "gated_delta", "lookup",
+    "noise", "ragged",
 )  # fmt: skip
 INSTRUCTION_SETS = {
     "scalar": (),

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+from unittest.mock import patch
 
 import pytest
 import torch
-from tiny_drafters import DFLASH, GATED, TINY, WIDE, WIDE_DFLASH, make_model
+from instruction_sets import SETS, using
+from tiny_drafters import (
+    DFLASH,
+    DFLASH2,
+    GATED,
+    TINY,
+    WIDE,
+    WIDE_DFLASH,
+    WIDE_DFLASH2,
+    WIDE_LILICORR,
+    make_model,
+)
 
 from outrider.drafters.base import Draft, DraftBatch, Features
 from outrider.drafters.block import BlockConfig, BlockDrafter
 from outrider.drafters.block import compiled as compiled_block
+from outrider.drafters.block.choosing import Convolution
+from outrider.drafters.block.layers import RowConvolution
 from outrider.kernels.cpu import native
 from outrider.kernels.noise import torch_gumbel_argmax
 
@@ -26,6 +40,15 @@ VARIANTS = {
     "dflash": WIDE_DFLASH,
     "blocks behind the last position": dataclasses.replace(WIDE, max_positions=40),  # as many as the longest has
 }
+PATHS = {
+    "dflash2": WIDE_DFLASH2,
+    "lilicorr": WIDE_LILICORR,
+    "one tap": dataclasses.replace(WIDE_DFLASH2, num_layers=1, convolution=Convolution(taps=1, group=64)),
+    "as many taps as rows": dataclasses.replace(WIDE_DFLASH2, convolution=Convolution(taps=9, group=16)),
+    "no convolution": dataclasses.replace(WIDE_DFLASH2, convolution=None),
+    "scaled and capped": dataclasses.replace(WIDE_DFLASH2, logit_scale=0.5, logit_cap=5.0),
+}
+"""Drafters whose tokens are drawn outside the call."""
 EACH = pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
 LENGTHS = torch.tensor([40, 1, 23, 17])
 
@@ -63,7 +86,7 @@ def drafts(
     return found, states
 
 
-@EACH
+@pytest.mark.parametrize("config", (VARIANTS | PATHS).values(), ids=VARIANTS | PATHS)
 def test_float32_drafts_are_those_of_the_plain_model(config: BlockConfig) -> None:
     filters = {"top_ks": torch.tensor([1, 5, 2**30, 2**30]), "top_ps": torch.tensor([1.0, 0.8, 0.5, 1.0])}
     for heat, rules in (([0.0] * 4, {}), ([0.0, 0.7, 1.0, 1.3], {}), ([0.0, 0.7, 1.0, 1.3], filters)):
@@ -98,6 +121,48 @@ def test_bfloat16_drafts_in_eight_bits_are_near_the_plain_model(
     assert distance.max() < 0.1
 
 
+def plain_pass(drafter: BlockDrafter, asked: DraftBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits and hidden states from which the plain model draws."""
+    with patch.object(drafter, "_draw", return_value=(None, None, None)) as draw:
+        drafter._propose(asked)
+    logits, hidden, _ = draw.call_args.args
+    return logits, hidden
+
+
+@pytest.mark.parametrize("config", PATHS.values(), ids=PATHS)
+@pytest.mark.parametrize("name", SETS.values())
+def test_states_and_logits_before_a_path_is_drawn(config: BlockConfig, name: str) -> None:
+    """In float32 they are those of the plain model, in 8 bits near them; a request's do not depend on the others."""
+    with using(name):
+        for dtype, close in ((torch.float32, 1e-4), (torch.bfloat16, 0.1)):
+            model = make_model(config).to(dtype)
+            for convolution in model.modules():
+                if isinstance(convolution, RowConvolution):  # as trained ones, not far from what they begin with
+                    convolution.kernel_projection.weight.mul_(0.2)
+                    convolution.base_kernel[:, 0] += 1
+            shared = (torch.randn(config.vocab_size, config.hidden_size) * 0.3).to(dtype)
+            drafter = BlockDrafter(model, embedding=shared, head=shared)
+            drafter.allocate(256)
+            table, lengths = torch.randperm(256).int().view(4, 64), LENGTHS
+            slots = torch.cat([table[row, :length] for row, length in enumerate(lengths)]).long()
+            positions = torch.cat([torch.arange(int(length)) for length in lengths])
+            hidden = torch.randn(len(slots), len(config.target_layers) * config.hidden_size).to(dtype)
+            drafter.observe(Features(hidden, torch.zeros_like(slots), positions, slots))
+            asked = DraftBatch(
+                anchors=torch.tensor([3, 90, 14, 3]), seq_lens=lengths, page_table=table, rows=torch.arange(4),
+                temperatures=torch.zeros(4), keys=torch.zeros(4, config.gamma, dtype=torch.int64),
+            )  # fmt: skip
+            assert drafter.compiled is not None
+            logits, states = drafter.compiled.forward(asked, config.gamma)
+            for ours, plain in zip((logits, states), plain_pass(drafter, asked), strict=True):
+                error = (ours - plain).float().norm() / plain.float().norm()
+                assert error < close
+            for row in range(4):
+                alone = drafter.compiled.forward(asked.select(torch.tensor([row])), config.gamma)
+                assert torch.equal(alone[0][0], logits[row])
+                assert torch.equal(alone[1][0], states[row])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_draws_are_those_of_the_keys(dtype: torch.dtype) -> None:
     """At each position, given the tokens before it, each key draws what it draws from q; q is the same for all keys."""
@@ -129,7 +194,11 @@ def test_steps_aside_for_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) 
         return BlockDrafter(make_model(config), embedding=shared, head=shared).compiled is not None
 
     assert compiled(WIDE)
-    assert not any(compiled(config) for config in (TINY, DFLASH, GATED, dataclasses.replace(WIDE, markov_head="rnn")))
+    assert compiled(WIDE_DFLASH2)
+    windows = dataclasses.replace(WIDE_DFLASH2, windows=(6, -1), open_windows=True)
+    groups = dataclasses.replace(WIDE_DFLASH2, convolution=Convolution(taps=2, group=8))
+    unknown = TINY, DFLASH, DFLASH2, GATED, dataclasses.replace(WIDE, markov_head="rnn"), windows, groups
+    assert not any(compiled(config) for config in unknown)
     monkeypatch.setattr(native, "available", lambda: False)
     assert not compiled(WIDE)
 

@@ -335,7 +335,9 @@ def test_merged_folder_is_the_model_with_its_delta(
         model.mask.copy_(stored["mask"])
         ids = torch.randint(3, VOCABULARY, (11,), generator=torch.Generator().manual_seed(2))
         expected = reference(model, target, ids, None)
-    given = argparse.Namespace(drafter=[tmp_path / "delta"], target=target_folder, out=tmp_path / "merged")
+    given = argparse.Namespace(
+        drafter=[tmp_path / "delta"], target=target_folder, out=tmp_path / "merged", storage="bf16"
+    )
     assert export(given) == 0
     config = json.loads((tmp_path / "merged" / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]

@@ -24,7 +24,7 @@ from test_block_drafter import (  # noqa: F401 - they run here too, with the con
     test_weights_exchanged_while_it_serves,
     test_weights_of_another_shape_are_refused,
 )
-from tiny_drafters import DFLASH2, LILICORR, PATHS, batch, check_tokens_follow_q, make_model
+from tiny_drafters import DFLASH2, LILICORR, PATHS, WIDE_PATHS, batch, check_tokens_follow_q, make_model
 
 from outrider.drafters import networks
 from outrider.drafters.block import BlockConfig, CheckpointError, checkpoint, save_plain
@@ -45,9 +45,9 @@ QWEN38: dict[str, Any] = {
 """config.json of z-lab/Qwen3.8-27B-DFlash2, as far as a loader reads it."""
 
 
-@pytest.fixture(params=sorted(PATHS))
+@pytest.fixture(params=sorted(PATHS | WIDE_PATHS))
 def config(request: pytest.FixtureRequest) -> BlockConfig:
-    return PATHS[request.param]
+    return (PATHS | WIDE_PATHS)[request.param]
 
 
 def reference(config: BlockConfig, drafter: Any) -> Reference:

@@ -62,6 +62,13 @@ LILICORR = dataclasses.replace(
         candidates=16, width=24, layers=2, heads=2, mlp_ratio=1.5, factors=6, eps=1e-4, scale=40.0
     ),
 )  # fmt: skip
+# What the compiled kernels take: heads of 32, convolutions of 16 channels.
+WIDE = dataclasses.replace(TRUNCATED, hidden_size=64, intermediate_size=96, head_dim=32)
+WIDE_DFLASH = dataclasses.replace(DFLASH, hidden_size=64, intermediate_size=96, head_dim=32)
+WIDE_DFLASH2 = dataclasses.replace(
+    WIDE_DFLASH, kind="dflash2", choosing=DFLASH2.choosing, convolution=Convolution(taps=2, group=16)
+)
+WIDE_LILICORR = dataclasses.replace(WIDE_DFLASH2, choosing=LILICORR.choosing, convolution=Convolution(taps=3, group=32))
 PATHS = {
     "dflash2": DFLASH2,
     "dflash2, open windows": dataclasses.replace(
@@ -73,9 +80,7 @@ PATHS = {
     ),
 }
 """Drafters that draw a path through candidates."""
-# What the compiled kernels take: heads of 32.
-WIDE = dataclasses.replace(TRUNCATED, hidden_size=64, intermediate_size=96, head_dim=32)
-WIDE_DFLASH = dataclasses.replace(DFLASH, hidden_size=64, intermediate_size=96, head_dim=32)
+WIDE_PATHS = {"wide dflash2": WIDE_DFLASH2, "wide lilicorr": WIDE_LILICORR}
 DIFFUSION = dataclasses.replace(
     TINY, kind="diffusion", target_layers=(), mask_token_id=0, markov_rank=0, confidence_with_markov=False
 )

@@ -43,9 +43,11 @@ SPECULATORS: dict[str, Any] = {  # RedHatAI/Qwen3-8B-speculator.eagle3; what ent
 }  # fmt: skip
 WHOLE = AUTHORS | {"draft_vocab_size": None}
 """Drafts from the target's whole vocabulary, with the target's head."""
-WIDE = AUTHORS | {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
-"""The compiled kernels take its heads."""
-LAYOUTS = {"authors": AUTHORS, "specforge": SPECFORGE, "speculators": SPECULATORS, "whole": WHOLE, "wide": WIDE}
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
+"""Those of heads that the compiled kernels take."""
+LAYOUTS = {"authors": AUTHORS, "specforge": SPECFORGE, "speculators": SPECULATORS, "whole": WHOLE}
+WIDE = {"wide": AUTHORS | SIZES, **{f"wide {name}": LAYOUTS[name] | SIZES for name in LAYOUTS if name != "authors"}}
+LAYOUTS |= WIDE
 
 
 def flat(layout: str) -> dict[str, Any]:
@@ -57,6 +59,7 @@ def flat(layout: str) -> dict[str, Any]:
 def tensors_of(layout: str, seed: int = 0) -> dict[str, torch.Tensor]:
     """The random tensors of a folder, named as there; every weight is large enough to matter."""
     draw, config = torch.Generator().manual_seed(seed), flat(layout)
+    layout = layout.removeprefix("wide ")
     layer = "layers.0." if layout == "speculators" else "midlayer."
     size, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head

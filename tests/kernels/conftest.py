@@ -20,7 +20,7 @@ def all_threads() -> Iterator[None]:
 @pytest.fixture
 def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
     """Use the variant named by the parameter; skipped where the processor does not run it."""
-    from instruction_sets import using  # beside this file
+    from instruction_sets import using
 
     with using(request.param):
         yield request.param

@@ -22,18 +22,20 @@ class BlockDrafter : public torch::CustomClassHolder {
   // own weights: the head, fc and the keys|values of all layers, with a Markov head W2. own norms: the last one, the
   // context's. mask: [1, d], embedded. w1: [V, r], none without a Markov head. confidence_head: float32, the confidence
   // head's weight of a hidden state [d], what it adds for the token before [V], and DraftDrawArgs' mix [2, 3]; empty
-  // without one. vocab: [V'], none for the identity.
+  // without one. vocab: [V'], none for the identity. convolutions: as in DrafterTensors.
   BlockDrafter(Tensors weights, std::vector<int64_t> kinds, Tensors scales, std::vector<int64_t> outputs,
                std::vector<int64_t> depths, Tensors norms, Tensors k_pools, Tensors v_pools, Tensor cos_sin,
                Tensor mask, std::optional<Tensor> w1, Tensors confidence_head, std::optional<Tensor> vocab,
-               int64_t first_row, double eps)
-      : layers_({weights, kinds, scales, outputs, depths, norms, k_pools, v_pools, cos_sin}, mask, w1 ? 4 : 3, 2, eps),
+               Tensors convolutions, int64_t first_row, double eps)
+      : layers_({weights, kinds, scales, outputs, depths, norms, k_pools, v_pools, cos_sin, convolutions}, mask,
+                w1 ? 4 : 3, 2, eps),
         mask_(mask), w1_(w1), confidence_head_(confidence_head), vocab_(vocab), first_row_(first_row) {
     read_heads(layers_.own_weights);
   }
 
   // Writes keys and values of target features [N, m * d] at `slots` of every layer's pools; these skip the input norm.
-  void observe(Tensor features, Tensor positions, Tensor slots) const {
+  // Returns the features in the drafter's width, [N, d].
+  Tensor observe(Tensor features, Tensor positions, Tensor slots) const {
     const int64_t tokens = features.size(0), kv_width = layers_.kv_heads * layers_.width;
     check_dense(features, mask_.scalar_type(), {tokens, fc_.depth}, "features");
     check_dense(positions, at::kLong, {tokens}, "positions");
@@ -55,6 +57,19 @@ class BlockDrafter : public torch::CustomClassHolder {
         layers_.rotate(stages, rope, layers_.layers[i]);
       }
     });
+    return context;
+  }
+
+  // Normed states [R * gamma, d] and logits [R * gamma, V'] of a draft, from which the caller draws.
+  std::tuple<Tensor, Tensor> forward(Tensor embedded, Tensor seq_lens, Tensor rows, Tensor page_table,
+                                     int64_t gamma) const {
+    Pass pass = pass_of(embedded, seq_lens, rows, page_table, gamma);
+    run_team([&](TeamMember& member) {
+      run_layers(member, pass, rows.numel(), gamma);
+      const Stages all(member, layers_.type, rows.numel() * gamma, pass.b.layers.rounded);
+      all.product(pass.b.states.data_ptr(), head_, pass.b.logits.data_ptr(), nullptr);
+    });
+    return {pass.b.states, pass.b.logits};
   }
 
   // A draft of gamma tokens for each of R requests: tokens [R, gamma], confidence [R, gamma] and, where that is wanted
@@ -64,20 +79,11 @@ class BlockDrafter : public torch::CustomClassHolder {
       Tensor anchors, Tensor embedded, Tensor seq_lens, Tensor rows, Tensor page_table, Tensor temperatures,
       std::optional<Tensor> top_ks, std::optional<Tensor> top_ps, std::optional<Tensor> min_ps, Tensor noise,
       int64_t gamma, bool wants_probs) const {
-    const int64_t requests = rows.numel(), queries = gamma + first_row_, tokens = requests * queries;
-    check_dense(embedded, mask_.scalar_type(), {requests, layers_.hidden}, "embedded");
+    const int64_t requests = rows.numel();
     check_dense(anchors, at::kLong, {requests}, "anchors");
     check_dense(noise, at::kLong, {requests, gamma}, "noise");
     if (w1_) check_range(anchors, 0, w1_->size(0), "anchors");
-    const QueryPlacement places(seq_lens, rows, page_table, [&](int64_t) { return queries; });
-    layers_.check_places(places.positions, places.slots);
-    const SharedAttention seen = layers_.plan(tokens, places.indptr, places.kv_lens, rows, page_table, false);
-    Buffers b = buffers_for(requests, gamma, seen);
-    const int64_t bytes = layers_.hidden * layers_.size();
-    for (int64_t i = 0; i < tokens; ++i) {
-      const char* from = i % queries ? data(mask_) : data(embedded) + i / queries * bytes;
-      std::memcpy(data(b.layers.residual) + i * bytes, from, bytes);
-    }
+    Pass pass = pass_of(embedded, seq_lens, rows, page_table, gamma);
     DraftDrawArgs draws{};
     draws.rules = rules_of(temperatures, top_ks, top_ps, min_ps, requests);
     const auto* heat = draws.rules.temperatures;
@@ -91,14 +97,44 @@ class BlockDrafter : public torch::CustomClassHolder {
     draws.tokens = drawn.data_ptr<int64_t>();
     draws.confidence = confidence.data_ptr<float>();
     run_team([&](TeamMember& member) {
-      layers_.run(member, places.positions, places.slots, nullptr, 0, &seen, b.layers, &head_);
-      layers_.finish(member, layers_.own_norm(0), 0, requests, queries, first_row_, gamma, b.layers, b.states);
-      draw(member, draws, anchors.data_ptr<int64_t>(), requests, gamma, sampled ? 32 : 4, b);
+      run_layers(member, pass, requests, gamma);
+      draw(member, draws, anchors.data_ptr<int64_t>(), requests, gamma, sampled ? 32 : 4, pass.b);
     });
     return {drawn, probs, confidence};
   }
 
  private:
+  // The one pass of a draft: where its rows stand, what they see, and their inputs in the buffers.
+  struct Pass {
+    QueryPlacement places;
+    SharedAttention seen;
+    Buffers b;
+  };
+
+  Pass pass_of(const Tensor& embedded, const Tensor& seq_lens, const Tensor& rows, const Tensor& page_table,
+               int64_t gamma) const {
+    const int64_t requests = rows.numel(), queries = gamma + first_row_, tokens = requests * queries;
+    check_dense(embedded, mask_.scalar_type(), {requests, layers_.hidden}, "embedded");
+    QueryPlacement places(seq_lens, rows, page_table, [&](int64_t) { return queries; });
+    layers_.check_places(places.positions, places.slots);
+    SharedAttention seen = layers_.plan(tokens, places.indptr, places.kv_lens, rows, page_table, false);
+    Buffers b = buffers_for(requests, gamma, seen);
+    const int64_t bytes = layers_.hidden * layers_.size();
+    for (int64_t i = 0; i < tokens; ++i) {
+      const char* from = i % queries ? data(mask_) : data(embedded) + i / queries * bytes;
+      std::memcpy(data(b.layers.residual) + i * bytes, from, bytes);
+    }
+    return {std::move(places), std::move(seen), std::move(b)};
+  }
+
+  // The normed states of a pass.
+  void run_layers(TeamMember& member, Pass& pass, int64_t requests, int64_t gamma) const {
+    const QueryPlacement& places = pass.places;
+    LayerBuffers& b = pass.b.layers;
+    layers_.run(member, places.positions, places.slots, nullptr, 0, &pass.seen, b, &head_);
+    layers_.finish(member, layers_.own_norm(0), 0, requests, gamma + first_row_, first_row_, gamma, b, pass.b.states);
+  }
+
   // The tokens of a draft from its hidden states, position after position where each depends on the one before.
   void draw(TeamMember& member, DraftDrawArgs a, const int64_t* anchors, int64_t requests, int64_t gamma, int64_t work,
             Buffers& b) const {
@@ -111,7 +147,7 @@ class BlockDrafter : public torch::CustomClassHolder {
     a.columns = head_.outputs;
     a.width = layers_.hidden;
     a.rows = requests * gamma;
-    a.stride = 1;
+    a.stride = a.logit_stride = 1;
     a.rows_per_request = gamma;
     if (!w1_) return all.draw_drafts(a, work);
     if (!confidence_head_.empty()) {
@@ -122,7 +158,7 @@ class BlockDrafter : public torch::CustomClassHolder {
     a.bias = b.bias.data_ptr();
     a.rows = requests;
     a.rows_per_request = 1;
-    a.stride = gamma;
+    a.stride = a.logit_stride = gamma;
     a.previous = anchors;
     a.previous_stride = 1;
     const int64_t bytes = w1_->size(1) * layers_.size();
@@ -146,6 +182,7 @@ class BlockDrafter : public torch::CustomClassHolder {
     const int64_t drafted = requests * gamma, tokens = requests * (gamma + first_row_);
     Buffers b{layers_.buffers(tokens, {&seen}), layers_.matrix(drafted, layers_.hidden),
               layers_.matrix(drafted, head_.outputs), {}, {}};
+    b.layers.block_rows = gamma + first_row_;
     if (w1_) b.latents = layers_.matrix(requests, w2_.depth), b.bias = layers_.matrix(requests, w2_.outputs);
     b.layers.rounded.reserve(drafted, head_);
     if (w1_) b.layers.rounded.reserve(requests, w2_);
@@ -190,9 +227,10 @@ class BlockDrafter : public torch::CustomClassHolder {
 TORCH_LIBRARY_FRAGMENT(outrider, m) {
   m.class_<BlockDrafter>("BlockDrafter")
       .def(torch::init<Tensors, std::vector<int64_t>, Tensors, std::vector<int64_t>, std::vector<int64_t>, Tensors,
-                       Tensors, Tensors, Tensor, Tensor, std::optional<Tensor>, Tensors, std::optional<Tensor>, int64_t,
-                       double>())
+                       Tensors, Tensors, Tensor, Tensor, std::optional<Tensor>, Tensors, std::optional<Tensor>, Tensors,
+                       int64_t, double>())
       .def("observe", &BlockDrafter::observe)
+      .def("forward", &BlockDrafter::forward)
       .def("propose", &BlockDrafter::propose);
 }
 

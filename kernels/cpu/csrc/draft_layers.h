@@ -1,7 +1,9 @@
-// The layers of a drafter (DSpark, DFlash, diffusion) as stages of a team: what is checked once, when a drafter is
-// made, and what all of them compute alike.
+// The layers of a drafter (DSpark, DFlash, EAGLE-3, diffusion) as stages of a team: what is checked once, when it is made,
+// and what all of them compute alike.
 #pragma once
 #include <ATen/ops/empty.h>
+
+#include <optional>
 
 #include "stages.h"
 
@@ -38,22 +40,34 @@ struct QueryPlacement {
   }
 };
 
+// DFlash 2's convolution before a sublayer (side 0) and behind it (side 1).
+struct BlockConvolution {
+  Weight added;      // outputs [2, taps, groups]: what a row's input adds to its kernels
+  const void* base;  // [2, taps, d]
+  int64_t taps, groups;
+};
+
 struct DraftLayer {
   Weight qkv, out, up, down;
   const void *norm_before, *norm_queries, *norm_keys, *norm_between;  // of queries and keys: null without
   void *k_pool, *v_pool;
+  const void* bias = nullptr;  // of q|k|v
+  std::optional<BlockConvolution> around_attention, around_mlp;
 };
 
 // Intermediate results of the layers.
 struct LayerBuffers {
-  Tensor residual, normed, qkv, attended, x, up, gated, partials;
+  Tensor residual, normed, qkv, attended, x, up, gated, partials, added;
   RoundedInput rounded;
+  int64_t block_rows = 1;  // that a convolution goes over
 };
 
 // Constructor arguments that all drafters share. weights, each beside its kind, scales (none: no numbers), outputs and
 // depth as of weight_of: four a layer (q|k|v, out, gate|up, down), then the drafter's own. norms: of each layer four
 // (before attention, of queries, of keys, before the MLP; those of queries and keys may have no numbers: there are
-// none), then its own, all [d]. pools: of keys and values, [slots, heads, width], of each layer.
+// none), then its own, all [d]. pools: of keys and values, [slots, heads, width], of each layer. convolutions: bases of
+// each layer two, around attention and around the MLP, whose weights are the last ones; or none. bias: of the first
+// layer's q|k|v.
 struct DrafterTensors {
   Tensors weights;
   std::vector<int64_t> kinds;
@@ -61,6 +75,8 @@ struct DrafterTensors {
   std::vector<int64_t> outputs, depths;
   Tensors norms, k_pools, v_pools;
   Tensor cos_sin;
+  Tensors convolutions{};
+  std::optional<Tensor> bias{};
 };
 
 // An attention that all layers of a pass share, and whether its work is split into chunks that are merged afterwards.
@@ -71,14 +87,17 @@ struct SharedAttention {
 
 class DraftLayers {
  public:
-  // `like` has the type of all numbers and d columns; `own` weights and `own_norms` are the drafter's.
-  DraftLayers(DrafterTensors parts, const Tensor& like, size_t own, size_t own_norms, double eps)
+  // `like` has the type of all numbers and d columns; `own` weights and `own_norms` are the drafter's. input_width: of
+  // what the first layer's q|k|v are made from, 0: d.
+  DraftLayers(DrafterTensors parts, const Tensor& like, size_t own, size_t own_norms, double eps,
+              int64_t input_width = 0)
       : eps(float(eps)), type(type_of(like, "inputs")), hidden(like.size(-1)), parts_(std::move(parts)), like_(like) {
     const DrafterTensors& p = parts_;
-    const size_t count = p.k_pools.size(), products = 4 * count + own;
+    const size_t count = p.k_pools.size(), products = 4 * count + own + p.convolutions.size();
     TORCH_CHECK(count && p.weights.size() == products && p.kinds.size() == products && p.scales.size() == products &&
                     p.outputs.size() == products && p.depths.size() == products &&
-                    p.norms.size() == 4 * count + own_norms && p.v_pools.size() == count,
+                    p.norms.size() == 4 * count + own_norms && p.v_pools.size() == count &&
+                    (p.convolutions.empty() || p.convolutions.size() == 2 * count),
                 "expected ", products, " weights for ", count, " layers, four norms and two pools each and ", own_norms,
                 " norms, got ", p.weights.size(), " weights and ", p.norms.size(), " norms");
     read_pools();
@@ -96,9 +115,10 @@ class DraftLayers {
     const int64_t deep[4] = {hidden, heads * width, hidden, mlp}, wide[4] = {p.outputs[0], hidden, 2 * mlp, hidden};
     std::vector<Weight> all;
     for (size_t i = 0; i < products; ++i) {
-      TORCH_CHECK(i >= 4 * count || (p.outputs[i] == wide[i % 4] && p.depths[i] == deep[i % 4]), "weight ", i % 4,
+      const int64_t depth = i == 0 && input_width ? input_width : deep[i % 4];
+      TORCH_CHECK(i >= 4 * count || (p.outputs[i] == wide[i % 4] && p.depths[i] == depth), "weight ", i % 4,
                   " of layer ", i / 4, " is [", p.outputs[i], ", ", p.depths[i], "], expected [", wide[i % 4], ", ",
-                  deep[i % 4], "]");
+                  depth, "]");
       all.push_back(weight_of(p.weights[i], p.kinds[i], p.scales[i], p.outputs[i], p.depths[i], like));
     }
     const auto norm = [&](size_t i) -> const void* { return p.norms[i].numel() ? p.norms[i].data_ptr() : nullptr; };
@@ -107,15 +127,22 @@ class DraftLayers {
       layers.push_back({w[0], w[1], w[2], w[3], norm(4 * i), norm(4 * i + 1), norm(4 * i + 2), norm(4 * i + 3),
                         p.k_pools[i].data_ptr(), p.v_pools[i].data_ptr()});
     }
-    own_weights.assign(all.begin() + 4 * count, all.end());
+    own_weights.assign(all.begin() + 4 * count, all.begin() + 4 * count + own);
+    for (size_t i = 0; i < p.convolutions.size(); ++i)
+      (i % 2 ? layers[i / 2].around_mlp : layers[i / 2].around_attention) =
+          convolution_of(p.convolutions[i], all[4 * count + own + i]);
+    if (!p.bias) return;
+    check_dense(*p.bias, like.scalar_type(), {p.outputs[0]}, "the bias of q|k|v");
+    layers[0].bias = p.bias->data_ptr();
   }
 
   // Inputs in b.residual [N, d] of rows at `positions` and `slots` [N], of which the first `context_tokens` are
   // context: they see by `context` what is before them, the others by `block` all of their own. Their keys and values
   // go to the pools. What comes out of the rows behind the context is b.residual + b.x. `next`: the product that
-  // follows.
+  // follows. inputs: what the first layer's q|k|v are made from, null: the normed residual.
   void run(TeamMember& member, const Tensor& positions, const Tensor& slots, const SharedAttention* context,
-           int64_t context_tokens, const SharedAttention* block, LayerBuffers& b, const Weight* next) const {
+           int64_t context_tokens, const SharedAttention* block, LayerBuffers& b, const Weight* next,
+           const void* inputs = nullptr) const {
     const int64_t tokens = positions.numel(), own = tokens - context_tokens;
     const Stages every(member, type, tokens, b.rounded), last(member, type, own, b.rounded);
     char* const qkv = data(b.qkv);
@@ -127,9 +154,12 @@ class DraftLayers {
     for (size_t i = 0; i < layers.size(); ++i) {
       const DraftLayer& layer = layers[i];
       const bool ends = i + 1 == layers.size();
-      every.norm(i ? data(b.x) : data(b.residual), i ? data(b.residual) : nullptr, layer.norm_before, data(b.normed),
-                 hidden, eps);
-      every.product(data(b.normed), layer.qkv, qkv, &layer.out);
+      const bool given = inputs && i == 0;
+      if (!given)
+        every.norm(i ? data(b.x) : data(b.residual), i ? data(b.residual) : nullptr, layer.norm_before, data(b.normed),
+                   hidden, eps);
+      convolve(every, layer.around_attention, 0, data(b.normed), b);
+      every.product(given ? inputs : data(b.normed), layer.qkv, qkv, &layer.out);
       rotate(every, rope, layer);
       if (context && !ends) attend(every, *context, layer, 0, b);
       if (ends && !own) return;  // of the context only keys and values were wanted
@@ -138,10 +168,13 @@ class DraftLayers {
       const int64_t skipped = ends ? context_tokens : 0;
       const auto from = [&](const Tensor& t) { return data(t) + skipped * t.size(1) * size(); };
       stages.product(from(b.attended), layer.out, from(b.x), &layer.up);
+      convolve(stages, layer.around_attention, 1, from(b.x), b);
       stages.norm(from(b.x), from(b.residual), layer.norm_between, data(b.normed), hidden, eps);
+      convolve(stages, layer.around_mlp, 0, data(b.normed), b);
       stages.product(data(b.normed), layer.up, data(b.up), &layer.down);
       stages.silu_mul(data(b.up), data(b.gated), mlp);
       stages.product(data(b.gated), layer.down, from(b.x), ends ? next : &layers[i + 1].qkv);
+      convolve(stages, layer.around_mlp, 1, from(b.x), b);
     }
   }
 
@@ -164,7 +197,7 @@ class DraftLayers {
   void rotate(const Stages& stages, RopeArgs rope, const DraftLayer& layer) const {
     rope.k_pool = layer.k_pool;
     rope.v_pool = layer.v_pool;
-    stages.rope(rope, {nullptr, layer.norm_queries, layer.norm_keys, eps});
+    stages.rope(rope, {layer.bias, layer.norm_queries, layer.norm_keys, eps});
   }
 
   // Arguments for keys and values in rows of a matrix, without queries; k and v are left to be set.
@@ -205,6 +238,7 @@ class DraftLayers {
                    matrix(tokens, 2 * mlp),
                    matrix(tokens, mlp),
                    {},
+                   {},
                    {}};
     int64_t partials = 0;
     for (const SharedAttention* each : all)
@@ -212,6 +246,14 @@ class DraftLayers {
     if (partials) b.partials = at::empty({partials}, parts_.cos_sin.options());
     for (const DraftLayer& layer : layers)
       for (const Weight* w : {&layer.qkv, &layer.out, &layer.up, &layer.down}) b.rounded.reserve(tokens, *w);
+    int64_t added = 0;
+    for (const DraftLayer& layer : layers)
+      for (const auto* each : {&layer.around_attention, &layer.around_mlp}) {
+        if (!*each) continue;
+        b.rounded.reserve(tokens, (*each)->added);
+        added = std::max(added, (*each)->added.outputs);
+      }
+    if (added) b.added = matrix(tokens, added);
     return b;
   }
 
@@ -230,6 +272,25 @@ class DraftLayers {
   std::vector<Weight> own_weights;
 
  private:
+  BlockConvolution convolution_of(const Tensor& base, const Weight& added) const {
+    TORCH_CHECK(base.dim() == 3, "a convolution's base is [2, taps, d]");
+    const int64_t taps = base.size(1), groups = taps ? added.outputs / (2 * taps) : 0;
+    check_dense(base, like_.scalar_type(), {2, taps, hidden}, "a convolution's base");
+    TORCH_CHECK(groups && added.outputs == 2 * taps * groups && added.depth == hidden && hidden % (16 * groups) == 0,
+                "a convolution of ", taps, " taps has ", added.outputs, " numbers for each row of ", hidden);
+    return {added, base.data_ptr(), taps, groups};
+  }
+
+  // x, of whole blocks, convolved in place. Side 0 is the sublayer's input, from which both sides' kernels are made.
+  void convolve(const Stages& stages, const std::optional<BlockConvolution>& by, int64_t side, void* x,
+                const LayerBuffers& b) const {
+    if (!by) return;
+    if (side == 0) stages.product(x, by->added, data(b.added), nullptr);
+    const char* base = static_cast<const char*>(by->base) + side * by->taps * hidden * size();
+    const char* added = data(b.added) + side * by->taps * by->groups * size();
+    stages.convolve({x, base, added, b.block_rows, hidden, by->taps, by->groups, by->added.outputs});
+  }
+
   void attend(const Stages& stages, const SharedAttention& how, const DraftLayer& layer, int64_t first,
               const LayerBuffers& b) const {
     AttentionArgs a = how.plan.args;

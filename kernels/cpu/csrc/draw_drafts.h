@@ -22,37 +22,61 @@ inline float weighted(const T* x, const float* weight, int64_t n) {
   return rest;
 }
 
+// Entropy in nats of the probabilities scale * weights, the largest of which is `chance`. A weight is 0, or a multiple
+// of e^((x - top) / temperature), the same for all.
+inline float entropy(const float* x, float top, float temperature, const float* weights, float scale, float chance,
+                     int64_t n) {
+  const Vec least = splat(-1e30f);  // times a weight of 0 it is 0
+  double total = 0;
+  for (int64_t start = 0; start < n; start += SUM_BLOCK) {
+    const int64_t end = std::min(n, start + SUM_BLOCK);
+    Vec part{};
+    int64_t i = start;
+    for (; i + W <= end; i += W) part += load(weights + i) * max(load(x + i) - top, least);
+    total += sum(part);
+    for (; i < end; ++i) total += weights[i] * std::max(x[i] - top, -1e30f);
+  }
+  return float(-std::log(chance) - scale * total / temperature);
+}
+
 template <typename T>
 void draw_drafts(const DraftDrawArgs& a, std::atomic<int64_t>& next) {
   static thread_local std::vector<float> sums, weights;
   sums.resize(a.columns);
   weights.resize(a.columns);
   for (int64_t i; (i = next++) < a.rows;) {
-    const int64_t row = i * a.stride, request = i / a.rows_per_request;
+    const int64_t row = i * a.stride, from = i * a.logit_stride, request = i / a.rows_per_request;
+    const int64_t* vocab = a.vocab ? a.vocab + i * a.vocab_stride : nullptr;
     const bool greedy = !(a.rules.temperatures[request] > 0);
     const T* bias = a.bias ? static_cast<const T*>(a.bias) + i * a.columns : nullptr;
-    widen(static_cast<const T*>(a.logits) + row * a.columns, bias, sums.data(), a.columns);
+    widen(static_cast<const T*>(a.logits) + from * a.columns, bias, sums.data(), a.columns);
     const float top = largest(sums.data(), a.columns);
     int64_t column;
-    float chance;
+    float chance, uncertainty = 0;
+    const bool own = a.mix && !a.state_weight;
     if (greedy) {
       column = first_of(sums.data(), top, a.columns);
       chance = float(1 / exponentials(sums.data(), 1.f, top, weights.data(), a.columns));
+      if (own) uncertainty = entropy(sums.data(), top, 1.f, weights.data(), chance, chance, a.columns);
     } else {
       float* probs = a.probs ? a.probs + row * a.columns : weights.data();
       chance = probabilities(sums.data(), top, a.rules, request, probs, a.columns);
-      column = std::max<int64_t>(0, gumbel_argmax(probs, a.keys[row], a.vocab, a.columns));
+      if (own) uncertainty = entropy(sums.data(), top, a.rules.temperatures[request], probs, 1.f, chance, a.columns);
+      column = std::max<int64_t>(0, gumbel_argmax(probs, a.keys[row], vocab, a.columns));
     }
-    if (a.state_weight) {
-      const T* state = static_cast<const T*>(a.states) + row * a.width;
-      const float head = weighted(state, a.state_weight, a.width) + a.token_weight[a.previous[i * a.previous_stride]];
+    if (a.mix) {
+      float first = uncertainty;
+      if (a.state_weight) {
+        const T* state = static_cast<const T*>(a.states) + from * a.width;
+        first = weighted(state, a.state_weight, a.width) + a.token_weight[a.previous[i * a.previous_stride]];
+      }
       const float bounded = std::min(std::max(chance, 1e-6f), 1 - 1e-6f);
       const float* mix = a.mix + 3 * greedy;
-      const float logit = mix[0] * head + mix[1] * std::log(bounded / (1 - bounded)) + mix[2];
+      const float logit = mix[0] * first + mix[1] * std::log(bounded / (1 - bounded)) + mix[2];
       chance = 1.f / (1.f + std::exp(-logit));
     }
     a.confidence[row] = chance;
-    a.tokens[row] = a.vocab ? a.vocab[column] : column;
+    a.tokens[row] = vocab ? vocab[column] : column;
   }
 }
 

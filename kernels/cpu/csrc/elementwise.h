@@ -1,5 +1,7 @@
 // Normalisation, rotary embedding and activation: one row at a time, sums in float32 in a fixed order.
 #pragma once
+#include <algorithm>
+
 #include "kernels.h"
 #include "simd.h"
 
@@ -49,6 +51,26 @@ void silu_mul(const void* x, void* out, int64_t width, int64_t begin, int64_t en
     for (int64_t i = 0; i < width; i += W) {
       const Vec g = load(gate + i);
       store(to + i, g / (1.f + exp(-g)) * load(gate + width + i));
+    }
+  }
+}
+
+// Work on blocks. Rows from the last on, so that those before are read as they were.
+template <typename T>
+void convolve_blocks(const BlockConvolutionArgs& a, int64_t begin, int64_t end) {
+  const T* base = static_cast<const T*>(a.base);
+  const int64_t group = a.width / a.groups;
+  for (int64_t row = end * a.rows - 1; row >= begin * a.rows; --row) {
+    T* x = static_cast<T*>(a.x) + row * a.width;
+    const T* added = static_cast<const T*>(a.added) + row * a.stride;
+    const int64_t taps = std::min(a.taps, row % a.rows + 1);
+    for (int64_t i = 0; i < a.width; i += W) {
+      Vec total{};
+      for (int64_t tap = 0; tap < taps; ++tap) {
+        const Vec kernel = load(base + tap * a.width + i) + scalar(added[tap * a.groups + i / group]);
+        total += kernel * load(x - tap * a.width + i);
+      }
+      store(x + i, total);
     }
   }
 }

@@ -40,6 +40,8 @@ constexpr Kernels table(std::index_sequence<KIND...>) {
       gumbel_argmax,
       accept_sampled,
       {draw_drafts<float>, draw_drafts<bf16>},
+      {likeliest<float>, likeliest<bf16>},
+      {convolve_blocks<float>, convolve_blocks<bf16>},
       {convolve<float>, convolve<bf16>},
       {delta_inputs<float>, delta_inputs<bf16>},
       {gated_delta<float>, gated_delta<bf16>},

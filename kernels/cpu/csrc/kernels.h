@@ -157,17 +157,29 @@ struct AcceptArgs {
   bool by_block;
 };
 
-// Draft tokens of `rows` rows, `stride` rows apart in logits, states, keys, probs, tokens and confidence.
+// Draft tokens of `rows` rows, `stride` rows apart in keys, probs, tokens and confidence.
 struct DraftDrawArgs {
   const void *logits, *bias;  // [columns] each row; bias is added to them, null: none
   const void* states;         // [width] each row
   Rules rules;                // one for rows_per_request neighbouring rows
   const int64_t *keys, *vocab, *previous;  // vocab: tokens of the columns, null: their numbers; previous: tokens before
-  const float *state_weight, *token_weight;  // of the confidence head; null: the confidence is the largest probability
-  const float* mix;  // [2, 3] what the head's logit, the largest probability's and 1 count, sampled and greedy
+  const float *state_weight, *token_weight;  // of the confidence head; null: none
+  // [2, 3] what the head's logit, or the distribution's entropy without a head, the largest probability's logit and 1
+  // count in that of the confidence, sampled and greedy; null: the confidence is the largest probability
+  const float* mix;
   float *probs, *confidence;  // probs null: not wanted
   int64_t* tokens;
   int64_t rows, stride, rows_per_request, previous_stride, columns, width;
+  int64_t logit_stride;  // rows apart in logits and states
+  int64_t vocab_stride;  // numbers from one row's vocab to the next's; 0: all have one
+};
+
+// A convolution over the rows of each block, in place: [blocks * rows, width]. A row's kernel is the base and what it
+// adds, one number for each group of channels, a multiple of 16.
+struct BlockConvolutionArgs {
+  void* x;
+  const void *base, *added;  // [taps, width]; of each row [taps, groups], `stride` numbers apart
+  int64_t rows, width, taps, groups, stride;
 };
 
 // A short causal convolution of each channel over the tokens of several requests, laid end to end.
@@ -228,6 +240,8 @@ struct Kernels {
   Function<const float*, const int64_t*, const int64_t*, int64_t*, int64_t, int64_t, int64_t> gumbel_argmax;
   Function<const AcceptArgs&, std::atomic<int64_t>&> accept_sampled;
   Function<const DraftDrawArgs&, std::atomic<int64_t>&> draw_drafts[2];
+  Function<const void*, float*, int64_t*, int64_t, int64_t, int64_t, int64_t> likeliest[2];
+  Function<const BlockConvolutionArgs&, int64_t, int64_t> convolve_blocks[2];
   Function<const ConvolutionArgs&, int64_t, int64_t> convolve[2];
   Function<const GatedDeltaArgs&, int64_t, int64_t> delta_inputs[2];
   Function<const GatedDeltaArgs&, std::atomic<int64_t>&> gated_delta[2];

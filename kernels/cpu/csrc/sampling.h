@@ -154,6 +154,34 @@ void argmax(const void* x, int64_t* out, int64_t n, int64_t stride, int64_t begi
   }
 }
 
+// The `count` largest numbers of each row of n, falling, and their columns, the first among equals; NaN is the least.
+template <typename T>
+void likeliest(const void* x, float* values, int64_t* columns, int64_t n, int64_t count, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const T* from = static_cast<const T*>(x) + row * n;
+    float* best = values + row * count;
+    int64_t *at = columns + row * count, found = 0;
+    const auto insert = [&](int64_t column) {
+      const float value = std::max(-INFINITY, scalar(from[column]));
+      int64_t place = std::min(found, count - 1);
+      for (; place > 0 && best[place - 1] < value; --place) best[place] = best[place - 1], at[place] = at[place - 1];
+      best[place] = value;
+      at[place] = column;
+      found = std::min(found + 1, count);
+    };
+    int64_t i = 0;
+    while (i < count) insert(i++);
+    const float* limit = best + count - 1;
+    for (; i + W <= n; i += W) {
+      if (!any(load(from + i) > *limit)) continue;
+      for (int64_t j = i; j < i + W; ++j)
+        if (scalar(from[j]) > *limit) insert(j);
+    }
+    for (; i < n; ++i)
+      if (scalar(from[i]) > *limit) insert(i);
+  }
+}
+
 using Wide = uint64_t __attribute__((vector_size(W * 4)));  // half as many lanes
 using UnalignedWide = int64_t __attribute__((vector_size(W * 4), aligned(8), may_alias));
 

@@ -140,6 +140,11 @@ class Stages {
     member_.run_ranges(ELEMENTWISE, rows_, share, numbers * WORK_PER_NUMBER);
   }
 
+  void convolve(const BlockConvolutionArgs& a) const {
+    const auto share = [&](int64_t begin, int64_t end) { kernels().convolve_blocks[type_](a, begin, end); };
+    member_.run_ranges(ELEMENTWISE, rows_ / a.rows, share, rows_ * a.width * a.taps * WORK_PER_NUMBER);
+  }
+
   // work: multiplications that a column is worth.
   void draw_drafts(const DraftDrawArgs& a, int64_t work) const {
     const auto draw = [&](std::atomic<int64_t>& next) { kernels().draw_drafts[type_](a, next); };

@@ -15,6 +15,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -25,9 +26,12 @@ import torch
 from outrider.drafters.base import DraftBatch, Features
 from outrider.drafters.block import BlockConfig, BlockDrafter, load
 from outrider.drafters.block.checkpoint import load_as
-from outrider.drafters.block.config import BLOCK_KINDS
+from outrider.drafters.block.config import READING_KINDS
 from outrider.drafters.diffusion import DiffusionDrafter, DiffusionModel
+from outrider.drafters.eagle import EagleConfig, EagleDrafter
+from outrider.drafters.eagle import checkpoint as eagle
 from outrider.drafters.encoding import BACKLOG_EACH
+from outrider.drafters.networks import kind_of
 from outrider.drafters.registry import DENOISING_ORDERS, find
 from outrider.kernels.blocks import KINDS
 from outrider.kernels.cpu import native
@@ -41,7 +45,7 @@ from .kernel_step import OURS, Model, Shape, blocks_of
 
 PARTS = ("products", "attention", "norms, rope", "sampling")
 """Names that the kernels' stopwatch uses."""
-Drafter = BlockDrafter | DiffusionDrafter
+Drafter = BlockDrafter | DiffusionDrafter | EagleDrafter
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,10 +70,11 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("outrider bench micro drafts times the compiled kernels, which this machine has not")
     clock = timing.start(args, f"target {args.weights}")
     try:
-        drafters = {
-            name: drafter for folder in args.drafters for name, drafter in _drafters(folder, max(counts), args).items()
-        }
-        target = _target(next(iter(drafters.values())).model.config, args.weights)
+        drafters = {name: drafter for folder in args.drafters for name, drafter in _drafters(folder, args).items()}
+        slots = max(counts) * _width(drafters, args.context)
+        for drafter in drafters.values():
+            drafter.allocate(slots)
+        target = _target(_config(next(iter(drafters.values()))), args.weights)
     except ValueError as error:  # a CheckpointError, or a kind whose blocks do not fit the target's shape
         raise UserError(str(error)) from None
     found = {count: _Case(drafters, target, count, args).measure(args.rounds, clock) for count in counts}
@@ -90,11 +95,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _drafters(folder: Path, requests: int, args: argparse.Namespace) -> dict[str, Drafter]:
-    """The drafter of a folder, a diffusion drafter once with each number of steps, beside a target with random weights
-    and with room for `requests`."""
+def _drafters(folder: Path, args: argparse.Namespace) -> dict[str, Drafter]:
+    """The drafter of a folder, a diffusion drafter once with each number of steps, beside a target with random
+    weights."""
     made: dict[str, Any] = {}
-    if BlockConfig.read(folder).kind in BLOCK_KINDS:
+    kind = kind_of(folder)
+    if kind == EagleConfig.kind:
+        layers = EagleConfig.read(folder).target_layers
+        weights = eagle.load(folder, max(Shape().layers, *(layer + 2 for layer in layers)))
+        made[folder.name] = partial(EagleDrafter, weights, gamma=weights.config.gamma)
+    elif kind in READING_KINDS:
         made[folder.name] = partial(BlockDrafter, load(folder))
     else:
         model = load_as(DiffusionModel, folder)
@@ -107,15 +117,24 @@ def _drafters(folder: Path, requests: int, args: argparse.Namespace) -> dict[str
         config = make.args[0].config
         embedding, head = torch.randn(2, config.vocab_size, config.hidden_size).mul_(0.1).bfloat16()
         drafters[name] = make(embedding=embedding, head=head)
-        drafters[name].allocate(requests * (args.context + drafters[name].gamma + 1))
     return drafters
 
 
-def _target(config: BlockConfig, weights: str) -> Model:
-    """The target, as far as a drafter's config tells: its layers are taken to have the shape of the drafter's."""
+def _width(drafters: Mapping[str, Drafter], context: int) -> int:
+    """Positions of a request: its context and the longest draft behind the anchor."""
+    return context + 1 + max(drafter.gamma for drafter in drafters.values())
+
+
+def _config(drafter: Drafter) -> BlockConfig | EagleConfig:
+    return drafter.network.config if isinstance(drafter, EagleDrafter) else drafter.model.config
+
+
+def _target(config: BlockConfig | EagleConfig, weights: str) -> Model:
+    """The target, as far as a drafter's config tells: its layers are taken to have the shape of the drafter's. How many
+    it has, an EAGLE-3 head's does not say."""
     shape = Shape(
         config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim, config.intermediate_size,
-        config.vocab_size, config.num_target_layers,
+        config.vocab_size, config.num_target_layers if isinstance(config, BlockConfig) else Shape().layers,
     )  # fmt: skip
     return Model(shape, torch.bfloat16, OURS if weights == "bfloat16" else blocks_of(weights))
 
@@ -124,15 +143,14 @@ class _Case:
     """All drafters and the target with one number of requests, whose contexts are in the caches."""
 
     def __init__(self, drafters: dict[str, Drafter], target: Model, requests: int, args: argparse.Namespace):
-        first = next(iter(drafters.values()))
-        width = args.context + first.gamma + 1
+        width = _width(drafters, args.context)
         self.drafters, self.table = drafters, torch.randperm(requests * width).int().view(requests, width)
-        self.verify = target.step(requests, first.gamma + 1, width)
+        self.verify = target.step(requests, width - args.context, width)
         self.last: dict[str, Features] = {}
         self.batch: dict[str, DraftBatch] = {}
         for name, drafter in drafters.items():
             self.batch[name] = DraftBatch(
-                anchors=torch.randint(drafter.model.config.vocab_size, (requests,)),
+                anchors=torch.randint(_config(drafter).vocab_size, (requests,)),
                 seq_lens=torch.full((requests,), args.context),
                 page_table=self.table,
                 rows=torch.arange(requests),
@@ -145,7 +163,7 @@ class _Case:
             self.last[name] = self._observed(drafter, args.context - args.committed, args.context)
 
     def _observed(self, drafter: Drafter, start: int, stop: int) -> Features:
-        config, slots = drafter.model.config, self.table[:, start:stop].flatten().long()
+        config, slots = _config(drafter), self.table[:, start:stop].flatten().long()
         hidden = torch.randn(len(slots), len(config.target_layers) * config.hidden_size).bfloat16()
         return Features(hidden, torch.zeros_like(slots), torch.arange(start, stop).repeat(len(self.table)), slots)
 

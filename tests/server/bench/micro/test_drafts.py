@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_drafters import WIDE, WIDE_DFLASH, WIDE_DIFFUSION, make_diffusion, make_model
+from tiny_drafters import WIDE, WIDE_DFLASH, WIDE_DFLASH2, WIDE_DIFFUSION, make_diffusion, make_model
+from tiny_eagle import save_eagle
 
 from outrider.drafters.block.checkpoint import save_compact
 from outrider.kernels.cpu import native
@@ -27,10 +28,10 @@ def threads_as_before() -> Iterator[None]:
 def test_a_line_per_drafter_and_number_of_requests(
     weights: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folders = [tmp_path / "dspark", tmp_path / "dflash"]
-    for folder, config in zip(folders, (WIDE, WIDE_DFLASH), strict=True):
+    folders = [tmp_path / "dspark", tmp_path / "dflash", tmp_path / "dflash2"]
+    for folder, config in zip(folders, (WIDE, WIDE_DFLASH, WIDE_DFLASH2), strict=True):
         save_compact(make_model(config), folder)
-    folders.append(tmp_path / "diffusion")
+    folders += [save_eagle(tmp_path / "eagle3", "wide"), tmp_path / "diffusion"]
     save_compact(make_diffusion(WIDE_DIFFUSION), folders[-1])
     output = tmp_path / "drafts.json"
     flags = ["--requests", "1,3", "--context", "9", "--rounds", "3", "--temperature", "1", "--weights", weights]
@@ -38,7 +39,7 @@ def test_a_line_per_drafter_and_number_of_requests(
     out = capsys.readouterr().out.splitlines()
     lines = [line for line in out if ", ours " in line or ", torch " in line]
     measured = record.read(output)["results"]
-    names = ["dspark", "dflash", "diffusion, 1 step", "diffusion, 2 steps"]
+    names = ["dspark", "dflash", "dflash2", "eagle3", "diffusion, 1 step", "diffusion, 2 steps"]
     assert list(measured) == [f"{name}, {count}" for name in names for count in (1, 3)]
     rows = [(name, kind, found) for name, found in measured.items() for kind in ("torch", "ours")]
     for line, (name, kind, found) in zip(lines, rows, strict=True):

@@ -1,0 +1,73 @@
+"""An EAGLE-3 head's chain in one call of the compiled kernels, beside its plain torch version (`network.py`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from outrider.kernels.blocks import KINDS, BlockRows
+from outrider.kernels.cpu import native
+from outrider.kernels.linear import PackedWeight
+
+from ..base import DraftBatch, Rows
+from ..block.compiled import packed_arguments
+from ..confidence import MIX
+from .config import EagleConfig
+from .network import EagleNetwork
+
+
+@dataclass(slots=True)
+class CompiledChain:
+    """What the call needs: a network, the embedding [V, d] and the draft vocabulary [V'] (None: all tokens)."""
+
+    network: EagleNetwork
+    embedding: Rows
+    vocab: torch.Tensor | None
+    _native: Any = field(init=False, default=None)
+
+    def allocate(self, features: torch.Tensor) -> None:
+        """Work on these features [S, d] and the network's keys and values from now on."""
+        net, config = self.network, self.network.config
+        weights = [net.qkv, net.out, net.gate_up, net.down, net.head]
+        packed, kinds, scales = zip(*map(packed_arguments, weights), strict=True)
+        none = features.new_empty(0)
+        of_heads = [none if norm is None else norm for norm in (net.q_norm, net.k_norm)]
+        norms = [net.hidden_norm, *of_heads, net.mlp_norm, net.norm, net.embedding_norm]
+        bias = None if net.qkv.bias is None else net.qkv.bias[: net.qkv.outputs].to(features.dtype)
+        if isinstance(self.embedding, BlockRows):
+            rows, kind = self.embedding.raw, list(KINDS).index(self.embedding.kind)
+        else:
+            rows, kind = self.embedding, -1
+        self._native = torch.classes.outrider.ChainDrafter(
+            packed, kinds, scales, [w.outputs for w in weights], [w.depth for w in weights], norms,
+            net.keys, net.values, net.cos_sin, bias, features, rows, kind, self.vocab, MIX,
+            config.norm_before_residual, config.norm_output, config.rms_norm_eps,
+        )  # fmt: skip
+
+    def propose(self, batch: DraftBatch, gamma: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """Tokens [R, gamma], probs [R, gamma, V'] (None: all greedy or not asked for), confidence [R, gamma]."""
+        return self._native.propose(
+            batch.anchors, batch.seq_lens, batch.rows, batch.page_table, *batch.rules,
+            batch.keys[:, :gamma].contiguous(), gamma, batch.wants_probs,
+        )  # fmt: skip
+
+
+def compile_chain(network: EagleNetwork, embedding: Rows, vocab: torch.Tensor | None) -> CompiledChain | None:
+    """Prepare a head's chain once; None where the compiled kernels are missing or do not know its shape.
+
+    embedding: [V, d], of the head or the target.
+    """
+    config: EagleConfig = network.config
+    even = config.hidden_size % 16 == 0 and config.intermediate_size % 16 == 0 and config.head_dim % 32 == 0
+    if not even or network.out.bias is not None or not native.fits(network.norm):
+        return None
+    weights = (network.qkv, network.out, network.gate_up, network.down, network.head)
+    if any(isinstance(weight, PackedWeight) and weight.panels is None for weight in weights):
+        return None
+    if isinstance(embedding, BlockRows):
+        fits = network.dtype == torch.bfloat16 and embedding.raw.is_contiguous()
+    else:
+        fits = embedding.dtype == network.dtype and embedding.is_contiguous()
+    return CompiledChain(network, embedding, vocab) if fits else None
