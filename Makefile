@@ -29,8 +29,8 @@ PROJECT := $(VENV)/.project-$(OUTRIDER_DEVICE)-$(call hash,$(LOCKS) pyproject.to
 DEV := $(VENV)/.dev-$(call hash,$(DEV_LOCK))
 CHECKERS := $(VENV)/check-deploy-$(call hash,deploy/requirements/check-deploy.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-deps --progress-bar off
-# Debian's packages whose programs tests run. A test whose program is missing is skipped.
-PROGRAMS := chromium haproxy prometheus
+# Debian's packages that tests use. A test whose package is missing is skipped.
+PROGRAMS := chromium haproxy libibverbs1 prometheus
 PROGRAMS_TRIED := $(VENV)/.programs-$(subst $() ,-,$(PROGRAMS))
 
 .PHONY: help
@@ -56,7 +56,7 @@ test: $(PROJECT) $(DEV) programs ## Run all tests (as root also installs what so
 # Debian starts services that it installs: the tests start their own.
 .PHONY: programs
 programs:
-	@missing() { for name in $(PROGRAMS); do command -v $$name >/dev/null || echo $$name; done; }; \
+	@missing() { for name in $(PROGRAMS); do command -v $$name >/dev/null || dpkg -s $$name >/dev/null 2>&1 || echo $$name; done; }; \
 	absent=$$(echo $$(missing)); root=; [ "$$(id -u)" = 0 ] || root="sudo -n"; \
 	if [ -n "$$absent" ] && [ ! -e $(PROGRAMS_TRIED) ] && command -v apt-get >/dev/null && $$root true 2>/dev/null; then \
 		echo "Installing Debian's $$absent, which tests use (once)"; \

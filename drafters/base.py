@@ -230,6 +230,11 @@ class Drafter(ABC):
     def allocate(self, slots: int) -> None:  # noqa: B027 - a drafter may have no state
         """Make room for the draft state of `slots` KV slots (called once, before the first `observe`)."""
 
+    def slot_state(self) -> list[torch.Tensor]:
+        """Tensors [slots, ...] of the draft state, once allocated. Copied to slots of a drafter with the same weights,
+        they have it draft as this one."""
+        return []
+
     def reserve_probs(self, requests: int) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         """Make room for the probs of so many requests, [requests, G, V'] float32, in which drafts by graphs leave them;
         returns it with `Draft.vocab`, or None where no graphs will be. Called once, before `capture`."""

@@ -44,6 +44,9 @@ class EncodingDrafter(Drafter):
         self.tokens = SlotTokens(slots, self.device)
         self.encoded = torch.zeros(slots, dtype=torch.bool, device=self.device)
 
+    def slot_state(self) -> list[torch.Tensor]:
+        return [self.tokens.tokens, self.encoded]
+
     def observe(self, features: Features) -> None:
         self.tokens.write(features.slots, features.tokens)
         self.encoded.index_fill_(0, features.slots, False)

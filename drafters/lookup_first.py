@@ -42,6 +42,9 @@ class LookupFirst(Drafter):
         self.lookup.allocate(slots)
         self.model.allocate(slots)
 
+    def slot_state(self) -> list[torch.Tensor]:
+        return [*self.lookup.slot_state(), *self.model.slot_state()]
+
     def reserve_probs(self, requests: int) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         return self.model.reserve_probs(requests)
 

@@ -75,6 +75,9 @@ class NgramDrafter(Drafter):
     def allocate(self, slots: int) -> None:
         self.history = SlotTokens(slots, self.device)
 
+    def slot_state(self) -> list[torch.Tensor]:
+        return [self.history.tokens]
+
     def observe(self, features: Features) -> None:
         self.history.write(features.slots, features.tokens)
 

@@ -157,6 +157,7 @@ def make(
     denoising_order: str = "left",
     initial_tokens: int = 0,
     several_sets: bool = False,
+    deferred: bool = True,
     corpora: Corpora | None = None,
 ) -> Drafter:
     """The drafter of that name, joined to the target.
@@ -166,6 +167,7 @@ def make(
     denoising_steps, denoising_order: of a drafter that denoises; 0 steps: its own number.
     initial_tokens: of each answer, for which no model drafts.
     several_sets: requests may be drafted with weights of their own (`weight_sets.py`); on a CPU.
+    deferred: it may observe when it drafts; False: at once, since others read its state.
     corpora: other texts for prompt lookup; on a CPU with compiled kernels.
     Raises ValueError for a name that is not known and for a checkpoint that does not fit.
     """
@@ -192,7 +194,7 @@ def make(
         if not isinstance(drafter, BlockDrafter):
             raise ValueError(f"several sets of weights are those of DSpark and DFlash, not of {name}")
         drafter = WeightSets(drafter)
-    if (drafter.target_layers or drafter.reads_output) and str(target.device).startswith("cpu"):
+    if deferred and (drafter.target_layers or drafter.reads_output) and str(target.device).startswith("cpu"):
         drafter = DeferredObserve(drafter)
     if initial_tokens:
         drafter = Initialised(drafter, initial_tokens)

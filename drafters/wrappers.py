@@ -23,6 +23,9 @@ class Wrapper(Drafter):
     def allocate(self, slots: int) -> None:
         self.model.allocate(slots)
 
+    def slot_state(self) -> list[torch.Tensor]:
+        return self.model.slot_state()
+
     def reload(self, checkpoint: str, number: int = 0) -> None:
         self.model.reload(checkpoint, number)
 

@@ -74,6 +74,10 @@ class BlockDrafter(Drafter):
         if self.model.lilicorr is not None:
             self.contexts = like.new_zeros(slots, config.hidden_size)
 
+    def slot_state(self) -> list[torch.Tensor]:
+        contexts = [] if self.contexts is None else [self.contexts]
+        return [pool for pair in self.pools for pool in pair] + contexts
+
     @torch.inference_mode()
     def reserve_probs(self, requests: int) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         if self.model.config.head_dim > MOST_CUDA_HEAD or not cuda.fits(self.head):

@@ -95,6 +95,9 @@ class ChainDrafter(EncodingDrafter):
         if self.compiled is not None:
             self.compiled.allocate(self.features)
 
+    def slot_state(self) -> list[torch.Tensor]:
+        return [*super().slot_state(), self.network.keys, self.network.values, self.features]
+
     @torch.inference_mode()
     def observe(self, features: Features) -> None:
         if features.hidden is None:

@@ -83,6 +83,9 @@ class DiffusionDrafter(EncodingDrafter):
         if self.compiled is not None:
             self.compiled.allocate(self.pools)
 
+    def slot_state(self) -> list[torch.Tensor]:
+        return [*super().slot_state(), *(pool for pair in self.pools for pool in pair)]
+
     @torch.inference_mode()
     def reload(self, checkpoint: str, number: int = 0) -> None:
         if number:

@@ -69,6 +69,7 @@ def build(
         learns=settings.learn,
         looks_across=settings.looks_across,
         adapters=loaded.names,
+        role=settings.disaggregation.role,
         drafter_of=learning.drafter_of if isinstance(learning, KeyLearning) else None,
     )
     sampling = SamplingDefaults.of(manager)

@@ -35,6 +35,7 @@ class PluginConfig:
         learn_keys: keys whose own drafters are in memory at most; 0: all keys share one drafter.
     lookup_tokens: of other requests' texts that are looked up, for each key at most; 0: none are. lookup_store: their
         file; "": none. lookup_tokenizer: digest of the tokenizer they are of.
+    role: "prefill" or "decode" where these have servers of their own; "": one server does both.
     """
 
     drafter: str = "off"
@@ -61,6 +62,7 @@ class PluginConfig:
     lookup_tokens: int = 0
     lookup_store: str = ""
     lookup_tokenizer: str = ""
+    role: str = ""
 
     @property
     def by_block(self) -> bool:

@@ -20,8 +20,10 @@ async def generate(
     here, as for a client that reads along. logprobs_from: the prompt's logprobs, from this token on, are wanted.
     Cancelled, it has the engine give the request up.
     """
+    from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST
     from sglang.srt.managers.io_struct import GenerateReqInput
 
+    apart = manager.server_args.disaggregation_mode != "null"
     key = "text" if isinstance(prompt, str) else "input_ids"
     request = GenerateReqInput(
         **{key: prompt},
@@ -32,6 +34,8 @@ async def generate(
         routed_dp_rank=0,
         rid=uuid.uuid4().hex,
         log_metrics=False,  # nobody's request
+        bootstrap_host=FAKE_BOOTSTRAP_HOST if apart else None,  # there is no other server in it
+        bootstrap_room=0 if apart else None,
     )
     answer: dict[str, Any] = {}
     try:

@@ -73,7 +73,7 @@ UNAVAILABLE = {
     "skip_tokenizer_init": "requests in text",
     "max_loaded_loras": "adapters stay loaded until an administrator unloads them",
     "lora_backend": "our own products on a CPU, SGLang's `triton` on a GPU",
-    "disaggregation_mode": "prefill and decode in one server",
+    "enable_pd_role_switch": "a server keeps its part",
     "trust_remote_code": "no code from models",
     "ssl_keyfile_password": "OUTRIDER_SSL_KEYFILE_PASSWORD, which no process list shows",
     "enable_ssl_refresh": "renewed certificates are taken up anyway",
@@ -151,6 +151,8 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
             "model_impl": "transformers" if families.on_a_cpu(model) == families.TRANSFORMERS else "auto",
             "sleep_on_idle": True,  # its busy polling would take half the machine from the other processes
         }
+        if settings.disaggregation.role == "decode":
+            arguments["disaggregation_decode_retraction_backup"] = "cpu_tensor"  # SGLang's other pool is a GPU's
     else:
         given = parse_flags(settings.sglang_flags)
         arguments |= gpu_attention.choose(hardware.compute_capability(), model, given, settings.resolved_dtype)

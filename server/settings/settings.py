@@ -13,6 +13,7 @@ from ..plugin.config import PluginConfig
 from ..plugin.diffusion.target import DiffusionTarget
 from . import traces
 from .declared import CHECKPOINT_DRAFTERS, DENOISING_DRAFTERS, PROFILED_PLANNERS, Declared
+from .disaggregation import Disaggregation
 from .parallel import Parallel
 from .setting import check, require_between
 
@@ -36,6 +37,14 @@ class Settings(Declared):
         self._check_speculation()
         self._check_http()
         self._check_machine()
+        self.disaggregation.check(
+            {
+                "--learn": self.learn,
+                "--lora-paths or --enable-lora": self.has_adapters,
+                "--tp-size": self.parallel.tp_size > 1,
+                "--engines": self.resolved_engines > 1,
+            }
+        )
 
     def _check_speculation(self) -> None:
         if self.model is not None and not self.model.strip():
@@ -120,7 +129,12 @@ class Settings(Declared):
     @property
     def parallel(self) -> Parallel:
         """Spread of an engine over ranks and machines; raises UserError for flags that cannot be."""
-        return Parallel.of(self.sglang_flags)
+        return Parallel.of(self.disaggregation.others)
+
+    @property
+    def disaggregation(self) -> Disaggregation:
+        """The part this server has of prefill and decode; raises UserError for flags that cannot be."""
+        return Disaggregation.of(self.sglang_flags)
 
     @property
     def _parts(self) -> tuple[Topology, ...]:
@@ -204,4 +218,5 @@ class Settings(Declared):
             lookup_tokens=self.lookup_tokens if self.looks_across else 0,
             lookup_store=str(self.lookup_store or ""),
             lookup_tokenizer=self.lookup_tokenizer,
+            role=self.disaggregation.role,
         )

@@ -125,6 +125,23 @@ def test_state_lies_at_the_slots(drafter: Drafter) -> None:
     same(first, drafter.propose(asked(moved, 1.0)))
 
 
+@pytest.mark.parametrize("name", registry.DRAFTERS)
+def test_state_of_slots_is_all_that_another_server_needs(name: str, tmp_path: Path) -> None:
+    """Copied to other slots of a drafter that has read nothing, it has that one draft the same."""
+    made = []
+    for folder in ("reader", "writer"):
+        torch.manual_seed(0)
+        made.append(make_registered(name, tmp_path / folder, lookup_gamma=GAMMA, deferred=False)[0])
+        made[-1].allocate(SLOTS)
+    reader, writer = made
+    read(reader, table := pages(0))
+    moved = pages(1)
+    for theirs, ours in zip(reader.slot_state(), writer.slot_state(), strict=True):
+        assert theirs.shape[0] == SLOTS
+        ours[moved.flatten().long()] = theirs[table.flatten().long()]
+    same(reader.propose(asked(table, 1.0)), writer.propose(asked(moved, 1.0)))
+
+
 def test_requests_are_drafted_each_by_itself(drafter: Drafter) -> None:
     read(drafter, table := pages(0))
     batch = asked(table, 1.0)

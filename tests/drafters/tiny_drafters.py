@@ -144,7 +144,7 @@ GAMMA = 3
 
 
 def make_registered(
-    name: str, folder: Path, *, lookup_gamma: int = 0, several_sets: bool = False, seed: int = 0
+    name: str, folder: Path, *, lookup_gamma: int = 0, several_sets: bool = False, deferred: bool = True, seed: int = 0
 ) -> tuple[Drafter, list[int]]:
     """The registry's drafter of that name for a tiny target, and the layers that it had captured."""
     captured: list[int] = []
@@ -152,8 +152,9 @@ def make_registered(
     target = dataclasses.replace(make_target(config, torch.randn(96, 32)), capture_layers=captured.extend)
     checkpoint = str(save_registered(name, folder, seed)) if registry.find(name).needs_checkpoint else ""
     made = registry.make(
-        name, target, gamma=GAMMA, checkpoint=checkpoint, lookup_gamma=lookup_gamma, several_sets=several_sets
-    )
+        name, target, gamma=GAMMA, checkpoint=checkpoint, lookup_gamma=lookup_gamma, several_sets=several_sets,
+        deferred=deferred,
+    )  # fmt: skip
     return made, captured
 
 

@@ -28,6 +28,14 @@ RELIED_ON = """
 sglang.kernels.fused_op.BaseFusedOp.register_oot_forward
 sglang.srt.constrained.base_grammar_backend.BaseGrammarBackend
 sglang.srt.constrained.xgrammar_backend.XGrammarGrammar
+sglang.srt.disaggregation.common.conn.CommonKVManager.get_mha_kv_ptrs_with_pp
+sglang.srt.disaggregation.decode.DecodePreallocQueue._init_kv_manager
+sglang.srt.disaggregation.decode.SchedulerDisaggregationDecodeMixin.get_next_disagg_decode_batch_to_run
+sglang.srt.disaggregation.decode_schedule_batch_mixin.ScheduleBatchDisaggregationDecodeMixin.prepare_for_prebuilt
+sglang.srt.disaggregation.decode_schedule_batch_mixin.ScheduleBatchDisaggregationDecodeMixin.process_prebuilt
+sglang.srt.disaggregation.prefill.PrefillBootstrapQueue._init_kv_manager
+sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin._send_kv_chunk
+sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin.process_batch_result_disagg_prefill
 sglang.srt.dllm.mixin.req.ReqDllmMixin.init_diffusion_llm
 sglang.srt.dllm.mixin.scheduler.SchedulerDllmMixin.get_new_batch_dllm
 sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase._resolve_lora_path
@@ -160,8 +168,9 @@ from outrider.server import http, plugin, processes
 from outrider.server.plugin.diffusion import models
 from outrider.server.plugin.diffusion.target import DiffusionTarget
 from outrider.server.plugin.cuda import tuning
-from outrider.server.plugin.hooks import draft_memory, register
+from outrider.server.plugin.hooks import disaggregation, draft_memory, register
 from outrider.server.plugin.loading import more_models
+disaggregation.register_hooks()
 draft_memory.register()
 tuning.register()
 more_models.register()

@@ -121,6 +121,11 @@ class Kind:
     fields: frozenset[str]
     ids: bool = False
 
+    @property
+    def is_answered(self) -> bool:
+        """True if the model answers them."""
+        return "max_tokens" in self.fields
+
 
 LONGEST_NAME, LONGEST_PATH = 64, 256
 """Characters of an unknown field that are compared with known ones, and shown."""

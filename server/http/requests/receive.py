@@ -18,7 +18,7 @@ from .. import offload
 from ..errors import ApiError
 from ..keys import admission
 from ..keys.key_file import Key
-from . import bounds, grammars, validation
+from . import bounds, grammars, transfer, validation
 from .dialect import Dialect, Translated
 from .json_body import MAX_CONTAINERS, SMALL_BYTES, Meter, clipped, decode
 from .parsing import parse
@@ -116,6 +116,7 @@ def _checked(
 
 
 def _checked_body(whole: dict[str, Any], kind: Kind, limits: Limits, level: str | None) -> ChatRequest | TextRequest:
+    whole, routed = transfer.take(whole, limits.role if kind.is_answered else "")
     body = given_fields(kind, whole)
     prompt = _check_amounts(body, kind, limits)
     bounds.check_numbers(body, limits.context_length)
@@ -126,6 +127,10 @@ def _checked_body(whole: dict[str, Any], kind: Kind, limits: Limits, level: str 
     _fill_in(request, level, limits)
     validation.check(request, limits)
     grammars.check(request)
+    if routed:
+        transfer.check(request)
+        for name, value in routed.items():
+            setattr(request, name, value)
     return request
 
 

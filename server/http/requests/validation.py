@@ -51,6 +51,7 @@ class Limits:
     learns: answers are kept for the drafter to learn from, where nobody refuses.
     looks_across: other requests' texts of the same key are looked up.
     adapters: names of LoRA adapters that are served beside the model.
+    role: see `PluginConfig`.
     drafter_of: with a drafter for each key, its learner and which of its drafters is in use; None: keys share one.
     """
 
@@ -65,6 +66,7 @@ class Limits:
     learns: bool = False
     looks_across: bool = False
     adapters: Callable[[], tuple[str, ...]] = tuple
+    role: str = ""
     drafter_of: Callable[[Key], tuple[str, str]] | None = None
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from outrider.drafters.base import Prefilled
 from outrider.scheduler.planners.base import StepView
 from outrider.scheduler.upload import upload
 
@@ -202,3 +203,23 @@ def rows_and_lengths(batch: Any, width: int) -> tuple[np.ndarray, np.ndarray, in
         return rows, batch.seq_lens_cpu.numpy().astype(np.int64), 0
     committed = [req.kv.kv_committed_len for req in batch.reqs]
     return rows, np.array(committed, dtype=np.int64) + width, width - 1
+
+
+def prefilled_chunks(batch: Any, page_table: torch.Tensor) -> Prefilled:
+    """The chunks of prompts that a prefill batch has read."""
+    return Prefilled(
+        page_table=page_table,
+        rows=batch.req_pool_indices.long(),
+        seq_lens=batch.seq_lens.long(),
+        counts=batch.extend_lens,
+        longest=max(map(sum, zip(batch.prefix_lens, batch.extend_lens, strict=True))),
+    )
+
+
+def transferred_tokens(batch: Any, page_table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Slots and tokens [N] int64 of requests whose keys and values came from elsewhere: texts less their last token."""
+    slots, tokens = [], []
+    for row, length, req in zip(batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), batch.reqs, strict=True):
+        slots.append(page_table[row, :length].long())
+        tokens += [*req.origin_input_ids, *req.output_ids][:length]
+    return torch.cat(slots), torch.tensor(tokens, device=page_table.device)

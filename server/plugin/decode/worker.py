@@ -18,7 +18,7 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.runtime_context import get_parallel, get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
-from outrider.drafters.base import Draft, DraftBatch, Drafter, Features, Prefilled
+from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
 from outrider.drafters.slot_tokens import SlotTokens
 from outrider.kernels.ragged import commit
 from outrider.scheduler.calibration.classes import classes_of
@@ -29,6 +29,7 @@ from ..config import PluginConfig
 from ..cpu.direct_forward import DirectForward, direct_forward
 from ..cpu.free_memory import give_back_free_memory
 from ..loading.planner import load_plan
+from ..slot_pool import SlotPool
 from ..spec_inputs import FlatVerify, VerifyInput, extend_positions, flatten, ragged_layout
 from . import warm_up
 from .adapters import AdapterOutcomes
@@ -40,7 +41,7 @@ from .metrics import SpeculationMetrics
 from .planning import Planning
 from .ranks import Ranks
 from .readback import DeviceTime, begin, since
-from .requests import RequestTable, rows_and_lengths
+from .requests import RequestTable, prefilled_chunks, rows_and_lengths
 from .results import decoded, prefilled
 from .sampling import Sampling
 from .step import Step
@@ -65,6 +66,11 @@ class SpeculativeWorker(BaseSpecWorker):
     @property
     def draft_worker(self) -> None:
         return None  # SGLang asks for a model runner of its own kind; our drafters are not one
+
+    @property
+    def primary_draft_kv_pool(self) -> SlotPool | None:
+        state = [] if self.drafter is None else self.drafter.slot_state()
+        return SlotPool.of(state, self.token_to_kv_pool_allocator.page_size)
 
     def alloc_memory_pool(self, **_: Any) -> None:
         runner = self._target_worker.model_runner
@@ -172,9 +178,10 @@ class SpeculativeWorker(BaseSpecWorker):
 
     # -- prefill ------------------------------------------------------------------------------------------------
 
-    def _prefill(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> GenerationBatchResult:
+    def admit(self, batch: Any) -> np.ndarray:
+        """Read what the requests of a batch ask for, before they decode; returns their rows [R]."""
         self.planning.interrupt()
-        at = batch.req_pool_indices_cpu.numpy()
+        at: np.ndarray = batch.req_pool_indices_cpu.numpy()
         of = self.requests
         for numbers, owner in ((of.sets, self.by_key), (of.corpora, self.texts), (of.adapters, self.adapters)):
             if owner is not None:
@@ -182,6 +189,10 @@ class SpeculativeWorker(BaseSpecWorker):
         self.requests.admit(batch.reqs, batch.req_pool_indices, at)
         if self.keeper is not None:
             self.keeper.admit(batch.reqs)
+        return at
+
+    def _prefill(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> GenerationBatchResult:
+        at = self.admit(batch)
         input_ids, slots = batch.input_ids, batch.out_cache_loc
         mode = CaptureHiddenMode.FULL if self._captures_hidden else None
         result = self.target_worker.forward_batch_generation(batch, is_verify=True, capture_hidden_mode=mode)
@@ -189,7 +200,8 @@ class SpeculativeWorker(BaseSpecWorker):
         positions = extend_positions(batch.prefix_lens, batch.extend_lens, self.device)
         sets = None if self.by_key is None else torch.from_numpy(np.repeat(self.requests.sets[at], batch.extend_lens))
         self._observe(logits_output.hidden_states, input_ids, positions, slots, sets)
-        self._show_prefilled(batch)
+        if self.drafter is not None:
+            self.drafter.prefilled(prefilled_chunks(batch, self.req_to_token_pool.req_to_token))
         if batch.is_prefill_only:
             tokens = torch.zeros(len(batch.reqs), dtype=torch.int64, device=self.device)
         else:
@@ -203,19 +215,6 @@ class SpeculativeWorker(BaseSpecWorker):
         if on_publish is not None:
             on_publish(seq_lens)
         return prefilled(result, tokens, seq_lens, self.width)
-
-    def _show_prefilled(self, batch: Any) -> None:
-        if self.drafter is None:
-            return
-        self.drafter.prefilled(
-            Prefilled(
-                page_table=self.req_to_token_pool.req_to_token,
-                rows=batch.req_pool_indices.long(),
-                seq_lens=batch.seq_lens.long(),
-                counts=batch.extend_lens,
-                longest=max(map(sum, zip(batch.prefix_lens, batch.extend_lens, strict=True))),
-            )
-        )
 
     def _first_tokens(self, batch: Any, logits_output: Any, seq_lens: torch.Tensor) -> torch.Tensor:
         rows = batch.req_pool_indices.long()

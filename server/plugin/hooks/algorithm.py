@@ -19,6 +19,19 @@ class OutriderAlgorithm(CustomSpecAlgo):
     def supports_ragged_verify(self) -> bool:
         return True
 
+    def build_disagg_draft_input(self, batch: Any, last_tokens: Any, future_map: Any) -> Any:
+        """The state of requests whose prompts another server has read; last_tokens: [R], the first of their answers."""
+        from sglang.srt.managers.overlap_utils import RelayPayload
+
+        from ..spec_inputs import StepState
+
+        state = StepState(last_tokens, batch.seq_lens)
+        if batch.enable_overlap:
+            state.future_indices = batch.req_pool_indices
+            future_map.publish(state.future_indices, batch.seq_lens)
+            future_map.stash(state.future_indices, RelayPayload(bonus_tokens=last_tokens))
+        return state
+
     def create_future_map(self, device: Any, *args: Any, **kwargs: Any) -> Any:
         from sglang.srt.managers.overlap_utils import FutureMap
 

@@ -18,6 +18,7 @@ from ..config import PluginConfig
 from ..loading import stated
 from . import (
     answer_ends,
+    disaggregation,
     draft_memory,
     grammars,
     prompt_logits,
@@ -47,6 +48,7 @@ def _register_all() -> None:
     node_consistency.register()
     grammars.register()
     answer_ends.register()
+    disaggregation.register()
     _load_one_tokenizer()
     _widen_page_table()
     _leave_room_for_a_step()

@@ -38,6 +38,7 @@ def load_drafter(config: PluginConfig, runner: Any, corpora: Corpora | None = No
         denoising_order=config.denoising_order,
         initial_tokens=config.initial_tokens,
         several_sets=config.learn_keys > 0,
+        deferred=not config.role,
         corpora=corpora,
     )
 

@@ -11,7 +11,7 @@ from outrider.drafters.dummy import FixedDrafter
 from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.wrappers import Initialised
-from outrider.server.plugin.decode.worker import SpeculativeWorker
+from outrider.server.plugin.decode.requests import prefilled_chunks, transferred_tokens
 
 
 class Spy(FixedDrafter):
@@ -22,21 +22,26 @@ class Spy(FixedDrafter):
 
 
 def test_a_model_learns_whose_chunks_were_read_behind_whatever_drafts_before_it():
-    worker, spy = SpeculativeWorker.__new__(SpeculativeWorker), Spy(4, 99)
-    worker.drafter = LookupFirst(NgramDrafter(6), Initialised(spy, 3), expected_run_length=1.0)
+    spy = Spy(4, 99)
+    drafter = LookupFirst(NgramDrafter(6), Initialised(spy, 3), expected_run_length=1.0)
     table = torch.zeros(8, 16, dtype=torch.int32)
-    worker.req_to_token_pool = SimpleNamespace(req_to_token=table)
-    worker._show_prefilled(
-        SimpleNamespace(
-            req_pool_indices=torch.tensor([5, 2]), seq_lens=torch.tensor([9, 7]), prefix_lens=[6, 0], extend_lens=[3, 7]
-        )
+    batch = SimpleNamespace(
+        req_pool_indices=torch.tensor([5, 2]), seq_lens=torch.tensor([9, 7]), prefix_lens=[6, 0], extend_lens=[3, 7]
     )
+    drafter.prefilled(prefilled_chunks(batch, table))
     shown = spy.shown
     assert shown.page_table is table
     assert (shown.rows.tolist(), shown.seq_lens.tolist(), shown.counts, shown.longest) == ([5, 2], [9, 7], [3, 7], 9)
 
 
-def test_without_a_drafter_nobody_is_told():
-    worker = SpeculativeWorker.__new__(SpeculativeWorker)
-    worker.drafter = None
-    worker._show_prefilled(SimpleNamespace())
+def test_texts_of_requests_that_another_server_has_read() -> None:
+    """Each token goes to the slot of its position; the last one is the anchor, which has none yet."""
+    table = torch.arange(48, dtype=torch.int32).view(3, 16)
+    requests = [
+        SimpleNamespace(origin_input_ids=[7, 8, 9], output_ids=[4]),
+        SimpleNamespace(origin_input_ids=[5], output_ids=[6, 3]),
+    ]
+    batch = SimpleNamespace(req_pool_indices=torch.tensor([2, 1]), seq_lens=torch.tensor([3, 2]), reqs=requests)
+    slots, tokens = transferred_tokens(batch, table)
+    assert slots.tolist() == [32, 33, 34, 16, 17]
+    assert tokens.tolist() == [7, 8, 9, 5, 6]

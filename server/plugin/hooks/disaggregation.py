@@ -1,0 +1,67 @@
+"""Prefill and decode in servers of their own, the drafter's state sent along.
+
+The prefill server shows its drafter the prompts and never drafts. SGLang sends the keys and values at a request's slots
+to slots of the decode server, and what a draft model keeps there: with ours (`SlotPool`) the decode server drafts as
+if it had read the prompt itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from .. import must_take
+from ..config import PluginConfig
+
+DECODE = "sglang.srt.disaggregation.decode.SchedulerDisaggregationDecodeMixin"
+SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+TRANSFER = "sglang.srt.disaggregation.mooncake.conn.MooncakeKVManager"
+PAUSE_SECONDS = 0.001
+UNLIKE = "prefill and decode server differ in model, dtype or drafter; start both with the same flags"
+
+
+def register() -> None:
+    """Only in such servers: what is hooked takes a second to import."""
+    if PluginConfig.from_env().role:
+        register_hooks()
+        if not torch.cuda.is_available():
+            from sglang.srt.disaggregation.mooncake.conn import MooncakeKVSender
+
+            # SGLang would copy slots' numbers into pinned memory, which takes a GPU.
+            must_take.replace(MooncakeKVSender, "supports_host_tensor_indices", False)
+
+
+def register_hooks() -> None:
+    HookRegistry.register(f"{DECODE}.get_new_prebuilt_batch", _admit, HookType.AROUND)
+    HookRegistry.register(f"{SCHEDULER}.on_idle", _pause, HookType.AROUND)
+    HookRegistry.register(f"{TRANSFER}._validate_peer_state_layout", _compare, HookType.AROUND)
+
+
+def _admit(original: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
+    """Have the worker know requests that come without a prefill."""
+    from ..decode.requests import transferred_tokens  # imports torch's and SGLang's modules of a scheduler
+
+    batch = original(scheduler, running_batch)
+    if batch is not None:
+        worker = scheduler.draft_worker
+        worker.admit(batch)
+        worker.history.write(*transferred_tokens(batch, worker.req_to_token_pool.req_to_token))
+    return batch
+
+
+def _pause(original: Callable[..., None], scheduler: Any) -> None:
+    """Transfers are polled without a pause, on a core that the other server may need."""
+    original(scheduler)
+    if not scheduler.is_fully_idle():
+        time.sleep(PAUSE_SECONDS)
+
+
+def _compare(original: Callable[..., tuple[bool, str | None]], manager: Any, peer: Any) -> tuple[bool, str | None]:
+    """Refuse a decode server whose slots have other sizes: SGLang writes by the prefill server's."""
+    if list(peer.dst_kv_item_lens) != list(manager.kv_args.kv_item_lens):
+        return False, UNLIKE
+    return original(manager, peer)

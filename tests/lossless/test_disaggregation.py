@@ -1,0 +1,229 @@
+"""A prefill server and a decode server answer as one server that does both, draft for draft."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from asking import MODEL, accepted_tokens, complete, complete_all, tokens
+from metrics_page import metric
+from running import HTTP, TAKES_MANY, ForkedServer, Server, environment, free_port, overlaps, wait_until
+from small_target import SmallTarget
+
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.skipif(overlaps(), reason="SGLang sends what overlaps from a GPU alone"),
+]
+pytest.importorskip("mooncake.engine", reason="needs mooncake-transfer-engine-non-cuda and libibverbs1")
+FLAGS = ("--dtype", "float32", "--max-total-tokens", "1536", "--context-length", "1024", "--chunked-prefill-size", "32")
+"""Those of `exact_server`, but for shared prefixes and a smaller cache."""
+TCP = ("--disaggregation-transfer-backend", "mooncake_tcp")
+PLAIN = {"max_tokens": 96, "temperature": 0}
+SEEDED = {"max_tokens": 64, "temperature": 0.8, "top_p": 0.95, "seed": 11}
+rooms = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prefill and a decode server; `port`: of the former, for transfers."""
+
+    prefill: Server
+    decode: Server
+    port: int
+
+    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        """Do as a router does: send to both, answer what the decode server says."""
+        body |= {"bootstrap_host": "127.0.0.1", "bootstrap_port": self.port, "bootstrap_room": next(rooms)}
+        first = threading.Thread(
+            target=HTTP.post, args=(self.prefill.url + path,), kwargs={"json": body, "timeout": 300}
+        )
+        first.start()
+        answer = HTTP.post(self.decode.url + path, json=body, timeout=300)
+        first.join()
+        return answer
+
+    def complete(self, prompt: str, *, speculate: bool = True, **body: Any) -> dict[str, Any]:
+        prompt = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
+        request = {"model": MODEL, "prompt": prompt, "return_token_ids": True, "speculation": {"enabled": speculate}}
+        answer = self.post("/v1/completions", request | body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def complete_all(self, prompts: list[str], concurrency: int, **body: Any) -> list[dict[str, Any]]:
+        with ThreadPoolExecutor(concurrency) as pool:
+            return list(pool.map(lambda prompt: self.complete(prompt, **body), prompts))
+
+
+@contextmanager
+def started(folder: Path, *flags: str, decode: tuple[str, ...] = ()) -> Iterator[Pair]:
+    """decode: further flags of the decode server, for SGLang."""
+    port = free_port()
+    role = "--disaggregation-mode"
+    servers = [
+        ForkedServer(
+            folder / "prefill", *flags, "--", role, "prefill", *TCP, "--disaggregation-bootstrap-port", str(port),
+            **TAKES_MANY,
+        ),
+        ForkedServer(folder / "decode", *flags, "--", role, "decode", *TCP, *decode, **TAKES_MANY),
+    ]  # fmt: skip
+    try:
+        yield Pair(*(server.wait_until_ready() for server in servers), port)
+    finally:
+        for server in servers:
+            server.kill()
+
+
+@pytest.fixture(scope="module")
+def pair_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Pair]:
+    """The small target; its model drafts where lookup finds nothing, and every draft is verified."""
+    flags = (*FLAGS, *small_target.flags())
+    more = ("--num-reserved-decode-tokens", "16")  # requests get in where there is room for so much of an answer
+    with started(tmp_path_factory.mktemp("pair"), *flags, "--planner", "verify-all", decode=more) as pair:
+        yield pair
+
+
+def accepted(answer: dict[str, Any]) -> tuple[int, int]:
+    """Drafted tokens that were taken, and not."""
+    details = answer["usage"]["completion_tokens_details"]
+    return details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
+
+
+def test_greedy_answers_and_drafts_are_those_of_one_server(
+    pair_server: Pair, exact_server: Server, prompts: list[str]
+) -> None:
+    """One at a time, as rounding then is the same; every drafted token is taken, or not, in both."""
+    wanted = complete_all(exact_server, prompts[:12], 1, speculate=True, **PLAIN)
+    answers = pair_server.complete_all(prompts[:12], 1, **PLAIN)
+    assert [tokens(answer) for answer in answers] == [tokens(answer) for answer in wanted]
+    assert [accepted(answer) for answer in answers] == [accepted(answer) for answer in wanted]
+    assert sum(accepted(answer)[0] for answer in answers) > 100
+    assert accepted_tokens(pair_server.prefill) == 0
+
+
+def test_many_at_once_in_a_cache_too_small(pair_server: Pair, exact_server: Server, prompts: list[str]) -> None:
+    """Some leave the decode server's cache and come back; a prompt asked for again is cached on the prefill server."""
+    plain = [tokens(a) for a in complete_all(exact_server, prompts[:24], 8, speculate=False, **PLAIN)]
+    for speculate in (True, False):
+        answers = pair_server.complete_all(prompts[:24], 24, speculate=speculate, **PLAIN)
+        assert [tokens(answer) for answer in answers] == plain
+    assert metric(pair_server.decode.url, "sglang:num_retracted_requests_total") > 0
+    assert metric(pair_server.prefill.url, "sglang:cached_tokens_total") > 0
+
+
+def test_a_seed_draws_the_same(pair_server: Pair, exact_server: Server, prompts: list[str]) -> None:
+    wanted = [tokens(a) for a in complete_all(exact_server, prompts[:12], 6, speculate=False, **SEEDED)]
+    assert [tokens(a) for a in pair_server.complete_all(prompts[:12], 6, **SEEDED)] == wanted
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"repetition_penalty": 1.3, "frequency_penalty": 0.5},
+        {"regex": "[a-z]{3,12}( [a-z]{3,12}){2,9}"},
+        {"logit_bias": {"40": 4.0}, "min_tokens": 30},
+        {"stop": ["e", "the"]},
+        {"logprobs": 3},
+        {"max_tokens": 1},
+    ],
+    ids=lambda rules: "+".join(rules),
+)
+def test_rules_of_a_request_hold_from_the_second_token_on(
+    pair_server: Pair, exact_server: Server, prompts: list[str], rules: dict[str, Any]
+) -> None:
+    """The first is drawn by the prefill server, and counts on the other."""
+    for prompt in prompts[:4]:
+        wanted = complete(exact_server, prompt, speculate=True, **PLAIN | rules)["choices"][0]
+        answer = pair_server.complete(prompt, **PLAIN | rules)["choices"][0]
+        probabilities = [each.pop("logprobs") or {} for each in (answer, wanted)]
+        assert answer == wanted
+        ours, theirs = (each.get("token_logprobs", []) for each in probabilities)
+        assert ours == pytest.approx(theirs, abs=1e-4)
+
+
+def test_streams_and_several_prompts(pair_server: Pair, exact_server: Server, prompts: list[str]) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": prompts[0]}], **PLAIN}
+    wanted = HTTP.post(f"{exact_server.url}/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+    lines = pair_server.post("/v1/chat/completions", body | {"stream": True}).text.splitlines()
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == wanted
+    two = {"model": MODEL, "prompt": prompts[:2], **PLAIN}
+    alone = HTTP.post(f"{exact_server.url}/v1/completions", json=two, timeout=60).json()["choices"]
+    assert pair_server.post("/v1/completions", two).json()["choices"] == alone
+
+
+def test_each_side_answers_its_part(pair_server: Pair) -> None:
+    for server, role in ((pair_server.prefill, "prefill"), (pair_server.decode, "decode")):
+        assert server.status("/health") == server.status("/ready") == server.status("/v1/models") == 200
+        assert HTTP.post(f"{server.url}/v1/tokenize", json={"prompt": "Hi"}).status_code == 200
+        for path, body in (
+            ("/v1/completions", {"prompt": "Hi"}),
+            ("/v1/messages", {"max_tokens": 4, "messages": [{"role": "user", "content": "Hi"}]}),
+        ):
+            refused = HTTP.post(server.url + path, json={"model": MODEL, **body})
+            assert refused.status_code == 400, refused.text
+            assert f"the {role} server of two" in refused.text
+    assert pair_server.post("/v1/completions", {"prompt": "Hi", "n": 2}).json()["error"]["param"] == "n"
+    assert metric(pair_server.prefill.url, "sglang:kv_transfer_total_mb_count", engine_type="prefill") > 0
+
+
+def test_a_prompt_that_never_comes_holds_nobody_up(pair_server: Pair, prompts: list[str]) -> None:
+    """The prefill server has died with it; the client goes."""
+    body = {"prompt": "Hi", "bootstrap_host": "127.0.0.1", "bootstrap_port": pair_server.port}
+    with pytest.raises(httpx.TimeoutException):
+        HTTP.post(f"{pair_server.decode.url}/v1/completions", json=body | {"bootstrap_room": next(rooms)}, timeout=2)
+    assert tokens(pair_server.complete(prompts[0], **PLAIN))
+    wait_until(lambda: metric(pair_server.decode.url, "outrider_requests_in_flight") == 0, 30)
+
+
+def test_behind_sglangs_router(pair_server: Pair, exact_server: Server, prompts: list[str]) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "sglang_router.launch_router", "--pd-disaggregation", "--port", str(port)]
+    command += ["--prefill", pair_server.prefill.url, str(pair_server.port), "--decode", pair_server.decode.url]
+    command += ["--health-check-endpoint", "/ready", "--prometheus-port", str(free_port())]
+    router = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    body = {"model": MODEL, "messages": [{"role": "user", "content": prompts[1]}], **PLAIN}
+    try:
+        wait_until(lambda: answers(f"{url}/v1/models"), 60)
+        through, direct = (
+            HTTP.post(f"{each}/v1/chat/completions", json=body, timeout=60) for each in (url, exact_server.url)
+        )
+        assert through.status_code == 200, through.text
+        assert through.json()["choices"] == direct.json()["choices"]
+    finally:
+        router.terminate()
+        router.wait(30)
+
+
+def answers(url: str) -> bool:
+    try:
+        return HTTP.get(url, timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_servers_with_other_drafters_are_no_pair(
+    tmp_path: Path, pair_server: Pair, small_target: SmallTarget, prompts: list[str]
+) -> None:
+    """The request fails at once, with the reason; the prefill server goes on with its own decode server."""
+    flags = (*FLAGS, *small_target.flags("ngram"), "--", "--disaggregation-mode", "decode", *TCP)
+    other = ForkedServer(tmp_path / "log", *flags)
+    try:
+        unlike = Pair(pair_server.prefill, other.wait_until_ready(), pair_server.port)
+        refused = unlike.post("/v1/completions", {"prompt": "Hi", "max_tokens": 4})
+        assert refused.status_code == 500
+        assert "start both with the same flags" in pair_server.prefill.output()
+        assert tokens(pair_server.complete(prompts[0], **PLAIN))
+    finally:
+        other.kill()
