@@ -31,7 +31,7 @@ HEAD = """\
 # Performance
 
 `make performance` writes this page from the records in [profiles/results](../profiles/results), which
-`outrider bench … --json` wrote: today's weights. A record has its command, machine, load, versions and date.
+`outrider bench … --json` wrote, of today's weights, with command, machine (family/model), versions and date.
 Ratios compare arms that took turns: median (smallest–largest) over rounds, or median (quartiles).
 """
 Record = Mapping[str, Any]
@@ -139,6 +139,7 @@ def _processor(one: Record) -> str:
 def machine(one: Record) -> str:
     """Processor without its stepping, cores and instruction set."""
     device = re.sub(r", stepping \d+|\(R\)| Processor", "", one["machine"]["device"])
+    device = re.sub(r"\(family (\d+), model (\d+)\)", r"(\1/\2)", device)
     return f"{device}, {one['machine']['cores']} cores, {one['machine']['instruction_set']}"
 
 
@@ -184,6 +185,7 @@ def _load(one: Record) -> Iterable[tuple[Row, Row]]:
 
 def _learning(one: Record) -> Iterable[tuple[Row, Row]]:
     """A row for each load and server beside the first: what learning, or nothing but another process, changes."""
+    prompts = ", ".join(Path(path).stem for asked in one["scenario"]["requests"] for path in asked["prompts"])
     for load, arms in one["results"].items():
         first, *others = arms
         for arm in others:
@@ -191,7 +193,8 @@ def _learning(one: Record) -> Iterable[tuple[Row, Row]]:
             for read in LEARNING.values():
                 ratios = [read(a) / read(b) for a, b in zip(arms[arm], arms[first], strict=True)]
                 cells.append(f"{statistics.fmean(ratios):.3f} ± {statistics.stdev(ratios) / len(ratios) ** 0.5:.3f}")
-            yield ["in flight", f"over {first}", "rounds", *LEARNING], [load, arm, str(len(arms[arm])), *cells]
+            columns = ["prompts", "in flight", f"over {first}", "rounds", *LEARNING]
+            yield columns, [prompts, load, arm, str(len(arms[arm])), *cells]
 
 
 LEARNING: Mapping[str, Callable[[Record], float]] = {
@@ -337,8 +340,8 @@ QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]
         _learn
     ),
     "learning by URL": (
-        "What learning costs", "A server that learns, with its learner's process, over one that does not: mean of the "
-        "rounds' ratios ± its standard error. A third like the first shows the noise.", _learning
+        "Learning beside not learning", "A server with `--learn` over one without: mean of the rounds' ratios ± its "
+        "standard error.", _learning
     ),
     "load by URL": (
         "Beside other engines", "Tokens per second of all requests over HTTP, greedy; MB of all processes of a server.",

@@ -89,13 +89,12 @@ def test_learning_is_compared_by_means_of_rounds() -> None:
         return [{"throughput": r, "gap": {"p99": 1 / r}, "processor_ms": 5.0} for r in rates]
 
     arms = {"off": turns(10, 10, 20), "learn": turns(9, 10, 22), "again": turns(10, 10, 20)}
-    one = record(
-        "load by URL", {"8": arms}, learning=["learn"], scenario={"requests": [{"output_tokens": {"mean": 96}}]}
-    )
+    asked = {"prompts": ["prompts/invoices.jsonl"], "output_tokens": {"mean": 96}}
+    one = record("load by URL", {"8": arms}, learning=["learn"], scenario={"requests": [asked]})
     page = report.page({"a.json": one | {"question": report._question(one)}})
-    assert "| in flight | over off | rounds | tokens/s | p99 gap | processor time a token |" in page
-    assert "| 8 | learn | 3 | 1.000 ± 0.058 | 1.007 ± 0.058 | 1.000 ± 0.000 |" in page
-    assert "| 8 | again | 3 | 1.000 ± 0.000 |" in page
+    assert "| prompts | in flight | over off | rounds | tokens/s | p99 gap | processor time a token |" in page
+    assert "| invoices | 8 | learn | 3 | 1.000 ± 0.058 | 1.007 ± 0.058 | 1.000 ± 0.000 |" in page
+    assert "| invoices | 8 | again | 3 | 1.000 ± 0.000 |" in page
 
 
 def test_rounding_and_scores_have_a_row_an_arm() -> None:
