@@ -341,7 +341,8 @@ QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]
     ),
     "learning by URL": (
         "Learning beside not learning", "A server with `--learn` over one without: mean of the rounds' ratios ± its "
-        "standard error.", _learning
+        "standard error. learned: with a drafter it has learned; learn: learning in pauses; again: not learning.",
+        _learning
     ),
     "load by URL": (
         "Beside other engines", "Tokens per second of all requests over HTTP, greedy; MB of all processes of a server.",
