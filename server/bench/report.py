@@ -161,7 +161,7 @@ def compared(one: Record, load: str) -> str:
 
 def _load(one: Record) -> Iterable[tuple[Row, Row]]:
     """A row an arm; the planned one is compared with "off", servers by URL with the first of them."""
-    results = one["results"]
+    results = dict(sorted(one["results"].items(), key=lambda load: float(load[0])))
     for arm in next(iter(results.values())):
         cells, about = [], []
         for arms in results.values():
