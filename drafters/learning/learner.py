@@ -342,15 +342,18 @@ class Learner:
             return 1.0, general
         trained = self.drafters.load(folder, torch.float32)
 
-        def followed(share: float) -> list[Followed]:
+        def write(share: float) -> None:
             self.drafters.save(mixed(self.drafters.load(first, torch.float32), trained, share), folder)
-            return self.drafters.follow(folder, answers)
 
+        general = self.drafters.follow_once(None, self._general_held_out()) or []  # of the first drafter alone
         low, high = 0.0, 1.0
         for _ in range(BISECTIONS):
             share = (low + high) / 2
-            low, high = (share, high) if tau(followed(share)) >= kept else (low, share)
-        return low, followed(low)
+            write(share)
+            found = self.drafters.follow(folder, answers)
+            low, high, general = (share, high, found) if tau(found) >= kept else (low, share, general)
+        write(low)
+        return low, general
 
     def _general_tau(self, name: str | None) -> float:
         """Tau of a drafter on the general answers of the gate; 1 where there is none in use."""

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 ROWS, COLUMNS, DEPTH = 16, 64, 64
-"""Of one product."""
+"""Rows, columns and depth of one product."""
 
 
 @triton.jit(do_not_specialize=["outputs", "chosen"])

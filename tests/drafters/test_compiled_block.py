@@ -132,7 +132,7 @@ def plain_pass(drafter: BlockDrafter, asked: DraftBatch) -> tuple[torch.Tensor, 
 @pytest.mark.parametrize("config", PATHS.values(), ids=PATHS)
 @pytest.mark.parametrize("name", SETS.values())
 def test_states_and_logits_before_a_path_is_drawn(config: BlockConfig, name: str) -> None:
-    """In float32 they are those of the plain model, in 8 bits near them; a request's do not depend on the others."""
+    """They are those of the plain model in float32, near them in 8 bits; a request's do not depend on the others."""
     with using(name):
         for dtype, close in ((torch.float32, 1e-4), (torch.bfloat16, 0.1)):
             model = make_model(config).to(dtype)

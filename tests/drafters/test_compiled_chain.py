@@ -89,7 +89,7 @@ def test_float32_drafts_are_those_of_the_plain_network(layout: str, name: str, t
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", SETS.values())
 def test_a_draft_does_not_depend_on_its_batch(layout: str, dtype: torch.dtype, name: str, tmp_path: Path) -> None:
-    """To the bit: tokens, what they were drawn from, and confidences."""
+    """Tokens, what they were drawn from, and confidences are the same to the bit."""
     with using(name):
         made, asked = prepared(layout, tmp_path, dtype)
         asked = dataclasses.replace(asked, temperatures=torch.tensor([0.5, 0.7, 1.0, 1.3]))

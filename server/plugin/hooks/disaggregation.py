@@ -25,7 +25,7 @@ UNLIKE = "prefill and decode server differ in model, dtype or drafter; start bot
 
 
 def register() -> None:
-    """Only in such servers: what is hooked takes a second to import."""
+    """Hook into SGLang, in such servers alone: what is hooked takes a second to import."""
     if PluginConfig.from_env().role:
         register_hooks()
         if not torch.cuda.is_available():

@@ -42,7 +42,7 @@ def test_no_kernel_is_compiled_when_the_server_is_ready(found):
 
 
 def test_the_warm_up_has_numbers_of_every_kind():
-    """Of each power of two that holds them, an even and an odd one, where there are such."""
+    """There are an even and an odd one for each power of two that holds them, if such exist."""
 
     def kinds(numbers):
         return {((number - 1).bit_length(), number % 2) for number in numbers}

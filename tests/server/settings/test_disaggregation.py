@@ -21,7 +21,7 @@ MODEL = Model("tiny", "path", {}, None)
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the transfer's package were there."""
+    """The transfer's package is taken to be there."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
 
 
