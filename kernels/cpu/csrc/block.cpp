@@ -86,21 +86,12 @@ class BlockDrafter : public torch::CustomClassHolder {
     Pass pass = pass_of(embedded, seq_lens, rows, page_table, gamma);
     DraftDrawArgs draws{};
     draws.rules = rules_of(temperatures, top_ks, top_ps, min_ps, requests);
-    const auto* heat = draws.rules.temperatures;
-    const bool sampled = std::any_of(heat, heat + requests, [](float t) { return t > 0; });
-    std::optional<Tensor> probs;
-    if (sampled && wants_probs) probs = at::empty({requests, gamma, head_.outputs}, noise.options().dtype(at::kFloat));
-    const Tensor drawn = at::empty({requests, gamma}, noise.options());
-    const Tensor confidence = at::empty({requests, gamma}, noise.options().dtype(at::kFloat));
-    draws.keys = noise.data_ptr<int64_t>();
-    draws.probs = probs ? probs->data_ptr<float>() : nullptr;
-    draws.tokens = drawn.data_ptr<int64_t>();
-    draws.confidence = confidence.data_ptr<float>();
+    const Drawn drawn(draws, noise, head_.outputs, wants_probs);
     run_team([&](TeamMember& member) {
       run_layers(member, pass, requests, gamma);
-      draw(member, draws, anchors.data_ptr<int64_t>(), requests, gamma, sampled ? 32 : 4, pass.b);
+      draw(member, draws, anchors.data_ptr<int64_t>(), requests, gamma, drawn.sampled ? 32 : 4, pass.b);
     });
-    return {drawn, probs, confidence};
+    return {drawn.tokens, drawn.probs, drawn.confidence};
   }
 
  private:

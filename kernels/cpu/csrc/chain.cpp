@@ -74,25 +74,16 @@ class ChainDrafter : public torch::CustomClassHolder {
     read_features(seq_lens, rows, page_table, b.features);
     DraftDrawArgs draws{};
     draws.rules = rules_of(temperatures, top_ks, top_ps, min_ps, requests);
-    const auto* heat = draws.rules.temperatures;
-    const bool sampled = std::any_of(heat, heat + requests, [](float t) { return t > 0; });
-    std::optional<Tensor> probs;
-    if (sampled && wants_probs) probs = at::empty({requests, gamma, head_.outputs}, noise.options().dtype(at::kFloat));
-    const Tensor drawn = at::empty({requests, gamma}, noise.options());
-    const Tensor confidence = at::empty({requests, gamma}, noise.options().dtype(at::kFloat));
+    const Drawn drawn(draws, noise, head_.outputs, wants_probs);
     draws.logits = b.logits.data_ptr();
     draws.vocab = vocab_ ? vocab_->data_ptr<int64_t>() : nullptr;
     draws.mix = mix_.data_ptr<float>();
-    draws.keys = noise.data_ptr<int64_t>();
-    draws.probs = probs ? probs->data_ptr<float>() : nullptr;
-    draws.tokens = drawn.data_ptr<int64_t>();
-    draws.confidence = confidence.data_ptr<float>();
     draws.columns = head_.outputs;
     draws.rows = requests;
     draws.rows_per_request = draws.logit_stride = 1;
     draws.stride = gamma;
-    run_team([&](TeamMember& member) { run(member, passes, anchors.data_ptr<int64_t>(), draws, sampled, b); });
-    return {drawn, probs, confidence};
+    run_team([&](TeamMember& member) { run(member, passes, anchors.data_ptr<int64_t>(), draws, drawn.sampled, b); });
+    return {drawn.tokens, drawn.probs, drawn.confidence};
   }
 
  private:

@@ -3,6 +3,7 @@
 #pragma once
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "stages.h"
@@ -10,6 +11,28 @@
 namespace outrider {
 
 using Tensors = std::vector<Tensor>;
+
+// A draft as it is handed back: tokens and confidences [R, gamma], and where a sampled request wants them
+// probs [R, gamma, columns].
+struct Drawn {
+  Tensor tokens, confidence;
+  std::optional<Tensor> probs;
+  bool sampled;
+
+  // Makes room, where draws with `draws`, whose rules are there already, are written. noise: [R, gamma].
+  Drawn(DraftDrawArgs& draws, const Tensor& noise, int64_t columns, bool wants_probs)
+      : tokens(at::empty(noise.sizes(), noise.options())),
+        confidence(at::empty(noise.sizes(), noise.options().dtype(at::kFloat))) {
+    const float* const heat = draws.rules.temperatures;
+    sampled = std::any_of(heat, heat + noise.size(0), [](float t) { return t > 0; });
+    if (sampled && wants_probs)
+      probs = at::empty({noise.size(0), noise.size(1), columns}, noise.options().dtype(at::kFloat));
+    draws.keys = noise.data_ptr<int64_t>();
+    draws.probs = probs ? probs->data_ptr<float>() : nullptr;
+    draws.tokens = tokens.data_ptr<int64_t>();
+    draws.confidence = confidence.data_ptr<float>();
+  }
+};
 
 // Queries by request, and their places in the cache: request r has `count(r)` of them, from
 // position starts[r] on.
