@@ -108,12 +108,12 @@ def with_numbers(readme: str, records: Mapping[str, Record]) -> str:
     if not begin or not end:
         raise UserError(f"README.md has no {BEGIN} … {END}, between which its table stands")
     rows = [
-        [_processor(one), *(compared(one, load) for load in ("1", "8", "32"))]
+        [_processor(one), model(one), *(compared(one, load) for load in ("1", "8", "32"))]
         for question in ("load", "load by URL")
         for one in merged(one for one in records.values() if one["question"] == question)
     ]
     rows.sort(key=lambda row: row[0])  # what is of one processor keeps its order
-    return f"{before}{BEGIN}\n{table(['requests in flight', '1', '8', '32'], _named_once(rows))}{END}{after}"
+    return f"{before}{BEGIN}\n{table(['processor', 'model', '1', '8', '32'], _named_once(rows))}{END}{after}"
 
 
 def merged(records: Iterable[Record]) -> list[Record]:
@@ -122,7 +122,8 @@ def merged(records: Iterable[Record]) -> list[Record]:
     for one in records:
         learned = one["results"]["held_out"] if one["question"] == "learn" else None
         asked = one.get("scenario", {}).get("requests")
-        key = json.dumps([one["machine"], one["weights"], one.get("engine"), one.get("requests"), asked, learned])
+        of = [one["weights"], one.get("engine"), one.get("models"), one.get("requests"), asked, learned]
+        key = json.dumps([one["machine"], *of])
         if key in found and isinstance(one["results"], dict):
             found[key] = {**found[key], "results": {**found[key]["results"], **one["results"]}}
         else:
@@ -143,6 +144,11 @@ def machine(one: Record) -> str:
     return f"{device}, {one['machine']['cores']} cores, {one['machine']['instruction_set']}"
 
 
+def model(one: Record) -> str:
+    """The model of an engine, or the one that the first server was asked for."""
+    return str(one["engine"]["model"] if "engine" in one else next(iter(one["models"].values())))
+
+
 def table(columns: Sequence[str], rows: Iterable[Row]) -> str:
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
@@ -156,7 +162,7 @@ def compared(one: Record, load: str) -> str:
     if ours not in rates or not others:
         return ""
     best = max(others, key=lambda arm: statistics.median(rates[arm]))
-    return harness.ratio(rates[ours], rates[best]).cell.replace(" (", f" × {best} (", 1)
+    return f"{harness.ratio(rates[ours], rates[best]).median:.2f} × {best}"
 
 
 def _load(one: Record) -> Iterable[tuple[Row, Row]]:
@@ -171,15 +177,14 @@ def _load(one: Record) -> Iterable[tuple[Row, Row]]:
             over = f" = {harness.ratio(rates[arm], rates[first]).cell} × {first}" if compared else ""
             cells.append(f"{statistics.median(rates[arm]):.0f}{over}")
         if "engine" in one:
-            engine, tau = one["engine"], [r["counts"]["tau"] for arms in results.values() for r in arms[arm]]
-            about = [("model, drafter", f"{engine['model']}, {engine['drafter']}")]
-            about.append(("tau", f"{statistics.median(tau):.2f}"))
+            tau = [r["counts"]["tau"] for arms in results.values() for r in arms[arm]]
+            about = [("drafter", one["engine"]["drafter"]), ("tau", f"{statistics.median(tau):.2f}")]
         else:
             memory = one["memory_mb"].get(arm)
             about = [("MB", f"{memory:.0f}" if memory else "–")]
         yield (
-            ["arm", *(f"{load} in flight" for load in results), *(name for name, _ in about)],
-            [arm, *cells, *(cell for _, cell in about)],
+            ["model", "arm", *(f"{load} in flight" for load in results), *(name for name, _ in about)],
+            [model(one), arm, *cells, *(cell for _, cell in about)],
         )
 
 
@@ -215,7 +220,7 @@ def _prompts(one: Record) -> Iterable[tuple[Row, Row]]:
             times = {name: [r["ttft"]["p50"] for r in rounds] for name, rounds in arms.items()}
             over = f" = {harness.ratio(times[arm], times[first]).cell} × {first}" if arm != first else ""
             cells.append(f"{statistics.median(times[arm]):.2f}{over}")
-        yield ["tokens", "arm", *(f"{load} in flight" for load in results)], [tokens, arm, *cells]
+        yield ["model", "tokens", "arm", *(f"{load} in flight" for load in results)], [model(one), tokens, arm, *cells]
 
 
 def _steps(one: Record) -> Iterable[tuple[Row, Row]]:

@@ -32,7 +32,8 @@ OBJECTIVES = ("ttft", "tpot", "e2e")
 
 @dataclass(slots=True)
 class Measured:
-    """Requests and the server's processor seconds by turn; memory of its processes, MB, and those that learn, by arm.
+    """Requests and the server's processor seconds by turn; memory of its processes, MB, and the file name of its
+    model, by arm; the arms that learn.
 
     What is of processes is known of servers on this machine alone.
     """
@@ -40,6 +41,7 @@ class Measured:
     records: dict[Turn, list[Record]] = field(default_factory=dict)
     processor: dict[Turn, float] = field(default_factory=dict)
     memory: dict[str, float] = field(default_factory=dict)
+    models: dict[str, str] = field(default_factory=dict)
     learning: list[str] = field(default_factory=list)
 
 
@@ -107,6 +109,7 @@ def _write(test: Scenario, args: argparse.Namespace, measured: Measured) -> Resu
             report.named(results),
             scenario=test.model_dump(mode="json"),
             memory_mb=measured.memory,
+            models=measured.models,
             learning=measured.learning,
         )
         if args.csv:
@@ -129,6 +132,7 @@ async def _measure(test: Scenario, args: argparse.Namespace, measured: Measured)
         watched = {name: server_processes.of_server(url) for name, url in urls(args).items()}
         learners = {name: found for name in watched if (found := server_processes.learner_of(watched[name]))}
         measured.learning += learners
+        measured.models |= {name: Path(server.model).name for name, server in servers.items()}
         rounds = args.rounds or (1 if len(servers) == 1 else ROUNDS)
         for number, load, arm in harness.alternate_arms(rounds, test.arrivals.loads, list(servers)):
             work, turn, here = Workload(test, countings[arm]), (load, arm, number), watched[arm]

@@ -48,16 +48,21 @@ def test_a_table_a_question_and_a_row_a_machine() -> None:
     one = record("load", {"1": arms}, engine={"model": "M", "drafter": "dspark"})
     page = report.page({"a.json": one})
     assert page.count("## ") == 1
-    assert "| AMD EPYC 9, 2 cores, avx512_bf16 | off | 15 | M, dspark | 1.00 |" in page
-    assert "| planned | 18 = 1.25 (1.00–1.50) × off | M, dspark | 2.50 |" in page
+    assert "| AMD EPYC 9, 2 cores, avx512_bf16 | M | off | 15 | dspark | 1.00 |" in page
+    assert "| M | planned | 18 = 1.25 (1.00–1.50) × off | dspark | 2.50 |" in page
     assert "- [a.json](../profiles/results/a.json), 2026-11-24" in page
-    other = record("load by URL", {"8": {"ours": rounds(30, 40), "theirs": rounds(10, 20)}}, memory_mb={"ours": 7.4})
+    other = record(
+        "load by URL",
+        {"8": {"ours": rounds(30, 40), "theirs": rounds(10, 20)}},
+        memory_mb={"ours": 7.4},
+        models={"ours": "M", "theirs": "M.gguf"},
+    )
     page = report.page({"a.json": one, "b.json": other})
-    assert "| ours | 35 | 7 |" in page
-    assert "| theirs | 15 = 0.42 (0.33–0.50) × ours | – |" in page
+    assert "| M | ours | 35 | 7 |" in page
+    assert "| M | theirs | 15 = 0.42 (0.33–0.50) × ours | – |" in page
     readme = report.with_numbers(f"A\n{report.BEGIN}\nold\n{report.END}\nB\n", {"a.json": one, "b.json": other})
-    assert "| AMD EPYC 9, avx512_bf16 | 1.25 × off (1.00–1.50) |  |  |" in readme
-    assert "|  |  | 2.50 × theirs (2.00–3.00) |  |" in readme
+    assert "| AMD EPYC 9, avx512_bf16 | M | 1.25 × off |  |  |" in readme
+    assert "|  | M |  | 2.50 × theirs |  |" in readme
     assert readme.startswith("A\n")
     assert readme.endswith("\nB\n")
     assert "old" not in readme
@@ -72,14 +77,14 @@ def test_answers_of_one_token_are_times_of_prompts(tmp_path) -> None:
     for tokens, times in ((512, (0.8, 1.0)), (4096, (8.0, 8.0))):
         asked = {"input_tokens": {"mean": tokens}, "output_tokens": {"mean": 1.0}}
         arms = {"ours": first_token(*times), "theirs": first_token(2.4, 2.0)}
-        one = record("load by URL", {"1": arms}, scenario={"requests": [asked]})
+        one = record("load by URL", {"1": arms}, scenario={"requests": [asked]}, models={"ours": "M"})
         (tmp_path / f"{tokens}.json").write_text(json.dumps(one))
     records = report.read_all(tmp_path)
     page = report.page(records)
-    assert "| tokens | arm | 1 in flight |" in page
-    assert "| 512 | ours | 0.90 |" in page
-    assert "| 512 | theirs | 2.20 = 2.50 (2.00–3.00) × ours |" in page
-    assert "| 4096 | ours | 8.00 |" in page
+    assert "| model | tokens | arm | 1 in flight |" in page
+    assert "| M | 512 | ours | 0.90 |" in page
+    assert "| M | 512 | theirs | 2.20 = 2.50 (2.00–3.00) × ours |" in page
+    assert "| M | 4096 | ours | 8.00 |" in page
     readme = report.with_numbers(f"{report.BEGIN}\n{report.END}", records)
     assert "ours" not in readme, "the README's rows are of throughput"
 
@@ -115,10 +120,12 @@ def test_parts_of_a_question_are_one_row() -> None:
     engine = {"model": "M", "drafter": "dspark"}
     parts = [record("load", {load: {"off": rounds(9), "planned": rounds(18)}}, engine=engine) for load in ("1", "32")]
     page = report.page({"a.json": parts[0], "b.json": parts[1]})
-    assert "| arm | 1 in flight | 32 in flight | model, drafter | tau |" in page
+    assert "| model | arm | 1 in flight | 32 in flight | drafter | tau |" in page
     assert page.count("| planned |") == 1
     parts = [record("learn", {"held_out": [name]}, engine=engine) for name in ("invoices", "sql")]
     assert len(report.merged(parts)) == 2, "other prompts are another question"
+    parts = [record("load by URL", {"1": {"ours": rounds(9)}}, models={"ours": name}) for name in ("M", "N")]
+    assert len(report.merged(parts)) == 2, "another model is another row"
 
 
 def test_records_of_other_weights_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -239,7 +239,7 @@ def test_several_servers_take_turns(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert ratio < 0.7
     assert f"{ratio:.2f} (" in shown
     assert "× fast" in shown
-    assert set(measured["memory_mb"]) == {"fast", "slow"}
+    assert set(measured["memory_mb"]) == set(measured["models"]) == {"fast", "slow"}
     assert min(measured["memory_mb"].values()) > 1
     fast_ms, slow_ms = (statistics.median(one["processor_ms"] for one in arms[name]) for name in ("fast", "slow"))
     assert slow_ms > fast_ms + computes * 1e3 / 4 * 0.8, "an answer has 4 tokens"
