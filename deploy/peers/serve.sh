@@ -7,8 +7,9 @@
 #
 # OUTRIDER_THREADS: processors to use (default: all). OUTRIDER_REQUESTS: how many share llama.cpp's context of 32,768
 # tokens (default: 32). Prompts share no cache; start ours with `--disable-radix-cache --no-lookup-across`.
-# Engines whose packages cannot stand beside ours get an environment in the user's cache: a minute, 2 GB for vLLM, which
-# also compiles the model at each start. `outrider prepare --unpack` makes a folder of a GGUF file.
+# Each gets an environment in the user's cache: a minute, 2 GB for vLLM, which also compiles the model at each start.
+# llama.cpp is compiled for this processor, from the sources in llama-cpp-python: ten minutes of two cores, once, and a
+# C++ compiler. `outrider prepare --unpack` makes a folder of a GGUF file.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 usage() { sed -n '2,6p' "$0" >&2; exit 2; }
@@ -28,11 +29,36 @@ environment() {
   "$venv/bin/pip" --disable-pip-version-check install --quiet --no-deps "$@" && touch "$venv/.ready"
 }
 
+# The folder of llama.cpp's programs, compiled once for the instructions that this processor has
+compiled_llama_cpp() {
+  local key; key=$({ echo "$LLAMA_CPP_PYTHON"; grep -m1 '^flags' /proc/cpuinfo; c++ --version; } | sha256sum | cut -c1-16)
+  built=${OUTRIDER_CACHE:-$HOME/.cache/outrider}/peers/llama.cpp-built-$key
+  [ -e "$built/llama-server" ] && return
+  local work; work=$(mktemp -d)
+  trap 'rm -rf "$work"' EXIT
+  echo "Compiling llama.cpp for this processor (once)" >&2
+  "$venv/bin/pip" --disable-pip-version-check download --quiet --no-deps --no-binary llama-cpp-python --dest "$work" \
+    "llama-cpp-python==$LLAMA_CPP_PYTHON"
+  tar -xzf "$work"/*.tar.gz -C "$work"
+  # GCC 12 takes most stores of a tile's configuration for dead: AMX then crashes.
+  PATH=$venv/bin:$PATH CXXFLAGS="-w -fno-dse -fno-tree-dse" cmake -S "$work"/llama_cpp_python-*/vendor/llama.cpp -B "$work/build" -G Ninja --log-level=WARNING \
+    -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_APP=OFF \
+    -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_SUBPROCESS=OFF >&2
+  "$venv/bin/ninja" -C "$work/build" llama-server >&2
+  mkdir -p "$built"
+  mv "$work/build/bin/llama-server" "$built/"
+  rm -rf "$work"
+  trap - EXIT
+}
+LLAMA_CPP_PYTHON=0.3.36
+
 unset PYTHONPATH
 case $engine in
   llama.cpp)
     environment llama.cpp -r "$here/llama.cpp.txt"
-    exec "$venv/bin/python" "$here/llama_cpp_server.py" "$model" "$port" "$threads" "${OUTRIDER_REQUESTS:-32}" ;;
+    compiled_llama_cpp
+    exec "$built/llama-server" --model "$model" --host 127.0.0.1 --port "$port" --threads "$threads" \
+      --parallel "${OUTRIDER_REQUESTS:-32}" --ctx-size 32768 --no-cache-prompt ;;
   openvino)
     environment openvino -r "$here/openvino.txt"
     exec "$venv/bin/python" "$here/openvino_server.py" "$model" "$port" "$threads" ;;

@@ -15,6 +15,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import torch
@@ -79,11 +80,19 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(str(error)) from None
     print(acceptance_table(by_file))
     counts = {name: acceptance.counts() for name, acceptance in by_file.items()}
-    record.write(args.json, "drafters", counts, weights={folder.name: folder for folder in args.drafters})
+    folders = {folder.name: folder for folder in args.drafters}
+    trained = {name: _trained(folder) for name, folder in folders.items()}
+    record.write(args.json, "drafters", counts, weights=folders, trained=trained)
     if args.plot:
         with pictures.figure(args.plot) as figure:
             plot_acceptance(together, figure)
     return 0
+
+
+def _trained(folder: Path) -> dict[str, int]:
+    """What the drafter's folder says of its training: answers, anchors; empty where it says nothing."""
+    path = folder / "training.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def _measure(args: argparse.Namespace) -> tuple[dict[str, Acceptance], dict[str, dict[str, Acceptance]]]:

@@ -1,7 +1,7 @@
 """Write docs/performance.md, and README's table, from the records in profiles/results.
 
 One table a question, one row a machine and model. A record is left out where its drafter's weights are not the shipped
-ones of today, but for one of learning, which says so; `--json` of the benchmarks writes records.
+ones of today, but for those of learning and of drafters trained to be compared; `--json` of the benchmarks writes them.
 
 examples:
   outrider bench load --prompts profiles/prompts.jsonl --concurrency 1,8,32 --json profiles/results/load-amx.json
@@ -14,15 +14,15 @@ import argparse
 import json
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from outrider.profiles.fingerprint import folder_digest
 
 from ..errors import UserError
 from ..settings.checkpoints import WEIGHTS
 from . import harness, record
+from .report_rows import QUESTIONS, Record, Row, model
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE, README = ROOT / "profiles" / "results", ROOT / "docs" / "performance.md", ROOT / "README.md"
@@ -34,8 +34,6 @@ HEAD = """\
 `outrider bench … --json` wrote, of today's weights, with command, machine (family/model), versions and date.
 Ratios compare arms that took turns: median (smallest–largest) over rounds, or median (quartiles).
 """
-Record = Mapping[str, Any]
-Row = Sequence[str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,14 +56,18 @@ def run(args: argparse.Namespace) -> int:
 def read_all(folder: Path) -> dict[str, Record]:
     """The records of today's weights by file name; those of others are named on standard error."""
     today = {folder_digest(path.parent) for path in WEIGHTS.glob("*/*/config.json")}
+    records = {path.name: record.read(path) for path in sorted(folder.glob("*.json"))}
+    alike = {digest for one in records.values() if one["question"] == "drafters" for digest in one["weights"].values()}
     found: dict[str, Record] = {}
-    for path in sorted(folder.glob("*.json")):
-        one = record.read(path)
+    for path, one in records.items():
         other = [name for name, digest in one["weights"].items() if name != "target" and digest and digest not in today]
-        if other and one["question"] != "learn":
-            harness.log(f"{path.name} is left out: {', '.join(other)} had other weights than are shipped today")
+        question = _question(one)
+        if question == "load" and other and one["weights"]["drafter"] in alike:
+            question = "load of drafters"
+        if other and question not in ("learn", "drafters", "load of drafters"):
+            harness.log(f"{path} is left out: {', '.join(other)} had other weights than are shipped today")
         else:
-            found[path.name] = one | {"question": _question(one), "former": bool(other)}
+            found[path] = one | {"question": question, "former": bool(other)}
     return found
 
 
@@ -144,11 +146,6 @@ def machine(one: Record) -> str:
     return f"{device}, {one['machine']['cores']} cores, {one['machine']['instruction_set']}"
 
 
-def model(one: Record) -> str:
-    """The model of an engine, or the one that the first server was asked for."""
-    return str(one["engine"]["model"] if "engine" in one else next(iter(one["models"].values())))
-
-
 def table(columns: Sequence[str], rows: Iterable[Row]) -> str:
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
@@ -163,224 +160,3 @@ def compared(one: Record, load: str) -> str:
         return ""
     best = max(others, key=lambda arm: statistics.median(rates[arm]))
     return f"{harness.ratio(rates[ours], rates[best]).median:.2f} × {best}"
-
-
-def _load(one: Record) -> Iterable[tuple[Row, Row]]:
-    """A row an arm; the planned one is compared with "off", servers by URL with the first of them."""
-    results = dict(sorted(one["results"].items(), key=lambda load: float(load[0])))
-    for arm in next(iter(results.values())):
-        cells, about = [], []
-        for arms in results.values():
-            rates = {name: [r["throughput"] for r in rounds] for name, rounds in arms.items()}
-            first = "off" if "engine" in one else next(iter(arms))
-            compared = first in rates and (arm == "planned" if "engine" in one else arm != first)
-            over = f" = {harness.ratio(rates[arm], rates[first]).cell} × {first}" if compared else ""
-            cells.append(f"{statistics.median(rates[arm]):.0f}{over}")
-        if "engine" in one:
-            tau = [r["counts"]["tau"] for arms in results.values() for r in arms[arm]]
-            about = [("drafter", one["engine"]["drafter"]), ("tau", f"{statistics.median(tau):.2f}")]
-        else:
-            memory = one["memory_mb"].get(arm)
-            about = [("MB", f"{memory:.0f}" if memory else "–")]
-        yield (
-            ["model", "arm", *(f"{load} in flight" for load in results), *(name for name, _ in about)],
-            [model(one), arm, *cells, *(cell for _, cell in about)],
-        )
-
-
-def _learning(one: Record) -> Iterable[tuple[Row, Row]]:
-    """A row for each load and server beside the first: what learning, or nothing but another process, changes."""
-    prompts = ", ".join(Path(path).stem for asked in one["scenario"]["requests"] for path in asked["prompts"])
-    for load, arms in one["results"].items():
-        first, *others = arms
-        for arm in others:
-            cells = []
-            for read in LEARNING.values():
-                ratios = [read(a) / read(b) for a, b in zip(arms[arm], arms[first], strict=True)]
-                cells.append(f"{statistics.fmean(ratios):.3f} ± {statistics.stdev(ratios) / len(ratios) ** 0.5:.3f}")
-            columns = ["prompts", "in flight", f"over {first}", "rounds", *LEARNING]
-            yield columns, [prompts, load, arm, str(len(arms[arm])), *cells]
-
-
-LEARNING: Mapping[str, Callable[[Record], float]] = {
-    "tokens/s": lambda one: one["throughput"],
-    "p99 gap": lambda one: one["gap"]["p99"],
-    "processor time a token": lambda one: one["processor_ms"],
-}
-
-
-def _prompts(one: Record) -> Iterable[tuple[Row, Row]]:
-    """A row an arm; its times to the first token are compared with those of the first server."""
-    results = one["results"]
-    tokens = "+".join(f"{asked['input_tokens']['mean']:.0f}" for asked in one["scenario"]["requests"])
-    first, *_ = next(iter(results.values()))
-    for arm in next(iter(results.values())):
-        cells = []
-        for arms in results.values():
-            times = {name: [r["ttft"]["p50"] for r in rounds] for name, rounds in arms.items()}
-            over = f" = {harness.ratio(times[arm], times[first]).cell} × {first}" if arm != first else ""
-            cells.append(f"{statistics.median(times[arm]):.2f}{over}")
-        yield ["model", "tokens", "arm", *(f"{load} in flight" for load in results)], [model(one), tokens, arm, *cells]
-
-
-def _steps(one: Record) -> Iterable[tuple[Row, Row]]:
-    results, cells = one["results"], []
-    for times in results.values():
-        floor = min(times["torch"], times["ours"], key=statistics.median)
-        cells.append(f"{statistics.median(times['step']):.1f} ms = {harness.ratio(times['step'], floor).median:.2f} ×")
-    yield list(results), cells
-
-
-def _kernels(one: Record) -> Iterable[tuple[Row, Row]]:
-    families: dict[str, list[float]] = {}
-    for case, times in one["results"].items():
-        family = re.split(r" \d| plain| top", case)[0]
-        families.setdefault(family, []).append(harness.ratio(times["torch"], times["ours"]).median)
-    yield list(families), [f"{min(found):.1f}–{max(found):.1f}" for found in families.values()]
-
-
-def _blocks(one: Record) -> Iterable[tuple[Row, Row]]:
-    found: dict[str, dict[str, dict[str, list[float]]]] = {}
-    for case, times in one["results"].items():
-        kind, rows = case.split()
-        found.setdefault(kind, {})[rows] = times
-    for kind, by_rows in found.items():
-        first = next(iter(by_rows.values()))["int8"]
-        cells = [
-            f"{harness.ratio(times['float'], times['int8']).median:.1f} ×, "
-            f"{harness.ratio(times['int8'], first).median:.2f}"
-            for times in by_rows.values()
-        ]
-        yield ["weight", *(f"{rows} rows" for rows in by_rows)], [kind, *cells]
-
-
-def _quality(one: Record) -> Iterable[tuple[Row, Row]]:
-    for arm, groups in one["results"].items():
-        whole = groups["all"]
-        kls = {name: f"{found['kl']:.4f} ± {found['kl_error']:.4f}" for name, found in groups.items()}
-        yield (
-            ["model", "arm", "tokens", *kls, "99th percentile", "same"],
-            [
-                one["engine"]["model"],
-                f"{arm} beside {one['first']}",
-                str(whole["tokens"]),
-                *kls.values(),
-                f"{whole['kl_p99']:.3f}",
-                f"{whole['same']:.1%}",
-            ],
-        )
-
-
-def _scores(one: Record) -> Iterable[tuple[Row, Row]]:
-    for task, servers in one["results"].items():
-        first = next(iter(servers))
-        cells = [
-            f"{found['score']:.1%} ± {found['error']:.1%}"
-            + (f"; {found['won']}, {found['lost']}" if name != first else "")
-            for name, found in servers.items()
-        ]
-        yield ["task", "questions", *servers], [task, str(servers[first]["questions"]), *cells]
-
-
-def _drafts(one: Record) -> Iterable[tuple[Row, Row]]:
-    shares: dict[str, dict[str, str]] = {}
-    for case, found in one["results"].items():
-        name, _, requests = case.rpartition(", ")
-        times = found["times"]
-        share = statistics.median(
-            (a + b) / c for a, b, c in zip(times["propose, ours"], times["observe, ours"], times["verify"], strict=True)
-        )
-        shares.setdefault(name, {})[requests] = f"{share:.2f}"
-    for name, row in shares.items():
-        yield ["drafter", *(f"{requests} requests" for requests in row)], [name, *row.values()]
-
-
-def _plan(one: Record) -> Iterable[tuple[Row, Row]]:
-    results = one["results"]
-    totals = [f"{statistics.median(times['total']):.0f} µs" for times in results.values()]
-    yield ["requests", *results], [str(one["requests"]), *totals]
-
-
-def _simulate(one: Record) -> Iterable[tuple[Row, Row]]:
-    rates = {(row["planner"], f"{row['requests']:g}"): row["throughput"] for row in one["results"]}
-    planners = [name for name in dict.fromkeys(planner for planner, _ in rates) if name != "off"]
-    loads = list(dict.fromkeys(load for _, load in rates))
-    for name in planners:
-        yield (
-            ["planner", *(f"{load} in flight" for load in loads)],
-            [
-                name,
-                *(f"{rates[name, load] / rates['off', load]:.2f} ×" for load in loads),
-            ],
-        )
-
-
-def _learn(one: Record) -> Iterable[tuple[Row, Row]]:
-    results, names = one["results"], one["results"]["held_out"]
-    before, after = results["before"], results["after"]
-
-    def change(chosen: Sequence[str]) -> str:
-        taus = [sum(a[n]["tokens"] for n in chosen) / sum(a[n]["steps"] for n in chosen) for a in (before, after)]
-        return f"{taus[0]:.2f} → {taus[1]:.2f} = {taus[1] / taus[0]:.2f} ×"
-
-    general, last = [name for name in before if name not in names], results["curve"][-1]
-    first, seconds = results["first_promotion_seconds"], last["learner_seconds"]
-    yield (
-        ["held-out prompts", "tokens a step", "general prompts", "first promotion", "learner's processor s"],
-        [
-            ", ".join(names) + (", from former weights" if one.get("former") else ""), change(names),
-            change(general) if general else "–",
-            "–" if first is None else f"{first:.0f} s", "–" if seconds is None else f"{seconds:.0f}",
-        ],
-    )  # fmt: skip
-
-
-QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]]]]] = {
-    "load": (
-        "Throughput, with speculation and without", "Tokens per second of all requests on one engine, greedy; "
-        "tau: tokens per request and step.", _load
-    ),
-    "learn": (
-        "A server that learns", "Prompts that it never learns from, before and after; promotion since the first pause.",
-        _learn
-    ),
-    "learning by URL": (
-        "Learning beside not learning", "A server with `--learn` over one without: mean of the rounds' ratios ± its "
-        "standard error. learned: with a drafter it has learned; learn: learning in pauses; again: not learning.",
-        _learning
-    ),
-    "load by URL": (
-        "Beside other engines", "Tokens per second of all requests over HTTP, greedy; MB of all processes of a server.",
-        _load
-    ),
-    "prompts by URL": (
-        "Prompts beside other engines", "Seconds to the first token over HTTP, by the tokens of a prompt.", _prompts
-    ),
-    "micro steps": (
-        "An engine step", "By requests × tokens of each: milliseconds, and over the step's matrix products alone.",
-        _steps
-    ),
-    "micro drafts": (
-        "A draft beside its verification", "Drafting and observing over the target's forward, kernels alone.", _drafts
-    ),
-    "micro kernels": (
-        "Compiled kernels beside plain torch", "Torch's time over ours, of a kernel's cases.", _kernels
-    ),
-    "micro blocks": (
-        "Integer products", "Weights in blocks: how much faster rows of 8 bits are than expanding to floats; time over "
-        "that of the least rows.", _blocks
-    ),
-    "quality": (
-        "What rounding changes", "Next-token distributions over the model's own answers: mean KL divergence (nats) "
-        "from the other arm, by temperature; tokens whose most probable is the same.",
-        _quality
-    ),
-    "scores": (
-        "lm-eval's scores", "Mean ± standard error; questions won, lost beside the first.", _scores
-    ),
-    "micro plan": ("A planner's step", "Processor time of one decode step's planning.", _plan),
-    "simulate": (
-        "Planners on a simulated server", "SIMULATED throughput over `off`, by a profile's step times.",
-        _simulate
-    ),
-}  # fmt: skip
