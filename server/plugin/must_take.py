@@ -7,7 +7,10 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from sglang.srt.plugins import hook_registry
 from sglang.srt.plugins.hook_registry import HookRegistry
+
+from .bindings import Bindings
 
 PLUGIN = "outrider"
 """Name of our entry point, which SGLang notes with each hook."""
@@ -40,6 +43,7 @@ def fatal_failures() -> Iterator[None]:
     def apply_hooks(cls: type[HookRegistry]) -> None:
         if failures:
             raise NotApplied(f"Outrider's plugin failed: {failures[0]!r}") from failures[0]
+        propagate, hook_registry._propagate_patch = hook_registry._propagate_patch, Bindings().replace
         for target, hooks in sorted(cls._hooks.items(), key=cls._target_sort_key):
             if target in cls._patched or not any(source and source.plugin_name == PLUGIN for *_, source in hooks):
                 continue
@@ -48,6 +52,7 @@ def fatal_failures() -> Iterator[None]:
             except Exception as error:
                 raise NotApplied(_message(target, repr(error))) from error
             cls._patched.add(target)
+        hook_registry._propagate_patch = propagate
         original()
 
     HookRegistry.apply_hooks = classmethod(apply_hooks)

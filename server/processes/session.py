@@ -27,7 +27,11 @@ def run(resolved: Resolved, work: Callable[[Engine], Awaitable[T]]) -> T:
 
     async def main() -> T:
         engine.begin()
-        return await work(engine)
+        try:
+            return await work(engine)
+        finally:
+            if not engine.dead_processes():
+                engine.ask_to_exit()
 
     try:
         return asyncio.run(main())

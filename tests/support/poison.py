@@ -2,7 +2,8 @@
 
 poison.py MODEL DRAFTER: folders of the small target and its drafter.
 
-Prints as JSON: what each of them came to, and whether the others' answers and one after them are as before.
+Prints as JSON: what each of them came to, whether the others' answers and one after them are as before, and how long
+the engine took to end.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from typing import Any
 
 from outrider.server.plugin.options import KEY
@@ -66,7 +68,8 @@ async def work(engine: Engine) -> dict[str, Any]:
     await asyncio.sleep(0.1)
     ends = {name: await asyncio.wait_for(poison(manager, fields), 30) for name, fields in POISONS.items()}
     meanwhile = not running.done()
-    return {"ends": ends, "meanwhile": meanwhile, "same": await running == before, "after": await others() == before}
+    found = {"ends": ends, "meanwhile": meanwhile, "same": await running == before, "after": await others() == before}
+    return found | {"worked": time.monotonic()}
 
 
 def main(model: str, drafter: str) -> None:
@@ -74,7 +77,8 @@ def main(model: str, drafter: str) -> None:
         model=model, drafter="dspark", drafter_path=drafter, threads=1, max_total_tokens=4096, tune=False,
         planner="verify-all",
     )  # fmt: skip
-    print(json.dumps(session.run(resolve(settings), work)))
+    found = session.run(resolve(settings), work)
+    print(json.dumps(found | {"ending": time.monotonic() - found["worked"]}))
 
 
 if __name__ == "__main__":

@@ -136,6 +136,7 @@ sglang.srt.models.qwen3.Qwen3Attention.forward_prepare_native
 sglang.srt.models.qwen3.Qwen3DecoderLayer.forward
 sglang.srt.models.qwen3.Qwen3ForCausalLM.forward
 sglang.srt.models.utils.apply_qk_norm
+sglang.srt.plugins.hook_registry._propagate_patch
 sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo
 sglang.srt.speculative.base_spec_worker.BaseSpecWorker
 sglang.srt.speculative.ragged_verify.RaggedVerifyLayout

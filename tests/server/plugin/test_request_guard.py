@@ -16,6 +16,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from small_target import SmallTarget
 
 from outrider.server.plugin.hooks.request_guard import prepare
+from outrider.server.processes.engine import EXIT_SECONDS
 
 VOCABULARY = 49152
 ALONE = poison.POISONS | {"no prompt": {"input_ids": []}}
@@ -77,3 +78,4 @@ def test_others_answers_go_on_beside_requests_that_cannot_be_prepared(small_targ
         assert "\n" not in end
     assert found["same"]
     assert found["after"]
+    assert found["ending"] < EXIT_SECONDS / 2  # the session asked it to, and did not wait in vain

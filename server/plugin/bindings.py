@@ -1,0 +1,37 @@
+"""Names of modules that are bound to what another module defines."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import defaultdict
+from types import ModuleType
+
+
+class Bindings:
+    """Replaces what modules have imported by name, found in one pass over them.
+
+    SGLang's `_propagate_patch` looks at every name of every module for each hook: a second of each process's start.
+    """
+
+    def __init__(self) -> None:
+        self._read: dict[int, ModuleType] = {}
+        self._places: defaultdict[int, list[tuple[ModuleType, str]]] = defaultdict(list)
+        """By the id of an object, the names that it has or had."""
+
+    def replace(self, original: object, new: object, source: object) -> int:
+        """Bind names of modules other than `source` to `new` where they are bound to `original`; returns how many."""
+        for module in list(sys.modules.values()):
+            if isinstance(module, ModuleType) and id(module) not in self._read:
+                self._read[id(module)] = module
+                for name, value in list(vars(module).items()):
+                    if callable(value):
+                        self._places[id(value)].append((module, name))
+        places, count = self._places.pop(id(original), []), 0
+        for module, name in places:
+            if module is not source and vars(module).get(name) is original:
+                with contextlib.suppress(AttributeError, TypeError):
+                    setattr(module, name, new)
+                    count += 1
+        self._places[id(new)] += places  # another hook's original may be this one's `new`
+        return count
