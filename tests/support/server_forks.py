@@ -188,6 +188,20 @@ def fork_the_schedulers() -> None:
     engine.mp = forking  # type: ignore[assignment]
 
 
+def compile_no_grammar_before_the_first() -> None:
+    """Let a server start the process that compiles grammars when the first one comes.
+
+    It imports torch, which takes two seconds of a core, and most servers here see no grammar. Those that are not forked
+    begin it as they do for users.
+    """
+    from outrider.server.http.requests.grammar_process import GrammarProcess
+
+    async def not_yet(process: GrammarProcess) -> None:
+        pass
+
+    GrammarProcess.begin = not_yet  # type: ignore[method-assign]
+
+
 def apply_later(variables: Mapping[str, str | None]) -> None:
     """Set the variables of LATER, and what has been read of them while modules were imported."""
     import sitecustomize
@@ -258,6 +272,7 @@ def main() -> None:
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     apply_later(request["later"])
     fork_the_schedulers()
+    compile_no_grammar_before_the_first()
     if "program" in request:
         sys.argv, sys.path = [request["program"], *request["arguments"]], request["path"]
         # Not as __main__, which the processes that it spawns would import.
