@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import pytest
@@ -67,12 +68,14 @@ def exact(small_target: SmallTarget) -> Callable[..., dict[Answer, float]]:
     return find
 
 
-def sample(server: Server, prompt: list[int], count: int, seeds: bool = False, **body: Any) -> list[Answer]:
+def sample(
+    server: Server, prompt: list[int], count: int, seeds: bool = False, *, speculate: bool = True, **body: Any
+) -> list[Answer]:
     """Sample `count` answers, four requests at a time, each of CHOICES choices. seeds: each request has its own."""
 
     def ask(number: int) -> list[Answer]:
         seed = {"seed": 1000 + number} if seeds else {}
-        answer = complete(server, prompt, speculate=True, n=CHOICES, ignore_eos=True, **body, **seed)
+        answer = complete(server, prompt, speculate=speculate, n=CHOICES, ignore_eos=True, **body, **seed)
         return [tuple(choice["token_ids"]) for choice in answer["choices"]]
 
     with ThreadPoolExecutor(4) as pool:
@@ -90,20 +93,21 @@ def observed(before: MetricsPage, after: MetricsPage, **labels: str) -> list[tup
     return [(count(names[0], k), count(names[1], k)) for k in (1, 2, 3)]
 
 
-def check_depth(positions: list[tuple[float, float]]) -> None:
-    """Drafts of several tokens were verified, and often accepted."""
+def check_depth(positions: list[tuple[float, float]], count: int = SAMPLES) -> None:
+    """Drafts of several tokens were verified for `count` answers, and often accepted."""
     (first, _), (second, _), _ = positions
-    assert first > SAMPLES / 4, positions
+    assert first > count / 4, positions
     assert second > first / 8, positions
     verified, accepted = map(sum, zip(*positions, strict=True))
     assert accepted > ACCEPTED * verified, positions
     assert all(right > ACCEPTED / 2 * seen for seen, right in positions if seen > first / 8), positions
 
 
+PROMPTS = {"model": "fresh", "lookup": "repeating"}
+"""Fixtures of the prompts for which each source drafts."""
 BODY = {"max_tokens": LENGTH, "temperature": RULES.temperature, "top_k": RULES.top_k}
 
 
-@pytest.mark.parametrize("seeds", [False, True], ids=["unseeded", "seeded"])
 @pytest.mark.parametrize("source", ["model", "lookup"])
 @pytest.mark.parametrize(
     "served",
@@ -111,14 +115,63 @@ BODY = {"max_tokens": LENGTH, "temperature": RULES.temperature, "top_k": RULES.t
     indirect=True,
 )
 def test_whole_answers_have_the_exact_distribution(
-    served: Server, source: str, seeds: bool, request: pytest.FixtureRequest, exact: Callable[..., dict[Answer, float]]
+    served: Server, source: str, request: pytest.FixtureRequest, exact: Callable[..., dict[Answer, float]]
 ) -> None:
-    prompt = request.getfixturevalue({"model": "fresh", "lookup": "repeating"}[source])
+    prompt = request.getfixturevalue(PROMPTS[source])
     before = MetricsPage(served.url)
-    drawn = sample(served, prompt, SAMPLES, seeds, **BODY)
+    drawn = sample(served, prompt, SAMPLES, **BODY)
     after = MetricsPage(served.url)
-    check_depth(observed(before, after, sampling="seeded" if seeds else "sampled", source=source))
+    check_depth(observed(before, after, sampling="sampled", source=source))
     assert answers_p_value(drawn, exact(prompt)) > THRESHOLD
+
+
+@pytest.mark.parametrize("source", ["model", "lookup"])
+def test_answers_with_seeds_have_the_exact_distribution(
+    exact_server: Server, source: str, request: pytest.FixtureRequest, exact: Callable[..., dict[Answer, float]]
+) -> None:
+    prompt = request.getfixturevalue(PROMPTS[source])
+    before = MetricsPage(exact_server.url)
+    drawn = sample(exact_server, prompt, SAMPLES, seeds=True, **BODY)
+    after = MetricsPage(exact_server.url)
+    check_depth(observed(before, after, sampling="seeded", source=source))
+    assert answers_p_value(drawn, exact(prompt)) > THRESHOLD
+
+
+COMPARED = 512
+"""Answers with seeds that are compared one by one."""
+
+
+@pytest.fixture(scope="module")
+def undrafted(exact_server: Server) -> Callable[[list[int], int], list[Answer]]:
+    """Answers to a prompt with seeds, of so many tokens, for which nothing is drafted; asked for once."""
+
+    @cache
+    def ask(prompt: tuple[int, ...], length: int) -> list[Answer]:
+        body = BODY | {"max_tokens": length}
+        return sample(exact_server, [*prompt], COMPARED, seeds=True, speculate=False, **body)
+
+    return lambda prompt, length: ask((*prompt,), length)
+
+
+@pytest.mark.parametrize(
+    ("served", "source", "length"),
+    [
+        *((f"{name}_server", "model", LENGTH) for name in ("planned", "eagle", "late", "path", "lattice")),
+        *((f"{name}_server", "lookup", LENGTH) for name in ("planned", "eagle", "late", "path", "lattice")),
+        ("denoising_server", "model", LENGTH + 1),
+    ],
+    indirect=["served"],
+)
+def test_answers_with_seeds_are_those_without_drafts(
+    served: Server, source: str, length: int, request: pytest.FixtureRequest, undrafted: Callable[..., list[Answer]]
+) -> None:
+    """All of them, whatever drafts: their distribution, too, is that of `exact_server`."""
+    prompt = request.getfixturevalue(PROMPTS[source])
+    before = MetricsPage(served.url)
+    drawn = sample(served, prompt, COMPARED, seeds=True, **BODY | {"max_tokens": length})
+    after = MetricsPage(served.url)
+    check_depth(observed(before, after, sampling="seeded", source=source), COMPARED)
+    assert drawn == undrafted(prompt, length)
 
 
 @pytest.mark.parametrize("seeds", [False, True], ids=["unseeded", "seeded"])
@@ -131,15 +184,14 @@ def test_a_target_with_an_mtp_layer(mtp_server: Server, small_mtp: SmallMtp, see
     assert answers_p_value(drawn, answer_probs(small_mtp.logits, prompt, LENGTH, RULES)) > THRESHOLD
 
 
-@pytest.mark.parametrize("seeds", [False, True], ids=["unseeded", "seeded"])
 def test_several_denoising_steps(
-    denoising_server: Server, seeds: bool, fresh: list[int], exact: Callable[..., dict[Answer, float]]
+    denoising_server: Server, fresh: list[int], exact: Callable[..., dict[Answer, float]]
 ) -> None:
     """The first draft of the model comes behind the second token."""
     before = MetricsPage(denoising_server.url)
-    drawn = sample(denoising_server, fresh, SAMPLES, seeds, **BODY | {"max_tokens": LENGTH + 1})
+    drawn = sample(denoising_server, fresh, SAMPLES, **BODY | {"max_tokens": LENGTH + 1})
     after = MetricsPage(denoising_server.url)
-    check_depth(observed(before, after, sampling="seeded" if seeds else "sampled", source="model"))
+    check_depth(observed(before, after, sampling="sampled", source="model"))
     assert answers_p_value(drawn, exact(fresh, LENGTH + 1)) > THRESHOLD
 
 
@@ -184,7 +236,7 @@ def test_every_rule(
     exact: Callable[..., dict[Answer, float]],
 ) -> None:  # fmt: skip
     """On a server that shares prefixes: behind the first choice, all others' prompts come from the cache."""
-    prompt = request.getfixturevalue({"model": "fresh", "lookup": "repeating"}[source])
+    prompt = request.getfixturevalue(PROMPTS[source])
     body, rules = ruled(name, small_target, request.getfixturevalue("fresh"))
     before = metric(planned_server.url, "outrider_accepted_tokens_total")
     drawn = sample(planned_server, prompt, SAMPLES // 2, max_tokens=4, **body)
