@@ -102,7 +102,10 @@ def test_much_work_is_done_beside_the_event_loop(server: Server, name: str) -> N
 
 
 ANSWERS: dict[str, tuple[str, bytes]] = {
-    "chat": (CHAT, body(messages=said("Count."), max_tokens=700, min_tokens=700, logprobs=True, top_logprobs=20)),
+    "chat": (
+        CHAT,
+        body(messages=said("Count."), temperature=0, max_tokens=700, min_tokens=700, logprobs=True, top_logprobs=20),
+    ),
     "prompt": (TEXT, body(prompt="one two three " * 1000, echo=True, logprobs=20, max_tokens=1)),
     "streamed prompt": (TEXT, body(prompt="one two four " * 1000, echo=True, logprobs=20, max_tokens=1, stream=True)),
 }
