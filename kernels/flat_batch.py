@@ -127,6 +127,19 @@ class FlatBatch:
         indptr = self.host_indptr
         return [r for r in range(self.requests) if indptr[r + 1] - indptr[r] >= LONG_EXTEND]
 
+    def chunked(self, size: int) -> FlatBatch:
+        """The batch whose queries see no position before their own chunk of `size` (Llama 4): a request for each chunk
+        that has queries, with the part of the page table that is the chunk's. Causal; made once per step."""
+        if self.max_kv_len <= size:
+            return self
+        if size not in self._chunked:
+            self._chunked[size] = _by_chunks(self, size)
+        return self._chunked[size]
+
+    @cached_property
+    def _chunked(self) -> dict[int, FlatBatch]:
+        return {}
+
     def tiles(self, per_tile: int, *, causal: bool, long_too: bool) -> Tiles:
         """The batch, or what is left of it without its long requests, cut into tiles; made once per step."""
         key = per_tile, causal, long_too
@@ -137,6 +150,30 @@ class FlatBatch:
     @cached_property
     def _tiles(self) -> dict[tuple[int, bool, bool], Tiles]:
         return {}
+
+
+def _by_chunks(batch: FlatBatch, size: int) -> FlatBatch:
+    queries, lens, parts = [0], list[int](), list[torch.Tensor]()
+    for row, kv_len, begin, end in zip(
+        batch.rows.tolist(), batch.host_kv_lens, batch.host_indptr, batch.host_indptr[1:], strict=False
+    ):
+        position = kv_len - (end - begin)
+        while position < kv_len:
+            start = position // size * size
+            stop = min(kv_len, start + size)
+            queries.append(queries[-1] + stop - position)
+            lens.append(stop - start)
+            parts.append(batch.page_table[row, start:stop])
+            position = stop
+    table = batch.page_table.new_zeros(len(parts), max(lens))
+    for part, row in zip(parts, table, strict=True):
+        row[: len(part)] = part
+    return FlatBatch(
+        qo_indptr=torch.tensor(queries, dtype=torch.int32, device=table.device),
+        kv_lens=torch.tensor(lens, dtype=torch.int32, device=table.device),
+        rows=torch.arange(len(parts), device=table.device),
+        page_table=table,
+    )
 
 
 def _cut(batch: FlatBatch, per_tile: int, causal: bool, long_too: bool) -> Tiles:

@@ -29,7 +29,7 @@ from .learning import Learning
 from .lifecycle import Lifecycle
 from .metrics import HttpMetrics, KeyMetrics
 from .request_middleware import RequestMiddleware, name_requests_in_logs
-from .requests import tokenization
+from .requests import images, tokenization
 from .requests.grammar_process import GrammarProcess
 from .requests.messages import COUNT, MESSAGES
 from .requests.responses import RESPONSES
@@ -70,6 +70,7 @@ def build(
         looks_across=settings.looks_across,
         adapters=loaded.names,
         role=settings.disaggregation.role,
+        images=images.install(manager, engine.context_length) if not settings.disaggregation.role else None,
         drafter_of=learning.drafter_of if isinstance(learning, KeyLearning) else None,
     )
     sampling = SamplingDefaults.of(manager)

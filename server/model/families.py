@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UserError
-from ..plugin.text_alone import TEXT
+from ..plugin.text_alone import IMAGES, TEXT
 from .target import Model
 
 
@@ -37,7 +37,7 @@ GPT2LMHeadModel GPTBigCodeForCausalLM GPTJForCausalLM GPTNeoXForCausalLM Gemma2F
 Gemma3nForCausalLM Gemma4ForCausalLM Glm4ForCausalLM Glm4MoeForCausalLM GlmForCausalLM GptOssForCausalLM
 GraniteForCausalLM GraniteMoeForCausalLM GraniteMoeHybridForCausalLM GraniteMoeSWAForCausalLM
 GraniteMoeSharedForCausalLM GraniteSWAForCausalLM HunYuanDenseV1ForCausalLM HunYuanMoEV1ForCausalLM LLaDA2MoeModelLM
-LagunaForCausalLM LlamaForCausalLM MellumForCausalLM Ministral3ForCausalLM MistralForCausalLM
+LagunaForCausalLM Llama4ForCausalLM LlamaForCausalLM MellumForCausalLM Ministral3ForCausalLM MistralForCausalLM
 MixtralForCausalLM OPTForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM OlmoForCausalLM
 OlmoeForCausalLM PersimmonForCausalLM Phi3ForCausalLM PhiForCausalLM PhiMoEForCausalLM Qwen2ForCausalLM
 Qwen2MoeForCausalLM Qwen3ForCausalLM Qwen3MoeForCausalLM SDARForCausalLM SDARMoeForCausalLM SeedOssForCausalLM
@@ -59,12 +59,12 @@ RECURRENT = frozenset(NAMES_ON_CPUS.split())
 """Served on CPUs alone, text only: some of their layers keep a state of each request, which follows accepted tokens
 (`server/plugin/cpu/recurrent.py`)."""
 TEXTS = frozenset(TEXT) - RECURRENT
-"""Served on CPUs with texts alone, by the architecture of their text; on GPUs as SGLang does."""
+"""Served on CPUs by the architecture of their text, `IMAGES` of them with images; on GPUs as SGLang does."""
 SERVED = RECURRENT | BY_TRANSFORMERS | TEXTS | {*NAMES.split()}
 SHOWING_NAMES = """
 Gemma4ForCausalLM Gemma4ForConditionalGeneration Gemma4UnifiedForConditionalGeneration GptOssForCausalLM
-LagunaForCausalLM LlamaForCausalLM MellumForCausalLM Ministral3ForCausalLM MistralForCausalLM Phi3ForCausalLM
-Qwen3ForCausalLM Qwen3MoeForCausalLM SmolLM3ForCausalLM
+LagunaForCausalLM Llama4ForCausalLM LlamaForCausalLM MellumForCausalLM Ministral3ForCausalLM MistralForCausalLM
+Phi3ForCausalLM Qwen3ForCausalLM Qwen3MoeForCausalLM SmolLM3ForCausalLM
 """
 SHOWING = RECURRENT | {*SHOWING_NAMES.split()}
 """Those whose hidden states SGLang shows to drafters, of those that are served on a CPU or have known drafters."""
@@ -151,7 +151,7 @@ REFUSED = (
         GlmAsrForConditionalGeneration GlmImageForConditionalGeneration GlmOcrForConditionalGeneration
         InternS1ForConditionalGeneration
         InternS1ProForConditionalGeneration InternVLChatModel KimiK25ForConditionalGeneration
-        KimiVLForConditionalGeneration LightOnOCRForConditionalGeneration Llama4ForConditionalGeneration
+        KimiVLForConditionalGeneration LightOnOCRForConditionalGeneration
         LlavaForConditionalGeneration LlavaLlamaForCausalLM LlavaMistralForCausalLM LlavaQwenForCausalLM
         LlavaVidForCausalLM LocateAnythingForConditionalGeneration MiDashengLMModel MiMoV2ASRForCausalLM
         MiMoV2ForCausalLM MiniCPMO MiniCPMV MiniCPMV4_6ForConditionalGeneration MiniCPMV4_7ForConditionalGeneration
@@ -177,10 +177,10 @@ REFUSED = (
     ),
     Refused(
         "attention of its own",
-        "its attention (to chunks, blocks of an index, or prompts read both ways) has no kernel for CPUs",
+        "its attention (to blocks of an index, or prompts read both ways) has no kernel for CPUs",
         on_gpu=False,
         names="""
-        HrmTextForCausalLM Llama4ForCausalLM MiniMaxM3SparseForCausalLM
+        HrmTextForCausalLM MiniMaxM3SparseForCausalLM
         """,
     ),
     Refused(
@@ -264,7 +264,12 @@ BEGINS, ENDS = "<!-- architectures: written by `make format` -->", "<!-- /archit
 
 def with_table(document: str) -> str:
     """The document with the table of architectures between its two marks brought up to date."""
-    groups = (("", SERVED - RECURRENT - TEXTS), ("CPU", RECURRENT), ("CPU, texts alone", TEXTS))
+    groups = (
+        ("", SERVED - RECURRENT - TEXTS),
+        ("CPU", RECURRENT),
+        ("CPU, images too", IMAGES),
+        ("CPU, texts alone", TEXTS - {*IMAGES}),
+    )
     rows = [("served", where, _short(names)) for where, names in groups]
     rows += [(f"{len(each.names.split())} refused", "" if each.on_gpu else "CPU", each.kind) for each in REFUSED]
     lines = ["| architectures | on | |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]

@@ -120,13 +120,14 @@ class FlatAttentionBackend(AttentionBackend):
         sinks: torch.Tensor | None = None,
         **_: Any,
     ) -> torch.Tensor:
+        chunk = getattr(layer, "attention_chunk", None)
         if save_kv_cache and k is not None:
             self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
         out = flat_attention(
             q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
             self.token_to_kv_pool.get_key_buffer(layer.layer_id),
             self.token_to_kv_pool.get_value_buffer(layer.layer_id),
-            self.batch,
+            self.batch if chunk is None else self.batch.chunked(chunk),
             scale=layer.scaling,
             causal=self.causal,
             window=layer.sliding_window_size if layer.sliding_window_size is not None else -1,

@@ -6,6 +6,7 @@ TEXT = {
     "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
     "Glm4vForConditionalGeneration": "Glm4ForCausalLM",
     "Glm4vMoeForConditionalGeneration": "Glm4MoeForCausalLM",
+    "Llama4ForConditionalGeneration": "Llama4ForCausalLM",
     "Mistral3ForConditionalGeneration": "MistralForCausalLM",
     "Qwen2VLForConditionalGeneration": "Qwen2ForCausalLM",
     "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
@@ -14,6 +15,14 @@ TEXT = {
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
+
+IMAGES = ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration")
+"""Those of them that read images too, on a CPU."""
+PREPROCESSOR = "preprocessor_config.json"
+"""File of a model's folder that says how images are prepared; without it the model is served as its text alone."""
+
+AXES = "position_axes"
+"""Field of the configuration of a text that is served with images: `image_models.axes`."""
 
 
 def text_of(architecture: str, model_type: str) -> str:

@@ -42,6 +42,20 @@ def test_equals_reference(options, heads, dtype, tolerance, attention):
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
+@PATHS
+@pytest.mark.parametrize("size", [1, 37, 128, 400])
+def test_in_chunks_nothing_before_the_own_chunk_is_seen(size, attention):
+    q, k, v, batch = ragged_attention(*RAGGED, heads=(4, 2), dims=(32, 48))
+    found = attention(q, k, v, batch.chunked(size), scale=0.2)
+    for token, (request, position) in enumerate(
+        zip(batch.requests_of_tokens.tolist(), batch.positions.tolist(), strict=True)
+    ):
+        slots = batch.page_table[batch.rows[request], position // size * size : position + 1].long()
+        scores = torch.einsum("hgd,nhd->hgn", q[token].view(2, 2, -1), k[slots]) * 0.2
+        expected = torch.einsum("hgn,nhd->hgd", scores.softmax(-1), v[slots]).flatten(0, 1)
+        torch.testing.assert_close(found[token], expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=str)

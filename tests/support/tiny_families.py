@@ -80,8 +80,15 @@ GEMMA_4 = EVERY_OTHER | TIED | PER_LAYER | {
     },
 }  # fmt: skip
 
+LLAMA_4 = {
+    "attention_chunk_size": WINDOW, "floor_scale": 8, "attn_scale": 0.3, "num_local_experts": EXPERTS,
+    "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "intermediate_size": 32, "intermediate_size_mlp": 96,
+}  # fmt: skip
+
 FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "LlamaForCausalLM": ("LlamaConfig", {}),
+    "Llama4ForCausalLM": ("Llama4TextConfig", LLAMA_4),
+    "Llama4ForConditionalGeneration": ("Llama4TextConfig", LLAMA_4),
     "MistralForCausalLM": ("MistralConfig", SLIDING),
     "Ministral3ForCausalLM": ("Ministral3Config", {"sliding_window": None, "rope_parameters": SCALED}),
     "MixtralForCausalLM": ("MixtralConfig", SLIDING | MOE | {"head_dim": EVEN}),
@@ -209,7 +216,7 @@ def write(architecture: str, folder: Path) -> PreTrainedModel:
     """Write the model and a tokenizer into the folder; the same weights every time, in float32."""
     config_class, fields = FAMILIES[architecture]
     plan = Model(config_class, "", {"vocab_size": VOCAB, **fields})
-    model = _whole(plan, VISION[architecture]) if architecture in VISION else plan.build()
+    model = whole(plan, VISION[architecture]) if architecture in VISION else plan.build()
     model.save_pretrained(folder)
     write_tokenizer(folder)
     if architecture.endswith("ForConditionalGeneration") and architecture not in VISION:
@@ -220,13 +227,15 @@ def write(architecture: str, folder: Path) -> PreTrainedModel:
     return model
 
 
-def _whole(plan: Model, vision: Mapping[str, Any]) -> PreTrainedModel:
-    """A model with a part for images. Its config class is the whole's, its fields are those of the text."""
+def whole(plan: Model, vision: Mapping[str, Any], **tokens: int) -> PreTrainedModel:
+    """A model with a part for images. Its config class is the whole's, its fields are those of the text. tokens: ids
+    that have to do with images."""
     shape = plan.shape()
     config = getattr(transformers, plan.config_class)(
         text_config=shape,
         vision_config={"hidden_size": 16, **vision},
         tie_word_embeddings=shape["tie_word_embeddings"],
+        **tokens,
     )
     return drawn(AutoModelForImageTextToText.from_config(config, dtype=torch.float32))
 

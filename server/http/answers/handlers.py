@@ -118,6 +118,9 @@ class _Handler:
         internal, request = super()._convert_to_internal_request(request, raw_request)  # type: ignore[misc]
         if request.seed is not None:
             internal = _with_seed_per_choice(internal, request.seed, request.n)
+        if internal.image_data and request.n > 1:  # a list for each prompt; else SGLang gives each prompt one image
+            prompts = internal.text if isinstance(internal.text, list) else [internal.text]
+            internal.image_data = [internal.image_data for _ in prompts]
         return internal, request
 
     def _resolve_lora_path(self, request_model: str, explicit_lora_path: str | None) -> str | None:

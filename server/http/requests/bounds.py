@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pydantic_core
 
 from ..errors import ApiError, invalid_value
 from .json_body import Meter, clipped, name_of
+
+if TYPE_CHECKING:
+    from .images import Images
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -70,8 +73,11 @@ def check_sizes(body: dict[str, Any], vocab_size: int) -> None:
     _check_options(body)
 
 
-def check_messages(messages: Any) -> None:
-    """Check number and form; pydantic would report an error for each member of the union of messages."""
+def check_messages(messages: Any, images: Images | None = None) -> None:
+    """Check number and form; pydantic would report an error for each member of the union of messages.
+
+    images: checks those of a model that reads them.
+    """
     if messages is None:
         raise ApiError("'messages' is required", param="messages", code="missing_required_parameter")
     if not isinstance(messages, list):
@@ -87,7 +93,9 @@ def check_messages(messages: Any) -> None:
         role = message.get("role")
         if role not in ROLES:
             raise ApiError(f"'{path}.role' is one of {', '.join(ROLES)}, not {clipped(role)}", param=f"{path}.role")
-        _check_content(message, path)
+        _check_content(message, path, images)
+    if images is not None and images.tokens_of(messages) >= images.context_length:
+        raise too_long("messages", images.context_length)
 
 
 def texts_of(messages: list[dict[str, Any]]) -> Iterator[str]:
@@ -102,7 +110,7 @@ def texts_of(messages: list[dict[str, Any]]) -> Iterator[str]:
                     yield text
 
 
-def _check_content(message: dict[str, Any], path: str) -> None:
+def _check_content(message: dict[str, Any], path: str, images: Images | None) -> None:
     content = message.get("content")
     if content is None:
         if message["role"] == "assistant" and message.get("tool_calls"):
@@ -118,10 +126,14 @@ def _check_content(message: dict[str, Any], path: str) -> None:
     for index, part in enumerate(content):
         part_type = part.get("type") if isinstance(part, dict) else None
         place = f"{path}.content[{index}]"
+        if part_type == "image_url" and images is not None and message["role"] == "user":
+            images.check(part, place)
+            continue
         if part_type != "text":
             shown = clipped(part_type) if part_type else name_of(part)
+            taken = "text only" if images is None else "text, and images of users"
             raise ApiError(
-                f"'{place}' is {shown}; this server takes text only, and fetches nothing",
+                f"'{place}' is {shown}; this server takes {taken}, and fetches nothing",
                 param=place,
                 code="unsupported_content",
             )

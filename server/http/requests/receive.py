@@ -111,7 +111,7 @@ def _checked(
     request._original = translated.original
     request._body_bytes = len(data)
     request._stored = whole.get("store") is not False
-    request._learn = learn and request._stored
+    request._learn = learn and request._stored and not (limits.images and limits.images.within(request))
     return request
 
 
@@ -139,7 +139,7 @@ def _check_amounts(body: dict[str, Any], kind: Kind, limits: Limits) -> Any:
     place: no model of types need look at a million token ids."""
     prompt = None
     if kind.model is ChatRequest:
-        bounds.check_messages(body.get("messages"))
+        bounds.check_messages(body.get("messages"), limits.images if kind.is_answered else None)
         texts, param = [list(bounds.texts_of(body["messages"]))], "messages"
     else:
         prompt, body["prompt"] = body.get("prompt"), "-"

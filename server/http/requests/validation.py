@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..errors import ApiError, invalid_value, unsupported
 from ..keys.key_file import Key
 from .bounds import MAX_TOP_LOGPROBS, out_of_range
+from .images import Images
 from .json_body import clipped
 from .protocol import ChatRequest, TextRequest
 from .tokenization import PromptLength
@@ -52,6 +53,7 @@ class Limits:
     looks_across: other requests' texts of the same key are looked up.
     adapters: names of LoRA adapters that are served beside the model.
     role: see `PluginConfig`.
+    images: checks images; None: the model reads none.
     drafter_of: with a drafter for each key, its learner and which of its drafters is in use; None: keys share one.
     """
 
@@ -67,6 +69,7 @@ class Limits:
     looks_across: bool = False
     adapters: Callable[[], tuple[str, ...]] = tuple
     role: str = ""
+    images: Images | None = None
     drafter_of: Callable[[Key], tuple[str, str]] | None = None
 
 

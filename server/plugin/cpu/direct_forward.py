@@ -16,6 +16,7 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from outrider.kernels.decoder import Decoder
 from outrider.kernels.flat_batch import FlatBatch
 
+from ..image_tokens import rotary_positions
 from ..spec_inputs import FlatVerify
 from . import fused_model
 
@@ -55,7 +56,7 @@ class DirectForward:
         embedded = self.embedding.quant_method.embedding(self.embedding, flat.input_ids)
         model = self.model.model
         hidden, kept = fused_model.run(
-            model, self.decoder, embedded, flat.positions, flat.slots, batch, self.captured, True
+            model, self.decoder, embedded, rotary_positions(flat, reqs), flat.slots, batch, self.captured, True
         )
         logits = self.processor._compute_lm_head(hidden, self.head)[:, : self.processor.vocab_size]
         return LogitsProcessorOutput(logits, hidden_states=kept.flatten(1) if self.captured else None)
@@ -88,7 +89,8 @@ def _is_plain(model: Any) -> bool:
         (Qwen2ForCausalLM.forward, Qwen2Model),
         (Qwen3ForCausalLM.forward, Qwen3Model),
     )
-    if (type(model).forward, type(getattr(model, "model", None))) not in known:
+    forward = getattr(model, "forward_of_texts", type(model).forward)
+    if (forward, type(getattr(model, "model", None))) not in known:
         return False
     processor, embedding = model.logits_processor, model.model.embed_tokens
     special = ("do_tensor_parallel_all_gather", "logit_scale", "final_logit_softcapping", "return_full_logits")

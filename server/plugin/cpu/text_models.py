@@ -1,4 +1,6 @@
-"""Models with parts for images or sound on a CPU: SGLang gets the configuration and the weights of their text alone."""
+"""Models with parts for images or sound on a CPU: SGLang gets the configuration and the weights of their text alone.
+
+Of those that read images it gets the part for images beside it (`image_models`)."""
 
 from __future__ import annotations
 
@@ -11,8 +13,10 @@ from typing import Any
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.utils.hf_transformers.config import _apply_gemma4_attention_overrides
+from transformers.utils import cached_file
 
-from ..text_alone import TEXT, text_of
+from ..text_alone import AXES, IMAGES, PREPROCESSOR, TEXT, text_of
+from . import image_models
 
 WHOLE = "whole_architecture"
 """Field of a text's configuration: the architecture of the model that it is a part of."""
@@ -32,12 +36,13 @@ def register() -> None:
     HookRegistry.register("sglang.srt.configs.model_config.get_config", _text_alone, HookType.AROUND)
     HookRegistry.register(f"{CONFIG}.get_hf_text_config", _with_shapes, HookType.AROUND)
     HookRegistry.register(PADDING, _padded, HookType.AROUND)
+    image_models.register()
 
 
-def _text_alone(original: Callable[..., Any], *args: Any, **more: Any) -> Any:
+def _text_alone(original: Callable[..., Any], model: str, *args: Any, **more: Any) -> Any:
     """The configuration that SGLang reads, of a whole model that of its text. The three positions of a text's token
     (M-RoPE) are equal, so one will do."""
-    config = original(*args, **more)
+    config = original(model, *args, **more)
     name = next(iter(config.architectures or ()), "")
     if name.startswith("Exaone"):
         config.sliding_window_pattern = None  # SGLang wants another backend for it; `layer_types` says the same
@@ -51,6 +56,8 @@ def _text_alone(original: Callable[..., Any], *args: Any, **more: Any) -> Any:
         setattr(text, WHOLE, name)
         if hasattr(config, "quantization_config"):
             text.quantization_config = config.quantization_config
+    if name in IMAGES and cached_file(model, PREPROCESSOR, _raise_exceptions_for_missing_entries=False):
+        image_models.add_to_text(text, config)
     rope = text.rope_parameters or {}
     if any(key.startswith("mrope") for key in rope):
         text.rope_parameters = text.rope_scaling = {
@@ -81,7 +88,10 @@ def adapt(model_config: Any) -> None:
 
     name = next(iter(model_config.hf_config.architectures or ()), "")
     # Folders of Qwen3.5's text alone may have the whole model's names, too.
-    if hasattr(model_config.hf_config, WHOLE) or name.startswith("Qwen3_5"):
+    if hasattr(model_config.hf_config, AXES):
+        text = ModelRegistry.models[name]
+        ModelRegistry.models[name] = image_models.with_images(_of_the_whole(text), text)
+    elif hasattr(model_config.hf_config, WHOLE) or name.startswith("Qwen3_5"):
         ModelRegistry.models[name] = _of_the_whole(ModelRegistry.models[name])
 
 

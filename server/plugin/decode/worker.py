@@ -28,6 +28,7 @@ from ..attention_backends import buckets_of, captured_sizes, check_taken, commit
 from ..config import PluginConfig
 from ..cpu.direct_forward import DirectForward, direct_forward
 from ..cpu.free_memory import give_back_free_memory
+from ..image_tokens import rotary_positions, within_vocabulary
 from ..loading.planner import load_plan
 from ..slot_pool import SlotPool
 from ..spec_inputs import FlatVerify, VerifyInput, extend_positions, flatten, ragged_layout
@@ -193,7 +194,8 @@ class SpeculativeWorker(BaseSpecWorker):
 
     def _prefill(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> GenerationBatchResult:
         at = self.admit(batch)
-        input_ids, slots = batch.input_ids, batch.out_cache_loc
+        config = self.target_worker.model_runner.model_config
+        input_ids, slots = within_vocabulary(batch.input_ids, batch.reqs, config), batch.out_cache_loc
         mode = CaptureHiddenMode.FULL if self._captures_hidden else None
         result = self.target_worker.forward_batch_generation(batch, is_verify=True, capture_hidden_mode=mode)
         seq_lens, logits_output = batch.seq_lens, result.logits_output
@@ -339,7 +341,8 @@ class SpeculativeWorker(BaseSpecWorker):
         batch.out_cache_loc = flat.slots
         query_lens = verify_lens + 1
         layout = None if query_lens.is_cpu else ragged_layout(flat, query_lens)
-        batch.spec_info = VerifyInput(flat.positions, query_lens, self.width, self._captures_hidden, layout)
+        positions = rotary_positions(flat, batch.reqs)
+        batch.spec_info = VerifyInput(positions, query_lens, self.width, self._captures_hidden, layout)
         return self.target_worker.forward_batch_generation(batch, is_verify=True)
 
     def _direct_forward(self) -> DirectForward | None:

@@ -155,8 +155,9 @@ def _register_gguf_loader() -> None:
 
         more_models.register()
         if model_config is not None and not torch.cuda.is_available():
-            from ..cpu import recurrent_models, text_models
+            from ..cpu import llama4, recurrent_models, text_models
 
+            llama4.adapt(model_config)
             recurrent_models.adapt(model_config)
             text_models.adapt(model_config)
         return loader_for_gguf(original, load_config, model_config)

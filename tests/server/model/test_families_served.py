@@ -17,10 +17,10 @@ from outrider.server.model.families import SERVED
 
 ALWAYS = ("MistralForCausalLM", "Qwen2MoeForCausalLM", "Gemma2ForCausalLM", "Cohere2ForCausalLM")
 ALWAYS += ("ExaoneMoeForCausalLM", "Gemma4ForConditionalGeneration", "Qwen3NextForCausalLM")
-ALWAYS += ("Qwen3_5ForConditionalGeneration",)
+ALWAYS += ("Qwen3_5ForConditionalGeneration", "Llama4ForConditionalGeneration")
 """One of each of our changes to SGLang's models: a window that it leaves out, experts that it shares by Triton, capped
 logits, a window of another length, Transformers' code and names, layers of several shapes; recurrent layers, and those
-of a text alone."""
+of a text alone; chunks."""
 IN_ONE_CALL = ("LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 IN_ONE_CALL += ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
 IN_ONE_CALL += ("Qwen3VLForConditionalGeneration",)
