@@ -188,7 +188,8 @@ def start_learning(tmp_path: Path, small_target: SmallTarget, drafter: str) -> I
     started: list[Server] = []
 
     def start(*more: str) -> Server:
-        started.append(ForkedServer(tmp_path / f"log-{len(started)}", *SHARING, *flags, *more))
+        log = tmp_path / f"log-{len(started)}"
+        started.append(ForkedServer(log, *SHARING, *flags, *more, **changed("hurries")))
         return started[-1].wait_until_ready()
 
     yield start

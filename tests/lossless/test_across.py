@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from asking import ask_as, drafts
-from running import ForkedServer, Server, run_forked, wait_until
+from running import ForkedServer, Server, changed, run_forked, wait_until
 from small_target import SmallTarget
 
 from outrider.server.http.keys import key_file
@@ -46,7 +46,7 @@ def start(tmp_path: Path, flags: tuple[str, ...]) -> Iterator[Callable[[], Serve
     started: list[Server] = []
 
     def begin() -> Server:
-        started.append(ForkedServer(tmp_path / f"log-{len(started)}", *flags))
+        started.append(ForkedServer(tmp_path / f"log-{len(started)}", *flags, **changed("hurries")))
         return started[-1].wait_until_ready()
 
     yield begin
@@ -88,7 +88,7 @@ def test_texts_stay_and_keys_are_apart(
     assert server.stop() == 0
     assert store.stat().st_mode & 0o777 == 0o600
 
-    server = start()
+    before, server = store.read_bytes(), start()
     kept = all_of(server, "ann")
     assert ids(kept) == plain
     assert sum(map(across, kept)) >= 0.9 * sum(map(across, again))
@@ -96,7 +96,6 @@ def test_texts_stay_and_keys_are_apart(
     unstored = ask_as(server, secrets["bob"], "a b c d e f g h i j", temperature=0)
     assert ids([unstored]) == ids([secret])
     assert across(unstored) == 0
-    before = store.read_bytes()
     wait_until(lambda: store.read_bytes() != before, 30)  # written again while it serves
     server.kill()
 
