@@ -122,7 +122,7 @@ def _key(compiler: str | None, extra_flags: tuple[str, ...]) -> str:
 
 
 def _build(compiler: str, extra_flags: tuple[str, ...], target: Path) -> None:
-    """Compile every object side by side, link, and move the results into place at once."""
+    """Compile every object side by side, the last and longest first, link, and move the results into place at once."""
     logger.warning("compiling the CPU kernels for this machine: half a minute to two, once")
     torch_root = Path(torch.__file__).parent
     base = [compiler, *COMMON, *extra_flags]
@@ -137,7 +137,7 @@ def _build(compiler: str, extra_flags: tuple[str, ...], target: Path) -> None:
             for name, flags in sets.items():
                 jobs[f"{folder}/{name}.o"] = [*base, *flags, f"-DISA={name}", "-c", str(SOURCES / source)]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda job: _run([*jobs[job], "-o", job]), jobs))
+            list(pool.map(lambda job: _run([*jobs[job], "-o", job]), reversed(jobs)))
         if "amx" in tiles:
             objects = [f"{folder}/{name}.o" for name in tiles]
             program = f"{folder}/{CHECK}"
