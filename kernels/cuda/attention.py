@@ -220,7 +220,7 @@ def tile_for(rows: int, dim: int, exact: bool) -> tuple[int, int]:
 
 
 def warps_for(rows: int, dim: int) -> int:
-    """Warps per program: enough to keep its sums in registers (`python -m outrider.kernels.cuda.compile` tells)."""
+    """Warps per program: enough to keep its sums in registers (`tests/support/compiled_kernels.py` tells)."""
     return 8 if rows * wide(dim) >= MOST_SUMS else 4
 
 

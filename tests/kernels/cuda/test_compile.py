@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from outrider.kernels.cuda.compile import CASES, compiled, resources
+from compiled_kernels import CASES, compiled, resources
 
 BY_NAME = {case.name: case for case in CASES}
 

@@ -1,4 +1,4 @@
-"""Compile every Triton kernel without a GPU: python -m outrider.kernels.cuda.compile [--arch 90]
+"""Compile every Triton kernel without a GPU: python tests/support/compiled_kernels.py [--arch 90]
 
 Prints registers of a thread, spilled words (local loads and stores in the machine code) and bytes of shared memory of a
 program, by kernel and architecture. The shapes are those of Qwen3-8B: 32 heads on 8 of 128, 152 k tokens, gamma 7.
@@ -18,8 +18,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ..attention import MOST_CUDA_HEAD
-from . import acceptance, admission, attention, draft_block, experts, lookup, noise, ragged, rules
+from outrider.kernels.attention import MOST_CUDA_HEAD
+from outrider.kernels.cuda import acceptance, admission, attention, draft_block, experts, lookup, noise, ragged, rules
 
 ARCHITECTURES = (80, 90, 100)
 ALIGNED = [["tt.divisibility", 16]]
@@ -163,7 +163,7 @@ def resources(kernel: Any) -> tuple[int, int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m outrider.kernels.cuda.compile", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--arch", type=int, choices=ARCHITECTURES, help="one compute capability; default: all of them")
     chosen = parser.parse_args().arch
     architectures = ARCHITECTURES if chosen is None else (chosen,)
