@@ -19,14 +19,6 @@ COMMANDS = {
     "drafters": ("outrider.server.bench.drafters", "accepted length of drafter folders, without a server"),
     "quality": ("outrider.server.bench.quality", "what rounding changes: distributions of one model, arm by arm"),
     "scores": ("outrider.server.bench.scores", "lm-eval's scores of several servers, answer by answer"),
-    "micro": ("outrider.server.bench.micro.cli", "time of a part: drafts, kernels, plan, steps"),
+    "micro": ("outrider.server.bench.micro.cli", "time of a part: blocks, kernels, plan, steps"),
     "report": ("outrider.server.bench.report", "write docs/performance.md from profiles/results"),
-}
-# former name: the command that answers its question now
-MOVED = {
-    "speed": "outrider bench load --prompts FILE… --arms off planned --concurrency 1",
-    "accept": 'outrider bench load --prompts FILE… --arms "verify all"',
-    "diffusion": "outrider bench load --model FOLDER --prompts FILE…",
-    "peers": "outrider bench load --url NAME=URL NAME=URL…, of servers that deploy/peers starts",
-    **{name: f"outrider bench micro {name}" for name in ("drafts", "kernels", "plan", "steps")},
 }

@@ -52,7 +52,6 @@ COMMANDS = {
     "doctor": ("outrider.server.cli.doctor", "check this installation and say what to do"),
     "version": ("outrider.server.cli.version", "print the versions of Outrider and its packages"),
 }
-MOVED = {"gpu-check": "`make test-gpu` in a checkout (docs/gpu.md)"}
 
 
 class WideHelp(argparse.RawDescriptionHelpFormatter):
@@ -74,20 +73,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="store_true", help="print Outrider's version")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     try:
-        if argv and argv[0] in MOVED:
-            raise UserError(f"`outrider {argv[0]}` is gone: use {MOVED[argv[0]]}")
         add_commands(subparsers, COMMANDS, argv)
-    except UserError as error:
-        print(f"outrider: {error}", file=sys.stderr)
-        return 1
-    args = parser.parse_args(argv)
-    if args.version:
-        print(f"outrider {version('outrider')}")
-        return 0
-    if args.command is None:
-        parser.print_help()
-        return 0
-    try:
+        args = parser.parse_args(argv)
+        if args.version:
+            print(f"outrider {version('outrider')}")
+            return 0
+        if args.command is None:
+            parser.print_help()
+            return 0
         with contextlib.nullcontext() if args.command == "serve" else _stopped_as_by_ctrl_c():
             return int(args.run(args) or 0)
     except UserError as error:
@@ -108,10 +101,7 @@ def _stopped_as_by_ctrl_c() -> Iterator[None]:
 
 
 def add_commands(subparsers: Any, commands: Mapping[str, tuple[str, str]], argv: Sequence[str]) -> None:
-    """Add the commands of a table, and the arguments of the one that `argv` chooses.
-
-    Raises UserError for one that a module's `MOVED` table names, with the command that answers its question now.
-    """
+    """Add the commands of a table, and the arguments of the one that `argv` chooses."""
     chosen = next((word for word in argv if not word.startswith("-")), None)
     for name, (module_name, summary) in commands.items():
         if name != chosen:
@@ -121,10 +111,7 @@ def add_commands(subparsers: Any, commands: Mapping[str, tuple[str, str]], argv:
         parser = subparsers.add_parser(name, help=summary, description=module.__doc__, formatter_class=WideHelp)
         if hasattr(module, "COMMANDS"):
             nested = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
-            rest = argv[argv.index(name) + 1 :]
-            if rest and (instead := getattr(module, "MOVED", {}).get(rest[0])):
-                raise UserError(f"`outrider {name} {rest[0]}` is gone: use {instead}")
-            add_commands(nested, module.COMMANDS, rest)
+            add_commands(nested, module.COMMANDS, argv[argv.index(name) + 1 :])
         else:
             module.add_arguments(parser)
             parser.set_defaults(run=module.run)

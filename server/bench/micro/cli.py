@@ -1,4 +1,4 @@
-"""Time of a part: a draft, the kernels, a planner's step, an engine's step. Each has flags of its own.
+"""Time of a part: the kernels, a planner's step, an engine's step. Each has flags of its own.
 
 examples:
   outrider bench micro kernels --only attention
@@ -10,7 +10,6 @@ from __future__ import annotations
 # name: (module, one line of help)
 COMMANDS = {
     "blocks": ("outrider.server.bench.micro.blocks", "products with weights in blocks, by rows"),
-    "drafts": ("outrider.server.bench.micro.drafts", "time of a draft beside its verification"),
     "kernels": ("outrider.server.bench.micro.kernels", "compiled kernels beside plain torch"),
     "plan": ("outrider.server.bench.micro.plan", "time that each planner takes per step"),
     "steps": ("outrider.server.bench.micro.steps", "time of one engine step by shape"),

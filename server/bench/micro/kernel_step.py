@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from outrider.kernels import attention, blocks, fused, linear, sampling
+from outrider.kernels import attention, fused, linear, sampling
 from outrider.kernels.flat_batch import FlatBatch
 
 
@@ -66,17 +66,6 @@ OURS = Operations(
     fused.rope_write,
     sampling.argmax,
 )
-
-
-def blocks_of(kind: str) -> Operations:
-    """OURS, with weights in blocks of a kind: all 0, since the products' time does not depend on them."""
-
-    def prepare(weight: torch.Tensor) -> blocks.BlockWeight:
-        outputs, depth = weight.shape
-        raw = torch.zeros(outputs, depth // blocks.block_depth(kind) * blocks.KINDS[kind], dtype=torch.uint8)
-        return blocks.pack_blocks(raw, kind, outputs, depth)
-
-    return replace(OURS, prepare=prepare, multiply=blocks.block_linear)
 
 
 class Model:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from outrider.server.bench.cli import COMMANDS, MOVED
+from outrider.server.bench.cli import COMMANDS
 from outrider.server.bench.micro import cli as micro_cli
 from outrider.server.cli.main import main
 
@@ -44,15 +44,6 @@ def test_every_benchmark_explains_itself(words: tuple[str, ...], capsys: pytest.
     assert module.__doc__.strip() in shown
     assert f"outrider bench {' '.join(words)}" in module.__doc__.partition("example")[2]
     assert "--json FILE" in shown or words == ("report",)
-
-
-@pytest.mark.parametrize("name", MOVED)
-def test_a_name_of_before_is_answered_with_what_replaces_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", name, "--rounds", "3"]) == 1
-    assert capsys.readouterr().err == f"outrider: `outrider bench {name}` is gone: use {MOVED[name]}\n"
-    words = MOVED[name].split()
-    assert words[2] in COMMANDS
-    assert words[2] != "micro" or words[3] in micro_cli.COMMANDS
 
 
 def test_one_must_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
