@@ -13,7 +13,6 @@ from sglang.srt.dllm.algorithm.base import DllmAlgorithm
 from outrider.kernels.sampling import Rules
 
 from ..config import PluginConfig
-from ..decode import live
 from ..decode.metrics import SpeculationMetrics
 from ..decode.sampling import Sampling
 from .forward import BlockForward, BlockRows
@@ -53,13 +52,13 @@ class Step:
 
 
 class BlockDiffusion(DllmAlgorithm):
-    """Every round steps the open block of each request once, and computes the final blocks before it that are new."""
+    """The blocks of a round of SGLang's scheduler, their forward and their step, of which `Spiffy` makes the round."""
 
     policy: Policy
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        plugin = PluginConfig.from_env()
+        self.config = plugin = PluginConfig.from_env()
         if plugin.diffusion is None:
             raise ValueError("no block-diffusion model was named to the plugin")
         self.target = plugin.diffusion
@@ -75,28 +74,6 @@ class BlockDiffusion(DllmAlgorithm):
         if self._forward is None:
             self._forward = BlockForward(runner, self.target)
         return self._forward
-
-    def outrider_live(self) -> dict[str, Any]:
-        """Counts for the page."""
-        return live.snapshot(self.metrics, None)
-
-    def generate(self, runner: Any, forward_batch: Any, batch: Any) -> list[Outcome]:
-        """A round of the requests in a batch of SGLang's scheduler, in their order."""
-        reqs = batch.reqs
-        rows = self.rows(forward_batch, reqs)
-        masked = (rows.tokens == self.mask_id) & rows.open[:, None]
-        logits = self.forward(runner).run(rows, masked, forward_batch)
-        lengths = torch.tensor(forward_batch.extend_seq_lens_cpu) // self.block_size
-        owner = torch.repeat_interleave(torch.arange(len(reqs)), lengths)
-        states = self.step(rows, masked, logits, owner, self.sampling(forward_batch, reqs)).states
-        last = (lengths.cumsum(0) - 1).tolist()
-        starts, is_open, after = rows.starts.tolist(), rows.open.tolist(), states.tolist()
-        return [
-            Outcome.of(starts[row], after[row], self.mask_id)
-            if is_open[row]
-            else Outcome(starts[row] + self.block_size)
-            for row in last
-        ]
 
     def rows(self, forward_batch: Any, reqs: Sequence[Any]) -> BlockRows:
         """The blocks of a batch, in order: of each request new final ones, and its open one unless these go on."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from sglang.srt.mem_cache.common import evict_from_tree_cache
 
-from ..config import PluginConfig
+from ..decode import live
 from ..loading.planner import load_graphs, load_round_cost
 from .algorithm import BlockDiffusion, Outcome
 from .drafting import Drafting, Round, ServedRequest
@@ -35,7 +35,6 @@ class Spiffy(BlockDiffusion):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.config = PluginConfig.from_env()
         self.reload_profile()
         self.forget_records()
         self.states = DiffusionMetrics()
@@ -53,9 +52,10 @@ class Spiffy(BlockDiffusion):
         return self.recording.to_json()
 
     def outrider_live(self) -> dict[str, Any]:
+        """Counts for the page."""
         totals = self.states.totals
         drafted, accepted = totals["drafted"], totals["accepted"]
-        return super().outrider_live() | {
+        return live.snapshot(self.metrics, None) | {
             "steps": totals["forwards"],
             "request_steps": totals["request_forwards"],
             "tokens": totals["tokens"],
