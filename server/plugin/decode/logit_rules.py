@@ -178,10 +178,10 @@ def _penalize(logits: torch.Tensor, reqs: Sequence[Any], places: np.ndarray, con
     )
     if any(req.sampling_params.min_new_tokens > 0 for req in reqs):
         too_short = (there.sum(1)[:, None] + steps)[:, :, None] < least
-        stops = [sorted(_stop_tokens(req)) or [0] for req in reqs]
+        stops = [sorted(stop_tokens(req)) or [0] for req in reqs]
         most = max(map(len, stops))
         columns = upload(np.array([each + each[:1] * (most - len(each)) for each in stops], dtype=np.int64), device)
-        named = upload(np.array([bool(_stop_tokens(req)) for req in reqs]), device)[:, None, None]
+        named = upload(np.array([bool(stop_tokens(req)) for req in reqs]), device)[:, None, None]
         columns = columns[:, None].expand(-1, gamma + 1, -1)
         part.scatter_(2, columns, part.gather(2, columns).masked_fill(too_short & named, float("-inf")))
     part -= counts * frequency + seen * presence
@@ -189,11 +189,12 @@ def _penalize(logits: torch.Tensor, reqs: Sequence[Any], places: np.ndarray, con
     logits[rows] = torch.where(seen & (repetition != 1), scaled, part)
 
 
-def _stop_tokens(req: Any) -> set[int]:
-    tokenizer = req.tokenizer
-    stops = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
-    stops |= set(getattr(tokenizer, "additional_stop_token_ids", None) or ())
-    return {t for t in stops | {tokenizer.eos_token_id} if t is not None}
+def stop_tokens(req: Any) -> set[int]:
+    """Tokens that end the answer of a request of SGLang's, unless it ignores them."""
+    stops = {*(req.sampling_params.stop_token_ids or ()), *(req.eos_token_ids or ())}
+    if (tokenizer := req.tokenizer) is not None:
+        stops |= {tokenizer.eos_token_id, *(getattr(tokenizer, "additional_stop_token_ids", None) or ())}
+    return stops - {None}
 
 
 def _apply_grammar(

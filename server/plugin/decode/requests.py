@@ -16,7 +16,7 @@ from outrider.scheduler.planners.base import StepView
 from outrider.scheduler.upload import upload
 
 from ..options import RequestOptions
-from .logit_rules import changes_logits
+from .logit_rules import changes_logits, stop_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,7 +111,7 @@ class RequestTable:
         self.given[at] = [seed is not None for seed in given]
         self.greedy[at] = [req.sampling_params.top_k == 1 for req in reqs]  # so SGLang marks temperature 0
         self.seeded[rows.long()] = upload(self.given[at], self.device)
-        found = [_end_tokens(req) for req in reqs]
+        found = [[] if req.sampling_params.ignore_eos else sorted(stop_tokens(req)) for req in reqs]
         if (more := max(map(len, found)) - self.ends.shape[1]) > 0:
             self.ends = torch.nn.functional.pad(self.ends, (0, more), value=-1)
         ends = np.full((len(reqs), self.ends.shape[1]), -1, dtype=np.int64)
@@ -179,17 +179,6 @@ class RequestTable:
         current = self.generations[view.rows] == view.generations
         rows = view.rows[current]
         self.generated[rows] += accept_lens[current]
-
-
-def _end_tokens(req: Any) -> list[int]:
-    """Tokens at which SGLang ends the request (`Req._check_token_based_finish`)."""
-    params, tokenizer = req.sampling_params, req.tokenizer
-    if params.ignore_eos:
-        return []
-    ends = {*(params.stop_token_ids or ()), *(req.eos_token_ids or ())}
-    if tokenizer is not None:
-        ends |= {tokenizer.eos_token_id, *(tokenizer.additional_stop_token_ids or ())}
-    return sorted(ends - {None})
 
 
 def rows_and_lengths(batch: Any, width: int) -> tuple[np.ndarray, np.ndarray, int]:

@@ -83,11 +83,10 @@ def _check(req: Any, vocab_size: int) -> None:
             raise ValueError("a prompt without tokens")
         _within("prompt token", req.origin_input_ids, vocab_size)
     _within("stop token", params.stop_token_ids, vocab_size)
-    logprob = getattr(req, "logprob", req)  # older versions have these fields in the request
-    if req.return_logprob and logprob is not None:
-        _within("token with a logprob", logprob.token_ids_logprob, vocab_size)
-        if not 0 <= (logprob.top_logprobs_num or 0) <= vocab_size:
-            raise ValueError(f"{logprob.top_logprobs_num} top logprobs of a vocabulary of {vocab_size}")
+    if req.return_logprob:
+        _within("token with a logprob", req.logprob.token_ids_logprob, vocab_size)
+        if not 0 <= (req.logprob.top_logprobs_num or 0) <= vocab_size:
+            raise ValueError(f"{req.logprob.top_logprobs_num} top logprobs of a vocabulary of {vocab_size}")
     if params.stream_interval is not None and params.stream_interval < 1:
         raise ValueError(f"a stream interval of {params.stream_interval}")
     for bias in (params.logit_bias or {}).values():

@@ -31,8 +31,7 @@ def register() -> None:
     )
     HookRegistry.register(f"{OUTPUT}.to_payload", _without_time_stats, HookType.AFTER)
     HookRegistry.register(RECEIVE, _receive_what_is_there, HookType.AROUND)
-    reserved = cache(lambda original: original())  # older versions give it their settings, which have no hash
-    HookRegistry.register(RESERVE, lambda original, *_: reserved(original), HookType.AROUND)
+    HookRegistry.register(RESERVE, cache(lambda original: original()), HookType.AROUND)
     HookRegistry.register(PASSES, lambda *_, **__: None, HookType.REPLACE)
 
 
