@@ -12,14 +12,15 @@ from dataclasses import replace
 
 import torch
 
-from .base import Draft, DraftBatch, Drafter, Features, Prefilled
+from .base import Draft, DraftBatch, Drafter, Features
 from .ngram import NgramDrafter
+from .wrappers import Wrapper
 
 LOOKUP_THRESHOLD = 1.2
 """Expected accepted tokens, of as many as the model drafts, from which a lookup is taken without asking the model."""
 
 
-class LookupFirst(Drafter):
+class LookupFirst(Wrapper):
     """Drafts by `lookup` where that promises more than `model`, which is asked only where the lookup is unsure.
 
     A lookup may be longer than the model's drafts, except beside drafts with q, so that q need not be as long.
@@ -31,19 +32,16 @@ class LookupFirst(Drafter):
     def __init__(self, lookup: NgramDrafter, model: Drafter, *, expected_run_length: float):
         if lookup.gamma < model.gamma:
             raise ValueError(f"a lookup is at least as long as the model's drafts, {model.gamma}, not {lookup.gamma}")
-        self.lookup, self.model, self.expected_run_length = lookup, model, expected_run_length
-        self.gamma = lookup.gamma
-        self.corpora = lookup.corpora
-        self.target_layers = model.target_layers
-        self.shortens = model.shortens
-        self.assesses_itself, self.reads_output = model.assesses_itself, model.reads_output
+        super().__init__(model)
+        self.lookup, self.expected_run_length = lookup, expected_run_length
+        self.gamma, self.corpora = lookup.gamma, lookup.corpora
 
     def allocate(self, slots: int) -> None:
         self.lookup.allocate(slots)
-        self.model.allocate(slots)
+        super().allocate(slots)
 
     def slot_state(self) -> list[torch.Tensor]:
-        return [*self.lookup.slot_state(), *self.model.slot_state()]
+        return [*self.lookup.slot_state(), *super().slot_state()]
 
     def reserve_probs(self, requests: int) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         return self.model.reserve_probs(requests)
@@ -53,16 +51,7 @@ class LookupFirst(Drafter):
 
     def observe(self, features: Features) -> None:
         self.lookup.observe(features)
-        self.model.observe(features)
-
-    def prefilled(self, chunks: Prefilled) -> None:
-        self.model.prefilled(chunks)
-
-    def reload(self, checkpoint: str, number: int = 0) -> None:
-        self.model.reload(checkpoint, number)
-
-    def drop(self, number: int) -> None:
-        self.model.drop(number)
+        super().observe(features)
 
     def look_up(self, batch: DraftBatch) -> Draft:
         return self.lookup.propose(batch)

@@ -26,6 +26,12 @@ class Wrapper(Drafter):
     def slot_state(self) -> list[torch.Tensor]:
         return self.model.slot_state()
 
+    def observe(self, features: Features) -> None:
+        self.model.observe(features)
+
+    def prefilled(self, chunks: Prefilled) -> None:
+        self.model.prefilled(chunks)
+
     def reload(self, checkpoint: str, number: int = 0) -> None:
         self.model.reload(checkpoint, number)
 
@@ -102,12 +108,6 @@ class Initialised(Wrapper):
     def __init__(self, model: Drafter, tokens: int):
         super().__init__(model)
         self.tokens = tokens
-
-    def observe(self, features: Features) -> None:
-        self.model.observe(features)
-
-    def prefilled(self, chunks: Prefilled) -> None:
-        self.model.prefilled(chunks)
 
     def propose(self, batch: DraftBatch) -> Draft:
         if batch.answer_lens is None:

@@ -101,9 +101,3 @@ class BlockModel(DraftModel):
         """Keys and values [N, Hkv, D] per layer of `context` [N, d] at positions [N] (equation 3)."""
         rope = self.rotary.rows(positions)
         return [layer.context_kv(context, rope) for layer in self.draft_layers]
-
-    def block_inputs(self, anchors: torch.Tensor) -> torch.Tensor:
-        """Token ids [R, queries]: each anchor [R] followed by masks."""
-        ids = anchors.new_full((anchors.shape[0], self.config.queries), self.config.mask_token_id)
-        ids[:, 0] = anchors
-        return ids
