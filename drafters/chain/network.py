@@ -11,8 +11,8 @@ is what the rounded drafter says.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -30,22 +30,21 @@ LAYER = "layers.0."
 ATTENTION = f"{LAYER}self_attn."
 
 
-class ChainWeights(Protocol):
+@dataclass(frozen=True, slots=True)
+class ChainWeights:
     """A drafter's tensors by name, in one dtype, on one device.
 
     config: its shape. layers: of the target that it reads; (): the target's last hidden states. vocab: [V'] int64, the
     target's token of each column of its logits, strictly increasing; None: all tokens.
     """
 
-    @property
-    def config(self) -> Any: ...
-    @property
-    def tensors(self) -> dict[str, torch.Tensor]: ...
-    @property
-    def layers(self) -> tuple[int, ...]: ...
-    @property
-    def vocab(self) -> torch.Tensor | None: ...
-    def get(self, name: str) -> torch.Tensor | None: ...
+    config: Any
+    tensors: dict[str, torch.Tensor]
+    layers: tuple[int, ...] = ()
+    vocab: torch.Tensor | None = None
+
+    def get(self, name: str) -> torch.Tensor | None:
+        return self.tensors.get(name)
 
 
 class ChainNetwork(ABC):

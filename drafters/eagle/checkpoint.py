@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,7 +18,7 @@ from ..block.checkpoint import drafted_tokens, read_tensors, write_folder
 from ..block.errors import CheckpointError
 from ..chain.checkpoint import check_shapes
 from ..chain.drafter import SHARED
-from ..chain.network import ATTENTION, LAYER
+from ..chain.network import ATTENTION, LAYER, ChainWeights
 from .config import EagleConfig
 
 ALIASES = {
@@ -31,26 +31,9 @@ REPEATED = ("t2d", "rotary_emb.", f"{ATTENTION}rotary_emb.")
 """Prefixes of tensors that are computed from others."""
 
 
-@dataclass(frozen=True, slots=True)
-class EagleWeights:
-    """A head's tensors by name, in one dtype, on one device.
-
-    layers: of the target that it reads, m of them. vocab: [V'] int64, the target's token of each column of its logits,
-    strictly increasing; None: all tokens.
-    """
-
-    config: EagleConfig
-    tensors: dict[str, torch.Tensor]
-    layers: tuple[int, ...]
-    vocab: torch.Tensor | None
-
-    def get(self, name: str) -> torch.Tensor | None:
-        return self.tensors.get(name)
-
-
 def load(
     folder: str | Path, target_layers: int, *, dtype: torch.dtype = torch.bfloat16, device: str | torch.device = "cpu"
-) -> EagleWeights:
+) -> ChainWeights:
     """Read a folder for a target of so many layers; raises CheckpointError with what is wrong with it."""
     config = EagleConfig.read(folder)
     tensors = {canonical(name): value for name, value in read_tensors(folder).items()}
@@ -66,10 +49,10 @@ def load(
             tensors["lm_head.weight"] = tensors["lm_head.weight"][order]
     made = {name: value.to(device=device, dtype=dtype) for name, value in tensors.items()}
     config, vocab = replace(config, target_layers=layers), None if vocab is None else vocab.to(device)
-    return EagleWeights(config, made, layers, vocab)
+    return ChainWeights(config, made, layers, vocab)
 
 
-def save(weights: EagleWeights, head: torch.Tensor, folder: str | Path) -> None:
+def save(weights: ChainWeights, head: torch.Tensor, folder: str | Path) -> None:
     """Write a folder as the authors and SpecForge do, in bfloat16.
 
     head: [V', d], written where V' is less than the target's vocabulary: SGLang has the target's head for that alone.
@@ -81,7 +64,7 @@ def save(weights: EagleWeights, head: torch.Tensor, folder: str | Path) -> None:
     write_folder(folder, tensors, weights.config.to_json() | norms)
 
 
-def vocabulary_tensors(weights: EagleWeights) -> dict[str, torch.Tensor]:
+def vocabulary_tensors(weights: ChainWeights) -> dict[str, torch.Tensor]:
     """The tensors that tell which tokens a head drafts; none where it drafts all."""
     if weights.vocab is None:
         return {}

@@ -9,7 +9,7 @@ import torch
 from ..base import Rows, Target
 from ..chain import ChainDrafter
 from ..chain.network import ChainWeights
-from .checkpoint import EagleWeights, check_target, load
+from .checkpoint import check_target, load
 from .compiled import CompiledChain, compile_chain
 from .network import EagleNetwork
 
@@ -18,7 +18,7 @@ class EagleDrafter(ChainDrafter):
     """layers: of the target, for folders that do not say which of them they read. Others as of `ChainDrafter`."""
 
     def __init__(
-        self, weights: EagleWeights, *, embedding: Rows, head: Rows, gamma: int, positions: int = 0, layers: int = 0
+        self, weights: ChainWeights, *, embedding: Rows, head: Rows, gamma: int, positions: int = 0, layers: int = 0
     ) -> None:
         self._layers = layers
         super().__init__(weights, embedding=embedding, head=head, gamma=gamma, positions=positions)
@@ -35,7 +35,7 @@ class EagleDrafter(ChainDrafter):
             weights, embedding=embedding, head=head, gamma=gamma, positions=positions, layers=config.num_hidden_layers
         )
 
-    def _read(self, checkpoint: str) -> EagleWeights:
+    def _read(self, checkpoint: str) -> ChainWeights:
         return load(checkpoint, self._layers, dtype=self.dtype, device=self.device)
 
     def _network(self, weights: ChainWeights, head: torch.Tensor) -> EagleNetwork:

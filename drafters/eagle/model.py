@@ -14,8 +14,8 @@ from torch import nn
 from ..block.layers import Rotary, rotate
 from ..block.model import Attend, TrainedModel
 from ..chain.drafter import SHARED
-from ..chain.network import ATTENTION, LAYER
-from .checkpoint import EagleWeights, check_target, load, shapes
+from ..chain.network import ATTENTION, LAYER, ChainWeights
+from .checkpoint import check_target, load, shapes
 from .config import EagleConfig
 
 
@@ -30,7 +30,7 @@ class EagleModel(TrainedModel):
     layers: of the target that it reads. own: its embedding and head, where it has them.
     """
 
-    def __init__(self, weights: EagleWeights) -> None:
+    def __init__(self, weights: ChainWeights) -> None:
         super().__init__()
         config = self.config = weights.config
         self.layers, self.markov_head, self.confidence_head = weights.layers, None, None
@@ -57,14 +57,14 @@ class EagleModel(TrainedModel):
             name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape) * 0.02
             for name, shape in shapes(config, len(config.target_layers)).items()
         }
-        return cls(EagleWeights(config, made, config.target_layers, vocab))
+        return cls(ChainWeights(config, made, config.target_layers, vocab))
 
     @property
-    def stored(self) -> EagleWeights:
+    def stored(self) -> ChainWeights:
         """The weights as they are now."""
         trained = {name.replace("/", "."): value.detach() for name, value in self.weights.items()}
         vocab = self.vocab if self.config.draft_vocab_size else None
-        return EagleWeights(self.config, trained | self.own, self.layers, vocab)
+        return ChainWeights(self.config, trained | self.own, self.layers, vocab)
 
     def weight(self, name: str) -> torch.Tensor | None:
         """The weight of this name, None where the head has none."""

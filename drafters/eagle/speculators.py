@@ -10,14 +10,14 @@ import torch
 from ..block.checkpoint import write_folder
 from ..block.errors import CheckpointError
 from ..chain.drafter import with_shared
-from ..chain.network import ATTENTION
-from .checkpoint import EagleWeights, vocabulary_tensors
+from ..chain.network import ATTENTION, ChainWeights
+from .checkpoint import vocabulary_tensors
 
 BIASES = {f"{ATTENTION}{part}_proj.bias" for part in "qkvo"}
 
 
 def save_speculators(
-    weights: EagleWeights, embedding: torch.Tensor, head: torch.Tensor, verifier: dict[str, Any], folder: str | Path
+    weights: ChainWeights, embedding: torch.Tensor, head: torch.Tensor, verifier: dict[str, Any], folder: str | Path
 ) -> None:
     """Write a head in bfloat16, with an embedding and a head of its own: its own ones, or the target's, [V, d].
 
@@ -32,7 +32,7 @@ def save_speculators(
     write_folder(folder, tensors, _config(weights, verifier))
 
 
-def _check(weights: EagleWeights) -> None:
+def _check(weights: ChainWeights) -> None:
     config, biases = weights.config, BIASES & weights.tensors.keys()
     no_place = []
     if "fc.bias" in weights.tensors or len(biases) not in (0, len(BIASES)):
@@ -43,7 +43,7 @@ def _check(weights: EagleWeights) -> None:
         raise CheckpointError(f"speculators' format has no place for {' and '.join(no_place)}")
 
 
-def _config(weights: EagleWeights, verifier: dict[str, Any]) -> dict[str, Any]:
+def _config(weights: ChainWeights, verifier: dict[str, Any]) -> dict[str, Any]:
     """The content of `config.json`. Layer ids count what enters a layer."""
     config, tensors = weights.config, weights.tensors
     normed = f"{ATTENTION}q_norm.weight" in tensors

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from ..block.checkpoint import read_tensors
 from ..block.checkpoint import stored_shapes as all_shapes
 from ..block.errors import CheckpointError
 from ..chain.checkpoint import Shape, check_shapes
-from ..chain.network import ATTENTION, LAYER
+from ..chain.network import ATTENTION, LAYER, ChainWeights
 from .config import ExpertsConfig, MtpConfig
 
 MLP = f"{LAYER}mlp."
@@ -31,21 +30,13 @@ CORRECTION = f"{MLP}gate.e_score_correction_bias"
 """Numbers added to experts' scores to choose them; they stay in 32 bits."""
 
 
-@dataclass(frozen=True, slots=True)
-class MtpWeights:
-    """A layer's tensors by name, in one dtype; norms' weights as they are multiplied with."""
+def load(
+    folder: str | Path, *, dtype: torch.dtype = torch.bfloat16, device: str | torch.device = "cpu"
+) -> ChainWeights:
+    """Read the layer of a target's folder; norms' weights are as they are multiplied with.
 
-    config: MtpConfig
-    tensors: dict[str, torch.Tensor]
-    layers: tuple[int, ...] = ()
-    vocab: torch.Tensor | None = None
-
-    def get(self, name: str) -> torch.Tensor | None:
-        return self.tensors.get(name)
-
-
-def load(folder: str | Path, *, dtype: torch.dtype = torch.bfloat16, device: str | torch.device = "cpu") -> MtpWeights:
-    """Read the layer of a target's folder; raises CheckpointError with what is wrong with it."""
+    Raises CheckpointError with what is wrong with it.
+    """
     config, tensors = check_folder(folder), {}
     for name, value in read_tensors(folder, config.prefix).items():
         known = canonical(name, config)
@@ -53,7 +44,7 @@ def load(folder: str | Path, *, dtype: torch.dtype = torch.bfloat16, device: str
             norm = known.endswith("norm.weight") and config.layout.less_one
             kept = torch.float32 if known == CORRECTION else dtype
             tensors[known] = (value.float() + 1 if norm else value).to(device=device, dtype=kept)
-    return MtpWeights(config, tensors | gates(config, tensors))
+    return ChainWeights(config, tensors | gates(config, tensors))
 
 
 def gates(config: MtpConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

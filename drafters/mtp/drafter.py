@@ -9,7 +9,7 @@ import torch
 from ..base import Target
 from ..chain import ChainDrafter
 from ..chain.network import ChainWeights
-from .checkpoint import MtpWeights, check_target, load
+from .checkpoint import check_target, load
 from .network import MtpNetwork
 
 
@@ -28,7 +28,7 @@ class MtpDrafter(ChainDrafter):
         check_target(weights.config, {"hidden_size": size, "vocab_size": vocab, "num_hidden_layers": layers})
         return cls(weights, embedding=embedding, head=head, gamma=gamma)
 
-    def _read(self, checkpoint: str) -> MtpWeights:
+    def _read(self, checkpoint: str) -> ChainWeights:
         return load(checkpoint, dtype=self.dtype, device=self.device)
 
     def _network(self, weights: ChainWeights, head: torch.Tensor) -> MtpNetwork:

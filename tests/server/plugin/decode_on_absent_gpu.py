@@ -28,15 +28,14 @@ from tiny_mtp import SHAPE
 from outrider.drafters.block import BlockDrafter, BlockModel
 from outrider.drafters.block.graphs import DraftGraphs
 from outrider.drafters.chain import ChainDrafter
+from outrider.drafters.chain.network import ChainWeights
 from outrider.drafters.diffusion import DiffusionDrafter, DiffusionModel
 from outrider.drafters.diffusion.denoise import SCHEDULES
 from outrider.drafters.eagle import EagleDrafter
-from outrider.drafters.eagle.checkpoint import EagleWeights
 from outrider.drafters.eagle.checkpoint import shapes as eagle_shapes
 from outrider.drafters.eagle.config import EagleConfig
 from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.mtp import MtpConfig, MtpDrafter
-from outrider.drafters.mtp.checkpoint import MtpWeights
 from outrider.drafters.mtp.checkpoint import shapes as mtp_shapes
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.slot_tokens import SlotTokens
@@ -150,12 +149,12 @@ def make_chain(name: str) -> ChainDrafter:
         head = EagleConfig.from_json(AUTHORS)
         shapes = eagle_shapes(head, len(LAYER_IDS)) | {"lm_head.weight": (DRAFTED, 32)}
         tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
-        weights = EagleWeights(head, tensors, tuple(LAYER_IDS), torch.arange(DRAFTED))
+        weights = ChainWeights(head, tensors, tuple(LAYER_IDS), torch.arange(DRAFTED))
         return EagleDrafter(weights, embedding=rows, head=rows, gamma=4)
     architecture, _, fields = MTP_LAYOUTS["glm with groups"]
     layer = MtpConfig.from_json(SHAPE | fields | {"architectures": [architecture], "num_hidden_layers": 6})
     tensors = {name: torch.zeros(shape) for name, shape in mtp_shapes(layer, {}).items()}
-    return MtpDrafter(MtpWeights(layer, tensors), embedding=rows, head=rows, gamma=4)
+    return MtpDrafter(ChainWeights(layer, tensors), embedding=rows, head=rows, gamma=4)
 
 
 def make_worker(
