@@ -79,6 +79,3 @@ class FollowerWorker(SpeculativeWorker):
 
     def use_drafter(self, folder: str) -> None:
         pass
-
-    def drop_key(self, learner: str) -> None:
-        pass
