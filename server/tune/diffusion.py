@@ -31,8 +31,7 @@ from ..settings.settings import Settings
 from . import result
 from .effort import MARGIN_STEPS, Capacity, Effort, Shape
 from .events import Progress
-from .grid import Run, capacity_of, measure_grid, merge_refined, prompt_of
-from .idle import Budget
+from .grid import Run, answer_all, capacity_of, measure_grid, merge_refined, prompt_of
 from .report import TunedGraphs
 
 if TYPE_CHECKING:
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
 
 PROMPTS = 50
 """Replayed, at most."""
-CONCURRENCY = 8
-"""Answers written at a time."""
 STATES = (1, 2, 3, 4, 6, NODES + 1)
 """States per request in a forward, the block before included in forwards that hold it."""
 MOST_ROWS = 128
@@ -71,14 +68,10 @@ async def tune(
         points = merge_refined(points, refined.points)
     asked = with_temperatures(list(questions or read_questions(BUILT_IN))[: min(effort.prompts, PROMPTS)])
     counts = {name: Counts() for name in TEMPERATURES}
-    budget = Budget(effort.answer_seconds)
-    for start in range(0, len(asked), CONCURRENCY):
-        if budget.exhausted:
-            break
-        some = asked[start : start + CONCURRENCY]
-        for name, found in (await run(budget.timed(partial_of(replay, engine, some, effort.new_tokens)))).items():
-            counts[name].update(found)
-        progress(Progress("answers", start + len(some), len(asked)))
+    count = partial_of(replay, engine, new_tokens=effort.new_tokens)
+    for found in await answer_all(asked, count, effort.answer_seconds, progress, run):
+        for name, own in found.items():
+            counts[name].update(own)
     step_tokens = settings.plugin_config.step_tokens
     untuned = untuned_graph(rounds.block, step_tokens)
     graphs = {name: choose(own, NODES, step_tokens) if own.nodes else untuned for name, own in counts.items()}

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+CONCURRENCY = 8
+"""Answers written at a time."""
+
 
 class Run(Protocol):
     """Runs a piece of a measurement; see `tune.idle`."""
@@ -89,3 +92,24 @@ def merge_refined(points: list[Point], refined: Sequence[Point]) -> list[Point]:
     """The points, and of those that they replace what these alone know: other numbers of requests."""
     sizes = {point.requests for point in points}
     return points + [point for point in refined if point.requests not in sizes]
+
+
+async def answer_all(
+    questions: Sequence[tuple[str, float]],
+    answer: Callable[[Sequence[tuple[str, float]]], Awaitable[T]],
+    seconds: float | None,
+    progress: Callable[[Progress], None],
+    run: Run,
+) -> list[T]:
+    """Results of `answer`, for a few questions at a time, until `seconds` of work are spent; None: until all have one.
+
+    questions: with their temperatures.
+    """
+    found, budget = [], Budget(seconds)
+    for start in range(0, len(questions), CONCURRENCY):
+        if budget.exhausted:
+            break
+        asked = questions[start : start + CONCURRENCY]
+        found.append(await run(budget.timed(partial_of(answer, asked))))
+        progress(Progress("answers", start + len(asked), len(questions)))
+    return found

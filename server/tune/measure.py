@@ -28,8 +28,8 @@ from ..prompt_files import BUILT_IN, read_questions, with_temperatures
 from . import diffusion, result
 from .effort import MARGIN_STEPS, Effort, Shape
 from .events import Progress
-from .grid import Run, capacity_of, measure_grid, merge_refined, prompt_of
-from .idle import Budget, run_now
+from .grid import CONCURRENCY, Run, answer_all, capacity_of, measure_grid, merge_refined, prompt_of
+from .idle import run_now
 from .report import Tuned, TunedGraphs
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NO_RECORDS: dict[str, list[Any]] = {"confidence": [], "verify_lens": [], "accepted": [], "classes": []}
-CONCURRENCY = 8
-"""Answers written at a time for the calibration."""
 DRAFT_STEPS = 3
 """Drafts for the same number of requests whose median says something."""
 
@@ -156,8 +154,10 @@ async def tune(
     points = await measure_grid(manager, shapes, measure_shape, effort, partial, progress, run)
     if refined is not None:
         points = merge_refined(points, refined.points)
+    record = partial_of(record_answers, engine, new_tokens=effort.new_tokens, gamma=settings.gamma)
+    none = to_records(NO_RECORDS, settings.gamma)
     parts = [
-        await _answers(engine, part, effort.new_tokens, settings.gamma, progress, run, Budget(seconds))
+        Records.concatenate([none, *await answer_all(part, record, seconds, progress, run)])
         for part, seconds in zip(split(with_temperatures(asked)), _shares(effort.answer_seconds), strict=True)
     ]
     dataset = f"{len(asked)} prompts, greedy and sampled"
@@ -171,23 +171,3 @@ async def tune(
 def _shares(seconds: float | None) -> tuple[float | None, float | None]:
     """Shares of the time for answers, for the two parts of `split`."""
     return (None, None) if seconds is None else (seconds * 2 / 3, seconds / 3)
-
-
-async def _answers(
-    engine: Engine,
-    questions: Sequence[tuple[str, float]],
-    new_tokens: int,
-    gamma: int,
-    progress: Callable[[Progress], None],
-    run: Run,
-    budget: Budget,
-) -> Records:
-    """Records of the answers to `questions`, a few at a time."""
-    records = [to_records(NO_RECORDS, gamma)]
-    for start in range(0, len(questions), CONCURRENCY):
-        if budget.exhausted:
-            break
-        asked = questions[start : start + CONCURRENCY]
-        records.append(await run(budget.timed(partial_of(record_answers, engine, asked, new_tokens, gamma))))
-        progress(Progress("answers", start + len(asked), len(questions)))
-    return Records.concatenate(records)
