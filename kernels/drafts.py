@@ -33,18 +33,6 @@ def weigh_drafts(
     if native.fits(confidence):
         inverse, shifts = parameters or (None, None)
         return torch.ops.outrider.weigh_drafts(tokens, confidence, classes, rows, ends, inverse, shifts)
-    return torch_weigh_drafts(tokens, confidence, classes, rows, ends, parameters)
-
-
-def torch_weigh_drafts(
-    tokens: torch.Tensor,
-    confidence: torch.Tensor,
-    classes: torch.Tensor,
-    rows: torch.Tensor,
-    ends: torch.Tensor,
-    parameters: Parameters | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`weigh_drafts` without compiled kernels, on any device and without waiting for it."""
     goes_on = (tokens[:, :, None] != ends[rows][:, None]).all(2)
     until = goes_on.long().cumprod(1).sum(1) + 1
     if parameters is None:
@@ -76,18 +64,6 @@ def admit(
         return torch.ops.outrider_cuda.admit(confidence, draft_lens, tokens, bounds, first)
     if native.fits(confidence):
         return torch.ops.outrider.admit(confidence, draft_lens, tokens, bounds, first)
-    return torch_admit(confidence, draft_lens, tokens, bounds=bounds, first=first)
-
-
-def torch_admit(
-    confidence: torch.Tensor,
-    draft_lens: torch.Tensor,
-    tokens: torch.Tensor,
-    *,
-    bounds: torch.Tensor | None = None,
-    first: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`admit` without compiled kernels, on any device: a stable sort."""
     survival = torch.nan_to_num(confidence, nan=0.0).clamp_(0.0, 1.0).cumprod_(1).cummin(1).values
     survival *= torch.arange(confidence.shape[1], device=confidence.device) < draft_lens[:, None]
     worth = survival if bounds is None else survival * (survival >= bounds).cumprod(1)

@@ -50,17 +50,10 @@ def expert_products(
     """[P, O] in x's type: x[p // chosen] times the weight of the expert that choice p is of.
 
     x: [P / chosen, D]. weight: [E, O, D]. order: [P] int64, choices by their experts; those of expert e are
-    order[indptr[e]:indptr[e + 1]].
+    order[indptr[e]:indptr[e + 1]]. Without Triton a weight is copied for each choice.
     """
     if cuda.fits(x, weight):
         return torch.ops.outrider_cuda.expert_products(x, weight, order, indptr, chosen)
-    return torch_expert_products(x, weight, order, indptr, chosen)
-
-
-def torch_expert_products(
-    x: torch.Tensor, weight: torch.Tensor, order: torch.Tensor, indptr: torch.Tensor, chosen: int
-) -> torch.Tensor:
-    """`expert_products` without Triton: a copy of a weight for each choice."""
     place = torch.arange(len(order), device=order.device)
     of = weight[torch.searchsorted(indptr, place, right=True) - 1]
     out = x.new_empty(len(order), weight.shape[1])

@@ -80,11 +80,6 @@ def convolve(inputs: torch.Tensor, layer: DeltaLayer, states: States) -> torch.T
     """Causal convolution of each channel, then SiLU: [B, C] in the type of inputs [B, C]."""
     if compiled(states):
         return torch.ops.outrider.convolve(inputs, layer.taps, states.windows, states.slots, states.indptr)
-    return torch_convolve(inputs, layer, states)
-
-
-def torch_convolve(inputs: torch.Tensor, layer: DeltaLayer, states: States) -> torch.Tensor:
-    """`convolve` without compiled kernels."""
     taps, indptr = len(layer.taps), states.indptr
     request = torch.arange(len(states.slots)).repeat_interleave(indptr.diff())
     places = torch.arange(len(inputs))[:, None] + torch.arange(1 - taps, 1)
@@ -100,12 +95,7 @@ def slide(inputs: torch.Tensor, states: States, counts: torch.Tensor) -> None:
     """Move the windows behind the first counts [R] tokens of each request."""
     if compiled(states):
         torch.ops.outrider.slide(states.windows, states.slots, inputs, states.indptr, counts)
-    else:
-        torch_slide(inputs, states, counts)
-
-
-def torch_slide(inputs: torch.Tensor, states: States, counts: torch.Tensor) -> None:
-    """`slide` without compiled kernels."""
+        return
     taps = states.windows.shape[1] + 1
     steps = counts[:, None] + torch.arange(1 - taps, 0)
     rows = _rows(steps, torch.arange(len(states.slots)), states.indptr, taps)
@@ -137,13 +127,6 @@ def gated_delta(
         arrays = layer.rates, layer.shifts, states.pool, states.slots, states.indptr
         outputs, *made = torch.ops.outrider.gated_delta(mixed, a, b, *arrays, layer.key_heads, write)
         return outputs, Corrections(*made)
-    return torch_gated_delta(mixed, a, b, layer, states, write=write)
-
-
-def torch_gated_delta(
-    mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, layer: DeltaLayer, states: States, *, write: bool
-) -> tuple[torch.Tensor, Corrections]:
-    """`gated_delta` without compiled kernels."""
     heads, key_dim, value_dim = states.pool.shape[1:]
     decays = _rowwise(lambda x: torch.exp(-layer.rates * F.softplus(x + layer.shifts)), a)
     strengths = _rowwise(torch.sigmoid, b)
@@ -182,12 +165,7 @@ def replay(made: Corrections, states: States, counts: torch.Tensor) -> None:
     if compiled(states):
         arrays = made.decays, made.keys, made.deltas, states.indptr, counts
         torch.ops.outrider.replay_delta(states.pool, states.slots, *arrays)
-    else:
-        torch_replay(made, states, counts)
-
-
-def torch_replay(made: Corrections, states: States, counts: torch.Tensor) -> None:
-    """`replay` without compiled kernels."""
+        return
     product, group = torch.empty(states.pool.shape[1:]), states.pool.shape[1] // made.keys.shape[1]
     for slot, begin, count in zip(states.slots.tolist(), states.indptr.tolist(), counts.tolist(), strict=False):
         state = states.pool[slot]

@@ -29,26 +29,8 @@ def flatten_verify(
     """
     if anchors.is_cpu and native.available():
         return torch.ops.outrider.flatten_verify(anchors, drafts, verify_lens, seq_lens, page_table, rows)
-    return torch_flatten_verify(anchors, drafts, verify_lens, seq_lens, page_table, rows)
-
-
-def torch_flatten_verify(
-    anchors: torch.Tensor,
-    drafts: torch.Tensor,
-    verify_lens: torch.Tensor,
-    seq_lens: torch.Tensor,
-    page_table: torch.Tensor,
-    rows: torch.Tensor,
-) -> Flattened:
-    """`flatten_verify` without compiled kernels, on any device."""
-    query_lens = verify_lens + 1
-    ends = query_lens.cumsum(0)
-    request = torch.arange(rows.numel(), device=rows.device).repeat_interleave(query_lens)
-    step = torch.arange(request.numel(), device=rows.device) - (ends - query_lens)[request]
-    block = torch.cat([anchors[:, None], drafts], 1)
-    positions = seq_lens[request] + step
-    slots = page_table[rows[request], positions].long()
-    return block[request, step], positions, slots, torch.cat([ends.new_zeros(1), ends]), request, step
+    tokens = int((verify_lens + 1).sum())
+    return flatten_bucket(anchors, drafts, verify_lens, seq_lens, page_table, rows, tokens)
 
 
 def flatten_bucket(
@@ -68,19 +50,6 @@ def flatten_bucket(
     """
     if cuda.fits(anchors):
         return torch.ops.outrider_cuda.flatten(anchors, drafts, verify_lens, seq_lens, page_table, rows, tokens)
-    return torch_flatten_bucket(anchors, drafts, verify_lens, seq_lens, page_table, rows, tokens)
-
-
-def torch_flatten_bucket(
-    anchors: torch.Tensor,
-    drafts: torch.Tensor,
-    verify_lens: torch.Tensor,
-    seq_lens: torch.Tensor,
-    page_table: torch.Tensor,
-    rows: torch.Tensor,
-    tokens: int,
-) -> Flattened:
-    """`flatten_bucket` without Triton, on any device and without waiting for it."""
     requests, gamma = drafts.shape
     indptr = torch.nn.functional.pad((verify_lens + 1).cumsum(0), (1, 0))
     place = torch.arange(tokens, device=rows.device)
@@ -114,18 +83,6 @@ def commit(
     """
     if cuda.fits(accept_lens):
         return torch.ops.outrider_cuda.commit(accept_lens, tokens, seq_lens, request, step, slots)
-    return torch_commit(accept_lens, tokens, seq_lens, request, step, slots)
-
-
-def torch_commit(
-    accept_lens: torch.Tensor,
-    tokens: torch.Tensor,
-    seq_lens: torch.Tensor,
-    request: torch.Tensor,
-    step: torch.Tensor,
-    slots: torch.Tensor,
-) -> Committed:
-    """`commit` without Triton, on any device and without waiting for it."""
     bonus = tokens.gather(1, accept_lens[:, None] - 1).squeeze(1)
     return seq_lens + accept_lens, bonus, slots.where(step < accept_lens[request], 0)
 
@@ -137,14 +94,7 @@ def write_page_table(
     rows, starts, ends = rows.long(), starts.long(), ends.long()
     if page_table.is_cpu and native.available():
         torch.ops.outrider.write_page_table(page_table, rows, starts, ends, slots.long())
-    else:
-        torch_write_page_table(page_table, rows, starts, ends, slots)
-
-
-def torch_write_page_table(
-    page_table: torch.Tensor, rows: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor, slots: torch.Tensor
-) -> None:
-    """`write_page_table` without compiled kernels, on any device."""
+        return
     lengths = ends - starts
     before = lengths.cumsum(0) - lengths
     row = rows.repeat_interleave(lengths)
@@ -162,14 +112,7 @@ def write_cached_slots(
     """
     if cuda.fits(out, page_table):
         torch.ops.outrider_cuda.cached_slots(out, page_table, rows, begins, indptr)
-    else:
-        torch_write_cached_slots(out, page_table, rows, begins, indptr)
-
-
-def torch_write_cached_slots(
-    out: torch.Tensor, page_table: torch.Tensor, rows: torch.Tensor, begins: torch.Tensor, indptr: torch.Tensor
-) -> None:
-    """`write_cached_slots` without Triton, on any device."""
+        return
     place, last = torch.arange(len(out), device=out.device), len(rows) - 1
     request = torch.searchsorted(indptr[1:].contiguous(), place, right=True)
     padding = request > last

@@ -1,19 +1,32 @@
 """Calibrated confidences, the ends of answers and what is admitted: compiled against torch and the planner on random
 drafts, and by hand."""
 
+from functools import partial
+from unittest import mock
+
 import pytest
 import torch
 from admissions import cases
 from hypothesis import given
 
 from outrider.kernels.cpu import native
-from outrider.kernels.drafts import admit, torch_admit, torch_weigh_drafts, weigh_drafts
+from outrider.kernels.drafts import admit, weigh_drafts
 
 ROWS, CASES, GAMMA = 5, 6, 7
 END, STOP = 90, 91
 
 needs_compiled = pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
-both = pytest.mark.parametrize("weigh", [pytest.param(weigh_drafts, marks=needs_compiled), torch_weigh_drafts])
+
+
+def by_torch(operation, *arguments, **options):
+    """The operation without compiled kernels."""
+    with mock.patch.object(native, "available", return_value=False):
+        return operation(*arguments, **options)
+
+
+both = pytest.mark.parametrize(
+    "weigh", [pytest.param(weigh_drafts, marks=needs_compiled), partial(by_torch, weigh_drafts)]
+)
 
 
 def drafts(generator, requests, ends):
@@ -42,7 +55,7 @@ def test_weighed_as_by_torch(calibrated):
         *batch, parameters = drafts(generator, 1 + round_number % 9, 1 + round_number % 3)
         parameters = parameters if calibrated else None
         confidence, ends = weigh_drafts(*batch, parameters)
-        expected, expected_ends = torch_weigh_drafts(*batch, parameters)
+        expected, expected_ends = by_torch(weigh_drafts, *batch, parameters)
         torch.testing.assert_close(confidence, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
         assert torch.equal(ends, expected_ends)
 
@@ -85,7 +98,7 @@ def test_nothing_outside_the_tables_is_read(index, name, value):
 def test_admits_what_the_planner_admits(case):
     arguments = case.confidence, case.draft_lens, torch.tensor([case.tokens])
     found = admit(*arguments, bounds=case.bounds, first=case.first)
-    plain = torch_admit(*arguments, bounds=case.bounds, first=case.first)
+    plain = by_torch(admit, *arguments, bounds=case.bounds, first=case.first)
     for one, planned, other in zip(found, case.planned(), plain, strict=True):
         assert torch.equal(one, planned)
         assert torch.equal(one, other)

@@ -13,7 +13,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMo
 
 from outrider.kernels.attention import reference_attention
 from outrider.kernels.flat_batch import FlatBatch
-from outrider.kernels.ragged import torch_flatten_bucket
+from outrider.kernels.ragged import flatten_bucket
 from outrider.server.plugin.hooks.platform import OutriderCpuPlatform
 from outrider.server.plugin.spec_inputs import FlatVerify, VerifyInput, indptr, ragged_layout
 
@@ -68,7 +68,7 @@ class Paged:
         lens, seq_lens, count = torch.tensor(query_lens), torch.tensor(self.lens), len(query_lens)
         nothing = torch.zeros(count, dtype=torch.int64), torch.zeros((count, width - 1), dtype=torch.int64)
         table = self.requests.req_to_token
-        flat = FlatVerify(*torch_flatten_bucket(*nothing, lens - 1, seq_lens, table, self.rows, tokens))
+        flat = FlatVerify(*flatten_bucket(*nothing, lens - 1, seq_lens, table, self.rows, tokens))
         spec = VerifyInput(flat.positions, lens, width, capture_hidden=False, layout=ragged_layout(flat, lens))
         return self._batch(ForwardMode.TARGET_VERIFY, flat.slots, seq_lens, spec_info=spec, positions=flat.positions)
 

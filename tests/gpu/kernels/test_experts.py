@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.kernels.cuda import experts
-from outrider.kernels.experts import run_experts, run_joined_experts, torch_expert_products
+from outrider.kernels.experts import expert_products, run_experts, run_joined_experts
 from outrider.kernels.linear import pack
 
 
@@ -36,7 +36,7 @@ def test_as_by_torch_and_as_one_by_one(rows, shape, dtype, seed):
 
     numbers, order = ids.flatten().sort(stable=True)
     indptr = torch.searchsorted(numbers, torch.arange(count + 1))
-    expected = torch_expert_products(x.float(), gate_up.float(), order, indptr, chosen)
+    expected = expert_products(x.float(), gate_up.float(), order, indptr, chosen)
     found = experts.expert_products(*moved((x, gate_up, order, indptr)), chosen)
     assert found.dtype == dtype
     assert row_error(found, expected) <= TOLERANCE[dtype]
@@ -59,7 +59,7 @@ def test_an_expert_that_nobody_chose_is_not_read():
 def test_rows_of_another_expert_are_noticed(fault):
     x, weight = torch.randn(4, 32), torch.randn(3, 16, 32)
     order, indptr = torch.tensor([2, 0, 1, 3]), torch.tensor([0, 1, 3, 4])
-    expected = torch_expert_products(x, weight, order, indptr, 1)
+    expected = expert_products(x, weight, order, indptr, 1)
     faults = {"order": (x, weight, order.flip(0), indptr), "indptr": (x, weight, order, torch.tensor([0, 2, 3, 4]))}
     found = experts.expert_products(*moved(faults[fault]), 1)
     assert row_error(found, expected) > TOLERANCE[torch.float32]

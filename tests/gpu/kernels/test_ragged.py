@@ -8,12 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.kernels.cuda import ragged
-from outrider.kernels.ragged import (
-    torch_commit,
-    torch_flatten_bucket,
-    torch_flatten_verify,
-    torch_write_cached_slots,
-)
+from outrider.kernels.ragged import commit, flatten_bucket, flatten_verify, write_cached_slots
 
 
 @examples()
@@ -30,9 +25,9 @@ def test_flattened_and_committed_as_by_torch(requests, gamma, padding, verified,
         batch[2].fill_(verified)
     total = int((batch[2] + 1).sum())
     found = ragged.flatten(*moved(batch), total + padding)
-    expected = torch_flatten_bucket(*batch, total + padding)
+    expected = flatten_bucket(*batch, total + padding)
     assert differing(found, expected) == 0
-    for name, one, other in zip("ipsqrk", expected, torch_flatten_verify(*batch), strict=True):
+    for name, one, other in zip("ipsqrk", expected, flatten_verify(*batch), strict=True):
         assert torch.equal(one if name == "q" else one[:total], other)
         assert name in "qrk" or not one[total:].any()
 
@@ -41,7 +36,7 @@ def test_flattened_and_committed_as_by_torch(requests, gamma, padding, verified,
     tokens = torch.randint(1000, (requests, gamma + 1), generator=generator)
     arguments = accept_lens, tokens, batch[3], expected[4], expected[5], expected[2] + 1
     got = ragged.commit(*moved(arguments))
-    assert differing(got, torch_commit(*arguments)) == 0
+    assert differing(got, commit(*arguments)) == 0
     assert int((got[2] > 0).sum()) == int(accept_lens.sum())  # every accepted one, no padding
 
 
@@ -59,7 +54,7 @@ def test_cached_slots_are_listed_as_by_torch(lens, padding, slots, seed):
     begins = torch.randint(1000, (len(lens),), generator=generator, dtype=torch.int32)
     indptr = torch.tensor([0, *lens, padding, *[0] * slots], dtype=torch.int32).cumsum(0).int()
     expected = torch.empty(int(indptr[-1]), dtype=torch.int32)
-    torch_write_cached_slots(expected, table, rows, begins, indptr)
+    write_cached_slots(expected, table, rows, begins, indptr)
     found = torch.full_like(expected, -1, device=ON)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ragged, "LIST_BLOCK", 64)  # else short lists are one block

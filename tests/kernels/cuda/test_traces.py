@@ -19,14 +19,7 @@ from outrider.kernels.cuda import native
 from outrider.kernels.drafts import admit, weigh_drafts
 from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.noise import Purpose, streams, substreams, uniforms
-from outrider.kernels.ragged import (
-    commit,
-    flatten_bucket,
-    torch_commit,
-    torch_flatten_bucket,
-    torch_flatten_verify,
-    write_cached_slots,
-)
+from outrider.kernels.ragged import commit, flatten_bucket, write_cached_slots
 from outrider.kernels.sampling import Rules, draw_tokens
 
 pytestmark = pytest.mark.skipif(
@@ -142,8 +135,8 @@ def with_lengths(lens: list[int], bucket: int | None) -> list[tuple[str, tuple[t
     rows = torch.arange(R)
     given = rows, rows[:, None].expand(R, GAMMA), torch.tensor(lens), rows, torch.zeros(8, 64).int(), rows
     with Recorder() as recorder:
-        flat = torch_flatten_verify(*given) if bucket is None else torch_flatten_bucket(*given, bucket)
-        torch_commit(torch.ones(R).long(), torch.zeros(R, GAMMA + 1).long(), rows, flat[4], flat[5], flat[2])
+        flat = flatten_bucket(*given, sum(lens) + R if bucket is None else bucket)
+        commit(torch.ones(R).long(), torch.zeros(R, GAMMA + 1).long(), rows, flat[4], flat[5], flat[2])
     return recorder.operations
 
 

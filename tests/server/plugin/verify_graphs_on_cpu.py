@@ -37,7 +37,7 @@ from outrider.kernels import acceptance  # noqa: E402
 from outrider.kernels.acceptance import Verification, with_point_masses  # noqa: E402
 from outrider.kernels.attention import flat_attention  # noqa: E402
 from outrider.kernels.flat_batch import FlatBatch  # noqa: E402
-from outrider.kernels.ragged import torch_commit  # noqa: E402
+from outrider.kernels.ragged import commit  # noqa: E402
 from outrider.kernels.sampling import Rules  # noqa: E402
 from outrider.scheduler.planners.token_buckets import TokenBuckets  # noqa: E402
 from outrider.server.plugin.config import PluginConfig  # noqa: E402
@@ -290,7 +290,7 @@ def check_tail(runner: Any, batch: ForwardBatch, verify_lens: torch.Tensor, out:
     made = runner.tail.results(len(verify_lens), len(flat.request))
     assert torch.equal(made[0], accept_lens)
     assert torch.equal(made[1], tokens)
-    slots = torch_commit(accept_lens, tokens, batch.seq_lens, flat.request, flat.step, flat.slots)[2]
+    slots = commit(accept_lens, tokens, batch.seq_lens, flat.request, flat.step, flat.slots)[2]
     expected = torch.full_like(runner.kept, -1)
     expected[slots] = flat.input_ids
     assert torch.equal(runner.kept[1:], expected[1:])
