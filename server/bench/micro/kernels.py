@@ -1,17 +1,18 @@
 """Compiled kernels beside plain torch: times of both and their ratio, one line per case.
 
 The two take turns, round by round; the quartiles of the rounds' ratios follow the median. Shapes are those of
-SmolLM2-135M: attention, norms and activation, matrix products, sampling, and a whole decode step.
+SmolLM2-135M: attention, norms and activation, matrix products, sampling.
 
 examples:
   outrider bench micro kernels --only attention
-  outrider bench micro kernels --only "step 1x1" --threads 2 --json kernels.json
+  outrider bench micro kernels --only "linear 8" --threads 2 --json kernels.json
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
@@ -24,8 +25,26 @@ from outrider.kernels.flat_batch import FlatBatch
 from ...errors import UserError
 from .. import record
 from . import timing
-from .kernel_step import OURS, PLAIN, Model, Shape
 from .timing import Arm
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of a dense decoder; the defaults are SmolLM2-135M."""
+
+    hidden: int = 576
+    heads: int = 9
+    kv_heads: int = 3
+    head_dim: int = 64
+    mlp: int = 1536
+    vocab: int = 49_152
+
+    @property
+    def weights(self) -> list[tuple[int, int]]:
+        """[outputs, depth] of one layer's products."""
+        attended = self.heads * self.head_dim
+        qkv = attended + 2 * self.kv_heads * self.head_dim
+        return [(qkv, self.hidden), (self.hidden, attended), (2 * self.mlp, self.hidden), (self.hidden, self.mlp)]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     clock = timing.start(args, args.dtype)
     print(f"{'case':34}{'torch':>10}{'ours':>10}{'torch/ours':>12}   quartiles")
     results = {}
-    for name, plain, ours in cases(Shape(), getattr(torch, args.dtype), args.only):
+    for name, plain, ours in cases(ModelShape(), getattr(torch, args.dtype), args.only):
         times = results[name] = timing.measure({"torch": plain, "ours": ours}, args.rounds, clock)
         low, middle, high = timing.quartiles(times["torch"], times["ours"])
         columns = "".join(f"{median(arm):10.3f}" for arm in times.values())
@@ -50,12 +69,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tuple[str, Arm, Arm]]:
-    for make in (_attention_cases, _fused_cases, _linear_cases, _sampling_cases, _step_cases):
+def cases(shape: ModelShape, dtype: torch.dtype, only: str) -> Iterator[tuple[str, Arm, Arm]]:
+    for make in (_attention_cases, _fused_cases, _linear_cases, _sampling_cases):
         yield from make(shape, dtype, only)
 
 
-def _attention_cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tuple[str, Arm, Arm]]:
+def _attention_cases(shape: ModelShape, dtype: torch.dtype, only: str) -> Iterator[tuple[str, Arm, Arm]]:
     sizes = [(1, 1, 512), (1, 8, 512), (8, 1, 512), (8, 8, 512), (32, 1, 512), (1, 1, 4096), (1, 512, 512)]
     for requests, queries, context in sizes:
         name = f"attention {requests}x{queries} over {context}"
@@ -73,7 +92,7 @@ def _attention_cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tu
         yield name, plain, ours
 
 
-def _fused_cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tuple[str, Arm, Arm]]:
+def _fused_cases(shape: ModelShape, dtype: torch.dtype, only: str) -> Iterator[tuple[str, Arm, Arm]]:
     angles = torch.randn(8192, shape.head_dim)
     for rows in (1, 8, 64):
         x, residual, weight = (torch.randn(n, shape.hidden).to(dtype) for n in (rows, rows, 1))
@@ -93,7 +112,7 @@ def _fused_cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tuple[
                 yield f"{name} {rows}", partial(plain, *arguments), partial(ours, *arguments)
 
 
-def _linear_cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tuple[str, Arm, Arm]]:
+def _linear_cases(shape: ModelShape, dtype: torch.dtype, only: str) -> Iterator[tuple[str, Arm, Arm]]:
     """All products of eight layers, so that the weights come from memory as in a real step."""
     names = {
         f"{kind} {rows} (8 layers)": rows for rows in (1, 4, 8, 16, 32, 64, 512) for kind in ("linear", "int8 linear")
@@ -114,7 +133,7 @@ def _multiply(product: Callable, x: dict[int, torch.Tensor], weights: Sequence) 
         product(x[weight.shape[1] if isinstance(weight, torch.Tensor) else weight.depth], weight)
 
 
-def _sampling_cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tuple[str, Arm, Arm]]:
+def _sampling_cases(shape: ModelShape, dtype: torch.dtype, only: str) -> Iterator[tuple[str, Arm, Arm]]:
     for rows in (1, 64):
         logits, heat = torch.randn(rows, shape.vocab) * 3, torch.full((rows,), 0.8)
         rules = {"plain": (None, None), "top-p": (None, torch.full((rows,), 0.9)), "top-k": (heat.long() + 50, None)}
@@ -137,12 +156,3 @@ def _sampling_cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tup
 
 def _draw_plain(logits: torch.Tensor, rules: sampling.Rules, keys: torch.Tensor) -> torch.Tensor:
     return noise.torch_gumbel_argmax(sampling.torch_target_probs(logits, *rules), keys)
-
-
-def _step_cases(shape: Shape, dtype: torch.dtype, only: str) -> Iterator[tuple[str, Arm, Arm]]:
-    names = {f"step {r}x{t} over 300": (r, t) for r, t in ((1, 1), (1, 8), (8, 1), (8, 8), (32, 1))}
-    wanted = {name: size for name, size in names.items() if only in name}
-    if wanted:
-        plain, ours = Model(shape, dtype, PLAIN), Model(shape, dtype, OURS)
-        for name, size in wanted.items():
-            yield name, plain.step(*size, context=300), ours.step(*size, context=300)

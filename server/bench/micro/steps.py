@@ -37,7 +37,7 @@ from ...settings.declared import MEASURING_DRAFTER
 from ...settings.flags import add_engine_flags, settings_of
 from ...settings.resolve import Resolved, resolve
 from .. import harness, record, step_breakdown
-from . import kernel_step
+from .kernels import ModelShape
 
 if TYPE_CHECKING:
     from ...processes.engine import Engine
@@ -209,7 +209,7 @@ class Products:
 
         config = AutoConfig.from_pretrained(model_path)
         heads = config.num_attention_heads
-        shape = kernel_step.Shape(
+        shape = ModelShape(
             hidden=config.hidden_size,
             heads=heads,
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
