@@ -40,7 +40,7 @@ import torch
 
 from .cpu import native
 from .cuda import native as cuda
-from .noise import gumbel_argmax, torch_gumbel_argmax
+from .noise import gumbel_argmax
 from .sampling import Rules, target_probs
 
 
@@ -278,70 +278,6 @@ def with_point_masses(batch: Verification, width: int) -> Verification:
     verified = torch.arange(tokens.shape[1], device=tokens.device) < batch.verify_lens[:, None]
     masses = torch.zeros_like(whole).scatter_(2, tokens.where(verified, 0)[:, :, None], 1.0)
     return batch._replace(draft_probs=torch.where(points[:, None, None], masses, whole), vocab=None, points=None)
-
-
-def reference_accept(batch: Verification) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reference of `accept`: one request after the other, with q spread over the whole vocabulary."""
-    tokens, _, qo_indptr, _, _, wanted, probs, *_ = batch
-    decided = _decided(batch)
-    _check(batch, None if probs is None else probs.shape[1])
-    lens = torch.ones_like(batch.verify_lens, dtype=torch.int64)
-    out = tokens.new_zeros(tokens.shape[0], tokens.shape[1] + 1)
-    for r in range(len(tokens)):
-        drafts, start = tokens[r, : batch.verify_lens[r]].tolist(), int(qo_indptr[r])
-        if wanted is not None and decided[r]:
-            kept = 0
-            while kept < len(drafts) and drafts[kept] == int(wanted[start + kept]):
-                kept += 1
-            final = wanted[start + kept]
-        elif probs is not None and batch.uniforms is not None and batch.final_keys is not None:
-            p, q = probs[start : start + len(drafts) + 1], _spread(batch, r, drafts)
-            rule = _kept_by_block if batch.by_block and batch.draft_probs is not None else _kept_by_token
-            kept, weights = rule(drafts, p, q, batch.uniforms[r].tolist())
-            final = torch_gumbel_argmax(weights[None], batch.final_keys[r, None])
-        lens[r] = kept + 1
-        out[r, : kept + 1] = torch.tensor([*drafts[:kept], int(final)])
-    return lens, out
-
-
-def _spread(batch: Verification, r: int, drafts: list[int]) -> torch.Tensor:
-    """[N, V] float32, q of request r's N drafts over the target's vocabulary."""
-    assert batch.probs is not None
-    q = torch.zeros(len(drafts), batch.probs.shape[1])
-    for k, x in enumerate(drafts):
-        columns = torch.arange(q.shape[1]) if batch.vocab is None else batch.vocab
-        q[k, x if batch.draft_probs is None else columns] = (
-            1.0 if batch.draft_probs is None else batch.draft_probs[r, k]
-        )
-    return q
-
-
-def _kept_by_token(
-    drafts: list[int], p: torch.Tensor, q: torch.Tensor, uniforms: list[float]
-) -> tuple[int, torch.Tensor]:
-    """Number of drafts that one request keeps, and the weights [V] of the token behind them: p [N + 1, V], q [N, V]."""
-    for k, x in enumerate(drafts):
-        if uniforms[k] * q[k, x].item() >= p[k, x].item():
-            rest = (p[k] - q[k]).clamp(min=0)
-            return k, rest if rest.any() else p[k]
-    return len(drafts), p[len(drafts)]
-
-
-def _kept_by_block(
-    drafts: list[int], p: torch.Tensor, q: torch.Tensor, uniforms: list[float]
-) -> tuple[int, torch.Tensor]:
-    """The same by block."""
-    scale, kept, weights = torch.ones(()), 0, p[0]
-    for k in range(len(drafts) + 1):
-        last = k == len(drafts)
-        rest = p[k] if last else (scale.double() * p[k].double() - q[k].double()).clamp(min=0).float()
-        s, left = scale.item(), mass(rest[None]).item()
-        if k == 0 or s == 1 or (uniforms[k - 1] < s if last else uniforms[k - 1] * (left + (1 - s)) < left):
-            kept, weights = k, rest if rest.any() else p[k]
-        if not last:
-            joint, q_x = s * p[k, drafts[k]].item(), q[k, drafts[k]].item()
-            scale = torch.tensor(0.0 if not joint > 0 else 1.0 if joint >= q_x else joint / q_x)
-    return kept, weights
 
 
 def _decided(batch: Verification) -> torch.Tensor:

@@ -297,35 +297,3 @@ def _request_attention(
         enable_gqa=True,
     )
     return out[0].transpose(0, 1)
-
-
-def reference_attention(
-    q: torch.Tensor,
-    k_pool: torch.Tensor,
-    v_pool: torch.Tensor,
-    batch: FlatBatch,
-    *,
-    scale: float,
-    causal: bool = True,
-    window: int = -1,
-    logit_cap: float = 0.0,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Reference of `flat_attention`, one request at a time."""
-    out = q.new_zeros(q.shape[0], q.shape[1], v_pool.shape[2])
-    for r, (start, stop) in enumerate(zip(batch.host_indptr, batch.host_indptr[1:], strict=False)):
-        length = batch.host_kv_lens[r]
-        slots = batch.page_table[batch.rows[r], :length].long()
-        group = q.shape[1] // k_pool.shape[1]
-        keys, values = (pool[slots].float().repeat_interleave(group, 1) for pool in (k_pool, v_pool))
-        scores = torch.einsum("qhd,khd->hqk", q[start:stop].float(), keys) * scale
-        scores = _capped(scores, logit_cap)
-        i = torch.arange(length - (stop - start), length, device=q.device)[:, None]
-        j = torch.arange(length, device=q.device)
-        unseen = ((j > i) & causal) | ((j < i - window) & (window >= 0))
-        scores = scores.masked_fill(unseen, -torch.inf)
-        if sinks is not None:
-            scores = torch.cat([scores, sinks.float()[:, None, None].expand(-1, stop - start, 1)], -1)
-        weights = scores.softmax(-1)[..., :length]
-        out[start:stop] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
-    return out

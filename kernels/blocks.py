@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 from .cpu import native
-from .linear import PANEL, invariant_linear, reference_linear
+from .linear import PANEL, invariant_linear
 
 BLOCK = 32
 """Neighbours in depth that the kernels expand at a time; as in cpu/csrc/kernels.h."""
@@ -68,7 +68,7 @@ def block_depth(kind: str) -> int:
 class BlockWeight:
     """A weight [outputs, depth] in blocks, or expanded where there are no compiled kernels.
 
-    kind: index into `KINDS`, with `ROUNDED` added where activations are rounded to 8 bits (`int_blocks`).
+    kind: index into `KINDS`, with `ROUNDED` added where activations are rounded to 8 bits (cpu/csrc/int_blocks.h).
     blocks: bytes in an order that only `block_linear` understands; None without compiled kernels.
     plain: [outputs, depth] bfloat16, kept only where `blocks` is None.
     bias: [outputs] or None; float32 and padded to whole panels beside `blocks`.
@@ -98,8 +98,8 @@ def pack_blocks(
     """Lay the blocks of a tensor out for the processor once; the original may then be freed.
 
     raw: uint8, the tensor's rows one after the other as in the file. kind: a name of `KINDS`. bias: [outputs].
-    activations: "int8" for the faster products of `int_blocks`, which round them; without compiled kernels all are
-    "float", and the result says so.
+    activations: "int8" for the faster products of cpu/csrc/int_blocks.h, which round them; without compiled kernels all
+    are "float", and the result says so.
     Packed they take as much memory, but Q4_K, Q5_K and IQ4_XS 4.625, 5.625 and 4.5625 bits a weight instead of 4.5, 5.5
     and 4.25.
 
@@ -266,13 +266,6 @@ def _six_bits(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     first, second, both = x.split(4, -1)
     scales = torch.cat([first & 63, both & 15 | first >> 6 << 4], -1)
     return scales, torch.cat([second & 63, both >> 4 | second >> 6 << 4], -1)
-
-
-def reference_block_linear(
-    x: torch.Tensor, raw: torch.Tensor, kind: str, outputs: int, bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Reference of `block_linear(x, pack_blocks(raw, kind, outputs, depth, bias))`, in float64."""
-    return reference_linear(x, expand(raw, kind, outputs, x.shape[-1]), bias)
 
 
 def rows_of_blocks(raw: torch.Tensor, kind: str, outputs: int, depth: int) -> torch.Tensor:

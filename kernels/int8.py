@@ -98,17 +98,3 @@ def multiply(x: torch.Tensor, weight: Weight) -> torch.Tensor:
     if isinstance(weight, BlockWeight):
         return block_linear(x, weight)
     return int8_linear(x, weight) if isinstance(weight, Int8Weight) else packed_linear(x, weight)
-
-
-def reference_int8_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Reference of `int8_linear(x, pack_int8(weight, bias))`."""
-    out = (rounded(x).double() @ rounded(weight).double().T).float()
-    return (out if bias is None else out + bias.float()).to(x.dtype)
-
-
-def rounded(x: torch.Tensor) -> torch.Tensor:
-    """x [..., depth] as its 8-bit codes say, in float32."""
-    groups = torch.nn.functional.pad(x.float(), (0, -x.shape[-1] % GROUP)).unflatten(-1, (-1, GROUP))
-    scales = groups.abs().amax(-1, keepdim=True) / 127
-    codes = (groups.double() * torch.where(scales > 0, 1 / scales, 0).double()).round()  # one rounding, as fused
-    return (codes.float() * scales).flatten(-2)[..., : x.shape[-1]]

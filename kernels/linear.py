@@ -86,9 +86,3 @@ def invariant_linear(
         block[: len(taken)] = taken
         out[start : start + places] = product(block, weight)[: len(taken)]
     return (out if bias is None else out.add_(bias)).view(*x.shape[:-1], weight.shape[0])
-
-
-def reference_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Reference of both, in float64."""
-    out = x.double() @ weight.double().T
-    return (out if bias is None else out + bias.double()).to(x.dtype)

@@ -52,12 +52,3 @@ def pack_low_rank(parts: Sequence[Part], outputs: int, dtype: torch.dtype) -> Lo
 def low_rank_product(x: torch.Tensor, weight: LowRankWeight) -> torch.Tensor:
     """Changes [N, outputs] of the products of x [N, depth]."""
     return packed_linear(packed_linear(x, weight.down), weight.up)
-
-
-def reference_low_rank_product(x: torch.Tensor, parts: Sequence[Part], outputs: int) -> torch.Tensor:
-    """Reference of `low_rank_product`, in float64."""
-    out = torch.zeros(len(x), outputs, dtype=torch.float64)
-    for part in parts:
-        change = x.double() @ part.down.double().T @ part.up.double().T
-        out[:, part.first : part.first + len(part.up)] += part.scale * change
-    return out.to(x.dtype)

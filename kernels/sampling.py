@@ -96,31 +96,6 @@ def torch_target_probs(
     return torch.where(greedy[:, None], best, probs)
 
 
-def reference_target_probs(
-    logits: torch.Tensor,
-    temperatures: torch.Tensor,
-    top_ks: torch.Tensor | None = None,
-    top_ps: torch.Tensor | None = None,
-    min_ps: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Reference of `target_probs`, one row at a time, by a complete sort."""
-    out = torch.zeros_like(logits, dtype=torch.float32)
-    for b, row in enumerate(logits.float()):
-        if temperatures[b] <= 0:
-            out[b, row.argmax()] = 1
-            continue
-        ranked, tokens = (row / temperatures[b]).softmax(-1).sort(descending=True, stable=True)
-        before = ranked.cumsum(-1) - ranked
-        if top_ks is not None:
-            ranked[int(top_ks[b]) :] = 0
-        if top_ps is not None and top_ps[b] < 1:
-            ranked[before > top_ps[b]] = 0
-        if min_ps is not None:
-            ranked[ranked < ranked[0] * min_ps[b]] = 0
-        out[b, tokens] = ranked / ranked.sum()
-    return out
-
-
 def argmax(logits: torch.Tensor) -> torch.Tensor:
     """[B] int64, the best token of each row of [B, V]; the first among equals."""
     if logits.stride(1) == 1 and native.fits(logits):

@@ -182,11 +182,6 @@ def readable(root: Path) -> Iterator[Profile]:
             logger.warning("passed over a profile: %s", error)
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Replace `path` at once."""
-    replace({path: _json(content)})
-
-
 def _json(content: Any) -> str:
     return json.dumps(content, indent=1) + "\n"
 

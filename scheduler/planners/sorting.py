@@ -39,9 +39,3 @@ def pooled(survival: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     values, which = np.divmod(ordered, np.uint32(samples))
     useful = int(np.count_nonzero(values))
     return values[:useful].astype(np.int64), which[:useful].astype(np.int64)
-
-
-def reference_largest(survival: np.ndarray, count: int) -> np.ndarray:
-    """Reference of `largest`: the floats sorted, then rounded down."""
-    ordered = np.sort(survival, axis=1)[:, ::-1][:, :count]
-    return np.floor(ordered * np.float32(RESOLUTION)).astype(np.uint16)

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from references import reference_target_probs
 
 from outrider.kernels.decoder import Decoder, DecoderLayer, forward_by_operations
 from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.noise import torch_gumbel_argmax
-from outrider.kernels.sampling import Rules, reference_target_probs
+from outrider.kernels.sampling import Rules
 
 
 def ragged_attention(

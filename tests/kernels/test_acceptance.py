@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from references import reference_accept
 from scipy.stats import chi2
 
-from outrider.kernels.acceptance import Verification, accept, draw_each, kept_drafts, reference_accept
+from outrider.kernels.acceptance import Verification, accept, draw_each, kept_drafts
 from outrider.kernels.noise import gumbel_argmax
 
 GAMMA = 4

@@ -3,8 +3,9 @@ import dataclasses
 import pytest
 import torch
 from batches import alone, ragged_attention
+from references import reference_attention
 
-from outrider.kernels.attention import bounded_attention, flat_attention, reference_attention, torch_attention
+from outrider.kernels.attention import bounded_attention, flat_attention, torch_attention
 from outrider.kernels.cpu import native
 from outrider.kernels.flat_batch import KV_CHUNK, FlatBatch
 

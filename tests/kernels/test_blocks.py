@@ -7,6 +7,7 @@ import pytest
 import torch
 from batches import assert_same_bits
 from instruction_sets import EACH_SET, before_a_guard
+from references import reference_block_linear
 
 from outrider.kernels.blocks import (
     BLOCK,
@@ -20,7 +21,6 @@ from outrider.kernels.blocks import (
     group_blocks,
     pack_blocks,
     quantise_q8_0,
-    reference_block_linear,
 )
 from outrider.kernels.cpu import native
 from outrider.kernels.decoder import DecoderLayer

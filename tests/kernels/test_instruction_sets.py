@@ -4,15 +4,16 @@ import pytest
 import torch
 from batches import ragged_attention
 from instruction_sets import EACH_SET, before_a_guard
+from references import reference_attention, reference_int8_linear, reference_linear, reference_target_probs
 
 from outrider.kernels import fused
-from outrider.kernels.attention import flat_attention, reference_attention
+from outrider.kernels.attention import flat_attention
 from outrider.kernels.cpu import native
 from outrider.kernels.flat_batch import FlatBatch
-from outrider.kernels.int8 import int8_linear, pack_int8, reference_int8_linear
-from outrider.kernels.linear import pack, packed_linear, reference_linear
+from outrider.kernels.int8 import int8_linear, pack_int8
+from outrider.kernels.linear import pack, packed_linear
 from outrider.kernels.noise import torch_gumbel_argmax
-from outrider.kernels.sampling import Rules, draw_tokens, reference_target_probs, target_probs
+from outrider.kernels.sampling import Rules, draw_tokens, target_probs
 
 pytestmark = [
     pytest.mark.skipif(not native.available(), reason="no compiled kernels here"),

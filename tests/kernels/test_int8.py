@@ -1,8 +1,9 @@
 import pytest
 import torch
+from references import reference_int8_linear, rounded
 
 from outrider.kernels.cpu import native
-from outrider.kernels.int8 import GROUP, int8_linear, pack_int8, reference_int8_linear, rounded
+from outrider.kernels.int8 import GROUP, int8_linear, pack_int8
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 from batches import assert_same_bits
 from instruction_sets import EACH_SET, before_a_guard
+from int_blocks import fma, reference_int_block_linear
+from references import reference_linear
 from test_blocks import EACH_KIND, GGUF_KINDS, random_blocks, rows_of, with_scales
 
 from outrider.kernels.blocks import KINDS, block_depth, block_linear, expand, pack_blocks
 from outrider.kernels.cpu import native
 from outrider.kernels.decoder import DecoderLayer
 from outrider.kernels.int8 import multiply, stack
-from outrider.kernels.int_blocks import fma, reference_int_block_linear
-from outrider.kernels.linear import reference_linear
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
 BOTH_TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from batches import alone, ragged_attention
+from references import reference_linear
 
 from outrider.kernels import invariance
 from outrider.kernels.attention import torch_attention
 from outrider.kernels.flat_batch import QUERY_TILE
 from outrider.kernels.invariance import count_places
-from outrider.kernels.linear import ROW_BLOCK, invariant_linear, reference_linear
+from outrider.kernels.linear import ROW_BLOCK, invariant_linear
 
 DEPTH, OUTPUTS = 24, 10
 

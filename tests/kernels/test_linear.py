@@ -1,8 +1,9 @@
 import pytest
 import torch
+from references import reference_linear
 
 from outrider.kernels.cpu import native
-from outrider.kernels.linear import invariant_linear, pack, packed_linear, reference_linear
+from outrider.kernels.linear import invariant_linear, pack, packed_linear
 
 SHAPES = pytest.mark.parametrize(("outputs", "depth"), [(576, 1536), (200, 64), (37, 18), (64, 7), (1, 2)])
 TYPES = pytest.mark.parametrize(

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from references import reference_low_rank_product
 
-from outrider.kernels.low_rank import Part, low_rank_product, pack_low_rank, reference_low_rank_product
+from outrider.kernels.low_rank import Part, low_rank_product, pack_low_rank
 
 
 def parts_of(ranks: list[int], sizes: list[int], depth: int) -> list[Part]:

@@ -1,16 +1,10 @@
 import pytest
 import torch
+from references import reference_target_probs
 
 from outrider.kernels.cpu import native
 from outrider.kernels.noise import gumbel_argmax
-from outrider.kernels.sampling import (
-    Rules,
-    argmax,
-    draw_tokens,
-    reference_target_probs,
-    target_probs,
-    torch_target_probs,
-)
+from outrider.kernels.sampling import Rules, argmax, draw_tokens, target_probs, torch_target_probs
 
 ALL, HEAD = 2**30, 1024  # off; a rank that few rows reach
 SMALLEST = 1e-36  # below, an exponential may be 0 in one implementation and not in another

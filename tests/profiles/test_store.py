@@ -161,11 +161,11 @@ def test_a_kill_while_saving_leaves_a_whole_profile(tmp_path: Path) -> None:
 
 
 def test_a_write_that_fails_leaves_the_former_file_and_nothing_else(tmp_path: Path) -> None:
-    store.write_json(tmp_path / "file.json", [1])
+    store.save(profile(), tmp_path, {})
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(TypeError):
-        store.write_json(tmp_path / "file.json", [object()])
-    assert json.loads((tmp_path / "file.json").read_text()) == [1]
-    assert [path.name for path in tmp_path.iterdir()] == ["file.json"]
+        store.save(profile(), tmp_path, {"calibration": object()})
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_points_keep_their_repetitions(tmp_path: Path) -> None:

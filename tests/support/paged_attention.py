@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from references import reference_attention
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
-from outrider.kernels.attention import reference_attention
 from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.ragged import flatten_bucket
 from outrider.server.plugin.hooks.platform import OutriderCpuPlatform

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import fa2
 import torch
+from references import reference_attention
 
-from outrider.kernels.attention import reference_attention
 from outrider.kernels.flat_batch import FlatBatch
 
 

@@ -9,11 +9,12 @@ from batches import some_rules, verification
 from gpu_device import INTERPRETED, TYPES, differing, examples, moved
 from hypothesis import given
 from hypothesis import strategies as st
+from references import reference_accept, reference_target_probs
 
-from outrider.kernels.acceptance import Verification, reference_accept, with_point_masses
+from outrider.kernels.acceptance import Verification, with_point_masses
 from outrider.kernels.cuda import acceptance, rules
 from outrider.kernels.noise import torch_exponentials, torch_gumbel_argmax
-from outrider.kernels.sampling import Rules, draw_tokens, reference_target_probs
+from outrider.kernels.sampling import Rules, draw_tokens
 
 VOCABULARY = [] if INTERPRETED else [151_936]
 FAR = 1e-5 if INTERPRETED else 1e-4

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import tiny_gguf
 import torch
+from int_blocks import reference_int_block_linear
 
 from outrider.kernels.cpu import native
-from outrider.kernels.int_blocks import reference_int_block_linear
 from outrider.kernels.linear import pack, packed_linear
 from outrider.server.model import gguf_model
 from outrider.server.plugin import activate

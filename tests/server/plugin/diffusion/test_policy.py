@@ -8,8 +8,9 @@ from itertools import product
 import pytest
 import torch
 from chi_square import p_value
+from references import reference_target_probs
 
-from outrider.kernels.sampling import Rules, reference_target_probs
+from outrider.kernels.sampling import Rules
 from outrider.server.plugin.diffusion.policy import Policy, Static, Threshold, noise_keys, predict, step, steps_of
 
 MASK, VOCAB, BLOCK = 5, 6, 3

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import torch
 
-from .blocks import BLOCK, Unpacked, block_depth, unpack
+from outrider.kernels.blocks import BLOCK, Unpacked, block_depth, unpack
 
 
 class RoundedRows(NamedTuple):
