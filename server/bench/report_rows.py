@@ -153,19 +153,6 @@ def _drafters(one: Record) -> Iterable[tuple[Row, Row]]:
         yield ["drafter", "prompts", "answers", "anchors", *cells], [name, prompts, *about, *cells.values()]
 
 
-def _drafts(one: Record) -> Iterable[tuple[Row, Row]]:
-    shares: dict[str, dict[str, str]] = {}
-    for case, found in one["results"].items():
-        name, _, requests = case.rpartition(", ")
-        times = found["times"]
-        share = statistics.median(
-            (a + b) / c for a, b, c in zip(times["propose, ours"], times["observe, ours"], times["verify"], strict=True)
-        )
-        shares.setdefault(name, {})[requests] = f"{share:.2f}"
-    for name, row in shares.items():
-        yield ["drafter", *(f"{requests} requests" for requests in row)], [name, *row.values()]
-
-
 def _plan(one: Record) -> Iterable[tuple[Row, Row]]:
     results = one["results"]
     totals = [f"{statistics.median(times['total']):.0f} µs" for times in results.values()]
@@ -237,9 +224,6 @@ QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]
     "micro steps": (
         "An engine step", "By requests × tokens of each: milliseconds, and over the step's matrix products alone.",
         _steps
-    ),
-    "micro drafts": (
-        "A draft beside its verification", "Drafting and observing over the target's forward, kernels alone.", _drafts
     ),
     "micro kernels": (
         "Compiled kernels beside plain torch", "Torch's time over ours, of a kernel's cases.", _kernels
