@@ -15,7 +15,7 @@ SAYS_WHEN = {
     "server/bench/learn.py",
     "server/bench/record.py",
     "server/doctor/machine.py",
-    "server/http/key_learning.py",
+    "server/http/owner_learning.py",
     "server/http/learning.py",
     "server/http/answers/responses.py",
     "server/http/routes/openai.py",

@@ -23,11 +23,11 @@ SEGMENTS = 16
 LONGEST = 2048
 """Tokens of a prompt with its answer that are kept; longer prompts are not."""
 FOLDERS = ("answers", "features", "run", "drafters")
-KEYS = "keys"
-"""Folder of the learners of single keys, in that of a server's."""
-KEY_NAME = "key.json"
-"""File in each of them with the key's name."""
-CONTENTS = (*FOLDERS, "start", "state.json", "events.jsonl", "learner.json", KEYS, KEY_NAME)
+KEYS, ADAPTERS = "keys", "adapters"
+"""Folders of the learners of single API keys and of LoRA adapters, in that of a server's."""
+NAMED_IN = {KEYS: "key.json", ADAPTERS: "adapter.json"}
+"""File in each of them that says whose it is."""
+CONTENTS = (*FOLDERS, "start", "state.json", "events.jsonl", "learner.json", *NAMED_IN, *NAMED_IN.values())
 """Names in a learner's folder."""
 FORGOTTEN = ".{}.forgotten."
 """Beginning of the name of a folder that is being deleted."""
@@ -174,7 +174,7 @@ def _parse(line: bytes) -> Answer | None:
 
 
 def forget(folder: str | Path) -> None:
-    """Delete all that was kept and learned: answers, features, runs and drafters, those of single keys too.
+    """Delete all that was kept and learned: answers, features, runs and drafters, keys' and adapters' too.
 
     A server that uses a learned drafter goes back to its first one within seconds. Numbers of drafters go on. Raises
     ValueError, with nothing deleted, where the folder holds anything that is not a learner's.
@@ -183,13 +183,15 @@ def forget(folder: str | Path) -> None:
     names = {path.name for path in folder.iterdir()} if folder.is_dir() and not folder.is_symlink() else set()
     ours = re.compile(rf"({'|'.join(map(re.escape, CONTENTS))})|\.({'|'.join(map(re.escape, CONTENTS))})\..*")
     begun = FORGOTTEN.format("answers")
-    made_here = {"answers", "learner.json", KEYS, KEY_NAME} & names or any(n.startswith(begun) for n in names)
-    made_here = made_here or (folder.parent.name == KEYS and "state.json" in names)
+    known = {"answers", "learner.json", *NAMED_IN, *NAMED_IN.values()}
+    made_here = known & names or any(name.startswith(begun) for name in names)
+    made_here = made_here or (folder.parent.name in NAMED_IN and "state.json" in names)
     if not made_here or not all(ours.fullmatch(name) and not (folder / name).is_symlink() for name in names):
         raise ValueError(f"{folder} is no learner's folder: expected nothing but {', '.join(CONTENTS)}")
     sweep(folder)
-    for learner in folder.glob(f"{KEYS}/[!.]*"):
-        forget(learner)
+    for kind in NAMED_IN:
+        for learner in folder.glob(f"{kind}/[!.]*"):
+            forget(learner)
     last = max(candidate_names(folder), default=None)
     for name in names:
         if any(name.startswith(FORGOTTEN.format(part)) for part in FOLDERS):  # of one that was killed

@@ -1,4 +1,4 @@
-"""The learner's process, beside a server: it learns in idle time, of one drafter or of those of all keys in turn.
+"""The learner's process, beside a server: it learns in idle time, of one drafter or of those of several owners in turn.
 
     python -m outrider.drafters.learning.process --folder F --target PATH --kind dspark --start FOLDER \
         --general prompts.jsonl --threads 1
@@ -55,7 +55,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--denoising-steps", type=int, default=0, help="0: the drafter's own number")
     parser.add_argument("--denoising-order", default="left")
     parser.add_argument("--most-feature-bytes", type=int, default=2 << 30)
-    parser.add_argument("--keys", type=int, default=0, help="learn for each key in the folder; so many have features")
+    parser.add_argument("--per", choices=["server", "key", "adapter"], default="server", help="owners of drafters")
+    parser.add_argument("--keys", type=int, default=8, help="so many keys or adapters have features at a time")
     return parser
 
 
@@ -71,7 +72,7 @@ def main(given: list[str] | None = None) -> int:
     try:
         target = TargetModel.load(args.target, device=args.device, dtype=getattr(torch, args.dtype))
         settings(args.kind, target, args.start)
-        if args.keys:
+        if args.per != "server":
             Turns(args, target).run()
         while True:
             try:

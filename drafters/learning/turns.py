@@ -1,4 +1,4 @@
-"""Learners of single keys take turns in one process: the one with most new answers first."""
+"""Learners of several owners take turns in one process: the one with most new answers first."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..training.target import TargetModel
-from . import learner
-from .answers import clear, segment_numbers, segment_path
-from .keys import learners
+from . import learner, owners
+from .answers import ADAPTERS, KEYS, clear, segment_numbers, segment_path
 from .learner import Forgotten, Learner, Patience
 from .progress import Progress
 
@@ -32,7 +31,7 @@ class Turn:
 
 
 class Turns:
-    """Has the learners in `args.folder`/keys learn, one at a time: one is in memory.
+    """Has the learners in `args.folder` learn, one at a time: one is in memory. args.per: "key" or "adapter".
 
     A turn lasts until the learner waits for answers, or for some gates while others have something to do. Of most
     learners only answers and drafters stay on the disk: features, which the target can read again, and unfinished runs
@@ -62,10 +61,17 @@ class Turns:
             made = 0
         return self.turns.setdefault((folder.name, made), Turn())
 
+    def learners(self) -> list[Path]:
+        """Folders of all keys' learners, or of those of the model and its adapters."""
+        if self.args.per == "key":
+            return owners.learners(self.folder, KEYS)
+        known = [folder for folder in owners.learners(self.folder, ADAPTERS) if owners.owner_of(folder)]
+        return [self.folder, *known]
+
     def next(self, *, besides: Path | None = None) -> Path | None:
         """The learner with most new answers; without new ones, the one that has waited longest for its turn."""
         found = []
-        for folder in learners(self.folder):
+        for folder in self.learners():
             turn = self._turn(folder)
             new = new_bytes(folder, turn.ends)
             if folder != besides and (new or (not turn.waits and turn.number)):
@@ -85,15 +91,17 @@ class Turns:
         share = self.args.most_feature_bytes // self.args.keys
         args = argparse.Namespace(**{**vars(self.args), "folder": folder, "most_feature_bytes": share})
         try:
-            general = self.folder / "features" / "general"
-            one = Learner(args, self.target, general=general, patience=turn.patience, turn_over=turn_over)
-            one.run()
+            # Keys share the model's general answers; an adapter gives others.
+            general = self.folder / "features" / "general" if self.args.per == "key" else None
+            with self.target.adapted(owners.adapter_of(owners.owner_of(folder))):
+                one = Learner(args, self.target, general=general, patience=turn.patience, turn_over=turn_over)
+                one.run()
         except Forgotten:
             clear(folder)
         except FileNotFoundError:
             if folder.exists():
                 raise
-        except ValueError as error:  # damaged files of one key are not the others' trouble
+        except ValueError as error:  # damaged files of one owner are not the others' trouble
             turn.waits, turn.ends = True, sizes(folder)
             progress = Progress(folder)
             progress.numbers.error = " ".join(str(error).split())
@@ -103,7 +111,7 @@ class Turns:
 
     def prune(self) -> None:
         """Delete the features and runs of all but the last learners that had a turn."""
-        kept = [folder for folder in learners(self.folder) if (folder / "features").is_dir()]
+        kept = [folder for folder in self.learners() if (folder / "features").is_dir()]
         kept.sort(key=lambda folder: (self._turn(folder).number, (folder / "features").stat().st_mtime))
         for folder in kept[: -self.args.keys]:
             for name in ("features", "run"):

@@ -173,7 +173,7 @@ def flat_layers(
 ) -> CompiledLayers | ModuleLayers:
     """The fastest way that knows this target; layers: whose outputs will be asked for."""
     last = target.config.num_hidden_layers - 1
-    if target.device.type != "cpu" or last in layers:
+    if target.device.type != "cpu" or last in layers or target.has_adapter:
         return ModuleLayers(target, slots)
     try:
         return CompiledLayers(target, slots, longest)

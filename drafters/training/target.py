@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ..adapter_folder import AdapterFolder
 
 
 def keep_freed_memory() -> None:
@@ -25,11 +28,12 @@ def keep_freed_memory() -> None:
 
 @dataclass
 class TargetModel:
-    """A causal language model with its tokenizer; never trained."""
+    """A causal language model with its tokenizer; never trained. has_adapter: inside `adapted`."""
 
     model: Any
     tokenizer: Any
     path: str
+    has_adapter: bool = False
 
     @classmethod
     def load(cls, path: str, *, device: str = "cpu", dtype: torch.dtype = torch.bfloat16) -> TargetModel:
@@ -82,6 +86,33 @@ class TargetModel:
         finally:
             for hook in hooks:
                 hook.remove()
+
+    @contextmanager
+    def adapted(self, adapter: AdapterFolder | None) -> Iterator[None]:
+        """Inside, every forward has the products of a LoRA adapter added, as a server adds them: merged into weights of
+        16 bits, small changes would be lost. None: the model alone. Raises ValueError for another model's adapter."""
+        hooks: list[Any] = []
+        try:
+            if adapter is not None:
+                for module, (down, up) in adapter.weights().items():
+                    hooks.append(self._add(module, down, up, adapter.scale(len(down))))
+            self.has_adapter = bool(hooks)
+            yield
+        finally:
+            self.has_adapter = False
+            for hook in hooks:
+                hook.remove()
+
+    def _add(self, module: str, down: torch.Tensor, up: torch.Tensor, scale: float) -> Any:
+        """Have a layer's outputs changed by s B A of its inputs; returns the hook."""
+        try:
+            layer = self.model.get_submodule(module)
+        except AttributeError:
+            raise ValueError(f"the model has no layer {module}, which its adapter changes") from None
+        if not isinstance(layer, torch.nn.Linear) or layer.weight.shape != (len(up), down.shape[1]):
+            raise ValueError(f"the adapter is of another model: its {module} is {len(up)} by {down.shape[1]}")
+        down, up = down.to(layer.weight), (scale * up.float()).to(layer.weight)
+        return layer.register_forward_hook(lambda _m, inputs, out: out + F.linear(F.linear(inputs[0], down), up))
 
     def chat_ids(self, turns: list[str]) -> list[int]:
         """Token ids of user turns (one, or alternating user/assistant) up to where the answer begins."""

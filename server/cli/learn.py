@@ -4,6 +4,7 @@
   outrider learn forget                        delete answers and learned drafters; a running server goes back at once
   outrider learn export --out runs/learned     the drafter in use, for --drafter-path or `outrider export`
   outrider learn status --key team-a           the same of one key, of a server with --learn-per key
+  outrider learn status --adapter sql          of one adapter, of a server with --learn-per adapter
 
 Without --learn-folder it is the only folder of the cache, as `outrider serve --learn` makes it.
 """
@@ -29,19 +30,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=ACTIONS)
     parser.add_argument("--learn-folder", type=Path, metavar="FOLDER", help="as given to `outrider serve`")
     parser.add_argument("--key", metavar="NAME", help="of this key alone, where each has a drafter of its own")
+    parser.add_argument(
+        "--adapter", metavar="NAME", help="of this adapter alone; NAME@DIGEST where several had the name"
+    )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="export: folder to write, which is not there yet")
     parser.add_argument("--json", action="store_true", help="status: as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Do it; returns the exit status."""
-    from outrider.drafters.learning.answers import KEYS, ServerState, forget
-    from outrider.drafters.learning.keys import learner_of, learners, name_of
+    from outrider.drafters.learning.answers import ServerState, forget
 
     folder = whole = _folder(args.learn_folder)
-    if args.key is not None and not (folder := whole / KEYS / learner_of(args.key)).is_dir():
-        known = ", ".join(filter(None, map(name_of, learners(whole)))) or "none"
-        raise UserError(f"{whole} has nothing of a key {args.key}; of keys it has {known}")
+    one = args.key is not None or args.adapter is not None
+    if one:
+        folder = _learner(whole, args.key, args.adapter)
     if (args.out is not None) != (args.what == "export"):
         raise UserError("--out FOLDER goes with export, and export needs it")
     if args.what == "forget":
@@ -54,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     state = ServerState.read(folder)
     if args.what == "status":
         found = _status(folder, state.in_use, state.refused)
-        found |= {} if args.key is not None else {"keys": _keys(folder)}
+        found |= {} if one else {f"{kind}s": _owners(folder, kind) for kind in ("key", "adapter")}
         print(json.dumps(found, indent=2) if args.json else _shown(found))
         return 0
     if state.in_use is None:
@@ -91,17 +94,38 @@ def _status(folder: Path, in_use: str | None, refused: tuple[str, ...]) -> dict[
     }  # fmt: skip
 
 
-def _keys(folder: Path) -> list[dict[str, Any]]:
-    """Each key's name, drafter in use and answers, where keys have drafters of their own."""
+def _learner(whole: Path, key: str | None, adapter: str | None) -> Path:
+    """The learner's folder of a key or an adapter; raises UserError where there is none, or more than one."""
+    from outrider.drafters.learning.answers import ADAPTERS, KEYS
+    from outrider.drafters.learning.owners import Owner, learners, owner_of
+
+    if key is not None and adapter is not None:
+        raise UserError("--key and --adapter are of different servers; leave one out")
+    if key is not None and (whole / Owner(key).learner).is_dir():
+        return whole / Owner(key).learner
+    kind, what, wanted = (KEYS, "a key", key) if key is not None else (ADAPTERS, "an adapter", adapter)
+    known = [owner for path in learners(whole, kind) if (owner := owner_of(path))]
+    found = [owner for owner in known if wanted in (owner.name, owner.label)]
+    if not found:
+        labels = ", ".join(owner.label for owner in known) or "none"
+        raise UserError(f"{whole} has nothing of {what} {wanted}; of {kind} it has {labels}")
+    if len(found) > 1:
+        raise UserError(f"several were called {wanted}; choose of {', '.join(owner.label for owner in found)}")
+    return whole / found[0].learner
+
+
+def _owners(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """Each key's or adapter's name, drafter in use and answers, where these have drafters of their own."""
     from outrider.drafters.learning.answers import ServerState
-    from outrider.drafters.learning.keys import learners, name_of
+    from outrider.drafters.learning.owners import learners, owner_of
 
     found = []
-    for learner in learners(folder):
+    for learner in learners(folder, f"{kind}s"):
         numbers = learner / "learner.json"
         known = json.loads(numbers.read_text()) if numbers.is_file() else {}
         answers = known.get("answers", 0) + known.get("held_out", 0)
-        found.append({"key": name_of(learner), "in_use": ServerState.read(learner).in_use, "answers": answers})
+        label = owner.label if (owner := owner_of(learner)) else ""
+        found.append({kind: label, "in_use": ServerState.read(learner).in_use, "answers": answers})
     return found
 
 
@@ -129,8 +153,11 @@ def _shown(found: dict[str, Any]) -> str:
         if found.get("candidate_tau"):
             in_use = found.get("in_use_tau") or 1.0
             lines.append(f"tokens a step, held out: in use {in_use:.2f}, in training {found['candidate_tau']:.2f}")
-    for key in found.get("keys", ()):
-        lines.append(f"  key {key['key']}: {key['answers']} answers, drafter {key['in_use'] or 'of the start'}")
+    for kind in ("key", "adapter"):
+        for each in found.get(f"{kind}s", ()):
+            lines.append(
+                f"  {kind} {each[kind]}: {each['answers']} answers, drafter {each['in_use'] or 'of the start'}"
+            )
     for event in found["exchanges"]:
         what = f"drafter {event['drafter']} " + ("put to use" if event["event"] == "promotion" else "taken back")
         taus = f": {event['tau_before'] or 1.0:.2f} -> {event['tau']:.2f}" if "tau" in event else ""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from outrider.drafters.adapter_folder import AdapterFolder
+from outrider.drafters.learning.owners import Owner
 
 from ..errors import UserError
 from ..settings import adapters
@@ -26,13 +30,24 @@ class UnloadAdapter:
 
 
 class Adapters:
-    """The names of loaded adapters. manager: SGLang's tokenizer manager."""
+    """The names of loaded adapters. manager: SGLang's tokenizer manager.
+
+    owners: where adapters have drafters of their own, SGLang's id of each and the owner, by name.
+    """
 
     def __init__(self, resolved: Resolved, manager: Any) -> None:
         self._resolved, self._manager = resolved, manager
         self._names: tuple[str, ...] = ()
+        self.owners: dict[str, tuple[str, Owner]] = {}
         if resolved.settings.has_adapters:
-            self._names = tuple(manager.lora_registry.get_all_adapters())
+            found = manager.lora_registry.get_all_adapters()
+            self._names = tuple(found)
+            if self._own_drafters:
+                self.owners = {n: (each.lora_id, _owner(n, each.lora_path)) for n, each in found.items()}
+
+    @property
+    def _own_drafters(self) -> bool:
+        return self._resolved.settings.learn_per == "adapter"
 
     def names(self) -> tuple[str, ...]:
         """The adapters that new requests may name, for any thread."""
@@ -47,11 +62,14 @@ class Adapters:
             raise ApiError(f"the name {name!r} is taken", status=409, param="lora_name", code="conflict")
         try:
             path: Path = adapters.checked(name, folder, self._resolved.settings, self._resolved.model)
-        except UserError as error:
+            owner = await asyncio.to_thread(_owner, name, str(path)) if self._own_drafters else None
+        except (UserError, OSError, ValueError) as error:
             raise invalid_value("lora_path", str(error)) from None
         result = await self._manager.load_lora_adapter(LoadLoRAAdapterReqInput(lora_name=name, lora_path=str(path)))
         if not result.success:
             raise invalid_value("lora_path", result.error_message)
+        if owner is not None:
+            self.owners[name] = self._manager.lora_registry.get_all_adapters()[name].lora_id, owner
         self._names = (*self._names, name)
 
     async def unload(self, name: str) -> None:
@@ -66,6 +84,7 @@ class Adapters:
         result = await self._manager.unload_lora_adapter(UnloadLoRAAdapterReqInput(lora_name=name))
         if not result.success:
             raise ApiError(f"the adapter {name} was not unloaded: {result.error_message}", status=500)
+        self.owners.pop(name, None)  # its last requests have ended
 
     def _check_allowed(self) -> None:
         settings = self._resolved.settings
@@ -73,3 +92,7 @@ class Adapters:
             raise ApiError("start the server with --enable-lora to load adapters here", status=409, code="conflict")
         if settings.resolved_engines > 1:
             raise ApiError("several engines take adapters with --lora-paths alone", status=409, code="conflict")
+
+
+def _owner(name: str, folder: str) -> Owner:
+    return Owner(name, AdapterFolder.open(Path(folder)).digest(), folder)

@@ -20,7 +20,6 @@ from .answers import logprobs
 from .answers.answer_log import AnswerLogger
 from .answers.messages import MessageErrors
 from .connections.hosts import AllowedHosts, HostGuard
-from .key_learning import KeyLearning
 from .keys import metering
 from .keys.access import Access
 from .keys.auth import AuthMiddleware
@@ -28,6 +27,7 @@ from .keys.queue_limit import QueueLimit
 from .learning import Learning
 from .lifecycle import Lifecycle
 from .metrics import HttpMetrics, KeyMetrics
+from .owner_learning import OwnerLearning
 from .request_middleware import RequestMiddleware, name_requests_in_logs
 from .requests import images, tokenization
 from .requests.grammar_process import GrammarProcess
@@ -50,13 +50,13 @@ def build(
     hosts: AllowedHosts,
     lifespan: Lifespan,
     learning: Learning | None,
+    loaded: Adapters,
 ) -> RequestMiddleware:
-    """hosts: those that are answered for.
+    """hosts: those that are answered for. loaded: the adapters that are.
 
     lifespan is entered before the first request is taken, and left after the last.
     """
     settings, manager = resolved.settings, engine.tokenizer_manager
-    loaded = Adapters(resolved, manager)
     limits = Limits(
         max_body_bytes=settings.max_body_bytes,
         model=manager.served_model_name,
@@ -71,7 +71,7 @@ def build(
         adapters=loaded.names,
         role=settings.disaggregation.role,
         images=images.install(manager, engine.context_length) if not settings.disaggregation.role else None,
-        drafter_of=learning.drafter_of if isinstance(learning, KeyLearning) else None,
+        drafter_of=learning.drafter_of if isinstance(learning, OwnerLearning) else None,
     )
     sampling = SamplingDefaults.of(manager)
     tokenization.install(manager)

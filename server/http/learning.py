@@ -59,7 +59,7 @@ class LearningMetrics:
         self.candidate_tau = gauge("candidate_tau", "The same of the drafter in training.")
         self.in_use = gauge(
             "in_use",
-            "Number of the learned drafter that serves; 0: that of the start. With --learn-per key: keys with one.",
+            "Number of the learned drafter that serves; 0: that of the start. With --learn-per: how many do.",
         )
         self.training = gauge("training", "1 while the learner trains, 0 while it waits.")
         self.failed = gauge("failed", "1 while the learner cannot go on.")

@@ -125,12 +125,13 @@ def serve(
     # Imports SGLang, which reads the environment that the engine was started with.
     with quick_imports():
         from . import app, event_loop, offload
-        from .key_learning import KeyLearning
+        from .adapters import Adapters
         from .keys.access import Access
         from .keys.token_limits import ServerClock, day_of
         from .keys.usage_file import UsageFile
         from .learning import Learning
         from .metrics import ConnectionMetrics
+        from .owner_learning import AdapterLearning, KeyLearning
 
     settings = resolved.settings
     usage, clock = UsageFile.of(settings), ServerClock()
@@ -139,10 +140,14 @@ def serve(
     progress = Progress(engine.tokenizer_manager, settings.max_step_seconds)
     lifecycle = Lifecycle(engine, settings.drain_seconds, settings.lame_duck_seconds, progress)
     learning: Learning | None = None
-    if settings.learns_per_key:
-        learning = KeyLearning(settings, engine.tokenizer_manager, lifecycle, access=access)
+    loaded = Adapters(resolved, engine.tokenizer_manager)
+    served = settings, engine.tokenizer_manager, lifecycle
+    if settings.learn_per == "key":
+        learning = KeyLearning(*served, access=access)
+    elif settings.learn_per == "adapter":
+        learning = AdapterLearning(*served, adapters=loaded)
     elif settings.learn:
-        learning = Learning(settings, engine.tokenizer_manager, lifecycle)
+        learning = Learning(*served)
     failure: str | None = None
 
     async def in_idle_time() -> None:
@@ -186,7 +191,7 @@ def serve(
     connection = protocol(settings.max_receive_seconds)
     server, metrics = listeners.servers(
         uvicorn.Config(
-            app.build(resolved, engine, lifecycle, access, hosts, lifespan, learning),
+            app.build(resolved, engine, lifecycle, access, hosts, lifespan, learning, loaded),
             http=connection,
             log_config=None,  # the log is that of all other parts
             log_level=settings.log_level,

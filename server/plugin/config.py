@@ -32,7 +32,7 @@ class PluginConfig:
         unmasking_tokens, unmasking_threshold: of the policies static and threshold.
     learning: folder of what is learnt from answers (`drafters/learning`); "" where nothing is. learned: the drafter in
         it that serves in place of drafter_path's weights; "": none. learn_tokens: of answers, kept at most.
-        learn_keys: keys whose own drafters are in memory at most; 0: all keys share one drafter.
+        learn_keys: keys or adapters whose own drafters are in memory at most; 0: all share one drafter.
     lookup_tokens: of other requests' texts that are looked up, for each key at most; 0: none are. lookup_store: their
         file; "": none. lookup_tokenizer: digest of the tokenizer they are of.
     role: "prefill" or "decode" where these have servers of their own; "": one server does both.

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 KEY = "outrider"
 """Key in SGLang's `custom_params`, which travel with a request into the scheduler's process."""
+
+
+class OwnDrafter(NamedTuple):
+    """The drafter of a request's owner, where owners have their own; the defaults: the one that all share.
+
+    learner, learned, adapter: as of `RequestOptions`. secret: digest of the key that alone shares its cached prefixes;
+    "": all do.
+    """
+
+    learner: str = ""
+    learned: str = ""
+    adapter: str | None = None
+    secret: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +32,9 @@ class RequestOptions:
     min_tokens_per_second: its service level; None: none.
     trace: say of each token who made it (`decode/trace.py`).
     learn: its answer is kept for the drafter to learn from.
-    learner, learned: with a drafter for each key, the key's learner (`drafters/learning/keys.py`), and which of its
-        drafters drafts; "": the one of the start.
+    learner, learned: with a drafter for each key or adapter, the owner's learner (`drafters/learning/owners.py`), and
+        which of its drafters drafts; "": the one of the start.
+    adapter: SGLang's id of the LoRA adapter that both are of; None: the model.
     corpus: owner of the texts that are looked up for it, and to which its own is added; None: none.
     stored: its text may be written to the file of such texts.
     """
@@ -34,6 +48,7 @@ class RequestOptions:
     learn: bool = False
     learner: str = ""
     learned: str = ""
+    adapter: str | None = None
     corpus: str | None = None
     stored: bool = True
 
@@ -46,6 +61,11 @@ class RequestOptions:
         """Read what `to_custom_params` wrote; parameters of others are left alone."""
         said = (params or {}).get(KEY)
         return cls(**said) if said else DEFAULTS
+
+    def own_drafter(self, lora_id: str | None) -> tuple[str, str]:
+        """Learner and drafter for a request that is served with this adapter; empty where they are of another: a key's
+        are the model's, and an adapter may have gone and another come by its name."""
+        return (self.learner, self.learned) if self.adapter == lora_id else ("", "")
 
     def draft_limit(self, gamma: int) -> int:
         """Draft tokens per step, at most, on a server that drafts `gamma`; 0: none."""

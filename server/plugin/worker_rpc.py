@@ -8,7 +8,7 @@ from typing import Any
 
 RELOAD = "outrider_reload_profile"
 FORGET = "outrider_forget"
-USE, DROP_KEY = "outrider_use_drafter", "outrider_drop_key"
+USE, DROP_OWNER = "outrider_use_drafter", "outrider_drop_owner"
 MEASURE, SERVE = "outrider_measure", "outrider_serve"
 LIVE = "outrider_live"
 SAVE_TEXTS = "outrider_save_texts"
@@ -62,7 +62,7 @@ def _set(original: Any, scheduler: Any, request: Any) -> Any:
         RELOAD: lambda _: worker.reload_profile(),
         FORGET: lambda _: worker.forget_records(),
         USE: lambda folder: _use(scheduler, folder),
-        DROP_KEY: lambda learner: scheduler.draft_worker.drop_key(learner),
+        DROP_OWNER: lambda learner: scheduler.draft_worker.drop_owner(learner),
         SAVE_TEXTS: lambda _: worker.texts.save() if worker.texts else None,
         MEASURE: lambda _: measuring.begin(worker),
         SERVE: lambda _: measuring.end(worker),
@@ -100,8 +100,8 @@ async def read_live(manager: Any) -> list[dict[str, Any]]:
 
 
 async def command(manager: Any, name: str, value: Any = 1) -> None:
-    """Have every engine's worker do RELOAD, FORGET, MEASURE or SERVE, USE a drafter's folder, DROP_KEY what it has
-    of a key's learner, or SAVE_TEXTS of lookups; returns when it is done."""
+    """Have every engine's worker do RELOAD, FORGET, MEASURE or SERVE, USE a drafter's folder, DROP_OWNER what it has
+    of an owner's learner, or SAVE_TEXTS of lookups; returns when it is done."""
     from sglang.srt.managers.io_struct import SetInternalStateReq
 
     await manager.set_internal_state(SetInternalStateReq(server_args={name: value}))

@@ -39,8 +39,7 @@ class LearnerProcess:
         self.command += ["--denoising-steps", str(settings.resolved_denoising_steps)]
         self.command += ["--denoising-order", settings.denoising_order]
         self.command += ["--most-feature-bytes", str(int(settings.learn_gigabytes * 2**30))]
-        if settings.learns_per_key:
-            self.command += ["--keys", str(settings.learn_keys)]
+        self.command += ["--per", settings.learn_per, "--keys", str(settings.learn_keys)]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from outrider.drafters.adapter_folder import AdapterFolder
+
 from ..errors import UserError
 from ..model.target import Model
-from ..plugin.adapter_folder import AdapterFolder
 from .settings import Settings
 
 

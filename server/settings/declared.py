@@ -190,11 +190,12 @@ class Declared:
     )
     learn_per: str = _learning(
         "server",
-        "`key`: [a drafter for each API key](../docs/learn.md#a-drafter-for-each-key), and cached prefixes; on a CPU",
-        choices=("server", "key"),
+        "[a drafter for each](../docs/learn.md#a-drafter-for-each-key) API key (`key`) or LoRA adapter (`adapter`); "
+        "on a CPU",
+        choices=("server", "key", "adapter"),
     )
     learn_keys: int = _learning(
-        8, "keys whose drafters are in memory, and whose training features are on disk", bounds=(1, 1 << 10)
+        8, "keys or adapters whose drafters are in memory, and whose training features are on disk", bounds=(1, 1 << 10)
     )
     learn_threads: int = _learning(1, "CPU threads of the training", bounds=(1, 1 << 10))
     learn_device: str = _learning(

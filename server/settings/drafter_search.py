@@ -133,8 +133,8 @@ def _in_folder(folder: Path, name: str, origin: str, settings: Settings, model: 
 def _unserved(kind: str, settings: Settings, model: Model) -> str:
     """The reason why no drafter of a kind goes with a model and these settings; "": it does."""
     architecture = next(iter(model.config.get("architectures") or ()), "")
-    if settings.learns_per_key and kind not in BLOCK_KINDS:
-        return f"--learn-per key trains {' and '.join(BLOCK_KINDS)} alone"
+    if settings.learns_per_owner and kind not in BLOCK_KINDS:
+        return f"--learn-per {settings.learn_per} trains {' and '.join(BLOCK_KINDS)} alone"
     reads = registry.find(registry.serving(kind)[0]).needs_hidden_states
     if reads and architecture not in families.SHOWING:
         return f"SGLang shows drafters no hidden states of {architecture}"

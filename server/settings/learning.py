@@ -48,11 +48,12 @@ def with_start(settings: Settings, model: Model) -> Settings:
         raise UserError("--learn trains drafters; a block-diffusion model has none")
     if settings.parallel.tp_size > 1 or settings.parallel.nnodes > 1:
         raise UserError("--learn serves one rank so far; leave --tp-size and --nnodes out")
-    if settings.learns_per_key:
-        if settings.api_key is None and settings.api_keys is None:
-            raise UserError("--learn-per key gives each API key a drafter; it goes with --api-keys")
-        if settings.resolved_device != "cpu":
-            raise UserError("--learn-per key serves on a CPU so far; leave it out on a GPU")
+    if settings.learn_per == "key" and settings.api_key is None and settings.api_keys is None:
+        raise UserError("--learn-per key gives each API key a drafter; it goes with --api-keys")
+    if settings.learn_per == "adapter" and not settings.has_adapters:
+        raise UserError("--learn-per adapter gives each adapter a drafter; it goes with --lora-paths or --enable-lora")
+    if settings.learns_per_owner and settings.resolved_device != "cpu":
+        raise UserError(f"--learn-per {settings.learn_per} serves on a CPU so far; leave it out on a GPU")
     if settings.drafter not in ("auto", *TRAINED_DRAFTERS):
         raise UserError(f"--learn goes with --drafter {' or '.join(TRAINED_DRAFTERS)}, not {settings.drafter}")
     from .checkpoints import shipped
@@ -60,10 +61,10 @@ def with_start(settings: Settings, model: Model) -> Settings:
     kind = settings.drafter if settings.drafter != "auto" else BLOCK_KINDS[0]
     if settings.drafter_path is not None:
         kind = _trained_kind(settings, kind)
-    if settings.learns_per_key and kind not in BLOCK_KINDS:
-        raise UserError(f"--learn-per key goes with --drafter {' or '.join(BLOCK_KINDS)}, not {kind}")
+    if settings.learns_per_owner and kind not in BLOCK_KINDS:
+        raise UserError(f"--learn-per {settings.learn_per} goes with --drafter {' or '.join(BLOCK_KINDS)}, not {kind}")
     folder = folder_of(settings, model, kind)
-    learned = "" if settings.learns_per_key else in_use(folder)
+    learned = "" if settings.learns_per_owner else in_use(folder)
     settings = replace(settings, learn_folder=folder, learned=learned)
     if settings.drafter_path is not None or (shipped(model, kind) / "config.json").is_file():
         return settings if settings.drafter_path else replace(settings, drafter=kind)

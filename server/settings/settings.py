@@ -49,8 +49,8 @@ class Settings(Declared):
     def _check_speculation(self) -> None:
         if self.model is not None and not self.model.strip():
             raise UserError("--model is empty; leave it out to serve the embedded model")
-        if self.learn_per == "key" and not self.learn:
-            raise UserError("--learn-per key goes with --learn")
+        if self.learn_per != "server" and not self.learn:
+            raise UserError(f"--learn-per {self.learn_per} goes with --learn")
         if self.denoising_steps is not None:
             if self.drafter not in DENOISING_DRAFTERS:
                 raise UserError(f"--denoising-steps goes with --drafter {' or '.join(DENOISING_DRAFTERS)}")
@@ -169,9 +169,9 @@ class Settings(Declared):
         return looks_up and self.resolved_device == "cpu" and self.diffusion is None
 
     @property
-    def learns_per_key(self) -> bool:
-        """True where each API key has a learned drafter of its own."""
-        return self.learn and self.learn_per == "key"
+    def learns_per_owner(self) -> bool:
+        """True where each API key, or each adapter, has a learned drafter of its own."""
+        return self.learn and self.learn_per != "server"
 
     @property
     def resolved_denoising_steps(self) -> int:
@@ -214,7 +214,7 @@ class Settings(Declared):
             learning=str(self.learn_folder) if self.learn else "",
             learned=self.learned,
             learn_tokens=self.learn_tokens,
-            learn_keys=self.learn_keys if self.learns_per_key else 0,
+            learn_keys=self.learn_keys if self.learns_per_owner else 0,
             lookup_tokens=self.lookup_tokens if self.looks_across else 0,
             lookup_store=str(self.lookup_store or ""),
             lookup_tokenizer=self.lookup_tokenizer,

@@ -16,7 +16,7 @@ from running import Server, free_port, wait_until
 from small_target import SmallTarget
 
 from outrider.drafters.learning.answers import ServerState
-from outrider.drafters.learning.keys import learner_of
+from outrider.drafters.learning.owners import Owner
 from outrider.server.cli.main import main
 from outrider.server.http.keys import key_file
 
@@ -27,6 +27,11 @@ SURE = BODIES[:2]
 NAMES = ("ann", "bob", "closed")
 """Keys; the last one allows no learning."""
 Asked = tuple[str, str, dict[str, Any]]
+
+
+def learner_of(key: str) -> str:
+    """Name of the folder of a key's learner."""
+    return Path(Owner(key).learner).name
 
 
 @pytest.fixture

@@ -132,7 +132,7 @@ class Enumeration:
             config=SimpleNamespace(initial_tokens=0),
             req_to_token_pool=SimpleNamespace(req_to_token=self.page_table),
             _nothing=SimpleNamespace(lens=()),
-            by_key=None,
+            by_owner=None,
         )
         self.worker._no_draft = partial(SpeculativeWorker._no_draft, self.worker)
 

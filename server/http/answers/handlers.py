@@ -107,8 +107,9 @@ class _Handler:
             min_tokens_per_second=request.min_tokens_per_second,
             trace=speculation.trace,
             learn=request._learn,
-            learner=request._own[0],
-            learned=request._own[1],
+            learner=request._own.learner,
+            learned=request._own.learned,
+            adapter=request._own.adapter,
             corpus=request._corpus,
             stored=request._stored,
         )

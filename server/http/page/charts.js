@@ -359,7 +359,7 @@ class Learning extends Chart {
     this.plot([points.map((point) => (point.time - time) / 60), points.map(({ length }) => length), none, none]);
     this.tell(this.drawn?.cursor.idx ?? this.last);
     const single = learning.in_use ? `drafter ${Number(learning.in_use)}` : "the drafter of the start";
-    const drafter = learning.keys === undefined ? single : `drafters of ${learning.keys} keys`;
+    const drafter = learning.learned === undefined ? single : `${learning.learned} learned drafters`;
     const kept = (learning.answers ?? 0) + (learning.held_out ?? 0);
     const paused = now.requests.running && learning.phase !== "failed";
     this.words.textContent =

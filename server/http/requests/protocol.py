@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, PrivateAttr, field_validator
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 
+from ...plugin.options import OwnDrafter
 from ..errors import ApiError, unsupported
 
 
@@ -26,13 +27,13 @@ class SpeculationOptions(BaseModel):
 
 
 class ChatRequest(ChatCompletionRequest):
-    """_body_bytes: size of the body that it came in. _learn: the drafter may learn from its answer. _own: its key's
-    learner, and which of its drafters is in use. _corpus, _stored: `RequestOptions.corpus` and `stored`. _original: the
+    """_body_bytes: size of the body that it came in. _learn: the drafter may learn from its answer. _own: the
+    drafter of its owner. _corpus, _stored: `RequestOptions.corpus` and `stored`. _original: the
     request of another API that it was made of."""
 
     _body_bytes: int = PrivateAttr(default=0)
     _learn: bool = PrivateAttr(default=False)
-    _own: tuple[str, str] = PrivateAttr(default=("", ""))
+    _own: OwnDrafter = PrivateAttr(default=OwnDrafter())
     _original: Any = PrivateAttr(default=None)
     _corpus: str | None = PrivateAttr(default=None)
     _stored: bool = PrivateAttr(default=True)
@@ -46,7 +47,7 @@ class TextRequest(CompletionRequest):
 
     _body_bytes: int = PrivateAttr(default=0)
     _learn: bool = PrivateAttr(default=False)
-    _own: tuple[str, str] = PrivateAttr(default=("", ""))
+    _own: OwnDrafter = PrivateAttr(default=OwnDrafter())
     _original: Any = PrivateAttr(default=None)
     _corpus: str | None = PrivateAttr(default=None)
     _stored: bool = PrivateAttr(default=True)

@@ -75,14 +75,14 @@ def _key() -> Key | None:
 
 
 def _set_apart(request: ChatRequest | TextRequest, limits: Limits) -> None:
-    """Name the owner of the texts that are looked up for the request. Name the drafter of its key, where keys have
-    their own, and have it share prefixes with nothing but what was drafted by the same drafter for the same key."""
+    """Name the owner of the texts that are looked up for the request. Name the drafter of its key or adapter, where
+    these have their own, and have it share prefixes with nothing but what was drafted by the same drafter."""
     key = _key()
     if limits.looks_across:
         request._corpus = "" if key is None else key.digest.hex()
-    if limits.drafter_of is not None and key is not None:
-        request._own = limits.drafter_of(key)
-        request.extra_key = ":".join((key.digest.hex(), *request._own))
+    if limits.drafter_of is not None:
+        request._own = own = limits.drafter_of(key, request.model)
+        request.extra_key = ":".join((own.secret, own.learner, own.learned))
 
 
 async def receive_as(model: type[T], raw: Request, limits: Limits) -> T:

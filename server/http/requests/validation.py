@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ...plugin.options import OwnDrafter
 from ..errors import ApiError, invalid_value, unsupported
 from ..keys.key_file import Key
 from .bounds import MAX_TOP_LOGPROBS, out_of_range
@@ -54,7 +55,7 @@ class Limits:
     adapters: names of LoRA adapters that are served beside the model.
     role: see `PluginConfig`.
     images: checks images; None: the model reads none.
-    drafter_of: with a drafter for each key, its learner and which of its drafters is in use; None: keys share one.
+    drafter_of: finds the drafter by key and model, with one for each key or adapter; None: all share one.
     """
 
     max_body_bytes: int
@@ -70,7 +71,7 @@ class Limits:
     adapters: Callable[[], tuple[str, ...]] = tuple
     role: str = ""
     images: Images | None = None
-    drafter_of: Callable[[Key], tuple[str, str]] | None = None
+    drafter_of: Callable[[Key | None, str], OwnDrafter] | None = None
 
 
 def check(request: ChatRequest | TextRequest, limits: Limits) -> None:

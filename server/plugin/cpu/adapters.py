@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from sglang.srt.layers.linear import LinearBase
 
+from outrider.drafters.adapter_folder import AdapterFolder
 from outrider.kernels.low_rank import LowRankWeight, Part, low_rank_product, pack_low_rank
 
 from .. import must_take
-from ..adapter_folder import AdapterFolder
 from ..layer_names import FUSED
 
 logger = logging.getLogger(__name__)

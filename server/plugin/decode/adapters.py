@@ -1,7 +1,8 @@
 """Outcomes of drafts for the requests of each LoRA adapter: counts, and a calibration of its own.
 
-The drafter is the model's. How often an adapter says what was drafted differs from adapter to adapter, so confidences
-are calibrated for each, by its own outcomes: a calibration is fitted as they come, and until then it is the model's.
+The drafter is the model's, or one that has learned from the adapter. How often an adapter says what was drafted differs
+from adapter to adapter, so confidences are calibrated for each, by its own outcomes: a calibration is fitted as they
+come, and until then it is the drafter's. A drafter that has learned more begins anew.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from outrider.scheduler.calibration.model import Calibration
 from outrider.scheduler.calibration.records import Recorder
 from outrider.scheduler.calibration.table import CalibrationTable
 
+from ..options import RequestOptions
 from .buffered import BufferedCounter, BufferedMetrics
 
 FIRST = 128
@@ -41,7 +43,7 @@ class _Adapter:
 
 
 class AdapterOutcomes(BufferedMetrics):
-    """Numbers of adapters, and what came of their drafts.
+    """Numbers of adapters, each with a drafter, and what came of its drafts.
 
     loaded: SGLang's `LoRARef` of each loaded adapter, by its id. gamma: draft tokens per step, at most.
     """
@@ -49,7 +51,7 @@ class AdapterOutcomes(BufferedMetrics):
     def __init__(self, loaded: dict[str, Any], gamma: int, registry: CollectorRegistry = REGISTRY):
         super().__init__(registry)
         self.loaded, self.gamma = loaded, gamma
-        self._numbers: dict[str, int] = {}
+        self._numbers: dict[tuple[str, str], int] = {}  # by the adapter's id and its drafter's name
         self._next = count(BASE + 1)  # a number is never used again: rows of requests that have ended may still say it
         self._adapters: dict[int, _Adapter] = {}
         self._counted = {
@@ -68,21 +70,23 @@ class AdapterOutcomes(BufferedMetrics):
 
     def admit(self, reqs: Sequence[Any]) -> np.ndarray:
         """[R] numbers of the adapters of SGLang's requests that are prefilled."""
-        return np.array([BASE if req.lora_id is None else self._number(req.lora_id) for req in reqs], dtype=np.int64)
+        return np.array([BASE if req.lora_id is None else self._number(req) for req in reqs], dtype=np.int64)
 
-    def _number(self, lora_id: str) -> int:
-        if lora_id not in self._numbers:
+    def _number(self, req: Any) -> int:
+        options = RequestOptions.from_custom_params(req.sampling_params.custom_params)
+        known = req.lora_id, options.own_drafter(req.lora_id)[1]
+        if known not in self._numbers:
             self._forget_unloaded()
-            self._numbers[lora_id] = number = next(self._next)
-            name = self.loaded[lora_id].lora_name
+            self._numbers[known] = number = next(self._next)
+            name = self.loaded[req.lora_id].lora_name
             counters = {kind: self.add(each.labels(name)) for kind, each in self._counted.items()}
             self._adapters[number] = _Adapter(Recorder(KEPT, self.gamma), counters)
-        return self._numbers[lora_id]
+        return self._numbers[known]
 
     def _forget_unloaded(self) -> None:
         self.flush()
-        for lora_id in self._numbers.keys() - self.loaded.keys():
-            gone = self._adapters.pop(self._numbers.pop(lora_id))
+        for known in [each for each in self._numbers if each[0] not in self.loaded]:
+            gone = self._adapters.pop(self._numbers.pop(known))
             self.buffered = [each for each in self.buffered if each not in gone.counters.values()]
 
     def table(self, number: int) -> CalibrationTable | None:

@@ -24,7 +24,7 @@ class FollowerWorker(SpeculativeWorker):
     """
 
     def _set_up(self, runner: Any, slots: int) -> None:
-        self.drafter = self.keeper = self.by_key = self.texts = None
+        self.drafter = self.keeper = self.by_owner = self.texts = None
         self.has_buckets = buckets_of(runner, self.width) is not None
         whole_weights(self.config, runner)  # gives its rows to the first rank
 

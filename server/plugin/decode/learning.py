@@ -14,7 +14,7 @@ from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.runtime_context import get_parallel
 
 from outrider.drafters.base import Drafter
-from outrider.drafters.learning.answers import KEYS, AnswerStore
+from outrider.drafters.learning.answers import AnswerStore
 from outrider.scheduler.calibration.classes import SOURCES
 
 from ..config import PluginConfig
@@ -23,7 +23,7 @@ from ..options import RequestOptions
 logger = logging.getLogger(__name__)
 
 OPEN_STORES = 64
-"""Stores of keys' answers that are open at once; opening one reads it."""
+"""Stores of owners' answers that are open at once; opening one reads it."""
 WINDOW = 512
 """Drafts over which the share of the drafter that serves is averaged."""
 WATCHED = 2048
@@ -53,15 +53,16 @@ class AnswerKeeper:
         if not config.learning or (get_parallel().dp_rank or 0) > 0:
             return None
         if config.learn_keys:
-            return cls(KeyStores(Path(config.learning) / KEYS, config.learn_tokens))
+            return cls(OwnerStores(Path(config.learning), config.learn_tokens))
         store = AnswerStore(config.learning, config.learn_tokens)
         return cls(lambda _: store)
 
     def admit(self, reqs: Sequence[Any]) -> None:
         """Note SGLang's requests that are prefilled."""
         for req in reqs:
-            # The drafter is the model's, which says what an adapter says only now and then.
-            if req.lora_id is None and RequestOptions.from_custom_params(req.sampling_params.custom_params).learn:
+            options = RequestOptions.from_custom_params(req.sampling_params.custom_params)
+            # A drafter learns from the answers of the model, or of one adapter, alone.
+            if options.learn and req.lora_id == options.adapter:
                 self._running[req.rid] = req
 
     def finished(self, rid: str) -> None:
@@ -80,8 +81,8 @@ class AnswerKeeper:
             self._failed = True
 
 
-class KeyStores:
-    """The stores of keys' learners in `folder`, each of at most `most_tokens` tokens; some are open."""
+class OwnerStores:
+    """The stores of owners' learners in `folder`, each of at most `most_tokens` tokens; some are open."""
 
     def __init__(self, folder: Path, most_tokens: int):
         self.folder, self.most_tokens = folder, most_tokens

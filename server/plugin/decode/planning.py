@@ -28,9 +28,9 @@ from outrider.scheduler.upload import upload
 
 from . import live
 from .adapters import BASE, AdapterOutcomes
-from .key_drafters import KeyDrafters
 from .learning import DrafterWatch
 from .metrics import SpeculationMetrics
+from .owner_drafters import OwnerDrafters
 from .readback import DeviceTime, PendingCopy, Readback
 from .requests import Entries, RequestTable
 from .step import Admission, Outcome, Recording, Step, StepTime
@@ -48,8 +48,8 @@ class Planning:
     them as they are.
     device: where the steps' tensors live. buckets: sizes of which a step has one; None: any. block: as in `Planner`.
     corrects: outcomes correct the calibration while serving (`Drafter.assesses_itself`).
-    watch: is shown what became of drafts, on a server that learns. by_key: the same, where keys have drafters of their
-        own, which have calibrations of their own. adapters: the same of LoRA adapters.
+    watch: is shown what became of drafts, on a server that learns. by_owner: the same, where keys or adapters have
+        drafters of their own, with their calibrations. adapters: the same of LoRA adapters.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Planning:
         buckets: TokenBuckets | None = None,
         block: int | None = None,
         watch: DrafterWatch | None = None,
-        by_key: KeyDrafters | None = None,
+        by_owner: OwnerDrafters | None = None,
         adapters: AdapterOutcomes | None = None,
         corrects: bool = False,
     ):
@@ -73,8 +73,8 @@ class Planning:
         self.lag = 0 if self.on_host else DEVICE_LAG
         self.readback = Readback()
         self.recording = Recording(requests.gamma)
-        self.watch, self.by_key, self.adapters = watch, by_key, adapters
-        self.corrects = corrects and by_key is None  # keys' drafters have calibrations of their own
+        self.watch, self.by_owner, self.adapters = watch, by_owner, adapters
+        self.corrects = corrects and by_owner is None  # owners' drafters have calibrations of their own
         self._take(planner, calibration)
         self._last: Outcome | None = None  # the step that lasts until the next one begins; None: that cannot be told
         self._unread: deque[Outcome] = deque()
@@ -170,7 +170,7 @@ class Planning:
     ) -> tuple[torch.Tensor, Parameters | None]:
         """Parameters of the calibrations, for confidence [R, gamma], and the place [R] in them of each request, of
         these classes [R]."""
-        apart = self.by_key is not None or entries.adapters is not None
+        apart = self.by_owner is not None or entries.adapters is not None
         if self.calibration is None and not apart:
             return classes, None
         common = self.calibration or CalibrationTable.of({}, confidence.shape[1])
@@ -179,9 +179,9 @@ class Planning:
         return parameters_of_each(self._tables(entries, common), confidence, classes)
 
     def _tables(self, entries: Entries, common: CalibrationTable) -> list[CalibrationTable]:
-        """Each request's calibration: of its adapter, else of the drafter of its key, else that of all others."""
+        """Each request's calibration: of its adapter, else of its owner's drafter, else that of all others."""
         tables = [common] * len(entries.rows)
-        for owner, numbers in ((self.by_key, entries.sets), (self.adapters, entries.adapters)):
+        for owner, numbers in ((self.by_owner, entries.sets), (self.adapters, entries.adapters)):
             if owner is not None and numbers is not None:
                 tables = [owner.table(number) or table for number, table in zip(numbers.tolist(), tables, strict=True)]
         return tables
@@ -274,12 +274,11 @@ class Planning:
                 self.calibration = self.online.observe(*blocks) or self.calibration
         counted = (confidence.numpy(), classes, draft_lens.numpy(), verify_lens, accept_lens, tokens)
         self.metrics.observe_step(step, *counted)
-        base = slice(None) if adapters is None else adapters == BASE
-        outcome_of_base = tuple(part[base] for part in counted[:-1])
         if drafted and self.watch is not None:
-            self.watch.observe(*outcome_of_base)
-        if drafted and self.by_key is not None:
-            self.by_key.observe(step.entries.sets[base], *outcome_of_base)
+            base = slice(None) if adapters is None else adapters == BASE
+            self.watch.observe(*(part[base] for part in counted[:-1]))
+        if drafted and self.by_owner is not None:
+            self.by_owner.observe(step.entries.sets, *counted[:-1])
         draft_seconds = float(admission.draft_seconds)
         self.metrics.observe_draft_and_planner(draft_seconds, admission.planner_seconds + self._learning)
         self._learning = 0.0

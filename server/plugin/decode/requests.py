@@ -53,7 +53,7 @@ class RequestTable:
     planned: [rows] bool; False means that every drafted token is verified, whatever the planner says.
     ruled: [rows] bool, has rules for its logits (`logit_rules.changes_logits`).
     traced: [rows] bool, wants to know who made each of its tokens.
-    sets: [rows] int64, the set of weights that drafts for it (`key_drafters.py`).
+    sets: [rows] int64, the set of weights that drafts for it (`owner_drafters.py`).
     corpora: [rows] int64, the corpus of other texts that is looked up for it (`texts.py`).
     adapters: [rows] int64, its LoRA adapter (`adapters.py`); 0: the model alone.
     greedy, given: [rows] bool, of temperature 0; with a seed that came with the request.

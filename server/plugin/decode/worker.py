@@ -34,11 +34,11 @@ from ..slot_pool import SlotPool
 from ..spec_inputs import FlatVerify, VerifyInput, extend_positions, flatten, ragged_layout
 from . import warm_up
 from .adapters import AdapterOutcomes
-from .key_drafters import KeyDrafters
 from .learning import AnswerKeeper, Exchange
 from .logit_rules import LogitRules
 from .logprobs import write_logprobs, write_step_logprobs
 from .metrics import SpeculationMetrics
+from .owner_drafters import OwnerDrafters
 from .planning import Planning
 from .ranks import Ranks
 from .readback import DeviceTime, begin, since
@@ -52,7 +52,7 @@ from .verify_tail import VerifyTail
 
 
 class SpeculativeWorker(BaseSpecWorker):
-    by_key: KeyDrafters | None = None
+    by_owner: OwnerDrafters | None = None
 
     def __init__(self, server_args: Any, target_worker: Any, **_: Any):
         super().__init__()
@@ -94,7 +94,7 @@ class SpeculativeWorker(BaseSpecWorker):
         self.texts = TextKeeper.of(self.config, runner)
         self.drafter: Drafter | None = load_drafter(self.config, runner, self.texts.corpora if self.texts else None)
         self.exchange = Exchange(self.config, self.drafter)
-        self.by_key = KeyDrafters.of(self.config, self.drafter)
+        self.by_owner = OwnerDrafters.of(self.config, self.drafter)
         if self.drafter is not None:
             self.drafter.allocate(slots)
         self.adapters = AdapterOutcomes.of(runner, self.width - 1)
@@ -106,7 +106,7 @@ class SpeculativeWorker(BaseSpecWorker):
             buckets=buckets_of(runner, self.width),
             block=self.config.gamma if self.drafter is not None and self.drafter.shortens else None,
             watch=self.exchange.watch if self.config.learning else None,
-            by_key=self.by_key,
+            by_owner=self.by_owner,
             adapters=self.adapters,
             corrects=self.drafter is not None and self.drafter.assesses_itself,
         )
@@ -148,14 +148,14 @@ class SpeculativeWorker(BaseSpecWorker):
 
     def outrider_live(self) -> dict[str, Any]:
         """Speculation as it goes, for the page."""
-        return self.planning.live() | {"exchange": (self.by_key or self.exchange).state()}
+        return self.planning.live() | {"exchange": (self.by_owner or self.exchange).state()}
 
     def forget_records(self) -> None:
         self.planning.forget()
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         self.planning.flush()
-        for each in (self.keeper, self.by_key, self.texts):
+        for each in (self.keeper, self.by_owner, self.texts):
             if each is not None:
                 each.finished(rid)
 
@@ -168,10 +168,10 @@ class SpeculativeWorker(BaseSpecWorker):
         if self.exchange.take(folder):
             self.reload_profile()
 
-    def drop_key(self, learner: str) -> None:
-        """Drop what is in memory of a key's drafters."""
-        if self.by_key is not None:
-            self.by_key.drop_key(learner)
+    def drop_owner(self, learner: str) -> None:
+        """Drop what is in memory of an owner's drafters."""
+        if self.by_owner is not None:
+            self.by_owner.drop_owner(learner)
 
     @property
     def _captures_hidden(self) -> bool:
@@ -184,7 +184,7 @@ class SpeculativeWorker(BaseSpecWorker):
         self.planning.interrupt()
         at: np.ndarray = batch.req_pool_indices_cpu.numpy()
         of = self.requests
-        for numbers, owner in ((of.sets, self.by_key), (of.corpora, self.texts), (of.adapters, self.adapters)):
+        for numbers, owner in ((of.sets, self.by_owner), (of.corpora, self.texts), (of.adapters, self.adapters)):
             if owner is not None:
                 numbers[at] = owner.admit(batch.reqs)
         self.requests.admit(batch.reqs, batch.req_pool_indices, at)
@@ -200,7 +200,7 @@ class SpeculativeWorker(BaseSpecWorker):
         result = self.target_worker.forward_batch_generation(batch, is_verify=True, capture_hidden_mode=mode)
         seq_lens, logits_output = batch.seq_lens, result.logits_output
         positions = extend_positions(batch.prefix_lens, batch.extend_lens, self.device)
-        sets = None if self.by_key is None else torch.from_numpy(np.repeat(self.requests.sets[at], batch.extend_lens))
+        sets = None if self.by_owner is None else torch.from_numpy(np.repeat(self.requests.sets[at], batch.extend_lens))
         self._observe(logits_output.hidden_states, input_ids, positions, slots, sets)
         if self.drafter is not None:
             self.drafter.prefilled(prefilled_chunks(batch, self.req_to_token_pool.req_to_token))
@@ -270,7 +270,7 @@ class SpeculativeWorker(BaseSpecWorker):
             accept_lens, tokens = sampling.accept(logits, draft, verify_lens, flat)
             self.ranks.broadcast(tokens, accept_lens)
             commit_states(self.target_worker.model_runner, accept_lens)
-            sets = None if self.by_key is None else torch.from_numpy(step.entries.sets)
+            sets = None if self.by_owner is None else torch.from_numpy(step.entries.sets)
             self._commit(flat, accept_lens, tokens, seq_lens, logits_output, sets)
         new_seq_lens = seq_lens + accept_lens
         if on_publish is not None:
@@ -311,7 +311,7 @@ class SpeculativeWorker(BaseSpecWorker):
                 all_greedy=sampling.all_greedy,
                 answer_lens=seq_lens - self.requests.prompts[rows] + 1 if self.config.initial_tokens else None,
                 longest=None if anchors.is_cpu else 1 << int(step.view.contexts.max()).bit_length(),
-                sets=None if self.by_key is None else torch.from_numpy(step.entries.sets),
+                sets=None if self.by_owner is None else torch.from_numpy(step.entries.sets),
                 corpora=step.entries.corpora,
                 **sampling.rules._asdict(),
             )

@@ -1,20 +1,37 @@
-"""Learners of single keys: their folders, whose turn it is, and that each learns for itself."""
+"""Learners of several owners: their folders, whose turn it is, and that each learns for itself."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import signal
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+import torch
+from adapters import write_adapter
 from learning_process import keep, run
 
-from outrider.drafters.learning import keys, turns
-from outrider.drafters.learning.answers import Answer, AnswerReader, AnswerStore, ServerState, forget, sweep
+from outrider.drafters.adapter_folder import AdapterFolder
+from outrider.drafters.learning import owners, turns
+from outrider.drafters.learning.answers import (
+    ADAPTERS,
+    KEYS,
+    Answer,
+    AnswerReader,
+    AnswerStore,
+    ServerState,
+    forget,
+    sweep,
+)
 from outrider.drafters.learning.learner import Forgotten
+from outrider.drafters.learning.owners import Owner
 from outrider.drafters.learning.turns import Turns
+from outrider.drafters.training.decode import decode
+from outrider.drafters.training.target import TargetModel
 
 
 class Scripted:
@@ -22,6 +39,7 @@ class Scripted:
 
     taken: ClassVar[list[str]] = []
     plan: ClassVar[dict[str, list[Any]]] = {}
+    adapters: ClassVar[list[Any]] = []
 
     def __init__(self, args: argparse.Namespace, target: object, **given: Any) -> None:
         self.folder, self.given, self.reader = args.folder, given, AnswerReader(args.folder)
@@ -47,13 +65,20 @@ class Scripted:
 @pytest.fixture
 def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Turns:
     monkeypatch.setattr(turns, "Learner", Scripted)
-    Scripted.taken, Scripted.plan = [], {}
+    Scripted.taken, Scripted.plan, Scripted.adapters = [], {}, []
     (tmp_path / "features").mkdir()
-    return Turns(argparse.Namespace(folder=str(tmp_path), keys=2, most_feature_bytes=1000), None)  # type: ignore[arg-type]
+    args = argparse.Namespace(folder=str(tmp_path), per="key", keys=2, most_feature_bytes=1000)
+
+    def adapted(adapter: Any) -> AbstractContextManager[None]:
+        Scripted.adapters.append(adapter)
+        return nullcontext()
+
+    target: Any = SimpleNamespace(adapted=adapted)
+    return Turns(args, target)
 
 
 def ask(root: Path, name: str, count: int) -> Path:
-    folder = root / keys.KEYS / name
+    folder = root / KEYS / name
     keep(folder, [Answer([1, 2, i], [3, 4, 5], 0.0) for i in range(count)])
     return folder
 
@@ -116,7 +141,7 @@ def test_a_key_that_is_removed_meanwhile(scripted: Turns, tmp_path: Path) -> Non
         def run(self) -> None:
             super().run()
             if self.folder.name == "a":
-                keys.forget_key(self.folder)
+                owners.forget_owner(self.folder)
                 (self.folder / "learner.json").read_text()
 
     turns.Learner = Removed  # type: ignore[misc]
@@ -125,13 +150,14 @@ def test_a_key_that_is_removed_meanwhile(scripted: Turns, tmp_path: Path) -> Non
 
 
 def test_folders_of_keys(tmp_path: Path) -> None:
-    made = keys.make(tmp_path / "root", "ann")
-    assert keys.make(tmp_path / "root", "ann") == made
-    assert keys.learners(tmp_path / "root") == [made]
-    assert keys.name_of(made) == "ann"
-    assert made.name == keys.learner_of("ann") != keys.learner_of("bob")
+    made = owners.make(tmp_path / "root", Owner("ann"))
+    assert owners.make(tmp_path / "root", Owner("ann")) == made
+    assert owners.learners(tmp_path / "root", KEYS) == [made]
+    assert owners.learners(tmp_path / "root", ADAPTERS) == []
+    assert owners.owner_of(made) == Owner("ann")
+    assert made.parent.name + "/" + made.name == Owner("ann").learner != Owner("bob").learner
     assert not any(path.stat().st_mode & 0o077 for path in (made, made.parent, made / "key.json"))
-    assert keys.name_of(tmp_path) == ""
+    assert owners.owner_of(tmp_path) is None
     AnswerStore(made, 10**6).append([1], [2, 3], 0.0)
     ServerState("0003").write(made)
     forget(tmp_path / "root")
@@ -142,7 +168,7 @@ def test_folders_of_keys(tmp_path: Path) -> None:
     left.mkdir()
     sweep(tmp_path / "root")
     assert not left.exists()
-    keys.forget_key(made)
+    owners.forget_owner(made)
     assert list(made.parent.iterdir()) == []
     (made.parent / "thesis").mkdir()
     (made.parent / "thesis" / "thesis.tex").write_text("x")
@@ -160,10 +186,10 @@ def events(folder: Path, name: str) -> list[dict[str, Any]]:
 def test_each_key_learns_for_itself_over_a_kill(command: list[str], answers: list[Answer], tmp_path: Path) -> None:
     """Two keys, features of one on the disk at a time; general answers are written once for all."""
     root = tmp_path / "learner"
-    one, other = (keys.make(root, name) for name in ("ann", "bob"))
+    one, other = (owners.make(root, Owner(name)) for name in ("ann", "bob"))
     keep(one, answers)
     keep(other, answers[:30])  # nothing held out: it has to wait
-    several = [*command, "--keys", "1"]
+    several = [*command, "--per", "key", "--keys", "1"]
     assert run(several, "gate") == -signal.SIGKILL
     assert not events(other, "waiting")
     done = run(several, until=lambda: events(one, "candidate") and events(other, "waiting"), learner__PATIENCE=2)
@@ -173,3 +199,70 @@ def test_each_key_learns_for_itself_over_a_kill(command: list[str], answers: lis
     assert not (other / "drafters").exists()
     assert (one / "drafters" / "0001" / "config.json").is_file()
     assert json.loads((other / "learner.json").read_text())["steps"] == 0
+
+
+@pytest.fixture
+def adapters(learned_target: Path, tmp_path: Path) -> list[Owner]:
+    """Two adapters that change every answer."""
+    model, found = TargetModel.load(str(learned_target), dtype=torch.float32).model, []
+    for seed, name in enumerate(("sql", "poems")):
+        folder = write_adapter(tmp_path / name, model, seed, strength=1.0)
+        found.append(Owner(name, AdapterFolder.open(folder).digest(), str(folder)))
+    return found
+
+
+def test_the_target_of_an_adapters_learner_has_the_adapter(
+    scripted: Turns, adapters: list[Owner], tmp_path: Path
+) -> None:
+    scripted.args.per = "adapter"
+    sql, poems = (owners.make(tmp_path, owner) for owner in adapters)
+    unknown = tmp_path / ADAPTERS / "asked a moment ago"
+    for folder, count in ((sql, 9), (poems, 7), (tmp_path, 5), (unknown, 8)):
+        keep(folder, [Answer([1, 2, i], [3, 4, 5], 0.0) for i in range(count)])
+    assert take_all(scripted) == [sql.name, poems.name, tmp_path.name]
+    paths = [adapter and str(adapter.path) for adapter in Scripted.adapters]
+    assert paths == [adapters[0].path, adapters[1].path, None]
+    other = Path(adapters[1].path)
+    (Path(adapters[0].path) / "adapter_model.safetensors").write_bytes(
+        (other / "adapter_model.safetensors").read_bytes()
+    )
+    for folder in (sql, poems):
+        keep(folder, [Answer([1, 2, 99], [3, 4, 5], 0.0)])
+    assert take_all(scripted) == [poems.name]
+    assert "holds another adapter than the adapter sql@" in json.loads((sql / "learner.json").read_text())["error"]
+
+
+def answers_of(owner: Owner, target: TargetModel, answers: list[Answer]) -> list[Answer]:
+    """What an adapter answers to the same prompts."""
+    asked = [answer.prompt_ids for answer in answers]
+    with target.adapted(owners.adapter_of(owner)):
+        texts = decode(
+            target, asked, [0.0] * len(asked), max_new_tokens=40, stop_ids=target.stop_ids, seeds=[0] * len(asked)
+        )
+        return [Answer(asked[text.number], text.ids, 0.0) for text in texts if len(text.ids) > 1]
+
+
+@pytest.mark.slow
+def test_each_adapter_learns_from_what_it_says_over_a_kill(
+    command: list[str], answers: list[Answer], learned_target: Path, adapters: list[Owner], tmp_path: Path
+) -> None:
+    """The adapter's answers are its own to its learner, and foreign to that of another adapter."""
+    root, target = tmp_path / "learner", TargetModel.load(str(learned_target), dtype=torch.float32)
+    sql, poems = (owners.make(root, owner) for owner in adapters)
+    said = answers_of(adapters[0], target, answers)
+    keep(sql, said)
+    keep(poems, said)
+    keep(root, answers[:30])
+    several = [*command, "--per", "adapter", "--keys", "3"]
+    assert run(several, "gate") == -signal.SIGKILL
+    done = run(
+        several,
+        until=lambda: events(sql, "candidate") and events(poems, "waiting") and events(root, "waiting"),
+        learner__PATIENCE=2,
+    )
+    assert done == -signal.SIGTERM
+    foreign = [sum(event["foreign"] for event in events(folder, "features")) for folder in (sql, poems, root)]
+    assert foreign == [0, 2 * len(said), 0]  # after the kill it reads them again
+    assert (sql / "drafters" / "0001" / "config.json").is_file()
+    general = {(folder / "features" / "general" / "tokens.bin").read_bytes() for folder in (sql, poems, root)}
+    assert len(general) == 3

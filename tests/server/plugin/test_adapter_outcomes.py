@@ -12,13 +12,16 @@ from outrider.scheduler.calibration.classes import CLASSES
 from outrider.scheduler.calibration.model import Calibration
 from outrider.scheduler.calibration.table import CalibrationTable, parameters_of_each
 from outrider.server.plugin.decode.adapters import FIRST, AdapterOutcomes
+from outrider.server.plugin.options import RequestOptions
 
 GAMMA = 3
 COMMON = CalibrationTable.of({CLASSES[0]: Calibration((1.0, 1.0), (0.5, -0.5))}, 2)
 
 
-def requests(*ids: str | None) -> list[SimpleNamespace]:
-    return [SimpleNamespace(lora_id=each) for each in ids]
+def requests(*ids: str | None, learned: str = "") -> list[SimpleNamespace]:
+    found = [RequestOptions(adapter=each, learned=learned).to_custom_params() for each in ids]
+    sampling = [SimpleNamespace(custom_params=params) for params in found]
+    return [SimpleNamespace(lora_id=each, sampling_params=one) for each, one in zip(ids, sampling, strict=True)]
 
 
 def show(outcomes: AdapterOutcomes, numbers: np.ndarray, chances: list[float], steps: int) -> None:
@@ -79,6 +82,20 @@ def test_an_unloaded_adapter_is_forgotten() -> None:
     assert outcomes.admit(requests("b", "b")).tolist() == [2, 2]
     assert outcomes.table(1) is outcomes.table(2) is None
     show(outcomes, numbers, [0.2], 1)  # a step of before
+
+
+def test_a_drafter_that_has_learned_more_begins_anew() -> None:
+    registry = CollectorRegistry()
+    outcomes = AdapterOutcomes({"a": SimpleNamespace(lora_name="a")}, GAMMA, registry)
+    numbers = outcomes.admit(requests("a"))
+    show(outcomes, numbers, [0.2], FIRST)
+    later = outcomes.admit(requests("a", learned="0001"))
+    assert (numbers.tolist(), later.tolist()) == ([1], [2])
+    assert outcomes.table(1) is not None
+    assert outcomes.table(2) is None
+    show(outcomes, later, [0.9], 1)
+    outcomes.flush()
+    assert registry.get_sample_value("outrider_adapter_drafted_tokens_total", {"adapter": "a"}) == GAMMA * (FIRST + 1)
 
 
 def test_only_servers_with_adapters_have_it() -> None:

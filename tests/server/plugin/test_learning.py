@@ -12,9 +12,9 @@ import pytest
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH
 
 from outrider.drafters.dummy import FixedDrafter
-from outrider.drafters.learning.answers import AnswerStore
+from outrider.drafters.learning.answers import AnswerReader, AnswerStore
 from outrider.server.plugin.config import PluginConfig
-from outrider.server.plugin.decode.learning import WATCHED, WINDOW, AnswerKeeper, DrafterWatch, Exchange
+from outrider.server.plugin.decode.learning import WATCHED, WINDOW, AnswerKeeper, DrafterWatch, Exchange, OwnerStores
 from outrider.server.plugin.options import RequestOptions
 
 MODEL, LOOKUP = 0, 1
@@ -122,8 +122,10 @@ class Request(SimpleNamespace):
     __slots__ = ("__weakref__",)
 
 
-def request(rid: str, learn: bool = True, reason: Any = None, top_k: int = 1, lora_id: str | None = None) -> Request:
-    params = RequestOptions(learn=learn).to_custom_params()
+def request(
+    rid: str, learn: bool = True, reason: Any = None, top_k: int = 1, lora_id: str | None = None, **options: Any
+) -> Request:
+    params = RequestOptions(learn=learn, **options).to_custom_params()
     return Request(
         rid=rid,
         lora_id=lora_id,
@@ -153,6 +155,20 @@ def test_answers_are_kept_but_those_that_refused_or_were_given_up(tmp_path: Path
         ([1, 2, 3], [4, 5, 6], 0.0),
         ([1, 2, 3], [4, 5, 6], 0.7),
     ]
+
+
+def test_an_adapters_answers_are_kept_for_its_learner_alone(tmp_path: Path) -> None:
+    keeper = AnswerKeeper(OwnerStores(tmp_path, 10_000))
+    own, mine = {"learner": ".", "adapter": None}, {"learner": "adapters/a", "adapter": "x"}
+    for number, (lora_id, options) in enumerate(((None, own), ("x", mine), ("y", mine), ("x", own), (None, mine))):
+        req = request(str(number), lora_id=lora_id, **options)
+        req.origin_input_ids = [number]
+        keeper.admit([req])
+        keeper.finished(req.rid)
+    kept = {
+        name: [answer.prompt_ids for answer in AnswerReader(tmp_path / name).read()] for name in (".", "adapters/a")
+    }
+    assert kept == {".": [[0]], "adapters/a": [[1]]}
 
 
 def test_requests_that_end_unnoticed_are_not_held(tmp_path: Path) -> None:

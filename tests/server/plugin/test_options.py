@@ -16,6 +16,7 @@ TOLD = RequestOptions(
     corpus="me",
     stored=False,
     learned="0001",
+    adapter="a",
 )
 
 

@@ -49,6 +49,16 @@ def test_a_drafter_for_each_key_needs_keys_and_a_cpu(monkeypatch: pytest.MonkeyP
         learning.with_start(replace(given, device="cuda"), smollm2)
 
 
+def test_a_drafter_for_each_adapter_needs_adapters(smollm2: Model) -> None:
+    with pytest.raises(UserError, match="--learn-per adapter goes with --learn"):
+        Settings(learn_per="adapter", enable_lora=True)
+    given = Settings(**CPU, learn=True, learn_per="adapter", learn_keys=3)
+    with pytest.raises(UserError, match="goes with --lora-paths or --enable-lora"):
+        learning.with_start(given, smollm2)
+    found = learning.with_start(replace(given, enable_lora=True), smollm2)
+    assert (found.plugin_config.learn_keys, found.learned) == (3, "")
+
+
 def test_every_drafter_with_weights_learns(smollm2: Model, tmp_path: Path) -> None:
     """One that does not come with the model begins as its layers."""
     for drafter in ("dspark", "dflash", "dflash2", "eagle3", "deer", "specdiff"):

@@ -12,6 +12,10 @@ from planned_steps import GAMMA, admit, begin, prefill
 from outrider.server.plugin.decode.adapters import AdapterOutcomes
 
 
+def requested(lora_id):
+    return SimpleNamespace(lora_id=lora_id, sampling_params=SimpleNamespace(custom_params=None))
+
+
 class Watch:
     """Counts the drafts that it is shown."""
 
@@ -27,7 +31,7 @@ def planning(make, registry):
     found.adapters = AdapterOutcomes({"a": SimpleNamespace(lora_name="a")}, GAMMA, registry)
     found.watch = Watch()
     prefill(found, 2, 5)
-    found.requests.adapters[[2, 5]] = found.adapters.admit([SimpleNamespace(lora_id=each) for each in (None, "a")])
+    found.requests.adapters[[2, 5]] = found.adapters.admit([requested(each) for each in (None, "a")])
     return found
 
 

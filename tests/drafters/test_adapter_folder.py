@@ -12,10 +12,10 @@ from adapters import write_adapter
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from outrider.drafters.adapter_folder import AdapterFolder
 from outrider.server.errors import UserError
 from outrider.server.machine import hardware
 from outrider.server.model.target import Model
-from outrider.server.plugin.adapter_folder import AdapterFolder
 from outrider.server.settings.adapters import with_adapters
 from outrider.server.settings.settings import Settings
 
@@ -30,6 +30,14 @@ def model() -> PreTrainedModel:
 @pytest.fixture
 def folder(model: PreTrainedModel, tmp_path: Path) -> Path:
     return write_adapter(tmp_path / "one", model, 1)
+
+
+def test_a_digest_tells_what_a_folder_holds(folder: Path, model: PreTrainedModel, tmp_path: Path) -> None:
+    digest = AdapterFolder.open(folder).digest()
+    same, other, scaled = (tmp_path / name for name in ("same", "other", "scaled"))
+    assert AdapterFolder.open(write_adapter(same, model, 1)).digest() == digest
+    assert AdapterFolder.open(write_adapter(other, model, 2)).digest() != digest
+    assert AdapterFolder.open(write_adapter(scaled, model, 1, lora_alpha=5)).digest() != digest
 
 
 def test_weights_and_their_scale(folder: Path) -> None:

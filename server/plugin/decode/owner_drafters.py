@@ -1,7 +1,7 @@
-"""Drafters of single keys, of which some are in memory: which set of weights drafts for a request.
+"""Drafters of single keys or adapters, their owners, of which some are in memory: which weights draft for a request.
 
-A request says whose it is, and which of that key's drafters is in use (`RequestOptions`). It keeps that drafter to its
-end, so that its draft state is of one set of weights; a drafter that is promoted serves the requests that come later.
+A request says whose it is, and which of that owner's drafters is in use (`RequestOptions`). It keeps that drafter to
+its end, so that its draft state is of one set of weights; a promoted one serves the requests that come later.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from outrider.drafters.base import Drafter
-from outrider.drafters.learning.answers import KEYS
 from outrider.scheduler.calibration.table import CalibrationTable
 
 from ..config import PluginConfig
@@ -32,15 +31,15 @@ Own = tuple[str, str]
 
 
 @dataclass
-class _Key:
-    """A key's latest drafter, compared with the one before."""
+class _Owner:
+    """An owner's latest drafter, compared with the one before."""
 
     name: str
     watch: DrafterWatch = field(default_factory=DrafterWatch)
 
 
-class KeyDrafters:
-    """Loads the drafters of the keys that ask, at most `most` at a time; the least recently used goes first.
+class OwnerDrafters:
+    """Loads the drafters of the owners that ask, at most `most` at a time; the least recently used goes first.
 
     Drafters of running requests stay. Where there is no room, a request is drafted with the weights of the start.
     refused: drafters that did worse than the one before or did not fit, as "learner/name".
@@ -53,18 +52,18 @@ class KeyDrafters:
         self._owns: dict[int, Own] = {}
         self._next = count(1)  # a number is never used again: rows of requests that have ended may still say it
         self._loaded: dict[int, CalibrationTable | None] = {}  # the least recently used first
-        self._keys: dict[str, _Key] = {}
+        self._owners: dict[str, _Owner] = {}
         self._running: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
     @classmethod
-    def of(cls, config: PluginConfig, drafter: Drafter | None) -> KeyDrafters | None:
-        """The drafters of a server whose keys have their own; None on any other."""
+    def of(cls, config: PluginConfig, drafter: Drafter | None) -> OwnerDrafters | None:
+        """The drafters of a server whose keys or adapters have their own; None on any other."""
         if not config.learn_keys or drafter is None:
             return None
-        return cls(Path(config.learning) / KEYS, config.learn_keys, drafter)
+        return cls(Path(config.learning), config.learn_keys, drafter)
 
     def admit(self, reqs: Sequence[Any]) -> np.ndarray:
-        """[R] numbers of sets of weights for SGLang's requests that are prefilled; 0 for those without a key."""
+        """[R] numbers of sets of weights for SGLang's requests that are prefilled; 0 for those without an owner."""
         numbers = np.zeros(len(reqs), dtype=np.int64)
         for place, req in enumerate(reqs):
             if (own := _own(req))[0]:
@@ -81,13 +80,13 @@ class KeyDrafters:
         if own not in self._numbers:
             self._numbers[own] = next(self._next)
             self._owns[self._numbers[own]] = own
-        key = self._keys.setdefault(learner, _Key(name))
-        if name > key.name:
-            key.name = name
-            key.watch.exchanged()
-        elif name < key.name and _shown(learner, key.name) in self.refused:
-            key.name = name
-            key.watch.forget()
+        owner = self._owners.setdefault(learner, _Owner(name))
+        if name > owner.name:
+            owner.name = name
+            owner.watch.exchanged()
+        elif name < owner.name and _shown(learner, owner.name) in self.refused:
+            owner.name = name
+            owner.watch.forget()
         if name and _shown(*own) not in self.refused:
             self._load(self._numbers[own])
         return self._numbers[own]
@@ -126,14 +125,14 @@ class KeyDrafters:
         self._drop(number)
         learner, name = self._owns[number]
         self.refused.append(_shown(learner, name))
-        self._keys[learner].watch.forget()
+        self._owners[learner].watch.forget()
 
-    def drop_key(self, learner: str) -> None:
-        """Forget all of a key; its running requests go on with the weights of the start."""
+    def drop_owner(self, learner: str) -> None:
+        """Forget all of an owner; its running requests go on with the weights of the start."""
         for own in [own for own in self._numbers if own[0] == learner]:
             self._drop(self._numbers[own])
             del self._owns[self._numbers.pop(own)]
-        self._keys.pop(learner, None)
+        self._owners.pop(learner, None)
         self.refused = [each for each in self.refused if not each.startswith(f"{learner}/")]
 
     def table(self, number: int) -> CalibrationTable | None:
@@ -144,13 +143,13 @@ class KeyDrafters:
         """Take in a step, as `DrafterWatch.observe` of requests with these sets [R]; take back what does worse."""
         for number in np.unique(sets).tolist():
             learner, name = self._owns.get(number, ("", ""))
-            key = self._keys.get(learner)
-            if key is None or name != key.name or (name and number not in self._loaded):
+            owner = self._owners.get(learner)
+            if owner is None or name != owner.name or (name and number not in self._loaded):
                 continue
             mine = sets == number
-            key.watch.observe(*(part[mine] for part in outcome))  # type: ignore[call-arg]
-            if name and key.watch.worse:
-                logger.warning("a key's learned drafter %s is taken back: fewer of its tokens were accepted", name)
+            owner.watch.observe(*(part[mine] for part in outcome))  # type: ignore[call-arg]
+            if name and owner.watch.worse:
+                logger.warning("an owner's learned drafter %s is taken back: fewer of its tokens were accepted", name)
                 self._refuse(number)
 
     def state(self) -> dict[str, Any]:
@@ -159,8 +158,7 @@ class KeyDrafters:
 
 
 def _own(req: Any) -> Own:
-    options = RequestOptions.from_custom_params(req.sampling_params.custom_params)
-    return options.learner, options.learned
+    return RequestOptions.from_custom_params(req.sampling_params.custom_params).own_drafter(req.lora_id)
 
 
 def _shown(learner: str, name: str) -> str:

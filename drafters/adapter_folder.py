@@ -5,6 +5,7 @@ Only what is served exactly is taken: low-rank changes of linear layers, in safe
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -95,6 +96,14 @@ class AdapterFolder:
     def scale(self, rank: int) -> float:
         """The number by which the product of a B and an A of this rank is multiplied."""
         return self.alpha / (rank**0.5 if self.by_root else rank)
+
+    def digest(self) -> str:
+        """32 hex digits that tell what the folder holds from anything else; reads all of it. Raises OSError."""
+        found = hashlib.sha256()
+        for name in (CONFIG, WEIGHTS):
+            with (self.path / name).open("rb") as file:
+                found.update(hashlib.file_digest(file, "sha256").digest())
+        return found.hexdigest()[:32]
 
     def weights(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """A and B by the module that they change."""

@@ -17,8 +17,8 @@ from outrider.scheduler.calibration.classes import CLASSES
 from outrider.scheduler.calibration.model import Calibration
 from outrider.scheduler.calibration.table import CalibrationTable, parameters_of_each
 from outrider.server.plugin.config import PluginConfig
-from outrider.server.plugin.decode.key_drafters import KeyDrafters
 from outrider.server.plugin.decode.learning import WINDOW
+from outrider.server.plugin.decode.owner_drafters import OwnerDrafters
 from outrider.server.plugin.options import RequestOptions
 
 GAMMA = 3
@@ -59,9 +59,9 @@ def table(shift: float) -> CalibrationTable:
     return CalibrationTable.of({name: Calibration((1.0,) * GAMMA, (shift,) * GAMMA) for name in CLASSES}, GAMMA)
 
 
-def request(learner: str, name: str = "") -> Request:
-    params = RequestOptions(learner=learner, learned=name).to_custom_params()
-    return Request(rid=str(next(RIDS)), sampling_params=SimpleNamespace(custom_params=params))
+def request(learner: str, name: str = "", adapter: str | None = None, lora_id: str | None = None) -> Request:
+    params = RequestOptions(learner=learner, learned=name, adapter=adapter).to_custom_params()
+    return Request(rid=str(next(RIDS)), sampling_params=SimpleNamespace(custom_params=params), lora_id=lora_id)
 
 
 @pytest.fixture
@@ -70,19 +70,19 @@ def drafter() -> SeveralSets:
 
 
 @pytest.fixture
-def keys(tmp_path: Path, drafter: SeveralSets) -> KeyDrafters:
+def keys(tmp_path: Path, drafter: SeveralSets) -> OwnerDrafters:
     for learner in "abcd":
         for name in ("0001", "0002"):
             learned(tmp_path, learner, name)
-    return KeyDrafters(tmp_path, 2, drafter)
+    return OwnerDrafters(tmp_path, 2, drafter)
 
 
-def served_by(keys: KeyDrafters, drafter: SeveralSets, *requests: Request) -> list[str]:
+def served_by(keys: OwnerDrafters, drafter: SeveralSets, *requests: Request) -> list[str]:
     """The owner of the weights that draft for each request; "": those of the start."""
     return [drafter.sets.get(int(number), "") for number in keys.admit(requests)]
 
 
-def test_each_key_is_drafted_by_its_own(keys: KeyDrafters, drafter: SeveralSets) -> None:
+def test_each_key_is_drafted_by_its_own(keys: OwnerDrafters, drafter: SeveralSets) -> None:
     reqs = [request("a", "0001"), request(""), request("b"), request("b", "0002"), request("a", "0001")]
     assert served_by(keys, drafter, *reqs) == ["a/0001", "", "", "b/0002", "a/0001"]
     numbers = keys.admit(reqs)  # again, as chunks of prompts are
@@ -91,7 +91,12 @@ def test_each_key_is_drafted_by_its_own(keys: KeyDrafters, drafter: SeveralSets)
     assert len(set(numbers.tolist())) == 4
 
 
-def test_the_least_recently_used_goes_and_comes_back(keys: KeyDrafters, drafter: SeveralSets) -> None:
+def test_an_adapters_drafter_drafts_for_that_adapter_alone(keys: OwnerDrafters, drafter: SeveralSets) -> None:
+    reqs = [request("a", "0001", adapter, lora_id) for adapter in ("x", None) for lora_id in ("x", "y", None)]
+    assert served_by(keys, drafter, *reqs) == ["a/0001", "", "", "", "", "a/0001"]
+
+
+def test_the_least_recently_used_goes_and_comes_back(keys: OwnerDrafters, drafter: SeveralSets) -> None:
     for learner, there in (("a", {"a/0001"}), ("b", {"a/0001", "b/0001"}), ("a", {"a/0001", "b/0001"}),
                            ("c", {"a/0001", "c/0001"}), ("b", {"c/0001", "b/0001"})):  # fmt: skip
         req = request(learner, "0001")
@@ -100,7 +105,7 @@ def test_the_least_recently_used_goes_and_comes_back(keys: KeyDrafters, drafter:
         keys.finished(req.rid)
 
 
-def test_drafters_of_running_requests_stay(keys: KeyDrafters, drafter: SeveralSets) -> None:
+def test_drafters_of_running_requests_stay(keys: OwnerDrafters, drafter: SeveralSets) -> None:
     first, second, third = (request(learner, "0001") for learner in "abc")
     assert served_by(keys, drafter, first, second, third) == ["a/0001", "b/0001", ""]
     keys.finished(first.rid)
@@ -109,7 +114,7 @@ def test_drafters_of_running_requests_stay(keys: KeyDrafters, drafter: SeveralSe
     assert served_by(keys, drafter, request("d", "0001")) == ["d/0001"]
 
 
-def test_a_number_is_never_anothers(keys: KeyDrafters, drafter: SeveralSets) -> None:
+def test_a_number_is_never_anothers(keys: OwnerDrafters, drafter: SeveralSets) -> None:
     """A row that a request left in the table is never drafted with another key's weights."""
     seen: dict[int, str] = {}
     for _ in range(3):
@@ -120,10 +125,10 @@ def test_a_number_is_never_anothers(keys: KeyDrafters, drafter: SeveralSets) -> 
                 assert seen.setdefault(number, learner) == learner
                 assert {n: own[0] for n, own in drafter.sets.items()}.items() <= seen.items()
                 keys.finished(req.rid)
-        keys.drop_key("a")
+        keys.drop_owner("a")
 
 
-def test_requests_keep_their_drafter_and_later_ones_have_the_new(keys: KeyDrafters, drafter: SeveralSets) -> None:
+def test_requests_keep_their_drafter_and_later_ones_have_the_new(keys: OwnerDrafters, drafter: SeveralSets) -> None:
     running = request("a", "0001")
     assert served_by(keys, drafter, running) == ["a/0001"]
     assert served_by(keys, drafter, request("a", "0002"), running) == ["a/0002", "a/0001"]
@@ -131,7 +136,7 @@ def test_requests_keep_their_drafter_and_later_ones_have_the_new(keys: KeyDrafte
     assert served_by(keys, drafter, request("a", "0002")) == ["a/0002"]
 
 
-def show(keys: KeyDrafters, numbers: list[int], chances: list[float], steps: int) -> None:
+def show(keys: OwnerDrafters, numbers: list[int], chances: list[float], steps: int) -> None:
     """Steps in which each request's first token is accepted with its chance."""
     rng, count = np.random.default_rng(0), len(numbers)
     for _ in range(steps):
@@ -140,7 +145,7 @@ def show(keys: KeyDrafters, numbers: list[int], chances: list[float], steps: int
         keys.observe(np.array(numbers), *outcome, accepted + 1)
 
 
-def test_a_worse_drafter_is_taken_back_from_its_key_alone(keys: KeyDrafters, drafter: SeveralSets) -> None:
+def test_a_worse_drafter_is_taken_back_from_its_key_alone(keys: OwnerDrafters, drafter: SeveralSets) -> None:
     first, other = (int(n) for n in keys.admit([request("a", "0001"), request("b", "0001")]))
     show(keys, [first, other], [0.9, 0.9], WINDOW)
     promoted = request("a", "0002")
@@ -153,23 +158,23 @@ def test_a_worse_drafter_is_taken_back_from_its_key_alone(keys: KeyDrafters, dra
     assert keys.state()["refused"] == ["a/0002"]
 
 
-def test_what_does_not_fit_is_refused(keys: KeyDrafters, drafter: SeveralSets) -> None:
+def test_what_does_not_fit_is_refused(keys: OwnerDrafters, drafter: SeveralSets) -> None:
     assert served_by(keys, drafter, request("a", "0009"), request("a", "0009")) == ["", ""]
     assert keys.state() == {"in_use": "", "loaded": 0, "refused": ["a/0009"]}
 
 
-def test_a_forgotten_key_begins_anew(keys: KeyDrafters, drafter: SeveralSets) -> None:
+def test_a_forgotten_key_begins_anew(keys: OwnerDrafters, drafter: SeveralSets) -> None:
     running = request("a", "0001")
     (before,) = keys.admit([running]).tolist()
     keys.admit([request("a", "0009"), request("b", "0001")])
-    keys.drop_key("a")
+    keys.drop_owner("a")
     assert set(drafter.sets.values()) == {"b/0001"}
     assert before not in drafter.sets
     assert keys.state()["refused"] == []
     assert served_by(keys, drafter, request("a", "0001")) == ["a/0001"]
 
 
-def test_each_set_has_its_calibration(keys: KeyDrafters, tmp_path: Path) -> None:
+def test_each_set_has_its_calibration(keys: OwnerDrafters, tmp_path: Path) -> None:
     learned(tmp_path, "e", "0001", shift=2.0)
     numbers = keys.admit([request("e", "0001"), request(""), request("a", "0001")])
     common, classes = table(-1.0), torch.tensor([0, 2, 5])
@@ -184,5 +189,5 @@ def test_each_set_has_its_calibration(keys: KeyDrafters, tmp_path: Path) -> None
 
 
 def test_only_servers_whose_keys_have_drafters_have_it(drafter: SeveralSets) -> None:
-    assert KeyDrafters.of(PluginConfig(learning="here"), drafter) is None
-    assert KeyDrafters.of(PluginConfig(learning="here", learn_keys=3), drafter) is not None
+    assert OwnerDrafters.of(PluginConfig(learning="here"), drafter) is None
+    assert OwnerDrafters.of(PluginConfig(learning="here", learn_keys=3), drafter) is not None

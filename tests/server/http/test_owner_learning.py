@@ -1,4 +1,4 @@
-"""Learning for each API key: which drafter its requests name, promotions, roll-backs, removal; without a server."""
+"""Learning of each key or adapter: which drafter requests name, promotions, roll-backs, removal; without a server."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from outrider.drafters.learning import keys
-from outrider.drafters.learning.answers import AnswerStore, ServerState, forget
+from outrider.drafters.learning.answers import KEYS, AnswerStore, ServerState, forget
+from outrider.drafters.learning.owners import MODEL, Owner, learners, owner_of
 from outrider.server.http import learning
-from outrider.server.http.key_learning import KeyLearning
 from outrider.server.http.keys import admission
 from outrider.server.http.keys.key_file import Key
+from outrider.server.http.owner_learning import AdapterLearning, KeyLearning, OwnerLearning
 from outrider.server.http.requests import receive
 from outrider.server.plugin import worker_rpc
+from outrider.server.plugin.options import OwnDrafter
 
 
 class Engine:
@@ -73,13 +74,18 @@ def started(folder: Path, *known: Key) -> KeyLearning:
     )
 
 
-def look(one: KeyLearning) -> None:
+def look(one: OwnerLearning) -> None:
     asyncio.run(one._look())
 
 
-def learned(root: Path, name: str, *drafters: str) -> Path:
-    """A key's folder with answers and these candidates."""
-    folder = root / keys.KEYS / keys.learner_of(name)
+def drafter(one: KeyLearning, key: Key) -> str:
+    """Name of the learned drafter that serves a key."""
+    return one.drafter_of(key, "").learned
+
+
+def learned(root: Path, owner: str | Owner, *drafters: str) -> Path:
+    """A learner's folder with answers and these candidates; owner: a key's name, too."""
+    folder = root / (Owner(owner) if isinstance(owner, str) else owner).learner
     AnswerStore(folder, 10**6).append([1], [2, 3], 0.0)
     for drafter in drafters:
         made = folder / "drafters" / drafter
@@ -94,16 +100,16 @@ ANN, BOB = key("ann"), key("bob")
 
 def test_each_key_has_what_its_own_learner_offers(tmp_path: Path, engine: Engine) -> None:
     one = started(tmp_path, ANN, BOB)
-    assert one.drafter_of(ANN) == (keys.learner_of("ann"), "")
+    assert one.drafter_of(ANN, "") == OwnDrafter(Owner("ann").learner, secret=ANN.digest.hex())
     ann = learned(tmp_path, "ann", "0001", "0002")
     learned(tmp_path, "bob")
     look(one)
-    assert one.drafter_of(ANN) == (keys.learner_of("ann"), "0002")
-    assert one.drafter_of(BOB) == (keys.learner_of("bob"), "")
-    assert one.drafter_of(key("ann", learn=False))[1] == ""
-    assert keys.name_of(ann) == "ann"
+    assert one.drafter_of(ANN, "")[:2] == (Owner("ann").learner, "0002")
+    assert one.drafter_of(BOB, "")[:2] == (Owner("bob").learner, "")
+    assert drafter(one, key("ann", learn=False)) == ""
+    assert owner_of(ann) == Owner("ann")
     assert ServerState.read(ann) == ServerState("0002")
-    assert started(tmp_path, ANN, BOB).drafter_of(ANN)[1] == "0002"  # at once, after a restart
+    assert drafter(started(tmp_path, ANN, BOB), ANN) == "0002"  # at once, after a restart
     assert engine.told == []
 
 
@@ -113,13 +119,13 @@ def test_what_an_engine_took_back(tmp_path: Path, engine: Engine) -> None:
     look(one)
     learned(tmp_path, "ann", "0002")
     look(one)
-    engine.refused = [f"{ann.name}/0002"]
+    engine.refused = [f"keys/{ann.name}/0002"]
     look(one)
-    assert (one.drafter_of(ANN)[1], one.drafter_of(BOB)[1]) == ("0001", "0001")
+    assert (drafter(one, ANN), drafter(one, BOB)) == ("0001", "0001")
     assert ServerState.read(ann) == ServerState("0001", ("0002",))
-    engine.refused += [f"{ann.name}/0001", f"{bob.name}/0001"]
+    engine.refused += [f"keys/{ann.name}/0001", f"keys/{bob.name}/0001"]
     look(one)
-    assert (one.drafter_of(ANN)[1], one.drafter_of(BOB)[1]) == ("", "")
+    assert (drafter(one, ANN), drafter(one, BOB)) == ("", "")
     look(one)
     assert ServerState.read(ann) == ServerState(None, ("0002", "0001"))
     assert one.metrics.values["rollbacks"] == 3  # type: ignore[attr-defined]
@@ -135,7 +141,7 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path, engine: Engine) -> None:
     look(one)
     assert ServerState.read(ann) == ServerState(None, ("0001",))
     ServerState("0003").write(ann)  # and it is gone
-    assert started(tmp_path, ANN).drafter_of(ANN)[1] == ""
+    assert drafter(started(tmp_path, ANN), ANN) == ""
     assert ServerState.read(ann) == ServerState(None, ("0003",))
 
 
@@ -145,8 +151,8 @@ def test_forgotten_while_it_serves(tmp_path: Path, engine: Engine) -> None:
     look(one)
     forget(ann)
     look(one)
-    assert one.drafter_of(ANN)[1] == ""
-    assert engine.told == [(worker_rpc.DROP_KEY, ann.name)]
+    assert drafter(one, ANN) == ""
+    assert engine.told == [(worker_rpc.DROP_OWNER, f"keys/{ann.name}")]
 
 
 @pytest.mark.parametrize("left", [[], [key("ann", learn=False)]])
@@ -157,9 +163,9 @@ def test_a_key_that_is_gone_or_refuses_is_forgotten(tmp_path: Path, engine: Engi
     one.access.keys[:] = [*left, BOB]
     look(one)
     assert [path.name for path in ann.parent.iterdir()] == [bob.name]
-    assert engine.told == [(worker_rpc.DROP_KEY, ann.name)]
-    assert one.drafter_of(ANN)[1] == ""
-    assert one.drafter_of(BOB)[1] == "0001"
+    assert engine.told == [(worker_rpc.DROP_OWNER, f"keys/{ann.name}")]
+    assert drafter(one, ANN) == ""
+    assert drafter(one, BOB) == "0001"
 
 
 def test_only_sums_are_shown(tmp_path: Path, engine: Engine) -> None:
@@ -171,22 +177,79 @@ def test_only_sums_are_shown(tmp_path: Path, engine: Engine) -> None:
     look(one)
     look(one)
     shown = one.snapshot()
-    assert (shown["answers"], shown["held_out"], shown["keys"], shown["in_use_tau"]) == (7, 2, 2, 2.5)
-    assert not [name for name in (*keys.learners(tmp_path), "ann", "bob") if str(name) in json.dumps(shown)]
+    assert (shown["answers"], shown["held_out"], shown["learned"], shown["in_use_tau"]) == (7, 2, 2, 2.5)
+    assert not [name for name in (*learners(tmp_path, KEYS), "ann", "bob") if str(name) in json.dumps(shown)]
     assert one.metrics.values["in_use"] == 2  # type: ignore[attr-defined]
     assert one.metrics.values["training"] is True  # type: ignore[attr-defined]
 
 
 def test_requests_share_prefixes_within_key_and_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = set()
-    for secret, own in (("one", ("a", "")), ("one", ("a", "0001")), ("two", ("a", "")), ("three", ("b", ""))):
-        current = SimpleNamespace(key_usage=SimpleNamespace(key=Key(name="k", digest=secret.encode())))
+    for own in (OwnDrafter("a"), OwnDrafter("a", "1"), OwnDrafter("a", secret="two"), OwnDrafter("b", adapter="lora")):
+        current = SimpleNamespace(key_usage=SimpleNamespace(key=ANN))
         monkeypatch.setattr(admission, "current", lambda current=current: current)
-        request: Any = SimpleNamespace()
-        receive._set_apart(request, SimpleNamespace(drafter_of=lambda _, own=own: own, looks_across=False))  # type: ignore[arg-type]
+        request: Any = SimpleNamespace(model="m")
+        find = lambda *given, own=own: given == (ANN, "m") and own  # noqa: E731
+        limits: Any = SimpleNamespace(drafter_of=find, looks_across=False)
+        receive._set_apart(request, limits)
         assert request._own == own
         seen.add(request.extra_key)
     assert len(seen) == 4
     shared: Any = SimpleNamespace(extra_key=None)
     receive._set_apart(shared, SimpleNamespace(drafter_of=None, looks_across=False))  # type: ignore[arg-type]
     assert shared.extra_key is None
+
+
+SQL, OTHER_SQL, POEMS = Owner("sql", "1" * 32, "/sql"), Owner("sql", "2" * 32, "/sql"), Owner("poems", "3" * 32, "/p")
+
+
+def of_adapters(folder: Path, **loaded: Owner) -> tuple[AdapterLearning, dict[str, tuple[str, Owner]]]:
+    """Learning of a server with these adapters, by SGLang's ids; and what is loaded, to change."""
+    settings: Any = SimpleNamespace(learn_folder=folder, profile=None)
+    owners = {owner.name: (lora_id, owner) for lora_id, owner in loaded.items()}
+    idle: Any = SimpleNamespace(idle=True)
+    adapters: Any = SimpleNamespace(owners=owners)
+    return AdapterLearning(settings, None, idle, metrics=Metrics(), adapters=adapters), owners  # type: ignore[arg-type]
+
+
+def test_each_adapter_and_the_model_have_what_their_own_learner_offers(tmp_path: Path, engine: Engine) -> None:
+    one, _ = of_adapters(tmp_path, first=SQL, second=POEMS)
+    for model, found in (("m", OwnDrafter(MODEL)), ("sql", OwnDrafter(SQL.learner, adapter="first"))):
+        assert one.drafter_of(None, model) == one.drafter_of(ANN, model) == found
+    sql = learned(tmp_path, SQL, "0001")
+    AnswerStore(tmp_path, 10**6)
+    look(one)
+    assert one.drafter_of(None, "sql") == OwnDrafter(SQL.learner, "0001", "first")
+    assert one.drafter_of(None, "poems") == OwnDrafter(POEMS.learner, "", "second")
+    assert one.drafter_of(None, "m") == OwnDrafter(MODEL)
+    assert owner_of(sql) == SQL
+    (tmp_path / "drafters").mkdir()
+    (sql / "drafters" / "0001").rename(tmp_path / "drafters" / "0001")
+    look(one)
+    assert one.drafter_of(None, "m") == OwnDrafter(MODEL, "0001")
+    engine.refused = [f"{MODEL}/0001"]
+    look(one)
+    assert one.drafter_of(None, "m") == OwnDrafter(MODEL)
+    assert one.drafter_of(None, "sql").learned == "0001"
+
+
+def test_an_unloaded_adapter_comes_back_to_its_drafter_and_another_by_its_name_does_not(
+    tmp_path: Path, engine: Engine
+) -> None:
+    one, loaded = of_adapters(tmp_path, first=SQL)
+    sql = learned(tmp_path, SQL, "0001")
+    look(one)
+    del loaded["sql"]
+    look(one)
+    assert engine.told == [(worker_rpc.DROP_OWNER, SQL.learner)]
+    loaded["sql"] = "second", OTHER_SQL
+    assert one.drafter_of(None, "sql") == OwnDrafter(OTHER_SQL.learner, "", "second")
+    look(one)
+    assert (sql / "drafters" / "0001").is_dir()
+    loaded["sql"] = "third", SQL
+    assert one.drafter_of(None, "sql") == OwnDrafter(SQL.learner, "0001", "third")  # before the next look
+    moved = Owner(SQL.name, SQL.digest, "/elsewhere")
+    loaded["sql"] = "fourth", moved
+    look(one)
+    assert one.drafter_of(None, "sql") == OwnDrafter(SQL.learner, "0001", "fourth")
+    assert owner_of(sql) == moved

@@ -1,0 +1,95 @@
+"""Owners of drafters: API keys, or LoRA adapters and the model.
+
+Each has a learner with answers, drafters and state of its own, in a folder of the server's learner's folder; the
+model's is that folder itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from outrider.storage.replacing import replace
+
+from ..adapter_folder import AdapterFolder
+from .answers import ADAPTERS, FORGOTTEN, KEYS, NAMED_IN
+
+MODEL = "."
+"""Learner of the model's requests, where adapters have their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """An API key, a LoRA adapter, or the model, whose name is "".
+
+    digest: what the adapter's folder `path` holds (`AdapterFolder.digest`); "": it is none.
+    """
+
+    name: str
+    digest: str = ""
+    path: str = ""
+
+    def __str__(self) -> str:
+        if not self.name:
+            return "the model"
+        return f"{'adapter' if self.digest else 'key'} {self.label}"
+
+    @property
+    def label(self) -> str:
+        """Its name, an adapter's with the beginning of the digest: several may have had the name."""
+        return f"{self.name}@{self.digest[:8]}" if self.digest else self.name
+
+    @property
+    def learner(self) -> str:
+        """Its learner's folder, in that of a server's. Another adapter by the same name has another."""
+        if not self.digest:
+            return f"{KEYS}/{hashlib.sha256(self.name.encode()).hexdigest()[:32]}"
+        return f"{ADAPTERS}/{hashlib.sha256(f'{self.digest} {self.name}'.encode()).hexdigest()[:32]}"
+
+
+def make(folder: Path, owner: Owner) -> Path:
+    """The learner's folder of an owner, in that of a server, made if it is not there. Raises OSError."""
+    made = folder / owner.learner
+    if owner_of(made) != owner:
+        for each in (folder, made.parent, made):
+            each.mkdir(mode=0o700, exist_ok=True)
+        about = {name: value for name, value in asdict(owner).items() if value}
+        replace({made / NAMED_IN[made.parent.name]: json.dumps(about) + "\n"}, 0o600)
+    return made
+
+
+def learners(folder: Path, kind: str) -> list[Path]:
+    """Folders of the learners of all keys (`KEYS`) or adapters (`ADAPTERS`), in the order of their names."""
+    inside = folder / kind
+    found = inside.iterdir() if inside.is_dir() else ()
+    return sorted(path for path in found if path.name[:1] != "." and path.is_dir())
+
+
+def owner_of(learner: Path) -> Owner | None:
+    """The owner of a learner's folder; None where it is not known, and of the model's."""
+    try:
+        found = Owner(**json.loads((learner / NAMED_IN[learner.parent.name]).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if all(isinstance(value, str) for value in asdict(found).values()) else None
+
+
+def adapter_of(owner: Owner | None) -> AdapterFolder | None:
+    """An owner's adapter; None of a key and of the model. Raises ValueError where it is gone or another one by now."""
+    if owner is None or not owner.digest:
+        return None
+    found = AdapterFolder.open(Path(owner.path))
+    if found.digest() != owner.digest:
+        raise ValueError(f"{owner.path} holds another adapter than the {owner} that was served")
+    return found
+
+
+def forget_owner(learner: Path) -> None:
+    """Delete a learner with all that it kept and learned, at once for those who look for it. Raises OSError."""
+    aside = learner.with_name(FORGOTTEN.format(learner.name))
+    shutil.rmtree(aside, ignore_errors=True)  # of one that was killed
+    learner.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)

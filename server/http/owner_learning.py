@@ -1,0 +1,232 @@
+"""Learning with a drafter for each API key, or for each LoRA adapter and the model: what a learner offers serves its
+owner's requests alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from outrider.drafters.learning import owners
+from outrider.drafters.learning.answers import KEYS, ServerState, sweep
+from outrider.drafters.learning.owners import MODEL, Owner
+from outrider.drafters.learning.progress import append_event
+
+from ..plugin import worker_rpc
+from ..plugin.options import OwnDrafter
+from ..settings.learning import DRAFTERS
+from .adapters import Adapters
+from .keys.access import Access
+from .keys.key_file import Key
+from .learning import Learning, newest
+
+logger = logging.getLogger(__name__)
+
+SUMMED = ("answers", "held_out", "tokens", "anchors", "seconds")
+MEANS = ("in_use_tau", "candidate_tau")
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """A learner's folder as it is: its state, its newest candidate and its numbers (`progress.Numbers`)."""
+
+    learner: str
+    folder: Path
+    state: ServerState
+    candidate: str | None
+    numbers: dict[str, Any]
+
+    @classmethod
+    def of(cls, root: Path, learner: str) -> Survey:
+        """The folder `learner` of `root`. Raises OSError and ValueError where files are damaged."""
+        folder = root / learner
+        state, numbers = ServerState.read(folder), folder / "learner.json"
+        found = json.loads(numbers.read_text()) if numbers.is_file() else {}
+        return cls(learner, folder, state, newest(folder, state), found)
+
+
+@dataclass
+class OwnerLearning(Learning, ABC):
+    """Learning of several owners. Requests name their owner's drafter, so the engine is told of none.
+
+    states: of each learner that was asked for or has answers, as its state.json says; this is its only writer beside
+    `outrider learn forget`.
+    """
+
+    states: dict[str, ServerState] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._before: dict[str, str | None] = {}
+        sweep(self.folder)
+
+    @abstractmethod
+    def owners(self) -> dict[str, Owner]:
+        """The owners that learn now, by their learners."""
+
+    @abstractmethod
+    def drafter_of(self, key: Key | None, model: str) -> OwnDrafter:
+        """What drafts for a request of a key to the model or an adapter."""
+
+    @abstractmethod
+    async def _leave(self, known: dict[str, Owner]) -> None:
+        """Let go of learners whose owners are not among the known ones."""
+
+    def _in_use(self, learner: str) -> str:
+        """Name of the learned drafter that serves; "": that of the start does. The first request reads it."""
+        if learner not in self.states:
+            folder = self.folder / learner
+            self.states[learner] = state = ServerState.read(folder)
+            if state.in_use and not (folder / DRAFTERS / state.in_use / "config.json").is_file():
+                self._set(learner, None, state, refused=state.in_use)
+        return self.states[learner].in_use or ""
+
+    async def _settle(self) -> None:
+        """Nothing: a drafter that the engine cannot use is noticed when its owner first asks."""
+
+    async def _look(self) -> None:
+        """Put each owner's newest candidate to use, notice what the engine took back, drop owners that are gone."""
+        known = self.owners()
+        await self._leave(known)
+        surveys = await asyncio.to_thread(self._surveys, known)
+        refused = {each for exchange in await self._exchanges() for each in exchange["refused"]}
+        for survey in surveys:
+            await self._attend(survey, known[survey.learner], refused)
+        self._sum(surveys)
+
+    def _surveys(self, known: dict[str, Owner]) -> list[Survey]:
+        """The learners of these owners that there are, but those whose files are damaged."""
+        found = []
+        for learner, owner in known.items():
+            if (self.folder / learner).is_dir():
+                try:
+                    if learner != MODEL:
+                        owners.make(self.folder, owner)
+                    found.append(Survey.of(self.folder, learner))
+                except (OSError, ValueError) as error:
+                    logger.warning("learning of %s: %s", owner, error)
+        return found
+
+    async def _drop(self, learner: str) -> None:
+        """Forget a learner here and in the engine's memory."""
+        self.states.pop(learner, None)
+        self._before.pop(learner, None)
+        await worker_rpc.command(self.manager, worker_rpc.DROP_OWNER, learner)
+
+    async def _attend(self, survey: Survey, owner: Owner, refused: set[str]) -> None:
+        """One owner's part of a look. refused: drafters that an engine took back, as "learner/name"."""
+        learner, folder, state = survey.learner, survey.folder, survey.state
+        former = self.states.get(learner)
+        self.states[learner] = state
+        if former is not None and former.in_use and not state.in_use:  # by `outrider learn forget`
+            await worker_rpc.command(self.manager, worker_rpc.DROP_OWNER, learner)
+        if (worse := state.in_use) and f"{learner}/{worse}" in refused:
+            before = self._before.pop(learner, None)
+            if before in state.refused or not (folder / DRAFTERS / (before or "") / "config.json").is_file():
+                before = None
+            self._set(learner, before, state, refused=worse)
+            self.metrics.rollbacks.inc()
+            self._note(folder, owner, "rollback", drafter=worse, before=before)
+        elif survey.candidate is not None:
+            await self._try(learner, owner, state, survey.candidate)
+
+    async def _try(self, learner: str, owner: Owner, state: ServerState, name: str) -> None:
+        folder = self.folder / learner
+        taus = await self._prepare(folder / DRAFTERS / name)
+        if taus is None:
+            self._set(learner, state.in_use, state, refused=name)
+            return
+        self._before[learner] = state.in_use
+        self._set(learner, name, state)
+        self.metrics.promotions.inc()
+        self.metrics.promoted_at.set_to_current_time()
+        self._note(folder, owner, "promotion", drafter=name, before=state.in_use, **taus)
+
+    def _set(self, learner: str, in_use: str | None, state: ServerState, refused: str = "") -> ServerState:
+        """Say what is in use from now on, and which candidate is refused."""
+        new = ServerState(in_use, state.refused + ((refused,) if refused else ()))
+        new.write(self.folder / learner)
+        self.states[learner] = new
+        return new
+
+    def _note(self, folder: Path, owner: Owner, name: str, **numbers: Any) -> None:
+        logger.info("learning of %s: %s %s", owner, name, numbers)
+        append_event(folder, name, **numbers)
+
+    def _sum(self, surveys: list[Survey]) -> None:
+        """Numbers of all owners together: nothing is shown of a single one."""
+        numbers = [survey.numbers for survey in surveys if survey.numbers]
+        found: dict[str, Any] = {name: sum(each[name] for each in numbers) for name in SUMMED}
+        for name in MEANS:
+            known = [each[name] for each in numbers if each.get(name)]
+            found[name] = sum(known) / len(known) if known else None
+        latest = max(numbers, key=lambda each: each["at"], default={"phase": "waiting"})
+        own = self.folder / "learner.json"  # of the process: why it failed
+        failure = json.loads(own.read_text()) if own.is_file() else {}
+        failed = failure.get("phase") == "failed" and not self.process.running
+        shown = {"phase": "failed", "error": failure["error"]} if failed else {"phase": latest["phase"], "error": ""}
+        self.numbers = found | shown
+        for name in (*SUMMED, *MEANS):
+            if found[name] is not None:
+                getattr(self.metrics, name).set(found[name])
+        self.metrics.in_use.set(sum(1 for state in self.states.values() if state.in_use))
+        self.metrics.training.set(self.numbers["phase"] == "training" and self.lifecycle.idle)
+        self.metrics.failed.set(failed or not self.process.running)
+
+    def snapshot(self) -> dict[str, Any]:
+        """The page's data: sums, and the number of learned drafters; no owner's promotions."""
+        learned = sum(1 for state in self.states.values() if state.in_use)
+        shown: dict[str, Any] = {"in_use": None, "learned": learned, "exchanges": [], "now": round(time.time(), 3)}
+        return self.numbers | shown
+
+
+@dataclass
+class KeyLearning(OwnerLearning):
+    """Learning of all API keys that allow it. What a key that is gone has taught is deleted."""
+
+    access: Access = field(kw_only=True)
+
+    def owners(self) -> dict[str, Owner]:
+        found = [Owner(key.name) for key in self.access.keys if key.learn]
+        return {owner.learner: owner for owner in found}
+
+    def drafter_of(self, key: Key | None, model: str) -> OwnDrafter:
+        if key is None:
+            return OwnDrafter()
+        learner = Owner(key.name).learner
+        return OwnDrafter(learner, self._in_use(learner) if key.learn else "", secret=key.digest.hex())
+
+    async def _leave(self, known: dict[str, Owner]) -> None:
+        for folder in owners.learners(self.folder, KEYS):
+            learner = f"{KEYS}/{folder.name}"
+            if learner not in known:
+                logger.warning("what %s taught its drafter is deleted", owners.owner_of(folder) or f"key {folder.name}")
+                await asyncio.to_thread(owners.forget_owner, folder)
+                await self._drop(learner)
+
+
+@dataclass
+class AdapterLearning(OwnerLearning):
+    """Learning of the model and of all loaded adapters. What an adapter has taught stays on the disk when it is
+    unloaded, for the same one."""
+
+    adapters: Adapters = field(kw_only=True)
+
+    def owners(self) -> dict[str, Owner]:
+        loaded = [owner for _, owner in self.adapters.owners.values()]
+        return {MODEL: Owner("")} | {owner.learner: owner for owner in loaded}
+
+    def drafter_of(self, key: Key | None, model: str) -> OwnDrafter:
+        if (found := self.adapters.owners.get(model)) is None:
+            return OwnDrafter(MODEL, self._in_use(MODEL))
+        adapter, owner = found
+        return OwnDrafter(owner.learner, self._in_use(owner.learner), adapter)
+
+    async def _leave(self, known: dict[str, Owner]) -> None:
+        for learner in self.states.keys() - known.keys():
+            await self._drop(learner)
