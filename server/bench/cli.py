@@ -22,3 +22,12 @@ COMMANDS = {
     "micro": ("outrider.server.bench.micro.cli", "time of a part: blocks, kernels, plan, steps"),
     "report": ("outrider.server.bench.report", "write docs/performance.md from profiles/results"),
 }
+# former name: the command that answers its question now
+MOVED = {
+    "speed": "outrider bench load --prompts FILE… --arms off planned --concurrency 1",
+    "accept": 'outrider bench load --prompts FILE… --arms "verify all"',
+    "diffusion": "outrider bench load --model FOLDER --prompts FILE…",
+    "peers": "outrider bench load --url NAME=URL NAME=URL…, of servers that deploy/peers starts",
+    "drafts": "outrider drafters MODEL --measure",
+    **{name: f"outrider bench micro {name}" for name in ("kernels", "plan", "steps")},
+}

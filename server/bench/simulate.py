@@ -11,6 +11,10 @@ Arrivals: "closed" is a closed loop with --concurrency requests in flight. With 
 --concurrency requests run, and --load says how many arrive: 1 is what a server without speculation can just answer.
 "bursty" brings four times that for a fifth of the time, in bursts of a fifth of an answer's time.
 
+With --recorded planners run on recorded positions of real answers instead, and with the step times of every shipped
+profile, or of --profile. The table then shows throughput over no speculation, and its range over resampled answers;
+`deciding` is the planner's real time on this machine. --record makes a recording.
+
 The table, one row per concurrency and planner:
   tok/s      tokens per second of all requests  user, p50, p1  tokens per second of one request after its first token
   wait, p99  TTFT in seconds                    tau            accepted length: tokens out per request and step
@@ -50,6 +54,8 @@ examples:
   outrider simulate --profile NAME --acceptance accept.json --plot simulated.png
                                                           this engine, a drafter as `outrider bench load` measured it
   outrider simulate --cost base=8,token=0.02,knee=256,draft=0.6 --acceptance 0.9,0.85,0.8,0.8,0.75
+  outrider simulate --record mine.npz --prompts prompts.jsonl
+  outrider simulate --recorded mine.npz --concurrency 1,8,32
   outrider simulate --arrivals bursty --load 1.1 --level 30 --level-share 0.33
 """
 PLANNERS = ("off", *reversed(registry.names()))
@@ -110,6 +116,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="simulated time, in steps without drafts (default: 1000, or 4000 where arrivals vary)",
     )
     add("--seed", type=int, default=0, metavar="N", help="seed of arrivals and outcomes (default: 0)")
+    recordings = parser.add_mutually_exclusive_group()
+    recordings.add_argument("--recorded", type=Path, metavar="FILE", help="plan these positions of real answers")
+    recordings.add_argument("--record", type=Path, metavar="FILE", help="record answers of a target to --prompts")
+    add("--resamples", type=int, default=5, metavar="N", help="resamplings of --recorded (default: 5)")
+    add("--target", metavar="PATH_OR_HUB_NAME", help="model that --record asks (default: the embedded model)")
+    add("--prompts", nargs="+", type=Path, metavar="FILE", help="prompts that --record asks")
+    add("--count", type=int, default=32, metavar="N", help="prompts of each file (default: 32)")
     harness.add_output_flags(parser, json="the table", plot="throughput, speed and verified tokens")
 
 
@@ -124,12 +137,20 @@ class Scenario:
 def run(args: argparse.Namespace) -> int:
     harness.check_outputs(args)
     try:
-        rows = _simulate(args)
+        if args.record or args.recorded:
+            from . import replay
+
+            if args.record:
+                return replay.record(args)
+            args.steps = 600 if args.steps is None else args.steps
+            rows = replay.run(args)
+        else:
+            rows = _simulate(args)
     except ValueError as error:
         raise UserError(str(error)) from error
     clean = [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()} for row in rows]
     record.write(args.json, "simulate", clean)
-    if args.plot:
+    if args.plot and not args.recorded:
         from outrider.scheduler.simulation.plot import plot_simulation
 
         with pictures.figure(args.plot) as figure:

@@ -52,6 +52,7 @@ COMMANDS = {
     "doctor": ("outrider.server.cli.doctor", "check this installation and say what to do"),
     "version": ("outrider.server.cli.version", "print the versions of Outrider and its packages"),
 }
+MOVED = {"gpu-check": "`make test-gpu` in a checkout (docs/gpu.md)"}
 
 
 class WideHelp(argparse.RawDescriptionHelpFormatter):
@@ -73,6 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="store_true", help="print Outrider's version")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     try:
+        if argv and argv[0] in MOVED:
+            raise UserError(f"`outrider {argv[0]}` is gone: use {MOVED[argv[0]]}")
         add_commands(subparsers, COMMANDS, argv)
         args = parser.parse_args(argv)
         if args.version:
@@ -101,7 +104,10 @@ def _stopped_as_by_ctrl_c() -> Iterator[None]:
 
 
 def add_commands(subparsers: Any, commands: Mapping[str, tuple[str, str]], argv: Sequence[str]) -> None:
-    """Add the commands of a table, and the arguments of the one that `argv` chooses."""
+    """Add the commands of a table, and the arguments of the one that `argv` chooses.
+
+    Raises UserError for one that a module's `MOVED` table names, with the command that answers its question now.
+    """
     chosen = next((word for word in argv if not word.startswith("-")), None)
     for name, (module_name, summary) in commands.items():
         if name != chosen:
@@ -111,7 +117,10 @@ def add_commands(subparsers: Any, commands: Mapping[str, tuple[str, str]], argv:
         parser = subparsers.add_parser(name, help=summary, description=module.__doc__, formatter_class=WideHelp)
         if hasattr(module, "COMMANDS"):
             nested = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
-            add_commands(nested, module.COMMANDS, argv[argv.index(name) + 1 :])
+            rest = argv[argv.index(name) + 1 :]
+            if rest and (instead := getattr(module, "MOVED", {}).get(rest[0])):
+                raise UserError(f"`outrider {name} {rest[0]}` is gone: use {instead}")
+            add_commands(nested, module.COMMANDS, rest)
         else:
             module.add_arguments(parser)
             parser.set_defaults(run=module.run)

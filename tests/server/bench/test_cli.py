@@ -8,14 +8,16 @@ import sys
 
 import pytest
 
-from outrider.server.bench.cli import COMMANDS
+from outrider.server.bench.cli import COMMANDS, MOVED
 from outrider.server.bench.micro import cli as micro_cli
+from outrider.server.cli.main import COMMANDS as COMMANDS_OF_ALL
 from outrider.server.cli.main import main
 
 
 def test_help_imports_no_benchmark() -> None:
     code = """
 import sys
+from outrider.server.cli.main import COMMANDS as COMMANDS_OF_ALL
 from outrider.server.cli.main import main
 try:
     main(["bench", "--help"])
@@ -44,6 +46,16 @@ def test_every_benchmark_explains_itself(words: tuple[str, ...], capsys: pytest.
     assert module.__doc__.strip() in shown
     assert f"outrider bench {' '.join(words)}" in module.__doc__.partition("example")[2]
     assert "--json FILE" in shown or words == ("report",)
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_name_of_before_is_answered_with_what_replaces_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", name, "--rounds", "3"]) == 1
+    assert capsys.readouterr().err == f"outrider: `outrider bench {name}` is gone: use {MOVED[name]}\n"
+    _, command, *words = MOVED[name].split()
+    assert command in COMMANDS_OF_ALL
+    assert command != "bench" or words[0] in COMMANDS
+    assert words[0] != "micro" or words[1] in micro_cli.COMMANDS
 
 
 def test_one_must_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
