@@ -60,8 +60,11 @@ from outrider.server.plugin.spec_inputs import StepState
 POOL, CONTEXT, SLOTS, REQUESTS = 16, 128, 600, 3
 GREEDY, SAMPLED = {"top_k": 1, "sampling_seed": None}, {"top_k": 1 << 30, "sampling_seed": None}
 SEEDED = {"top_k": 1 << 30, "sampling_seed": 3}
-FEW = 8
-"""Requests for which the warm-up is compared with steps."""
+FEW, ASKING = 8, (3, 4, 5, 8)
+"""Requests for which the warm-up is compared with steps, and the numbers of those: both parities of two powers, and one
+that the warm-up has not run. torch takes arrays of one for constants."""
+CHAINED = 2
+"""Tokens of a chain's draft: from the second on each is drafted as that one."""
 BATCHES = {
     "greedy": [GREEDY] * REQUESTS,
     "sampled": [SAMPLED] * REQUESTS,
@@ -150,11 +153,11 @@ def make_chain(name: str) -> ChainDrafter:
         shapes = eagle_shapes(head, len(LAYER_IDS)) | {"lm_head.weight": (DRAFTED, 32)}
         tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
         weights = ChainWeights(head, tensors, tuple(LAYER_IDS), torch.arange(DRAFTED))
-        return EagleDrafter(weights, embedding=rows, head=rows, gamma=4)
+        return EagleDrafter(weights, embedding=rows, head=rows, gamma=CHAINED)
     architecture, _, fields = MTP_LAYOUTS["glm with groups"]
     layer = MtpConfig.from_json(SHAPE | fields | {"architectures": [architecture], "num_hidden_layers": 6})
     tensors = {name: torch.zeros(shape) for name, shape in mtp_shapes(layer, {}).items()}
-    return MtpDrafter(ChainWeights(layer, tensors), embedding=rows, head=rows, gamma=4)
+    return MtpDrafter(ChainWeights(layer, tensors), embedding=rows, head=rows, gamma=CHAINED)
 
 
 def make_worker(
@@ -310,7 +313,7 @@ def late(drafter: str, device: torch.device, *, without: int | None = None) -> l
         with absent_gpu.watching() as warm:
             warm_up.run_all(shapes, worker.drafter)
         with absent_gpu.watching() as watched:
-            for count in [without] if without else range(3, FEW + 1):  # torch takes arrays of one for constants
+            for count in [without] if without else ASKING:
                 rows = np.arange(count)
                 at = SimpleNamespace(numpy=lambda rows=rows: rows)
                 for kind in ("greedy", "sampled", "seeded", "mixed"):
