@@ -19,9 +19,10 @@ from .spec_inputs import FlatVerify
 def rotary_positions(flat: FlatVerify, reqs: Sequence[Any]) -> torch.Tensor:
     """[B] int64 positions that the tokens of a verify batch are rotated by. reqs: SGLang's requests."""
     images = [req.multimodal_inputs for req in reqs]
-    if not any(one is not None and one.mrope_position_delta is not None for one in images):
+    found = [None if one is None else one.mrope_position_delta for one in images]
+    if all(one is None for one in found):
         return flat.positions
-    deltas = torch.tensor([0 if one is None else int(one.mrope_position_delta) for one in images])
+    deltas = torch.tensor([0 if one is None else int(one) for one in found], device=flat.positions.device)
     return flat.positions + deltas[flat.request]
 
 

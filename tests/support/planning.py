@@ -61,6 +61,7 @@ def request(
         origin_input_ids=[1] * prompt,
         eos_token_ids=set(ends),
         tokenizer=None,
+        multimodal_inputs=None,
     )
 
 

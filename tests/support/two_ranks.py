@@ -163,7 +163,9 @@ def requests(world: World) -> list[SimpleNamespace]:
         )  # fmt: skip
 
     return [
-        SimpleNamespace(sampling_params=params(i), origin_input_ids=[i] * 3, tokenizer=None, grammar=None)
+        SimpleNamespace(
+            sampling_params=params(i), origin_input_ids=[i] * 3, tokenizer=None, grammar=None, multimodal_inputs=None
+        )
         for i in range(REQUESTS)
     ]
 
