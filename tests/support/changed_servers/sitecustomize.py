@@ -111,7 +111,8 @@ def swap_adapters(module: ModuleType) -> None:
     def swapped(direct: Any, flat: Any, seq_lens: Any, rows: Any, reqs: Sequence[Any]) -> Any:
         ids = list(dict.fromkeys(req.lora_id for req in reqs if req.lora_id))
         other = dict(zip(ids, reversed(ids), strict=True))
-        return verify(direct, flat, seq_lens, rows, [SimpleNamespace(lora_id=other.get(req.lora_id)) for req in reqs])
+        changed = [SimpleNamespace(lora_id=other.get(req.lora_id), multimodal_inputs=None) for req in reqs]
+        return verify(direct, flat, seq_lens, rows, changed)
 
     module.DirectForward.verify = swapped
 
