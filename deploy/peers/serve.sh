@@ -66,7 +66,8 @@ case $engine in
     environment vllm -r "$here/vllm.txt"
     export VLLM_CPU_OMP_THREADS_BIND=0-$((threads - 1)) VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE:-2}
     export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1
-    exec "$venv/bin/vllm" serve "$model" --host 127.0.0.1 --port "$port" --no-enable-prefix-caching ;;
+    # not its command, which asks for a package of the name vllm
+    exec "$venv/bin/python" -m vllm.entrypoints.openai.api_server --model "$model" --host 127.0.0.1 --port "$port" --no-enable-prefix-caching ;;
   sglang) # plain torch, in our environment: on a CPU SGLang does not start without our platform
     export OUTRIDER_PLATFORM_ONLY=1 SGLANG_PLUGINS=outrider OMP_NUM_THREADS=$threads
     exec "$here/../../.venv/bin/python" -m sglang.launch_server --model-path "$model" --host 127.0.0.1 --port "$port" \

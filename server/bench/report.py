@@ -26,6 +26,8 @@ from .report_rows import QUESTIONS, Record, Row, model
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE, README = ROOT / "profiles" / "results", ROOT / "docs" / "performance.md", ROOT / "README.md"
+PLAIN = "plain"
+"""Arm of our own server without drafts, in records by URL."""
 BEGIN, END = "<!-- numbers: make performance -->", "<!-- end of numbers -->"
 HEAD = """\
 # Performance
@@ -152,10 +154,10 @@ def table(columns: Sequence[str], rows: Iterable[Row]) -> str:
 
 
 def compared(one: Record, load: str) -> str:
-    """Throughput of planning over none, or of the first server over the best other; "" where it was not measured."""
+    """Throughput of planning over none, or of the first server over the best other's; "" where it was not measured."""
     rates = {arm: [r["throughput"] for r in rounds] for arm, rounds in one["results"].get(load, {}).items()}
     ours = "planned" if "engine" in one else next(iter(rates), "")
-    others = [arm for arm in rates if (arm == "off" if "engine" in one else arm != ours)]
+    others = [arm for arm in rates if (arm == "off" if "engine" in one else arm not in (ours, PLAIN))]
     if ours not in rates or not others:
         return ""
     best = max(others, key=lambda arm: statistics.median(rates[arm]))

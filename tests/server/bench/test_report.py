@@ -63,6 +63,8 @@ def test_a_table_a_question_and_a_row_a_machine() -> None:
     readme = report.with_numbers(f"A\n{report.BEGIN}\nold\n{report.END}\nB\n", {"a.json": one, "b.json": other})
     assert "| AMD EPYC 9, avx512_bf16 | M | 1.25 × off |  |  |" in readme
     assert "|  | M |  | 2.50 × theirs |  |" in readme
+    mine = {"8": other["results"]["8"] | {"plain": rounds(25, 30)}}
+    assert "| M |  | 2.50 × theirs |" in report.with_numbers(readme, {"b.json": other | {"results": mine}})
     assert readme.startswith("A\n")
     assert readme.endswith("\nB\n")
     assert "old" not in readme
