@@ -48,7 +48,7 @@ class EagleModel(TrainedModel):
         """The head of a folder, for a target of so many layers and an embedding [V, d]; raises CheckpointError."""
         weights = load(folder, target_layers, dtype=dtype)
         check_target(weights.config, weights.tensors, *shape)
-        return cls(weights)
+        return cls(weights).to(dtype)  # the rotary table, too
 
     @classmethod
     def fresh(cls, config: EagleConfig, vocab: torch.Tensor | None) -> EagleModel:

@@ -137,20 +137,30 @@ def _scores(one: Record) -> Iterable[tuple[Row, Row]]:
 
 
 def _drafters(one: Record) -> Iterable[tuple[Row, Row]]:
-    """A row for each drafter and file of prompts."""
+    """A row for each drafter and file of prompts; acceptance by position at the first temperature."""
     found: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
     for case, counts in one["results"].items():
         name, prompts, temperature = case.rsplit(", ", 2)
         found.setdefault((name, prompts), {})[temperature] = counts
     for (name, prompts), by_temperature in found.items():
-        cells: dict[str, str] = {}
-        for temperature, counts in by_temperature.items():
-            pairs = zip(counts["kept"], counts["tried"], strict=True)
-            cells[f"tau, {temperature}"] = f"{counts['tau']:.2f}"
-            cells[f"by position, {temperature}"] = " ".join(f"{k / t:.2f}".lstrip("0") if t else "–" for k, t in pairs)
-        trained = one["trained"][name.split()[0]]
-        about = [str(trained.get(of, "–")) for of in ("sequences", "anchors")]
-        yield ["drafter", "prompts", "answers", "anchors", *cells], [name, prompts, *about, *cells.values()]
+        first, trained = next(iter(by_temperature.values())), one["trained"][name.partition(",")[0]]
+        pairs = zip(first["kept"], first["tried"], strict=True)
+        by_position = " ".join(f"{k / t:.2f}".lstrip("0") if t else "–" for k, t in pairs)
+        taus = {f"tau, {temperature}": f"{counts['tau']:.2f}" for temperature, counts in by_temperature.items()}
+        yield (
+            ["drafter", "prompts", "answers, anchors", *taus, "by position"],
+            [name, prompts, f"{trained['sequences']}, {trained['anchors']}", *taus.values(), by_position],
+        )
+
+
+def _served(one: Record) -> Iterable[tuple[Row, Row]]:
+    """A row an engine: planned over no drafts."""
+    rates = {
+        load: {arm: [r["throughput"] for r in rounds] for arm, rounds in arms.items()}
+        for load, arms in one["results"].items()
+    }
+    cells = [harness.ratio(arms["planned"], arms["off"]).cell for arms in rates.values()]
+    yield ["drafter", *(f"{load} in flight" for load in rates)], [one["engine"]["drafter"], *cells]
 
 
 def _plan(one: Record) -> Iterable[tuple[Row, Row]]:
@@ -219,7 +229,7 @@ QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]
         "ones, by position.", _drafters
     ),
     "load of drafters": (
-        "Served with these drafters", "Tokens per second of all requests on one engine, greedy.", _load
+        "Served with these drafters", "Tokens per second, planned over without drafts, greedy.", _served
     ),
     "micro steps": (
         "An engine step", "By requests × tokens of each: milliseconds, and over the step's matrix products alone.",

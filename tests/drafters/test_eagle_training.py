@@ -90,6 +90,21 @@ def test_each_step_of_training_is_that_of_the_served_drafter(layout: str, tmp_pa
     assert float((found[:, 0] - found[:, 1]).abs().max()) > 0.01
 
 
+def test_a_head_in_bfloat16_says_what_one_in_float32_says(tmp_path: Path) -> None:
+    """`bench drafters` runs it without autocast: its rotary table has to be of its weights' type."""
+    folder, target = save_eagle(tmp_path), target_of("authors")
+    tokens, draw = torch.arange(3, 33), torch.Generator().manual_seed(5)
+    hidden = torch.randn(len(tokens) - 1, len(LAYER_IDS) * target.embedding.shape[1], generator=draw)
+    none, found = torch.zeros(len(tokens) - 1, 1), []
+    for dtype in (torch.float32, torch.bfloat16):
+        model = EagleModel.load(folder, 6, target.embedding.shape, dtype=dtype)
+        given = {"embedding": target.embedding.to(dtype), "head": target.head.to(dtype), "device": target.device}
+        maker = BatchMaker(model.config, model.vocab, device=target.device, tile=2)
+        step = maker.cut([Sequence(tokens, 1, hidden, none.long(), none)], [torch.tensor([4, 20])], GAMMA)
+        found.append(hidden_states(model, frozen_part(model, SimpleNamespace(**given)), step, GAMMA).float())
+    assert torch.cosine_similarity(*found, dim=-1).min() > 0.99
+
+
 @pytest.mark.slow
 def test_a_run_learns_goes_on_and_is_measured_as_it_drafts(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
     whole = arguments(target_folder, prompts, tmp_path / "whole")
