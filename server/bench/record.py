@@ -63,7 +63,8 @@ def write(
         **more,
         "results": results,
     }
-    path.write_text(json.dumps(whole, indent=1, default=_plain) + "\n")
+    lines = (f"{json.dumps(name)}: {json.dumps(entry, default=_plain)}" for name, entry in whole.items())
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")  # a line an entry: rounds take little room
 
 
 def _plain(value: Any) -> Any:
