@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _trained(folder: Path) -> dict[str, int]:
-    """What the drafter's folder says of its training: answers, anchors; empty where it says nothing."""
+    """The training of a folder's drafter, its answers and anchors; empty where the folder does not say."""
     path = folder / "training.json"
     return json.loads(path.read_text()) if path.is_file() else {}
 

@@ -71,7 +71,7 @@ class OwnerLearning(Learning, ABC):
 
     @abstractmethod
     def drafter_of(self, key: Key | None, model: str) -> OwnDrafter:
-        """What drafts for a request of a key to the model or an adapter."""
+        """The drafter for a request of a key to the model or an adapter."""
 
     @abstractmethod
     async def _leave(self, known: dict[str, Owner]) -> None:

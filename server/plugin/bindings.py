@@ -17,7 +17,7 @@ class Bindings:
     def __init__(self) -> None:
         self._read: dict[int, ModuleType] = {}
         self._places: defaultdict[int, list[tuple[ModuleType, str]]] = defaultdict(list)
-        """By the id of an object, the names that it has or had."""
+        """Names that an object has or had, by its id."""
 
     def replace(self, original: object, new: object, source: object) -> int:
         """Bind names of modules other than `source` to `new` where they are bound to `original`; returns how many."""

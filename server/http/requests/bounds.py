@@ -86,6 +86,7 @@ def check_messages(messages: Any, images: Images | None = None) -> None:
         raise ApiError("'messages' is empty; send at least one message", param="messages", code="empty_array")
     if len(messages) > MAX_MESSAGES:
         raise _too_many("messages", len(messages), "messages", MAX_MESSAGES)
+    patches = 0
     for index, message in enumerate(messages):
         path = f"messages[{index}]"
         if not isinstance(message, dict):
@@ -93,8 +94,8 @@ def check_messages(messages: Any, images: Images | None = None) -> None:
         role = message.get("role")
         if role not in ROLES:
             raise ApiError(f"'{path}.role' is one of {', '.join(ROLES)}, not {clipped(role)}", param=f"{path}.role")
-        _check_content(message, path, images)
-    if images is not None and images.tokens_of(messages) >= images.context_length:
+        patches += _check_content(message, path, images)
+    if images is not None and images.tokens_of(patches) >= images.context_length:
         raise too_long("messages", images.context_length)
 
 
@@ -110,14 +111,15 @@ def texts_of(messages: list[dict[str, Any]]) -> Iterator[str]:
                     yield text
 
 
-def _check_content(message: dict[str, Any], path: str, images: Images | None) -> None:
-    content = message.get("content")
+def _check_content(message: dict[str, Any], path: str, images: Images | None) -> int:
+    """The patches of the images in a message; raises ApiError for content that is not served."""
+    content, patches = message.get("content"), 0
     if content is None:
         if message["role"] == "assistant" and message.get("tool_calls"):
-            return
+            return 0
         raise ApiError(f"'{path}.content' is required", param=f"{path}.content", code="missing_required_parameter")
     if isinstance(content, str):
-        return
+        return 0
     if not isinstance(content, list) or not content:
         raise ApiError(
             f"'{path}.content' is {name_of(content)}; it has to be a string or an array of text parts",
@@ -127,7 +129,7 @@ def _check_content(message: dict[str, Any], path: str, images: Images | None) ->
         part_type = part.get("type") if isinstance(part, dict) else None
         place = f"{path}.content[{index}]"
         if part_type == "image_url" and images is not None and message["role"] == "user":
-            images.check(part, place)
+            patches += images.check(part, place)
             continue
         if part_type != "text":
             shown = clipped(part_type) if part_type else name_of(part)
@@ -139,6 +141,7 @@ def _check_content(message: dict[str, Any], path: str, images: Images | None) ->
             )
         if not isinstance(part.get("text"), str):
             raise ApiError(f"'{place}.text' has to be a string", param=f"{place}.text", code="invalid_type")
+    return patches
 
 
 def check_prompt(prompt: Any, vocab_size: int, max_choices: int, context_length: int) -> list[str] | list[list[int]]:

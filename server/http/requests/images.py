@@ -8,7 +8,7 @@ import binascii
 import hashlib
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -41,8 +41,8 @@ class Images:
         self._merged = processor.merge_size**2
         """Patches that make a token."""
 
-    def check(self, part: dict[str, Any], place: str) -> None:
-        """Raise ApiError for a part of a message that is no image as it is served."""
+    def check(self, part: dict[str, Any], place: str) -> int:
+        """The patches of an image in a message; raises ApiError for a part that is no image as it is served."""
         image = part.get("image_url")
         if not isinstance(image, dict) or not isinstance(url := image.get("url"), str):
             raise ApiError(f"'{place}.image_url.url' has to be a string", param=place, code="invalid_type")
@@ -61,13 +61,13 @@ class Images:
                 code="unsupported_content",
             )
         try:
-            self._patches(url)
+            width, height = opened(url).size
+            return int(self._processor.get_number_of_image_patches(height, width))  # raises for too long a shape
         except ValueError as error:
             raise invalid_value(place, f"{place!r}: {error}") from None
 
-    def tokens_of(self, messages: list[dict[str, Any]]) -> int:
-        """The tokens of all images of checked messages; raises ApiError for more patches than are allowed."""
-        patches = sum(self._patches(url) for url in _urls(messages))
+    def tokens_of(self, patches: int) -> int:
+        """The tokens that patches of a request's images make; raises ApiError for more than are allowed."""
         if patches > MAX_PATCHES:
             raise invalid_value(
                 "messages", f"the images make {patches} patches; {MAX_PATCHES} are allowed: send smaller ones or fewer"
@@ -82,10 +82,6 @@ class Images:
             if isinstance(message.content, list)
             for part in message.content
         )
-
-    def _patches(self, url: str) -> int:
-        width, height = opened(url).size
-        return int(self._processor.get_number_of_image_patches(height, width))
 
     async def process_mm_data_async(self, *, image_data: Sequence[Any], input_text: list[int], **_: Any) -> Any:
         """SGLang's `MultimodalProcessorOutput` of a prompt's ids and its images."""
@@ -145,7 +141,7 @@ def decoded(url: str) -> Image.Image:
 
 
 def placed(ids: Sequence[int], token: int, counts: Sequence[int]) -> tuple[list[tuple[int, int]], list[int]]:
-    """Where images of so many tokens begin and end in a prompt, and the prompt with all of their tokens."""
+    """First and last places of images of so many tokens in a prompt, and the prompt with all of their tokens."""
     left, places, expanded = iter(counts), list[tuple[int, int]](), list[int]()
     for one in ids:
         count = next(left) if one == token else 1
@@ -168,14 +164,6 @@ def positions_of(length: int, places: Sequence[tuple[int, int]], grids: torch.Te
         behind += max(grid)
     positions[:, end:] = torch.arange(behind, behind + length - end)
     return positions
-
-
-def _urls(messages: list[dict[str, Any]]) -> Iterator[str]:
-    for message in messages:
-        content = message.get("content")
-        for part in content if isinstance(content, list) else ():
-            if part["type"] == "image_url":
-                yield part["image_url"]["url"]
 
 
 def install(manager: Any, context_length: int) -> Images | None:

@@ -47,8 +47,8 @@ def _of_length_one(x: torch.Tensor, width: int, eps: float) -> torch.Tensor:
 
 
 def _experts(self: Any, hidden: torch.Tensor, forward_mode: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """What all tokens share, and what each one's expert makes of it. Its weight is a factor of what enters the expert,
-    not of what leaves it."""
+    """Outputs of the shared expert and of each token's own. The weight of the latter multiplies its input, not its
+    output."""
     from sglang.srt.layers.moe.topk import StandardTopKOutput
 
     logits, _ = self.router(hidden)

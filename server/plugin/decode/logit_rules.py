@@ -178,10 +178,11 @@ def _penalize(logits: torch.Tensor, reqs: Sequence[Any], places: np.ndarray, con
     )
     if any(req.sampling_params.min_new_tokens > 0 for req in reqs):
         too_short = (there.sum(1)[:, None] + steps)[:, :, None] < least
-        stops = [sorted(stop_tokens(req)) or [0] for req in reqs]
+        stops = [sorted(stop_tokens(req)) for req in reqs]
+        named = upload(np.array([bool(each) for each in stops]), device)[:, None, None]
+        stops = [each or [0] for each in stops]
         most = max(map(len, stops))
         columns = upload(np.array([each + each[:1] * (most - len(each)) for each in stops], dtype=np.int64), device)
-        named = upload(np.array([bool(stop_tokens(req)) for req in reqs]), device)[:, None, None]
         columns = columns[:, None].expand(-1, gamma + 1, -1)
         part.scatter_(2, columns, part.gather(2, columns).masked_fill(too_short & named, float("-inf")))
     part -= counts * frequency + seen * presence

@@ -233,7 +233,7 @@ def test_the_target_of_an_adapters_learner_has_the_adapter(
 
 
 def answers_of(owner: Owner, target: TargetModel, answers: list[Answer]) -> list[Answer]:
-    """What an adapter answers to the same prompts."""
+    """An adapter's answers to the same prompts."""
     asked = [answer.prompt_ids for answer in answers]
     with target.adapted(owners.adapter_of(owner)):
         texts = decode(
