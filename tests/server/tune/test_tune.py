@@ -106,7 +106,7 @@ def refinement_yields(server: Server, partial: Path) -> None:
         page = MetricsPage(server.url)
         return page.value("outrider_decode_steps_total"), page.value("outrider_request_steps_total")
 
-    for _ in range(5):  # an answer may be over before its first line is read
+    for _ in range(5):  # on a busy machine an answer may be over before its first line is read, or shapes are given up
         known = []
         with HTTP.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as answer:
             for number, _ in enumerate(answer.iter_lines()):
@@ -118,10 +118,9 @@ def refinement_yields(server: Server, partial: Path) -> None:
         assert answer.status_code == 200
         assert len(known) >= 4
         assert len(set(known)) == 1
-        assert last_requests - first_requests == last_steps - first_steps  # one request in each step
-        if last_steps - first_steps >= 100:
+        if last_requests - first_requests == last_steps - first_steps >= 100:  # one request in each step
             break
-    assert last_steps - first_steps >= 100
+    assert last_requests - first_requests == last_steps - first_steps >= 100
     wait_until(lambda: len(measured(partial)) > known[0], 120)
 
 
