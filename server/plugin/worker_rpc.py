@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 RELOAD = "outrider_reload_profile"
 FORGET = "outrider_forget"
@@ -83,9 +86,20 @@ def _use(scheduler: Any, folder: str) -> None:
         scheduler.flush_cache()
 
 
+async def _answered(question: Coroutine[Any, Any, T]) -> T:
+    """The engines' answer. Whoever is cancelled waits for it all the same: SGLang would take an answer that comes late
+    for that to the next question, and a caller could not tell whether a command was carried out."""
+    asked = asyncio.ensure_future(question)
+    try:
+        return await asyncio.shield(asked)
+    except asyncio.CancelledError:
+        await asyncio.wait({asked})
+        raise
+
+
 async def read(manager: Any) -> dict[str, Any]:
     """Records of the worker, of several engines the first one's; `manager` is SGLang's tokenizer manager."""
-    states = await manager.get_internal_state()  # in the order in which they were received
+    states = await _answered(manager.get_internal_state())  # in the order in which they were received
     state: dict[str, Any] = min(states, key=lambda state: state["outrider_engine"])["outrider"]
     return state
 
@@ -95,7 +109,7 @@ async def read_live(manager: Any) -> list[dict[str, Any]]:
     fraction of a millisecond."""
     from sglang.srt.managers.io_struct import GetInternalStateReq
 
-    answers = await manager.get_internal_state_communicator(GetInternalStateReq(rid=LIVE))
+    answers = await _answered(manager.get_internal_state_communicator(GetInternalStateReq(rid=LIVE)))
     return [answer.internal_state for answer in answers]
 
 
@@ -104,14 +118,14 @@ async def command(manager: Any, name: str, value: Any = 1) -> None:
     of an owner's learner, or SAVE_TEXTS of lookups; returns when it is done."""
     from sglang.srt.managers.io_struct import SetInternalStateReq
 
-    await manager.set_internal_state(SetInternalStateReq(server_args={name: value}))
+    await _answered(manager.set_internal_state(SetInternalStateReq(server_args={name: value})))
 
 
 @asynccontextmanager
 async def measuring(manager: Any) -> AsyncIterator[None]:
     """Every engine runs steps of exact shapes (`measuring.begin`) and has recorded none yet; afterwards it serves."""
-    await command(manager, MEASURE)
     try:
+        await command(manager, MEASURE)
         yield
     finally:
         await command(manager, SERVE)
