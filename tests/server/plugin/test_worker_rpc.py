@@ -1,0 +1,55 @@
+"""Commands to the engine by SGLang's own communicator, from callers that are cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+from sglang.srt.managers.communicator import FanOutCommunicator
+from sglang.srt.managers.io_struct import SetInternalStateReq, SetInternalStateReqOutput
+
+from outrider.server.plugin import worker_rpc
+
+
+class Manager:
+    """SGLang's way to an engine that answers each message after a while. done: the commands carried out."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.communicator = FanOutCommunicator(self.send, fan_out=1)
+
+    def send(self, request: SetInternalStateReq) -> None:
+        asyncio.get_running_loop().call_later(0.05, self.answer, request)
+
+    def answer(self, request: SetInternalStateReq) -> None:
+        self.done += request.server_args
+        self.communicator.handle_recv(SetInternalStateReqOutput(updated=True))
+
+    async def set_internal_state(self, request: SetInternalStateReq) -> Any:
+        return await self.communicator(request)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.07], ids=["before it is sent", "before the answer", "inside"])
+def test_a_measurement_that_is_cancelled_leaves_the_engine_serving(seconds: float) -> None:
+    """Whenever a request comes; and the next command gets its own answer."""
+    manager = Manager()
+
+    async def measure() -> None:
+        async with worker_rpc.measuring(manager):
+            await asyncio.sleep(1)
+
+    async def run() -> list[str]:
+        work = asyncio.ensure_future(measure())
+        await asyncio.sleep(seconds)
+        work.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+        assert work.cancelled()
+        left = list(manager.done)
+        await worker_rpc.command(manager, worker_rpc.FORGET)
+        assert manager.done == [*left, worker_rpc.FORGET]
+        return left
+
+    assert asyncio.run(run()) == [worker_rpc.MEASURE, worker_rpc.SERVE]
