@@ -143,6 +143,7 @@ class Lifecycle:
         starting = self.state is State.STARTING
         self.state = State.FAILED
         self.stopping.set()
+        self._changed.set()
         if starting:  # whoever starts the server is waiting for an answer of the engine, and gets this one
             self.engine.fail_requests(reason)
             return

@@ -81,7 +81,6 @@ class Progress:
     def _probe_schedulers(self) -> None:
         """Schedulers that had nothing to do may stand still before what was sent to them; their answer is a sign."""
         if self._probe is None or self._probe.done():
-            # Never cancelled: its answer would be taken for that of the next question.
             self._probe = asyncio.get_running_loop().create_task(worker_rpc.read_live(self._manager))
 
 

@@ -87,14 +87,9 @@ def _use(scheduler: Any, folder: str) -> None:
 
 
 async def _answered(question: Coroutine[Any, Any, T]) -> T:
-    """The engines' answer. Whoever is cancelled waits for it all the same: SGLang would take an answer that comes late
-    for that to the next question, and a caller could not tell whether a command was carried out."""
-    asked = asyncio.ensure_future(question)
-    try:
-        return await asyncio.shield(asked)
-    except asyncio.CancelledError:
-        await asyncio.wait({asked})
-        raise
+    """The engines' answer. It is waited for even where whoever asked has been cancelled: SGLang would take one that
+    comes late for that to the next question, which the engine gets after it."""
+    return await asyncio.shield(asyncio.ensure_future(question))
 
 
 async def read(manager: Any) -> dict[str, Any]:

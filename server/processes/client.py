@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,18 +31,13 @@ async def generate(
         return_logprob=logprobs_from is not None,
         logprob_start_len=logprobs_from,
         routed_dp_rank=0,
-        rid=uuid.uuid4().hex,
         log_metrics=False,  # nobody's request
         bootstrap_host=FAKE_BOOTSTRAP_HOST if apart else None,  # there is no other server in it
         bootstrap_room=0 if apart else None,
     )
     answer: dict[str, Any] = {}
-    try:
-        async for piece in manager.generate_request(request):
-            answer = piece
-    except asyncio.CancelledError:
-        manager.abort_request(request.rid)
-        raise
+    async for piece in manager.generate_request(request):  # SGLang gives a request up where this is cancelled
+        answer = piece
     return answer
 
 

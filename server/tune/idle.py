@@ -63,8 +63,9 @@ class Idle:
                         task.cancel()
                     now = time.monotonic()
                     self._rest_until = now + (now - started) * (self.cores - 1)
-            with contextlib.suppress(asyncio.CancelledError):
-                await work
+            await asyncio.wait({work})  # not `await work`: a cancellation that comes here is the caller's
+            if not work.cancelled():
+                return work.result()
 
 
 async def run_now(piece: Callable[[], Awaitable[T]]) -> T:

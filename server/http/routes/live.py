@@ -61,8 +61,7 @@ class Live:
         now = time.monotonic()
         if self._answer is None or (self._answer.done() and now - self._read_at > MIN_INTERVAL_SECONDS):
             self._read_at, self._answer = now, asyncio.create_task(self._read())
-        # Whoever leaves must not cancel it: an answer that nobody awaits would be taken for that of the next question.
-        return await asyncio.shield(self._answer)
+        return await asyncio.shield(self._answer)  # others wait for it, too
 
     async def _read(self) -> dict[str, Any]:
         states = await worker_rpc.read_live(self._engine.tokenizer_manager)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from typing import Any
 
 import pytest
@@ -14,14 +15,16 @@ from outrider.server.plugin import worker_rpc
 
 
 class Manager:
-    """SGLang's way to an engine that answers each message after a while. done: the commands carried out."""
+    """SGLang's way to an engine that answers each message after a while, or never. done: the commands carried out."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, answers: bool = True) -> None:
         self.done: list[str] = []
+        self.answers = answers
         self.communicator = FanOutCommunicator(self.send, fan_out=1)
 
     def send(self, request: SetInternalStateReq) -> None:
-        asyncio.get_running_loop().call_later(0.05, self.answer, request)
+        if self.answers:
+            asyncio.get_running_loop().call_later(0.05, self.answer, request)
 
     def answer(self, request: SetInternalStateReq) -> None:
         self.done += request.server_args
@@ -53,3 +56,25 @@ def test_a_measurement_that_is_cancelled_leaves_the_engine_serving(seconds: floa
         return left
 
     assert asyncio.run(run()) == [worker_rpc.MEASURE, worker_rpc.SERVE]
+
+
+def test_an_engine_that_stands_still_holds_up_nobody_who_gives_up() -> None:
+    """Neither who waits for so long alone, nor the end of a process that was measuring."""
+
+    async def measure(manager: Manager) -> None:
+        async with worker_rpc.measuring(manager):
+            await asyncio.sleep(1)
+
+    async def run() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await worker_rpc.command(Manager(answers=False), worker_rpc.SAVE_TEXTS)
+        work = asyncio.ensure_future(measure(Manager(answers=False)))
+        await asyncio.sleep(0.01)
+        work.cancel()
+        await asyncio.sleep(0.01)
+
+    ending = threading.Thread(target=asyncio.run, args=[run()], daemon=True)
+    ending.start()
+    ending.join(10)
+    assert not ending.is_alive()

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 
@@ -78,9 +79,11 @@ def test_nothing_is_begun_until_it_has_been_quiet_for_long_enough() -> None:
     asyncio.run(scenario())
 
 
-def test_a_server_that_stops_is_left_alone() -> None:
+@pytest.mark.parametrize("end", [Lifecycle._on_stop_signal, partial(Lifecycle.fail, reason="the engine died")])
+def test_a_server_that_stops_is_left_alone(end: Callable[[Lifecycle], None]) -> None:
     async def scenario() -> None:
         server, begun, given_up = traffic(), 0, 0
+        server.engine.fail_requests = lambda reason: None  # type: ignore[method-assign]
 
         async def piece() -> None:
             nonlocal begun, given_up
@@ -92,10 +95,33 @@ def test_a_server_that_stops_is_left_alone() -> None:
 
         running = asyncio.ensure_future(Idle(server, quiet_seconds=0).run(piece))
         await settle()
-        server._on_stop_signal()
+        end(server)
         await asyncio.sleep(0.6)
         assert (begun, given_up) == (1, 1)
         running.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_a_caller_that_is_cancelled_while_a_piece_is_given_up_ends() -> None:
+    """As when a server stops before its engine has answered that it serves again."""
+
+    async def scenario() -> None:
+        server = traffic()
+
+        async def piece() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.Event().wait()
+
+        running = asyncio.ensure_future(Idle(server, quiet_seconds=0).run(piece))
+        await settle()
+        with server.request():
+            await settle()
+        running.cancel()
+        await asyncio.wait({running}, timeout=2)
+        assert running.cancelled()
 
     asyncio.run(scenario())
 
