@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from threading import Lock
+from threading import RLock
 from typing import NamedTuple
 
 import torch
@@ -48,19 +48,19 @@ class Corpora:
         self.native = torch.classes.outrider.Corpora()
         self.changes = 0
         self._numbers: dict[Name, int] = {}  # the least recently used first
-        self._lock = Lock()
+        self._lock = RLock()
 
     def number(self, name: Name) -> int:
         """Number of a corpus, made if there is none; of one that was dropped it is never used again."""
-        found = self._numbers.pop(name, None)
-        if found is None:
-            owners = list(dict.fromkeys(each.owner for each in reversed(self._numbers)))
-            if name.owner not in owners and len(owners) >= OWNERS:
-                self._drop(*(each for each in self._numbers if each.owner == owners[-1]))
-            with self._lock:
+        with self._lock:
+            found = self._numbers.pop(name, None)
+            if found is None:
+                owners = list(dict.fromkeys(each.owner for each in reversed(self._numbers)))
+                if name.owner not in owners and len(owners) >= OWNERS:
+                    self._drop(*(each for each in self._numbers if each.owner == owners[-1]))
                 found = self.native.add(self.capacity // SALTED_SHARE if name.salted else self.capacity)
-        self._numbers[name] = found
-        return found
+            self._numbers[name] = found
+            return found
 
     def insert(self, name: Name, text: Sequence[int], *, secret: bool = False) -> None:
         """Add a text, less what is in the corpus already. secret: `contents` leaves it out."""

@@ -1,6 +1,7 @@
 """Lookup across requests: what is found, that corpora are apart and bounded, and that drafts stay proposals."""
 
 import random
+import threading
 
 import pytest
 import torch
@@ -256,3 +257,24 @@ def test_a_writer_that_is_killed_leaves_the_file_before(tmp_path):
     assert path.read_bytes() == before
     corpora_file.write(path, corpora.contents(), "mine")
     assert [each.name for each in tmp_path.iterdir()] == ["texts"]
+
+
+def test_texts_are_written_while_requests_ask():
+    """By a thread of their own: an owner that asks is the latest from then on."""
+    corpora, names, done = Corpora(1 << 12), [Name.of(str(k), "") for k in range(8)], threading.Event()
+    for name in names:
+        corpora.insert(name, list(range(1000)))
+
+    def ask():
+        while not done.is_set():
+            for name in names:
+                corpora.number(name)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        for _ in range(200):
+            assert sorted(name for name, _ in corpora.contents()) == sorted(names)
+    finally:
+        done.set()
+        asking.join()
