@@ -72,7 +72,7 @@ class AnswerStore:
             return False
         row = {"prompt_ids": list(prompt_ids), "response_ids": response, "temperature": temperature}
         line = json.dumps({**row, "at": round(time.time(), 3)}, separators=(",", ":")).encode() + b"\n"
-        if not os.fstat(self._file).st_nlink:  # what was kept has been forgotten
+        if self._file < 0 or not os.fstat(self._file).st_nlink:  # forgotten, or not to be written
             self._open()
         last = max(self._tokens)
         if self._tokens[last] >= self.most_tokens // SEGMENTS:

@@ -149,3 +149,14 @@ def test_forget_refuses_folders_of_others(tmp_path: Path, foreign: str) -> None:
     with pytest.raises(ValueError, match="is no learner's folder"):
         forget(tmp_path)
     assert len(AnswerReader(tmp_path).read()) == 1
+
+
+def test_answers_are_kept_again_after_a_segment_could_not_be_begun(tmp_path: Path) -> None:
+    """As where all was forgotten just then, or the system has no room for another file."""
+    store = AnswerStore(tmp_path, 16 * SEGMENTS)
+    store.append([1], [2] * 20, 0.0)
+    (tmp_path / "answers").rename(tmp_path / "aside")
+    with pytest.raises(OSError, match="No such file"):
+        store.append([1], [3] * 20, 0.0)
+    assert store.append([1], [4] * 20, 0.0)
+    assert [answer.response_ids[0] for answer in AnswerReader(tmp_path).read()] == [4]
