@@ -91,15 +91,15 @@ class Learning:
         """Learn until cancelled."""
         self._start()
         pausing = asyncio.create_task(self._go_on_while_idle())
-        restart_at = math.inf
+        work, restart_at = self._settle, math.inf
         try:
-            await self._settle()
             while True:
-                await asyncio.sleep(LOOK_SECONDS)
                 try:
-                    await self._look()
+                    await work()
+                    work = self._look
                 except (OSError, ValueError) as error:  # a full disk, a folder that somebody has changed
                     logger.warning("learning: %s", error)
+                await asyncio.sleep(LOOK_SECONDS)
                 if self.process.running:
                     restart_at = math.inf
                 elif restart_at == math.inf:
@@ -107,6 +107,7 @@ class Learning:
                     restart_at = time.monotonic() + RESTART_SECONDS
                 elif time.monotonic() > restart_at:
                     self._start()
+                    restart_at = math.inf
         finally:
             pausing.cancel()
             self.process.end()
@@ -164,15 +165,16 @@ class Learning:
             return None
 
     async def _notice_rollback(self) -> None:
-        """Have all engines draft with the drafter before, where one of them has taken the one in use back."""
-        exchanges = await self._exchanges()
-        if (worse := self.state.in_use) is None:
-            if any(each["in_use"] for each in exchanges):  # all was forgotten
-                await worker_rpc.command(self.manager, worker_rpc.USE, "")
+        """Have all engines draft with the drafter in use, or with the one before, where one has taken it back."""
+        exchanges, worse = await self._exchanges(), self.state.in_use
+        wanted = self._path(worse) if worse else ""
+        if not (others := [each["in_use"] for each in exchanges if each["in_use"] != wanted]):
             return
-        if all(each["in_use"] == self._path(worse) for each in exchanges):
+        if not worse or not any(wanted in each["refused"] for each in exchanges):
+            # All was forgotten, or a promotion did not come to its end: an engine or the disk refused it.
+            await worker_rpc.command(self.manager, worker_rpc.USE, wanted)
             return
-        now = next(each["in_use"] for each in exchanges if each["in_use"] != self._path(worse))
+        now = others[0]
         await worker_rpc.command(self.manager, worker_rpc.USE, now)
         self._write(Path(now).name if now else None, refused=worse)
         self.metrics.rollbacks.inc()
@@ -186,8 +188,9 @@ class Learning:
 
     def _write(self, in_use: str | None, refused: str = "") -> None:
         """Say what is in use from now on, and which candidate is refused."""
-        self.state = ServerState(in_use, self.state.refused + ((refused,) if refused else ()))
-        self.state.write(self.folder)
+        new = ServerState(in_use, self.state.refused + ((refused,) if refused else ()))
+        new.write(self.folder)
+        self.state = new
 
     def _event(self, name: str, **numbers: Any) -> None:
         """Log an event, and keep it for the page and for `outrider learn status`."""

@@ -1,0 +1,190 @@
+"""Learning of one server: promotions, roll-backs, and its learner; with the engines' own exchanges, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from outrider.drafters.learning.answers import ServerState
+from outrider.server.http import learning
+from outrider.server.http.learning import Learning
+from outrider.server.plugin import worker_rpc
+from outrider.server.plugin.decode.learning import Exchange
+
+
+class Engines:
+    """Two engines' exchanges. damaged: folders that the second one cannot read."""
+
+    def __init__(self, damaged: str = "") -> None:
+        def reload(folder: str) -> None:
+            if damaged and folder.endswith(damaged):
+                raise OSError("damaged")
+
+        drafters: Any = SimpleNamespace(reload=lambda folder: None), SimpleNamespace(reload=reload)
+        config: Any = SimpleNamespace(drafter_path="start", learned="")
+        self.exchanges = [Exchange(config, drafter) for drafter in drafters]
+
+    async def read_live(self, manager: Any) -> list[dict[str, Any]]:
+        return [{"exchange": exchange.state()} for exchange in self.exchanges]
+
+    async def command(self, manager: Any, name: str, value: Any = 1) -> None:
+        assert name == worker_rpc.USE
+        for exchange in self.exchanges:
+            exchange.take(value)
+
+    @property
+    def in_use(self) -> list[str]:
+        return [Path(exchange.in_use).name for exchange in self.exchanges]
+
+
+class Process:
+    """A learner's process that ends at once."""
+
+    running = False
+
+    def __init__(self, settings: Any) -> None:
+        self.starts: list[float] = []
+
+    def start(self) -> None:
+        self.starts.append(time.monotonic())
+
+    def pause(self) -> None: ...
+
+    go_on = end = pause
+
+
+class Counts(SimpleNamespace):
+    """Metrics: how often each was counted."""
+
+    def __getattr__(self, name: str) -> Any:
+        def count() -> None:
+            vars(self)[f"{name}_count"] = vars(self).get(f"{name}_count", 0) + 1
+
+        return SimpleNamespace(inc=count, set=lambda value: None, set_to_current_time=lambda: None)
+
+
+def start(folder: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch) -> Learning:
+    monkeypatch.setattr(worker_rpc, "read_live", engines.read_live)
+    monkeypatch.setattr(worker_rpc, "command", engines.command)
+    monkeypatch.setattr(learning, "LearnerProcess", Process)
+
+    async def never(seconds: float) -> None:
+        await asyncio.Event().wait()
+
+    traffic: Any = SimpleNamespace(idle=True, wait_until_quiet=never)
+    settings: Any = SimpleNamespace(learn_folder=folder, profile=None)
+    return Learning(settings, None, traffic, metrics=Counts())  # type: ignore[arg-type]
+
+
+def offer(folder: Path, name: str) -> None:
+    made = folder / "drafters" / name
+    made.mkdir(parents=True)
+    (made / "gate.json").write_text(json.dumps({"candidate_tau": 2.0, "in_use_tau": 1.0}))
+
+
+def events(folder: Path) -> list[str]:
+    return [json.loads(line)["event"] for line in (folder / "events.jsonl").read_text().splitlines()]
+
+
+def look(one: Learning) -> None:
+    asyncio.run(one._look())
+
+
+def test_a_drafter_that_an_engine_takes_back_serves_on_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = Engines()
+    one = start(tmp_path, engines, monkeypatch)
+    for name in ("0001", "0002"):
+        offer(tmp_path, name)
+        look(one)
+        assert engines.in_use == [name, name]
+    second = engines.exchanges[1]
+    second.watch._before, second.watch._drafts = 0.9, 1000
+    assert second.take_back_if_worse()
+    look(one)
+    assert engines.in_use == ["0001", "0001"]
+    assert ServerState.read(tmp_path) == ServerState("0001", ("0002",))
+    assert events(tmp_path) == ["promotion", "promotion", "rollback"]
+
+
+def test_a_drafter_that_one_engine_cannot_read_serves_on_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = Engines(damaged="0002")
+    one = start(tmp_path, engines, monkeypatch)
+    for name in ("0001", "0002"):
+        offer(tmp_path, name)
+        look(one)
+    look(one)
+    assert engines.in_use == ["0001", "0001"]
+    assert ServerState.read(tmp_path) == ServerState("0001", ("0002",))
+    assert events(tmp_path) == ["promotion"]
+
+
+def test_a_promotion_that_a_full_disk_stops_is_made_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = Engines()
+    one = start(tmp_path, engines, monkeypatch)
+    offer(tmp_path, "0001")
+    look(one)
+    offer(tmp_path, "0002")
+
+    def full(self: ServerState, folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ServerState, "write", full)
+        with pytest.raises(OSError, match="No space"):
+            look(one)
+    look(one)
+    assert engines.in_use == ["0002", "0002"]
+    assert ServerState.read(tmp_path) == ServerState("0002")
+    assert events(tmp_path) == ["promotion", "promotion"]
+
+
+def test_a_full_disk_at_the_start_does_not_end_learning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine has not taken the drafter that state.json names, and there is no room to say so."""
+    ServerState("0001").write(tmp_path)
+    one = start(tmp_path, Engines(), monkeypatch)
+    tried, written = [], ServerState.write
+
+    def full_at_first(self: ServerState, folder: Path) -> None:
+        tried.append(self)
+        if len(tried) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written(self, folder)
+
+    monkeypatch.setattr(ServerState, "write", full_at_first)
+    monkeypatch.setattr(learning, "LOOK_SECONDS", 0.01)
+
+    async def run() -> None:
+        running = asyncio.ensure_future(one.run())
+        async with asyncio.timeout(5):
+            while len(tried) < 2 and not running.done():
+                await asyncio.sleep(0.01)
+        assert not running.done()
+
+    asyncio.run(run())
+    assert ServerState.read(tmp_path) == ServerState(None, ("0001",))
+
+
+def test_a_learner_that_ends_at_once_is_not_started_at_every_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = start(tmp_path, Engines(), monkeypatch)
+    starts = one.process.starts  # type: ignore[attr-defined]
+    monkeypatch.setattr(learning, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(learning, "RESTART_SECONDS", 0.2)
+
+    async def run() -> None:
+        running = asyncio.ensure_future(one.run())
+        async with asyncio.timeout(10):
+            while len(starts) < 4:
+                await asyncio.sleep(0.01)
+        running.cancel()
+
+    asyncio.run(run())
+    assert min(later - before for before, later in zip(starts, starts[1:], strict=False)) >= 0.2
