@@ -134,16 +134,18 @@ class GrammarProcess:
         async with self._starting:
             if self.running is not None:
                 return self.running
-            async with asyncio.timeout(START_SECONDS):
-                process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", worker.__name__, str(self.folder.path)),
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                )
-                ready = await process.stdout.readline()  # type: ignore[union-attr]
-            if ready != worker.READY:
-                raise EOFError("it did not start")
-            self.running = process
+            self.running = process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", worker.__name__, str(self.folder.path)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+            )
+            try:
+                async with asyncio.timeout(START_SECONDS):
+                    if await process.stdout.readline() != worker.READY:  # type: ignore[union-attr]
+                        raise EOFError("it did not start")
+            except BaseException:
+                self._drop(process)
+                raise
             self._reader = asyncio.get_running_loop().create_task(self._read(process))
             return process
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from prometheus_client import CollectorRegistry
 from small_grammars import nested_repeats, small_schema, with_options
@@ -84,3 +85,19 @@ def test_carried_grammars_are_kept_within_their_bytes(tmp_path: Path, monkeypatc
         process._remember(str(index), Verdict(Outcome.ACCEPTED, carried=300))
     there = [index for index in range(10) if process.folder.read(str(index)) is not None]
     assert there == [7, 8, 9]
+
+
+def test_a_process_that_starts_too_slowly_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_process, "START_SECONDS", 0.01)
+    with_options(GrammarFolder(tmp_path))
+
+    before = psutil.Process().children()
+
+    async def ask() -> None:
+        process = GrammarProcess(tmp_path, GrammarMetrics(CollectorRegistry()))
+        assert (await process.examine("json", small_schema("name"))).outcome is Outcome.BUSY
+        async with asyncio.timeout(5):
+            while psutil.Process().children() != before:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(ask())
