@@ -6,8 +6,8 @@ in the environment by SGLang before anything here is imported, and is new with e
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from prometheus_client import (
@@ -68,10 +68,8 @@ class HttpMetrics:
     def ended(self, outcome: str, seconds: float) -> None:
         self._seconds[outcome].observe(seconds)
 
-    @contextlib.contextmanager
-    def in_flight(self) -> Iterator[None]:
-        with self._in_flight.track_inprogress():
-            yield
+    def in_flight(self) -> AbstractContextManager[None]:
+        return self._in_flight.track_inprogress()
 
 
 class ConnectionMetrics:

@@ -147,12 +147,11 @@ class OwnerLearning(Learning, ABC):
         self.metrics.promoted_at.set_to_current_time()
         self._note(folder, owner, "promotion", drafter=name, before=state.in_use, **taus)
 
-    def _set(self, learner: str, in_use: str | None, state: ServerState, refused: str = "") -> ServerState:
+    def _set(self, learner: str, in_use: str | None, state: ServerState, refused: str = "") -> None:
         """Say what is in use from now on, and which candidate is refused."""
         new = ServerState(in_use, state.refused + ((refused,) if refused else ()))
         new.write(self.folder / learner)
         self.states[learner] = new
-        return new
 
     def _note(self, folder: Path, owner: Owner, name: str, **numbers: Any) -> None:
         logger.info("learning of %s: %s %s", owner, name, numbers)

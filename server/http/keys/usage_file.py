@@ -80,13 +80,10 @@ class UsageFile:
         """Write what has changed, again and again."""
         while True:
             await asyncio.sleep(WRITE_SECONDS)
-            await asyncio.to_thread(self._write, access.used_today())
+            await asyncio.to_thread(self.write, access.used_today())
 
-    def write(self, access: Access) -> None:
-        """Replace the file if anything has changed. One that cannot be written is an error in the log, once."""
-        self._write(access.used_today())
-
-    def _write(self, found: tuple[int, Mapping[str, int]]) -> None:
+    def write(self, found: tuple[int, Mapping[str, int]]) -> None:
+        """Write `Access.used_today` if anything has changed. A file that cannot be written is one error in the log."""
         if found == self._written:
             return
         day, used = found
@@ -101,7 +98,7 @@ class UsageFile:
             self._written, self._failed = found, False
 
     def close(self, access: Access) -> None:
-        self.write(access)
+        self.write(access.used_today())
         self._lock.release()
 
 

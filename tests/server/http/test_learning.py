@@ -1,9 +1,10 @@
-"""Learning of one server: promotions, roll-backs, and its learner; with the engines' own exchanges, without a server."""
+"""Learning of one server: promotions, roll-backs, and its learner; engines' own exchanges, without a server."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import json
 import time
 from pathlib import Path
@@ -187,4 +188,4 @@ def test_a_learner_that_ends_at_once_is_not_started_at_every_look(
         running.cancel()
 
     asyncio.run(run())
-    assert min(later - before for before, later in zip(starts, starts[1:], strict=False)) >= 0.2
+    assert min(later - before for before, later in itertools.pairwise(starts)) >= 0.2

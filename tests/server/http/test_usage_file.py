@@ -44,7 +44,7 @@ def test_usage_of_the_day_outlives_a_restart(tmp_path: Path) -> None:
 
     kept, access = started()
     access._key_usages[1].take(70)
-    kept.write(access)
+    kept.write(access.used_today())
     with pytest.raises(UserError, match=r"another server keeps its usage in .* --usage-file"):
         UsageFile(path)
     access._key_usages[1].take(1)
@@ -55,7 +55,7 @@ def test_usage_of_the_day_outlives_a_restart(tmp_path: Path) -> None:
     time.now -= 3 * DAY_SECONDS  # whoever sets the clock back wins nothing
     kept, access = started()
     assert used(access) == {"b": 71}
-    kept.write(access)
+    kept.write(access.used_today())
     assert '"b": 71' in path.read_text()
     kept.close(access)
     time.now += DAY_SECONDS
@@ -78,9 +78,9 @@ def test_a_file_of_usage_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogC
     path.mkdir()  # nothing can be put in its place
     for tokens in (1, 2):
         access._key_usages[0].take(tokens)
-        kept.write(access)
+        kept.write(access.used_today())
     assert [record.levelname for record in caplog.records] == ["ERROR"]  # once
     path.rmdir()
-    kept.write(access)
+    kept.write(access.used_today())
     assert usage_file.read(path)[1] == {"a": 3}
     kept.close(access)
