@@ -80,7 +80,10 @@ def _set(original: Any, scheduler: Any, request: Any) -> Any:
 
 def _use(scheduler: Any, folder: str) -> None:
     """Draft with these weights. Cached prefixes, whose draft state the weights before have made, are read again where
-    no request is running."""
+    no request is running. A step shape that is being measured is given up: what is planned by meanwhile is put away."""
+    from . import measuring
+
+    measuring.end(scheduler.draft_worker)
     scheduler.draft_worker.use_drafter(folder)
     if scheduler.is_fully_idle():
         scheduler.flush_cache()

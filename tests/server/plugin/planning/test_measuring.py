@@ -11,7 +11,7 @@ from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
 from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.wrappers import Initialised
-from outrider.server.plugin import measuring
+from outrider.server.plugin import measuring, worker_rpc
 
 VOCABULARY = 97
 
@@ -84,3 +84,14 @@ def test_all_drafts_are_verified_beyond_the_answers_end_and_teach_nothing(make, 
     assert value("outrider_verified_tokens_total") == GAMMA
     assert served.state()["records"]["accepted"] == [0]
     assert logged(served) == []  # the step before lasted until nobody knows when
+
+
+def test_a_drafter_that_is_exchanged_meanwhile_is_planned_for(make):
+    served, calibration = make(), object()
+    worker = worker_of(served, Model())
+    worker.use_drafter = lambda folder: worker.planning.plan_by(served.planner, calibration)
+    scheduler = SimpleNamespace(draft_worker=worker, dllm_config=None, is_fully_idle=lambda: False)
+    for name in (worker_rpc.MEASURE, worker_rpc.USE, worker_rpc.SERVE):
+        worker_rpc._set(None, scheduler, SimpleNamespace(server_args={name: "learned"}))
+    assert worker.planning is served
+    assert served.calibration is calibration
