@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
 import statistics
 import subprocess
@@ -109,8 +110,9 @@ def alternate_arms(rounds: int, cases: Sequence[Case], arms: Sequence[Arm]) -> I
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Background load: `count` processes compute without a pause while it is entered."""
-    started = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(count)]
+    """Background load: `count` processes compute without a pause while it is entered, and end with this one."""
+    work = f"import os\nwhile os.getppid() == {os.getpid()}: sum(range(100_000))"
+    started = [subprocess.Popen([sys.executable, "-S", "-c", work]) for _ in range(count)]
     try:
         yield
     finally:

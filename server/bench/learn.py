@@ -205,7 +205,7 @@ async def _measure(
         for number in range(args.pauses):
             part = questions[number * len(questions) // args.pauses : (number + 1) * len(questions) // args.pauses]
             harness.log(f"Serving {len(part)} prompts, then a pause of {args.pause:g} s")
-            await harness.closed_loop(asking.serve, part, args.concurrency)
+            await harness.closed_loop(asking.ask, part, args.concurrency)
             first_pause = first_pause or time.time()
             learning = await _pause(server, processes, args)
             probe = {name: found[: args.probe] for name, found in held_out.items()}
@@ -259,10 +259,6 @@ class _Asking:
         self.server, self.new_tokens, self.changed = server, new_tokens, 0
         self._texts: dict[str, str] = {}
 
-    async def serve(self, question: str) -> None:
-        """Ask a prompt that may be learned from."""
-        await self._ask(question)
-
     async def each(self, files: Mapping[str, Sequence[str]]) -> dict[str, Asked]:
         """Ask prompts that are not learned from, one at a time."""
         return {name: await self._alone(questions) for name, questions in files.items()}
@@ -270,14 +266,15 @@ class _Asking:
     async def _alone(self, questions: Sequence[str]) -> Asked:
         before, tokens, seconds = await _live(self.server), 0, 0.0
         for question in questions:
-            reply = await self._ask(question, store=False, cache_salt=secrets.token_hex(8))
+            reply = await self.ask(question, store=False, cache_salt=secrets.token_hex(8))
             tokens, seconds = tokens + reply.completion_tokens, seconds + reply.seconds
             self.changed += self._texts.setdefault(question, reply.text) != reply.text
         now = await _live(self.server)
         drafted, steps = (round(now[name] - before[name]) for name in ("tokens", "request_steps"))
         return Asked(drafted, steps, tokens / seconds if seconds else 0.0)
 
-    async def _ask(self, question: str, **more: Any) -> remote.Reply:
+    async def ask(self, question: str, **more: Any) -> remote.Reply:
+        """Ask a prompt, which may be learned from; more: fields of the request."""
         body = {"messages": [{"role": "user", "content": question}], "max_tokens": self.new_tokens, "temperature": 0}
         reply = await self.server.ask(remote.CHAT, body | more, timeout=TIMEOUT)
         if reply.failure:

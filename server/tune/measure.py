@@ -120,10 +120,6 @@ def split(questions: Sequence[T]) -> Iterator[Sequence[T]]:
     yield [q for i, q in enumerate(questions) if i in held_out]
 
 
-def no_progress(progress: Progress) -> None:
-    """Ignore progress."""
-
-
 async def tune(
     engine: Engine,
     resolved: Resolved,
@@ -131,7 +127,7 @@ async def tune(
     *,
     questions: Sequence[str] | None = None,
     how: str = "at start",
-    progress: Callable[[Progress], None] = no_progress,
+    progress: Callable[[Progress], None] = lambda _: None,
     refined: Profile | None = None,
     run: Run = run_now,
 ) -> Tuned | TunedGraphs:

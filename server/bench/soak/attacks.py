@@ -169,9 +169,11 @@ async def _hold_open(remote: Remote, made: Attack, body: bytes) -> str:
     """Announce a body, send its beginning, and wait for the server to lose patience."""
     parts = urlsplit(remote.url)
     secure = parts.scheme == "https"
-    reader, writer = await asyncio.open_connection(
-        parts.hostname, parts.port or (443 if secure else 80), ssl=secure or None
-    )
+    port = parts.port or (443 if secure else 80)
+    try:
+        reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=secure or None)
+    except OSError:
+        return "connection"
     authorization = remote.session.headers.get("Authorization")
     lines = [f"POST {made.path} HTTP/1.1", f"Host: {parts.netloc}", "Content-Type: application/json"]
     lines += [f"Content-Length: {MB}", *([f"Authorization: {authorization}"] if authorization else []), "", ""]

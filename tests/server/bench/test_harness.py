@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -113,3 +114,17 @@ def test_busy_processes_compute_and_are_gone_afterwards() -> None:
         assert len(busy) == 2
         wait_until(lambda: all(child.cpu_times().user > 0.1 for child in busy), seconds=20)
     assert not any(child.is_running() for child in busy)
+
+
+def test_busy_processes_end_with_a_benchmark_that_is_killed() -> None:
+    work = "import sys; from outrider.server.bench import harness; load = harness.busy_processes(1); load.__enter__()"
+    work += "; print(flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", work], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as benchmark:
+        assert benchmark.stdout is not None
+        assert benchmark.stdout.readline()
+        (busy,) = psutil.Process(benchmark.pid).children()
+        benchmark.kill()
+    try:
+        wait_until(lambda: not busy.is_running() or busy.status() == psutil.STATUS_ZOMBIE, seconds=5)
+    finally:
+        busy.kill()

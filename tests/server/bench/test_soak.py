@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from small_openai import Handler, SmallServer, answer
 
-from outrider.server.bench import record, server_processes
+from outrider.server.bench import record, remote, server_processes
 from outrider.server.bench.server_processes import Sample
 from outrider.server.bench.soak import attacks, cli
 from outrider.server.bench.soak.report import Soak
@@ -183,3 +185,14 @@ def test_processes_of_a_server_are_found() -> None:
         sample = watched.sample()
     assert 10 < sample.anonymous["server"] < sample.resident["server"] < 100_000
     assert server_processes.of_server("http://192.0.2.1:80") is None
+
+
+def test_a_server_that_is_gone_is_a_fault_of_its_own_and_ends_no_soak() -> None:
+    async def attack() -> dict[str, int]:
+        async with aiohttp.ClientSession() as session:
+            attacked = attacks.Attacked()
+            server = remote.Remote("http://127.0.0.1:9", "m", session)
+            await attacks.Attacker(server, "a body that never ends", 0, 5.0, attacked).attack()
+            return attacked.outcomes["a body that never ends"]
+
+    assert asyncio.run(attack()) == {"connection": 1}
