@@ -17,6 +17,8 @@ from pathlib import Path
 import torch
 from running import HTTP
 
+PROGRAM = Path(__file__).with_name("llama_cpp_process.py")
+
 
 @dataclass(frozen=True, slots=True)
 class Reader:
@@ -50,7 +52,7 @@ def opened(file: Path, log: Path, context: int = 512) -> Iterator[Reader]:
     it cannot read the file."""
     with log.open("wb") as errors:
         child = subprocess.Popen(
-            [sys.executable, __file__, str(file), str(context)],
+            [sys.executable, str(PROGRAM), str(file), str(context)],
             stdin=subprocess.PIPE,  # its end ends the child, should this process be killed
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -65,21 +67,3 @@ def opened(file: Path, log: Path, context: int = 512) -> Iterator[Reader]:
     finally:
         child.kill()
         child.wait()
-
-
-def _serve(file: str, context: int) -> None:
-    import xllamacpp
-
-    params = xllamacpp.CommonParams()
-    params.model.path, params.port, params.hostnames = file, 0, ["127.0.0.1"]
-    params.n_parallel, params.n_ctx, params.warmup = 1, context, False
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
-    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32  # else rounded to half precision
-    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED  # rounds as well
-    server = xllamacpp.Server(params)
-    print("listens", server.listening_address, flush=True)
-    sys.stdin.read()
-
-
-if __name__ == "__main__":
-    _serve(sys.argv[1], int(sys.argv[2]))
