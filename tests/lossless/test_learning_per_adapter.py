@@ -70,7 +70,7 @@ def greedy_answers(folder: Path, count: int) -> list[Answer]:
         found[:] = [answer for answer in AnswerReader(folder).read() if answer.temperature == 0]
         return len(found) >= count
 
-    wait_until(there, 20)
+    wait_until(there, 30)
     assert len(found) == count
     return found
 
@@ -123,7 +123,7 @@ def test_texts_stay_through_exchange_roll_back_kill_and_reload(
     server = start()
     plain = texts(server, asked, speculate=False)
     assert texts(server, asked, speculate=True) == plain
-    wait_until(lambda: (sql / "adapter.json").is_file() and (poems / "adapter.json").is_file(), 20)
+    wait_until(lambda: (sql / "adapter.json").is_file() and (poems / "adapter.json").is_file(), 30)
     for name, folder in ((MODEL, root), ("sql", sql), ("poems", poems)):  # each has its own answers alone
         for answer in greedy_answers(folder, 2 * 3):
             assert [n for n in NAMES if is_greedy(exact[n], answer.prompt_ids, answer.response_ids)] == [name]
@@ -151,13 +151,13 @@ def test_texts_stay_through_exchange_roll_back_kill_and_reload(
     server = start()
     assert texts(server, asked, speculate=True) == plain
     in_use = lambda: metric(server.url, "outrider_learn_in_use")  # noqa: E731
-    wait_until(lambda: in_use() == 2, 20)
+    wait_until(lambda: in_use() == 2, 30)
 
     post(server, "unload", lora_name="sql")
-    wait_until(lambda: in_use() == 1, 20)
+    wait_until(lambda: in_use() == 1, 30)
     post(server, "load", lora_name="sql", lora_path=str(folders["sql"]))
     assert texts(server, asked, speculate=True) == plain
-    wait_until(lambda: in_use() == 2, 20)
+    wait_until(lambda: in_use() == 2, 30)
     wait_for_state(sql, in_use="0001", refused=[])
 
     post(server, "unload", lora_name="sql")  # another one by its name has nothing of it
@@ -166,8 +166,8 @@ def test_texts_stay_through_exchange_roll_back_kill_and_reload(
     drafted = texts(server, other, speculate=True)
     assert drafted == texts(server, other, speculate=False)
     later = learner(root, "sql", folders["later"])
-    wait_until(lambda: (later / "adapter.json").is_file(), 20)
-    wait_until(lambda: in_use() == 1, 20)
+    wait_until(lambda: (later / "adapter.json").is_file(), 30)
+    wait_until(lambda: in_use() == 1, 30)
     assert ServerState.read(later) == ServerState()
     kept = greedy_answers(later, 2 * 3)
     assert all(is_greedy(exact["later"], answer.prompt_ids, answer.response_ids) for answer in kept)

@@ -120,7 +120,7 @@ def test_texts_stay_through_exchange_roll_back_kill_and_removal(
     server, metrics = start()
     plain = texts(server, secrets, asked, speculate=False)
     assert texts(server, secrets, asked, speculate=True) == plain
-    wait_until(lambda: (ann / "key.json").is_file() and (bob / "key.json").is_file(), 20)
+    wait_until(lambda: (ann / "key.json").is_file() and (bob / "key.json").is_file(), 30)
     assert not (root / "keys" / learner_of("closed")).exists()
     assert json.loads((ann / "key.json").read_text()) == {"name": "ann"}
 
@@ -147,7 +147,7 @@ def test_texts_stay_through_exchange_roll_back_kill_and_removal(
     server.process.wait()
     server, metrics = start()
     assert texts(server, secrets, asked, speculate=True) == plain
-    wait_until(lambda: MetricsPage(metrics).value("outrider_learn_in_use") == 1, 20)
+    wait_until(lambda: MetricsPage(metrics).value("outrider_learn_in_use") == 1, 30)
     capsys.readouterr()
     assert main(["learn", "status", "--learn-folder", str(root)]) == 0
     assert "key bob" in capsys.readouterr().out
@@ -158,8 +158,8 @@ def test_texts_stay_through_exchange_roll_back_kill_and_removal(
     assert main(["learn", "status", "--key", "nobody", "--learn-folder", str(root)]) == 1
 
     key_file.remove(tmp_path / "keys.toml", "bob")
-    wait_until(lambda: not bob.exists(), 20)
-    wait_until(lambda: MetricsPage(metrics).value("outrider_learn_in_use") == 0, 20)
+    wait_until(lambda: not bob.exists(), 30)
+    wait_until(lambda: MetricsPage(metrics).value("outrider_learn_in_use") == 0, 30)
     left = [each for each in asked if each[0] != "bob"]
     assert texts(server, secrets, left, speculate=True) == texts(server, secrets, left, speculate=False)
     assert ann.is_dir()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.client import HTTPConnection
 from typing import Any
 
 from metrics_page import metric
@@ -39,6 +42,17 @@ def ask_as(server: Server, secret: str, prompt: str, *, speculate: bool = True, 
     answer = HTTP.post(f"{server.url}/v1/completions", json=request | body, headers=headers, timeout=600)
     assert answer.status_code == 200, answer.text
     return answer.json()
+
+
+@contextmanager
+def asked(server: Server, path: str, body: dict[str, Any]) -> Iterator[None]:
+    """A request is sent; its client then leaves without an answer."""
+    connection = HTTPConnection("127.0.0.1", server.port)
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+    try:
+        yield
+    finally:
+        connection.close()
 
 
 def drafts(answer: dict[str, Any]) -> Any:

@@ -60,9 +60,12 @@ class Served:
         with ThreadPoolExecutor(at_once) as pool:
             return list(pool.map(lambda prompt: self.ask(prompt, count, **options), prompts))
 
+    def live(self) -> dict[str, Any]:
+        return HTTP.get(f"{self.server.url}/outrider/live", timeout=30).json()
+
     def cached(self) -> dict[str, int]:
         """Tokens of the cache that requests hold, and how many it has room for."""
-        return HTTP.get(f"{self.server.url}/outrider/live", timeout=30).json()["cache"]
+        return self.live()["cache"]
 
 
 def serve(

@@ -80,6 +80,9 @@ class Limited:
         (line,) = (line for line in self.server.output().splitlines() if name in line)
         return line.split()
 
+    def in_flight(self) -> float:
+        return self.metrics().value("outrider_requests_in_flight")
+
     def idle(self) -> bool:
         page = self.metrics()
         return page.value("sglang:num_running_reqs") == page.value("sglang:num_queue_reqs") == 0

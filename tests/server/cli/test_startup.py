@@ -168,7 +168,7 @@ def test_embedded_model_survives_kills_and_races(tmp_path: Path) -> None:
         assert killed.poll() is None
         time.sleep(0.02)
     killed.kill()
-    killed.wait(10)
+    killed.wait(60)
     target = models / embedded_folder().name
     assert not target.exists()
 

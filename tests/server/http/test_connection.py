@@ -155,7 +155,7 @@ def test_requests_that_come_are_answered_however_long_that_takes(echo: Echo) -> 
             await asyncio.sleep(2 * SECONDS)  # between requests the keep-alive time counts
             for piece in (WHOLE[:9], WHOLE[9:-2], WHOLE[-2:]):
                 await client.send(piece)
-                await asyncio.sleep(SECONDS / 8)
+                await asyncio.sleep(SECONDS / 16)
             assert await client.answer() == (200, b'"body"')
             await client.send(WHOLE + WHOLE)
             assert await client.answer() == await client.answer() == (200, b'"body"')

@@ -90,14 +90,14 @@ def test_killed_scheduler_ends_everything_with_an_error(own_server: Server) -> N
 
     assert own_server.process.wait(30) == 1
     assert "Traceback" not in own_server.output()
-    wait_until(lambda: not any(child.is_running() for child in children.values()), 5)
+    wait_until(lambda: not any(child.is_running() for child in children.values()), 30)
 
 
 def test_first_signal_drains_and_exits_with_zero(own_server: Server) -> None:
     children = own_server.children()
     stream = Stream(own_server, 900)
     own_server.process.send_signal(signal.SIGTERM)
-    wait_until(lambda: own_server.status("/ready") == 503, 5)
+    wait_until(lambda: own_server.status("/ready") == 503, 30)
     assert own_server.status("/health") == 200
     refused = HTTP.post(own_server.url + "/v1/completions", json=LONG)
     assert refused.status_code == 503
@@ -144,7 +144,7 @@ def test_the_page_asks_for_the_key_and_keeps_it_for_the_tab(locked_server: Serve
             expect(dialog).to_be_visible()
             page.locator("#key-value").fill(key)
             page.locator("#key-value").press("Enter")
-        expect(page.locator("#state")).to_have_text("ready", timeout=20_000)
+        expect(page.locator("#state")).to_have_text("ready")
         expect(dialog).not_to_be_visible()
         page.locator("#prompt").fill("Hello")
         page.locator("#prompt").press("Enter")
@@ -168,11 +168,11 @@ def test_a_server_without_a_drafter_answers(locked_server: Server) -> None:
 def test_second_signal_stops_at_once(locked_server: Server) -> None:
     stream = Stream(locked_server, 900, Authorization=f"Bearer {KEY}")
     locked_server.process.send_signal(signal.SIGINT)
-    wait_until(lambda: locked_server.status("/ready") == 503, 5)
+    wait_until(lambda: locked_server.status("/ready") == 503, 30)
     assert stream.thread.is_alive()
     locked_server.process.send_signal(signal.SIGINT)
     assert "stopping" in json.loads(stream.finish()[-2])["error"]["message"]
-    assert locked_server.process.wait(15) == 0
+    assert locked_server.process.wait(60) == 0
 
 
 @pytest.mark.server
@@ -183,7 +183,7 @@ def test_parent_killed_while_loading_leaves_no_orphans(tmp_path: Path) -> None:
         wait_until(lambda: len(parent.children()) >= 3, 120)  # scheduler, detokenizer, Python's resource tracker
         children = parent.children()
         started.process.kill()
-        started.process.wait(10)
+        started.process.wait(60)
         wait_until(lambda: not any(alive(child) for child in children), 60)
     finally:
         started.kill()

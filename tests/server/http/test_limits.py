@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
 from socket import AF_UNIX
@@ -127,8 +127,8 @@ def test_a_key_has_as_many_under_way_as_it_may(limited_server: Limited) -> None:
         assert code(refused) == "concurrency_limit_exceeded"
         assert refused.headers["Retry-After"] == "1"
         assert limited_server.ask("operator").status_code == 200
-    wait_until(lambda: limited_server.ask("two").status_code == 200, 10)
-    wait_until(limited_server.idle, 5)  # what they asked for is given up
+    wait_until(lambda: limited_server.ask("two").status_code == 200, 30)
+    wait_until(limited_server.idle, 30)  # what they asked for is given up
 
 
 def test_choices_weigh_as_requests_do(limited_server: Limited) -> None:
@@ -144,8 +144,8 @@ def test_choices_weigh_as_requests_do(limited_server: Limited) -> None:
         assert code(limited_server.ask("two")) == "concurrency_limit_exceeded"
         # Two of the eight places are taken.
         assert code(limited_server.ask("operator", SHORT | {"n": 7})) == "queue_full"
-    wait_until(lambda: limited_server.ask("two", SHORT | {"n": 2}).status_code == 200, 10)
-    wait_until(limited_server.idle, 5)
+    wait_until(lambda: limited_server.ask("two", SHORT | {"n": 2}).status_code == 200, 30)
+    wait_until(limited_server.idle, 30)
 
 
 @pytest.mark.parametrize("more", [{}, {"stream": True}, {"seed": 1}, {"prompt": ["1 2 3", "4 5 6"], "n": 2}])
@@ -246,7 +246,7 @@ def test_what_a_client_leaves_counts_as_far_as_it_was_written(limited_server: Li
             next(chunks)
         taken = DAY_TOKENS - int(stream.headers["x-ratelimit-remaining-tokens"])
         assert taken > LONG["max_tokens"]  # all that it may become
-    wait_until(lambda: limited_server.used("day")["prompt"] > 0, 10)
+    wait_until(lambda: limited_server.used("day")["prompt"] > 0, 30)
     used = limited_server.used("day")
     assert 5 <= used["completion"] < LONG["max_tokens"]
     left = limited_server.ask("day", SHORT | {"max_tokens": 1}).headers["x-ratelimit-remaining-tokens"]
@@ -290,7 +290,7 @@ def test_who_waits_or_runs_too_long_is_ended(limited_server: Limited) -> None:
     streamed = LONG | {"stream": True}
     with ThreadPoolExecutor(8) as pool:
         running = [pool.submit(limited_server.ask, "operator", body) for body in (LONG, LONG, streamed, LONG)]
-        wait_until(lambda: limited_server.metrics().value("sglang:num_running_reqs") == RUNNING, 10)
+        wait_until(lambda: limited_server.metrics().value("sglang:num_running_reqs") == RUNNING, 30)
         waiting = [pool.submit(limited_server.ask, "operator", body) for body in (SHORT, SHORT | {"stream": True})]
         for late in (future.result() for future in waiting):
             assert late.status_code == 429
@@ -320,7 +320,7 @@ def test_a_client_that_reads_nothing_is_ended(limited_server: Limited) -> None:
         head |= limited_server.headers["two"]
         lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
         client.sendall(f"POST /v1/chat/completions HTTP/1.1\r\n{lines}\r\n".encode() + content)
-        wait_until(lambda: not limited_server.idle(), 10)
+        wait_until(lambda: not limited_server.idle(), 30)
         ours = client.getsockname()[1]
         server = psutil.Process(limited_server.server.process.pid)
 
@@ -330,7 +330,7 @@ def test_a_client_that_reads_nothing_is_ended(limited_server: Limited) -> None:
 
         assert connected()
         wait_until(lambda: not connected(), REQUEST_SECONDS + STALL_SECONDS)
-        wait_until(limited_server.idle, 5)
+        wait_until(limited_server.idle, 30)
 
 
 def test_one_connection_too_many_is_refused(limited_server: Limited) -> None:
@@ -341,7 +341,7 @@ def test_one_connection_too_many_is_refused(limited_server: Limited) -> None:
         page = limited_server.metrics()
         assert page.value("outrider_open_connections") == CONNECTIONS
         assert page.value("outrider_refused_connections_total") >= 1
-    wait_until(lambda: limited_server.metrics().value("outrider_open_connections") < CONNECTIONS / 2, 10)
+    wait_until(lambda: limited_server.metrics().value("outrider_open_connections") < CONNECTIONS / 2, 30)
     assert HTTP.get(f"{limited_server.server.url}/ready").status_code == 200
 
 
@@ -363,13 +363,13 @@ def test_keys_are_exchanged_under_load(limited_server: Limited) -> None:
         key = limited_server.make("new")
         assert status("new") == 401
         key_file.add(limited_server.file, key)
-        wait_until(lambda: status("new") == 200, 5)
+        wait_until(lambda: status("new") == 200, 30)
         for bad in ("[two", "", whole.replace("sha256", "sha512")):
             limited_server.file.write_text(bad)
             time.sleep(1.2)
             assert status("new") == 200  # the old keys stay
         limited_server.file.write_text(whole)
-        wait_until(lambda: status("new") == 401, 5)
+        wait_until(lambda: status("new") == 401, 30)
     assert [thread.result() for thread in asking] == [None, None]
     assert set(seen) == {200}
     assert sum(seen.values()) > 10
@@ -380,19 +380,18 @@ def test_keys_are_exchanged_under_load(limited_server: Limited) -> None:
 
 
 def test_told_to_stop_it_answers_all_that_it_had_taken(limited_server: Limited) -> None:
-    started = time.monotonic()
-    limited_server.ask_all("operator", RUNNING, LONG | {"max_tokens": 8})
-    a_token = (time.monotonic() - started) / 8
-    wait_until(limited_server.idle, 5)
-    # About a second: longer than it takes to be told, and less than the others may be queued.
-    body = LONG | {"max_tokens": max(8, round(1 / a_token))}
-    with ThreadPoolExecutor(RUNNING + QUEUED) as pool:
-        taken = [pool.submit(limited_server.ask, "operator", body) for _ in range(RUNNING)]
-        wait_until(lambda: not limited_server.idle(), 10)
-        taken += [pool.submit(limited_server.ask, "operator", body) for _ in range(QUEUED // 2)]
-        time.sleep(0.2)  # they are sent
+    count, taken = RUNNING + QUEUED // 2, list[Future[httpx.Response]]()
+    answered = lambda: any(one.done() for one in taken)  # noqa: E731
+    with ThreadPoolExecutor(count) as pool:
+        for length in (32, 64, 128, 256, 512):  # until they take longer than it takes to see all under way
+            body = LONG | {"max_tokens": length}
+            taken = [pool.submit(limited_server.ask, "operator", body) for _ in range(count)]
+            wait_until(lambda: limited_server.in_flight() == count or answered(), 30)
+            if not answered():
+                break
+            wait(taken)
         limited_server.server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: limited_server.server.status("/ready") in (503, None), 5)
+        wait_until(lambda: limited_server.server.status("/ready") in (503, None), 30)
         answers = [future.result() for future in taken]
     assert [answer.status_code for answer in answers] == [200] * len(answers)
     assert {answer.json()["usage"]["completion_tokens"] for answer in answers} == {body["max_tokens"]}

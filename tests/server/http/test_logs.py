@@ -24,7 +24,7 @@ def line_of(server: Server, request_id: str) -> dict[str, Any]:
         found[:] = [line for line in lines(server) if line.get("request_id") == request_id]
         return bool(found)
 
-    wait_until(written, 10)
+    wait_until(written, 30)
     (line,) = found
     return line
 

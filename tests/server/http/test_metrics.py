@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from asking import MODEL, complete
+from asking import MODEL, asked, complete
 from metrics_page import TABLES, MetricsPage, documented, metric
 from running import HTTP, Server, wait_until
 
@@ -43,8 +42,8 @@ def test_requests_are_counted_by_how_they_ended(server: Server) -> None:
     before = {outcome: ended(server, outcome) for outcome in ("completed", "cancelled", "refused", "failed")}
     complete(server, "one", speculate=True, max_tokens=4)
     HTTP.post(f"{server.url}/v1/completions", json={"max_tokens": "many"}, timeout=20)
-    with contextlib.suppress(httpx.ReadTimeout):  # its client gives up
-        HTTP.post(f"{server.url}/v1/completions", json=ENDLESS, timeout=1)
+    with asked(server, "/v1/completions", ENDLESS):
+        wait_until(lambda: metric(server.url, "outrider_requests_in_flight") >= 1, 30)
     with HTTP.stream("POST", f"{server.url}/v1/completions", json=ENDLESS | {"stream": True}, timeout=60) as stream:
         lines = stream.iter_lines()
         next(lines)
@@ -61,14 +60,22 @@ def test_the_time_per_token_is_what_the_client_sees(server: Server, stream: bool
         name = "outrider_time_per_output_token_seconds"
         return metric(server.url, f"{name}_sum"), metric(server.url, f"{name}_count")
 
-    seconds, count = taken()
     body = ENDLESS | {"max_tokens": 60, "temperature": 0, "stream": stream}
-    began = time.monotonic()
-    assert HTTP.post(f"{server.url}/v1/completions", json=body, timeout=120).status_code == 200
-    whole = time.monotonic() - began
-    wait_until(lambda: taken()[1] == count + 1, 10)
-    per_token = taken()[0] - seconds
-    # The whole time but for the prompt's, over 59 tokens: 60 that came together would be far below it.
+
+    def answered() -> tuple[float, float]:
+        """Seconds of an answer, and per token."""
+        seconds, count = taken()
+        began = time.monotonic()
+        assert HTTP.post(f"{server.url}/v1/completions", json=body, timeout=120).status_code == 200
+        whole = time.monotonic() - began
+        wait_until(lambda: taken()[1] == count + 1, 30)
+        return whole, taken()[0] - seconds
+
+    for _ in range(3):  # a busy machine may take long for the prompt
+        whole, per_token = answered()
+        # The whole time but for the prompt's, over 59 tokens: 60 that came together would be far below it.
+        if 0.2 * whole < 59 * per_token:
+            break
     assert 0.2 * whole < 59 * per_token <= whole
 
 

@@ -140,7 +140,7 @@ def test_health_is_red_while_the_engine_stands_still_with_requests(guarded_serve
                 scheduler.suspend()
             asked = pool.submit(guarded_server.ask, body)
             if begun:
-                wait_until(lambda: guarded_server.metric("sglang:num_running_reqs") == 1, 20)
+                wait_until(lambda: guarded_server.metric("sglang:num_running_reqs") == 1, 30)
                 scheduler.suspend()
             try:
                 assert server.status("/health") == server.status("/ready") == 200
@@ -154,7 +154,7 @@ def test_health_is_red_while_the_engine_stands_still_with_requests(guarded_serve
             finally:
                 scheduler.resume()
             assert asked.result().status_code == 200
-        wait_until(lambda: server.status("/health") == server.status("/ready") == 200, 10)
+        wait_until(lambda: server.status("/health") == server.status("/ready") == 200, 30)
         assert guarded_server.ask().status_code == 200
 
     stop_and_go_on(SHORT, begun=False)
@@ -178,7 +178,7 @@ def test_health_stays_green_for_a_slow_reader(guarded_server: Guarded) -> None:
         client.connect(("127.0.0.1", guarded_server.server.port))
         head = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
         client.sendall(f"POST /v1/chat/completions HTTP/1.1\r\n{head}".encode() + content)
-        wait_until(lambda: guarded_server.metric("outrider_requests_in_flight") == 1, 10)
+        wait_until(lambda: guarded_server.metric("outrider_requests_in_flight") == 1, 30)
         wait_until(lambda: guarded_server.metric("sglang:num_running_reqs") == 0, 60)
         until = time.monotonic() + 2 * STEP_SECONDS
         while time.monotonic() < until:

@@ -66,7 +66,7 @@ def served(settings: Settings) -> Iterator[str]:
     thread = threading.Thread(target=asyncio.run, args=(main(),))
     thread.start()
     try:
-        wait_until(lambda: server.started and server.servers, 10)  # `started` is set before it listens
+        wait_until(lambda: server.started and server.servers, 30)  # `started` is set before it listens
         yield f"https://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
@@ -117,7 +117,7 @@ def test_a_renewed_certificate_is_taken_up_and_a_bad_one_not(tmp_path: Path, mon
         shutil.copy(new_key, key)
         assert subject(url) == before
         shutil.copy(new_crt, crt)
-        wait_until(lambda: subject(url) != before, 10)
+        wait_until(lambda: subject(url) != before, 30)
         assert httpx.get(url, verify=ssl.create_default_context(cafile=new_crt)).text == "ok"
 
 

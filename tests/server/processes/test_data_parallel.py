@@ -61,8 +61,8 @@ def test_counts_of_all_engines_add_up(server: Server) -> None:
     before = counts()
     complete_all(server, PROMPTS, 8, speculate=True, temperature=0, max_tokens=9, ignore_eos=True)
     decoded = 8 * len(PROMPTS)  # the first token of each comes with its prefill
-    wait_until(lambda: counts()[0] - before[0] == decoded, 5)
-    assert [now - then for now, then in zip(counts(), before, strict=True)] == [decoded, decoded, 9 * len(PROMPTS)]
+    counted = lambda: [now - then for now, then in zip(counts(), before, strict=True)]  # noqa: E731
+    wait_until(lambda: counted() == [decoded, decoded, 9 * len(PROMPTS)], 30)
     assert metric(server.url, "outrider_acceptance_collapsed") == 0
 
 
@@ -71,8 +71,8 @@ def test_a_request_becomes_part_of_the_trace_that_it_names(server: Server, colle
     headers = {"traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01", "X-Request-Id": "traced"}
     body = {"model": MODEL, "prompt": "Count to ten.", "max_tokens": 8, "ignore_eos": True}
     answer = HTTP.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60).json()
-    wait_until(lambda: {"prefill_forward", "decode_forward"} <= set(collector.of(trace_id)), 20)
-    wait_until(lambda: any("rid" in attributes for attributes in collector.of(trace_id).values()), 20)
+    wait_until(lambda: {"prefill_forward", "decode_forward"} <= set(collector.of(trace_id)), 30)
+    wait_until(lambda: any("rid" in attributes for attributes in collector.of(trace_id).values()), 30)
     (request,) = [found for found in collector.of(trace_id).values() if "rid" in found]
     assert request["rid"] == answer["id"]
     assert request["gen_ai.usage.completion_tokens"] == 8
@@ -98,4 +98,4 @@ def test_a_killed_engine_ends_the_server(server: Server) -> None:
     wait_until(lambda: server.process.poll() is not None, 30)
     assert server.process.returncode == 1
     assert "Traceback" not in server.output()
-    wait_until(lambda: not any(process.is_running() for process in others), 5)
+    wait_until(lambda: not any(process.is_running() for process in others), 30)
