@@ -18,7 +18,7 @@ import httpx
 import pytest
 from asking import MODEL, accepted_tokens, complete, complete_all, tokens
 from metrics_page import metric
-from running import HTTP, TAKES_MANY, ForkedServer, Server, environment, free_port, overlaps, wait_until
+from running import HTTP, START_SECONDS, TAKES_MANY, ForkedServer, Server, environment, free_port, overlaps, wait_until
 from small_target import SmallTarget
 
 pytestmark = [
@@ -197,7 +197,7 @@ def test_behind_sglangs_router(pair_server: Pair, exact_server: Server, prompts:
     url = f"http://127.0.0.1:{port}"
     body = {"model": MODEL, "messages": [{"role": "user", "content": prompts[1]}], **PLAIN}
     try:
-        wait_until(lambda: answers(f"{url}/v1/models"), 60)
+        wait_until(lambda: answers(f"{url}/v1/models"), START_SECONDS)
         through, direct = (
             HTTP.post(f"{each}/v1/chat/completions", json=body, timeout=60) for each in (url, exact_server.url)
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from asking import complete, tokens
 from learned_drafters import offer, wait_for_state
 from metrics_page import MetricsPage, documented, metric
-from running import HTTP, Server
+from running import HTTP, Server, wait_until
 from small_target import SmallTarget
 
 pytestmark = pytest.mark.server
@@ -72,13 +71,8 @@ def test_no_text_changes_while_drafters_are_exchanged_and_taken_back(
 
     server = start_learning()
     assert answers(server, some, speculate=True, at_once=4) == plain
-    for _ in range(100):  # until the server has looked
-        page = MetricsPage(server.url)
-        if page.value("outrider_learn_in_use") == 3:
-            break
-        time.sleep(0.2)
-    assert page.value("outrider_learn_in_use") == 3
-    found = {name for name in page.families if name.startswith("outrider_learn_")}
+    wait_until(lambda: metric(server.url, "outrider_learn_in_use") == 3, 60)  # until the server has looked
+    found = {name for name in MetricsPage(server.url).families if name.startswith("outrider_learn_")}
     assert found == set(documented("metric of a server that learns"))
     assert json.loads((folder / "state.json").read_text()) == {"in_use": "0003", "refused": ["0001", "0002"]}
 

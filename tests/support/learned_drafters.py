@@ -38,7 +38,8 @@ def offer(folder: Path, name: str, small_target: SmallTarget, *, broken: bool, d
 def wait_for_state(folder: Path, **wanted: Any) -> None:
     """Wait until state.json says so."""
     found: dict[str, Any] = {}
-    for _ in range(300):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
         if (folder / "state.json").is_file():
             found = json.loads((folder / "state.json").read_text())
             if wanted.items() <= found.items():
