@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from outrider.storage.replacing import replace
+
 from ..acceptance import Acceptance
 from ..block import check_target, target_identity
 from ..block.config import READING_KINDS
@@ -43,8 +45,7 @@ def target_answers(
     store = kept / f"{Path(path).stem}-{count}-{new_tokens}-T{temperature:g}.json" if kept else None
     if store and store.exists():
         return [(ids, prompt) for ids, prompt in json.loads(store.read_text())]
-    samples = list(read_samples(path))[:count]
-    prompts = [target.chat_ids(list(s.turns[:1])) for s in samples]
+    prompts = [target.chat_ids(list(s.turns[:1])) for s in list(read_samples(path))[:count]]
     written = decode(
         target, prompts, [temperature] * len(prompts), max_new_tokens=new_tokens, stop_ids=target.stop_ids,
         seeds=list(range(len(prompts))),
@@ -55,7 +56,7 @@ def target_answers(
     answers = [found[number] for number in sorted(found) if len(found[number][0]) >= found[number][1] + 2]
     if store:
         store.parent.mkdir(parents=True, exist_ok=True)
-        store.write_text(json.dumps(answers))
+        replace({store: json.dumps(answers)})
     return answers
 
 
@@ -115,8 +116,7 @@ def measure(
             assert isinstance(model, DiffusionModel)
             assert arm.schedule is not None
             order, passes = arm.schedule
-            schedule = make_schedule(order, model.config.gamma, passes)
-            hits.append(denoised_hits(model, frozen, maker.columns, schedule))
+            hits.append(denoised_hits(model, frozen, maker.columns, make_schedule(order, model.config.gamma, passes)))
         makers.append(maker)
         layers.append(model.config.target_layers)
     totals = [Acceptance.empty(maker.config.gamma) for maker in makers]

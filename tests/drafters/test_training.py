@@ -6,6 +6,7 @@ import argparse
 import csv
 import dataclasses
 import json
+import resource
 from copy import copy
 from pathlib import Path
 
@@ -114,6 +115,22 @@ def test_train_learns_survives_a_kill_and_drafts(
         ).gamma
         == 4
     )
+
+
+def test_answers_for_which_the_disk_has_no_room_are_written_again(
+    target_folder: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """capsys: keeps what is shown out of files."""
+    target = TargetModel.load(str(target_folder), dtype=torch.float32)
+    asked = {"count": 2, "new_tokens": 20, "temperature": 0.0, "kept": tmp_path / "answers"}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            measure.target_answers(target, str(prompts), **asked)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert measure.target_answers(target, str(prompts), **asked)
 
 
 def test_measured_tau_is_that_of_decoding_with_the_drafter(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
