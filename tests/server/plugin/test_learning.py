@@ -179,7 +179,9 @@ def test_requests_that_end_unnoticed_are_not_held(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_logged_once_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = AnswerStore(tmp_path, 10_000)
-    store.close()  # every write fails from now on
+    store.close()
+    (tmp_path / "answers").rename(tmp_path / "aside")
+    (tmp_path / "answers").touch()  # every write fails from now on
     keeper = keeping(store)
     reqs = [request(str(number)) for number in range(3)]
     keeper.admit(reqs)
