@@ -131,21 +131,12 @@ async def _soak(args: argparse.Namespace) -> Soak:
             attacked=attacked,
             stretch=args.stretch,
         )
-        pressed = time.monotonic() - began
+        took = time.monotonic() - began
         empty, held = await _becomes_empty(server)
         watch.cancel()
     warm_up = seconds / 3 if args.warm_up is None else args.warm_up * 60
     return Soak(
-        counts,
-        samples,
-        pressed,
-        warm_up,
-        args.most_growth,
-        not args.no_compare,
-        empty,
-        held,
-        attacked,
-        args.most_slower,
+        counts, samples, took, warm_up, args.most_growth, not args.no_compare, empty, held, attacked, args.most_slower
     )
 
 

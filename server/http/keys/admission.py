@@ -1,6 +1,6 @@
 """One request's share of its key's limits and of the queue, from its arrival to the last of its tokens.
 
-A request comes in as one choice. When its body is read, `weigh` adds the others. When its prompts are counted,
+A request comes in as one choice. When its body is read, `add_choices` adds the others. When its prompts are counted,
 `reserve` takes the tokens that it may become. When its answer has ended and the engine has let go of it, what it did
 not use is given back.
 """

@@ -29,7 +29,7 @@ from ..config import PluginConfig
 from ..cpu.direct_forward import DirectForward, direct_forward
 from ..cpu.free_memory import give_back_free_memory
 from ..image_tokens import rotary_positions, within_vocabulary
-from ..loading.planner import load_plan
+from ..loading.planner import load_plan, plan_again
 from ..slot_pool import SlotPool
 from ..spec_inputs import FlatVerify, VerifyInput, extend_positions, flatten, ragged_layout
 from . import warm_up
@@ -160,8 +160,8 @@ class SpeculativeWorker(BaseSpecWorker):
                 each.finished(rid)
 
     def reload_profile(self) -> None:
-        """Plan by the profile as it now stands on the disk."""
-        self.planning.plan_by(*load_plan(self.config, self.exchange.in_use))
+        """Plan by the profile as it now stands on the disk, if it can be read."""
+        plan_again(self.planning.plan_by, self.config, self.exchange.in_use)
 
     def use_drafter(self, folder: str) -> None:
         """Draft with the weights in `folder` from the next step on (`Exchange.take`)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from outrider.profiles import store
@@ -47,6 +48,14 @@ def load_plan(config: PluginConfig, learned: str = "") -> tuple[Planner, Calibra
         )  # fmt: skip
     planner = registry.make(config.planner, gamma=config.longest, threshold=config.threshold, cost=profile.cost())
     return planner, calibration
+
+
+def plan_again(plan_by: Callable[[Planner, CalibrationTable | None], None], config: PluginConfig, learned: str) -> None:
+    """Plan by the profile as it now stands on the disk; where that cannot be read, as before. learned: see above."""
+    try:
+        plan_by(*load_plan(config, learned))
+    except (OSError, ValueError) as error:
+        logger.warning("planning goes on as before: %s", error)
 
 
 def load_round_cost(config: PluginConfig) -> RoundCost:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import torch
 from planned_steps import GAMMA, HALVED, PAYS, admit, begin, logged, on_every_device, prefill, run
@@ -11,6 +13,8 @@ from outrider.drafters.base import Draft
 from outrider.scheduler.planners.asynchronous import Asynchronous
 from outrider.scheduler.planners.base import Budget, Planner
 from outrider.scheduler.planners.synchronous import Synchronous
+from outrider.server.plugin.config import PluginConfig
+from outrider.server.plugin.decode.worker import SpeculativeWorker
 
 
 @on_every_device
@@ -172,3 +176,13 @@ def test_the_planner_hears_who_was_asked_and_whose_draft_was_looked_up(make, dev
     assert half.drafting == 2
     assert (half.survival[1] > 0).tolist() == [True] * 3 + [False]
     assert planning.recording.steps[0].drafting == 2
+
+
+def test_a_profile_that_was_damaged_meanwhile_leaves_the_plan_as_it_is(make, tmp_path):
+    """A learned drafter is exchanged, or taken back, at any time, and the engine has to go on."""
+    (tmp_path / "profile.json").write_text("{")
+    planning, config = make(), PluginConfig(drafter="dspark", profile=str(tmp_path))
+    planner = planning.planner
+    worker = SimpleNamespace(planning=planning, config=config, exchange=SimpleNamespace(in_use=""))
+    SpeculativeWorker.reload_profile(worker)
+    assert planning.planner is planner
