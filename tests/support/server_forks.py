@@ -202,6 +202,13 @@ def compile_no_grammar_before_the_first() -> None:
     GrammarProcess.begin = not_yet  # type: ignore[method-assign]
 
 
+def sample_the_event_loop_less() -> None:
+    """Let servers here, of which several are idle at a time, not wake up a hundred times a second."""
+    from outrider.server.http import event_loop
+
+    event_loop.SAMPLE_SECONDS = 0.1
+
+
 def apply_later(variables: Mapping[str, str | None]) -> None:
     """Set the variables of LATER, and what has been read of them while modules were imported."""
     import sitecustomize
@@ -273,6 +280,7 @@ def main() -> None:
     apply_later(request["later"])
     fork_the_schedulers()
     compile_no_grammar_before_the_first()
+    sample_the_event_loop_less()
     if "program" in request:
         sys.argv, sys.path = [request["program"], *request["arguments"]], request["path"]
         # Not as __main__, which the processes that it spawns would import.

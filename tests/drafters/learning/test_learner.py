@@ -72,11 +72,15 @@ def waiting(folder: Path, reason: str) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("kind", ["dspark", "eagle3", "deer", "specdiff"], indirect=True)
-def test_it_goes_on_after_a_kill_anywhere(folder: Path, command: list[str], answers: list[Answer], kind: str) -> None:
+def test_it_goes_on_after_a_kill_anywhere(
+    folder: Path, command: list[str], answers: list[Answer], kind: str, request: pytest.FixtureRequest
+) -> None:
     """Killed at every stage, one after the other; every file is whole, and what was read or trained is not lost.
 
     An EAGLE-3 head begins from nothing: none that has learned a little is at hand.
     """
+    if kind in ("eagle3", "deer") and not request.config.getoption("--exhaustive"):
+        pytest.skip("--exhaustive kills learners of all kinds; files are written alike")
     keep(folder, answers)
     if kind == "eagle3":
         command = [*command, "--start", "target"]
@@ -299,10 +303,10 @@ def test_stopped_continued_ended_and_orphaned(folder: Path, command: list[str], 
         within(120, lambda: events(folder, "training"))
         subprocess.run(["kill", "-STOP", str(pid)], check=True)
         server.kill()
-        within(10, lambda: not state_of(pid))
+        within(60, lambda: not state_of(pid))
     with subprocess.Popen(learner, stdout=subprocess.DEVNULL) as process:
         count = len(events(folder, "training"))
         within(120, lambda: len(events(folder, "training")) > count)
         process.terminate()
-        assert process.wait(20) == -signal.SIGTERM
+        assert process.wait(60) == -signal.SIGTERM
     assert len(AnswerReader(folder).read()) == 40

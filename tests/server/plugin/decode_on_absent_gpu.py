@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,7 +78,7 @@ BATCHES = {
 
 CASES = [
     *((drafter, "asynchronous", kind) for drafter in ("ngram", "dspark") for kind in BATCHES),
-    *(("dspark", planner, "greedy") for planner in registry.names()),
+    *(("dspark", planner, "greedy") for planner in registry.names() if planner != "asynchronous"),
     *((drafter, "asynchronous", "mixed") for drafter in ("truncated", "gated", "dflash", "dflash2", "lilicorr")),
     *(("dspark in graphs", "asynchronous", kind) for kind in BATCHES),
     *(("deer", "asynchronous", kind) for kind in ("greedy", "mixed")),
@@ -87,7 +89,17 @@ CASES = [
     *((drafter, "asynchronous", kind) for drafter in ("eagle3", "mtp") for kind in ("greedy", "mixed")),
     *((f"dspark in graphs, rank {rank} of 2", "asynchronous", kind) for rank in (1, 2) for kind in ("greedy", "mixed")),
 ]
-"""Drafters, planners and requests."""
+"""Drafters, planners and requests, with our kernels."""
+WITHOUT_KERNELS = [
+    *(("ngram", "asynchronous", kind) for kind in BATCHES),
+    *(
+        (drafter, "asynchronous", kind)
+        for drafter in ("dspark", "dspark in graphs")
+        for kind in ("greedy", "penalized")
+    ),
+    *((drafter, "asynchronous", "mixed") for drafter in ("truncated", "dflash2", "deer", "specdiff certain", "eagle3")),
+]
+"""Cases in which torch computes everything, as where there is no Triton."""
 IN_GRAPHS = " in graphs"
 PLANTS = {
     "item": lambda tensor: tensor.sum().item(),
@@ -278,12 +290,19 @@ class Replays:
         return SimpleNamespace(logits_output=output, can_run_cuda_graph=True)
 
 
+@contextmanager
+def kernels(device: torch.device) -> Iterator[None]:
+    """Our kernels run for tensors of this device, as for CUDA's."""
+    on_cuda = lambda *tensors: all(x.device == device for x in tensors) and cuda.available()  # noqa: E731
+    with mock.patch.object(cuda, "fits", on_cuda):
+        yield
+
+
 def launches(drafter: str, kind: str, device: torch.device) -> int:
     """Launches of a step by a GPU's kernels; a graph is one, and the target's forward without one is not counted."""
     rows, replays = np.arange(1, REQUESTS + 1), Replays()
     at = SimpleNamespace(numpy=lambda: rows)
-    on_cuda = lambda *tensors: all(x.device == device for x in tensors) and cuda.available()  # noqa: E731
-    with absent_gpu.running(), mock.patch.object(cuda, "fits", on_cuda):
+    with absent_gpu.running(), kernels(device):
         worker = make_worker(drafter, "asynchronous", device, replays.record)
         worker._target_worker.forward_batch_generation = lambda batch, **_: replays.forward(worker, batch)
         batch = batch_of(kind, [20, 30, 25], at, device)
@@ -301,11 +320,10 @@ def launches(drafter: str, kind: str, device: torch.device) -> int:
 def late(drafter: str, device: torch.device, *, without: int | None = None) -> list[str]:
     """Variants of our operators that steps ask for and the warm-up has not run. without: a number of requests that it
     leaves out, and the only one that asks."""
-    on_cuda = lambda *tensors: all(x.device == device for x in tensors) and cuda.available()  # noqa: E731
     numbers = [n for n in warm_up.numbers_of_requests(FEW) if n != without]
     with (
         absent_gpu.running(),
-        mock.patch.object(cuda, "fits", on_cuda),
+        kernels(device),
         mock.patch.object(warm_up, "numbers_of_requests", return_value=numbers),
     ):
         worker = make_worker(drafter, "asynchronous", device, layers=1)
@@ -323,11 +341,11 @@ def late(drafter: str, device: torch.device, *, without: int | None = None) -> l
     return sorted(watched.variants - warm.variants)
 
 
-def run(drafter: str, planner: str, kind: str, device: torch.device) -> dict[str, Any]:
+def run(drafter: str, planner: str, kind: str, device: torch.device, *, with_kernels: bool = True) -> dict[str, Any]:
     """Compare what two batches whose lengths differ ask; or say what was in the way."""
     rows = np.arange(1, REQUESTS + 1)
     at = SimpleNamespace(numpy=lambda: rows)  # a tensor of the host, which the fake mode does not have
-    with absent_gpu.running():
+    with absent_gpu.running(), kernels(device) if with_kernels else nullcontext():
         worker = make_worker(drafter, planner, device, layers=1)
         try:
             short, long = (steps(worker, kind, lengths, at) for lengths in ([20, 30, 25], [24, 18, 29]))
@@ -348,6 +366,8 @@ def main() -> None:
     device, found = absent_gpu.install(), {}
     for case in CASES:
         found[", ".join(case)] = run(*case, device)
+    for case in WITHOUT_KERNELS:
+        found[f"{', '.join(case)}, without kernels"] = run(*case, device, with_kernels=False)
     found["launches"] = {
         f"{drafter}, {kind}": launches(drafter, kind, device)
         for drafter in ("dspark", "dspark in graphs")

@@ -35,6 +35,13 @@ ROOT = Path(__file__).parents[4]
 READY = sorted((ROOT / "deploy" / "loadtest").glob("*.toml"))
 
 
+@pytest.fixture(autouse=True)
+def childless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small server runs in this process, whose children are other tests' servers: none of them is its own, and to
+    measure their memory takes seconds."""
+    monkeypatch.setattr(psutil.Process, "children", lambda self, recursive=False: [])
+
+
 def load(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str]:
     code = main(["bench", "load", *flags])
     return code, capsys.readouterr().out
