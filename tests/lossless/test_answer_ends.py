@@ -83,14 +83,11 @@ def ends_within(text: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("served", ["exact_server", "planned_server"], indirect=True)
 def test_answers_end_as_without_speculation(served, sampling, request):
-    """Planned or seeded, each with one half of the prompts, unless --exhaustive: plans decide how long drafts are and
-    seeds what is said, not what ends it."""
+    """Each server with half of the prompts greedily, the other half seeded, unless --exhaustive: plans decide how long
+    drafts are and seeds what is said, not what ends it."""
     chosen = CYCLES
     if not request.config.getoption("--exhaustive"):
-        if "planned_server" in request.node.name:
-            chosen = CYCLES[::2]
-        elif sampling == "seeded":
-            chosen = CYCLES[1::2]
+        chosen = CYCLES[("planned_server" in request.node.name) ^ (sampling == "seeded") :: 2]
     prompts = [cycle * 6 for cycle in chosen]
     texts = [seen(served, prompt, speculate=False, stream=False, **SAMPLING[sampling])["text"] for prompt in prompts]
     asked = [
