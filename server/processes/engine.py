@@ -48,7 +48,8 @@ class EngineDied(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Engine(EngineProcesses):
-    """A running engine: SGLang's tokenizer manager here, its scheduler and detokenizer in processes of their own.
+    """A running engine: SGLang's tokenizer manager here, its scheduler in a process of its own. Its detokenizer is here
+    on a CPU, else in a third.
 
     Where there are several engines: all of them. max_total_tokens is then that of each.
     """
@@ -178,21 +179,23 @@ def _launch_processes(resolved: Resolved, inputs: _LaunchInputs) -> tuple[Server
     from sglang.srt.entrypoints.engine import init_tokenizer_manager
 
     from . import sglang_args
+    from .detokenizer import DetokenizingManager
     from .launcher import Launcher
 
     settings, report = resolved.settings, inputs.report
     verbose = settings.log_level == "debug"
     ours = (report, inputs.placements, os.getpid(), verbose)
     Launcher.waiting, Launcher.environment = inputs.waiting, inputs.environment
-    Launcher.on_cpu = settings.resolved_device == "cpu"
     Launcher.controller = functools.partial(data_parallel.run_controller, *ours)
     arguments = sglang_args.build(settings, resolved.model, resolved.memory, inputs.engines)
     arguments.custom_sigquit_handler = _on_sigquit
+    Launcher.detokenizes = settings.resolved_device == "cpu" and arguments.detokenizer_worker_num == 1
+    manager_class = DetokenizingManager if Launcher.detokenizes else None
     tempfile.tempdir = str(inputs.run_folder.path)  # where SGLang puts the sockets between its processes
     try:
         return arguments, Launcher._launch_subprocesses(
             arguments,
-            init_tokenizer_manager,
+            functools.partial(init_tokenizer_manager, TokenizerManagerClass=manager_class),
             functools.partial(run_scheduler, *ours),
             functools.partial(run_detokenizer, report, os.getpid(), verbose),
         )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from typing import Any, ClassVar
 
@@ -18,38 +16,37 @@ from .process import signals_blocked
 class Launcher(engine.Engine):
     """Starts processes that leave signals to us, and uses the scheduler that is already waiting, if there is one.
 
-    environment: of the scheduler's process, beyond this one's. on_cpu: nothing computes on a GPU. controller: target of
-    the process that starts schedulers where there are several engines. schedulers: the processes that were started, or
-    their controller.
+    environment: of the scheduler's process, beyond this one's. detokenizes: this process makes the text of tokens, see
+    `detokenizer.py`. controller: target of the process that starts schedulers where there are several engines.
+    schedulers: the processes that were started, or their controller.
     """
 
     waiting: ClassVar[WaitingScheduler | None] = None
     environment: ClassVar[Mapping[str, str]] = {}
-    on_cpu: ClassVar[bool] = False
+    detokenizes: ClassVar[bool] = False
     controller: ClassVar[Callable[..., None]] = engine.run_data_parallel_controller_process
     schedulers: ClassVar[Sequence[BaseProcess]] = ()
 
     @classmethod
-    def _launch_scheduler_processes(cls, *args: Any, **kwargs: Any) -> Any:
+    def _launch_scheduler_processes(cls, server_args: Any, port_args: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls.detokenizes:
+            port_args.detokenizer_ipc_name = port_args.tokenizer_ipc_name
         multiprocessing, controller = engine.mp, engine.run_data_parallel_controller_process
         try:
             engine.run_data_parallel_controller_process = cls.controller
             if cls.waiting is not None:
                 engine.mp = cls.waiting  # see prefork.py
             with signals_blocked(), threads.child_environment(cls.environment):
-                result, Launcher.schedulers = super()._launch_scheduler_processes(*args, **kwargs)
+                result, Launcher.schedulers = super()._launch_scheduler_processes(
+                    server_args, port_args, *args, **kwargs
+                )
                 return result, Launcher.schedulers
         finally:
             engine.mp, engine.run_data_parallel_controller_process = multiprocessing, controller
 
     @classmethod
     def _launch_detokenizer_subprocesses(cls, *args: Any, **kwargs: Any) -> Any:
-        # A copy of this process has imported everything: a third of what a start on two cores takes. Other threads of
-        # ours, which may hold locks, would be missing in it, and a GPU's context cannot be copied.
-        multiprocessing, forks = engine.mp, cls.on_cpu and threading.active_count() == 1
-        try:
-            engine.mp = get_context("fork" if forks else "spawn")
-            with signals_blocked():
-                return super()._launch_detokenizer_subprocesses(*args, **kwargs)
-        finally:
-            engine.mp = multiprocessing
+        if cls.detokenizes:
+            return [], []
+        with signals_blocked():
+            return super()._launch_detokenizer_subprocesses(*args, **kwargs)

@@ -93,6 +93,23 @@ def test_killed_scheduler_ends_everything_with_an_error(own_server: Server) -> N
     wait_until(lambda: not any(child.is_running() for child in children.values()), 30)
 
 
+def test_texts_that_cannot_be_made_end_everything_with_an_error(tmp_path: Path, small_target: SmallTarget) -> None:
+    """SGLang's detokenizer fails where it has room for fewer requests than there are; it runs beside HTTP."""
+    flags = (*small_target.flags("off"), "--max-total-tokens", "4096")
+    broken = ForkedServer(tmp_path / "log", *flags, SGLANG_DETOKENIZER_MAX_STATES="1")
+    try:
+        children = broken.wait_until_ready().children()
+        assert [*children] == ["scheduler"]
+        answer = HTTP.post(broken.url + "/v1/completions", json=LONG | {"n": 2}, timeout=60)
+        assert answer.status_code == 500
+        assert "the server is restarting" in answer.json()["error"]["message"]
+        assert broken.process.wait(30) == 1
+        assert broken.output().count("RuntimeError: Decode status not found") == 1
+        wait_until(lambda: not any(child.is_running() for child in children.values()), 5)
+    finally:
+        broken.kill()
+
+
 def test_first_signal_drains_and_exits_with_zero(own_server: Server) -> None:
     children = own_server.children()
     stream = Stream(own_server, 900)
@@ -180,7 +197,7 @@ def test_parent_killed_while_loading_leaves_no_orphans(tmp_path: Path) -> None:
     started = Server(tmp_path / "log")
     try:
         parent = psutil.Process(started.process.pid)
-        wait_until(lambda: len(parent.children()) >= 3, 120)  # scheduler, detokenizer, Python's resource tracker
+        wait_until(lambda: len(parent.children()) >= 2, 120)  # scheduler, Python's resource tracker
         children = parent.children()
         started.process.kill()
         started.process.wait(60)
@@ -199,14 +216,14 @@ def test_any_process_that_ends_is_noticed_at_once(tmp_path: Path) -> None:
     from outrider.server.processes.run_folder import RunFolder
 
     context = multiprocessing.get_context("spawn")
-    processes = {name: context.Process(target=time.sleep, args=(60,)) for name in ("scheduler_0", "detokenizer")}
+    processes = {name: context.Process(target=time.sleep, args=(60,)) for name in ("scheduler_0", "scheduler_1")}
     for process in processes.values():
         process.start()
     engine = EngineProcesses(processes, RunFolder.make(), StartupReport(tmp_path / "report"))
     try:
         assert engine.dead_processes() == []
-        processes["detokenizer"].kill()
-        assert asyncio.run(asyncio.wait_for(engine.wait_for_death(), 5)) == ["detokenizer"]
+        processes["scheduler_1"].kill()
+        assert asyncio.run(asyncio.wait_for(engine.wait_for_death(), 5)) == ["scheduler_1"]
     finally:
         processes["scheduler_0"].kill()
         engine.run_folder.remove()
