@@ -13,7 +13,7 @@ import pytest
 import torch
 from block_faults import every_test_by_the_scale
 from drawn_answers import Admit, Answers, by_survival, peeking
-from exact_answers import ALL_VERIFIED, PROMPT, RULES, SAMPLES, answers_p_value
+from exact_answers import PROMPT, RULES, SAMPLES, answers_p_value
 from power import THRESHOLD
 from scipy import stats
 from small_target import SmallTarget
@@ -74,24 +74,20 @@ def nothing(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("plant", "admit", "count"),
+    ("plant", "admit"),
     [
-        (keep_wrong_drafts, by_survival, ALL_VERIFIED),
-        (replace_from_p, by_survival, ALL_VERIFIED),
-        (keep_by_the_scale, by_survival, ALL_VERIFIED),
-        (nothing, peeking, SAMPLES),
+        (keep_wrong_drafts, by_survival),
+        (replace_from_p, by_survival),
+        (keep_by_the_scale, by_survival),
+        (nothing, peeking),
     ],
     ids=["a tenth of wrong drafts kept", "replaced from p", "kept by the scale", "peeking"],
 )
 def test_faults_are_seen(
-    answers: Answers,
-    plant: Callable[[pytest.MonkeyPatch], None],
-    admit: Admit,
-    count: int,
-    monkeypatch: pytest.MonkeyPatch,
+    answers: Answers, plant: Callable[[pytest.MonkeyPatch], None], admit: Admit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    found = [answers_p_value(answers.draw(count, seed, admit)[0], answers.exact) for seed in range(RUNS)]
+    found = [answers_p_value(answers.draw(SAMPLES, seed, admit)[0], answers.exact) for seed in range(RUNS)]
     scores = stats.norm.isf(np.maximum(found, 1e-300))  # near normal, so that few runs tell the share beyond a bound
     assert stats.norm.cdf((scores.mean() - stats.norm.isf(THRESHOLD)) / scores.std(ddof=1)) >= 0.95
     assert max(found) < THRESHOLD

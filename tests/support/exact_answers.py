@@ -57,10 +57,10 @@ class Rules:
         return found / found.sum()
 
 
-PROMPT, SAMPLES, ALL_VERIFIED = "List five ways to save", 2048, 1024
+PROMPT, SAMPLES = "List five ways to save", 2048
 RULES = Rules(temperature=0.6, top_k=3)
-"""Rules of the requests of `test_sampled.py`, and the number of answers: enough to show a planner that looks at what it
-admits; where every draft is verified, enough to show a tenth of wrong drafts kept (`test_planted_faults.py`)."""
+"""Rules of the requests of `test_sampled.py`, and the number of answers: enough to show a tenth of wrong drafts kept
+(`test_planted_faults.py`)."""
 
 
 def answer_probs(logits: Logits, prompt: list[int], length: int, rules: Rules) -> dict[Answer, float]:
