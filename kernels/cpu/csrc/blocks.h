@@ -49,7 +49,23 @@ constexpr int64_t strips_of(const BlockFormat& f, int64_t block) {  // in its sp
 // Bytes of one of the shared numbers.
 constexpr int64_t unit_of(BlockKind kind) { return kind >= GROUPS_32 ? 4 : std::min<int64_t>(FORMATS[kind].shared, 2); }
 
+// Codes of a strip as streams.
 template <BlockKind KIND>
+struct CodeStreams {
+  static void put(uint8_t* strip, int64_t output, int64_t i, uint32_t code) {
+    const int64_t n = i / STREAMS, stream = stream_of(output), lane = lane_of(output, i);
+    if (KIND == Q8_0) {
+      strip[(n * STREAMS + stream) * W + lane] = code;
+      return;
+    }
+    const Place place = place_of_code<KIND>(stream, n);
+    uint32_t* words = reinterpret_cast<uint32_t*>(strip);
+    words[place.word * W + lane] |= code << place.shift;
+    if (place.taken < FORMATS[KIND].bits) words[place.rest * W + lane] |= code >> place.taken << place.rest_shift;
+  }
+};
+
+template <BlockKind KIND, typename Codes = CodeStreams<KIND>>
 void pack_blocks(const uint8_t* raw, uint8_t* panels, int64_t outputs, int64_t depth, int64_t begin, int64_t end) {
   constexpr BlockFormat F = FORMATS[KIND];
   const int64_t blocks = depth / BLOCK, size = PANEL * F.spans(blocks) * F.bytes();
@@ -64,18 +80,7 @@ void pack_blocks(const uint8_t* raw, uint8_t* panels, int64_t outputs, int64_t d
         to[strip * W * F.shared + i / UNIT * UNIT * W + lane * UNIT + i % UNIT] = span.shared()[i];
       to += strips_of(F, k) + strip * W * F.block();
       for (int64_t i = 0; i < F.own; ++i) to[(F.bits * BLOCK / 8 + i) * W + lane] = span.own(k, i);
-      for (int64_t i = 0; i < BLOCK; ++i) {
-        const int64_t n = i / STREAMS, stream = stream_of(c), at = lane_of(c, i);
-        const uint32_t code = span.code(k, i);
-        if (KIND == Q8_0) {
-          to[(n * STREAMS + stream) * W + at] = code;
-          continue;
-        }
-        const Place place = place_of_code<KIND>(stream, n);
-        uint32_t* words = reinterpret_cast<uint32_t*>(to);
-        words[place.word * W + at] |= code << place.shift;
-        if (place.taken < F.bits) words[place.rest * W + at] |= code >> place.taken << place.rest_shift;
-      }
+      for (int64_t i = 0; i < BLOCK; ++i) Codes::put(to, lane, i, uint32_t(span.code(k, i)) & 255);
     }
 }
 
@@ -176,13 +181,12 @@ inline Vec codes_at(const uint8_t* strip, int64_t stream, int64_t n) {
 }
 
 // The numbers of W outputs, spread over the lanes of a stream.
-inline Vec spread(Vec x, int64_t stream) {
+inline Vec spread(Vec x, [[maybe_unused]] int64_t stream) {
 #if defined(__AVX512BF16__)
   return _mm512_permutexvar_ps(reinterpret_cast<__m512i>(iota() / 2 + int32_t(stream * W / 2)), x);
+#else
+  return x;
 #endif
-  Vec out = x;
-  for (int64_t lane = 0; HAS_PAIRS && lane < W; ++lane) out[lane] = x[stream * W / 2 + lane / 2];
-  return out;
 }
 
 // Scale and offset that turn a strip's codes into weights.
@@ -227,63 +231,37 @@ inline Vec rounded_to_bf16(Vec x) {
   return reinterpret_cast<Vec>((bits + 0x7fff + ((bits >> 16) & 1)) & int32_t(0xffff0000));  // to nearest even
 }
 
-// Both streams' numbers as bf16, in the order of the product's pairs.
-inline Vec rounded_pairs(Vec first, Vec second) {
 #if defined(__AVX512BF16__)
-  return reinterpret_cast<Vec>(_mm512_cvtne2ps_pbh(second, first));
-#endif
-  const IntVec low = reinterpret_cast<IntVec>(rounded_to_bf16(first)),
-               high = reinterpret_cast<IntVec>(rounded_to_bf16(second));
-  IntVec out;
-  for (int64_t lane = 0; lane < W; ++lane) {
-    const IntVec& from = lane < W / 2 ? low : high;
-    const int64_t at = lane % (W / 2) * 2;
-    out[lane] = int32_t((uint32_t(from[at]) >> 16) | uint32_t(from[at + 1]));
-  }
-  return reinterpret_cast<Vec>(out);
-}
+// Both streams' numbers as bf16, in the order of the product's pairs.
+inline Vec rounded_pairs(Vec first, Vec second) { return reinterpret_cast<Vec>(_mm512_cvtne2ps_pbh(second, first)); }
 
 // Number 2 * n + o of all W outputs, o = 0 and 1, from the two streams.
 inline void store_halves(float* even, float* odd, Vec first, Vec second) {
-#if defined(__AVX512BF16__)
   const auto from = reinterpret_cast<__m512i>(iota() * 2);
   store(even, _mm512_permutex2var_ps(first, from, second));
   store(odd, _mm512_permutex2var_ps(first, reinterpret_cast<__m512i>(iota() * 2 + 1), second));
-  return;
-#endif
-  for (int64_t c = 0; c < W; ++c) {
-    const Vec& from = c < W / 2 ? first : second;
-    even[c] = from[c % (W / 2) * 2];
-    odd[c] = from[c % (W / 2) * 2 + 1];
-  }
 }
+#endif
 
-// COUNT neighbouring strips of block `k` from number `first` on, into rows of COUNT * W numbers or pairs.
-template <BlockKind KIND, bool PAIRS, int COUNT>
-__attribute__((always_inline)) inline void expand_strips(const uint8_t* span, int64_t k, int64_t first, float* to) {
+// BLOCKS neighbouring strips of block `k`, into rows of STEP numbers or pairs.
+template <BlockKind KIND, bool PAIRS>
+__attribute__((noinline)) void expand(const uint8_t* span, int64_t k, float* to) {
   constexpr BlockFormat F = FORMATS[KIND];
-  constexpr int ROW = COUNT * W;
-  const uint8_t* strip = span + strips_of(F, k) + first * W * F.block();
-  for (int b = 0; b < COUNT; ++b, strip += W * F.block(), to += W) {
-    const Scales<KIND> scales(span + (first + b) * W * F.shared, strip + W * F.bits * BLOCK / 8);
+  const uint8_t* strip = span + strips_of(F, k);
+  for (int b = 0; b < BLOCKS; ++b, strip += W * F.block(), to += W) {
+    const Scales<KIND> scales(span + b * W * F.shared, strip + W * F.bits * BLOCK / 8);
     const auto weights = [&](int64_t stream, int64_t n) {
       return scales.weight(codes_at<KIND>(strip, stream, n), n, stream);
     };
 #pragma GCC unroll 32
     for (int n = 0; n < int(STREAM); ++n) {
-      if constexpr (PAIRS) store(to + n * ROW, rounded_pairs(weights(0, n), weights(1, n)));
+      if constexpr (PAIRS) store(to + n * STEP, rounded_pairs(weights(0, n), weights(1, n)));
       else if constexpr (HAS_PAIRS)
-        store_halves(to + 2 * n * ROW, to + (2 * n + 1) * ROW, rounded_to_bf16(weights(0, n)),
+        store_halves(to + 2 * n * STEP, to + (2 * n + 1) * STEP, rounded_to_bf16(weights(0, n)),
                      rounded_to_bf16(weights(1, n)));
-      else store(to + n * ROW, rounded_to_bf16(weights(0, n)));
+      else store(to + n * STEP, rounded_to_bf16(weights(0, n)));
     }
   }
-}
-
-// BLOCKS neighbouring strips of block `k`, into rows of STEP numbers or pairs.
-template <BlockKind KIND, bool PAIRS>
-__attribute__((noinline)) void expand(const uint8_t* span, int64_t k, float* to) {
-  expand_strips<KIND, PAIRS, BLOCKS>(span, k, 0, to);
 }
 
 // A panel of pack_blocks(). Its first rows expand block after block; where others follow, everything is kept for them.

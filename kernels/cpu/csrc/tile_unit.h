@@ -1,4 +1,5 @@
-// The tile unit of a processor (AMX): eight registers of up to 16 rows of 64 bytes, and products of bf16 pairs or signed bytes on them.
+// The tile unit of a processor (AMX): eight registers of up to 16 rows of 64 bytes, and products of bf16 pairs or signed
+// bytes on them.
 // Two implementations with the same bits. The processor's; and one in software, for machines without tiles and for
 // tests, which also rejects what a processor faults on (a shape that does not fit is an illegal instruction) or does
 // far slower (rows that are not aligned to 64 bytes).
@@ -88,20 +89,21 @@ template <int T>
 inline void zero() {
   used<T>() = {};
 }
-inline void check_rows(const void* first, int64_t stride, int bytes) {
-  if (reinterpret_cast<uintptr_t>(first) % 64 + bytes > 64 || stride % 64 != 0) fail("rows must lie in 64 aligned bytes");
+inline void check_rows(const void* first, int64_t stride, int rows, int bytes) {
+  for (int r = 0; r < rows; ++r)
+    if ((reinterpret_cast<uintptr_t>(first) + r * stride) % 64 + bytes > 64) fail("rows must lie in 64 aligned bytes");
 }
 template <int T>
 inline void load(const void* from, int64_t stride) {
   Register& to = used<T>() = {};
-  check_rows(from, stride, state.shapes.row_bytes[T]);
+  check_rows(from, stride, state.shapes.rows[T], state.shapes.row_bytes[T]);
   for (int r = 0; r < state.shapes.rows[T]; ++r)
     std::memcpy(to.bytes[r], static_cast<const uint8_t*>(from) + r * stride, state.shapes.row_bytes[T]);
 }
 template <int T>
 inline void store(void* to, int64_t stride) {
   const Register& from = used<T>();
-  check_rows(to, stride, state.shapes.row_bytes[T]);
+  check_rows(to, stride, state.shapes.rows[T], state.shapes.row_bytes[T]);
   for (int r = 0; r < state.shapes.rows[T]; ++r)
     std::memcpy(static_cast<uint8_t*>(to) + r * stride, from.bytes[r], state.shapes.row_bytes[T]);
 }
@@ -177,6 +179,17 @@ class Session {
     }
     configure(shapes);
     rows_ = rows;
+  }
+  // Registers 0 .. 3: sums, and 6, 7: right sides of `columns` columns; 4, 5: left sides.
+  void shape_columns(int columns) {
+    if (columns == rows_) return;
+    Shapes shapes;
+    for (int t = 0; t < REGISTERS; ++t) {
+      shapes.row_bytes[t] = t == 4 || t == 5 ? ROW_BYTES : 4 * columns;
+      shapes.rows[t] = HEIGHT;
+    }
+    configure(shapes);
+    rows_ = columns;
   }
   ~Session() { release(); }
 

@@ -1,6 +1,7 @@
 // Compiled with -DISA=amx for the processor's tile unit, and with -DISA=amx_emulated for the one in software.
 #include "int_tiles.h"
 #include "tile_attention.h"
+#include "tile_blocks.h"
 #include "tiles.h"
 
 namespace ISA {
@@ -11,8 +12,8 @@ constexpr TileKernels all_kinds(std::index_sequence<KIND...>) {
           merge<bf16, TileProducts>,
           pack<bf16, HALF>,
           tile_linear,
-          {pack_blocks<BlockKind(KIND)>...},
-          {{block_linear<float, BlockKind(KIND)>...}, {tile_block_linear<BlockKind(KIND)>...}},
+          {pack_blocks<BlockKind(KIND), CodePlanes<BlockKind(KIND)>>...},
+          {{float_block_linear<BlockKind(KIND)>...}, {tile_block_linear<BlockKind(KIND)>...}},
           {pack_int_blocks<BlockKind(KIND)>...},
           {{int_tile_linear<float, BlockKind(KIND)>...}, {int_tile_linear<bf16, BlockKind(KIND)>...}}};
 }

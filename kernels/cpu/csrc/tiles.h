@@ -1,7 +1,7 @@
-// y = x W^T + bias by the tile unit, on the panels of pack<bf16, HALF>() and pack_blocks(). A row's sums never
-// mix with another's, and go through the depth in K-blocks of BLOCK whatever the number of rows: batch-invariant.
+// y = x W^T + bias by the tile unit, on the panels of pack<bf16, HALF>(). A row's sums never mix with another's, and go
+// through the depth in K-blocks of BLOCK whatever the number of rows: batch-invariant.
 #pragma once
-#include "blocks.h"
+#include "linear.h"
 #include "tile_rows.h"
 #include "tile_unit.h"
 
@@ -11,7 +11,6 @@ static_assert(W == unit::HEIGHT && STEP == PANEL && HAS_PAIRS, "a K-block of a p
 
 constexpr int64_t HALVES = 2, HALF = PANEL / HALVES;  // of a panel: what two tiles have
 constexpr int64_t PAIRS_OF_HALF = BLOCK / 2 * HALF, HALF_STRIDE = HALF * sizeof(float);
-constexpr int64_t BLOCKS_AHEAD = 16;  // between expanding codes and asking for them
 constexpr int64_t CHUNK_BLOCKS = 10;  // half a panel of them and as many of two tiles of rows fit the first cache
 
 // Rows of x on 64 bytes, the depth filled up with zeros to whole K-blocks.
@@ -37,12 +36,6 @@ class Rows {
   int64_t stride_;
 };
 
-// BLOCKS / HALVES strips of block `k`, into rows of HALF pairs.
-template <BlockKind KIND>
-__attribute__((noinline)) void expand_half(const uint8_t* span, int64_t k, int64_t half, float* to) {
-  expand_strips<KIND, true, BLOCKS / HALVES>(span, k, half * (BLOCKS / HALVES), to);
-}
-
 // K-blocks of a panel of pack<bf16, HALF>().
 class PanelBlocks {
  public:
@@ -54,8 +47,7 @@ class PanelBlocks {
     for (int64_t half = 0; half < HALVES; ++half)
       std::memcpy(last_[half], panel_ + half * size_ + whole_ * BYTES, size_ - whole_ * BYTES);
   }
-  template <int64_t COUNT>
-  void begin(int64_t, int64_t, int64_t, bool) {}
+  // The first rows come to K-block k.
   template <int64_t COUNT>
   void enter(int64_t k, int64_t half) const {
     for (int64_t h = half; h < half + COUNT; ++h) fetch(panel_ + h * size_ + k * BYTES + AHEAD, BYTES, end_);
@@ -71,49 +63,6 @@ class PanelBlocks {
   alignas(64) uint8_t last_[HALVES][BYTES] = {};  // what 32 does not divide, then zeros
 };
 
-// The same of pack_blocks(), expanded one K-block ahead: the vectors work on it while the unit has the one before.
-template <BlockKind KIND>
-class ExpandedBlocks {
- public:
-  explicit ExpandedBlocks(const LinearArgs& a)
-      : blocks_(a.depth / BLOCK), size_(PANEL * (blocks_ / F.span) * F.bytes()),
-        packed_(static_cast<const uint8_t*>(a.packed)), end_(packed_ + a.panels * size_) {
-    static thread_local std::vector<float> room;
-    buffer_ = aligned(room, HALVES * CHUNK_BLOCKS * PAIRS_OF_HALF);
-  }
-  void go_to(int64_t panel) { panel_ = packed_ + panel * size_; }
-  // Prepares the next K-blocks [from, until) of COUNT halves. kept: all of them, by other rows too.
-  template <int64_t COUNT>
-  void begin(int64_t half, int64_t from, int64_t until, bool kept) {
-    from_ = from;
-    until_ = until;
-    first_half_ = half;
-    mask_ = kept ? -1 : 1;
-    for (int64_t h = half; h < half + COUNT; ++h) expand_block(from, h);
-  }
-  // The first rows come to K-block k.
-  template <int64_t COUNT>
-  void enter(int64_t k, int64_t half) const {
-    constexpr int64_t BYTES = PANEL * F.bytes() / F.span;  // of a K-block
-    if (half == 0) fetch(span(k) + strips_of(F, k) + BLOCKS_AHEAD * BYTES, BYTES, end_);
-    if (k + 1 == until_) return;
-    for (int64_t h = half; h < half + COUNT; ++h) expand_block(k + 1, h);
-  }
-  float* at(int64_t k, int64_t half) const {
-    return buffer_ + ((half - first_half_) * CHUNK_BLOCKS + ((k - from_) & mask_)) * PAIRS_OF_HALF;
-  }
-
- private:
-  static constexpr BlockFormat F = FORMATS[KIND];
-  // Strips of a K-block lie together.
-  const uint8_t* span(int64_t k) const { return panel_ + span_of(F, 0, k, blocks_); }
-  void expand_block(int64_t k, int64_t half) const { expand_half<KIND>(span(k), k, half, at(k, half)); }
-  const int64_t blocks_, size_;
-  const uint8_t *const packed_, *const end_, *panel_ = nullptr;
-  int64_t from_ = 0, until_ = 0, first_half_ = 0, mask_ = 1;  // mask_: which K-blocks are kept apart
-  float* buffer_;
-};
-
 template <int SUMS>
 inline void begin_sums(const float* bias) {
   if (bias) unit::load<SUMS>(bias, 0);  // in every row
@@ -121,11 +70,10 @@ inline void begin_sums(const float* bias) {
 }
 
 // Common arguments of the tiles of some rows: `height` rows each, times the panel of outputs from `column` on.
-template <typename Weights>
 struct PanelProduct {
   const LinearArgs& a;
   const Rows& x;
-  Weights& weights;
+  const PanelBlocks& weights;
   int64_t height, column;
 
   const float* bias(int64_t c) const { return a.bias ? a.bias + column + c : nullptr; }
@@ -149,9 +97,8 @@ struct PanelProduct {
     begin_sums<1>(bias(W));
     begin_sums<2>(bias(HALF));
     begin_sums<3>(bias(HALF + W));
-    weights.template begin<HALVES>(0, 0, blocks(), false);
     for (int64_t k = 0; k < blocks(); ++k) {
-      weights.template enter<HALVES>(k, 0);
+      weights.enter<HALVES>(k, 0);
       const char *left = right_of(k, 0), *right = right_of(k, 1);
       unit::load<4>(x.at(row, k), x.bytes());
       unit::load<6>(left, HALF_STRIDE);
@@ -188,7 +135,7 @@ struct PanelProduct {
       unit::load<3>(others + W, HALF_STRIDE);
     }
     for (int64_t k = from; k < until; ++k) {
-      if (FIRST) weights.template enter<1>(k, half);
+      if (FIRST) weights.enter<1>(k, half);
       const char* right = right_of(k, half);
       unit::load<4>(x.at(row, k), x.bytes());
       unit::load<6>(right, HALF_STRIDE);
@@ -209,7 +156,7 @@ struct PanelProduct {
   }
 
   // Rows [row, row + rows), more than one tile has. A half-panel is gone through in parts of the depth, each by all
-  // rows: it stays in the first cache meanwhile, and so do its expanded codes.
+  // rows: it stays in the first cache meanwhile.
   void many_rows(int64_t row, int64_t rows) const {
     static thread_local std::vector<float> room;
     const int64_t pairs = (rows + 2 * unit::HEIGHT - 1) / (2 * unit::HEIGHT);
@@ -220,7 +167,6 @@ struct PanelProduct {
       const int64_t until = std::min(from + CHUNK_BLOCKS, blocks());
       for (int64_t half = 0; half < HALVES && column + half * HALF < a.outputs; ++half) {
         float* const of_half = sums + half * pairs * OF_PAIR;
-        weights.template begin<1>(half, from, until, pairs > 1);
         two_by_two<true>(place(0), place(1), half, from, until, of_half);
         for (int64_t pair = 1; pair < pairs; ++pair)
           two_by_two<false>(place(2 * pair), place(2 * pair + 1), half, from, until, of_half + pair * OF_PAIR);
@@ -232,28 +178,19 @@ struct PanelProduct {
   const char* right_of(int64_t k, int64_t half) const { return reinterpret_cast<const char*>(weights.at(k, half)); }
 };
 
-template <typename Weights>
-void multiply_tiles(const LinearArgs& a, Weights weights, int64_t begin, int64_t end) {
+inline void tile_linear(const LinearArgs& a, int64_t begin, int64_t end) {
   const Rows x(a);
+  PanelBlocks weights(a);
   unit::Session session;
   each_panel(a, begin, end, x.bytes(), [&](int64_t panel, int64_t row, int64_t rows) {
     const int64_t tiles = rows <= unit::HEIGHT ? 1 : (rows + 2 * unit::HEIGHT - 1) / (2 * unit::HEIGHT) * 2;
     const int64_t height = (rows + tiles - 1) / tiles;
     session.shape(int(height));
     weights.go_to(panel);
-    const PanelProduct<Weights> product{a, x, weights, height, panel * PANEL};
+    const PanelProduct product{a, x, weights, height, panel * PANEL};
     if (tiles == 1) product.one_by_four(row);
     else product.many_rows(row, rows);
   });
-}
-
-inline void tile_linear(const LinearArgs& a, int64_t begin, int64_t end) {
-  multiply_tiles(a, PanelBlocks(a), begin, end);
-}
-
-template <BlockKind KIND>
-void tile_block_linear(const LinearArgs& a, int64_t begin, int64_t end) {
-  multiply_tiles(a, ExpandedBlocks<KIND>(a), begin, end);
 }
 
 }  // namespace ISA
