@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from prometheus_client import Metric
@@ -51,3 +52,15 @@ class MetricsPage:
 def metric(url: str, name: str, **labels: str) -> float:
     """One value of the page as it is now."""
     return MetricsPage(url).value(name, **labels)
+
+
+def until_retracted(url: str, ask: Callable[[], None]) -> None:
+    """Ask more than a cache has room for, until a request in it has lost its place: where those that come late on a
+    busy machine have waited instead, once more."""
+    name = "sglang:num_retracted_requests_total"
+    before = metric(url, name)
+    for _ in range(5):
+        ask()
+        if metric(url, name) > before:
+            return
+    raise AssertionError("no request was retracted")

@@ -58,7 +58,8 @@ __attribute__((noinline)) void expand_outputs(const uint8_t* span, int64_t k, in
   const uint8_t* codes = span + strips_of(F, k) + strip * W * F.block();
   const Scales<KIND> of_lanes(span + strip * W * F.shared, codes + W * F.bits * BLOCK / 8);
   constexpr bool ADDS = MINIMA<KIND> && F.own == 0, TAKES = F.shared == 4 && !ADDS;
-  // A code that counts too much becomes 1 + code / 128 by its bits alone: 128 * d and what is taken off are exact.
+  // A code that counts too much becomes 1 + code / 128 by its bits alone: 128 * d and what is taken off are exact, and
+  // the sum is fused.
   constexpr bool BY_BITS = FAST_TILES && EXCESS<KIND> && !Planes::BY_TABLE;
   constexpr bool HAS_OFFSET = ADDS || TAKES || BY_BITS;
   alignas(64) float scales[2][W], offsets[2][W];
@@ -69,8 +70,8 @@ __attribute__((noinline)) void expand_outputs(const uint8_t* span, int64_t k, in
   }
   asm volatile("" ::: "memory");  // read from there again: taking them out of registers lane by lane costs more
   const auto weights = [&](Vec numbers, int64_t output, int64_t half) {
-    const Vec scaled = numbers * splat(scales[half][output]);
-    return HAS_OFFSET ? scaled + splat(offsets[half][output]) : scaled;
+    const Vec scale = splat(scales[half][output]);
+    return HAS_OFFSET ? add_product(splat(offsets[half][output]), numbers, scale) : numbers * scale;
   };
 #if defined(__AVX512BF16__)
   const auto words_at = [codes](int64_t byte) {
