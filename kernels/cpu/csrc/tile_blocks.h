@@ -58,8 +58,7 @@ __attribute__((noinline)) void expand_outputs(const uint8_t* span, int64_t k, in
   const uint8_t* codes = span + strips_of(F, k) + strip * W * F.block();
   const Scales<KIND> of_lanes(span + strip * W * F.shared, codes + W * F.bits * BLOCK / 8);
   constexpr bool ADDS = MINIMA<KIND> && F.own == 0, TAKES = F.shared == 4 && !ADDS;
-  // A code that counts too much becomes 1 + code / 128 by its bits alone: 128 * d and what is taken off are exact, and
-  // the sum is fused.
+  // A code that counts too much becomes 1 + code / 128 by its bits: 128 * d and the offset are exact, the sum is fused.
   constexpr bool BY_BITS = FAST_TILES && EXCESS<KIND> && !Planes::BY_TABLE;
   constexpr bool HAS_OFFSET = ADDS || TAKES || BY_BITS;
   alignas(64) float scales[2][W], offsets[2][W];
