@@ -260,7 +260,7 @@ def test_a_writer_that_is_killed_leaves_the_file_before(tmp_path):
 
 
 def test_texts_are_written_while_requests_ask():
-    """By a thread of their own: an owner that asks is the latest from then on."""
+    """A thread of their own does it: an owner that asks is the latest from then on."""
     corpora, names, done = Corpora(1 << 12), [Name.of(str(k), "") for k in range(8)], threading.Event()
     for name in names:
         corpora.insert(name, list(range(1000)))

@@ -152,7 +152,7 @@ def test_forget_refuses_folders_of_others(tmp_path: Path, foreign: str) -> None:
 
 
 def test_answers_are_kept_again_after_a_segment_could_not_be_begun(tmp_path: Path) -> None:
-    """As where all was forgotten just then, or the system has no room for another file."""
+    """The store was forgotten just then, or the system has no room for another file."""
     store = AnswerStore(tmp_path, 16 * SEGMENTS)
     store.append([1], [2] * 20, 0.0)
     (tmp_path / "answers").rename(tmp_path / "aside")

@@ -22,7 +22,7 @@ ANSWER_SECONDS, HEALTH_SECONDS = 0.2 * BUSY, 0.1 * BUSY
 GROWTH, LEAST_GROWTH = 10, 16 * 2**20
 WORK_SECONDS = 0.05
 TRIES = 3
-"""What holds the event loop does so each time. On a busy machine the work of many turns also comes together."""
+"""Work that holds the event loop does so each time. On a busy machine the work of many turns also comes together."""
 JSON = {"Content-Type": "application/json"}
 MEGABYTES = 10**6
 
@@ -74,7 +74,7 @@ def seen_in_time(server: Server, route: str, content: bytes, in_time: Callable[[
 
 
 def long_works(server: Server) -> float:
-    """How often the event loop has worked without a turn for others, for longer than a slow processor should."""
+    """The number of times that the event loop worked without a turn for others, longer than a slow processor should."""
     page, name = MetricsPage(server.url), "outrider_event_loop_work_seconds"
     return page.value(f"{name}_count") - page.value(f"{name}_bucket", le=str(2 * WORK_SECONDS))
 

@@ -36,7 +36,7 @@ class Manager:
 
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.07], ids=["before it is sent", "before the answer", "inside"])
 def test_a_measurement_that_is_cancelled_leaves_the_engine_serving(seconds: float) -> None:
-    """Whenever a request comes; and the next command gets its own answer."""
+    """The request may come at any moment; and the next command gets its own answer."""
     manager = Manager()
 
     async def measure() -> None:

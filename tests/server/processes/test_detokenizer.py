@@ -67,7 +67,7 @@ def sglangs(arguments: ServerArgs, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def messages(runs_of: Callable[[int], int]) -> Iterator[BatchTokenIDOutput]:
-    """What a scheduler sends of all `TEXTS` and `REQUESTS` at once, whose tokens come in runs of `runs_of(step)`."""
+    """Outputs of a scheduler for all `TEXTS` and `REQUESTS` at once, whose tokens come in runs of `runs_of(step)`."""
     sent: list[BatchTokenIDOutput] = []
     rows = []
     for number, (text, request) in enumerate((text, request) for text in TEXTS for request in REQUESTS):

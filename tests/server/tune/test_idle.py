@@ -104,7 +104,7 @@ def test_a_server_that_stops_is_left_alone(end: Callable[[Lifecycle], None]) -> 
 
 
 def test_a_caller_that_is_cancelled_while_a_piece_is_given_up_ends() -> None:
-    """As when a server stops before its engine has answered that it serves again."""
+    """A server may stop before its engine has answered that it serves again."""
 
     async def scenario() -> None:
         server = traffic()
