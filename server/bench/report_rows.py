@@ -169,20 +169,6 @@ def _plan(one: Record) -> Iterable[tuple[Row, Row]]:
     yield ["requests", *results], [str(one["requests"]), *totals]
 
 
-def _simulate(one: Record) -> Iterable[tuple[Row, Row]]:
-    rates = {(row["planner"], f"{row['requests']:g}"): row["throughput"] for row in one["results"]}
-    planners = [name for name in dict.fromkeys(planner for planner, _ in rates) if name != "off"]
-    loads = list(dict.fromkeys(load for _, load in rates))
-    for name in planners:
-        yield (
-            ["planner", *(f"{load} in flight" for load in loads)],
-            [
-                name,
-                *(f"{rates[name, load] / rates['off', load]:.2f} ×" for load in loads),
-            ],
-        )
-
-
 def _learn(one: Record) -> Iterable[tuple[Row, Row]]:
     results, names = one["results"], one["results"]["held_out"]
     before, after = results["before"], results["after"]
@@ -251,8 +237,4 @@ QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]
         "lm-eval's scores", "Mean ± standard error; questions won, lost beside the first.", _scores
     ),
     "micro plan": ("A planner's step", "Processor time of one decode step's planning.", _plan),
-    "simulate": (
-        "Planners on a simulated server", "SIMULATED throughput over `off`, by a profile's step times.",
-        _simulate
-    ),
 }  # fmt: skip

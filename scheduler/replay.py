@@ -1,25 +1,31 @@
-"""Recorded positions: what a drafter and prompt lookup would have drafted at every token of real answers, and how much
-of it the target accepts. At temperature 0 a text does not depend on its drafts, so a recording replays exactly."""
+"""Planners under load, without the hardware: users who get answers of which every position's draft is known.
+
+Positions are recorded of real answers: what a drafter and prompt lookup would have drafted at every token, and how much
+of it the target accepts. At temperature 0 a text does not depend on its drafts, so a recording replays exactly. Others
+are made up from acceptance by position.
+"""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from ..calibration.classes import CLASSES
-from ..calibration.model import logit, sigmoid
-from ..calibration.table import CalibrationTable
-from ..cost.model import StepCost
-from ..planners.admission import survival_of
-from ..planners.base import FinishedStep, Planner, StepView
+from .calibration.classes import CLASSES
+from .calibration.model import logit, sigmoid
+from .calibration.table import CalibrationTable
+from .cost.model import StepCost
+from .planners.admission import survival_of
+from .planners.base import FinishedStep, Planner, StepView
 
-LOGIT_STEP = 1 / 16
-"""Confidences are kept as int8 log odds in these steps."""
+MADE_ANSWERS = 64
+CONCENTRATION = 3.0
+"""Made-up chances of a position are drawn from a beta distribution: the smaller this, the more they differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,7 @@ class Positions:
     """P positions of A answers; at position p of an answer its token p is the last that is known.
 
     starts: [A + 1] int64, first position of each answer. prompts: [A] int64, tokens before it.
-    model, lookup: [P, gamma] and [P, longest] int8, raw confidences, see `confidence`.
+    model, lookup: [P, gamma] and [P, longest] float16, raw confidences.
     model_kept, lookup_kept: [P] int8, draft tokens accepted. lookup_lens: [P] int8, tokens found; 0: no match.
     """
 
@@ -38,6 +44,24 @@ class Positions:
     model_kept: np.ndarray
     lookup_kept: np.ndarray
     lookup_lens: np.ndarray
+
+    @classmethod
+    def made_up(cls, conditional: Sequence[float], prompt: int, output: int) -> Positions:
+        """Answers of `output` tokens, without lookups, whose confidences are right.
+
+        conditional: chance of each draft token in the mean, if those before it are accepted; raises ValueError where
+        one is not in 0..1.
+        """
+        if not all(0 <= chance <= 1 for chance in conditional):
+            raise ValueError(f"acceptance is one number in 0..1 per position, not {conditional}")
+        rng, shape = np.random.default_rng(0), (MADE_ANSWERS * output, len(conditional))
+        means = np.clip(conditional, 1e-9, 1 - 1e-9)
+        chances = rng.beta(CONCENTRATION * means, CONCENTRATION * (1 - means), shape)
+        kept = (rng.random(shape) < chances).cumprod(1).sum(1).astype(np.int8)
+        nothing = np.zeros(len(kept), dtype=np.int8)
+        starts = np.arange(MADE_ANSWERS + 1) * output
+        prompts = np.full(MADE_ANSWERS, prompt)
+        return cls(starts, prompts, chances.astype(np.float16), np.zeros(shape, np.float16), kept, nothing, nothing)
 
     def save(self, path: Path) -> None:
         np.savez_compressed(path, **{field.name: getattr(self, field.name) for field in fields(self)})
@@ -50,18 +74,6 @@ class Positions:
                 return cls(**{field.name: found[field.name] for field in fields(cls)})
         except (OSError, KeyError, ValueError) as error:
             raise ValueError(f"{path} is not a recording of `outrider simulate --record`: {error}") from None
-
-
-def to_log_odds(confidence: np.ndarray) -> np.ndarray:
-    """int8 in steps of LOGIT_STEP, of confidences in 0..1."""
-    clipped = np.clip(confidence, 1e-6, 1 - 1e-6)
-    return np.clip(np.rint(np.log(clipped / (1 - clipped)) / LOGIT_STEP), -127, 127).astype(np.int8)
-
-
-def confidence(log_odds: np.ndarray) -> np.ndarray:
-    """float32 confidences of what `to_log_odds` made."""
-    result: np.ndarray = (1 / (1 + np.exp(-log_odds.astype(np.float32) * np.float32(LOGIT_STEP)))).astype(np.float32)
-    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +93,7 @@ class Drafting:
     @classmethod
     def of(cls, positions: Positions, table: CalibrationTable | None, threshold: float, run: float) -> Drafting:
         """Calibrated by the greedy classes of `table`; None: as recorded."""
-        model, lookup = confidence(positions.model), confidence(positions.lookup)
+        model, lookup = (found.astype(np.float32) for found in (positions.model, positions.lookup))
         if table is not None:
             model = table.by_class[CLASSES.index("greedy, model")].apply(model)
             fitted = table.by_class[CLASSES.index("greedy, lookup")]
@@ -101,10 +113,10 @@ class Drafting:
             found.lookup_lens[place].astype(np.int64),
             found.lookup_kept[place],
         )
-        raw = confidence(found.lookup[place]) * (lens > 0)[:, None]
+        raw = found.lookup[place].astype(np.float32) * (lens > 0)[:, None]
         expected = raw[:, :gamma].cumprod(1).sum(1)
         drafting = mask & (expected < self.threshold)
-        better = drafting & (expected < self.run * confidence(found.model[place, 0]))
+        better = drafting & (expected < self.run * found.model[place, 0].astype(np.float32))
         reach = gamma if depth is None else min(depth, gamma)
         shown[lens == 0] = 0.0
         shown[better] = 0.0
@@ -115,7 +127,7 @@ class Drafting:
 
 
 class Replay:
-    """R users who each get one recorded answer after another, decoded with a planner.
+    """R users who each get one answer after another, decoded with a planner.
 
     planner: with a cost model of its own. cost: how long steps really take; its drift applies. host: seconds of looking
     up and admitting for nobody, and for each request; what the planner takes on this machine is added. noise: standard
@@ -142,13 +154,13 @@ class Replay:
         lengths = np.diff(drafting.positions.starts)[self._answer]
         self._done = (lengths * self._draws.random(requests)).astype(np.int64)
         self._generation = np.zeros(requests, dtype=np.int64)
-        self.tokens, self.seconds, self.verified, self.drafted = 0, 0.0, 0, 0
+        self.tokens, self.seconds = 0, 0.0
 
     def run(self, steps: int, warm: int) -> float:
         """Tokens per second of `steps` steps, after as many as `warm`."""
         for number in range(warm + steps):
             if number == warm:
-                self.tokens, self.seconds, self.verified, self.drafted = 0, 0.0, 0, 0
+                self.tokens, self.seconds = 0, 0.0
             self._step()
         return self.tokens / self.seconds
 
@@ -208,8 +220,6 @@ class Replay:
         brought = np.minimum(accept_lens, left)
         self._done += brought
         self.tokens += int(brought.sum())
-        self.verified += int(verify_lens.sum())
-        self.drafted += drafting
         over = np.flatnonzero(brought == left)
         self._answer[over] = self._draws.integers(0, len(positions.prompts), len(over))
         self._done[over] = 0

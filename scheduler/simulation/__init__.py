@@ -1,1 +1,0 @@
-"""Planners under load, without the hardware."""
