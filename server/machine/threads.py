@@ -25,8 +25,8 @@ _BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
 def default(topology: Topology, environ: Mapping[str, str] = os.environ) -> int:
     """OMP_NUM_THREADS where that is set, else one per physical core, one core less where there are more than four.
 
-    That one is for HTTP and detokenizer. On two cores they take some per cent of a core's time (`bench micro
-    steps --breakdown`), and more as steps get shorter; the engine, whose threads wait for the slowest, loses as much
+    That one is for HTTP and detokenizer. On two cores they take some per cent of a core's time, and more as steps get
+    shorter; the engine, whose threads wait for the slowest, loses as much
     if they are on one of its cores. From about five cores on that is more than a core's share.
     """
     wanted = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()

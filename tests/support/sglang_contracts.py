@@ -168,7 +168,7 @@ sglang.srt.speculative.spec_registry.CustomSpecAlgo
 
 TOUCHED = """
 import importlib, itertools, json, os, pkgutil, sys
-os.environ |= {"OUTRIDER_PROMPT_LOGITS": "/dev/null", "OUTRIDER_STEP_LOG": "/dev/null"}
+os.environ["OUTRIDER_PROMPT_LOGITS"] = "/dev/null"
 from sglang.srt.plugins import load_plugins
 from sglang.srt.plugins.hook_registry import HookRegistry
 from outrider.server.plugin import must_take

@@ -2,7 +2,7 @@
 
 examples:
   outrider bench micro kernels --only attention
-  outrider bench micro steps --shapes 1x1,8x8 --breakdown
+  outrider bench micro steps --shapes 1x1,8x8
 """
 
 from __future__ import annotations

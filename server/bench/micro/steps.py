@@ -4,10 +4,11 @@ A step is what a user waits for between two pieces of a stream: SGLang's schedul
 the target's forward, acceptance and the way back to the HTTP process. The floor is the same products in the same type,
 by plain torch or by our kernels, whichever is faster. All take turns, round by round; the ratio of the step to the
 floor is what carries over to another machine.
+With --breakdown torch profiles one more turn of each shape: a trace with every operator and Python function.
 With --beside, the same step also takes its turn while other processes keep as many processors busy.
 
 examples:
-  outrider bench micro steps --shapes 1x1,8x8 --breakdown
+  outrider bench micro steps --shapes 1x1,8x8 --breakdown traces
   outrider bench micro steps --shapes 8x1,8x8 --beside 1,2
 """
 
@@ -15,28 +16,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import torch
 
 from outrider.kernels.linear import pack, packed_linear
 
 from ...errors import UserError
-from ...plugin.hooks import step_profiler
 from ...plugin.options import RequestOptions
-from ...processes import client, session
+from ...processes import session
 from ...settings.declared import MEASURING_DRAFTER
 from ...settings.flags import add_engine_flags, settings_of
 from ...settings.resolve import Resolved, resolve
-from .. import harness, record, step_breakdown
+from .. import harness, record
 from .kernels import ModelShape
 
 if TYPE_CHECKING:
@@ -46,14 +43,10 @@ DEFAULT_SHAPES = "1x1,1x8,8x1,8x8,32x1"
 STEPS = 24
 """Steps timed per request and round; the first few, while requests still join, are left out."""
 WARM_STEPS = 4
-PREFILL = 512
-"""Prompt tokens of the prefill in the breakdown."""
 
 Results = dict[str, dict[str, list[float]]]
 """Milliseconds of each round: {shape: {"torch": […], "ours": […], "step": […], "step beside 1": […]}}."""
 ARMS = ("torch", "ours", "step")
-HELPERS = "HTTP and detokenizer"
-"""Processor time per step of the other processes, beside the scheduler's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--shapes", default=DEFAULT_SHAPES, metavar="LIST", help="REQUESTSxTOKENS,… (default: %(default)s)")
     add("--context", type=int, default=128, metavar="N", help="prompt tokens (default: %(default)s)")
     add("--rounds", type=int, default=5, metavar="N", help="measurements of each shape (default: %(default)s)")
-    add("--breakdown", action="store_true", help="also what a step, and a prefill of 512, is made of")
+    add("--breakdown", type=Path, metavar="FOLDER", help="also profile each shape's steps, and write traces there")
     add("--beside", default="", metavar="LIST", help="also the step beside so many busy processes, like 1,2")
     harness.add_output_flags(parser)
 
@@ -102,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         args,
         drafter=MEASURING_DRAFTER,
         gamma=max(gamma, 1),
-        max_total_tokens=PREFILL + largest * (args.context + 4 * (STEPS + 1) * 2 + 4 * (gamma + 1)) + 1024,
+        max_total_tokens=largest * (args.context + 4 * (STEPS + 1) * 2 + 4 * (gamma + 1)) + 1024,
         disable_radix_cache=True,
     )
 
@@ -111,17 +104,8 @@ def run(args: argparse.Namespace) -> int:
     async def measurement(engine: Engine) -> Results:
         return await _measure(engine, resolved, shapes, args, beside)
 
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "steps.jsonl"
-        if args.breakdown:
-            os.environ[step_profiler.ENV] = str(log)  # for the scheduler's process
-        results = session.run(resolved, measurement)
-        _report(results)
-        if args.breakdown:
-            kinds = {str(shape): (shape.requests, shape.requests * shape.tokens, False) for shape in shapes}
-            helpers = {shape: statistics.median(times[HELPERS]) for shape, times in results.items()}
-            kinds[f"prefill {PREFILL}"] = (1, PREFILL, True)
-            step_breakdown.report(step_breakdown.read(log), kinds, helpers)
+    results = session.run(resolved, measurement)
+    _report(results)
     record.write(args.json, "micro steps", results, resolved=resolved)
     return 0
 
@@ -139,41 +123,41 @@ async def _measure(
         torch.set_num_threads(settings.resolved_threads)
     products = Products(resolved.model.path, dtype, "cuda" if settings.resolved_device == "cuda" else "cpu")
     arms = (*ARMS, *beside)
-    results: Results = {str(shape): {arm: [] for arm in (*arms, HELPERS)} for shape in shapes}
-    pids = [process.pid for name, process in engine.processes.items() if not name.startswith("scheduler")]
-    helpers = [psutil.Process(pid) for pid in (os.getpid(), *pids)]
-
-    def used() -> float:
-        return sum(sum(process.cpu_times()[:2]) for process in helpers)
-
+    results: Results = {str(shape): {arm: [] for arm in arms} for shape in shapes}
     for _ in range(2):  # compiled code, caches and thread pools come to rest
         await _steps(manager, shapes[0], args.context)
     for _, shape, arm in harness.alternate_arms(args.rounds, shapes, arms):
         times = results[str(shape)][arm]
         if arm in beside:
             with harness.busy_processes(beside[arm]):
-                times.append((await _steps(manager, shape, args.context))[0])
+                times.append(await _steps(manager, shape, args.context))
         elif arm == "step":
-            before = used()
-            milliseconds, steps = await _steps(manager, shape, args.context)
-            times.append(milliseconds)
-            results[str(shape)][HELPERS].append((used() - before) / steps * 1e3)
+            times.append(await _steps(manager, shape, args.context))
         else:
             times.append(products.milliseconds(arm, shape.requests * shape.tokens))
-    for _ in range(args.rounds if args.breakdown else 0):
-        await client.generate(manager, _prompt(0, PREFILL), temperature=0.0, max_new_tokens=1)
+    for shape in shapes if args.breakdown else ():
+        await _trace(manager, shape, args)
     return results
 
 
-async def _steps(manager: Any, shape: Shape, context: int) -> tuple[float, int]:
-    """Median milliseconds between two pieces of a stream while `shape.requests` requests run, and how many steps."""
+async def _trace(manager: Any, shape: Shape, args: argparse.Namespace) -> None:
+    """Write torch's profile of the scheduler's process while it makes steps of that shape."""
+    from sglang.srt.managers.io_struct import ProfileReq
+
+    await manager.start_profile(ProfileReq(output_dir=str(args.breakdown.absolute()), profile_prefix=str(shape)))
+    await _steps(manager, shape, args.context)
+    await manager.stop_profile()
+
+
+async def _steps(manager: Any, shape: Shape, context: int) -> float:
+    """Median milliseconds between two pieces of a stream while `shape.requests` requests run."""
     from sglang.srt.managers.io_struct import GenerateReqInput
 
     options = RequestOptions(enabled=shape.tokens > 1, gamma=shape.tokens - 1)
     budget = STEPS * 2  # a step may by chance keep a draft
     gaps: list[float] = []
 
-    async def one(index: int) -> int:
+    async def one(index: int) -> None:
         request = GenerateReqInput(
             input_ids=_prompt(index, context),
             sampling_params={
@@ -191,10 +175,9 @@ async def _steps(manager: Any, shape: Shape, context: int) -> tuple[float, int]:
             if index == 0 and WARM_STEPS < pieces <= STEPS:
                 gaps.append((now - last) * 1e3)
             last = now
-        return pieces
 
-    pieces = await asyncio.gather(*(one(index) for index in range(shape.requests)))
-    return statistics.median(gaps), max(pieces)  # requests whose drafts are kept end before others
+    await asyncio.gather(*(one(index) for index in range(shape.requests)))
+    return statistics.median(gaps)
 
 
 def _prompt(index: int, tokens: int) -> list[int]:
@@ -248,5 +231,5 @@ def _report(results: Results) -> None:
         columns = "".join(f" {statistics.median(times[arm]):9.1f}" for arm in ("step", "torch", "ours"))
         print(f"{shape:>8}{columns} {found.median:7.2f}  {found.spread}")
     for shape, times in results.items():
-        for arm in times.keys() - {*ARMS, HELPERS}:
+        for arm in times.keys() - {*ARMS}:
             print(f"{shape:>8} {arm}, over the step alone: {harness.ratio(times[arm], times['step']).cell}")

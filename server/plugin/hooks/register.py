@@ -24,7 +24,6 @@ from . import (
     prompt_logits,
     request_guard,
     sglang_overhead_patches,
-    step_profiler,
 )
 
 PLATFORM_ONLY = "OUTRIDER_PLATFORM_ONLY"
@@ -40,7 +39,6 @@ def register() -> None:
 
 
 def _register_all() -> None:
-    step_profiler.install_if_asked()
     prompt_logits.install_if_asked()
     _register_algorithm()
     worker_rpc.register()
