@@ -28,7 +28,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +38,7 @@ from ..settings.flags import add_all_flags, served_settings_of
 from . import harness, record, remote, server_processes
 from .remote import Remote
 from .report import table
+from .server_processes import LEARNER, ServerProcesses
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,47 +56,8 @@ LIVE_SECONDS = 0.6
 """A server reads its engines' counters no more often; they lag by less than that."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Answers to prompts that were asked one at a time: their tokens, the decode steps, tokens a second."""
-
-    tokens: int
-    steps: int
-    tokens_per_second: float
-
-    @property
-    def tau(self) -> float:
-        return self.tokens / self.steps if self.steps else 0.0
-
-    def plain(self) -> dict[str, float]:
-        """The JSON form."""
-        speed = round(self.tokens_per_second, 1)
-        return {"tokens": self.tokens, "steps": self.steps, "tau": round(self.tau, 4), "tokens_per_second": speed}
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """The server after a pause.
-
-    seconds: since the first pause began. learner_seconds: processor time of the learner, None where it cannot be seen.
-    in_use: the learned drafter that serves. asked: by file of held-out prompts.
-    """
-
-    seconds: float
-    learner_seconds: float | None
-    served: int
-    answers: int
-    anchors: int
-    in_use: str | None
-    asked: Mapping[str, Asked]
-
-    def plain(self) -> dict[str, Any]:
-        """The JSON form."""
-        asked = {name: found.plain() for name, found in self.asked.items()}
-        return {
-            "seconds": round(self.seconds, 1), "learner_seconds": self.learner_seconds, "served": self.served,
-            "answers": self.answers, "anchors": self.anchors, "in_use": self.in_use, "asked": asked,
-        }  # fmt: skip
+Asked = dict[str, float]
+"""Answers to prompts that were asked one at a time: tokens, decode steps, tau, tokens_per_second."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -201,7 +162,7 @@ async def _measure(
         asking = _Asking(server, args.new_tokens)
         harness.log("Asking all held-out prompts, before")
         before = await asking.each({**held_out, **general})
-        processes, points, first_pause = server_processes.of_server(url), list[Point](), 0.0
+        processes, points, first_pause = server_processes.of_server(url), list[dict[str, Any]](), 0.0
         for number in range(args.pauses):
             part = questions[number * len(questions) // args.pauses : (number + 1) * len(questions) // args.pauses]
             harness.log(f"Serving {len(part)} prompts, then a pause of {args.pause:g} s")
@@ -209,40 +170,46 @@ async def _measure(
             first_pause = first_pause or time.time()
             learning = await _pause(server, processes, args)
             probe = {name: found[: args.probe] for name, found in held_out.items()}
-            point = Point(
-                time.time() - first_pause, server_processes.processor_seconds(processes, server_processes.LEARNER),
-                (number + 1) * len(questions) // args.pauses,
-                learning.get("answers", 0) + learning.get("held_out", 0), learning.get("anchors", 0),
-                learning["in_use"], await asking.each(probe),
-            )  # fmt: skip
+            point = {
+                "seconds": round(time.time() - first_pause, 1),
+                "learner_seconds": _learner_seconds(processes),
+                "served": (number + 1) * len(questions) // args.pauses,
+                "answers": learning.get("answers", 0) + learning.get("held_out", 0),
+                "anchors": learning.get("anchors", 0),
+                "in_use": learning["in_use"],
+                "asked": await asking.each(probe),
+            }
             points.append(point)
-            harness.log(f"{point.plain()}")
+            harness.log(f"{point}")
         harness.log("Asking all held-out prompts, after")
         after = await asking.each({**held_out, **general})
         exchanges = [dict(event) for event in (await _live(server))["learning"]["exchanges"]]
     promotions = [event for event in exchanges if event["event"] == "promotion"]
     return {
-        "before": {name: found.plain() for name, found in before.items()},
-        "after": {name: found.plain() for name, found in after.items()},
+        "before": before,
+        "after": after,
         "held_out": list(held_out),
         "changed_texts": asking.changed,
         "promotions": len(promotions),
         "rollbacks": len(exchanges) - len(promotions),
         "first_promotion_seconds": round(promotions[0]["at"] - first_pause, 1) if promotions else None,
-        "curve": [point.plain() for point in points],
+        "curve": points,
     }
 
 
-async def _pause(
-    server: Remote, processes: server_processes.ServerProcesses | None, args: argparse.Namespace
-) -> dict[str, Any]:
+def _learner_seconds(processes: ServerProcesses | None) -> float | None:
+    """Processor time of the learner so far; None where it cannot be seen."""
+    return processes.seconds_of(LEARNER) if processes else None
+
+
+async def _pause(server: Remote, processes: ServerProcesses | None, args: argparse.Namespace) -> dict[str, Any]:
     """Ask nothing for a while; what the server says of its learning at the end."""
-    had, until = server_processes.processor_seconds(processes, server_processes.LEARNER), time.monotonic() + args.pause
+    had, until = _learner_seconds(processes), time.monotonic() + args.pause
     before, idle = had, 0
     while True:
         await asyncio.sleep(min(1.0, args.pause))
         learning: dict[str, Any] = (await _live(server))["learning"]
-        has = server_processes.processor_seconds(processes, server_processes.LEARNER)
+        has = _learner_seconds(processes)
         if had is None or has is None or has - had >= args.learner_seconds:
             enough = True
         else:  # or it has nothing to do
@@ -270,8 +237,9 @@ class _Asking:
             tokens, seconds = tokens + reply.completion_tokens, seconds + reply.seconds
             self.changed += self._texts.setdefault(question, reply.text) != reply.text
         now = await _live(self.server)
-        drafted, steps = (round(now[name] - before[name]) for name in ("tokens", "request_steps"))
-        return Asked(drafted, steps, tokens / seconds if seconds else 0.0)
+        decoded, steps = (round(now[name] - before[name]) for name in ("tokens", "request_steps"))
+        speed, tau = tokens / seconds if seconds else 0.0, decoded / steps if steps else 0.0
+        return {"tokens": decoded, "steps": steps, "tau": round(tau, 4), "tokens_per_second": round(speed, 1)}
 
     async def ask(self, question: str, **more: Any) -> remote.Reply:
         """Ask a prompt, which may be learned from; more: fields of the request."""

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
@@ -40,9 +39,9 @@ class ServerProcesses:
         """The memory now, of those that still live."""
         resident, anonymous = {}, {}
         for name, process in self.processes.items():
-            with contextlib.suppress(psutil.NoSuchProcess, OSError):
-                resident[name] = process.memory_info().rss / MB
-                anonymous[name] = _anonymous(process)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                memory = process.memory_info()  # what is shared is files' and shared memory's
+                resident[name], anonymous[name] = memory.rss / MB, (memory.rss - memory.shared) / MB
         return Sample(time.monotonic() - self.began, resident, anonymous)
 
     def shared_once(self) -> float:
@@ -55,7 +54,14 @@ class ServerProcesses:
 
     def processor_seconds(self) -> float:
         """Processor time so far of all threads of those that serve: all processes but the learner."""
-        return sum(processor_seconds(self, name) or 0.0 for name in self.processes if name != LEARNER)
+        return sum(self.seconds_of(name) or 0.0 for name in self.processes if name != LEARNER)
+
+    def seconds_of(self, name: str) -> float | None:
+        """Processor time of one process so far, of all threads; None where it cannot be seen."""
+        if name in self.processes:
+            with contextlib.suppress(psutil.Error):
+                return float(sum(self.processes[name].cpu_times()[:2]))
+        return None
 
 
 def of_server(url: str) -> ServerProcesses | None:
@@ -96,20 +102,6 @@ def suspended(processes: Iterable[psutil.Process]) -> Iterator[None]:
                 process.resume()
 
 
-def learner_of(server: ServerProcesses | None) -> psutil.Process | None:
-    """The process that trains a server's drafter; None without one."""
-    return None if server is None else server.processes.get(LEARNER)
-
-
-def processor_seconds(server: ServerProcesses | None, name: str) -> float | None:
-    """Processor time of one of its processes so far, of all threads; None where it cannot be seen."""
-    if server is not None and name in server.processes:
-        with contextlib.suppress(psutil.Error):
-            times = server.processes[name].cpu_times()
-            return float(times.user + times.system)
-    return None
-
-
 def _is_here(host: str) -> bool:
     with contextlib.suppress(ValueError):
         return ip_address(host).is_loopback
@@ -125,10 +117,3 @@ def _name(process: psutil.Process, root: psutil.Process) -> str:
     if "sglang::" in title:
         return title.partition("::")[2].split()[0]
     return "resource_tracker" if "resource_tracker" in title else process.name()
-
-
-def _anonymous(process: psutil.Process) -> float:
-    """MB; 0 where the system does not tell."""
-    status = Path(f"/proc/{process.pid}/status")
-    lines = status.read_text().splitlines() if status.exists() else []
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon:")), 0.0)

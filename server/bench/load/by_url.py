@@ -14,6 +14,7 @@ from typing import Any
 from ...errors import UserError
 from ...settings.flags import Flags
 from .. import harness, record, remote, server_processes
+from ..server_processes import LEARNER
 from . import arrivals, generate, report, scenario, workload
 from .generate import Record
 from .scenario import UNITS, Scenario, Trace
@@ -130,7 +131,8 @@ async def _measure(test: Scenario, args: argparse.Namespace, measured: Measured)
             for name, server in servers.items()
         }
         watched = {name: server_processes.of_server(url) for name, url in urls(args).items()}
-        learners = {name: found for name in watched if (found := server_processes.learner_of(watched[name]))}
+        processes = {name: here.processes for name, here in watched.items() if here}
+        learners = {name: p[LEARNER] for name, p in processes.items() if LEARNER in p}
         measured.learning += learners
         measured.models |= {name: Path(server.model).name for name, server in servers.items()}
         rounds = args.rounds or (1 if len(servers) == 1 else ROUNDS)

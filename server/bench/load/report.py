@@ -99,33 +99,27 @@ def _remarks(arm: str, arms: Mapping[str, Sequence[Summary]]) -> str:
     first = next(iter(arms))
     if arm != first and (found := ratio(arms[arm], arms[first])):
         said.append(f"{found.cell} × {first}")
-        if gaps := gap_ratio(arms[arm], arms[first]):
-            said.append(f"p99 gap {gaps.cell} ×")
-        if times := processor_ratio(arms[arm], arms[first]):
-            said.append(f"processor time a token {times.cell} ×")
+        for what, read in BESIDE.items():
+            if also := ratio(arms[arm], arms[first], read):
+                said.append(f"{what} {also.cell} ×")
     if arm == OURS and len(arms) > 2 and (best := best_of(arms, OURS)) and (found := ratio(arms[arm], arms[best])):
         said.append(f"{found.cell} × the better of the others, {best}")
     return "; ".join(said)
 
 
-def ratio(ours: Sequence[Summary], theirs: Sequence[Summary]) -> harness.Ratio | None:
-    """Throughput of one arm over that of another; None where a round of one is missing or brought nothing."""
-    return _ratio(ours, theirs, lambda one: one.throughput)
+BESIDE: dict[str, Callable[[Summary], float | None]] = {
+    "p99 gap": lambda one: one.gap.p99 if one.gap else None,
+    "processor time a token": lambda one: one.processor_ms,
+}
+"""Ratios to the first arm that stand beside that of throughputs."""
 
 
-def gap_ratio(ours: Sequence[Summary], theirs: Sequence[Summary]) -> harness.Ratio | None:
-    """The same of the 99th percentile of times between pieces of answers."""
-    return _ratio(ours, theirs, lambda one: one.gap.p99 if one.gap else None)
-
-
-def processor_ratio(ours: Sequence[Summary], theirs: Sequence[Summary]) -> harness.Ratio | None:
-    """The same of the processor time a token."""
-    return _ratio(ours, theirs, lambda one: one.processor_ms)
-
-
-def _ratio(
-    ours: Sequence[Summary], theirs: Sequence[Summary], read: Callable[[Summary], float | None]
+def ratio(
+    ours: Sequence[Summary],
+    theirs: Sequence[Summary],
+    read: Callable[[Summary], float | None] = lambda one: one.throughput,
 ) -> harness.Ratio | None:
+    """What is read of one arm over that of another; None where a round of one is missing or brought nothing."""
     found = [[value for one in rounds if (value := read(one)) is not None] for rounds in (ours, theirs)]
     if len(found[0]) != len(found[1]) or not found[1] or min(found[1]) <= 0:
         return None

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     if not native.available():
         raise UserError("weights in blocks are multiplied by the compiled kernels, which do not run here")
     clock = timing.start(args, f"{args.shape} {args.dtype}")
-    print(f"{'weight, rows':16}{'reading':>10}{'float':>10}{'int8':>10}{'float/int8':>12}   quartiles      of reading")
+    print(f"{'weight, rows':16}{'reading':>10}{'float':>10}{'int8':>10}{'float/int8':>20}{'of reading':>12}")
     results = {}
     for kind in args.kinds:
         raw = random_blocks(kind, outputs, depth)
@@ -50,11 +50,9 @@ def run(args: argparse.Namespace) -> int:
             x = torch.randn(count, depth).to(getattr(torch, args.dtype))
             arms = {"reading": words.sum} | {n: partial(blocks.block_linear, x, w) for n, w in weights.items()}
             times = results[f"{kind} {count}"] = timing.measure(arms, args.rounds, clock)
-            low, middle, high = timing.quartiles(times["float"], times["int8"])
             columns = "".join(f"{median(arm):10.2f}" for arm in times.values())
-            _, share, _ = timing.quartiles(times["reading"], times["int8"])
-            name = f"{kind} {count}"
-            print(f"{name:16}{columns}{middle:12.2f}   {low:.2f} .. {high:.2f}{share:12.2f}", flush=True)
+            faster, share = (harness.ratio(times[arm], times["int8"]) for arm in ("float", "reading"))
+            print(f"{f'{kind} {count}':16}{columns}{faster.cell:>20}{share.median:12.2f}", flush=True)
     record.write(args.json, "micro blocks", results)
     return 0
 

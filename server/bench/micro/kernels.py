@@ -1,6 +1,6 @@
 """Compiled kernels beside plain torch: times of both and their ratio, one line per case.
 
-The two take turns, round by round; the quartiles of the rounds' ratios follow the median. Shapes are those of
+The two take turns, round by round; the least and largest of the rounds' ratios follow the median. Shapes are those of
 SmolLM2-135M: attention, norms and activation, matrix products, sampling.
 
 examples:
@@ -23,7 +23,7 @@ from outrider.kernels.cpu import native
 from outrider.kernels.flat_batch import FlatBatch
 
 from ...errors import UserError
-from .. import record
+from .. import harness, record
 from . import timing
 from .timing import Arm
 
@@ -56,13 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     clock = timing.start(args, args.dtype)
-    print(f"{'case':34}{'torch':>10}{'ours':>10}{'torch/ours':>12}   quartiles")
+    print(f"{'case':34}{'torch':>10}{'ours':>10}{'torch/ours':>20}")
     results = {}
     for name, plain, ours in cases(ModelShape(), getattr(torch, args.dtype), args.only):
         times = results[name] = timing.measure({"torch": plain, "ours": ours}, args.rounds, clock)
-        low, middle, high = timing.quartiles(times["torch"], times["ours"])
         columns = "".join(f"{median(arm):10.3f}" for arm in times.values())
-        print(f"{name:34}{columns}{middle:12.2f}   {low:.2f} .. {high:.2f}", flush=True)
+        print(f"{name:34}{columns}{harness.ratio(times['torch'], times['ours']).cell:>20}", flush=True)
     if not results:
         raise UserError(f"no case here has {args.only!r} in its name")
     record.write(args.json, "micro kernels", results)

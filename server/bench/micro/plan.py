@@ -130,5 +130,5 @@ def jagged_cost(requests: int, gamma: int) -> StepCost:
                 Point(size, tokens, size * context, (8e-3 + compute + 2e-9 * size * context,))
                 for context in (128, 1024)
             ]
-        points.append(Point(size, 0, size * 128, (1e-3 + 5e-6 * size,), drafted=True))
+        points.append(Point(size, 0, size * 128, (1e-3 + 5e-6 * size,)))
     return StepCost(points)

@@ -1,7 +1,7 @@
 """Time of one engine step by shape (requests x tokens), beside the matrix products that it cannot avoid.
 
-A step is what a user waits for between two pieces of a stream: SGLang's scheduler, drafting (here without a model),
-the target's forward, acceptance and the way back to the HTTP process. The floor is the same products in the same type,
+A step lasts from its begin to that of the next, as `outrider tune` measures it: SGLang's scheduler, drafting (here
+without a model), the target's forward, acceptance. The floor is the same products in the same type,
 by plain torch or by our kernels, whichever is faster. All take turns, round by round; the ratio of the step to the
 floor is what carries over to another machine.
 With --breakdown torch profiles one more turn of each shape: a trace with every operator and Python function.
@@ -15,11 +15,9 @@ examples:
 from __future__ import annotations
 
 import argparse
-import asyncio
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +26,12 @@ import torch
 from outrider.kernels.linear import pack, packed_linear
 
 from ...errors import UserError
-from ...plugin.options import RequestOptions
 from ...processes import session
 from ...settings.declared import MEASURING_DRAFTER
 from ...settings.flags import add_engine_flags, settings_of
 from ...settings.resolve import Resolved, resolve
+from ...tune.effort import Shape
+from ...tune.measure import measure_shape
 from .. import harness, record
 from .kernels import ModelShape
 
@@ -41,33 +40,26 @@ if TYPE_CHECKING:
 
 DEFAULT_SHAPES = "1x1,1x8,8x1,8x8,32x1"
 STEPS = 24
-"""Steps timed per request and round; the first few, while requests still join, are left out."""
-WARM_STEPS = 4
+"""Steps timed per request and round."""
 
 Results = dict[str, dict[str, list[float]]]
 """Milliseconds of each round: {shape: {"torch": […], "ours": […], "step": […], "step beside 1": […]}}."""
 ARMS = ("torch", "ours", "step")
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """requests: R. tokens: per request and step, the anchor and its drafts."""
+def parse(text: str, context: int) -> Shape:
+    """The shape of REQUESTSxTOKENS; tokens: per request and step, the anchor and its drafts."""
+    try:
+        requests, tokens = (int(part) for part in text.lower().split("x"))
+    except ValueError:
+        raise UserError(f"a shape is REQUESTSxTOKENS, like 8x4, not {text!r}") from None
+    if requests < 1 or not 1 <= tokens <= 65:
+        raise UserError(f"a shape needs at least one request and 1..65 tokens, not {text!r}")
+    return Shape(requests, requests * tokens, context)
 
-    requests: int
-    tokens: int
 
-    @classmethod
-    def parse(cls, text: str) -> Shape:
-        try:
-            requests, tokens = (int(part) for part in text.lower().split("x"))
-        except ValueError:
-            raise UserError(f"a shape is REQUESTSxTOKENS, like 8x4, not {text!r}") from None
-        if requests < 1 or not 1 <= tokens <= 65:
-            raise UserError(f"a shape needs at least one request and 1..65 tokens, not {text!r}")
-        return cls(requests, tokens)
-
-    def __str__(self) -> str:
-        return f"{self.requests}x{self.tokens}"
+def name_of(shape: Shape) -> str:
+    return f"{shape.requests}x{shape.tokens // shape.requests}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    shapes = [Shape.parse(part) for part in args.shapes.split(",") if part]
+    shapes = [parse(part, args.context) for part in args.shapes.split(",") if part]
     if not shapes:
         raise UserError("--shapes is empty")
     harness.check_positive(args, "context", "rounds")
@@ -90,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     counts = harness.positive_integers("--beside", args.beside) if args.beside else []
     beside = {f"step beside {count}": count for count in counts}
     largest = max(shape.requests for shape in shapes)
-    gamma = max(shape.tokens for shape in shapes) - 1
+    gamma = max(shape.drafted(0) for shape in shapes)
     settings = settings_of(
         args,
         drafter=MEASURING_DRAFTER,
@@ -123,65 +115,38 @@ async def _measure(
         torch.set_num_threads(settings.resolved_threads)
     products = Products(resolved.model.path, dtype, "cuda" if settings.resolved_device == "cuda" else "cpu")
     arms = (*ARMS, *beside)
-    results: Results = {str(shape): {arm: [] for arm in arms} for shape in shapes}
+    results: Results = {name_of(shape): {arm: [] for arm in arms} for shape in shapes}
     for _ in range(2):  # compiled code, caches and thread pools come to rest
-        await _steps(manager, shapes[0], args.context)
-    for _, shape, arm in harness.alternate_arms(args.rounds, shapes, arms):
-        times = results[str(shape)][arm]
+        await _step(manager, shapes[0])
+    for _, name, arm in harness.alternate_arms(args.rounds, list(results), arms):
+        times, shape = results[name][arm], parse(name, args.context)
         if arm in beside:
             with harness.busy_processes(beside[arm]):
-                times.append(await _steps(manager, shape, args.context))
+                times.append(await _step(manager, shape))
         elif arm == "step":
-            times.append(await _steps(manager, shape, args.context))
+            times.append(await _step(manager, shape))
         else:
-            times.append(products.milliseconds(arm, shape.requests * shape.tokens))
+            times.append(products.milliseconds(arm, shape.tokens))
     for shape in shapes if args.breakdown else ():
-        await _trace(manager, shape, args)
+        await _trace(manager, shape, args.breakdown)
     return results
 
 
-async def _trace(manager: Any, shape: Shape, args: argparse.Namespace) -> None:
+async def _trace(manager: Any, shape: Shape, folder: Path) -> None:
     """Write torch's profile of the scheduler's process while it makes steps of that shape."""
     from sglang.srt.managers.io_struct import ProfileReq
 
-    await manager.start_profile(ProfileReq(output_dir=str(args.breakdown.absolute()), profile_prefix=str(shape)))
-    await _steps(manager, shape, args.context)
+    await manager.start_profile(ProfileReq(output_dir=str(folder.absolute()), profile_prefix=name_of(shape)))
+    await _step(manager, shape)
     await manager.stop_profile()
 
 
-async def _steps(manager: Any, shape: Shape, context: int) -> float:
-    """Median milliseconds between two pieces of a stream while `shape.requests` requests run."""
-    from sglang.srt.managers.io_struct import GenerateReqInput
-
-    options = RequestOptions(enabled=shape.tokens > 1, gamma=shape.tokens - 1)
-    budget = STEPS * 2  # a step may by chance keep a draft
-    gaps: list[float] = []
-
-    async def one(index: int) -> None:
-        request = GenerateReqInput(
-            input_ids=_prompt(index, context),
-            sampling_params={
-                "temperature": 0.0,
-                "max_new_tokens": budget,
-                "ignore_eos": True,
-                "custom_params": options.to_custom_params(),
-            },
-            stream=True,
-        )
-        last, pieces = 0.0, 0
-        async for _ in manager.generate_request(request):
-            now = time.perf_counter()
-            pieces += 1
-            if index == 0 and WARM_STEPS < pieces <= STEPS:
-                gaps.append((now - last) * 1e3)
-            last = now
-
-    await asyncio.gather(*(one(index) for index in range(shape.requests)))
-    return statistics.median(gaps)
-
-
-def _prompt(index: int, tokens: int) -> list[int]:
-    return [(7 * index + 31 * k) % 1000 + 100 for k in range(tokens)]
+async def _step(manager: Any, shape: Shape) -> float:
+    """Median milliseconds of a step of that shape, from its begin to that of the next."""
+    points = await measure_shape(manager, shape, STEPS)
+    if not points:
+        raise UserError(f"no step of {name_of(shape)} ran")
+    return points[0].median * 1e3
 
 
 class Products:

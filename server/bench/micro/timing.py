@@ -1,11 +1,10 @@
-"""Parts that the micro benchmarks share: threads and their clock, arms that take turns, shares with quartiles."""
+"""Parts that the micro benchmarks share: threads and their clock, arms that take turns."""
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Mapping, Sequence
-from statistics import quantiles
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -50,10 +49,3 @@ def measure(arms: Mapping[str, Arm], rounds: int, clock: Clock) -> dict[str, lis
                 arms[name]()
             times[name].append((clock() - start) / repeats[name] * 1e3)
     return times
-
-
-def quartiles(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
-    """Quartiles of the ratios of ours to theirs, round by round: the lower, the median, the upper quartile."""
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-    low, middle, high = quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    return low, middle, high

@@ -29,7 +29,8 @@ def test_a_line_per_case(rounds: int, tmp_path: Path, capsys: pytest.CaptureFixt
     assert list(measured) == ["silu_mul 1", "silu_mul 8", "silu_mul 64"]
     for line, (case, times) in zip(lines, measured.items(), strict=True):
         assert line.startswith(case)
-        torch_ms, ours_ms, ratio, low, _, high = line.removeprefix(case).split()
+        torch_ms, ours_ms, ratio, spread = line.removeprefix(case).split()
+        low, high = spread.strip("()").split("–")
         assert len(times["torch"]) == len(times["ours"]) == rounds
         assert float(torch_ms) == pytest.approx(sorted(times["torch"])[rounds // 2], abs=1e-3)
         assert float(ours_ms) == pytest.approx(sorted(times["ours"])[rounds // 2], abs=1e-3)
