@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-import struct
+import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from outrider.profiles.fingerprint import WEIGHT_FILES
 
@@ -16,7 +19,7 @@ from ..plugin.text_alone import text_of
 from . import bundled_model, gguf_model, hub, hub_gguf
 from .gguf_file import stem_of
 
-FLOAT_TYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,26 +146,15 @@ def weight_bytes(model: Model, float_size: int | None, in_blocks: bool = False) 
 
 
 def _safetensors_bytes(path: Path, float_size: int | None) -> int:
+    total = 0.0
     try:
-        with path.open("rb") as file:
-            (header_size,) = struct.unpack("<Q", file.read(8))
-            if header_size > path.stat().st_size:
-                raise ValueError("truncated")
-            header = json.loads(file.read(header_size))
-    except (OSError, ValueError, struct.error):
+        with safe_open(path, "np") as file:
+            for name in file.keys():  # noqa: SIM118 (it is no dictionary)
+                tensor = file.get_slice(name)
+                kind = tensor.get_dtype()
+                bits = re.search(r"\d+", kind)
+                own = int(bits[0]) / 8 if bits else 1
+                total += math.prod(tensor.get_shape()) * (float_size if float_size and kind in FLOAT_TYPES else own)
+    except (OSError, SafetensorError):
         raise UserError(f"{path} is not a complete safetensors file; fetch it again") from None
-    total = end = 0
-    try:
-        for name, tensor in header.items():
-            if name == "__metadata__":
-                continue
-            start, stop = tensor["data_offsets"]
-            end = max(end, stop)
-            stored = FLOAT_TYPES.get(tensor["dtype"])
-            scale = float_size / stored if stored and float_size else 1
-            total += int((stop - start) * scale)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise UserError(f"{path} is not a safetensors file; fetch it again") from None
-    if 8 + header_size + end > path.stat().st_size:
-        raise UserError(f"{path} is not a complete safetensors file; fetch it again")
-    return total
+    return int(total)
