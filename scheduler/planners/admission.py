@@ -7,7 +7,6 @@ requests only: an entry behind it in its own request never stands before it.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -94,13 +93,6 @@ def top_k(survival: torch.Tensor, tokens: int | None, first: np.ndarray | None =
 
     first: [R] bool, requests whose entries come before all others. On the survival's device, without waiting for it.
     """
-    if survival.device.type == "cpu":
-        return torch.from_numpy(top_k_numpy(survival.numpy(), tokens, first))
-    return top_k_torch(survival, tokens, first)
-
-
-def top_k_torch(survival: torch.Tensor, tokens: int | None, first: np.ndarray | None = None) -> torch.Tensor:
-    """`top_k` on any device: a stable sort."""
     if first is not None:
         ahead = upload(np.where(first, np.float32(FIRST), np.float32(1.0)), survival.device)
         survival = survival * ahead[:, None]
@@ -112,43 +104,10 @@ def top_k_torch(survival: torch.Tensor, tokens: int | None, first: np.ndarray | 
     return admitted.sum(1)
 
 
-def top_k_numpy(survival: np.ndarray, tokens: int | None, first: np.ndarray | None = None) -> np.ndarray:
-    """`top_k` for arrays: a partial sort finds the K-th largest survival, ties are counted in order."""
-    if first is not None:
-        survival = survival * np.where(first, np.float32(FIRST), np.float32(1.0))[:, None]
-    if tokens is None or tokens >= survival.size or tokens >= np.count_nonzero(survival):
-        return _row_counts(survival > 0)
-    if tokens <= 0:
-        return np.zeros(len(survival), dtype=np.int64)
-    flat = survival.reshape(-1)
-    least = np.partition(flat, flat.size - tokens)[flat.size - tokens]
-    if least <= 0:
-        return _row_counts(survival > 0)
-    admitted = flat >= least
-    excess = int(np.count_nonzero(admitted)) - tokens
-    if excess:
-        admitted[np.flatnonzero(flat == least)[-excess:]] = False
-    return _row_counts(admitted.reshape(survival.shape))
-
-
 def at_least(survival: torch.Tensor, bounds: np.ndarray) -> torch.Tensor:
     """survival [R, gamma], 0 from where a request's is first below its bound on.
 
     bounds: above 0, of a shape that broadcasts to the survival's. On the survival's device, without waiting for it.
     Whether x_{r,k} stays depends on c_{r,1..k} only.
     """
-    bounds = bounds.astype(np.float32)
-    if survival.device.type == "cpu":
-        found = survival.numpy()
-        return torch.from_numpy(found * np.logical_and.accumulate(found >= bounds, axis=1))
-    return survival * (survival >= upload(bounds, survival.device)).cumprod(1)
-
-
-def _row_counts(mask: np.ndarray) -> np.ndarray:
-    """[R] int64; a matrix product, because numpy's sum over short rows is four times slower."""
-    return (mask.astype(np.float32) @ _ones(mask.shape[1])).astype(np.int64)
-
-
-@lru_cache(maxsize=8)
-def _ones(count: int) -> np.ndarray:
-    return np.ones(count, dtype=np.float32)
+    return survival * (survival >= upload(bounds.astype(np.float32), survival.device)).cumprod(1)

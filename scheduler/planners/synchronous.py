@@ -7,7 +7,7 @@ import torch
 
 from ..cost.model import StepCost
 from ..upload import upload
-from .admission import survival_of, top_k_numpy
+from .admission import survival_of
 from .base import Budget, StepView
 from .bucket_bounded import BucketBoundedPlanner
 
@@ -40,28 +40,12 @@ class Synchronous(BucketBoundedPlanner):
     def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
         if budget.seconds is None:
             raise ValueError("the synchronous planner needs the budget that it gave for this step")
-        survival = survival_of(confidence, draft_lens)
-        if budget.tokens is not None:
-            seconds = upload(budget.seconds[: budget.tokens + 1], confidence.device)
-            return until_first_drop(survival, seconds)
-        tokens = first_drop(len(survival), np.sort(survival.numpy(), axis=None)[::-1], budget.seconds)
-        return torch.from_numpy(top_k_numpy(survival.numpy(), tokens))
-
-
-def first_drop(requests: int, survival: np.ndarray, seconds: np.ndarray) -> int:
-    """Number of tokens that Algorithm 1 admits: lines 7 to 15.
-
-    survival: [n] in descending order. seconds: [m+1] for 0..m admitted tokens; m bounds them.
-    """
-    survival = survival[: len(seconds) - 1]
-    tokens = np.concatenate([[requests], requests + np.cumsum(survival, dtype=np.float64)])
-    throughput = tokens / seconds[: len(tokens)]
-    stops = np.flatnonzero((throughput[1:] <= throughput[:-1]) | (survival <= 0))
-    return int(stops[0]) if len(stops) else len(survival)
+        seconds = budget.seconds if budget.tokens is None else budget.seconds[: budget.tokens + 1]
+        return until_first_drop(survival_of(confidence, draft_lens), upload(seconds, confidence.device))
 
 
 def until_first_drop(survival: torch.Tensor, seconds: torch.Tensor) -> torch.Tensor:
-    """verify_lens [R] int64 by Algorithm 1, on any device and without waiting for it.
+    """verify_lens [R] int64 by Algorithm 1, lines 7 to 15, on any device and without waiting for it.
 
     survival: [R, gamma]. seconds: [m+1] float64 for 0..m admitted tokens; m bounds them.
     """

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from planning import check_nothing_is_read_behind_a_token, curve_cost, view
 
 from outrider.kernels import drafts
-from outrider.scheduler.planners.admission import survival_of, top_k_numpy, top_k_torch
+from outrider.scheduler.planners.admission import survival_of, top_k
 from outrider.scheduler.planners.asynchronous import Asynchronous
 from outrider.scheduler.planners.base import Planner
 from outrider.scheduler.planners.baselines import StaticGamma, Threshold, VerifyAll
 from outrider.scheduler.planners.curve import mean_curve
-from outrider.scheduler.planners.synchronous import Synchronous, first_drop, until_first_drop
+from outrider.scheduler.planners.synchronous import Synchronous, until_first_drop
 from outrider.scheduler.planners.token_buckets import RecentDemand, TokenBuckets
 
 GAMMA, REQUESTS = 3, 5
@@ -120,13 +120,15 @@ def test_admission_to_a_tier_does_not_look_behind_a_token(block, data):
 
 
 @given(BLOCKS, st.integers(0, REQUESTS * GAMMA))
-def test_on_a_device_the_same_is_admitted(block, tokens):
-    survival = survival_of(torch.tensor(block))
-    assert top_k_torch(survival, tokens).tolist() == top_k_numpy(survival.numpy(), tokens).tolist()
-    seconds = np.linspace(1.0, 2.0, tokens + 1)
-    most = first_drop(len(block), np.sort(survival.numpy(), axis=None)[::-1], seconds)
+def test_algorithm_1_token_by_token(block, tokens):
+    survival, seconds = survival_of(torch.tensor(block)), np.linspace(1.0, 2.0, tokens + 1)
+    brought, admitted = float(len(block)), 0
+    for value in np.sort(survival.numpy(), axis=None)[::-1][:tokens].astype(np.float64):
+        if value <= 0 or (brought + value) / seconds[admitted + 1] <= brought / seconds[admitted]:
+            break
+        brought, admitted = brought + value, admitted + 1
     found = until_first_drop(survival, torch.from_numpy(seconds))
-    assert found.tolist() == top_k_numpy(survival.numpy(), most).tolist()
+    assert found.tolist() == top_k(survival, admitted).tolist()
 
 
 @settings(deadline=None)
