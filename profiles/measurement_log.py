@@ -19,19 +19,16 @@ class PartialMeasurement:
     """The points measured so far, on disk as soon as `add` returns.
 
     path: the file, made if need be. fingerprint: of the engine that is being measured.
-    points: what was found there and added since. seconds: that measuring has taken.
-    restarted: why what was found is not used; "" where it is.
+    points: what was found there of such an engine and added since. seconds: that measuring has taken.
     """
 
     def __init__(self, path: Path, fingerprint: Fingerprint):
         self.path = path
         self.points: list[Point] = []
         self.seconds = 0.0
-        self.restarted = ""
         header = json.dumps({"schema": SCHEMA, "fingerprint": fingerprint.to_json()})
-        lines = self._complete_lines()
-        if lines:
-            self.restarted = self._read(lines, fingerprint)
+        if (lines := self._complete_lines()) and self._is_of(lines[0], fingerprint):
+            self._read(lines[1:])
         spent = [json.dumps({"seconds": self.seconds})] if self.seconds else []
         kept = [header, *spent, *(json.dumps(point.to_json()) for point in self.points)]
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,18 +62,19 @@ class PartialMeasurement:
             return []
         return text.split("\n")[:-1]
 
-    def _read(self, lines: list[str], fingerprint: Fingerprint) -> str:
-        """Take in the points of a file begun earlier; the reason where they cannot be used."""
+    def _is_of(self, header: str, fingerprint: Fingerprint) -> bool:
+        """True if a file begun with this line may go on."""
         try:
-            header = json.loads(lines[0])
-            if header["schema"] != SCHEMA:
-                return f"it has schema {header['schema']!r}, this version of Outrider writes {SCHEMA}"
-            differ = Fingerprint.from_json(header["fingerprint"]).differences(fingerprint)
+            found = json.loads(header)
+            return found["schema"] == SCHEMA and not Fingerprint.from_json(found["fingerprint"]).differences(
+                fingerprint
+            )
         except (ValueError, KeyError, TypeError):
-            return "its first line is no fingerprint"
-        if differ:
-            return "it was measured on another engine: " + "; ".join(differ)
-        for line in lines[1:]:
+            return False
+
+    def _read(self, lines: list[str]) -> None:
+        """Take in what a file begun earlier holds."""
+        for line in lines:
             try:
                 content = json.loads(line)
                 if isinstance(content, dict) and content.keys() == {"seconds"}:
@@ -85,4 +83,3 @@ class PartialMeasurement:
                     self.points.append(Point.from_json(content))
             except (ValueError, TypeError):
                 continue  # damaged in the middle: that point is measured again
-        return ""

@@ -48,7 +48,7 @@ def fit_sts(records: Records, grid: np.ndarray = GRID, *, held_out: Records | No
     """Sequential temperature scaling (DSpark, section 3.2.1).
 
     From left to right, each position takes the temperature of `grid` [G] that minimises the ECE of the cumulative
-    product, with those before it fixed. ECE and AUC are reported on `held_out`, by default on `records` themselves.
+    product, with those before it fixed. ECE is reported on `held_out`, by default on `records` themselves.
     """
     logits, verified, survived = logit(records.confidence), records.verified, records.survived
     prefix = np.ones(len(records))
@@ -124,6 +124,4 @@ def _reported(found: Calibration, fitted_on: Records, held_out: Records | None) 
         ece_before=before.ece,
         ece_after=after.ece,
         ece_by_chance=after.ece_by_chance,
-        auc=after.auc,
-        auc_conditional=after.auc_conditional,
     )

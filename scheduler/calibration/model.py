@@ -25,9 +25,8 @@ class Calibration:
     """temperatures: gamma of them, above 0. shifts: gamma of them; all 0 unless fitted jointly.
 
     The rest says where they come from, one number per position: `samples` records observed, `ece_before` and
-    `ece_after` of prefix survival (0 where nothing was observed), `auc` of prefix survival and `auc_conditional` of c_k
-    among the positions that were tested (None where there was one outcome only). `ece_by_chance`: what `ece_after`
-    would be on average if every calibrated survival were right, by counting so few.
+    `ece_after` of prefix survival (0 where nothing was observed). `ece_by_chance`: what `ece_after` would be on average
+    if every calibrated survival were right, by counting so few.
     """
 
     temperatures: tuple[float, ...]
@@ -38,8 +37,6 @@ class Calibration:
     ece_before: tuple[float, ...] = ()
     ece_after: tuple[float, ...] = ()
     ece_by_chance: tuple[float, ...] = ()
-    auc: tuple[float | None, ...] = ()
-    auc_conditional: tuple[float | None, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.temperatures or not all(0 < t < math.inf for t in self.temperatures):
@@ -96,23 +93,18 @@ class Quality:
     samples: tuple[int, ...]
     ece: tuple[float, ...]
     ece_by_chance: tuple[float, ...]
-    auc: tuple[float | None, ...]
-    auc_conditional: tuple[float | None, ...]
 
 
 def quality(records: Records, calibration: Calibration | None = None) -> Quality:
-    """Quality of (calibrated) confidences on `records`: ECE of prefix survival in 15 equal-width bins, and AUCs."""
+    """Quality of (calibrated) confidences on `records`: ECE of prefix survival in 15 equal-width bins."""
     calibration = calibration or Calibration.identity(records.gamma)
-    confidence = calibration.apply(records.confidence)
-    survival = confidence.cumprod(1)
-    verified, tested, survived = records.verified, records.tested, records.survived
+    survival = calibration.apply(records.confidence).cumprod(1)
+    verified, survived = records.verified, records.survived
     positions = range(records.gamma)
     return Quality(
         samples=tuple(int(n) for n in verified.sum(0)),
         ece=tuple(float(ece(survival[verified[:, k], k], survived[verified[:, k], k])) for k in positions),
         ece_by_chance=tuple(ece_by_chance(survival[verified[:, k], k]) for k in positions),
-        auc=tuple(roc_auc(survival[verified[:, k], k], survived[verified[:, k], k]) for k in positions),
-        auc_conditional=tuple(roc_auc(confidence[tested[:, k], k], survived[tested[:, k], k]) for k in positions),
     )
 
 
@@ -140,16 +132,3 @@ def ece_by_chance(predicted: np.ndarray, bins: int = BINS) -> float:
     place = np.minimum((predicted * bins).astype(np.int64), bins - 1)
     variance = np.bincount(place, predicted * (1 - predicted))
     return float(np.sqrt(2 / np.pi * variance).sum() / len(predicted))
-
-
-def roc_auc(score: np.ndarray, outcome: np.ndarray) -> float | None:
-    """Probability that a success scores above a failure, ties counting half (Hanley and McNeil, 1982).
-
-    score: [N]. outcome: [N] bool. None without successes or without failures.
-    """
-    success, failure = np.sort(score[outcome]), score[~outcome]
-    if not len(success) or not len(failure):
-        return None
-    above = len(success) - np.searchsorted(success, failure, side="right")
-    not_below = len(success) - np.searchsorted(success, failure, side="left")
-    return float((above + not_below).mean() / 2 / len(success))

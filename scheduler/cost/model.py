@@ -83,12 +83,6 @@ class StepCost:
         np.maximum(found, self._draft_times_of(1)[1], out=found, where=counts > 0)
         return found * (self.drift.plain * self.drift.draft)
 
-    def steps_per_second(
-        self, requests: int, tokens: np.ndarray, context: float, *, drafted: bool = False
-    ) -> np.ndarray:
-        """[n] float64 SPS(B) for B = `tokens` [n], with or without the time of drafting."""
-        return 1.0 / (self.seconds(requests, tokens, context) + (self.draft_seconds(requests) if drafted else 0.0))
-
     def _draft_measured(self, drafts: float) -> float:
         """Seconds of so many whole drafts, without drift."""
         if not drafts:
@@ -137,10 +131,6 @@ class StepCost:
         self.deciding += DECIDING_RATE * (min(seconds, 2 * self.deciding) - self.deciding)
 
     # -- JSON -----------------------------------------------------------------------------------------------------
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """The measured grid with all repetitions; drift belongs to the running engine and is left out."""
-        return [point.to_json() for point in self.points]
 
     @classmethod
     def from_json(cls, data: Any) -> StepCost:

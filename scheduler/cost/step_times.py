@@ -15,29 +15,20 @@ import numpy as np
 class Point:
     """One combination that was measured, with every repetition.
 
-    requests: R. tokens: verified in total, anchors included; 0 where the draft was timed alone.
+    requests: R. tokens: verified in total, anchors included; 0: the draft, timed alone.
     context: tokens in the cache, summed over the requests. seconds: one per repetition.
-    drafted: whether the time includes drafting.
     """
 
     requests: int
     tokens: int
     context: float
     seconds: tuple[float, ...]
-    drafted: bool = False
 
     def __post_init__(self) -> None:
         if self.requests < 1 or self.context < 0 or (self.tokens < self.requests and self.tokens != 0):
             raise ValueError(f"a measured point needs requests >= 1, tokens >= requests, context >= 0; got {self}")
-        if self.tokens == 0 and not self.drafted:
-            raise ValueError(f"a point without tokens is a draft timed alone, so drafted must be true; got {self}")
         if not self.seconds or not all(math.isfinite(s) and s > 0 for s in self.seconds):
             raise ValueError(f"a measured point needs positive times; got {self}")
-
-    @property
-    def key(self) -> tuple[int, int, float, bool]:
-        """The measured combination, without the times."""
-        return self.requests, self.tokens, self.context, self.drafted
 
     @property
     def median(self) -> float:
@@ -58,7 +49,6 @@ class Point:
             "requests": self.requests,
             "tokens": self.tokens,
             "context": self.context,
-            "drafted": self.drafted,
             "seconds": list(self.seconds),
         }
 
@@ -71,20 +61,18 @@ class Point:
                 tokens=int(data["tokens"]),
                 context=float(data["context"]),
                 seconds=tuple(float(s) for s in data["seconds"]),
-                drafted=bool(data["drafted"]),
             )
         except (KeyError, TypeError) as error:
-            raise ValueError(
-                f"a measured point has requests, tokens, context, seconds, drafted; got {data!r}"
-            ) from error
+            raise ValueError(f"a measured point has requests, tokens, context, seconds; got {data!r}") from error
 
 
 def merge(points: Iterable[Point]) -> list[Point]:
     """Points in order of what was measured; repetitions of the same combination together in one point."""
-    found: dict[tuple[int, int, float, bool], tuple[float, ...]] = {}
+    found: dict[tuple[int, int, float], tuple[float, ...]] = {}
     for point in points:
-        found[point.key] = found.get(point.key, ()) + point.seconds
-    return [Point(r, b, c, seconds, drafted) for (r, b, c, drafted), seconds in sorted(found.items())]
+        key = point.requests, point.tokens, point.context
+        found[key] = found.get(key, ()) + point.seconds
+    return [Point(*key, seconds) for key, seconds in sorted(found.items())]
 
 
 SAME_CONTEXT = 1.25
@@ -106,25 +94,11 @@ def level_contexts(points: Iterable[Point]) -> list[Point]:
 
 
 def split(points: Sequence[Point]) -> tuple[dict[tuple[int, int, float], float], dict[int, float]]:
-    """Undisturbed seconds of verifying alone by (requests, tokens, context), and of drafting alone by requests.
-
-    Drafting comes from the points that timed it alone, of several contexts the longest; else from the difference
-    between pairs of points that are alike but for drafting. A step that was measured only with drafting counts without
-    it where drafting is known.
-    """
+    """Undisturbed seconds of verifying by (requests, tokens, context), and of drafting by requests, of several contexts
+    the longest."""
     merged = level_contexts(points)
-    verify = {(p.requests, p.tokens, p.context): p.undisturbed for p in merged if not p.drafted}
-    drafted = {(p.requests, p.tokens, p.context): p.undisturbed for p in merged if p.drafted and p.tokens}
-    alone: dict[int, float] = {}
+    draft: dict[int, float] = {}
     for p in merged:
-        if p.tokens == 0:
-            alone[p.requests] = max(p.undisturbed, alone.get(p.requests, 0.0))
-    differences: dict[int, list[float]] = {}
-    if not alone:
-        for key in drafted.keys() & verify.keys():
-            differences.setdefault(key[0], []).append(max(0.0, drafted[key] - verify[key]))
-    draft = dict(sorted((alone or {r: statistics.median(found) for r, found in differences.items()}).items()))
-    for key, seconds in drafted.items():
-        if key not in verify and seconds > draft.get(key[0], math.inf):
-            verify[key] = seconds - draft[key[0]]
-    return verify, draft
+        if not p.tokens:
+            draft[p.requests] = max(p.undisturbed, draft.get(p.requests, 0.0))
+    return {(p.requests, p.tokens, p.context): p.undisturbed for p in merged if p.tokens}, draft

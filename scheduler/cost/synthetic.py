@@ -45,4 +45,4 @@ class SyntheticCost:
             for c in (0, 4096)
         ]
         draft = [(r, 1e-3 * (self.draft + self.draft_request * r)) for r in sizes]
-        return StepCost([*points, *(Point(r, 0, 0, (seconds,), True) for r, seconds in draft if seconds > 0)])
+        return StepCost([*points, *(Point(r, 0, 0, (seconds,)) for r, seconds in draft if seconds > 0)])

@@ -71,7 +71,7 @@ def _points(log: dict[str, list[Any]], shape: Shape, context: float) -> list[Poi
     for drafting, times in drafts.items():
         if drafting and len(times) >= DRAFT_STEPS:
             tokens = context * drafting / shape.requests
-            points.append(Point(drafting, 0, tokens, (statistics.median(times),), drafted=True))
+            points.append(Point(drafting, 0, tokens, (statistics.median(times),)))
     return points
 
 
@@ -161,7 +161,7 @@ async def tune(
     saved = result.write(resolved, points, effort, how, calibration=calibration.to_json())
     partial.discard()
     await worker_rpc.command(manager, worker_rpc.RELOAD)
-    return Tuned(saved, calibration, parts[1])
+    return Tuned(saved, calibration, len(parts[1]))
 
 
 def _shares(seconds: float | None) -> tuple[float | None, float | None]:

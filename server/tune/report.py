@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from outrider.profiles.plots import plot_graphs, plot_reliability, plot_steps_per_second
+from outrider.profiles.plots import plot_graphs, plot_steps_per_second
 from outrider.profiles.store import Profile
 from outrider.scheduler.calibration.classes import CLASSES
-from outrider.scheduler.calibration.records import Records
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.draft_graphs.calibration import Counts, steps_ahead
 from outrider.scheduler.draft_graphs.graph import ROOT, DraftGraph
@@ -22,11 +21,11 @@ from .. import pictures
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """A measured profile with what the calibration was judged on."""
+    """A measured profile. held_out: drafts that its calibration was judged on."""
 
     profile: Profile
     calibration: CalibrationTable
-    held_out: Records
+    held_out: int
 
     @property
     def summary(self) -> str:
@@ -40,12 +39,12 @@ class Tuned:
         )
         return (
             f"{times} step times, calibration error {before:.1%} before, {after:.1%} after, "
-            f"of which {by_chance:.1%} comes of counting {len(self.held_out)} drafts"
+            f"of which {by_chance:.1%} comes of counting {self.held_out} drafts"
         )
 
     def table(self) -> str:
         """Step times by shape, and the calibration by position."""
-        times = {(p.requests, p.tokens, p.context): p for p in self.profile.points if not p.drafted}
+        times = {(p.requests, p.tokens, p.context): p for p in self.profile.points if p.tokens}
         lines = [f"{'requests':>8} {'tokens':>7} {'context':>8} {'step ms':>8} {'spread':>7} {'draft ms':>9}"]
         cost = self.profile.cost()
         for (requests, tokens, context), point in times.items():
@@ -64,10 +63,8 @@ class Tuned:
         return "\n".join(lines)
 
     def draw(self, folder: Path) -> None:
-        """Save steps-per-second.png and reliability.png; needs matplotlib."""
+        """Save steps-per-second.png; needs matplotlib."""
         _draw_steps(self.profile, folder)
-        with pictures.figure(folder / "reliability.png") as figure:
-            plot_reliability(self.held_out, self.calibration, figure)
 
 
 @dataclass(frozen=True, slots=True)

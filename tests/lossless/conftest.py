@@ -232,7 +232,7 @@ def jagged_profile(folder: Path, **settings: Any) -> Path:
         for tokens in range(1, 9)
     ]
     points += [
-        Point(requests, 0, requests * 128.0, (0.05 if requests == 2 else 0.001 + 0.00002 * requests,), drafted=True)
+        Point(requests, 0, requests * 128.0, (0.05 if requests == 2 else 0.001 + 0.00002 * requests,))
         for requests in (1, 2, 4, 8, 32, 64, 256)
     ]
     profile = Profile(

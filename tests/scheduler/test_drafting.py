@@ -75,7 +75,7 @@ def test_a_request_that_joins_brings_the_probe_forward():
 def dear_drafts(requests: int, each: float, token: float = 0.02) -> StepCost:
     """A draft takes `each` seconds a request, a token that is verified `token`, and a step without either a second."""
     verify = [Point(requests, requests + k, 0, (1.0 + token * k,)) for k in range(requests * GAMMA + 1)]
-    return StepCost([*verify, *(Point(n, 0, 0, (each * n,), drafted=True) for n in range(1, requests + 1))])
+    return StepCost([*verify, *(Point(n, 0, 0, (each * n,)) for n in range(1, requests + 1))])
 
 
 def seen(planner: Asynchronous, confidence: np.ndarray, steps: int = 20) -> None:

@@ -195,7 +195,7 @@ def asks_of(planner: Planner) -> Asks:
 
 def drafting_is_dear(smoothing: int, each: float = 0.5) -> Asynchronous:
     """The model's draft pays for whoever drew A two steps ago."""
-    drafts = [Point(n, 0, 0, (n * each,), drafted=True) for n in (1, 2)]
+    drafts = [Point(n, 0, 0, (n * each,)) for n in (1, 2)]
     verify = [Point(2, 2 + k, 0, (1.0 + 0.1 * k,)) for k in range(5)]
     return Asynchronous(StepCost([*verify, *drafts]), 2, smoothing=smoothing, held=1)
 
@@ -241,7 +241,7 @@ def shares_by_depth(depths: Callable[[torch.Tensor, torch.Tensor], tuple[int, to
 
 def test_how_much_is_drafted_is_decided_without_a_look_at_what_is_drawn():
     """One token or two, as what the steps before drew suggests; their blocks have other q."""
-    drafts = [Point(1, 0, 0, (0.05,), drafted=True), Point(2, 0, 0, (0.1,), drafted=True)]
+    drafts = [Point(1, 0, 0, (0.05,)), Point(2, 0, 0, (0.1,))]
     verify = [Point(2, 2 + k, 0, (1.0 + 0.1 * k,)) for k in range(5)]
     planner = Asynchronous(StepCost([*verify, *drafts]), 2, smoothing=1, held=1)
     planner.block = 2

@@ -22,7 +22,7 @@ def curve_cost(requests: int, seconds: list[float], draft: float = 0.0) -> StepC
     """T(requests, requests + K) = seconds[K], whatever the context; drafting takes `draft`."""
     points = [Point(requests, requests + k, 0, (s,)) for k, s in enumerate(seconds)]
     if draft:
-        points.append(Point(requests, 0, 0, (draft,), drafted=True))
+        points.append(Point(requests, 0, 0, (draft,)))
     return StepCost(points)
 
 

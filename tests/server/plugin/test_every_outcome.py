@@ -109,14 +109,14 @@ def plain(kind: Kind) -> Callable[[Text], list[float]]:
 
 def dear(deciding: float = 0.0) -> StepCost:
     """Drafts pay for whoever had a likely one two steps ago."""
-    drafts = [Point(n, 0, 0, (0.5 * n,), drafted=True) for n in (1, 2)]
+    drafts = [Point(n, 0, 0, (0.5 * n,)) for n in (1, 2)]
     cost = StepCost([*(Point(2, 2 + k, 0, (1.0 + 0.1 * k,)) for k in range(5)), *drafts])
     cost.observe_deciding(deciding)
     return cost
 
 
 def by_depth() -> StepCost:
-    drafts = [Point(1, 0, 0, (0.05,), drafted=True), Point(2, 0, 0, (0.1,), drafted=True)]
+    drafts = [Point(1, 0, 0, (0.05,)), Point(2, 0, 0, (0.1,))]
     return StepCost([*(Point(2, 2 + k, 0, (1.0 + 0.1 * k,)) for k in range(5)), *drafts])
 
 
