@@ -69,8 +69,8 @@ def build(
         learns=settings.learn,
         looks_across=settings.looks_across,
         adapters=loaded.names,
-        role=settings.disaggregation.role,
-        images=images.install(manager, engine.context_length) if not settings.disaggregation.role else None,
+        role=settings.parallel.role,
+        images=images.install(manager, engine.context_length) if not settings.parallel.role else None,
         drafter_of=learning.drafter_of if isinstance(learning, OwnerLearning) else None,
     )
     sampling = SamplingDefaults.of(manager)

@@ -222,7 +222,7 @@ def _set_environment(settings: Settings, run_dir: Path) -> None:
     interface = "lo" if settings.parallel.nnodes == 1 else settings.parallel.interface()
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    if settings.disaggregation.role and settings.host not in ("0.0.0.0", "::"):
+    if settings.parallel.role and settings.host not in ("0.0.0.0", "::"):
         os.environ.setdefault("SGLANG_HOST_IP", settings.host)  # where the other server reaches this one's transfer
     if not settings.parallel.leads:
         os.environ["SGLANG_BLOCK_NONZERO_RANK_CHILDREN"] = "0"  # SGLang would watch them itself, and never return

@@ -151,7 +151,7 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
             "model_impl": "transformers" if families.on_a_cpu(model) == families.TRANSFORMERS else "auto",
             "sleep_on_idle": True,  # its busy polling would take half the machine from the other processes
         }
-        if settings.disaggregation.role == "decode":
+        if settings.parallel.role == "decode":
             arguments["disaggregation_decode_retraction_backup"] = "cpu_tensor"  # SGLang's other pool is a GPU's
     else:
         given = parse_flags(settings.sglang_flags)

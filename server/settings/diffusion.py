@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..errors import UserError
 from ..model.target import Model
 from ..plugin.diffusion.target import DiffusionConfigError, recognise
-from .disaggregation import TOGETHER
+from .parallel import TOGETHER
 from .settings import Settings
 
 REQUESTS = 32
@@ -38,7 +38,7 @@ def with_diffusion(settings: Settings, model: Model) -> Settings:
         raise UserError(f"{model.name} is a block-diffusion model, which is served on a CPU alone; say --device cpu")
     if settings.parallel.tp_size > 1:
         raise UserError(f"{model.name} is a block-diffusion model, which --tp-size does not spread; leave it out")
-    if settings.disaggregation.role:
+    if settings.parallel.role:
         raise UserError(f"{model.name} is a block-diffusion model, which stays in one server; {TOGETHER}")
     if settings.unmasking_tokens > target.block_size:
         raise UserError(

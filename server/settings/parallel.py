@@ -1,12 +1,16 @@
-"""Over how many ranks, on which machines, a model is spread: SGLang's own flags, known before SGLang is loaded.
+"""Over how many ranks, machines and servers a model is spread: SGLang's own flags, known before SGLang is loaded.
 
 SGLang calls a machine a node. Each node is started with the same flags but for its `--node-rank`; the first takes the
 requests, and its first rank decides what all of them compute (`plugin/decode/ranks.py`).
+
+PD disaggregation is SGLang's name of prefill and decode in servers of their own: one reads prompts and sends their keys
+and values to the other, which writes the answers; a router in front sends each request to both.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,26 +20,38 @@ import psutil
 
 from ..errors import UserError
 
+TOGETHER = "leave --disaggregation-mode out"
+BACKENDS = ("mooncake_tcp", "mooncake")
+"""SGLang's names of its transfers over TCP and by RDMA."""
+PACKAGE = "mooncake"
+INSTALL = "pip install mooncake-transfer-engine-non-cuda==0.3.13.post1 (and Debian's libibverbs1)"
+
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
     """tp_size: tensor-parallel ranks of an engine, on all nodes together. node_rank: this node's number.
 
-    dist_init_addr: HOST:PORT at which the nodes find each other, an address of node 0.
-    others: the flags that say something else.
+    dist_init_addr: HOST:PORT at which the nodes find each other, an address of node 0. role: "prefill", "decode", or ""
+    where one server does both. backend: SGLang's name of the transfer between them. others: the flags that say
+    something else.
     """
 
     tp_size: int = 1
     nnodes: int = 1
     node_rank: int = 0
     dist_init_addr: str | None = None
+    role: str = ""
+    backend: str = ""
     others: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, flags: Sequence[str]) -> Parallel:
         """Read them among SGLang's flags; raises UserError for what cannot be."""
         known, others = _PARSER.parse_known_args(list(flags))
-        found = cls(**vars(known), others=tuple(others))
+        given = vars(known)
+        del given["disaggregation_bootstrap_port"]
+        given["role"] = given["role"].replace("null", "")
+        found = cls(**given, others=tuple(others))
         found._check()
         return found
 
@@ -58,6 +74,21 @@ class Parallel:
             )
         if self.dist_init_addr is not None:
             self.address  # noqa: B018  raises
+        if self.role and self.backend not in BACKENDS:
+            raise UserError(
+                f"--disaggregation-mode {self.role} goes with --disaggregation-transfer-backend "
+                f"{' or '.join(BACKENDS)}, not {self.backend}: of others it is not checked whether two servers fit "
+                "together"
+            )
+
+    def check_one_server(self, needs_one_server: Mapping[str, bool]) -> None:
+        """Raise UserError where this cannot be one of two servers. needs_one_server: flags, and if they are given."""
+        if not self.role:
+            return
+        if found := next((flag for flag, given in needs_one_server.items() if given), None):
+            raise UserError(f"{found} needs prefill and decode in one server; leave out that, or --disaggregation-mode")
+        if importlib.util.find_spec(PACKAGE) is None:
+            raise UserError(f"--disaggregation-mode {self.role} needs a package that is not installed: {INSTALL}")
 
     @property
     def ranks_here(self) -> int:
@@ -101,19 +132,20 @@ def interface_of(address: str, interfaces: Mapping[str, Sequence[Any]]) -> str |
     return next((name for name, found in interfaces.items() if any(a.address == address for a in found)), None)
 
 
-class FlagParser(argparse.ArgumentParser):
-    """A parser of some of SGLang's flags."""
-
+class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(f"among the flags for SGLang: {message}")
 
 
-def _parser() -> FlagParser:
-    parser = FlagParser(prog="SGLang", add_help=False, allow_abbrev=False)
+def _parser() -> _Parser:
+    parser = _Parser(prog="SGLang", add_help=False, allow_abbrev=False)
     parser.add_argument("--tp-size", "--tensor-parallel-size", dest="tp_size", type=int, default=1)
     parser.add_argument("--nnodes", type=int, default=1)
     parser.add_argument("--node-rank", type=int, default=0)
     parser.add_argument("--dist-init-addr", "--nccl-init-addr", dest="dist_init_addr")
+    parser.add_argument("--disaggregation-mode", dest="role", choices=("null", "prefill", "decode"), default="null")
+    parser.add_argument("--disaggregation-transfer-backend", dest="backend", default="mooncake")
+    parser.add_argument("--disaggregation-bootstrap-port", type=int)
     return parser
 
 

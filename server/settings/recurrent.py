@@ -7,8 +7,8 @@ from dataclasses import replace
 from ..errors import UserError
 from ..model import families
 from ..model.target import Model
-from .disaggregation import TOGETHER
 from .memory import REQUESTS
+from .parallel import TOGETHER
 from .settings import Settings
 
 
@@ -19,6 +19,6 @@ def with_recurrent(settings: Settings, model: Model) -> Settings:
         return settings
     if settings.parallel.tp_size > 1:
         raise UserError(f"{model.name} keeps a state of each request, which --tp-size does not spread; leave it out")
-    if settings.disaggregation.role:
+    if settings.parallel.role:
         raise UserError(f"{model.name} keeps a state of each request, which stays in one server; {TOGETHER}")
     return replace(settings, max_running_requests=settings.max_running_requests or REQUESTS)

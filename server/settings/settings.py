@@ -13,7 +13,6 @@ from ..plugin.config import PluginConfig
 from ..plugin.diffusion.target import DiffusionTarget
 from . import traces
 from .declared import CHECKPOINT_DRAFTERS, DENOISING_DRAFTERS, PROFILED_PLANNERS, Declared
-from .disaggregation import Disaggregation
 from .parallel import Parallel
 from .setting import check, require_between
 
@@ -37,7 +36,7 @@ class Settings(Declared):
         self._check_speculation()
         self._check_http()
         self._check_machine()
-        self.disaggregation.check(
+        self.parallel.check_one_server(
             {
                 "--learn": self.learn,
                 "--lora-paths or --enable-lora": self.has_adapters,
@@ -128,13 +127,8 @@ class Settings(Declared):
 
     @property
     def parallel(self) -> Parallel:
-        """Spread of an engine over ranks and machines; raises UserError for flags that cannot be."""
-        return Parallel.of(self.disaggregation.others)
-
-    @property
-    def disaggregation(self) -> Disaggregation:
-        """The part this server has of prefill and decode; raises UserError for flags that cannot be."""
-        return Disaggregation.of(self.sglang_flags)
+        """Spread of an engine over ranks, machines and servers; raises UserError for flags that cannot be."""
+        return Parallel.of(self.sglang_flags)
 
     @property
     def _parts(self) -> tuple[Topology, ...]:
@@ -218,5 +212,5 @@ class Settings(Declared):
             lookup_tokens=self.lookup_tokens if self.looks_across else 0,
             lookup_store=str(self.lookup_store or ""),
             lookup_tokenizer=self.lookup_tokenizer,
-            role=self.disaggregation.role,
+            role=self.parallel.role,
         )

@@ -138,7 +138,7 @@ async def tune(
     run: runs the pieces, of a second or a few each. Raises RuntimeError when nothing could be measured.
     """
     settings, manager = resolved.settings, engine.tokenizer_manager
-    if settings.disaggregation.role:
+    if settings.parallel.role:
         raise RuntimeError("a server that does both, prefill and decode, measures their profile")
     if settings.diffusion is not None:
         return await diffusion.tune(engine, resolved, effort, questions, how, progress, refined, run)

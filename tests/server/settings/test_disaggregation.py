@@ -11,7 +11,7 @@ from outrider.server.errors import UserError
 from outrider.server.model import families
 from outrider.server.model.target import Model
 from outrider.server.settings import diffusion, recurrent
-from outrider.server.settings.disaggregation import Disaggregation
+from outrider.server.settings.parallel import Parallel
 from outrider.server.settings.settings import Settings
 
 TCP = ("--disaggregation-transfer-backend", "mooncake_tcp")
@@ -26,9 +26,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_flags_are_read_and_steps_cost_the_same() -> None:
-    found = Disaggregation.of((*DECODE, "--disaggregation-bootstrap-port", "9001", "--page-size", "16"))
+    found = Parallel.of((*DECODE, "--disaggregation-bootstrap-port", "9001", "--page-size", "16"))
     assert (found.role, found.backend, found.others) == ("decode", "mooncake_tcp", ("--page-size", "16"))
-    assert Disaggregation.of(("--disaggregation-mode", "null")).role == ""
+    assert Parallel.of(("--disaggregation-mode", "null")).role == ""
     settings = Settings(device="cpu", sglang_flags=DECODE)
     assert settings.plugin_config.role == "decode"
     assert settings.parallel.step_flags == ()
