@@ -173,7 +173,7 @@ class Lifecycle:
             self.engine.abort_requests()
             self.engine.fail_requests("the server is stopping")
             await asyncio.sleep(0.2)
-        self._stop_http()
+        self.stop_http()
 
     async def _watch(self) -> None:
         names = await self.engine.wait_for_death()
@@ -181,9 +181,10 @@ class Lifecycle:
 
     async def _linger(self) -> None:
         await asyncio.sleep(LINGER_SECONDS)
-        self._stop_http()
+        self.stop_http()
 
-    def _stop_http(self) -> None:
+    def stop_http(self) -> None:
+        """Have the server end once what it answers has ended."""
         if self.server is not None:
             self.server.should_exit = True
 

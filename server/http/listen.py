@@ -32,7 +32,10 @@ from .progress import Progress
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from .metrics import ConnectionMetrics
+    from ..processes.engine_processes import EngineProcesses
+    from .app import Lifespan
+    from .keys.access import Access
+    from .request_middleware import RequestMiddleware
 
 SAVE_SECONDS = 5.0
 """Time that the engine has to write the texts of `--lookup-store` before it ends."""
@@ -58,12 +61,6 @@ def bind(host: str, port: int, flag: str = "--port", host_flag: str = "--host") 
     return listener
 
 
-def end_stalled(listener: socket.socket, seconds: float) -> None:
-    """Have the system end a connection whose client takes nothing of what is sent to it for so long."""
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections have it from the socket that listens
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * seconds))
-
-
 @dataclass(frozen=True, slots=True)
 class Listeners:
     """The server's sockets.
@@ -85,21 +82,11 @@ class Listeners:
             usage_file.read(settings.usage_file)
         tls, most = Tls.of(settings), connection_limit(settings.max_connections)
         requests, metrics = bind(settings.host, settings.port), None
-        end_stalled(requests, settings.max_stall_seconds)
+        # The system ends a connection whose client takes nothing of what is sent to it for so long.
+        requests.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * settings.max_stall_seconds))
         if settings.metrics_port is not None:
             metrics = bind(settings.metrics_host, settings.metrics_port, "--metrics-port", "--metrics-host")
         return cls(requests, metrics, tls, most)
-
-    def servers(
-        self,
-        requests: uvicorn.Config,
-        metrics: uvicorn.Config,
-        counts: ConnectionMetrics,
-        context: ssl.SSLContext | None,
-    ) -> tuple[Server, Server]:
-        """Servers of the port for requests, and of that for metrics."""
-        connections = OpenConnections(self.max_connections, counts)
-        return Server(requests, connections, context), Server(metrics, OpenConnections(METRICS_CONNECTIONS))
 
     def hosts(self, settings: Settings) -> tuple[AllowedHosts, AllowedHosts]:
         """The hosts that are answered on the port for requests, and on that for metrics, which asks for no key."""
@@ -108,6 +95,64 @@ class Listeners:
         if self.metrics is None:
             return requests, requests
         return requests, AllowedHosts.of(settings, self.metrics, host=settings.metrics_host, key_required=False)
+
+
+def run(
+    resolved: Resolved,
+    processes: EngineProcesses,
+    listeners: Listeners,
+    access: Access,
+    lifecycle: Lifecycle,
+    build: Callable[[AllowedHosts, Lifespan], RequestMiddleware],
+    answering: Lifespan,
+) -> int:
+    """Listen until the lifecycle ends; the return value is the exit code.
+
+    build: makes the app of the port for requests. answering: entered before the first request is taken, left after the
+    last; it has brought the lifecycle up.
+    """
+    from .app import build_for_metrics
+    from .metrics import ConnectionMetrics
+
+    settings, tls = resolved.settings, listeners.tls
+    context = tls.context() if tls is not None else None
+    hosts, metrics_hosts = listeners.hosts(settings)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with answering(app):
+            if lifecycle.accepting:  # nobody has told it to stop meanwhile
+                lifecycle.run(access.watch())
+                if tls is not None and context is not None:
+                    lifecycle.run(tls.watch(context))
+                if listeners.metrics is not None:
+                    lifecycle.run(metrics.serve([listeners.metrics]))
+            yield
+        lifecycle.end()
+        metrics.should_exit = True
+
+    plain: dict[str, Any] = {
+        "http": protocol(settings.max_receive_seconds),
+        "log_config": None,  # the log is that of all other parts
+        "server_header": False,
+    }
+    config = uvicorn.Config(
+        build(hosts, lifespan),
+        log_level=settings.log_level,
+        access_log=settings.log_level in ("debug", "info"),
+        loop="uvloop",
+        timeout_graceful_shutdown=5,
+        timeout_keep_alive=30,
+        **plain,
+    )
+    server = Server(config, OpenConnections(listeners.max_connections, ConnectionMetrics()), context)
+    app = build_for_metrics(processes, lifecycle, metrics_hosts)
+    metrics = Server(
+        uvicorn.Config(app, log_level="error", access_log=False, **plain), OpenConnections(METRICS_CONNECTIONS)
+    )
+    lifecycle.server = server
+    server.run(sockets=[listeners.requests])
+    return lifecycle.exit_code
 
 
 def serve(
@@ -130,7 +175,6 @@ def serve(
         from .keys.token_limits import ServerClock, day_of
         from .keys.usage_file import UsageFile
         from .learning import Learning
-        from .metrics import ConnectionMetrics
         from .owner_learning import AdapterLearning, KeyLearning
 
     settings = resolved.settings
@@ -156,72 +200,41 @@ def serve(
             await learning.run()
 
     @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def answering(app: FastAPI) -> AsyncIterator[None]:
         nonlocal failure
         try:
             await _begin(engine, lifecycle, answer_tokens=2 * settings.gamma)
             await _until_stopping(lifecycle, before_first())
             offload.freeze_loaded_objects()
             lifecycle.up()
-            if lifecycle.accepting:  # and nobody has told it to stop meanwhile
+            if lifecycle.accepting:
                 lifecycle.run(in_idle_time())
-                lifecycle.run(access.watch())
                 lifecycle.run(app.state.compiler.begin())
                 lifecycle.run(progress.watch())
                 if usage is not None:
                     lifecycle.run(usage.keep(access))
                 lifecycle.run(event_loop.EventLoopWatchdog().watch())
-                if listeners.tls is not None and context is not None:
-                    lifecycle.run(listeners.tls.watch(context))
-                if listeners.metrics is not None:
-                    lifecycle.run(metrics.serve([listeners.metrics]))
         except Exception as error:
             failure = engine.report.read() or str(error) or repr(error)
-            server.should_exit = True
+            lifecycle.stop_http()
         yield
         if settings.lookup_store is not None and lifecycle.healthy:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SAVE_SECONDS):
                     await worker_rpc.command(engine.tokenizer_manager, worker_rpc.SAVE_TEXTS)
-        lifecycle.end()
-        metrics.should_exit = True
 
-    hosts, metrics_hosts = listeners.hosts(settings)
-    context = listeners.tls.context() if listeners.tls is not None else None
-    connection = protocol(settings.max_receive_seconds)
-    server, metrics = listeners.servers(
-        uvicorn.Config(
-            app.build(resolved, engine, lifecycle, access, hosts, lifespan, learning, loaded),
-            http=connection,
-            log_config=None,  # the log is that of all other parts
-            log_level=settings.log_level,
-            access_log=settings.log_level in ("debug", "info"),
-            loop="uvloop",
-            server_header=False,
-            timeout_graceful_shutdown=5,
-            timeout_keep_alive=30,
-        ),
-        uvicorn.Config(
-            app.build_for_metrics(engine, lifecycle, metrics_hosts),
-            http=connection,
-            log_config=None,
-            log_level="error",
-            access_log=False,
-            server_header=False,
-        ),
-        ConnectionMetrics(),
-        context,
-    )
-    lifecycle.server = server
+    def build(hosts: AllowedHosts, lifespan: Lifespan) -> RequestMiddleware:
+        return app.build(resolved, engine, lifecycle, access, hosts, lifespan, learning, loaded)
+
     offload.shorten_switch_interval()
     try:
-        server.run(sockets=[listeners.requests])
+        exit_code = run(resolved, engine, listeners, access, lifecycle, build, answering)
     finally:
         if usage is not None:
             usage.close(access)
     if failure is not None:
         raise UserError(f"the engine was loaded but cannot answer: {failure}")
-    return lifecycle.exit_code
+    return exit_code
 
 
 async def _until_stopping(lifecycle: Lifecycle, work: Awaitable[None]) -> None:

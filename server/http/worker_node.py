@@ -10,22 +10,19 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator
-from typing import Any
 
-import uvicorn
 from fastapi import FastAPI
 
 from ..processes.engine_processes import EngineProcesses
 from ..settings.resolve import Resolved
 from . import app as whole
-from .connections.connection import protocol
+from . import listen
 from .connections.hosts import AllowedHosts
 from .errors import ApiError
 from .keys.access import Access
 from .keys.auth import AuthMiddleware
 from .lifecycle import Lifecycle, State
 from .listen import Listeners
-from .metrics import ConnectionMetrics
 from .request_middleware import RequestMiddleware
 from .routes import health
 
@@ -41,7 +38,7 @@ class WorkerNodeLifecycle(Lifecycle):
         begun = time.monotonic()
         while not self.engine.dead_processes() and time.monotonic() - begun < self.drain_seconds:
             await asyncio.sleep(0.05)
-        self._stop_http()
+        self.stop_http()
 
     async def _watch(self) -> None:
         names = await self.engine.wait_for_death()
@@ -50,7 +47,7 @@ class WorkerNodeLifecycle(Lifecycle):
         elif self.state is State.UP:
             logger.warning("node 0 has ended; stopping")
             self.state = State.DRAINING
-            self._stop_http()
+            self.stop_http()
 
 
 def serve(resolved: Resolved, processes: EngineProcesses, listeners: Listeners) -> int:
@@ -60,51 +57,23 @@ def serve(resolved: Resolved, processes: EngineProcesses, listeners: Listeners) 
     life = WorkerNodeLifecycle(processes, settings.drain_seconds)
 
     @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def answering(app: FastAPI) -> AsyncIterator[None]:
         life.begin()
         life.up()
-        life.run(access.watch())
-        if listeners.tls is not None and context is not None:
-            life.run(listeners.tls.watch(context))
-        if listeners.metrics is not None:
-            life.run(metrics.serve([listeners.metrics]))
         yield
-        life.end()
-        metrics.should_exit = True
 
-    plain: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "log_level": "error"}
-    plain["http"] = protocol(settings.max_receive_seconds)
-    hosts, metrics_hosts = listeners.hosts(settings)
-    context = listeners.tls.context() if listeners.tls is not None else None
-    server, metrics = listeners.servers(
-        uvicorn.Config(_build(resolved, processes, life, access, hosts, lifespan), **plain),
-        uvicorn.Config(whole.build_for_metrics(processes, life, metrics_hosts), **plain),
-        ConnectionMetrics(),
-        context,
-    )
-    life.server = server
-    server.run(sockets=[listeners.requests])
-    return life.exit_code
+    def build(hosts: AllowedHosts, lifespan: whole.Lifespan) -> RequestMiddleware:
+        app = whole.bare(lifespan)
+        health.install(app, processes, life)
+        if settings.metrics_port is None:
+            health.install_metrics(app)
 
+        @app.api_route("/{path:path}", methods=METHODS)
+        async def elsewhere(path: str) -> None:
+            parallel = settings.parallel
+            raise ApiError(f"this is node {parallel.node_rank} of {parallel.nnodes}: node 0 takes requests", status=404)
 
-def _build(
-    resolved: Resolved,
-    processes: EngineProcesses,
-    life: WorkerNodeLifecycle,
-    access: Access,
-    hosts: AllowedHosts,
-    lifespan: whole.Lifespan,
-) -> RequestMiddleware:
-    settings = resolved.settings
-    app = whole.bare(lifespan)
-    health.install(app, processes, life)
-    if settings.metrics_port is None:
-        health.install_metrics(app)
+        app.add_middleware(AuthMiddleware, access=access, lifecycle=life)
+        return whole.guarded(app, settings, settings.served_model_name or resolved.model.name, hosts)
 
-    @app.api_route("/{path:path}", methods=METHODS)
-    async def elsewhere(path: str) -> None:
-        parallel = settings.parallel
-        raise ApiError(f"this is node {parallel.node_rank} of {parallel.nnodes}: node 0 takes requests", status=404)
-
-    app.add_middleware(AuthMiddleware, access=access, lifecycle=life)
-    return whole.guarded(app, settings, settings.served_model_name or resolved.model.name, hosts)
+    return listen.run(resolved, processes, listeners, access, life, build, answering)

@@ -79,6 +79,7 @@ UNAVAILABLE = {
     "enable_ssl_refresh": "renewed certificates are taken up anyway",
     "enable_custom_logit_processor": "no code from requests",
     "config": "flags on the command line",
+    "incremental_streaming_output": "an answer's text is read whole, so that it can be cut where its tokens end",
     "dllm_fdfo": "every round takes all requests",
     "enable_hierarchical_cache": KV_ONLY,
     "hicache_storage_backend": KV_ONLY,

@@ -134,7 +134,6 @@ class _Handler:
             (manager.config_value("speculative_num_draft_tokens") or 1) - 1,
             trace=request.speculation is not None and request.speculation.trace,
             keep_special=not request.skip_special_tokens,
-            incremental=manager.config_value("incremental_streaming_output"),
         )
 
     def _annotated_stream(

@@ -21,16 +21,11 @@ class SpeculationCollector:
     """Collector of a request's speculation data, filled while SGLang's handler makes a stream of the answer.
 
     trace: also who made each token; otherwise only the totals at the end. width: of the longest draft.
-    keep_special: special tokens are in the text. incremental: SGLang yields only what is new
-    (`--incremental-streaming-output`).
+    keep_special: special tokens are in the text.
     """
 
-    def __init__(
-        self, tokenizer: Any, width: int, *, trace: bool, keep_special: bool = False, incremental: bool = False
-    ):
+    def __init__(self, tokenizer: Any, width: int, *, trace: bool, keep_special: bool = False):
         self.tokenizer, self.width, self.trace, self.keep_special = tokenizer, width, trace, keep_special
-        self.incremental = incremental
-        self._until_now: dict[int, tuple[str, list[int], list[Any]]] = {}
         self._latest: dict[int, dict[str, Any]] = {}
         self._traces: dict[int, TokenTrace] = {}
         self._pending: dict[int, list[dict[str, Any]]] = defaultdict(list)
@@ -42,15 +37,7 @@ class SpeculationCollector:
         if self.trace:
             if index not in self._traces:
                 self._traces[index] = TokenTrace(self.tokenizer, keep_special=self.keep_special)
-            whole = self._whole(index, content) if self.incremental else content
-            self._pending[index] += self._traces[index].follow(whole)
-
-    def _whole(self, index: int, content: dict[str, Any]) -> dict[str, Any]:
-        meta = content["meta_info"]
-        new = content["text"], content["output_ids"], meta.get(KEY, [])
-        text, ids, makers = (a + b for a, b in zip(self._until_now.get(index, ("", [], [])), new, strict=True))
-        self._until_now[index] = text, ids, makers
-        return {"text": text, "output_ids": ids, "meta_info": meta | {KEY: makers}}
+            self._pending[index] += self._traces[index].follow(content)
 
     async def annotate(self, stream: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
         """Yield the chunks of the stream, with trace entries and usage totals added where they belong."""

@@ -119,34 +119,27 @@ class _Choices(defaultdict[int, "_Choice"]):
             skip_special=self._parameters.get("skip_special_tokens", True),
             spaces_between=self._parameters.get("spaces_between_special_tokens", True),
         )
-        self[index] = _Choice(texts, incremental=self._manager.config_value("incremental_streaming_output"))
-        return self[index]
+        self[index] = found = _Choice(texts)
+        return found
 
 
 class _Choice:
-    """Reading position in one choice, and its text that is not sent yet.
+    """Reading position in one choice, and its text that is not sent yet."""
 
-    incremental: the engine gives only what is new (`--incremental-streaming-output`), and so does `advance`.
-    """
-
-    def __init__(self, texts: TokenTexts, *, incremental: bool):
-        self._texts, self._incremental = texts, incremental
+    def __init__(self, texts: TokenTexts):
+        self._texts = texts
         self._read_text = self._read_ids = 0
         self._sent = ""
         self._logprobs: dict[str, Any] | None = None
 
     def follow(self, content: dict[str, Any], *, finished: bool) -> list[str]:
         """The texts of the tokens that are complete now, see `TokenTexts.add`."""
-        text, ids = content["text"], content["output_ids"]
-        if not self._incremental:
-            text, ids = text[self._read_text :], ids[self._read_ids :]
-            self._read_text, self._read_ids = self._read_text + len(text), self._read_ids + len(ids)
+        text, ids = content["text"][self._read_text :], content["output_ids"][self._read_ids :]
+        self._read_text, self._read_ids = self._read_text + len(text), self._read_ids + len(ids)
         return self._texts.add(text, ids, finished=finished)
 
     def advance(self, text: str) -> str:
         """The text as SGLang takes it, after the next token's."""
-        if self._incremental:
-            return text
         self._sent += text
         return self._sent
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from outrider.server.http.answers.schemas import ChatAnswer, TextAnswer
-from outrider.server.http.answers.speculation import KEY, SpeculationCollector, TokenTrace, add_totals
+from outrider.server.http.answers.speculation import KEY, TokenTrace, add_totals
 from outrider.server.plugin.decode.trace import LOOKUP, MAKERS, TARGET
 
 REPEATING = "Say it again and again: the fox ran, the fox ran, the fox ran, the fox"
@@ -53,16 +53,6 @@ def test_pieces_of_a_stream_together_are_the_whole() -> None:
         content = tokenizer.content("déjà vu"[:length], ended=length == 7)
         found.append("".join(entry["token"] for entry in trace.follow(content)))
     assert found == list("déjà vu")
-
-
-def test_an_engine_that_tells_only_what_is_new_is_followed_as_well() -> None:
-    tokenizer = Bytes()
-    collector = SpeculationCollector(tokenizer, 7, trace=True, incremental=True)
-    for piece in ("dé", "jà", " vu"):
-        collector.add(tokenizer.content(piece, ended=piece == " vu"))
-    entries = collector._pending[0]
-    assert "".join(entry["token"] for entry in entries) == "déjà vu"
-    assert [entry["source"] for entry in entries].count("target") == 3
 
 
 def test_what_a_stop_string_cuts_off_belongs_to_no_token() -> None:

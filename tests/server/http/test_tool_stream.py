@@ -40,12 +40,12 @@ Assembled = tuple[str, str, list[tuple[str, str]], str | None]
 class Engine:
     """The engine as the handler sees it: what SGLang's detokenizer makes of given tokens, in given runs."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, incremental: bool = False):
-        self.tokenizer, self.incremental = tokenizer, incremental
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self.tokenizer = tokenizer
         self.choices: list[tuple[list[int], list[int]]] = []  # the tokens of each, and the lengths of its runs
 
     def config_value(self, name: str) -> Any:
-        return {"incremental_streaming_output": self.incremental}.get(name)
+        return None
 
     async def generate_request(self, *_: Any) -> AsyncIterator[dict[str, Any]]:
         detokenizer: Any = object.__new__(DetokenizerManager)
@@ -80,11 +80,7 @@ class Engine:
             logprobs = [(-float(token), token) for token in ids[:end]]
             meta = {"id": "answer", "finish_reason": finish, "prompt_tokens": 1, "completion_tokens": end}
             meta |= {"output_token_logprobs": logprobs, "output_token_logprobs_length": end}
-            whole = {"text": text, "output_ids": ids[:end]}
-            part = {"text": new, "output_ids": ids[begin:end]}
-            if self.incremental:
-                meta["output_token_logprobs"] = logprobs[begin:]
-            yield {"index": index, "meta_info": meta, **(part if self.incremental else whole)}
+            yield {"index": index, "meta_info": meta, "text": text, "output_ids": ids[:end]}
             begin = end
 
 
@@ -99,8 +95,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 def handler_of(engine: Engine, monkeypatch: pytest.MonkeyPatch, **parsers: str) -> ChatHandler:
     serving = {"stream_response_default_include_usage": False, "enable_cache_report": False}
-    serving |= {"return_input_ids": False, "return_output_ids": False}
-    serving["incremental_streaming_output"] = engine.incremental
+    serving |= {"return_input_ids": False, "return_output_ids": False, "incremental_streaming_output": False}
     monkeypatch.setattr(serving_chat, "get_serving", lambda: SimpleNamespace(**serving))
     handler: Any = object.__new__(ChatHandler)
     handler.tokenizer_manager, handler.tokens_by_id = engine, decoded_tokens(engine.tokenizer)
@@ -198,11 +193,10 @@ def whole(handler: ChatHandler, written: str) -> tuple[str, list[tuple[str, Any]
     return text.strip(), [(call.function.name or "", json.loads(call.function.arguments)) for call in calls or ()]
 
 
-@pytest.mark.parametrize("incremental", [False, True])
 def test_choices_reasoning_and_logprobs_are_the_same_too(
-    incremental: bool, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Engine(tokenizer, incremental=incremental)
+    engine = Engine(tokenizer)
     handler = handler_of(engine, monkeypatch, tools="qwen25", reasoning="qwen3")
     written = [
         "<think>Where is it, 1 < 2? 🙂</think>" + answer("qwen25", "Sure.", [WEATHER, HOTEL]),
