@@ -15,6 +15,7 @@ from ..model.target import Model
 from ..plugin.buckets import FIRST_TOKEN_SECONDS, REQUEST_SECONDS, TOKEN_SECONDS
 from ..settings import diffusion, gpu_attention, traces
 from ..settings.memory import MemoryPlan
+from ..settings.setting import declared, name_of
 from ..settings.settings import Settings
 from . import data_parallel, logs
 
@@ -22,33 +23,9 @@ if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
 
 ALGORITHM = "OUTRIDER"
-# Flags of SGLang that belong to a setting of ours.
-SET_BY_OUTRIDER = {
+SET_BY_OUTRIDER = {each.name: name_of(each.name) for each, _ in declared(Settings) if each.name != "quantization"} | {
     "model_path": "--model",
-    "host": "--host",
-    "port": "--port",
-    "api_key": "--api-key",
     "admin_api_key": "--api-keys",
-    "max_queued_requests": "--max-queued-requests",
-    "ssl_keyfile": "--ssl-keyfile",
-    "ssl_certfile": "--ssl-certfile",
-    "ssl_ca_certs": "--ssl-ca-certs",
-    "served_model_name": "--served-model-name",
-    "device": "--device",
-    "dtype": "--dtype",
-    "max_running_requests": "--max-running-requests",
-    "context_length": "--context-length",
-    "max_total_tokens": "--max-total-tokens",
-    "chunked_prefill_size": "--chunked-prefill-size",
-    "disable_radix_cache": "--disable-radix-cache",
-    "tool_call_parser": "--tool-call-parser",
-    "reasoning_parser": "--reasoning-parser",
-    "chat_template": "--chat-template",
-    "sampling_defaults": "--sampling-defaults",
-    "lora_paths": "--lora-paths",
-    "enable_lora": "--enable-lora",
-    "log_level": "--log-level",
-    "log_requests": "--log-requests",
     "enable_trace": "--otlp-endpoint",
     "otlp_traces_endpoint": "--otlp-endpoint",
     "dp_size": "--engines",
@@ -58,6 +35,7 @@ SET_BY_OUTRIDER = {
     "dllm_algorithm": "--unmasking",
     "dllm_algorithm_config": "--unmasking",
 }
+"""Flags of SGLang that belong to a setting of ours, by their fields: those that are called the same, and others."""
 KV_ONLY = "what it brings back has keys and values alone, not the tokens and drafter states that go with them"
 # Flags of SGLang whose feature lives in its own HTTP server, which is not running here, or would not go with ours.
 UNAVAILABLE = {

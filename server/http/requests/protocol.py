@@ -26,10 +26,13 @@ class SpeculationOptions(BaseModel):
     trace: bool = False
 
 
-class ChatRequest(ChatCompletionRequest):
-    """_body_bytes: size of the body that it came in. _learn: the drafter may learn from its answer. _own: the
-    drafter of its owner. _corpus, _stored: `RequestOptions.corpus` and `stored`. _original: the
-    request of another API that it was made of."""
+class _Request(BaseModel):
+    """Our additions to both kinds of request.
+
+    _body_bytes: size of the body that it came in. _learn: the drafter may learn from its answer. _own: the drafter of
+    its owner. _corpus, _stored: `RequestOptions.corpus` and `stored`. _original: the request of another API that it was
+    made of.
+    """
 
     _body_bytes: int = PrivateAttr(default=0)
     _learn: bool = PrivateAttr(default=False)
@@ -42,18 +45,13 @@ class ChatRequest(ChatCompletionRequest):
     min_tokens_per_second: float | None = None
 
 
-class TextRequest(CompletionRequest):
-    """Private attributes as of `ChatRequest`. add_special_tokens: for /v1/tokenize."""
+class ChatRequest(_Request, ChatCompletionRequest):
+    """A chat."""
 
-    _body_bytes: int = PrivateAttr(default=0)
-    _learn: bool = PrivateAttr(default=False)
-    _own: OwnDrafter = PrivateAttr(default=OwnDrafter())
-    _original: Any = PrivateAttr(default=None)
-    _corpus: str | None = PrivateAttr(default=None)
-    _stored: bool = PrivateAttr(default=True)
 
-    speculation: SpeculationOptions | None = None
-    min_tokens_per_second: float | None = None
+class TextRequest(_Request, CompletionRequest):
+    """A completion. add_special_tokens: for /v1/tokenize."""
+
     add_special_tokens: bool = True
 
     @field_validator("max_tokens")
