@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import resource
 import shutil
 import subprocess
 import tempfile
@@ -27,12 +25,6 @@ SOCKET_PATH = 107
 """Bytes of a socket's path, at most: Linux, unix(7)."""
 SOCKET_NAME = 60
 """Bytes of it that a server's own folder and the names in it take."""
-OPEN_FILES = 4608
-"""Open files of a server with its default number of connections: those, and its own."""
-CLOCK_ROOT = Path("/sys/devices/system/clocksource/clocksource0")
-SLOW_CLOCKS = ("hpet", "acpi_pm", "jiffies", "refined-jiffies")
-CLOCK_UNSYNCHRONISED = 5
-"""Return value of adjtimex(2), TIME_ERROR."""
 
 
 def processors() -> Iterator[Finding]:
@@ -89,14 +81,6 @@ def _folder(subject: str, folder: Path, needs: int, remedy: str) -> Iterator[Fin
         yield ok(subject, f"{folder}, {gib(free)} free")
 
 
-def files() -> Iterator[Finding]:
-    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)  # up to the hard one a server raises its own
-    if limit != resource.RLIM_INFINITY and limit < OPEN_FILES:
-        yield warning("open files", f"at most {limit}, each connection takes one", f"`ulimit -Hn {OPEN_FILES}` or more")
-    else:
-        yield ok("open files", "any number" if limit == resource.RLIM_INFINITY else f"at most {limit}")
-
-
 def gpu(settings: Settings) -> Iterator[Finding]:
     count = hardware.gpu_count()
     if not count:
@@ -131,32 +115,11 @@ def _first_line(command: list[str]) -> str:
 
 
 def clock() -> Iterator[Finding]:
-    installed = Path(__file__).stat().st_mtime
-    source = _source()
     now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    if time.time() < installed:
+    if time.time() < Path(__file__).stat().st_mtime:
         yield problem("clock", f"{now}, before this program was installed", "set it: `timedatectl set-ntp true`")
-    elif source in SLOW_CLOCKS:
-        remedy = f"let the kernel use tsc or kvm-clock (see {CLOCK_ROOT}/available_clocksource)"
-        yield warning("clock", f"{now}; its source {source} is slow to read, which every step does", remedy)
-    elif _unsynchronised():
-        remedy = "let chrony or systemd-timesyncd run on the host: certificates, logs and metrics go by it"
-        yield warning("clock", f"{now}, not synchronised", remedy)
     else:
-        yield ok("clock", f"{now}{f', source {source}' if source else ''}")
-
-
-def _source() -> str:
-    try:
-        return (CLOCK_ROOT / "current_clocksource").read_text().strip()
-    except OSError:
-        return ""
-
-
-def _unsynchronised() -> bool:
-    """Ask the kernel if the clock is unsynchronised; False where it does not say."""
-    libc = ctypes.CDLL(None)
-    return getattr(libc, "adjtimex", lambda _: -1)(ctypes.create_string_buffer(512)) == CLOCK_UNSYNCHRONISED
+        yield ok("clock", now)
 
 
 def gib(size: float) -> str:

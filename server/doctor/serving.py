@@ -10,7 +10,7 @@ from outrider.profiles import store
 from ..errors import UserError
 from ..model import hub, target
 from ..model.target import Model
-from ..settings import checkpoints, drafter_search, memory, profile_lookup, quantized
+from ..settings import checkpoints, drafter_search, memory, model_kinds, profile_lookup
 from ..settings.activations import with_activations
 from ..settings.declared import CHECKPOINT_DRAFTERS
 from ..settings.settings import Settings
@@ -26,7 +26,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield from access(settings)
     try:
         model = target.find(settings.model)
-        quantized.check(settings, model)
+        model_kinds.check_quantized(settings, model)
         settings = with_activations(settings, model)
         weights = target.weight_bytes(model, None)
     except UserError as error:
@@ -128,25 +128,24 @@ def access(settings: Settings) -> Iterator[Finding]:
     from ..http.connections.tls import Tls
     from ..http.keys import key_file, usage_file
 
+    subject, remedy = "keys", "`outrider key NAME --api-keys FILE` makes keys and the file (docs/secure.md)"
     try:
         if settings.api_keys is not None:
             yield ok("keys", f"{len(key_file.read(settings.api_keys))} in {settings.api_keys}")
-    except UserError as error:
-        yield problem(
-            "keys", str(error), "`outrider key NAME --api-keys FILE` makes keys and the file (docs/secure.md)"
-        )
-        return
-    try:
+        remedy = "name another file with --usage-file"
         if settings.usage_file is not None:
             usage_file.read(settings.usage_file)
-    except UserError as error:
-        yield problem("keys", str(error), "name another file with --usage-file")
-        return
-    try:
+        subject, remedy = "certificate", "docs/secure.md has commands that make a pair, to try"
         tls = Tls.of(settings)
+        subject = "address"
+        remedy = "`ss -ltnp` shows who listens where, `ip address` which addresses this machine has"
+        opened = listen.Listeners.open(settings)
     except UserError as error:
-        yield problem("certificate", str(error), "docs/secure.md has commands that make a pair, to try")
+        yield problem(subject, str(error), remedy)
         return
+    opened.requests.close()
+    if opened.metrics is not None:
+        opened.metrics.close()
     if tls is not None:
         if (refusal := tls.refusal()) is not None:
             message = f"clients will not take {tls.certificate}: {refusal}"
@@ -154,15 +153,6 @@ def access(settings: Settings) -> Iterator[Finding]:
         else:
             yield ok("certificate", tls.certificate)
     where = f"{settings.host}:{settings.port}"
-    try:
-        opened = listen.Listeners.open(settings)
-    except UserError as error:
-        remedy = "`ss -ltnp` shows who listens where, `ip address` which addresses this machine has"
-        yield problem("address", str(error), remedy)
-        return
-    opened.requests.close()
-    if opened.metrics is not None:
-        opened.metrics.close()
     if not (settings.api_key or settings.api_keys) and settings.host not in ("127.0.0.1", "::1", "localhost"):
         remedy = "ask for a key: OUTRIDER_API_KEY, or --api-keys (docs/secure.md)"
         yield warning("address", f"{where} is free; whoever reaches it may use it", remedy)

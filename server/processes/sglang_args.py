@@ -13,8 +13,8 @@ from ..machine import hardware
 from ..model import bundled_model, families
 from ..model.target import Model
 from ..plugin.buckets import FIRST_TOKEN_SECONDS, REQUEST_SECONDS, TOKEN_SECONDS
-from ..settings import diffusion, gpu_attention, traces
-from ..settings.memory import MemoryPlan
+from ..settings import gpu_attention, traces
+from ..settings.memory import REQUESTS, MemoryPlan
 from ..settings.setting import declared, name_of
 from ..settings.settings import Settings
 from . import data_parallel, logs
@@ -166,7 +166,7 @@ def _decoding(settings: Settings, context: int, cache: int | None) -> dict[str, 
         "dllm_algorithm": ALGORITHM,
         "dllm_fdfo": True,
         "page_size": block,  # a page is a block, so that shared prefixes end where a block does
-        "max_running_requests": settings.max_running_requests or diffusion.REQUESTS,
+        "max_running_requests": settings.max_running_requests or REQUESTS,
         # The open block ends within the context, and SGLang holds a page back from the longest request.
         "context_length": min(context, (cache or context + block) - block) // block * block,
     }

@@ -10,14 +10,12 @@ from ..model.target import Model
 from . import (
     adapters,
     checkpoints,
-    diffusion,
     drafter_search,
     learning,
     lookup_store,
     memory,
+    model_kinds,
     profile_lookup,
-    quantized,
-    recurrent,
 )
 from .activations import with_activations
 from .memory import MemoryPlan
@@ -75,12 +73,12 @@ def _without_profile(
 ) -> tuple[Settings, Model, MemoryPlan]:
     model = target.find(settings.model)
     families.check(model, settings.resolved_device)
-    quantized.check(settings, model)
+    model_kinds.check_quantized(settings, model)
     settings = with_activations(settings, model, say)
     target.check_heads(model, settings.parallel.tp_size)
-    settings = adapters.with_adapters(diffusion.with_diffusion(settings, model), model)
+    settings = adapters.with_adapters(model_kinds.with_diffusion(settings, model), model)
     settings = drafter_search.with_found_drafter(settings, model, say)
     settings = learning.with_start(settings, model)
-    settings = recurrent.with_recurrent(settings, model)
+    settings = model_kinds.with_recurrent(settings, model)
     settings = lookup_store.with_lookup_store(checkpoints.with_drafter_path(settings, model), model)
     return settings, model, memory.plan(settings, model)

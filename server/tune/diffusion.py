@@ -25,7 +25,7 @@ from ..plugin import worker_rpc
 from ..plugin.options import RequestOptions
 from ..processes import client
 from ..prompt_files import BUILT_IN, read_questions, with_temperatures
-from ..settings.diffusion import REQUESTS
+from ..settings.memory import REQUESTS
 from ..settings.profile_lookup import graph_fingerprint
 from ..settings.settings import Settings
 from . import result

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 import socket
 import struct
@@ -135,17 +134,6 @@ def test_a_temporary_folder_whose_path_is_too_long(tmp_path: Path, monkeypatch: 
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     assert "TMPDIR" in only(machine.temporary(), Status.PROBLEM).remedy
-
-
-def test_few_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hard limit counts: up to that a server raises its own."""
-    limits = {"soft": 1024, "hard": 1024}
-    monkeypatch.setattr(machine.resource, "getrlimit", lambda kind: (limits["soft"], limits["hard"]))
-    assert "at most 1024" in only(machine.files(), Status.WARNING).message
-    limits["hard"] = 8192
-    assert "at most 8192" in only(machine.files(), Status.OK).message
-    limits["hard"] = resource.RLIM_INFINITY
-    assert "any number" in only(machine.files(), Status.OK).message
 
 
 def test_a_clock_that_was_set_back(monkeypatch: pytest.MonkeyPatch) -> None:

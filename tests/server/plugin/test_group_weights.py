@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from outrider.kernels.linear import pack, packed_linear
 from outrider.server.errors import UserError
 from outrider.server.model.target import Model
-from outrider.server.settings import quantized
+from outrider.server.settings import model_kinds
 from outrider.server.settings.settings import Settings
 
 HIDDEN, MLP, HEADS, KV_HEADS, WIDTH, VOCAB, LAYERS = 128, 256, 4, 2, 32, 96, 2
@@ -142,6 +142,8 @@ def test_products_of_loaded_checkpoints(tmp_path: Path) -> None:
 )
 def test_what_is_not_served_is_said_before_the_engine_starts(changes: dict[str, Any], message: str) -> None:
     config = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}
-    quantized.check(Settings(device="cpu"), Model("", "m", {"quantization_config": config}, None))
+    model_kinds.check_quantized(Settings(device="cpu"), Model("", "m", {"quantization_config": config}, None))
     with pytest.raises(UserError, match=message):
-        quantized.check(Settings(device="cpu"), Model("", "m", {"quantization_config": config | changes}, None))
+        model_kinds.check_quantized(
+            Settings(device="cpu"), Model("", "m", {"quantization_config": config | changes}, None)
+        )

@@ -16,7 +16,7 @@ from outrider.profiles.fingerprint import Fingerprint
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.server.errors import UserError
 from outrider.server.model import bundled_model, target
-from outrider.server.settings import checkpoints, diffusion, profile_lookup
+from outrider.server.settings import checkpoints, model_kinds, profile_lookup
 from outrider.server.settings.declared import CHECKPOINT_DRAFTERS
 from outrider.server.settings.settings import Settings
 
@@ -28,7 +28,7 @@ def engine_of(profile: store.Profile) -> Fingerprint:
     name = None if profile.graphs is None else bundled_model.DLLM_NAME
     model, settings = target.find(name), Settings(model=name, unmasking="threshold" if name is None else "static")
     activations = "int8" if profile.fingerprint.dtype.endswith("+int8 activations") else "float"
-    settings = replace(diffusion.with_diffusion(settings, model), activations=activations)
+    settings = replace(model_kinds.with_diffusion(settings, model), activations=activations)
     settings = checkpoints.with_drafter_path(settings, model)
     return profile_lookup.fingerprint(settings, model)
 

@@ -11,7 +11,7 @@ from outrider.server.model.target import Model
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.diffusion.target import DiffusionTarget
 from outrider.server.processes import sglang_args
-from outrider.server.settings.diffusion import with_diffusion
+from outrider.server.settings.model_kinds import with_diffusion
 from outrider.server.settings.settings import Settings
 
 SDAR = {"architectures": ["SDARForCausalLM"], "vocab_size": 151936, "block_size": 8}

@@ -10,7 +10,7 @@ import pytest
 from outrider.server.errors import UserError
 from outrider.server.model import families
 from outrider.server.model.target import Model
-from outrider.server.settings import diffusion, recurrent
+from outrider.server.settings import model_kinds
 from outrider.server.settings.parallel import Parallel
 from outrider.server.settings.settings import Settings
 
@@ -67,10 +67,10 @@ def test_models_with_more_than_keys_and_values_are_refused(monkeypatch: pytest.M
         "filling", "path", {"architectures": ["SDARForCausalLM"], "vocab_size": 8, "mask_token_id": 0}, None
     )
     with pytest.raises(UserError, match="is a block-diffusion model, which stays in one server; leave"):
-        diffusion.with_diffusion(settings, filling)
+        model_kinds.with_diffusion(settings, filling)
     monkeypatch.setattr(families, "is_recurrent", lambda model: True)
     with pytest.raises(UserError, match="keeps a state of each request, which stays in one server; leave"):
-        recurrent.with_recurrent(settings, MODEL)
+        model_kinds.with_recurrent(settings, MODEL)
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

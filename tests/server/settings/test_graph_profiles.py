@@ -20,7 +20,7 @@ from outrider.server.errors import UserError
 from outrider.server.model.target import Model
 from outrider.server.plugin.loading.planner import load_graphs, load_round_cost
 from outrider.server.settings import profile_lookup
-from outrider.server.settings.diffusion import with_diffusion
+from outrider.server.settings.model_kinds import with_diffusion
 from outrider.server.settings.settings import Settings
 
 CONFIG = {"architectures": ["SDARForCausalLM"], "vocab_size": 151936, "block_size": 8}

@@ -10,8 +10,8 @@ from outrider.server.errors import UserError
 from outrider.server.machine import hardware
 from outrider.server.model.recurrent import recurrent_layers, state_bytes
 from outrider.server.model.target import Model
-from outrider.server.settings import memory, quantized
-from outrider.server.settings.recurrent import with_recurrent
+from outrider.server.settings import memory, model_kinds
+from outrider.server.settings.model_kinds import with_recurrent
 from outrider.server.settings.settings import Settings
 
 CPU = {"device": "cpu", "dtype": "bfloat16"}
@@ -44,9 +44,9 @@ def test_states_are_not_divided_over_ranks() -> None:
 
 
 def test_quantised_weights_are_refused() -> None:
-    quantized.check(Settings(**CPU), model_of())
+    model_kinds.check_quantized(Settings(**CPU), model_of())
     with pytest.raises(UserError, match=r"^m has a recurrent state and is quantised, which is not served"):
-        quantized.check(Settings(**CPU), model_of(quantization_config={"quant_method": "awq"}))
+        model_kinds.check_quantized(Settings(**CPU), model_of(quantization_config={"quant_method": "awq"}))
 
 
 def test_layers_are_listed_or_by_their_interval() -> None:
