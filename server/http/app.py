@@ -36,7 +36,7 @@ from .requests.responses import RESPONSES
 from .requests.sampling_defaults import SamplingDefaults
 from .requests.tokenization import PromptLength
 from .requests.validation import Limits
-from .routes import adapters, health, live, messages, openai, page, responses, tokenize, tune
+from .routes import adapters, health, live, openai, page, tokenize, translated, tune
 
 DIALECTS = (tokenize.TOKENIZE, tokenize.DETOKENIZE, MESSAGES, COUNT, RESPONSES)
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -85,8 +85,7 @@ def build(
         app, engine, lifecycle, limits, sampling, queue, app.state.compiler, settings.activations
     )
     tokenize.install(app, limits, chat)
-    messages.install(app, limits, chat, complete)
-    responses.install(app, complete)
+    translated.install(app, limits, chat, complete)
     adapters.install(app, limits, loaded)
     health.install(app, engine, lifecycle)
     if settings.metrics_port is None:
@@ -123,7 +122,7 @@ def guarded(app: FastAPI, settings: Settings, model: str, hosts: AllowedHosts) -
         "planner": settings.planner,
         "engines": str(settings.resolved_engines),
     }
-    paths = {route.path for route in app.routes if isinstance(route, Route)} - openai.ELSEWHERE.keys()
+    paths = {route.path for route in app.routes if isinstance(route, Route)} - {openai.ELSEWHERE}
     return RequestMiddleware(app, HttpMetrics(about, paths), log=settings.log_requests != "none")
 
 

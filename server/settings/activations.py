@@ -11,7 +11,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,26 +46,6 @@ class Sample(NamedTuple):
     weighing: int
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A measurement, and what follows from it. milliseconds: of one row through the model's blocks, by activations."""
-
-    processor: str
-    instruction_set: str
-    dtype: str
-    kinds: list[str]
-    milliseconds: dict[str, float]
-
-    @property
-    def ratio(self) -> float:
-        """float's time over int8's."""
-        return self.milliseconds["float"] / self.milliseconds["int8"]
-
-    @property
-    def activations(self) -> str:
-        return "int8" if self.ratio >= MARGIN else "float"
-
-
 def with_activations(settings: Settings, model: Model, say: Callable[[str], None] = lambda line: None) -> Settings:
     """Settings whose activations are named; say: takes the reason, in one line.
 
@@ -85,12 +65,11 @@ def with_activations(settings: Settings, model: Model, say: Callable[[str], None
     shipped = _of_shipped_profile(settings, model)
     if shipped is not None:
         return replace(settings, activations=shipped)
-    choice, place = choose(settings, model)
-    say(
-        f"Activations {choice.activations}: with int8 one row takes {1 / choice.ratio:.2f} of its time with float, "
-        f"as measured for {place}"
-    )
-    return replace(settings, activations=choice.activations)
+    milliseconds, place = measured(settings, model)
+    share = milliseconds["int8"] / milliseconds["float"]
+    chosen = "int8" if milliseconds["float"] >= MARGIN * milliseconds["int8"] else "float"
+    say(f"Activations {chosen}: with int8 one row takes {share:.2f} of its time with float, as measured for {place}")
+    return replace(settings, activations=chosen)
 
 
 def _of_shipped_profile(settings: Settings, model: Model) -> str | None:
@@ -126,9 +105,9 @@ def _groups_of(model: Model) -> int:
     return int(config.get("group_size") or 0)
 
 
-def choose(settings: Settings, model: Model) -> tuple[Choice, Path]:
-    """The choice that is kept for this processor and the model's kinds of blocks, measured where there is none yet;
-    and the file."""
+def measured(settings: Settings, model: Model) -> tuple[dict[str, float], Path]:
+    """Milliseconds by activations, as they are kept for this processor and the model's kinds of blocks, measured where
+    there are none yet; and the file."""
     from filelock import FileLock
 
     known: dict[str, Any] = {
@@ -142,22 +121,23 @@ def choose(settings: Settings, model: Model) -> tuple[Choice, Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_suffix(".lock")):
-            kept = _read(path, known)
-            if kept is None:
-                kept = Choice(**known, milliseconds=_measure(settings, _samples(model)))
-                replace_files({path: json.dumps(asdict(kept), indent=1) + "\n"})
+            found = _read(path)
+            if found is None:
+                found = _measure(settings, _samples(model))
+                replace_files({path: json.dumps(known | {"milliseconds": found}, indent=1) + "\n"})
     except ValueError as error:
         raise UserError(f"{model.name} has a weight that cannot be multiplied: {error}") from None
     except OSError as error:
         raise UserError(f"--activations auto keeps its choice in {path.parent}: {error}; name float or int8") from None
-    return kept, path
+    return found, path
 
 
-def _read(path: Path, known: dict[str, Any]) -> Choice | None:
+def _read(path: Path) -> dict[str, float] | None:
+    """Milliseconds in a file; None where it is not there, or damaged."""
     with contextlib.suppress(FileNotFoundError, ValueError, TypeError, KeyError):
-        found = Choice(**json.loads(path.read_text()))
-        if asdict(found) | known == asdict(found) and found.ratio > 0:
-            return found
+        kept = json.loads(path.read_text())["milliseconds"]
+        if all(kept[name] > 0 for name in ACTIVATIONS):
+            return {name: float(kept[name]) for name in ACTIVATIONS}
     return None
 
 

@@ -27,11 +27,8 @@ from ..requests.protocol import CHAT, TEXT, ChatRequest, Kind, TextRequest
 from ..requests.sampling_defaults import SamplingDefaults
 from ..requests.validation import Limits
 
-ELSEWHERE = {
-    "/v1/embeddings": "this server generates text only; ask a server of an embedding model",
-}
-"""Routes of OpenAI's that clients try, with what to do instead."""
-
+ELSEWHERE = "/v1/embeddings"
+"""A route of OpenAI's that clients try, and that is not here."""
 EVENTS = "where `stream` is true: server-sent events, each a piece of the answer or an error; the last says [DONE]"
 EXAMPLE_QUESTION = "Explain what rain is."
 """Prompt of the examples in /docs."""
@@ -128,9 +125,10 @@ def install(
     def card_of(name: str) -> ModelCard:
         return card if name == limits.model else card.model_copy(update={"id": name, "parent": limits.model})
 
-    @app.api_route("/v1/embeddings", methods=["GET", "POST"], include_in_schema=False)
-    async def elsewhere(raw: Request) -> Response:
-        raise ApiError(ELSEWHERE[raw.url.path], status=404, code="unsupported_endpoint")
+    @app.api_route(ELSEWHERE, methods=["GET", "POST"], include_in_schema=False)
+    async def elsewhere() -> Response:
+        message = "this server generates text only; ask a server of an embedding model"
+        raise ApiError(message, status=404, code="unsupported_endpoint")
 
     @app.get("/v1/models", responses=openapi.responses(ModelList))
     async def list_models() -> JSONResponse:

@@ -1,4 +1,5 @@
-"""Anthropic's /v1/messages, answered as a chat, and its count of a prompt's tokens."""
+"""Other APIs' routes, answered as chats: Anthropic's /v1/messages, with its count of a prompt's tokens, and OpenAI's
+/v1/responses, of which nothing is stored."""
 
 from __future__ import annotations
 
@@ -8,14 +9,16 @@ from fastapi.responses import JSONResponse
 from .. import offload, openapi
 from ..answers.handlers import ChatHandler
 from ..answers.messages import MessageAnswer, MessageWriter, TokenCount
+from ..answers.responses import ResponsesAnswer, ResponsesWriter
 from ..answers.translated import translated
 from ..requests import receive
 from ..requests.messages import COUNT, MESSAGES
 from ..requests.protocol import ChatRequest
+from ..requests.responses import RESPONSES
 from ..requests.validation import Limits
 from .openai import EXAMPLE_QUESTION, Complete
 
-EVENTS = "where `stream` is true: Anthropic's server-sent events"
+EVENTS = "where `stream` is true: server-sent events of this API"
 EXAMPLE = [{"role": "user", "content": EXAMPLE_QUESTION}]
 
 
@@ -43,3 +46,13 @@ def install(app: FastAPI, limits: Limits, chat: ChatHandler, complete: Complete)
         assert isinstance(request, ChatRequest)
         ids = await offload.run(request._body_bytes, chat.prompt_ids, request)
         return JSONResponse({"input_tokens": len(ids)})
+
+    @app.post(
+        "/v1/responses",
+        openapi_extra=openapi.request_body(RESPONSES.model, input=EXAMPLE_QUESTION, max_output_tokens=32),
+        responses=openapi.responses(ResponsesAnswer, kind="text/event-stream", text=EVENTS),
+    )
+    async def responses(raw: Request) -> Response:
+        request, answer = await complete(RESPONSES, raw)
+        assert isinstance(request, ChatRequest)
+        return await translated(answer, ResponsesWriter(request._original, request), RESPONSES)
