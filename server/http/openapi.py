@@ -5,13 +5,15 @@ A field is described if it is taken; bounds and defaults are those of the runnin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Optional
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import PydanticOmit
 
 from ..tune.request import TuneRequest
 from .adapters import LoadAdapter, UnloadAdapter
@@ -123,24 +125,37 @@ def _document(
     return document
 
 
+class _Served(GenerateJsonSchema):
+    """Schemas without alternatives that SGLang's models take and `requests` refuses."""
+
+    def generate_inner(self, schema: Any) -> dict[str, Any]:
+        name = schema.get("schema_ref") or getattr(schema.get("cls"), "__name__", "")
+        if name.rpartition(".")[2].startswith(NOT_SERVED):
+            raise PydanticOmit
+        return super().generate_inner(schema)
+
+
 def _request_schemas(kind: Kind, limits: Limits) -> dict[str, Any]:
     """The schema of a kind of request, and those that it refers to, by name."""
-    schema = kind.model.model_json_schema(ref_template=REF)
-    named = _served(schema.pop("$defs"))
-    schema = _served(schema)
-    required = schema.get("required", [])
-    properties = {name: field for name, field in schema["properties"].items() if name in kind.fields}
-    for name, limits_ in _bounds(kind, limits).items():
+    known = kind.model.model_fields
+    # null is taken as not given, whatever the field.
+    given: dict[str, Any] = {
+        name: (field.annotation if field.is_required() else Optional[field.annotation], field)  # noqa: UP045
+        for name, field in known.items()
+        if name in kind.fields
+    }
+    taken = create_model(
+        kind.model.__name__, __config__=ConfigDict(extra="forbid"), __doc__=kind.model.__doc__, **given
+    )
+    schema = taken.model_json_schema(ref_template=REF, schema_generator=_Served)
+    named = schema.pop("$defs")
+    properties = schema["properties"]
+    for name, bounds_ in _bounds(kind, limits).items():
         if name in properties:
-            properties[name] = _bounded(properties[name], limits_)
-    for name, field in properties.items():
-        if name not in required:
-            properties[name] = _or_null(field)
+            properties[name] = _bounded(properties[name], bounds_)
     for name, values in MEANINGLESS.items():
         properties[name] = {"enum": [*values, None], "description": "asks for nothing, and may be left out"}
     properties["model"] = {"enum": [limits.model, *limits.adapters(), None], "description": "may be left out"}
-    schema |= {"properties": properties, "additionalProperties": False, "required": required}
-    named = {name: named[name] for name in _reachable(schema, named)}
     for nested in named.values():
         if "properties" in nested:
             nested.setdefault("additionalProperties", False)
@@ -157,20 +172,6 @@ def _dialect_schemas(dialect: Dialect, chat: dict[str, Any]) -> dict[str, Any]:
     for name in dialect.unsupported:
         schema["properties"][name] = {"type": "null", "description": "may be left out"}
     return {dialect.model.__name__: schema | {"additionalProperties": False}} | named
-
-
-def _served(schema: Any) -> Any:
-    """The schema without alternatives that SGLang's models take and `requests` refuses."""
-    if isinstance(schema, list):
-        return [_served(one) for one in schema if not (isinstance(one, dict) and _name(one).startswith(NOT_SERVED))]
-    if isinstance(schema, dict):
-        return {key: _served(value) for key, value in schema.items() if key != "discriminator"}
-    return schema
-
-
-def _name(schema: dict[str, Any]) -> str:
-    """Name of the schema that this one refers to; empty if none."""
-    return str(schema.get("$ref", "")).rpartition("/")[2]
 
 
 def _bounds(kind: Kind, limits: Limits) -> dict[str, dict[str, Any]]:
@@ -219,37 +220,3 @@ def _bounded(schema: dict[str, Any], bounds: dict[str, Any]) -> dict[str, Any]:
     if "anyOf" in schema:
         return schema | {"anyOf": [_bounded(one, bounds) for one in schema["anyOf"]]}
     return schema | {name: bound for name, bound in bounds.items() if schema.get("type") in _BOUNDED[name]}
-
-
-def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """null is taken as not given, whatever the field."""
-    alternatives = schema.get("anyOf", [schema])
-    if any(one.get("type") == "null" for one in alternatives):
-        return schema
-    outer = {name: schema[name] for name in ("title", "description", "default") if name in schema}
-    inner = [{k: v for k, v in one.items() if k not in outer} for one in alternatives]
-    return outer | {"anyOf": [*inner, {"type": "null"}]}
-
-
-def _reachable(schema: Any, named: dict[str, Any]) -> set[str]:
-    """Names of the schemas that this one leads to."""
-    found: set[str] = set()
-    waiting = [*_references(schema)]
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found.add(name)
-            waiting += _references(named[name])
-    return found
-
-
-def _references(schema: Any) -> Iterator[str]:
-    if isinstance(schema, dict):
-        for key, value in schema.items():
-            if key == "$ref":
-                yield value.rpartition("/")[2]
-            else:
-                yield from _references(value)
-    elif isinstance(schema, list):
-        for value in schema:
-            yield from _references(value)
