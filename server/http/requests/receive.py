@@ -120,7 +120,8 @@ def _checked_body(whole: dict[str, Any], kind: Kind, limits: Limits, level: str 
     body = given_fields(kind, whole)
     prompt = _check_amounts(body, kind, limits)
     bounds.check_numbers(body, limits.context_length)
-    request: ChatRequest | TextRequest = parse(kind.model.model_validate_json, body)
+    validate: Callable[..., ChatRequest | TextRequest] = kind.model.model_validate_json
+    request = parse(validate, body)
     reject_unknown_nested_fields(request, body)
     if isinstance(request, TextRequest):
         request.prompt = prompt
