@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 import yaml
 from asking import MODEL, complete
+from grafana_foundation_sdk.cog import plugins
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
 from metrics_page import documented
 from prometheus import Prometheus
 from running import HTTP, Server
@@ -45,6 +48,18 @@ def choices(dashboard: dict[str, Any]) -> dict[str, str]:
     """The first value of every variable whose values stand in the dashboard."""
     variables = dashboard["templating"]["list"]
     return {f"${found['name']}": found["query"].split(",")[0] for found in variables if found["type"] == "custom"}
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_every_field_is_of_grafanas_schema(name: str) -> None:
+    """Grafana's SDK reads and writes what it knows."""
+    plugins.register_default_plugins()
+    written = json.loads(JSONEncoder().encode(Dashboard.from_json(DASHBOARDS[name])), object_pairs_hook=_without_nulls)
+    assert written == DASHBOARDS[name]
+
+
+def _without_nulls(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value for name, value in pairs if value is not None}
 
 
 def test_panels_are_asked_for_what_is_there() -> None:
