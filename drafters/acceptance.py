@@ -1,4 +1,4 @@
-"""Accepted length tau and conditional acceptance by position: counting, tables and a plot.
+"""Accepted length tau and conditional acceptance by position: counting and tables.
 
 tau counts the bonus token. A position that was not verified is unobserved: it enters neither side of its ratio, so
 scheduled verification does not look like rejection.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +85,3 @@ def acceptance_table(found: Mapping[str, Acceptance]) -> str:
         cells += [""] * (gamma - len(cells))
         lines.append(f"| {name} | {a.accepted_length:.2f} | {a.cycles} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def plot_acceptance(panels: Mapping[str, Mapping[str, Acceptance]], figure: Figure) -> None:
-    """Draw conditional acceptance over position: beside each other a panel per title, with one line per name."""
-    figure.set_size_inches(1 + 5 * len(panels), 4)
-    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for axis, (title, found) in zip(axes, panels.items(), strict=True):
-        for name, a in found.items():
-            points = [(k, c) for k, c in enumerate(a.conditional, 1) if c is not None]
-            axis.plot(*zip(*points, strict=True), "o-", label=f"{name}, tau {a.accepted_length:.2f}")
-        axis.set_title(title)
-        axis.set_xlabel("position in the block")
-        axis.set_ylim(0, 1)
-        axis.legend(fontsize=8)
-    figure.axes[0].set_ylabel("accepted, given those before were")

@@ -131,7 +131,7 @@ class Replay:
 
     planner: with a cost model of its own. cost: how long steps really take; its drift applies. host: seconds of looking
     up and admitting for nobody, and for each request; what the planner takes on this machine is added. noise: standard
-    deviation of the logarithm of a step's time.
+    deviation of the logarithm of a step's time. levels: [R] tokens per second that users ask for, 0: none.
     """
 
     def __init__(
@@ -144,6 +144,7 @@ class Replay:
         seed: int = 0,
         noise: float = 0.05,
         host: tuple[float, float] = (8e-5, 1e-5),
+        levels: np.ndarray | None = None,
     ):
         self.planner, self.cost, self.drafting, self.host, self.noise = planner, cost, drafting, host, noise
         planner.block = drafting.model.shape[1]
@@ -154,6 +155,8 @@ class Replay:
         lengths = np.diff(drafting.positions.starts)[self._answer]
         self._done = (lengths * self._draws.random(requests)).astype(np.int64)
         self._generation = np.zeros(requests, dtype=np.int64)
+        self._levels = np.zeros(requests) if levels is None else levels
+        self._received, self._waited = np.zeros(requests), np.zeros(requests)  # since an answer began
         self.tokens, self.seconds = 0, 0.0
 
     def run(self, steps: int, warm: int) -> float:
@@ -172,8 +175,8 @@ class Replay:
             generations=self._generation.copy(),
             contexts=positions.prompts[self._answer] + self._done,
             limits=np.full(requests, longest),
-            levels=np.zeros(requests),
-            progress=np.full(requests, np.inf),
+            levels=self._levels,
+            progress=np.divide(self._received, self._waited, np.full(requests, np.inf), where=self._waited > 0),
         )
         began = time.thread_time()
         budget = planner.budget(view)
@@ -216,11 +219,14 @@ class Replay:
                 host_seconds=host + planning,
             )
         )
-        self.seconds += seconds + planning + time.thread_time() - began
+        seconds += planning + time.thread_time() - began
+        self.seconds += seconds
+        self._waited += seconds
         brought = np.minimum(accept_lens, left)
         self._done += brought
+        self._received += brought
         self.tokens += int(brought.sum())
         over = np.flatnonzero(brought == left)
         self._answer[over] = self._draws.integers(0, len(positions.prompts), len(over))
-        self._done[over] = 0
+        self._done[over] = self._received[over] = self._waited[over] = 0
         self._generation[over] += 1

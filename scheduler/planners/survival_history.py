@@ -84,11 +84,6 @@ class SurvivalHistory:
         self._counts = np.zeros(rows, dtype=np.int64)  # 0: nothing known of this row
         self._written = np.zeros(rows, dtype=np.int64)  # step of the last one
 
-    @property
-    def nbytes(self) -> int:
-        """Memory of the arrays indexed by row."""
-        return self._records.nbytes + self._generations.nbytes + self._counts.nbytes + self._written.nbytes
-
     def write(
         self,
         rows: np.ndarray,

@@ -9,7 +9,7 @@ compares drafters at the same places: tau is then the mean over them, and larger
 examples:
   outrider bench drafters runs/dspark/drafter --target ./Qwen3-4B --prompts humaneval.jsonl --temperatures 0
   outrider bench drafters dspark dflash --target ./Qwen3-4B --prompts humaneval.jsonl gsm8k.jsonl \\
-      --answers answers --json drafters.json --plot drafters.png
+      --answers answers --json drafters.json
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from pathlib import Path
 
 import torch
 
-from outrider.drafters.acceptance import Acceptance, acceptance_table, plot_acceptance
+from outrider.drafters.acceptance import Acceptance, acceptance_table
 from outrider.drafters.training.measure import arms_of, measure, target_answers
 from outrider.drafters.training.target import TargetModel, keep_freed_memory
 from outrider.drafters.training.validate import everywhere, walk
 
-from .. import pictures
 from ..errors import UserError
 from ..machine import hardware
 from ..model.target import plain_folder
@@ -62,9 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="auto: bfloat16, but float32 on a processor without bfloat16 products (default: auto)",
     )
-    harness.add_output_flags(
-        parser, json="the counts", plot="acceptance by position, all files together, a panel for each temperature"
-    )
+    harness.add_output_flags(parser, json="the counts")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     for path in args.prompts:
         read_questions(path)  # a file that cannot be read is refused before the first is measured
     try:
-        by_file, together = _measure(args)
+        by_file = _measure(args)
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from None
     print(acceptance_table(by_file))
@@ -83,9 +80,6 @@ def run(args: argparse.Namespace) -> int:
     folders = {folder.name: folder for folder in args.drafters}
     trained = {name: _trained(folder) for name, folder in folders.items()}
     record.write(args.json, "drafters", counts, weights=folders, trained=trained)
-    if args.plot:
-        with pictures.figure(args.plot) as figure:
-            plot_acceptance(together, figure)
     return 0
 
 
@@ -95,8 +89,8 @@ def _trained(folder: Path) -> dict[str, int]:
     return json.loads(path.read_text()) if path.is_file() else {}
 
 
-def _measure(args: argparse.Namespace) -> tuple[dict[str, Acceptance], dict[str, dict[str, Acceptance]]]:
-    """Acceptance of each drafter and temperature: by file of prompts, and of all files together by temperature."""
+def _measure(args: argparse.Namespace) -> dict[str, Acceptance]:
+    """Acceptance of each drafter, file of prompts and temperature."""
     keep_freed_memory()
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -105,9 +99,7 @@ def _measure(args: argparse.Namespace) -> tuple[dict[str, Acceptance], dict[str,
     target = TargetModel.load(wanted, device=args.device, dtype=getattr(torch, dtype))
     arms = arms_of(args.drafters, args.denoising_steps, args.denoising_order)
     by_file: dict[str, Acceptance] = {}
-    together: dict[str, dict[str, Acceptance]] = {}
     for temperature in args.temperatures:
-        whole = together.setdefault(f"T={temperature:g}", {})
         for path in args.prompts:
             answers = target_answers(
                 target, path, count=args.count, new_tokens=args.new_tokens, temperature=temperature, kept=args.answers
@@ -115,6 +107,5 @@ def _measure(args: argparse.Namespace) -> tuple[dict[str, Acceptance], dict[str,
             measured = measure(target, arms, answers, temperature=temperature, steps=STEPS[args.anchors])
             for arm, found in zip(arms, measured, strict=True):
                 by_file[f"{arm.name}, {path.stem}, T={temperature:g}"] = found
-                whole[arm.name] = whole.get(arm.name, Acceptance.empty(len(found.tried))) + found
                 print(f"{arm.name}, T={temperature:g}, {path.stem}: tau {found.accepted_length:.3f}", flush=True)
-    return by_file, together
+    return by_file

@@ -31,7 +31,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import pictures
 from ..errors import UserError
 from ..prompt_files import read_mixed_questions, read_questions
 from ..settings.flags import add_all_flags, served_settings_of
@@ -41,8 +40,6 @@ from .report import table
 from .server_processes import LEARNER, ServerProcesses
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from ..settings.resolve import Resolved
 
 START_SECONDS = 600
@@ -77,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--api-key", default=os.environ.get("OUTRIDER_API_KEY"), metavar="KEY", help="key (default: OUTRIDER_API_KEY)")
     add("--learn-folder", type=Path, metavar="FOLDER", help="keep what is learned there (default: it is deleted)")
     add("flags", nargs="*", metavar="-- FLAG", help="flags of `outrider serve`")
-    harness.add_output_flags(parser, plot="tokens a step over the learner's processor seconds")
+    harness.add_output_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -101,9 +98,6 @@ def run(args: argparse.Namespace) -> int:
         results = asyncio.run(_measure(url, questions, held_out, general, args))
     print(shown(results))
     record.write(args.json, "learn", results, resolved=resolved)
-    if args.plot:
-        with pictures.figure(args.plot) as figure:
-            plot(results, figure)
     return 1 if results["changed_texts"] else 0
 
 
@@ -285,15 +279,3 @@ def shown(results: Mapping[str, Any]) -> str:
     ]
     heads = ["prompts", "tokens a step before", "after", "ratio", "tokens/s before", "after"]
     return "\n".join([table(columns, rows), table(heads, compared), *lines])
-
-
-def plot(results: Mapping[str, Any], figure: Figure) -> None:
-    """Draw tokens a step over the learner's processor seconds, or over the time where these are unknown."""
-    axes, curve = figure.subplots(), results["curve"]
-    key = "learner_seconds" if all(point["learner_seconds"] is not None for point in curve) else "seconds"
-    for name in results["held_out"]:
-        taus = [results["before"][name]["tau"], *(point["asked"][name]["tau"] for point in curve)]
-        axes.plot([0, *(point[key] for point in curve)], taus, "o-", label=name)
-    axes.set_xlabel("processor seconds of the learner" if key == "learner_seconds" else "seconds")
-    axes.set_ylabel("tokens a step, held-out prompts")
-    axes.legend(fontsize=7)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from outrider.drafters.acceptance import Acceptance, acceptance_table, plot_acceptance
+from outrider.drafters.acceptance import Acceptance, acceptance_table
 
 
 def test_unverified_positions_are_unobserved() -> None:
@@ -41,12 +39,3 @@ def test_table_has_a_row_per_name_and_a_column_per_position() -> None:
     assert lines[0] == "| | tau | steps | 1 | 2 |"
     assert lines[2] == "| code | 2.00 | 2 | 0.50 | 1.00 |"
     assert lines[3] == "| chat | 0.00 | 0 | - | - |"
-
-
-def test_plot_has_a_line_per_name(tmp_path: Path) -> None:
-    figure = pytest.importorskip("matplotlib.figure").Figure()
-    plot_acceptance({"T=0": {"code": Acceptance.from_steps([2, 2], [2, 0], 2)}}, figure)
-    [line] = figure.axes[0].lines
-    assert list(zip(*line.get_data(), strict=True)) == [(1, 0.5), (2, 1.0)]
-    figure.savefig(tmp_path / "a.png")
-    assert (tmp_path / "a.png").stat().st_size > 1000

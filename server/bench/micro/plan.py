@@ -1,8 +1,8 @@
 """Microseconds that each planner takes per decode step, without an engine.
 
-A step is `budget`, `admit` and `observe` for a batch of requests of which some leave and others join. Confidences are
-random and calibrated: acceptance is drawn from them. The cost model is a made-up grid with cliffs, and learns from
-every step. Planners take turns, round by round.
+A step is `budget`, `admit` and `observe` for a batch of requests of which some end and others begin: a replay of
+made-up answers (`outrider simulate`), whose confidences are right. The cost model learns from every step. Planners take
+turns, round by round.
 
 examples:
   outrider bench micro plan --requests 512 --levels
@@ -13,26 +13,26 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-import torch
 
+from outrider.drafters.lookup_first import LOOKUP_THRESHOLD
 from outrider.kernels.cpu import native
 from outrider.kernels.drafts import admit
-from outrider.scheduler.cost.model import StepCost
-from outrider.scheduler.cost.step_times import Point
+from outrider.scheduler.cost.synthetic import SyntheticCost
 from outrider.scheduler.planners import registry
-from outrider.scheduler.planners.admission import survival_of
-from outrider.scheduler.planners.base import FinishedStep, Planner, StepView
+from outrider.scheduler.planners.base import Planner
 from outrider.scheduler.planners.baselines import StaticGamma
+from outrider.scheduler.replay import Drafting, Positions, Replay
 
 from .. import harness, record
 
 STAGES = ("budget", "admit", "observe")
-LEAVE = 0.01
-"""Share of the requests that leave after a step, and are replaced."""
 WARM_STEPS = 50
+LEVEL = 20.0
+"""Service level of every third request where they have levels, tokens per second."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,15 +48,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     harness.check_positive(args, "requests", "gamma", "steps", "rounds")
     harness.check_outputs(args)
-    torch.set_num_threads(1)
+    costs = SyntheticCost()
     planners: dict[str, Planner] = {"static gamma": StaticGamma(max(args.gamma // 2, 1))}
     for name in reversed(registry.names()):
-        cost = jagged_cost(args.requests, args.gamma)
+        cost = costs.model(args.gamma, args.requests)
         planner = planners[name.replace("-", " ")] = registry.make(name, gamma=args.gamma, threshold=0.3, cost=cost)
         planner.admit_by = admit if native.available() else None
+    steps = {name: timed(planner) for name, planner in planners.items()}
     results: dict[str, dict[str, list[float]]] = {name: {s: [] for s in (*STAGES, "total")} for name in planners}
+    drafting = Drafting.of(Positions.made_up([0.83] * args.gamma, 256, 128), None, LOOKUP_THRESHOLD, 1.7)
+    levels = np.where(np.arange(args.requests) % 3 == 0, LEVEL if args.levels else 0.0, 0.0)
+    real = costs.model(args.gamma, args.requests)
     for number, _, name in harness.alternate_arms(args.rounds, [f"{args.requests} requests"], list(planners)):
-        times = measure(planners[name], args.requests, args.gamma, args.steps, levels=args.levels, seed=number)
+        steps[name].clear()
+        Replay(planners[name], real, drafting, args.requests, seed=number, levels=levels).run(args.steps, WARM_STEPS)
+        times = np.array([[step[stage] for stage in STAGES] for step in steps[name][WARM_STEPS:]]) * 1e6
         for stage, median in zip(STAGES, np.median(times, axis=0), strict=True):
             results[name][stage].append(float(median))
         results[name]["total"].append(float(np.median(times.sum(1))))
@@ -68,67 +74,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure(planner: Planner, requests: int, gamma: int, steps: int, *, levels: bool, seed: int) -> np.ndarray:
-    """[steps, 3] microseconds of budget, admit and observe."""
-    rng = np.random.default_rng(seed)
-    confidences = [torch.from_numpy(rng.beta(5, 1, (requests, gamma)).astype(np.float32)) for _ in range(16)]
-    outcomes = [(torch.rand(c.shape) < c).long().cumprod(1).sum(1).numpy() for c in confidences]
-    planner.block = gamma
-    times = []
-    for number, step in enumerate(traffic(rng, requests, gamma, WARM_STEPS + steps, levels)):
-        confidence, outcome = confidences[number % 16], outcomes[number % 16]
-        survival = survival_of(confidence).numpy()
-        start = time.perf_counter()
-        budget = planner.budget(step)
-        planned = time.perf_counter()
-        verify_lens = torch.zeros(requests, dtype=torch.int64)
-        if budget.draft:
-            verify_lens = planner.admit(confidence, torch.full((requests,), budget.depth or gamma), budget)
-        admitted = time.perf_counter()
-        verified = verify_lens.numpy()
-        accept_lens = np.minimum(verified, outcome) + 1
-        seconds = budget.predicted_seconds(int(verified.sum()))
-        before = time.perf_counter()
-        mask, tokens = budget.draft_mask(step.limits), requests + int(np.add.reduce(verified))
-        planner.observe(
-            FinishedStep(
-                step, survival, verified, accept_lens, mask, int(np.count_nonzero(mask)), tokens=tokens, seconds=seconds
-            )
-        )
-        times.append((planned - start, admitted - planned, time.perf_counter() - before))
-    return np.array(times[WARM_STEPS:]) * 1e6
+def timed(planner: Planner) -> list[dict[str, float]]:
+    """The seconds of each stage, step by step, of a planner that notes them there from now on."""
+    steps: list[dict[str, float]] = []
 
+    def noting(stage: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any) -> Any:
+            if stage == STAGES[0]:
+                steps.append(dict.fromkeys(STAGES, 0.0))
+            start = time.perf_counter()
+            try:
+                return call(*arguments)
+            finally:
+                steps[-1][stage] += time.perf_counter() - start
 
-def traffic(rng: np.random.Generator, requests: int, gamma: int, steps: int, levels: bool) -> Iterator[StepView]:
-    """Steps of a full batch; each step some requests leave, and others take their rows."""
-    rows = rng.permutation(2 * requests)[:requests]
-    generations, contexts = np.ones(requests, dtype=np.int64), rng.integers(64, 1024, requests)
-    asked = np.where(np.arange(requests) % 3 == 0, 20.0 if levels else 0.0, 0.0)
-    for _ in range(steps):
-        yield StepView(
-            rows=rows,
-            generations=generations.copy(),
-            contexts=contexts.copy(),
-            limits=np.full(requests, gamma),
-            levels=asked,
-            progress=rng.uniform(15, 40, requests),
-        )
-        left = rng.random(requests) < LEAVE
-        generations += left
-        contexts = np.where(left, 64, contexts + 3)
+        return noted
 
-
-def jagged_cost(requests: int, gamma: int) -> StepCost:
-    """Times of a machine that is bound by memory at first and has a cliff at every power of two of its tokens."""
-    sizes = sorted({1 << k for k in range(requests.bit_length())} | {requests})
-    points = []
-    for size in sizes:
-        for per_request in range(1, gamma + 2):
-            tokens = size * per_request
-            compute = 2e-5 * tokens + 1e-3 * (tokens - 1).bit_length()
-            points += [
-                Point(size, tokens, size * context, (8e-3 + compute + 2e-9 * size * context,))
-                for context in (128, 1024)
-            ]
-        points.append(Point(size, 0, size * 128, (1e-3 + 5e-6 * size,)))
-    return StepCost(points)
+    for stage in STAGES:
+        setattr(planner, stage, noting(stage, getattr(planner, stage)))
+    return steps
