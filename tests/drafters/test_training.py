@@ -133,6 +133,7 @@ def test_answers_for_which_the_disk_has_no_room_are_written_again(
     assert measure.target_answers(target, str(prompts), **asked)
 
 
+@pytest.mark.slow
 def test_measured_tau_is_that_of_decoding_with_the_drafter(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
     """`measure` must count what draft, verify, accept would: here step by step, with the drafter itself."""
     folder = tmp_path / "run"
@@ -148,6 +149,7 @@ def test_measured_tau_is_that_of_decoding_with_the_drafter(target_folder: Path, 
     assert found.tokens == sum(len(ids) - prompt - 1 for ids, prompt in answers)
 
 
+@pytest.mark.slow
 def test_measured_acceptance_at_a_temperature_is_that_of_speculative_sampling(target_folder: Path) -> None:
     """Walking drawn answers must accept as often as drafts drawn from q are: sum over tokens of min(p, q)."""
     temperature, prompt = 4.0, [1, 4, 6, 7, 2, 9]  # the last token is the anchor, the answer's first

@@ -131,6 +131,7 @@ def test_settings_take_it(folder: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_worker_drafts_and_plans_with_it(folder: Path) -> None:
     tokens, verify_lens = json.loads(run(folder, STEP))
     assert tokens == [[7] * 4] * 2

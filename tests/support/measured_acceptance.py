@@ -187,6 +187,10 @@ class Acceptance:
         return run
 
 
+UNAVAILABLE = mock.Mock(return_value=False)
+"""Made once: a mock takes a millisecond."""
+
+
 @contextmanager
 def chosen(numbers: torch.Tensor) -> Iterator[list[torch.Tensor]]:
     """Acceptance tests have these uniform numbers; what tokens would be drawn by is kept, the last at the end."""
@@ -200,6 +204,6 @@ def chosen(numbers: torch.Tensor) -> Iterator[list[torch.Tensor]]:
         mock.patch.object(worker_sampling, "uniforms", lambda keys, count: numbers[:, :count]),
         mock.patch.object(acceptance, "gumbel_argmax", likeliest),
         mock.patch.object(target_sampling, "gumbel_argmax", likeliest),
-        mock.patch.object(native, "available", return_value=False),
+        mock.patch.object(native, "available", UNAVAILABLE),
     ):
         yield weights

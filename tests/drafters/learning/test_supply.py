@@ -30,6 +30,7 @@ def test_a_store_of_other_layers_is_emptied(tmp_path: Path) -> None:
     assert not (folder / "left").exists()
 
 
+@pytest.mark.slow
 def test_more_general_answers_are_trained_on_and_the_gate_keeps_its_own(tmp_path: Path, learned_target: Path) -> None:
     target, prompts = TargetModel.load(str(learned_target), dtype=torch.float32), tmp_path / "general.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"w{i} w{i // 9}"}) + "\n" for i in range(90)))

@@ -32,6 +32,7 @@ def bench(folder: Path, *words: str) -> int:
     return main(["bench", "drafters", *words, *target, "--count", "3", "--new-tokens", "12", "--dtype", "float32"])
 
 
+@pytest.mark.slow
 def test_drafters_are_compared_along_the_same_answers(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ from outrider.server.cli.main import main
 from outrider.server.machine import hardware
 
 
+@pytest.mark.slow
 def test_losses_are_drawn_where_matplotlib_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -93,6 +93,7 @@ def test_killed_scheduler_ends_everything_with_an_error(own_server: Server) -> N
     wait_until(lambda: not any(child.is_running() for child in children.values()), 30)
 
 
+@pytest.mark.server
 def test_texts_that_cannot_be_made_end_everything_with_an_error(tmp_path: Path, small_target: SmallTarget) -> None:
     """SGLang's detokenizer fails where it has room for fewer requests than there are; it runs beside HTTP."""
     flags = (*small_target.flags("off"), "--max-total-tokens", "4096")

@@ -42,6 +42,7 @@ def counts(value: Any) -> tuple[int, int]:
     return containers, int(isinstance(value, str)) + sum(one[1] for one in found)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(VALUES, st.booleans(), st.lists(st.integers(1, 30)))
 def test_what_is_in_a_body_is_counted_however_it_is_cut(value: Any, plain: bool, cuts: list[int]) -> None:
@@ -53,6 +54,7 @@ def test_what_is_in_a_body_is_counted_however_it_is_cut(value: Any, plain: bool,
     assert (meter.containers, meter.strings) == counts(value)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(VALUES, st.booleans(), st.integers(0, 10**6), st.sampled_from(["", "cut", "drop", "\\", "]", ",", '"']))
 def test_both_parsers_agree(value: Any, plain: bool, at: int, change: str) -> None:

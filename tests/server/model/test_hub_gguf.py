@@ -95,6 +95,7 @@ except UserError as error:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_a_file_is_fetched_by_its_type_and_found_again_offline(hub: str, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     path = fetched("hf.co/OWNER/tiny:q8_0", hub, cache)
@@ -105,6 +106,7 @@ def test_a_file_is_fetched_by_its_type_and_found_again_offline(hub: str, tmp_pat
     assert "not in the local cache" in fetched("OWNER/other:Q8_0", hub, cache, offline=True)
 
 
+@pytest.mark.slow
 def test_all_parts_of_a_split_file_are_fetched(hub: str, tmp_path: Path) -> None:
     path = Path(fetched("https://huggingface.co/OWNER/tiny:Q6_K", hub, tmp_path / "cache"))
     assert sorted(file.name for file in path.parent.iterdir()) == [
@@ -114,6 +116,7 @@ def test_all_parts_of_a_split_file_are_fetched(hub: str, tmp_path: Path) -> None
     assert path.name == "tiny-Q6_K-00001-of-00002.gguf"
 
 
+@pytest.mark.slow
 def test_what_is_not_there_is_named(hub: str, tmp_path: Path) -> None:
     assert fetched("OWNER/tiny:Q5_K_M", hub, tmp_path / "cache") == (
         "OWNER/tiny has no GGUF file of type Q5_K_M; it has Q6_K/tiny-Q6_K, tiny-Q4_1, tiny-Q8_0"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import time, psutil, torch
 from outrider.server.plugin.cpu.free_memory import give_back_free_memory
@@ -26,6 +28,7 @@ print(full, kept, resident())
 """
 
 
+@pytest.mark.slow
 def test_what_is_free_between_blocks_that_stay() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     full, kept, given_back = map(float, done.stdout.split())

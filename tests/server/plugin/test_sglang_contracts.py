@@ -39,6 +39,7 @@ class Inheriting(Theirs):
     """It defines nothing itself."""
 
 
+@pytest.mark.slow
 def test_code_that_ours_rests_on_is_as_it_was_read() -> None:
     """Read what SGLang has changed, change ours where it means something else, then write the fingerprints anew:
     `python tests/support/sglang_contracts.py --write`."""

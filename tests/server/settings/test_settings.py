@@ -59,6 +59,7 @@ def test_a_drafter_for_each_adapter_needs_adapters(smollm2: Model) -> None:
     assert (found.plugin_config.learn_keys, found.learned) == (3, "")
 
 
+@pytest.mark.slow
 def test_every_drafter_with_weights_learns(smollm2: Model, tmp_path: Path) -> None:
     """One that does not come with the model begins as its layers."""
     for drafter in ("dspark", "dflash", "dflash2", "eagle3", "deer", "specdiff"):

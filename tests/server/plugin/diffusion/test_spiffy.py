@@ -262,10 +262,12 @@ def chance_of_blocks(spiffy: Spiffy, expected: Counter[tuple[int, ...]], total: 
     return p_value(counts, expected, total)
 
 
+@pytest.mark.slow
 def test_sampled_blocks_are_distributed_as_enumerated(spiffy: Spiffy) -> None:
     assert chance_of_blocks(spiffy, enumerated([MASK] * BLOCK)) > 1e-4
 
 
+@pytest.mark.slow
 def test_logits_that_are_too_far_apart_are_noticed(spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, said = enumerated([MASK] * BLOCK), Model.logits
     monkeypatch.setattr(Model, "logits", staticmethod(lambda *seen: 1.6 * said(*seen)))

@@ -41,6 +41,7 @@ def step(planning, *accepted):
     return admission
 
 
+@pytest.mark.slow
 def test_an_adapter_where_drafts_fail_has_a_calibration_of_its_own(planning):
     first = step(planning, GAMMA + 1, 1)
     torch.testing.assert_close(first.confidence, torch.full((2, GAMMA), 0.9))
