@@ -16,7 +16,8 @@ from ..training.batches import BatchMaker
 from ..training.forward import frozen_part
 from ..training.store import Sequence
 from ..training.target import TargetModel
-from .gate import Followed, drafts_of, follow
+from ..training.validate import drafts_of
+from .gate import Followed, follow
 from .start import FROM_TARGET, schedule_of
 
 

@@ -7,28 +7,15 @@ one prompt asked often is one observation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from functools import partial
 
 import numpy as np
 import torch
 
-from outrider.kernels.sampling import Rules
-
-from ..base import DraftBatch
-from ..block.model import BlockModel, TrainedModel
-from ..block.sampling import sample_block, sample_parallel, sample_path
-from ..confidence import own_confidence
-from ..diffusion.denoise import Schedule, denoise
-from ..diffusion.model import DiffusionModel
-from ..eagle.model import EagleModel
-from ..training.batches import BatchMaker, Step, anchor_range
-from ..training.forward import FrozenTarget, hidden_states
-from ..training.masked import block_states
-from ..training.paths import lattice
+from ..training.batches import BatchMaker, Step
 from ..training.store import Sequence
-from ..training.validate import steps_along
+from ..training.validate import Drafts, runs_along, steps_along
 
 RESAMPLES = 2000
 LEAST_PROMPTS, LEAST_TOKENS, FEWEST_PROMPTS = 8, 400, 6
@@ -37,8 +24,6 @@ GENERAL_KEPT = 0.98
 """Smallest tau on general answers, relative to the drafter in use and to the one the server started with."""
 FIRST_TAU = 1.3
 """Smallest tau of the first drafter, where none is in use."""
-CHUNK = 64
-"""Anchors drafted for at once: their logits are in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,91 +49,23 @@ def tau(answers: Iterable[Followed]) -> float:
     return sum(a.tokens for a in answers) / sum(a.steps for a in answers) if answers else 1.0
 
 
-Drafts = Callable[[Step], tuple[torch.Tensor, torch.Tensor]]
-"""Step -> tokens and confidences [A, gamma] drafted behind its anchors, as they are served at temperature 0."""
-
-
 @torch.inference_mode()
 def follow(drafts: Drafts, maker: BatchMaker, sequences: Iterable[Sequence]) -> list[Followed]:
     """Follow each answer with a drafter; maker: cuts steps for it."""
-    gamma, found = maker.config.gamma, []
+    found = []
     for s in sequences:
-        low, high = anchor_range(s)
-        runs: list[int] = []
-        sure = []
-        for part in torch.arange(low, high).split(CHUNK):
-            step = maker.cut([s], [part], gamma)
+        sure: list[torch.Tensor] = []
+
+        def hits(step: Step, sure: list[torch.Tensor] = sure) -> torch.Tensor:
             tokens, confidence = drafts(step)
-            right = (tokens == step.tokens[:, 1:]) & step.valid
-            runs += right.long().cumprod(-1).sum(-1).tolist()
             sure.append(confidence.float().cpu())
-        places, reach, accepted = steps_along(runs, high - low, gamma)
-        found.append(
-            Followed(
-                high - low, torch.cat(sure)[places].numpy(), np.array(accepted, np.int64), np.array(reach, np.int64)
-            )
-        )
+            return tokens == step.tokens[:, 1:]
+
+        runs = runs_along(maker, s, hits)
+        places, reach, accepted = steps_along(runs, len(runs), maker.config.gamma)
+        confidence = torch.cat(sure)[places].numpy()
+        found.append(Followed(len(runs), confidence, np.array(accepted, np.int64), np.array(reach, np.int64)))
     return found
-
-
-def drafts_of(model: TrainedModel, frozen: FrozenTarget, schedule: Schedule | None) -> Drafts:
-    """`Drafts` of any kind of drafter; schedule: of one that denoises."""
-    if isinstance(model, DiffusionModel):
-        assert schedule is not None
-        return partial(denoised, model, frozen, schedule)
-    assert isinstance(model, BlockModel | EagleModel)
-    return partial(drafted, model, frozen)
-
-
-def drafted(model: BlockModel | EagleModel, frozen: FrozenTarget, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
-    """`Drafts` of a block drafter or an EAGLE-3 head. The head's are behind the answer's tokens, which are its own as
-    far as they are accepted."""
-    count, gamma = step.valid.shape
-    zeros = step.anchors.new_zeros(count)
-    batch = DraftBatch(
-        anchors=step.anchors, seq_lens=zeros, page_table=zeros[:0, None].int(), rows=zeros,
-        temperatures=zeros.float(), keys=zeros[:, None].expand(-1, gamma), all_greedy=True, wants_probs=False,
-    )  # fmt: skip
-    hidden = hidden_states(model, frozen, step, gamma)
-    if isinstance(model, BlockModel) and model.selector is not None:
-        paths = lattice(model, frozen, step, hidden)
-        tokens, _, confidence = sample_path(*paths, batch, vocab_size=model.config.vocab_size)
-        return tokens, confidence
-    logits = hidden @ frozen.head.T
-    if isinstance(model, EagleModel):
-        q = logits.float().softmax(-1)
-        sure = own_confidence(q.flatten(0, 1), batch.temperatures.repeat_interleave(gamma))
-        return model.vocab[q.argmax(-1)], sure.view(count, gamma)
-    if model.markov_head is None:
-        tokens, _, confidence = sample_parallel(logits, batch, vocab=model.vocab)
-    else:
-        markov, confident = model.markov_head, model.confidence_head
-        tokens, _, confidence = sample_block(
-            logits, hidden, batch, vocab=model.vocab, markov=markov, confidence=confident
-        )
-    return tokens, confidence
-
-
-def denoised(
-    model: DiffusionModel, frozen: FrozenTarget, schedule: Schedule, step: Step
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`Drafts` of a diffusion drafter."""
-    count, gamma = step.valid.shape
-    zeros = step.anchors.new_zeros(count)
-
-    def predict(
-        tokens: torch.Tensor, revealed: torch.Tensor, columns: slice
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        ids = torch.cat([step.anchors[:, None], tokens[:, :-1]], 1)
-        states = block_states(model, frozen, step, ids, revealed[:, :-1])[:, columns]
-        sure = model.confidence_head
-        return states @ frozen.head.T, None if sure is None else torch.sigmoid(sure(states, states).float())
-
-    tokens, _, confidence = denoise(
-        predict, schedule, Rules(zeros.float()), zeros[:, None].expand(-1, gamma), vocab=model.vocab, wants_probs=False,
-        all_greedy=True,
-    )  # fmt: skip
-    return tokens, confidence
 
 
 @dataclass(frozen=True, slots=True)

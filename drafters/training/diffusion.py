@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
-from ..acceptance import Acceptance
 from ..diffusion.denoise import Schedule
 from ..diffusion.model import DiffusionModel
 from .batches import BatchMaker, Step
 from .forward import FrozenTarget
 from .loop import DraftRun, Recipe, learn_from
 from .masked import MaskedStep, block_states, mask_blocks, masked_anywhere, masked_at_the_end
-from .store import Sequence
-from .validate import acceptance, denoised_hits
 
 
 class DiffusionRun(DraftRun[DiffusionModel]):
-    """Stage I, or stage II where there is an `alpha`.
-
-    schedule: of the greedy drafting that is measured.
-    """
+    """Stage I, or stage II where there is an `alpha`."""
 
     def __init__(
         self,
@@ -53,7 +46,3 @@ class DiffusionRun(DraftRun[DiffusionModel]):
         hidden = block_states(self.model, self.frozen, step, step.tokens[:, :-1], batch.revealed)
         loss_weights = recipe.losses(self.step)
         return learn_from(self.model, self.frozen, step, hidden, loss_weights, alpha_conf=recipe.alpha_conf)
-
-    def acceptance(self, sequences: Iterable[Sequence]) -> Acceptance:
-        maker = self.maker()
-        return acceptance(denoised_hits(self.model, self.frozen, maker.columns, self.schedule), maker, sequences)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -15,9 +15,9 @@ from tqdm import tqdm
 
 from outrider.storage.replacing import replacing
 
-from ..acceptance import Acceptance
 from ..block.config import BlockConfig
 from ..block.model import BlockModel, DraftModel, TrainedModel
+from ..diffusion.denoise import Schedule
 from ..eagle.model import EagleModel
 from ..networks import network_of
 from .batches import BatchMaker, Step
@@ -27,8 +27,8 @@ from .loss import LossWeights, confidence_loss, draft_loss
 from .optimise import Optimiser, learning_rate
 from .paths import path_loss
 from .resident import training_steps
-from .store import FeatureStore, Sequence
-from .validate import acceptance, block_hits
+from .store import FeatureStore
+from .validate import acceptance, hits_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -321,9 +321,10 @@ class Means:
 
 
 class DraftRun(TrainingRun[Model]):
-    """Training of a drafter."""
+    """Training of a drafter. schedule: of the greedy drafting that is measured, where it denoises."""
 
     measured = "tau"
+    schedule: Schedule | None = None
 
     @abstractmethod
     def maker(self) -> BatchMaker:
@@ -341,14 +342,12 @@ class DraftRun(TrainingRun[Model]):
         )  # fmt: skip
         return (self.batch(step, number) for number, step in enumerate(steps, self.step))
 
-    @abstractmethod
-    def acceptance(self, sequences: Iterable[Sequence]) -> Acceptance:
-        """Quality of greedy drafting along answers."""
-
     def validate(self, store: FeatureStore, numbers: list[int], which: str) -> float:
         """tau on greedy answers, of the weights that would be saved."""
+        maker = self.maker()
         with self.optimiser.averaged():
-            found = self.acceptance(store[i] for i in numbers)
+            hits = hits_of(self.model, self.frozen, maker.columns, self.schedule)
+            found = acceptance(hits, maker, (store[i] for i in numbers))
         shown = " ".join("-" if c is None else f"{c:.2f}" for c in found.conditional)
         tqdm.write(f"step {self.step}, {which}: tau {found.accepted_length:.3f}, by position {shown}")
         return found.accepted_length
@@ -367,10 +366,6 @@ class Run(DraftRun[Reader]):
     def learn(self, batch: Step) -> dict[str, torch.Tensor]:
         recipe = self.recipe
         return train_step(self.model, self.frozen, batch, recipe.losses(self.step), alpha_conf=recipe.alpha_conf)
-
-    def acceptance(self, sequences: Iterable[Sequence]) -> Acceptance:
-        maker = self.maker()
-        return acceptance(block_hits(self.model, self.frozen, maker.columns), maker, sequences)
 
 
 def plot_losses(table: Path, figure: Figure) -> None:

@@ -19,9 +19,8 @@ from ..acceptance import Acceptance
 from ..block import check_target, target_identity
 from ..block.config import READING_KINDS
 from ..block.errors import CheckpointError
-from ..block.model import BlockModel, TrainedModel
+from ..block.model import TrainedModel
 from ..diffusion.denoise import make_schedule
-from ..diffusion.model import DiffusionModel
 from ..eagle.config import EagleConfig
 from ..eagle.model import EagleModel
 from ..networks import load_any, not_trained, read_config
@@ -32,7 +31,7 @@ from .forward import frozen_part
 from .prompts import read_samples
 from .store import Sequence
 from .target import TargetModel
-from .validate import Chances, Steps, block_hits, denoised_hits, sequence_acceptance, walk
+from .validate import Chances, Steps, acceptance, hits_of, walk
 
 Answer = tuple[list[int], int]
 """(ids of a prompt and its answer, prompt length)"""
@@ -110,13 +109,8 @@ def measure(
         model = _load(arm.folder, target).to(target.device)
         frozen = frozen_part(model, target)
         maker = BatchMaker(model.config, model.vocab, device=target.device)
-        if isinstance(model, BlockModel | EagleModel):
-            hits.append(block_hits(model, frozen, maker.columns))
-        else:
-            assert isinstance(model, DiffusionModel)
-            assert arm.schedule is not None
-            order, passes = arm.schedule
-            hits.append(denoised_hits(model, frozen, maker.columns, make_schedule(order, model.config.gamma, passes)))
+        schedule = make_schedule(arm.schedule[0], model.config.gamma, arm.schedule[1]) if arm.schedule else None
+        hits.append(hits_of(model, frozen, maker.columns, schedule))
         makers.append(maker)
         layers.append(model.config.target_layers)
     totals = [Acceptance.empty(maker.config.gamma) for maker in makers]
@@ -129,5 +123,5 @@ def measure(
         for i in range(len(arms)):
             if layers[i] not in read:
                 read[layers[i]] = sequence_features(target, [(ids, prompt)], layers[i], 1)[0]
-            totals[i] += sequence_acceptance(hits[i], makers[i], read[layers[i]], chances, steps=steps)
+            totals[i] += acceptance(hits[i], makers[i], [read[layers[i]]], chances, steps=steps)
     return totals

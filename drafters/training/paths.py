@@ -54,15 +54,6 @@ def scores_behind(tokens: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor)
     return scores.take_along_dim(places[:, :, None, None], 2)[:, :, 0], known
 
 
-def greedy_path(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """Tokens [A, G] drafted at temperature 0."""
-    place, tokens = torch.zeros_like(ids[:, 0, :1]), []
-    for k in range(ids.shape[1]):
-        place = scores[:, k].take_along_dim(place[:, :, None], 1)[:, 0].argmax(-1, keepdim=True)
-        tokens.append(ids[:, k].gather(1, place))
-    return torch.cat(tokens, 1)
-
-
 def path_loss(
     model: BlockModel, frozen: FrozenTarget, step: Step, hidden: torch.Tensor, loss_weights: LossWeights
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -13,18 +13,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+from outrider.kernels.sampling import Rules
+
 from ..acceptance import Acceptance
+from ..base import DraftBatch
 from ..block.model import BlockModel, TrainedModel
-from ..diffusion.denoise import Schedule
+from ..block.sampling import sample_block, sample_parallel, sample_path
+from ..confidence import own_confidence
+from ..diffusion.denoise import Schedule, denoise
 from ..diffusion.model import DiffusionModel
 from ..eagle.model import EagleModel
 from .batches import BatchMaker, Step, anchor_range
 from .forward import FrozenTarget, hidden_states
 from .masked import block_states
-from .paths import greedy_path, lattice, scores_behind
+from .paths import lattice, scores_behind
 from .store import Sequence
 
 
@@ -41,26 +47,74 @@ class Chances:
     generator: torch.Generator
 
 
-def greedy_tokens(
-    model: TrainedModel, frozen: FrozenTarget, hidden: torch.Tensor, anchors: torch.Tensor
-) -> torch.Tensor:
-    """Blocks [A, gamma] drafted at temperature 0 from hidden states [A, gamma, d] behind anchors [A]."""
-    head, previous, out = model.markov_head, anchors, []
-    state = head.start(hidden) if head else hidden
-    for k in range(hidden.shape[1]):
-        logits = (hidden[:, k] @ frozen.head.T).float()
-        if head:
-            state, latent = head.step(state, head.w1(previous), hidden[:, k])
-            logits += head.w2(latent)
-        previous = model.vocab[logits.argmax(-1)]
-        out.append(previous)
-    return torch.stack(out, 1)
+Drafts = Callable[[Step], tuple[torch.Tensor, torch.Tensor]]
+"""Step -> tokens and confidences [A, gamma] drafted behind its anchors, as they are served at temperature 0."""
 
 
-def kept(logits: torch.Tensor, step: Step, columns: torch.Tensor, chances: Chances, first: int = 0) -> torch.Tensor:
-    """[A, M] bool, acceptance of each token from the `first` behind the anchors on, drawn as speculative sampling would
-    have; logits: [A, M, V'] float32 of these; columns: [V] draft column of every token, -1 where lacking."""
-    reach = torch.arange(first + 1, first + 1 + logits.shape[1], device=logits.device)
+def drafts_of(model: TrainedModel, frozen: FrozenTarget, schedule: Schedule | None) -> Drafts:
+    """`Drafts` of any kind of drafter; schedule: of one that denoises."""
+    if isinstance(model, DiffusionModel):
+        assert schedule is not None
+        return partial(denoised, model, frozen, schedule)
+    assert isinstance(model, BlockModel | EagleModel)
+    return partial(drafted, model, frozen)
+
+
+def drafted(model: BlockModel | EagleModel, frozen: FrozenTarget, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+    """`Drafts` of a block drafter or an EAGLE-3 head. The head's are behind the answer's tokens, which are its own as
+    far as they are accepted."""
+    count, gamma = step.valid.shape
+    zeros = step.anchors.new_zeros(count)
+    batch = DraftBatch(
+        anchors=step.anchors, seq_lens=zeros, page_table=zeros[:0, None].int(), rows=zeros,
+        temperatures=zeros.float(), keys=zeros[:, None].expand(-1, gamma), all_greedy=True, wants_probs=False,
+    )  # fmt: skip
+    hidden = hidden_states(model, frozen, step, gamma)
+    if isinstance(model, BlockModel) and model.selector is not None:
+        paths = lattice(model, frozen, step, hidden)
+        tokens, _, confidence = sample_path(*paths, batch, vocab_size=model.config.vocab_size)
+        return tokens, confidence
+    logits = hidden @ frozen.head.T
+    if isinstance(model, EagleModel):
+        q = logits.float().softmax(-1)
+        sure = own_confidence(q.flatten(0, 1), batch.temperatures.repeat_interleave(gamma))
+        return model.vocab[q.argmax(-1)], sure.view(count, gamma)
+    if model.markov_head is None:
+        tokens, _, confidence = sample_parallel(logits, batch, vocab=model.vocab)
+    else:
+        markov, confident = model.markov_head, model.confidence_head
+        tokens, _, confidence = sample_block(
+            logits, hidden, batch, vocab=model.vocab, markov=markov, confidence=confident
+        )
+    return tokens, confidence
+
+
+def denoised(
+    model: DiffusionModel, frozen: FrozenTarget, schedule: Schedule, step: Step
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`Drafts` of a diffusion drafter."""
+    count, gamma = step.valid.shape
+    zeros = step.anchors.new_zeros(count)
+
+    def predict(
+        tokens: torch.Tensor, revealed: torch.Tensor, columns: slice
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        ids = torch.cat([step.anchors[:, None], tokens[:, :-1]], 1)
+        states = block_states(model, frozen, step, ids, revealed[:, :-1])[:, columns]
+        sure = model.confidence_head
+        return states @ frozen.head.T, None if sure is None else torch.sigmoid(sure(states, states).float())
+
+    tokens, _, confidence = denoise(
+        predict, schedule, Rules(zeros.float()), zeros[:, None].expand(-1, gamma), vocab=model.vocab, wants_probs=False,
+        all_greedy=True,
+    )  # fmt: skip
+    return tokens, confidence
+
+
+def kept(logits: torch.Tensor, step: Step, columns: torch.Tensor, chances: Chances) -> torch.Tensor:
+    """[A, M] bool, acceptance of each token behind the anchors, drawn as speculative sampling would have; logits:
+    [A, M, V'] float32 of these; columns: [V] draft column of every token, -1 where lacking."""
+    reach = torch.arange(1, 1 + logits.shape[1], device=logits.device)
     places = columns[step.tokens[:, reach].to(columns.device)].to(logits.device)
     drafted = (logits / chances.temperature).log_softmax(-1).gather(-1, places.clamp_min(0)[..., None])[..., 0]
     drafted = drafted.exp() * (places >= 0)
@@ -74,51 +128,44 @@ Hits = Callable[[Step, Chances | None], torch.Tensor]
 """Step -> tokens [A, gamma] bool behind its anchors that a draft hits: greedy, or drawn where there are chances."""
 
 
-def block_hits(model: BlockModel | EagleModel, frozen: FrozenTarget, columns: torch.Tensor) -> Hits:
-    """Hits of a block drafter or an EAGLE-3 head; columns: as of `kept`.
+def hits_of(model: TrainedModel, frozen: FrozenTarget, columns: torch.Tensor, schedule: Schedule | None) -> Hits:
+    """Hits of any kind of drafter; columns: as of `kept`, schedule: as of `drafts_of`.
 
-    A path's token behind one that is no candidate is never looked at: that one is not drafted.
+    What is drafted behind a token that is no hit is never looked at: that one ends the draft.
     """
+    drafts = drafts_of(model, frozen, schedule)
 
     def hits(step: Step, chances: Chances | None) -> torch.Tensor:
-        hidden = hidden_states(model, frozen, step, step.valid.shape[1])
-        if isinstance(model, BlockModel) and model.selector is not None:
-            ids, scores = lattice(model, frozen, step, hidden)
-            if chances is None:
-                return greedy_path(ids, scores) == step.tokens[:, 1:]
-            own, _ = scores_behind(step.tokens[:, :-1], ids, scores)
-            logits = own.new_full((*own.shape[:2], len(frozen.head)), -torch.inf).scatter(-1, ids, own)
-            return kept(logits, step, columns, chances)
         if chances is None:
-            return greedy_tokens(model, frozen, hidden, step.anchors) == step.tokens[:, 1:]
-        logits = (hidden @ frozen.head.T).float()
-        if model.markov_head is not None:
-            logits += model.markov_head.w2(model.markov_head.latents(step.tokens[:, :-1], hidden))
-        return kept(logits, step, columns, chances)
+            return drafts(step)[0] == step.tokens[:, 1:]
+        return kept(logits_along(model, frozen, step, schedule), step, columns, chances)
 
     return hits
 
 
-def denoised_hits(model: DiffusionModel, frozen: FrozenTarget, columns: torch.Tensor, schedule: Schedule) -> Hits:
-    """Hits of a diffusion drafter that denoises from left to right: while it hits, what it reveals is the answer."""
-    if schedule.pick is not None:
-        raise ValueError("drafts can be followed along an answer where they are denoised from left to right alone")
-
-    def hits(step: Step, chances: Chances | None) -> torch.Tensor:
-        found, done = [], 0
+def logits_along(model: TrainedModel, frozen: FrozenTarget, step: Step, schedule: Schedule | None) -> torch.Tensor:
+    """Logits [A, gamma, V'] float32 of every token behind the anchors, while those before are the answer's."""
+    if isinstance(model, DiffusionModel):
+        assert schedule is not None
+        if schedule.pick is not None:
+            raise ValueError("drafts can be followed along an answer where they are denoised from left to right alone")
+        states, done = [], 0
         for count in schedule.counts:
             known = torch.arange(model.config.gamma - 1, device=step.anchors.device) < done
-            states = block_states(model, frozen, step, step.tokens[:, :-1], known.expand(len(step.anchors), -1))
-            logits = (states[:, done : done + count] @ frozen.head.T).float()
-            if chances is None:
-                tokens = model.vocab.to(logits.device)[logits.argmax(-1)]
-                found.append(tokens == step.tokens[:, done + 1 : done + 1 + count])
-            else:
-                found.append(kept(logits, step, columns, chances, done))
+            found = block_states(model, frozen, step, step.tokens[:, :-1], known.expand(len(step.anchors), -1))
+            states.append(found[:, done : done + count])
             done += count
-        return torch.cat(found, 1)
-
-    return hits
+        return (torch.cat(states, 1) @ frozen.head.T).float()
+    assert isinstance(model, BlockModel | EagleModel)
+    hidden = hidden_states(model, frozen, step, step.valid.shape[1])
+    if isinstance(model, BlockModel) and model.selector is not None:
+        ids, scores = lattice(model, frozen, step, hidden)
+        own, _ = scores_behind(step.tokens[:, :-1], ids, scores)
+        return own.new_full((*own.shape[:2], len(frozen.head)), -torch.inf).scatter(-1, ids, own)
+    logits = (hidden @ frozen.head.T).float()
+    if model.markov_head is not None:
+        logits += model.markov_head.w2(model.markov_head.latents(step.tokens[:, :-1], hidden))
+    return logits
 
 
 def walk(runs: list[int], length: int, gamma: int) -> Acceptance:
@@ -154,30 +201,27 @@ Steps = Callable[[list[int], int, int], Acceptance]
 """`walk` or `everywhere`."""
 
 
-@torch.inference_mode()
-def sequence_acceptance(
-    hits: Hits,
-    maker: BatchMaker,
-    s: Sequence,
-    chances: Chances | None = None,
-    *,
-    steps: Steps = walk,
-    chunk: int = 256,
-) -> Acceptance:
-    """Acceptance of drafting along one answer: greedy, or drawn where `chances` are given."""
-    gamma = maker.config.gamma
-    low, high = anchor_range(s)
+CHUNK = 64
+"""Anchors drafted for at once: their logits are in memory."""
+
+
+def runs_along(maker: BatchMaker, s: Sequence, hits: Callable[[Step], torch.Tensor]) -> list[int]:
+    """Tokens of a draft that are accepted behind each token of an answer that another follows; hits: [A, gamma] bool
+    of a step."""
     runs: list[int] = []
-    for part in torch.arange(low, high).split(chunk):
-        step = maker.cut([s], [part], gamma)
-        right = hits(step, chances) & step.valid
-        runs += right.long().cumprod(-1).sum(-1).tolist()
-    return steps(runs, high - low, gamma)
+    for part in torch.arange(*anchor_range(s)).split(CHUNK):
+        step = maker.cut([s], [part], maker.config.gamma)
+        runs += (hits(step) & step.valid).long().cumprod(-1).sum(-1).tolist()
+    return runs
 
 
-def acceptance(hits: Hits, maker: BatchMaker, sequences: Iterable[Sequence]) -> Acceptance:
-    """Acceptance of greedy drafting over several answers."""
+@torch.inference_mode()
+def acceptance(
+    hits: Hits, maker: BatchMaker, sequences: Iterable[Sequence], chances: Chances | None = None, *, steps: Steps = walk
+) -> Acceptance:
+    """Acceptance of drafting along answers: greedy, or drawn where `chances` are given."""
     total = Acceptance.empty(maker.config.gamma)
     for s in sequences:
-        total = total + sequence_acceptance(hits, maker, s)
+        runs = runs_along(maker, s, lambda step: hits(step, chances))
+        total += steps(runs, len(runs), maker.config.gamma)
     return total

@@ -13,9 +13,9 @@ from outrider.drafters.base import Features
 from outrider.drafters.block import BlockConfig, BlockDrafter, CheckpointError, checkpoint
 from outrider.drafters.block.heads import GREEDY, SAMPLED
 from outrider.drafters.training.batches import BatchMaker
-from outrider.drafters.training.forward import FrozenTarget, hidden_states
+from outrider.drafters.training.forward import FrozenTarget
 from outrider.drafters.training.store import Sequence
-from outrider.drafters.training.validate import greedy_tokens
+from outrider.drafters.training.validate import drafted
 
 LENGTHS = (9, 30, 1)
 
@@ -56,8 +56,7 @@ def test_drafts_what_the_training_forward_predicts(config: BlockConfig) -> None:
         whole = torch.cat([hidden, hidden.new_zeros(config.gamma + 1, hidden.shape[1])])
         sequence = Sequence(tokens, length, whole, none.long(), none)
         step = maker.cut([sequence], [torch.tensor([length])], config.gamma)
-        hidden = hidden_states(drafter.model, frozen, step, config.gamma)
-        assert torch.equal(draft.tokens[row], greedy_tokens(drafter.model, frozen, hidden, step.anchors)[0])
+        assert torch.equal(draft.tokens[row], drafted(drafter.model, frozen, step)[0][0])
 
 
 def test_weights_exchanged_while_it_serves(config: BlockConfig, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from outrider.drafters.training.loop import checkpoint_model
 from outrider.drafters.training.masked import mask_blocks, masked_anywhere, masked_at_the_end
 from outrider.drafters.training.store import Sequence
 from outrider.drafters.training.target import TargetModel
-from outrider.drafters.training.validate import denoised_hits
+from outrider.drafters.training.validate import hits_of, logits_along
 
 SIZE = 7
 
@@ -101,7 +101,7 @@ def test_what_is_measured_is_what_is_drafted(order: str, steps: int) -> None:
     maker = BatchMaker(config, model.vocab, device=torch.device("cpu"))
     step = maker.cut([sequence], [anchors], config.gamma)
     frozen, schedule = FrozenTarget(embedding, head[model.vocab]), make_schedule(order, config.gamma, steps)
-    measured = denoised_hits(model, frozen, maker.columns, schedule)(step, None).long().cumprod(1).sum(1)
+    measured = hits_of(model, frozen, maker.columns, schedule)(step, None).long().cumprod(1).sum(1)
 
     served = DiffusionDrafter(model, embedding=embedding, head=head, denoising_steps=steps, denoising_order=order)
     served.allocate(128)
@@ -122,11 +122,12 @@ def test_what_is_measured_is_what_is_drafted(order: str, steps: int) -> None:
 
 
 def test_what_is_revealed_out_of_order_cannot_be_followed() -> None:
-    model = make_diffusion(DIFFUSION)
+    maker = BatchMaker(DIFFUSION, torch.arange(96), device=torch.device("cpu"))
+    none = torch.zeros(10, 4)
+    step = maker.cut([Sequence(torch.arange(20), 10, torch.empty(20, 0), none.long(), none)], [torch.tensor([11])], 4)
+    frozen = FrozenTarget(torch.empty(0), torch.empty(0))
     with pytest.raises(ValueError, match="from left to right alone"):
-        denoised_hits(
-            model, FrozenTarget(torch.empty(0), torch.empty(0)), torch.empty(0), make_schedule("certain", 4, 2)
-        )
+        logits_along(make_diffusion(DIFFUSION), frozen, step, make_schedule("certain", 4, 2))
 
 
 def test_masks_of_stage_one_weigh_what_they_are_rare() -> None:

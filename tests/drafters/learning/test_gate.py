@@ -18,7 +18,7 @@ from outrider.drafters.commands.train import read_drafter
 from outrider.drafters.diffusion.denoise import Schedule
 from outrider.drafters.learning import gate
 from outrider.drafters.learning.candidates import mixed
-from outrider.drafters.learning.gate import Followed, compare, drafts_of, follow, ratio_interval
+from outrider.drafters.learning.gate import Followed, compare, follow, ratio_interval
 from outrider.drafters.learning.start import KINDS, fresh_drafter, schedule_of, settings
 from outrider.drafters.training.batches import BatchMaker, anchor_range
 from outrider.drafters.training.features import sequence_features
@@ -26,6 +26,7 @@ from outrider.drafters.training.forward import frozen_part
 from outrider.drafters.training.loop import Recipe, Run
 from outrider.drafters.training.store import Sequence
 from outrider.drafters.training.target import TargetModel
+from outrider.drafters.training.validate import drafts_of
 
 
 @pytest.fixture(scope="module")
