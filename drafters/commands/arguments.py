@@ -174,6 +174,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     loss.add_argument(
         "--survival-weights",
+        dest="survival",
         action="store_true",
         help="weigh a position by the chance that verification gets there: the product of the acceptances before it",
     )

@@ -1,9 +1,10 @@
-"""Shapes of drafters before their first step, from the flags, the target and the answers."""
+"""Drafters before their first step: shape and weights, from the flags, the target and the answers."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,18 @@ import torch
 
 from outrider.storage import replacing
 
+from .. import registry
 from ..block import checkpoint
 from ..block.choosing import CodebookChoosing, Convolution
 from ..block.config import BlockConfig
+from ..block.model import BlockModel, TrainedModel
+from ..diffusion.model import DiffusionModel
 from ..eagle.config import EagleConfig
+from ..eagle.model import EagleModel
+from ..training.start import start_diffusion, start_eagle, start_from_target
 from ..training.store import FeatureStore
 from ..training.target import TargetModel
+from .arguments import CONVERSION, DIFFUSION_STAGES
 
 CONVOLUTION = Convolution(taps=2, group=16)
 """DFlash 2's, as published."""
@@ -28,6 +35,13 @@ def spread_layers(count: int, kind: str) -> tuple[int, ...]:
     last, wanted = max(0, count - 2), 3 if kind == EagleConfig.kind else 5
     wanted, first = min(wanted, max(1, count - 1)), min(1, last)
     return tuple(dict.fromkeys(round(first + (last - first) * i / max(1, wanted - 1)) for i in range(wanted)))
+
+
+def target_layers(kind: str, target: TargetModel, wanted: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Layers of the target that a fresh drafter reads: those `wanted`, where it reads any."""
+    if kind in (*DIFFUSION_STAGES, CONVERSION):
+        return ()
+    return tuple(wanted or spread_layers(target.config.num_hidden_layers, kind))
 
 
 def layer_shape(args: argparse.Namespace, target: TargetModel) -> dict[str, Any]:
@@ -76,9 +90,49 @@ def make_config(args: argparse.Namespace, kind: str, target: TargetModel, layers
     )
 
 
-def make_eagle_config(args: argparse.Namespace, target: TargetModel, layers: tuple[int, ...]) -> EagleConfig:
-    """Shape of an EAGLE-3 head."""
-    return EagleConfig(**layer_shape(args, target), target_hidden_size=target.config.hidden_size, target_layers=layers)
+def drafter_config(
+    args: argparse.Namespace, kind: str, target: TargetModel, layers: tuple[int, ...]
+) -> BlockConfig | EagleConfig:
+    """Shape of a drafter that reads these layers of the target."""
+    if kind == EagleConfig.kind:
+        size = target.config.hidden_size
+        return EagleConfig(**layer_shape(args, target), target_hidden_size=size, target_layers=layers)
+    return make_config(args, registry.find(kind).kind or kind, target, layers)
+
+
+def fresh_drafter(
+    args: argparse.Namespace, config: BlockConfig | EagleConfig, target: TargetModel, vocab: torch.Tensor | None,
+    tokens: torch.Tensor,
+) -> TrainedModel:  # fmt: skip
+    """A drafter of the target's layers, or of random weights where --start says so, in float32; raises ValueError where
+    their shape does not allow it.
+
+    vocab: [V'] int64, the tokens it drafts. tokens: [S] a text, by which the sizes of queries and keys are measured.
+    """
+    torch.manual_seed(args.seed)
+    from_target = args.start == "target"
+    if isinstance(config, EagleConfig):
+        head = EagleModel.fresh(config, vocab)
+        if from_target:
+            start_eagle(head, target)
+        return head
+    if config.kind == "diffusion":
+        denoiser = DiffusionModel(config, vocab)
+        start_diffusion(denoiser, target, start_layers(args, config, target) if from_target else None)
+        return denoiser
+    model = BlockModel(config, vocab)
+    if from_target:
+        start_from_target(model, target, tokens)
+    return model
+
+
+def start_layers(args: argparse.Namespace, config: BlockConfig, target: TargetModel) -> list[int]:
+    """The target's layers that a diffusion drafter's begin as; raises ValueError for numbers that do not fit."""
+    last = target.config.num_hidden_layers - 1
+    layers = args.start_layers or [*range(config.num_layers - 1), last]
+    if len(layers) != config.num_layers or not all(0 <= i <= last for i in layers):
+        raise ValueError(f"--start-layers {layers}: expected {config.num_layers} numbers in 0..{last}")
+    return layers
 
 
 def draft_vocabulary(store: FeatureStore, config: BlockConfig | EagleConfig, path: Path) -> torch.Tensor | None:
@@ -89,7 +143,7 @@ def draft_vocabulary(store: FeatureStore, config: BlockConfig | EagleConfig, pat
     if not config.draft_vocab_size:
         return None
     if not path.exists():
-        counts = torch.from_numpy(store.token_counts(config.vocab_size))
+        counts = store.token_counts(config.vocab_size)
         likeliest = counts.topk(config.draft_vocab_size).indices.sort().values.tolist()
         replacing.replace({path: json.dumps(likeliest)})
     return torch.tensor(json.loads(path.read_text()))

@@ -15,7 +15,8 @@ import argparse
 import json
 import math
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,13 @@ from outrider.storage import replacing
 
 from .. import networks, registry
 from ..block import checkpoint
-from ..block.config import BLOCK_KINDS, BlockConfig, check_layers
+from ..block.config import BLOCK_KINDS, check_layers
 from ..block.model import BlockModel, TrainedModel
 from ..conversion import delta
 from ..conversion.layout import Layout
 from ..conversion.model import convert, spare_token
 from ..conversion.run import ConversionRun
-from ..diffusion.denoise import make_schedule
+from ..diffusion.denoise import Schedule, make_schedule
 from ..diffusion.model import DiffusionModel
 from ..eagle.config import EagleConfig
 from ..eagle.model import EagleModel
@@ -41,15 +42,15 @@ from ..training.diffusion import DiffusionRun
 from ..training.features import build_store, sample_texts
 from ..training.forward import frozen_part
 from ..training.logs import LogReader, held_out_prompts, written_by_target
-from ..training.loop import Recipe, Run, TrainingRun
+from ..training.loop import DraftRun, Recipe, Run, TrainingRun
 from ..training.openings import drawn_openings
 from ..training.prompts import Sample, read_samples
-from ..training.start import start_diffusion, start_eagle, start_from_target, start_markov, start_vectors
+from ..training.start import start_markov
 from ..training.store import FeatureStore
 from ..training.synthesise import FeatureSink, answer, write_prompts
 from ..training.target import TargetModel, keep_freed_memory
 from .arguments import CONVERSION, DIFFUSION_STAGES
-from .shapes import draft_vocabulary, make_config, make_eagle_config, spread_layers
+from .shapes import draft_vocabulary, drafter_config, fresh_drafter, make_config, target_layers
 
 AUTHORS = {
     "dflash": {"alpha_ce": 1.0, "alpha_ce_start": 1.0, "alpha_tv": 0.0, "alpha_kl": 0.0},
@@ -87,21 +88,9 @@ def gather_samples(
     return samples
 
 
-def start(
-    args: argparse.Namespace, model: BlockModel, target: TargetModel, store: FeatureStore, held_out: list[int]
-) -> None:
-    """Weights before the first step; held-out answers teach the sequential head nothing either."""
-    if args.start == "target":
-        start_from_target(model, target, store[0].tokens)
-    hidden = {tuple(s.tokens[s.prompt :].tolist()) for s in (store[i] for i in held_out)}
-    more = [s.response_ids for path in args.pair_answers for s in read_samples(path)]
-    numbers = [i for i in range(len(store)) if i not in set(held_out)]
-    start_markov(model, store, numbers, [ids for ids in more if ids not in hidden], device=target.device)
-
-
 def former_drafter(args: argparse.Namespace, kind: str, target: TargetModel) -> TrainedModel | None:
     """The drafter to go on with, in float32, or None; raises ValueError where it is of another kind or target."""
-    if args.start in ("target", "fresh"):
+    if args.start in ("target", "fresh") or kind == CONVERSION:
         return None
     folder = Path(args.start) / kind if args.kind == "both" else Path(args.start)
     model = read_drafter(folder, kind, target)
@@ -141,37 +130,25 @@ def run(args: argparse.Namespace) -> int:
         torch.set_num_threads(args.threads)
     deadline = Deadline(args.minutes)
     target = TargetModel.load(args.target, device=args.device, dtype=getattr(torch, args.dtype))
-    if args.kind in DIFFUSION_STAGES:
-        return run_diffusion(args, target, deadline)
-    if args.kind == CONVERSION:
-        return run_conversion(args, target, deadline)
     kinds = list(BLOCK_KINDS) if args.kind == "both" else [args.kind]
     if args.kind == EagleConfig.kind and args.draft_layers not in (None, 1):
         raise ValueError(f"an EAGLE-3 head has one layer, not --draft-layers {args.draft_layers}")
     formers = [former_drafter(args, kind, target) for kind in kinds]
-    layers = tuple(args.target_layers or spread_layers(target.config.num_hidden_layers, kinds[0]))
+    layers = target_layers(kinds[0], target, args.target_layers)
     read = {former.config.target_layers for former in formers if former} or {layers}
     if len(read) > 1:
         raise ValueError(f"the drafters in --start {args.start} read different layers of the target")
-    layers = read.pop()
-    check_layers(layers, target.config.num_hidden_layers)  # before hours of work
-    if (store := gather_in_time(args, target, layers, deadline)) is None:
+    if layers := read.pop():
+        check_layers(layers, target.config.num_hidden_layers)  # before hours of work
+    try:
+        store = gather_features(args, target, layers, deadline)
+    except OutOfTime:
+        print("the minutes are over before all answers were there; the same command goes on")
         return 0
     for i, (kind, former) in enumerate(zip(kinds, formers, strict=True)):
         folder = args.out / kind if args.kind == "both" else args.out
         train(args, kind, folder, target, store, former, layers, deadline.share(len(kinds) - i))
     return 0
-
-
-def gather_in_time(
-    args: argparse.Namespace, target: TargetModel, layers: tuple[int, ...], deadline: Deadline
-) -> FeatureStore | None:
-    """`gather_features`; None where the minutes are over before, which is printed."""
-    try:
-        return gather_features(args, target, layers, deadline)
-    except OutOfTime:
-        print("the minutes are over before all answers were there; the same command goes on")
-        return None
 
 
 def gather_features(
@@ -243,19 +220,12 @@ def read_log(
 
 def make_recipe(args: argparse.Namespace, kind: str) -> Recipe:
     """The drafter's configuration, from the flags."""
-    given = {
-        name: getattr(args, name)
-        for name in (
-            "steps", "sequences", "anchors", "lr", "warmup", "decay_steps", "decay_minutes", "short_block",
-            "short_steps", "seed", "validate_every", "save_seconds", "ema", "alpha_ce", "alpha_ce_start",
-            "alpha_ce_steps", "alpha_tv", "alpha_kl", "kl_falloff", "alpha_conf", "position_decay",
-        )
-    }  # fmt: skip
-    if given["alpha_ce_steps"] is None:  # a finished drafter is past the start, which would undo some of it
+    given = {field.name: getattr(args, field.name) for field in fields(Recipe) if field.name in args}
+    if args.alpha_ce_steps is None:  # a finished drafter is past the start, which would undo some of it
         given["alpha_ce_steps"] = 500 if args.start in ("target", "fresh") else 0
     if args.loss == "authors" and kind in AUTHORS:
         given |= AUTHORS[kind]
-    return Recipe(**given, survival=args.survival_weights)
+    return Recipe(**given)
 
 
 def train(
@@ -265,31 +235,68 @@ def train(
     """Stage 3 for one drafter, as far as the deadline lets it; what there is becomes `folder`/drafter."""
     folder.mkdir(parents=True, exist_ok=True)
     held_out = held_out_numbers(store, args)
-    model = former or first_drafter(args, kind, folder, target, store, layers, held_out)
-    model = model.to(device=args.device, dtype=target.embedding.dtype)
-    assert isinstance(model, BlockModel | EagleModel)
-    training = Run(folder, model, frozen_part(model, target), make_recipe(args, kind))
-    train_in_time(training, store, held_out, args, deadline)
-    finish(folder, store, held_out, training)
+    if kind == CONVERSION:
+        runs: Iterable[TrainingRun[Any]] = [conversion_run(args, folder, target)]
+    else:
+        model = former or first_drafter(args, kind, folder, target, store, layers, held_out)
+        runs = drafter_runs(args, kind, folder, target, model.to(device=args.device, dtype=target.embedding.dtype))
+    for training in runs:
+        if not train_in_time(training, store, held_out, args, deadline):
+            break
+        training.optimiser.adopt_means()  # a next stage goes on from the weights that were validated
+    with training.optimiser.averaged():
+        if isinstance(training, ConversionRun):
+            delta.save(training.model, made := folder / "delta")
+        else:
+            networks.save(training.model, training.frozen.head, made := folder / "drafter")
+    write_facts(made, store, held_out, training)
 
 
 def first_drafter(
     args: argparse.Namespace, kind: str, folder: Path, target: TargetModel, store: FeatureStore,
     layers: tuple[int, ...], held_out: list[int],
-) -> BlockModel | EagleModel:  # fmt: skip
-    """The drafter before its first step, in float32."""
-    torch.manual_seed(args.seed)
-    if kind == EagleConfig.kind:
-        shape = make_eagle_config(args, target, layers)
-        head = EagleModel.fresh(shape, draft_vocabulary(store, shape, folder / "vocab.json"))
-        if args.start == "target":
-            start_eagle(head, target)
-        return head
-    config = make_config(args, kind, target, layers)
-    model = BlockModel(config, draft_vocabulary(store, config, folder / "vocab.json"))
-    if not (folder / "checkpoint.pt").exists():
-        start(args, model, target, store, held_out)
+) -> TrainedModel:  # fmt: skip
+    """The drafter before its first step, in float32; held-out answers teach the sequential head nothing either."""
+    config = drafter_config(args, kind, target, layers)
+    model = fresh_drafter(args, config, target, draft_vocabulary(store, config, folder / "vocab.json"), store[0].tokens)
+    if isinstance(model, BlockModel) and not (folder / "checkpoint.pt").exists():
+        hidden = {tuple(s.tokens[s.prompt :].tolist()) for s in (store[i] for i in held_out)}
+        more = [s.response_ids for path in args.pair_answers for s in read_samples(path)]
+        numbers = [i for i in range(len(store)) if i not in set(held_out)]
+        start_markov(model, store, numbers, [ids for ids in more if ids not in hidden], device=target.device)
     return model
+
+
+def drafter_runs(
+    args: argparse.Namespace, kind: str, folder: Path, target: TargetModel, model: TrainedModel
+) -> Iterator[TrainingRun[Any]]:
+    """The runs of a drafter's stages, each to be trained before the next is taken."""
+    schedule = schedule_of(kind, model.config.gamma)
+    for stage in DIFFUSION_STAGES.get(kind, ("",)):
+        recipe, alpha = make_recipe(args, kind), None
+        if stage == "stage-2":
+            recipe = replace(recipe, steps=args.refine_steps, short_steps=0, alpha_ce_start=args.alpha_ce)
+            alpha = args.refine_alpha
+        yield make_run(folder / stage, model, target, recipe, schedule, alpha)
+
+
+def make_run(
+    folder: Path, model: TrainedModel, target: TargetModel, recipe: Recipe, schedule: Schedule | None,
+    alpha: float | None,
+) -> DraftRun[Any]:  # fmt: skip
+    """The training run of a drafter; schedule, alpha: as of `DiffusionRun`, of one that denoises."""
+    frozen = frozen_part(model, target)
+    if isinstance(model, DiffusionModel):
+        assert schedule is not None
+        return DiffusionRun(folder, model, frozen, recipe, schedule=schedule, alpha=alpha)
+    assert isinstance(model, BlockModel | EagleModel)
+    return Run(folder, model, frozen, recipe)
+
+
+def schedule_of(kind: str, gamma: int, steps: int = 0, order: str = "left") -> Schedule | None:
+    """The denoising steps of a drafter that denoises; steps: 0 for its own number."""
+    wanted = steps or registry.find(kind).denoising_steps
+    return make_schedule(order, gamma, min(wanted, gamma)) if wanted else None
 
 
 def train_in_time(
@@ -307,13 +314,6 @@ def train_in_time(
     return True
 
 
-def finish(folder: Path, store: FeatureStore, held_out: list[int], training: TrainingRun[Any]) -> None:
-    """Write what the run has come to as `folder`/drafter, with facts about it."""
-    with training.optimiser.averaged():
-        networks.save(training.model, training.frozen.head, folder / "drafter")
-    write_facts(folder / "drafter", store, held_out, training)
-
-
 def write_facts(folder: Path, store: FeatureStore, held_out: list[int], training: TrainingRun[Any]) -> None:
     """Save a description beside the finished weights."""
     facts = {
@@ -324,37 +324,8 @@ def write_facts(folder: Path, store: FeatureStore, held_out: list[int], training
     print(f"{folder.name} written to {folder}")
 
 
-def run_diffusion(args: argparse.Namespace, target: TargetModel, deadline: Deadline) -> int:
-    """Every stage of `outrider train deer` or `specdiff`, as far as the deadline lets it; returns the exit status."""
-    args.out.mkdir(parents=True, exist_ok=True)
-    if (store := gather_in_time(args, target, (), deadline)) is None:
-        return 0
-    held_out = held_out_numbers(store, args)
-    model = diffusion_model(args, target, store).to(device=args.device, dtype=target.embedding.dtype)
-    frozen = frozen_part(model, target)
-    schedule = make_schedule("left", model.config.gamma, min(registry.find(args.kind).denoising_steps, args.gamma))
-    for stage in DIFFUSION_STAGES[args.kind]:
-        refines = stage == "stage-2"
-        recipe = make_recipe(args, args.kind)
-        if refines:
-            recipe = replace(recipe, steps=args.refine_steps, short_steps=0, alpha_ce_start=args.alpha_ce)
-        training = DiffusionRun(
-            args.out / stage, model, frozen, recipe, schedule=schedule, alpha=args.refine_alpha if refines else None
-        )
-        if not train_in_time(training, store, held_out, args, deadline):
-            break
-        if stage != DIFFUSION_STAGES[args.kind][-1]:
-            training.optimiser.adopt_means()  # the next stage goes on from the weights that were validated
-    finish(args.out, store, held_out, training)
-    return 0
-
-
-def run_conversion(args: argparse.Namespace, target: TargetModel, deadline: Deadline) -> int:
-    """`outrider train dllm`, as far as the deadline lets it; returns the exit status."""
-    args.out.mkdir(parents=True, exist_ok=True)
-    if (store := gather_in_time(args, target, (), deadline)) is None:
-        return 0
-    held_out = held_out_numbers(store, args)
+def conversion_run(args: argparse.Namespace, folder: Path, target: TargetModel) -> ConversionRun:
+    """The run of `outrider train dllm`."""
     mask = spare_token(target) if args.mask_token is None else args.mask_token
     layout = Layout(args.block_size, mask, args.layout == "shift")
     config = replace(
@@ -363,37 +334,6 @@ def run_conversion(args: argparse.Namespace, target: TargetModel, deadline: Dead
     )  # fmt: skip
     torch.manual_seed(args.seed)
     model = convert(target, config, layout, args.delta_rank).to(device=args.device, dtype=target.embedding.dtype)
-    training = ConversionRun(
-        args.out, model, frozen_part(model, target),
-        replace(make_recipe(args, args.kind), short_steps=0), streams=args.streams, stops=target.stop_ids,
-    )  # fmt: skip
-    train_in_time(training, store, held_out, args, deadline)
-    with training.optimiser.averaged():
-        delta.save(model, args.out / "delta")
-    write_facts(args.out / "delta", store, held_out, training)
-    return 0
-
-
-def diffusion_model(args: argparse.Namespace, target: TargetModel, store: FeatureStore) -> DiffusionModel:
-    """The network before its first step, in float32."""
-    if (former := former_drafter(args, args.kind, target)) is not None:
-        assert isinstance(former, DiffusionModel)
-        return former
-    config = make_config(args, "diffusion", target, ())
-    vocab = draft_vocabulary(store, config, args.out / "vocab.json")
-    torch.manual_seed(args.seed)
-    model = DiffusionModel(config, vocab)
-    if args.start == "fresh":
-        start_vectors(model, target)
-        return model
-    start_diffusion(model, target, start_layers(args, config, target))
-    return model
-
-
-def start_layers(args: argparse.Namespace, config: BlockConfig, target: TargetModel) -> list[int]:
-    """The target's layers that a diffusion drafter's begin as; raises ValueError for numbers that do not fit."""
-    last = target.config.num_hidden_layers - 1
-    layers = args.start_layers or [*range(config.num_layers - 1), last]
-    if len(layers) != config.num_layers or not all(0 <= i <= last for i in layers):
-        raise ValueError(f"--start-layers {layers}: expected {config.num_layers} numbers in 0..{last}")
-    return layers
+    recipe = replace(make_recipe(args, args.kind), short_steps=0)
+    frozen = frozen_part(model, target)
+    return ConversionRun(folder, model, frozen, recipe, streams=args.streams, stops=target.stop_ids)

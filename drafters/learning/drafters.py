@@ -18,7 +18,7 @@ from ..training.store import Sequence
 from ..training.target import TargetModel
 from ..training.validate import drafts_of
 from .gate import Followed, follow
-from .start import FROM_TARGET, schedule_of
+from .start import FROM_TARGET
 
 
 class Drafters:
@@ -45,7 +45,7 @@ class Drafters:
     def schedule(self, model: TrainedModel) -> Schedule | None:
         """The steps in which one that denoises drafts; None for others."""
         args = self.args
-        return schedule_of(args.kind, model.config.gamma, args.denoising_steps, args.denoising_order)
+        return train.schedule_of(args.kind, model.config.gamma, args.denoising_steps, args.denoising_order)
 
     def follow(self, folder: Path, sequences: Iterable[Sequence]) -> list[Followed]:
         """Follow answers with the drafter of a folder."""

@@ -24,7 +24,9 @@ from outrider.storage.replacing import replace
 
 from .. import networks
 from ..block.model import BlockModel, TrainedModel
-from ..training.batches import BatchMaker, anchor_range
+from ..commands import shapes, train
+from ..commands.arguments import DIFFUSION_STAGES
+from ..training.batches import anchor_range
 from ..training.loop import DraftRun, Means
 from ..training.start import start_markov
 from ..training.store import Sequence
@@ -35,7 +37,7 @@ from .drafters import Drafters
 from .gate import GENERAL_KEPT, Followed, Verdict, compare, enough, tau
 from .general import MORE, PROMPTS, general_answers
 from .progress import Progress
-from .start import FROM_TARGET, fresh_drafter, make_run, settings, target_layers, token_counts
+from .start import FROM_TARGET, first_drafter, settings
 from .supply import Item, Supply
 
 LEAST_ANSWERS = 24
@@ -101,7 +103,6 @@ class Learner:
             self.lineage = json.loads(self._lineage_path.read_text(encoding="utf-8"))
         self.order: list[Item] = []
         self.general_every = GENERAL_EVERY
-        self.maker: BatchMaker
         self.means = Means()
         self.look_at, self.saved = 0, 0.0
         self.state = ServerState.read(self.folder)
@@ -145,7 +146,7 @@ class Learner:
                     self.progress.event("waiting", reason=reason, answers=self.seen, needed=self.patience.wait_for)
                 self.progress.tick()
                 if self.turn_over is not None:
-                    return self._end_turn()
+                    break
                 self.look_at = 0
                 time.sleep(PAUSE)
                 continue
@@ -155,22 +156,20 @@ class Learner:
             if self.training.step >= FIRST_GATE and (self.training.step - FIRST_GATE) % GATE_EVERY == 0:
                 self._gate(self.training)
                 if self.turn_over is not None and self.turn_over():
-                    return self._end_turn()
+                    break
             self.progress.tick()
+        if self.training is not None:
+            self.training.save()
 
     @property
     def waits(self) -> bool:
         """True if there is nothing to do until there are more answers."""
         return self.progress.numbers.phase == "waiting"
 
-    def _end_turn(self) -> None:
-        if self.training is not None:
-            self.training.save()
-
     def _layers(self) -> tuple[int, ...]:
         folder = self.drafters.folder_of(self.state.in_use)
         if folder is None:
-            return target_layers(self.args.kind, self.target)
+            return shapes.target_layers(self.args.kind, self.target)
         return networks.layers_of(folder, self.target.config.num_hidden_layers)
 
     def _look(self) -> None:
@@ -251,7 +250,10 @@ class Learner:
                 self.drafters.save(self._fresh(args), start)
         model = self.drafters.load(start, torch.float32).requires_grad_(True).train()
         model = model.to(device=self.target.device, dtype=self.target.embedding.dtype)
-        run = make_run(args, folder, model, self.target, self.drafters.schedule(model))
+        # DEER's stage I only prepares for stage II, with which it goes on here.
+        alpha = args.refine_alpha if "stage-2" in DIFFUSION_STAGES.get(args.kind, ()) else None
+        recipe, schedule = train.make_recipe(args, args.kind), self.drafters.schedule(model)
+        run = train.make_run(folder, model, self.target, recipe, schedule, alpha)
         run.resume()
         self.maker = run.maker()
         self.look_at, self.saved = run.step + LOOK_EVERY, time.process_time()
@@ -263,8 +265,8 @@ class Learner:
         store = self.supply.segments[last.segment]
         numbers = [item.number for item in self.supply.training if item.segment == last.segment]
         size = self.target.config.vocab_size
-        counts = token_counts(store, numbers, size) + token_counts(self.general.store, self.general.training, size)
-        model = fresh_drafter(args, self.target, counts, self.supply[last].tokens)
+        counts = store.token_counts(size, numbers) + self.general.store.token_counts(size, self.general.training)
+        model = first_drafter(args, self.target, counts, self.supply[last].tokens)
         if isinstance(model, BlockModel):
             start_markov(model, store, numbers)
         return model

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from .. import networks, registry
-from ..block.model import BlockModel, TrainedModel
-from ..commands import shapes, train
-from ..commands.arguments import DIFFUSION_STAGES, add_arguments
-from ..diffusion.denoise import Schedule, make_schedule
-from ..diffusion.model import DiffusionModel
-from ..eagle.config import EagleConfig
-from ..eagle.model import EagleModel
-from ..training.diffusion import DiffusionRun
+from ..block.model import TrainedModel
+from ..commands import shapes
+from ..commands.arguments import add_arguments
 from ..training.forward import frozen_part
-from ..training.loop import DraftRun, Run
-from ..training.start import start_diffusion, start_eagle, start_from_target
-from ..training.store import FeatureStore
 from ..training.target import TargetModel
 
 KINDS = tuple(name for name in registry.names() if registry.find(name).needs_checkpoint and registry.find(name).trained)
@@ -44,42 +35,21 @@ def settings(kind: str, target: TargetModel, start: str) -> argparse.Namespace:
     return parser.parse_args([kind, "--target", target.path, "--out", ".", "--start", start, *flags])
 
 
-def fresh_drafter(
+def first_drafter(
     args: argparse.Namespace, target: TargetModel, counts: torch.Tensor | None, tokens: torch.Tensor
 ) -> TrainedModel:
     """A drafter of the target's layers, in float32; raises ValueError where their shape does not allow it.
 
     counts: [V] how often each token is wanted in drafts; None: lower ids first, the earlier merges of most tokenizers.
-    tokens: [S] a text, by which the sizes of queries and keys are measured.
+    tokens: as of `shapes.fresh_drafter`.
     """
-    layers = target_layers(args.kind, target)
-    config: Any
-    if args.kind == EagleConfig.kind:
-        config = shapes.make_eagle_config(args, target, layers)
-    else:
-        config = shapes.make_config(args, registry.find(args.kind).kind or args.kind, target, layers)
+    config = shapes.drafter_config(args, args.kind, target, shapes.target_layers(args.kind, target))
     vocab = None
     if config.draft_vocab_size:
         ranks = -torch.arange(config.vocab_size, dtype=torch.float64) / config.vocab_size
         wanted = ranks if counts is None else counts.double() + 1e-6 * ranks
         vocab = wanted.topk(config.draft_vocab_size).indices.sort().values
-    torch.manual_seed(args.seed)
-    if args.kind == EagleConfig.kind:
-        head = EagleModel.fresh(config, vocab)
-        start_eagle(head, target)
-        return head
-    if args.kind in DIFFUSION_STAGES:
-        denoiser = DiffusionModel(config, vocab)
-        start_diffusion(denoiser, target, train.start_layers(args, config, target))
-        return denoiser
-    model = BlockModel(config, vocab)
-    start_from_target(model, target, tokens)
-    return model
-
-
-def target_layers(kind: str, target: TargetModel) -> tuple[int, ...]:
-    """Layers of the target that a fresh drafter reads."""
-    return () if kind in DIFFUSION_STAGES else shapes.spread_layers(target.config.num_hidden_layers, kind)
+    return shapes.fresh_drafter(args, config, target, vocab, tokens)
 
 
 def write_start(folder: str | Path, target_path: str, kind: str) -> None:
@@ -87,34 +57,5 @@ def write_start(folder: str | Path, target_path: str, kind: str) -> None:
     draft from other tokens, but as many. Raises ValueError and OSError."""
     target = TargetModel.load(target_path)
     args = settings(kind, target, FROM_TARGET)
-    model = fresh_drafter(args, target, None, torch.arange(min(256, target.config.vocab_size)))
+    model = first_drafter(args, target, None, torch.arange(min(256, target.config.vocab_size)))
     networks.save(model, frozen_part(model, target).head, folder)
-
-
-def make_run(
-    args: argparse.Namespace, folder: Path, model: TrainedModel, target: TargetModel, schedule: Schedule | None
-) -> DraftRun[Any]:
-    """The training run of a drafter; DEER, whose stage I only prepares for stage II, goes on with the latter."""
-    frozen, recipe = frozen_part(model, target), train.make_recipe(args, args.kind)
-    if isinstance(model, DiffusionModel):
-        assert schedule is not None
-        alpha = args.refine_alpha if "stage-2" in DIFFUSION_STAGES[args.kind] else None
-        return DiffusionRun(folder, model, frozen, recipe, schedule=schedule, alpha=alpha)
-    assert isinstance(model, BlockModel | EagleModel)
-    return Run(folder, model, frozen, recipe)
-
-
-def schedule_of(kind: str, gamma: int, steps: int, order: str) -> Schedule | None:
-    """The denoising steps of a drafter that denoises; steps: 0 for its own number."""
-    wanted = steps or registry.find(kind).denoising_steps
-    return make_schedule(order, gamma, min(wanted, gamma)) if wanted else None
-
-
-def token_counts(store: FeatureStore, numbers: list[int], vocab_size: int) -> torch.Tensor:
-    """[V] how often tokens stand in these answers or were likely there."""
-    counts = torch.zeros(vocab_size, dtype=torch.float64)
-    for number in numbers:
-        s = store[number]
-        counts.index_add_(0, s.tokens[s.prompt :], torch.ones(len(s.top_ids), dtype=torch.float64))
-        counts.index_add_(0, s.top_ids.flatten(), s.top_probs.flatten().double())
-    return counts

@@ -69,19 +69,15 @@ def start_eagle(model: EagleModel, target: TargetModel) -> None:
 
 
 @torch.no_grad()
-def start_diffusion(model: DiffusionModel, target: TargetModel, layers: Iterable[int]) -> None:
-    """Copy these layers of the target, in order, and its last norm."""
-    for layer, number in zip(model.draft_layers, layers, strict=True):
-        source = target.model.model.layers[number]
-        check_shape(model.config, source)
-        copy_layer(layer, source, qk_norm=model.config.qk_norm)
-    model.norm.weight.copy_(target.model.model.norm.weight)
-    start_vectors(model, target)
-
-
-@torch.no_grad()
-def start_vectors(model: DiffusionModel, target: TargetModel) -> None:
-    """A mask begins as the mean of all embeddings, the separator as nothing."""
+def start_diffusion(model: DiffusionModel, target: TargetModel, layers: Iterable[int] | None) -> None:
+    """Copy these layers of the target, in order, and its last norm; None: neither. A mask begins as the mean of all
+    embeddings, the separator as nothing."""
+    if layers is not None:
+        for layer, number in zip(model.draft_layers, layers, strict=True):
+            source = target.model.model.layers[number]
+            check_shape(model.config, source)
+            copy_layer(layer, source, qk_norm=model.config.qk_norm)
+        model.norm.weight.copy_(target.model.model.norm.weight)
     model.mask.copy_(target.embedding.float().mean(0))
     model.separator.zero_()
 

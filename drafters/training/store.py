@@ -257,16 +257,17 @@ class FeatureStore:
             top_probs=self.rows_of("top_probs", e.top, top_stop).float(),
         )
 
-    def token_counts(self, vocab_size: int) -> np.ndarray:
-        """[V] how often each token stands in an answer, plus its target probability summed over answer rows.
+    def token_counts(self, vocab_size: int, numbers: Iterable[int] | None = None) -> torch.Tensor:
+        """[V] float64, how often each token stands in these answers, plus its target probability summed over their
+        rows; None: all answers.
 
         Both matter for the draft vocabulary: what was drawn, and what else the target thought likely.
         """
         counts = np.zeros(vocab_size)
-        for e in self.entries:
+        for e in self.entries if numbers is None else [self.entries[number] for number in numbers]:
             top_stop = e.top + e.length - e.prompt
             tokens = self.rows_of("tokens", e.start + e.prompt, e.start + e.length).flatten()
             ids, probs = (self.rows_of(name, e.top, top_stop).flatten() for name in ("top_ids", "top_probs"))
             counts += np.bincount(tokens.numpy(), minlength=vocab_size)
             counts += np.bincount(ids.numpy(), weights=probs.numpy(), minlength=vocab_size)
-        return counts
+        return torch.from_numpy(counts)

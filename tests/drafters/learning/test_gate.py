@@ -14,12 +14,12 @@ from outrider.drafters import networks, registry
 from outrider.drafters.base import DraftBatch, Drafter, Features
 from outrider.drafters.block import BlockModel
 from outrider.drafters.block.model import TrainedModel
-from outrider.drafters.commands.train import read_drafter
+from outrider.drafters.commands.train import read_drafter, schedule_of
 from outrider.drafters.diffusion.denoise import Schedule
 from outrider.drafters.learning import gate
 from outrider.drafters.learning.candidates import mixed
 from outrider.drafters.learning.gate import Followed, compare, follow, ratio_interval
-from outrider.drafters.learning.start import KINDS, fresh_drafter, schedule_of, settings
+from outrider.drafters.learning.start import KINDS, first_drafter, settings
 from outrider.drafters.training.batches import BatchMaker, anchor_range
 from outrider.drafters.training.features import sequence_features
 from outrider.drafters.training.forward import frozen_part
@@ -145,7 +145,7 @@ def drafter_of(kind: str, target: TargetModel, folder: Path) -> TrainedModel:
     """A drafter of random weights that hits now and then, since it knows three tokens, in `folder`."""
     args = settings(kind, target, "target")
     args.draft_vocab, args.rank, args.gamma = 3, 8, 4
-    model = fresh_drafter(args, target, torch.arange(96.0), torch.arange(40))
+    model = first_drafter(args, target, torch.arange(96.0), torch.arange(40))
     torch.manual_seed(1)
     for weight in model.parameters():
         torch.nn.init.normal_(weight, mean=1.0 if weight.ndim == 1 else 0.0, std=0.3)
