@@ -10,8 +10,9 @@ import torch
 
 from .block import checkpoint as block
 from .block.checkpoint import load_as
-from .block.config import BlockConfig, read_json
+from .block.config import BlockConfig
 from .block.model import BlockModel, DraftModel, TrainedModel
+from .config_file import read_json
 from .diffusion.model import DiffusionModel
 from .eagle import checkpoint as eagle
 from .eagle.config import EagleConfig, is_eagle

@@ -66,9 +66,9 @@ TOKEN_BYTES = 4
 
 MEASURING = "fixed"
 """Internal, for measuring steps of an exact shape."""
-BLOCK = ("outrider.drafters.block:BlockDrafter.load", ("target", "checkpoint", "gamma"))
+BLOCK = ("outrider.drafters.block.drafter:BlockDrafter.load", ("target", "checkpoint", "gamma"))
 DIFFUSION = (
-    "outrider.drafters.diffusion:DiffusionDrafter.load",
+    "outrider.drafters.diffusion.drafter:DiffusionDrafter.load",
     ("target", "checkpoint", "gamma", "denoising_steps", "denoising_order"),
 )
 DENOISING_ORDERS = ("left", "even", "certain")
@@ -79,13 +79,13 @@ DRAFTERS = {
     "dflash": Entry(*BLOCK, "the same, each token by itself", needs_hidden_states=True),
     "dflash2": Entry(*BLOCK, "DFlash 2, LiLiCorr: a path of likely tokens", needs_hidden_states=True),
     "eagle3": Entry(
-        "outrider.drafters.eagle:EagleDrafter.load",
+        "outrider.drafters.eagle.drafter:EagleDrafter.load",
         ("target", "checkpoint", "gamma"),
         "an EAGLE-3 head, a pass for each token",
         needs_hidden_states=True,
     ),
     "mtp": Entry(
-        "outrider.drafters.mtp:MtpDrafter.load",
+        "outrider.drafters.mtp.drafter:MtpDrafter.load",
         ("target", "checkpoint", "gamma"),
         "the target's own MTP layer",
         reads_output=True,
@@ -188,7 +188,7 @@ def make(
     from .wrappers import DeferredObserve, Initialised
 
     if several_sets:
-        from .block import BlockDrafter
+        from .block.drafter import BlockDrafter
         from .weight_sets import WeightSets
 
         if not isinstance(drafter, BlockDrafter):

@@ -27,12 +27,8 @@ class Spans:
         if rows.is_cpu and native.available():
             positions, slots, indptr, kv_lens = torch.ops.outrider.spans(page_table, rows, starts, counts)
             return cls(positions, slots, FlatBatch(indptr, kv_lens, rows, page_table))
-        ends = counts.cumsum(0)
-        each = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
-        positions = torch.arange(len(each), device=counts.device) + (starts - ends + counts)[each]
-        indptr = torch.nn.functional.pad(ends, (1, 0)).to(torch.int32)
-        batch = FlatBatch(indptr, (starts + counts).to(torch.int32), rows, page_table)
-        return cls(positions, page_table[rows[each], positions].long(), batch)
+        size, most = int(counts.sum()), int(counts.max())
+        return cls.padded(page_table, rows, starts, counts, size=size, most=most, longest=None)
 
     @classmethod
     def blocks(

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from .base import Draft, DraftBatch, Drafter, Features
-from .block import BlockDrafter
+from .block.drafter import BlockDrafter
 from .wrappers import Wrapper
 
 

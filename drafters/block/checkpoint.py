@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,12 +20,13 @@ from safetensors.torch import save_file
 from outrider.storage.replacing import replace, replacing
 
 from ..base import Rows
+from ..config_file import CheckpointError, check_layers
 from .choosing import LatticeChoosing
-from .config import BlockConfig, check_layers
-from .errors import CheckpointError
+from .config import BlockConfig
 from .model import BlockModel, DraftModel
 
 Model = TypeVar("Model", bound=DraftModel)
+T = TypeVar("T")
 WEIGHTS = "model.safetensors"
 SHARED = ("embed_tokens.", "lm_head.", "verifier_lm_head.", "verifier_norm.", "rotary_emb.", "t2d")
 """Prefixes of tensors that belong to the target or are recomputed."""
@@ -245,30 +247,28 @@ def weight_files(folder: str | Path) -> list[Path]:
     return files
 
 
-def stored_shapes(folder: str | Path) -> dict[str, list[int]]:
-    """Shapes of a checkpoint folder's tensors, of which none is read; raises CheckpointError."""
-    shapes: dict[str, list[int]] = {}
+def _read_each(folder: str | Path, read: Callable[[Any, str], T], prefix: str = "") -> dict[str, T]:
+    """Results of `read` for each tensor of a checkpoint folder whose name begins so, of its open file and its name."""
+    found: dict[str, T] = {}
     for file in weight_files(folder):
         try:
-            with safe_open(file, "pt") as tensors:
-                names = tensors.keys()
-                shapes |= {name: tensors.get_slice(name).get_shape() for name in names}
+            with safe_open(file, "pt") as stored:
+                names = stored.keys()
+                found |= {name: read(stored, name) for name in names if name.startswith(prefix)}
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{file} is damaged: {error}; copy it here again") from None
-    return shapes
+    return found
+
+
+def stored_shapes(folder: str | Path) -> dict[str, list[int]]:
+    """Shapes of a checkpoint folder's tensors, of which none is read; raises CheckpointError."""
+    return _read_each(folder, lambda file, name: file.get_slice(name).get_shape())
 
 
 def read_tensors(folder: str | Path, prefix: str = "") -> dict[str, torch.Tensor]:
     """The tensors of a checkpoint folder whose names begin so; raises CheckpointError where there are no weights, or
     some are damaged."""
-    tensors: dict[str, torch.Tensor] = {}
-    for file in weight_files(folder):
-        try:
-            with safe_open(file, "pt") as stored:
-                names = stored.keys()
-                tensors |= {name: stored.get_tensor(name) for name in names if name.startswith(prefix)}
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{file} is damaged: {error}; copy it here again") from None
+    tensors: dict[str, torch.Tensor] = _read_each(folder, lambda file, name: file.get_tensor(name), prefix)
     if unreal := [name for name, value in tensors.items() if not torch.isfinite(value).all()]:
         raise CheckpointError(f"{folder} is damaged: {unreal[0]} holds what is no number; copy it here again")
     return tensors
@@ -286,9 +286,3 @@ def memory(folder: str | Path, dtype: torch.dtype) -> tuple[int, int]:
     state = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     state += config.hidden_size if isinstance(config.choosing, LatticeChoosing) else 0
     return numbers * dtype.itemsize, state * dtype.itemsize
-
-
-def stored_bytes(folder: str | Path) -> int:
-    """Bytes of the weights file."""
-    with safe_open(Path(folder) / WEIGHTS, "pt"):
-        return (Path(folder) / WEIGHTS).stat().st_size

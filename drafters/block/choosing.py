@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from .errors import CheckpointError
+from ..config_file import CheckpointError
 
 PLAIN = {"block_size", "mask_token", "mask_token_id", "target_layer_ids", "num_target_layers"}
 """Fields of `dflash_config` that DFlash has too."""

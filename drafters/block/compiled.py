@@ -8,7 +8,7 @@ float32 model's are kept as they are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -43,46 +43,57 @@ def prepare(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Prepared:
     return pack_int8(weight, bias) if quick else pack_q8(weight, bias)
 
 
-def packed_arguments(weight: Prepared) -> tuple[torch.Tensor, int, torch.Tensor]:
-    """A prepared weight, the kind of its blocks (-1: not in blocks) and its scales (no numbers: they are not apart)."""
-    if isinstance(weight, Int8Weight):
-        return weight.codes, -1, weight.scales
-    packed, kind = (weight.blocks, weight.kind) if isinstance(weight, BlockWeight) else (weight.panels, -1)
-    assert packed is not None
-    return packed, kind, torch.empty(0)
+def native_arguments(weights: Sequence[Prepared]) -> tuple[list[Any], ...]:
+    """Prepared weights as the native classes take them: packed, the kinds of their blocks (-1: not in blocks), their
+    scales (no numbers: they are not apart), outputs and depths."""
+    packed: list[Any] = []
+    for weight in weights:
+        if isinstance(weight, Int8Weight):
+            packed.append((weight.codes, -1, weight.scales))
+        elif isinstance(weight, BlockWeight):
+            packed.append((weight.blocks, weight.kind, torch.empty(0)))
+        else:
+            packed.append((weight.panels, -1, torch.empty(0)))
+    return *map(list, zip(*packed, strict=True)), [w.outputs for w in weights], [w.depth for w in weights]
 
 
-@dataclass(slots=True)
 class CompiledBlock:
     """The parts of a model and its target that the calls need.
 
-    embedding: [V, d]. mask: [1, d], its row of the mask token.
-    weights: of each layer (q|k|v, out, gate|up, down), the head, fc, keys|values of all layers, perhaps W2, and the
-        kernel projections of each layer's convolutions, whose base kernels are `convolutions`.
-    norms: of each layer (before attention, of queries, of keys, before the MLP), the last, the context's.
-    confidence_head: of the confidence head, as of `confidence_weights`.
+    embedding: [V, d] of the target. head: [V', d], the target's rows that the model drafts from.
+    Weights are those of each layer (q|k|v, out, gate|up, down), the head, fc, keys|values of all layers, perhaps W2,
+    and the kernel projections of each layer's convolutions, whose base kernels go apart. Norms are those of each layer
+    (before attention, of queries, of keys, before the MLP), the last and the context's.
     """
 
-    model: BlockModel
-    embedding: Rows
-    mask: torch.Tensor
-    cos_sin: torch.Tensor
-    weights: list[Prepared]
-    norms: list[torch.Tensor]
-    w1: torch.Tensor | None
-    confidence_head: list[torch.Tensor]
-    vocab: torch.Tensor | None
-    convolutions: list[torch.Tensor]
-    _native: Any = field(init=False, default=None)
+    def __init__(self, model: BlockModel, embedding: Rows, head: torch.Tensor) -> None:
+        config, markov, layers = model.config, model.markov_head, model.draft_layers
+        self.model, self.embedding = model, embedding
+        self.mask = embedding[torch.tensor([config.mask_token_id])].to(model.fc.weight.dtype)
+        self.convolutions = [c for layer in layers for c in (layer.attention_conv, layer.mlp_conv) if c is not None]
+        products = [w.weight for layer in layers for w in (layer.qkv, layer.o_proj, layer.gate_up, layer.down_proj)]
+        products += [
+            head,
+            model.fc.weight,
+            torch.cat([layer.qkv.weight[layer.heads * layer.dim :] for layer in layers]),
+        ]
+        products += [] if markov is None else [markov.w2.weight]
+        products += [convolution.kernel_projection.weight for convolution in self.convolutions]
+        self.weights = [prepare(weight) for weight in products]
+        norms = [n for x in layers for n in (x.input_layernorm, x.q_norm, x.k_norm, x.post_attention_layernorm)]
+        self.norms = [norm.weight for norm in (*norms, model.norm, model.hidden_norm)]
+        self._native: Any = None
 
     def allocate(self, pools: Pools) -> None:
         """Work on these pools [S, Hkv, D] of every layer from now on."""
-        packed, kinds, scales = zip(*map(packed_arguments, self.weights), strict=True)
-        config = self.model.config
+        model, config = self.model, self.model.config
+        table = Rotary(config).table  # and rows for blocks that go beyond an answer's last position
+        table = torch.cat([table, table[-1:].expand(config.queries, -1)])
         self._native = torch.classes.outrider.BlockDrafter(
-            packed, kinds, scales, [w.outputs for w in self.weights], [w.depth for w in self.weights], self.norms,
-            *zip(*pools, strict=True), self.cos_sin, self.mask, self.w1, self.confidence_head, self.vocab,
-            self.convolutions, config.first_row, config.rms_norm_eps,
+            *native_arguments(self.weights), self.norms, *zip(*pools, strict=True), cos_sin(table), self.mask,
+            None if model.markov_head is None else model.markov_head.w1.weight, confidence_weights(model),
+            model.vocab if config.draft_vocab_size else None, [c.base_kernel for c in self.convolutions],
+            config.first_row, config.rms_norm_eps,
         )  # fmt: skip
 
     def observe(self, features: Features) -> torch.Tensor:
@@ -108,39 +119,20 @@ class CompiledBlock:
 
 
 def compile_block(model: BlockModel, embedding: Rows, head: torch.Tensor) -> CompiledBlock | None:
-    """Prepare a model once; None where the compiled kernels are missing or do not know its shape.
-
-    embedding: [V, d] of the target. head: [V', d], the target's rows that the model drafts from.
-    """
+    """Prepare a model once; None where the compiled kernels are missing or do not know its shape."""
     config, markov = model.config, model.markov_head
     known = (markov is None or type(markov) is MarkovHead) and config.head_dim % 32 == 0
     even = config.hidden_size % 16 == 0 and config.intermediate_size % 16 == 0 and config.markov_rank % 2 == 0
     convolved = config.convolution is None or config.convolution.group % 16 == 0
     if config.windows or config.gemma or not (known and even and convolved and native.fits(model.fc.weight, head)):
         return None
-    layers = model.draft_layers
-    convolutions = [c for layer in layers for c in (layer.attention_conv, layer.mlp_conv) if c is not None]
-    products = [w.weight for layer in layers for w in (layer.qkv, layer.o_proj, layer.gate_up, layer.down_proj)]
-    half, table = config.head_dim // 2, Rotary(config).table
-    table = torch.cat([table, table[-1:].expand(config.queries, -1)])  # a block may go beyond an answer's last position
-    norms = [n.weight for x in layers for n in (x.input_layernorm, x.q_norm, x.k_norm, x.post_attention_layernorm)]
-    keys_values = torch.cat([layer.qkv.weight[layer.heads * layer.dim :] for layer in layers])
-    weights = [prepare(weight) for weight in (*products, head, model.fc.weight, keys_values)]
-    if markov is not None:
-        weights.append(prepare(markov.w2.weight))
-    weights += [prepare(convolution.kernel_projection.weight) for convolution in convolutions]
-    return CompiledBlock(
-        model=model,
-        embedding=embedding,
-        mask=embedding[torch.tensor([config.mask_token_id])].to(model.fc.weight.dtype),
-        cos_sin=torch.cat([table[:, :half], table[:, -half:]], 1),
-        weights=weights,
-        norms=[*norms, model.norm.weight, model.hidden_norm.weight],
-        w1=None if markov is None else markov.w1.weight,
-        confidence_head=confidence_weights(model),
-        vocab=model.vocab if config.draft_vocab_size else None,
-        convolutions=[convolution.base_kernel for convolution in convolutions],
-    )
+    return CompiledBlock(model, embedding, head)
+
+
+def cos_sin(table: torch.Tensor) -> torch.Tensor:
+    """Cosines and sines side by side [L, D] of the rows of a `Rotary.table`."""
+    half = table.shape[1] // 4
+    return torch.cat([table[:, :half], table[:, -half:]], 1)
 
 
 def confidence_weights(model: BlockModel) -> list[torch.Tensor]:

@@ -10,17 +10,14 @@ another format. Diffusion drafters (`diffusion/`) have the same shape without ta
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ..config_file import CheckpointError, Fields, LayerShape, check_layers, read_json
 from . import choosing as choose
 from . import speculators
 from .choosing import Choosing, Convolution, LatticeChoosing
-from .errors import CheckpointError
 
 ARCHITECTURES = {
     "dspark": "Qwen3DSparkModel",
@@ -36,17 +33,10 @@ READING_KINDS = (*BLOCK_KINDS, "dflash2")
 ANCHORED = ("dflash", "dflash2")
 """Kinds whose `block_size` counts the anchor."""
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
-ROPES = {
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": ("factor", "original_max_position_embeddings"),
-    "proportional": ("partial_rotary_factor",),
-}
-"""Scaled rotary embeddings that are the same for every length, and the numbers that each has to have."""
 
 
-@dataclass(frozen=True, slots=True)
-class BlockConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockConfig(LayerShape):
     """Shape of a DSpark, DFlash or diffusion drafter.
 
     gamma: tokens drafted in one block.
@@ -56,7 +46,6 @@ class BlockConfig:
     windows: of each layer, as `flat_attention` has it: a layer with one sees the `window` positions before a token and
         none behind it; -1: all of them, and the whole block. Empty: -1 for every layer. open_windows: layers with
         windows see the whole block as well.
-    rope: how the rotary embedding is scaled, a type of ROPES and its numbers; empty: not at all.
     gemma: layers are Gemma 4's (`gemma.py`), and embeddings are multiplied by √hidden_size. shared_kv: values are keys.
     logit_scale: a factor of the logits. logit_cap: logits x then become c tanh(x / c) with this c, before a head draws
         from them; 0: they stay.
@@ -71,19 +60,11 @@ class BlockConfig:
 
     kind: str
     gamma: int
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
     num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     num_target_layers: int
     target_layers: tuple[int, ...]
     mask_token_id: int
-    rms_norm_eps: float = 1e-6
     rope_theta: float = 1e6
-    rope: dict[str, Any] = field(default_factory=dict)
     max_positions: int = 32768
     markov_rank: int = 0
     markov_head: str = "vanilla"
@@ -103,12 +84,11 @@ class BlockConfig:
     target: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        LayerShape.__post_init__(self)
         if self.kind not in ARCHITECTURES:
             raise CheckpointError(f"unknown drafter kind {self.kind!r}; known: {', '.join(ARCHITECTURES)}")
         if self.gamma < 1:
             raise CheckpointError(f"gamma must be at least 1, got {self.gamma}")
-        if self.num_heads % self.num_kv_heads:
-            raise CheckpointError(f"{self.num_heads} query heads do not divide among {self.num_kv_heads} key heads")
         if self.markov_rank and self.markov_head not in MARKOV_HEADS:
             raise CheckpointError(f"unknown markov_head_type {self.markov_head!r}; known: {', '.join(MARKOV_HEADS)}")
         if self.kind == "dspark" and self.markov_rank < 1:
@@ -153,23 +133,13 @@ class BlockConfig:
 
     def to_json(self) -> dict[str, Any]:
         """`config.json` of a checkpoint folder."""
-        config: dict[str, Any] = {
+        config: dict[str, Any] = self.layers_json() | {
             "architectures": [ARCHITECTURES[self.kind]],
             "model_type": "qwen3",
             "block_size": self.queries if self.kind in ANCHORED else self.gamma,
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
             "num_hidden_layers": self.num_layers,
-            "num_attention_heads": self.num_heads,
-            "num_key_value_heads": self.num_kv_heads,
-            "head_dim": self.head_dim,
-            "hidden_act": "silu",
             "attention_bias": False,
-            "rms_norm_eps": self.rms_norm_eps,
-            "rope_theta": self.rope_theta,
             **({"rope_parameters": self.rope | {"rope_theta": self.rope_theta}} if self.rope else {}),
-            "max_position_embeddings": self.max_positions,
             "tie_word_embeddings": False,
             "dtype": "bfloat16",
             "num_target_layers": self.num_target_layers,
@@ -217,48 +187,38 @@ class BlockConfig:
         if config.get(speculators.TYPE):
             config = speculators.plain_config(config)
         kind, gemma = kind_of(config), GEMMA in (config.get("architectures") or [])
-        fields = _Fields(gemma_shape(config) if gemma else config)
+        config = gemma_shape(config) if gemma else config
+        section = {**(config.get("dflash_config") or {}), **(config.get("dspark_config") or {})}
         choosing, convolution = None, None
         if kind == "dflash2":
-            choosing, convolution = choose.read(config, fields.nested)
+            choosing, convolution = choose.read(config, section)
         else:
-            fields.check_supported()
+            check_supported(config, section)
+        fields = Fields(config, section)
         layers, block = fields.integer("num_hidden_layers"), fields.integer("block_size")
-        heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
-        own, rank = fields.plain("outrider") or {}, int(fields.value("markov_rank") or 0)
-        theta, rope = rotary(fields.config)
+        own, rank = config.get("outrider") or {}, int(fields.value("markov_rank") or 0)
         reads_target = kind in READING_KINDS
         return cls(
+            **fields.layers(theta=1e6, positions=32768),
             kind=kind,
             gamma=block - 1 if kind in ANCHORED else block,
-            vocab_size=fields.integer("vocab_size"),
-            hidden_size=hidden,
-            intermediate_size=fields.integer("intermediate_size"),
             num_layers=layers,
-            num_heads=heads,
-            num_kv_heads=fields.integer("num_key_value_heads", heads),
-            head_dim=fields.integer("head_dim", hidden // heads),
             num_target_layers=fields.integer("num_target_layers", 0),
             target_layers=tuple(int(i) for i in fields.get("target_layer_ids")) if reads_target else (),
             mask_token_id=fields.integer("mask_token_id") if reads_target else 0,
-            rms_norm_eps=float(fields.get("rms_norm_eps", 1e-6)),
-            rope_theta=theta,
-            rope=rope,
-            max_positions=fields.integer("max_position_embeddings", 32768),
             markov_rank=rank,
             markov_head=str(fields.value("markov_head_type", "vanilla")).lower(),
-            confidence_head=kind not in ANCHORED and bool(fields.plain("enable_confidence_head", True)),
-            confidence_with_markov=bool(fields.plain("confidence_head_with_markov", rank > 0)),
-            sample_from_anchor=bool(fields.plain("sample_from_anchor", True)),
-            qk_norm=bool(fields.plain("qk_norm", True)) or kind != "diffusion",
+            confidence_head=kind not in ANCHORED and bool(config.get("enable_confidence_head", True)),
+            confidence_with_markov=bool(config.get("confidence_head_with_markov", rank > 0)),
+            sample_from_anchor=bool(config.get("sample_from_anchor", True)),
+            qk_norm=bool(config.get("qk_norm", True)) or kind != "diffusion",
             draft_vocab_size=own.get("draft_vocab_size"),
-            windows=() if gemma else windows(fields.config, layers),
+            windows=() if gemma else windows(config, layers),
             gemma=gemma,
-            shared_kv=gemma and bool(fields.plain("attention_k_eq_v")),
+            shared_kv=gemma and bool(config.get("attention_k_eq_v")),
             logit_cap=float(fields.value("final_logit_softcapping") or 0.0) if gemma or choosing else 0.0,
             logit_scale=float(fields.value("output_multiplier", 1.0)) if choosing else 1.0,
-            open_windows="sliding_attention" in (fields.plain("layer_types") or [])
-            and fields.plain("is_causal") is False,
+            open_windows="sliding_attention" in (config.get("layer_types") or []) and config.get("is_causal") is False,
             convolution=convolution,
             choosing=choosing,
             target=own.get("target") or {},
@@ -270,61 +230,12 @@ class BlockConfig:
         return cls.from_json(read_json(folder))
 
 
-def read_json(folder: str | Path) -> dict[str, Any]:
-    """The content of a checkpoint folder's `config.json`; raises CheckpointError."""
-    path = Path(folder) / "config.json"
-    if not path.exists():
-        raise CheckpointError(f"{folder} is not a drafter checkpoint: it has no config.json")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}; copy it here again") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} is damaged: it holds no object; copy it here again")
-    return content
-
-
-class _Fields:
-    """The fields of a `config.json`, of which some stand in a section for the drafter's kind."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        self.config = config
-        self.nested = {**(config.get("dflash_config") or {}), **(config.get("dspark_config") or {})}
-
-    def plain(self, key: str, default: Any = None) -> Any:
-        """A field outside the sections."""
-        return self.config.get(key, default)
-
-    def value(self, key: str, default: Any = None) -> Any:
-        return self.nested.get(key, self.config.get(key, default))
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """A field that has to be there; raises CheckpointError."""
-        if (value := self.value(key, default)) is None:
-            raise CheckpointError(f"drafter config.json has no {key!r}")
-        return value
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        return int(self.get(key, default))
-
-    def check_supported(self) -> None:
-        """Raise CheckpointError naming what the loader does not support."""
-        used = [k for k in ("conv_kernel_size", "selector_rank", "projector_type") if self.nested.get(k)]
-        used = used or [k for k in ("attention_bias", "is_causal") if self.config.get(k)]
-        if used:
-            raise CheckpointError(f"drafter uses {', '.join(used)}, which this loader does not support")
-
-
-def check_layers(layers: Sequence[int], count: int) -> None:
-    """Raise CheckpointError unless an engine can hand a drafter the outputs of these target layers.
-
-    SGLang captures what enters a layer, in the order of the layers: the last one's output enters none. count: layers of
-    the target; 0 where that is not known.
-    """
-    rising = all(one < other for one, other in pairwise(layers))
-    if not layers or not rising or layers[0] < 0 or 0 < count <= layers[-1] + 1:
-        within = f" within 0..{count - 2}: of {count} layers all but the last can be read" if count else " from 0"
-        raise CheckpointError(f"target_layer_ids {list(layers)} must rise{within}")
+def check_supported(config: dict[str, Any], section: dict[str, Any]) -> None:
+    """Raise CheckpointError naming what the loader does not support."""
+    used = [k for k in ("conv_kernel_size", "selector_rank", "projector_type") if section.get(k)]
+    used = used or [k for k in ("attention_bias", "is_causal") if config.get(k)]
+    if used:
+        raise CheckpointError(f"drafter uses {', '.join(used)}, which this loader does not support")
 
 
 def kind_of(config: dict[str, Any]) -> str:
@@ -372,20 +283,3 @@ def windows(config: dict[str, Any], layers: int) -> tuple[int, ...]:
     if not isinstance(size, int) or size < 1:
         raise CheckpointError(f"drafter layers slide over a sliding_window of at least 1, not {size!r}")
     return tuple(size - 1 if kind == "sliding_attention" else -1 for kind in kinds)
-
-
-def rotary(config: dict[str, Any]) -> tuple[float, dict[str, Any]]:
-    """`BlockConfig.rope_theta` and `BlockConfig.rope`."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rope = dict(rope.get("full_attention", rope))
-    kind = rope.pop("rope_type", rope.pop("type", "default"))
-    theta = float(rope.pop("rope_theta", None) or config.get("rope_theta") or 1e6)
-    if kind != "proportional" and rope.get("partial_rotary_factor", 1) != 1:
-        raise CheckpointError(f"drafter rotates a part of each head by rope_type {kind!r}, which is not built here")
-    if kind == "default":
-        return theta, {}
-    lacks = [key for key in ROPES.get(kind, ()) if not isinstance(rope.get(key), int | float)]
-    if kind not in ROPES or lacks:
-        what = f"lacks {', '.join(lacks)}" if kind in ROPES else f"is none of default, {', '.join(ROPES)}"
-        raise CheckpointError(f"drafter uses rope_type {kind!r}, which {what}")
-    return theta, {"rope_type": kind, **rope}

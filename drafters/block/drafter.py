@@ -18,10 +18,10 @@ from outrider.kernels.cuda import native as cuda
 from outrider.kernels.flat_batch import FlatBatch
 
 from ..base import Draft, DraftBatch, Drafter, Features, Rows, Target
+from ..config_file import CheckpointError
 from .checkpoint import check_shapes, check_target, target_identity
 from .checkpoint import load as load_model
 from .compiled import compile_block
-from .errors import CheckpointError
 from .graphs import Block, DraftGraphs
 from .model import BlockModel
 from .sampling import sample_block, sample_parallel, sample_path

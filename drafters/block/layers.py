@@ -5,12 +5,13 @@ They are Qwen3-shaped, and without the norms of queries and keys Llama-shaped.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..config_file import LayerShape
 from .choosing import Convolution
 from .config import BlockConfig
 
@@ -32,7 +33,7 @@ class Rotary(nn.Module):
 
     table: torch.Tensor
 
-    def __init__(self, config: Rotated) -> None:
+    def __init__(self, config: LayerShape) -> None:
         super().__init__()
         inverse, scale = frequencies(config)
         angles = torch.outer(torch.arange(config.max_positions, dtype=torch.float32), inverse)
@@ -45,24 +46,7 @@ class Rotary(nn.Module):
         return cos, sin
 
 
-class Rotated(Protocol):
-    """The fields of a drafter's config that its rotary embedding depends on, as of `BlockConfig`."""
-
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def num_heads(self) -> int: ...
-    @property
-    def max_positions(self) -> int: ...
-    @property
-    def rope_theta(self) -> float: ...
-    @property
-    def rope(self) -> dict[str, Any]: ...
-
-
-def frequencies(config: Rotated) -> tuple[torch.Tensor, float]:
+def frequencies(config: LayerShape) -> tuple[torch.Tensor, float]:
     """Angles [D / 2] between two positions, and what sines and cosines are multiplied with."""
     dim = config.head_dim
     if not config.rope:

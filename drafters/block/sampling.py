@@ -59,65 +59,42 @@ def sample_block(
     Returns tokens [R, gamma], probs [R, gamma, V'] float32 (None where all are greedy or not wanted) and confidence
     [R, gamma]. Without a confidence head that is max_v q_k(v), which does not depend on the token drawn.
     """
-    if cuda.fits(logits):
-        return _sample_on_cuda(logits, hidden, batch, vocab, markov, confidence)
-    all_greedy = all_requests_greedy(batch.rules, batch.all_greedy)
-    wants_probs = batch.wants_probs and not all_greedy
-    state, previous = markov.start(hidden), batch.anchors
-    tokens, probs, embedded, sure = [], [], [], []
-    for k in range(logits.shape[1]):
-        before = markov.w1(previous)
-        state, latent = markov.step(state, before, hidden[:, k])
-        row = logits[:, k].float() + markov.w2(latent)
-        column, q = draw_columns(row, batch.rules, batch.keys[:, k], vocab, all_greedy)
-        sure.append(q.amax(-1))
-        if wants_probs:
-            probs.append(q)
-        previous = column if vocab is None else vocab[column]
-        tokens.append(previous)
-        embedded.append(before)
-    chances = torch.stack(sure, 1)
-    if confidence is not None:
-        chances = confidence.confidence(hidden, torch.stack(embedded, 1), chances, batch.temperatures)
-    return torch.stack(tokens, 1), _kept(torch.stack(probs, 1), batch) if wants_probs else None, chances
-
-
-def _kept(probs: torch.Tensor, batch: DraftBatch) -> torch.Tensor:
-    """Probs [R, G, V'], in the batch's room where it has one."""
-    room = batch.probs_room
-    return probs if room is None else room[: len(probs)].copy_(probs)
-
-
-def _sample_on_cuda(
-    logits: torch.Tensor,
-    hidden: torch.Tensor,
-    batch: DraftBatch,
-    vocab: torch.Tensor | None,
-    markov: MarkovHead,
-    confidence: ConfidenceHead | None,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """`sample_block` by Triton, without waiting for the device; q is written where it stays."""
     requests, gamma, width = logits.shape
-    state, previous, rules = markov.start(hidden), batch.anchors, batch.rules.typed()
-    if batch.wants_probs and batch.probs_room is not None:
-        q = batch.probs_room[:requests]
+    on_cuda, rules = cuda.fits(logits), batch.rules.typed()
+    all_greedy = not on_cuda and all_requests_greedy(batch.rules, batch.all_greedy)  # which would wait for the device
+    wants_probs, room = batch.wants_probs and not all_greedy, batch.probs_room
+    if wants_probs and room is not None:
+        q = room[:requests]
     else:
-        shape = requests, gamma if batch.wants_probs else 1, width
-        q = torch.empty(shape, dtype=torch.float32, device=logits.device)
+        q = logits.new_empty((requests, gamma if wants_probs else 1, width), dtype=torch.float32)
+    state, previous = markov.start(hidden), batch.anchors
     tokens, embedded, sure = [], [], []
     for k in range(gamma):
         before = markov.w1(previous)
         state, latent = markov.step(state, before, hidden[:, k])
-        row = q[:, k if batch.wants_probs else 0]
-        given = markov.w2.weight, *rules, batch.keys[:, k], vocab, batch.wants_probs, batch.decided
-        previous, largest = torch.ops.outrider_cuda.draft_step(row, logits[:, k], latent, *given)
+        row = q[:, k if wants_probs else 0]
+        if on_cuda:
+            given = markov.w2.weight, *rules, batch.keys[:, k], vocab, wants_probs, batch.decided
+            previous, largest = torch.ops.outrider_cuda.draft_step(row, logits[:, k], latent, *given)
+        else:
+            whole = logits[:, k].float() + markov.w2(latent)
+            column, own = draw_columns(whole, batch.rules, batch.keys[:, k], vocab, all_greedy)
+            previous, largest = column if vocab is None else vocab[column], own.amax(-1)
+            if wants_probs:
+                row.copy_(own)
         tokens.append(previous)
         embedded.append(before)
         sure.append(largest)
     chances = torch.stack(sure, 1)
     if confidence is not None:
         chances = confidence.confidence(hidden, torch.stack(embedded, 1), chances, batch.temperatures)
-    return torch.stack(tokens, 1), q if batch.wants_probs else None, chances
+    return torch.stack(tokens, 1), q if wants_probs else None, chances
+
+
+def _kept(probs: torch.Tensor, batch: DraftBatch) -> torch.Tensor:
+    """Probs [R, G, V'], in the batch's room where it has one."""
+    room = batch.probs_room
+    return probs if room is None else room[: len(probs)].copy_(probs)
 
 
 def sample_parallel(

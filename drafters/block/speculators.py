@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .errors import CheckpointError
+from ..config_file import CheckpointError
 
 TYPE, SHAPE, ANCHOR = "speculators_model_type", "transformer_layer_config", "sample_from_anchor"
 ARCHITECTURES = {"dspark": "DSparkDraftModel", "dflash": "DFlashDraftModel"}

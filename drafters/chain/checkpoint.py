@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from ..block.errors import CheckpointError
-from .network import ATTENTION
+from ..config_file import CheckpointError
+from .network import ATTENTION, LAYER
 
 NAMED = 4
 """Tensors that a message names; of others it has the number."""
@@ -40,3 +41,27 @@ def some(names: Collection[str]) -> str:
     """The first of these names, and how many more there are."""
     more = len(names) - NAMED
     return ", ".join(sorted(names)[:NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def layer_shapes(config: Any, inputs: int, *, gated: bool = False) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    """Tensors of a layer without its MLP, whose attention reads rows of `inputs` numbers: those that every layer has,
+    and those that some have, biases and norms of queries and keys. gated: queries have gates beside them."""
+    size, width = config.hidden_size, config.head_dim
+    rows = {"q": (1 + gated) * config.num_heads * width} | dict.fromkeys("kv", config.num_kv_heads * width)
+    needed: dict[str, Shape] = {
+        **{f"{LAYER}{norm}_layernorm.weight": (size,) for norm in ("input", "post_attention")},
+        **{f"{ATTENTION}{part}_proj.weight": (count, inputs) for part, count in rows.items()},
+        f"{ATTENTION}o_proj.weight": (size, config.num_heads * width),
+    }
+    optional: dict[str, Shape] = {
+        **{f"{ATTENTION}{part}_proj.bias": (count,) for part, count in rows.items()},
+        f"{ATTENTION}o_proj.bias": (size,),
+        **{f"{ATTENTION}{part}_norm.weight": (width,) for part in "qk"},
+    }
+    return needed, optional
+
+
+def mlp_shapes(prefix: str, size: int, inner: int) -> dict[str, Shape]:
+    """Tensors of an MLP whose names begin so."""
+    rows = {f"{prefix}{part}_proj.weight": (inner, size) for part in ("gate", "up")}
+    return {**rows, f"{prefix}down_proj.weight": (size, inner)}

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
-from typing import Protocol
+from typing import Any
 
 import torch
 
 from ..base import Draft, DraftBatch, Features, Rows
-from ..block.errors import CheckpointError
 from ..block.sampling import all_requests_greedy, draw_columns
 from ..confidence import own_confidence
+from ..config_file import CheckpointError
 from ..encoding import EncodingDrafter
 from ..spans import Spans
 from .network import ChainNetwork, ChainWeights
@@ -28,27 +28,18 @@ SHARED = ("embed_tokens.weight", "lm_head.weight")
 """Tensors that are the target's where a drafter has none of its own."""
 
 
-class CompiledChain(Protocol):
-    """A whole chain in one call of the compiled kernels."""
-
-    def allocate(self, features: torch.Tensor) -> None:
-        """Work on these features [slots, d] and the network's keys and values from now on."""
-
-    def propose(self, batch: DraftBatch, gamma: int) -> Drawn:
-        """Draft for all requests of a batch whose texts are encoded."""
-
-
 class ChainDrafter(EncodingDrafter):
     """Drafts token by token; on a CPU no more than are asked for.
 
     embedding, head: [V, d] of the target, used where the checkpoint has none of its own.
     positions: the longest text that is told apart by position, at least.
+    compiled: a whole chain in one call of the compiled kernels (`eagle/compiled.py`); None: there is no such call.
     """
 
     block = 1
     assesses_itself = True
     network: ChainNetwork
-    compiled: CompiledChain | None
+    compiled: Any
 
     def __init__(self, weights: ChainWeights, *, embedding: Rows, head: Rows, gamma: int, positions: int = 0) -> None:
         self.gamma, self.target_layers = gamma, weights.layers
@@ -66,7 +57,7 @@ class ChainDrafter(EncodingDrafter):
     def _network(self, weights: ChainWeights, head: torch.Tensor) -> ChainNetwork:
         """The network of weights and a head [V', d]."""
 
-    def _compile(self) -> CompiledChain | None:
+    def _compile(self) -> Any:
         """The chain of the network in use; None: each of its passes is computed by itself."""
         return None
 

@@ -23,7 +23,8 @@ from outrider.kernels.fused import rms_norm, rope_write
 from outrider.kernels.linear import pack
 
 from ..block.compiled import Prepared, prepare
-from ..block.layers import Rotated, frequencies
+from ..block.layers import frequencies
+from ..config_file import LayerShape
 from ..spans import Spans
 
 LAYER = "layers.0."
@@ -54,7 +55,7 @@ class ChainNetwork(ABC):
     rotated: shape of its rotary embedding.
     """
 
-    def __init__(self, weights: ChainWeights, head: torch.Tensor, positions: int, rotated: Rotated):
+    def __init__(self, weights: ChainWeights, head: torch.Tensor, positions: int, rotated: LayerShape):
         self.config, tensors = weights.config, weights.tensors
         fc = tensors["fc.weight"]
         self.dtype, self.device = fc.dtype, fc.device

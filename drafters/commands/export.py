@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from ..block import checkpoint
-from ..block.config import read_json
 from ..block.model import DraftModel
+from ..config_file import read_json
 from ..conversion import delta
 from ..eagle import checkpoint as eagle
 from ..eagle.config import is_eagle
@@ -53,20 +53,15 @@ def export(args: argparse.Namespace) -> int:
         if not args.target or len(args.drafter) > 1 or not heads:
             raise ValueError("--storage speculators takes one EAGLE-3 folder, and --target, the model that it is for")
         export_head(heads[0], args.target, args.out)
-        print(f"wrote {args.out} ({checkpoint.stored_bytes(args.out) / 1e6:.1f} MB)")
-        return 0
-    if heads:
+    elif heads:
         raise ValueError(f"{heads[0]}: stock SGLang loads an EAGLE-3 folder as it is; for vLLM --storage speculators")
-    if args.target:
+    elif args.target:
         if len(args.drafter) > 1:
             raise ValueError("--target takes one delta")
         delta.write_merged(args.target, args.drafter[0], args.out)
-        print(f"wrote {args.out}")
-        return 0
-    model = mean_drafter(args.drafter)
-    if args.storage == "int8":
-        checkpoint.save_compact(model, args.out)
+    elif args.storage == "int8":
+        checkpoint.save_compact(mean_drafter(args.drafter), args.out)
     else:
-        checkpoint.save_plain(model, args.out)
-    print(f"wrote {args.out} ({checkpoint.stored_bytes(args.out) / 1e6:.1f} MB)")
+        checkpoint.save_plain(mean_drafter(args.drafter), args.out)
+    print(f"wrote {args.out} ({(args.out / checkpoint.WEIGHTS).stat().st_size / 1e6:.1f} MB)")
     return 0

@@ -26,8 +26,9 @@ from outrider.storage import replacing
 
 from .. import networks, registry
 from ..block import checkpoint
-from ..block.config import BLOCK_KINDS, check_layers
+from ..block.config import BLOCK_KINDS
 from ..block.model import BlockModel, TrainedModel
+from ..config_file import check_layers
 from ..conversion import delta
 from ..conversion.layout import Layout
 from ..conversion.model import convert, spare_token
@@ -43,11 +44,10 @@ from ..training.features import build_store, sample_texts
 from ..training.forward import frozen_part
 from ..training.logs import LogReader, held_out_prompts, written_by_target
 from ..training.loop import DraftRun, Recipe, Run, TrainingRun
-from ..training.openings import drawn_openings
 from ..training.prompts import Sample, read_samples
 from ..training.start import start_markov
 from ..training.store import FeatureStore
-from ..training.synthesise import FeatureSink, answer, write_prompts
+from ..training.synthesise import FeatureSink, answer, drawn_openings, write_prompts
 from ..training.target import TargetModel, keep_freed_memory
 from .arguments import CONVERSION, DIFFUSION_STAGES
 from .shapes import draft_vocabulary, drafter_config, fresh_drafter, make_config, target_layers

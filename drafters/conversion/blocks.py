@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..training.batches import CPU_TILE, GPU_TILE, Tile
+from ..training.batches import CPU_TILE, GPU_TILE, Tile, drawn_numbers
 from ..training.loss import Labels
 from ..training.store import FeatureStore, Sequence
 from .layout import Layout
@@ -173,14 +173,10 @@ def random_steps(
     store: FeatureStore, numbers: list[int], maker: PackMaker, stops: set[int], *, sequences: int, streams: int,
     seed: int, step: int,
 ) -> Iterator[ConversionStep]:  # fmt: skip
-    """Endless steps from step number `step` on; step i depends on (seed, i) alone, as a resumed run needs it."""
+    """Steps of `drawn_numbers`, with masks for `streams` times each block."""
     size = maker.layout.block_size
-    per_epoch = max(1, len(numbers) // sequences)
-    while True:
-        order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed * 7 + step // per_epoch))
-        at = (step % per_epoch) * sequences
-        chosen = [whole_blocks(store[numbers[i]], size, stops) for i in order[at : at + sequences].tolist()]
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        masks = [rising_masks(streams * maker.blocks(s), size, generator).view(streams, -1, size) for s in chosen]
-        yield ConversionStep(maker.packs(chosen, masks))
-        step += 1
+    for chosen, own_seed in drawn_numbers(numbers, sequences, seed=seed, step=step):
+        whole = [whole_blocks(store[number], size, stops) for number in chosen]
+        generator = torch.Generator().manual_seed(own_seed)
+        masks = [rising_masks(streams * maker.blocks(s), size, generator).view(streams, -1, size) for s in whole]
+        yield ConversionStep(maker.packs(whole, masks))

@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from outrider.storage.replacing import replace, replacing
-
-from ..block.checkpoint import WEIGHTS, quantise, target_identity
-from ..block.errors import CheckpointError
+from ..block.checkpoint import WEIGHTS, quantise, read_tensors, target_identity, write_folder
+from ..config_file import CheckpointError
 from .model import ConvertedModel
 
 FIELDS = ("block_size", "mask_token_id", "shift", "context_mask")
@@ -39,10 +36,7 @@ def save(model: ConvertedModel, folder: Path) -> None:
         tensors[name], tensors[f"{name}.scale"] = quantise(rows.T if name.endswith(".b") else rows)
     layout = model.layout
     config = {name: getattr(layout, name) for name in FIELDS} | {"rank": model.rank, "target": model.config.target}
-    folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / WEIGHTS) as temporary:
-        save_file({n: v.contiguous() for n, v in tensors.items()}, temporary, metadata={"format": "pt"})
-    replace({folder / "config.json": json.dumps(config, indent=2) + "\n"})
+    write_folder(folder, tensors, config)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -58,10 +52,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def merge(folder: Path, weights: dict[str, torch.Tensor], layers: int) -> None:
     """Add a delta to a target's weights, by their Hugging Face names, in place; each keeps its dtype."""
-    try:
-        tensors = load_file(folder / WEIGHTS)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{folder / WEIGHTS} is damaged: {error}; copy it here again") from None
+    tensors = read_tensors(folder)
     try:
         for layer in range(layers):
             for name_of_ours, names in TARGETS.items():
@@ -89,9 +80,7 @@ def write_merged(target: Path, folder: Path, into: Path) -> None:
     from transformers import AutoConfig
 
     delta, shape = read_config(folder), AutoConfig.from_pretrained(target).get_text_config()
-    weights: dict[str, torch.Tensor] = {}
-    for path in sorted(target.glob("*.safetensors")):
-        weights |= load_file(path)
+    weights = read_tensors(target)
     found = target_identity(shape, weights["model.embed_tokens.weight"])
     differ = [f"{k} is {found[k]}, the delta is for {v}" for k, v in delta["target"].items() if found.get(k) != v]
     if differ:

@@ -5,41 +5,38 @@ Weights are kept as `block/compiled.py` keeps them. Its q is what the rounded mo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from outrider.kernels.cpu import native
 
-from ..block.compiled import Prepared, packed_arguments, prepare
+from ..block.compiled import Pools, cos_sin, native_arguments, prepare
 from ..spans import Spans
 from .model import DiffusionModel
 
-Pools = list[tuple[torch.Tensor, torch.Tensor]]
 
-
-@dataclass(slots=True)
 class CompiledDiffusion:
-    """The parts of a model that the call needs.
+    """The parts of a model that the call needs; head: [V', d], the target's rows that the model drafts from.
 
-    weights: of each layer (q|k|v, out, gate|up, down), the head.
-    norms: of each layer (before attention, of queries, of keys, before the MLP), the last; no numbers: there is none.
+    Weights are those of each layer (q|k|v, out, gate|up, down) and the head, norms those of each layer (before
+    attention, of queries, of keys, before the MLP; no numbers: there is none) and the last.
     """
 
-    like: torch.Tensor
-    cos_sin: torch.Tensor
-    weights: list[Prepared]
-    norms: list[torch.Tensor]
-    eps: float
-    _native: Any = field(init=False, default=None)
+    def __init__(self, model: DiffusionModel, head: torch.Tensor) -> None:
+        self.model, layers, none = model, model.draft_layers, head.new_empty(0)
+        products = [w.weight for layer in layers for w in (layer.qkv, layer.o_proj, layer.gate_up, layer.down_proj)]
+        self.weights = [prepare(weight) for weight in (*products, head)]
+        norms = [n for x in layers for n in (x.input_layernorm, x.q_norm, x.k_norm, x.post_attention_layernorm)]
+        self.norms = [getattr(norm, "weight", none) for norm in (*norms, model.norm)]
+        self._native: Any = None
 
     def allocate(self, pools: Pools) -> None:
         """Work on these pools [S, Hkv, D] of every layer from now on."""
-        packed, kinds, scales = zip(*map(packed_arguments, self.weights), strict=True)
+        table = cos_sin(self.model.rotary.table.float()).contiguous()
         self._native = torch.classes.outrider.DiffusionDrafter(
-            packed, kinds, scales, [w.outputs for w in self.weights], [w.depth for w in self.weights], self.norms,
-            *zip(*pools, strict=True), self.cos_sin, self.like, self.eps,
+            *native_arguments(self.weights), self.norms, *zip(*pools, strict=True), table, self.model.norm.weight[None],
+            self.model.config.rms_norm_eps,
         )  # fmt: skip
 
     def forward(
@@ -63,25 +60,7 @@ def _arrays(spans: Spans | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
 
 
 def compile_diffusion(model: DiffusionModel, head: torch.Tensor) -> CompiledDiffusion | None:
-    """Prepare a model once; None where the compiled kernels are missing or do not know its shape.
-
-    head: [V', d], the target's rows that the model drafts from.
-    """
-    config, norm = model.config, model.norm.weight
+    """Prepare a model once; None where the compiled kernels are missing or do not know its shape."""
+    config = model.config
     even = config.hidden_size % 16 == 0 and config.intermediate_size % 16 == 0 and config.head_dim % 32 == 0
-    if not (even and native.fits(norm, head)):
-        return None
-    layers, none = model.draft_layers, norm.new_empty(0)
-    products = [w.weight for layer in layers for w in (layer.qkv, layer.o_proj, layer.gate_up, layer.down_proj)]
-    norms = []
-    for layer in layers:
-        own = (layer.q_norm.weight, layer.k_norm.weight) if config.qk_norm else (none, none)
-        norms += [layer.input_layernorm.weight, *own, layer.post_attention_layernorm.weight]
-    half, table = config.head_dim // 2, model.rotary.table.float()
-    return CompiledDiffusion(
-        like=norm[None],
-        cos_sin=torch.cat([table[:, :half], table[:, -half:]], 1).contiguous(),
-        weights=[prepare(weight) for weight in (*products, head)],
-        norms=[*norms, norm],
-        eps=config.rms_norm_eps,
-    )
+    return CompiledDiffusion(model, head) if even and native.fits(model.norm.weight, head) else None

@@ -15,10 +15,11 @@ from outrider.kernels.attention import flat_attention
 
 from ..base import Draft, DraftBatch, Rows, Target
 from ..block.checkpoint import check_shapes, check_target, load_as, target_identity
-from ..block.errors import CheckpointError
+from ..block.compiled import Pools
+from ..config_file import CheckpointError
 from ..encoding import EncodingDrafter
 from ..spans import Spans
-from .compiled import Pools, compile_diffusion
+from .compiled import compile_diffusion
 from .denoise import denoise, make_schedule
 from .model import DiffusionModel
 

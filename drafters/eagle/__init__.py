@@ -1,6 +1,1 @@
 """EAGLE-3 heads: drafters that predict token by token from the target's hidden states and their own."""
-
-from .config import EagleConfig
-from .drafter import EagleDrafter
-
-__all__ = ["EagleConfig", "EagleDrafter"]

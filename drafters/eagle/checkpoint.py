@@ -15,10 +15,10 @@ import torch
 
 from ..block import checkpoint as block
 from ..block.checkpoint import drafted_tokens, read_tensors, write_folder
-from ..block.errors import CheckpointError
-from ..chain.checkpoint import check_shapes
+from ..chain.checkpoint import Shape, check_shapes, layer_shapes, mlp_shapes
 from ..chain.drafter import SHARED
 from ..chain.network import ATTENTION, LAYER, ChainWeights
+from ..config_file import CheckpointError
 from .config import EagleConfig
 
 ALIASES = {
@@ -82,43 +82,28 @@ def canonical(name: str) -> str:
     return name
 
 
-def shapes(config: EagleConfig, layers: int) -> dict[str, tuple[int, ...]]:
-    """Tensors that every head has."""
-    size, inner, width = config.hidden_size, config.intermediate_size, config.head_dim
-    q, kv = config.num_heads * width, config.num_kv_heads * width
+def shapes(config: EagleConfig, layers: int) -> dict[str, Shape]:
+    """Tensors that every head has, in the order in which a run keeps them."""
+    size = config.hidden_size
     return {
         "fc.weight": (size, layers * config.target_hidden_size),
         f"{LAYER}hidden_norm.weight": (size,),
-        f"{LAYER}input_layernorm.weight": (size,),
-        f"{LAYER}post_attention_layernorm.weight": (size,),
-        f"{ATTENTION}q_proj.weight": (q, 2 * size),
-        f"{ATTENTION}k_proj.weight": (kv, 2 * size),
-        f"{ATTENTION}v_proj.weight": (kv, 2 * size),
-        f"{ATTENTION}o_proj.weight": (size, q),
-        f"{LAYER}mlp.gate_proj.weight": (inner, size),
-        f"{LAYER}mlp.up_proj.weight": (inner, size),
-        f"{LAYER}mlp.down_proj.weight": (size, inner),
+        **layer_shapes(config, 2 * size)[0],
+        **mlp_shapes(f"{LAYER}mlp.", size, config.intermediate_size),
         "norm.weight": (size,),
     }
 
 
-def optional_shapes(config: EagleConfig, layers: int) -> dict[str, tuple[int, ...]]:
-    """Tensors that some heads have: biases, Qwen3's norms of queries and keys, norms of the features, and their own
-    embedding and head, in place of the target's."""
-    size, width = config.hidden_size, config.head_dim
-    q, kv = config.num_heads * width, config.num_kv_heads * width
-    return {
-        "embed_tokens.weight": (config.vocab_size, size),
-        "lm_head.weight": (config.logit_size, size),
-        "fc.bias": (size,),
+def optional_shapes(config: EagleConfig, layers: int) -> dict[str, Shape]:
+    """Tensors that some heads have: those of `layer_shapes`, norms of the features, and their own embedding and head,
+    in place of the target's."""
+    _, optional = layer_shapes(config, 2 * config.hidden_size)
+    return optional | {
+        "embed_tokens.weight": (config.vocab_size, config.hidden_size),
+        "lm_head.weight": (config.logit_size, config.hidden_size),
+        "fc.bias": (config.hidden_size,),
         "input_norm.weight": (layers * config.target_hidden_size,),
         **{f"fc_norm.{i}.weight": (config.target_hidden_size,) for i in range(layers)},
-        f"{ATTENTION}q_proj.bias": (q,),
-        f"{ATTENTION}k_proj.bias": (kv,),
-        f"{ATTENTION}v_proj.bias": (kv,),
-        f"{ATTENTION}o_proj.bias": (size,),
-        f"{ATTENTION}q_norm.weight": (width,),
-        f"{ATTENTION}k_norm.weight": (width,),
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,26 +11,23 @@ from outrider.kernels.cpu import native
 from outrider.kernels.linear import PackedWeight
 
 from ..base import DraftBatch, Rows
-from ..block.compiled import packed_arguments
+from ..block.compiled import native_arguments
 from ..confidence import MIX
 from .config import EagleConfig
 from .network import EagleNetwork
 
 
-@dataclass(slots=True)
 class CompiledChain:
     """What the call needs: a network, the embedding [V, d] and the draft vocabulary [V'] (None: all tokens)."""
 
-    network: EagleNetwork
-    embedding: Rows
-    vocab: torch.Tensor | None
-    _native: Any = field(init=False, default=None)
+    def __init__(self, network: EagleNetwork, embedding: Rows, vocab: torch.Tensor | None) -> None:
+        self.network, self.embedding, self.vocab = network, embedding, vocab
+        self.weights = [network.qkv, network.out, network.gate_up, network.down, network.head]
+        self._native: Any = None
 
     def allocate(self, features: torch.Tensor) -> None:
         """Work on these features [S, d] and the network's keys and values from now on."""
         net, config = self.network, self.network.config
-        weights = [net.qkv, net.out, net.gate_up, net.down, net.head]
-        packed, kinds, scales = zip(*map(packed_arguments, weights), strict=True)
         none = features.new_empty(0)
         of_heads = [none if norm is None else norm for norm in (net.q_norm, net.k_norm)]
         norms = [net.hidden_norm, *of_heads, net.mlp_norm, net.norm, net.embedding_norm]
@@ -41,9 +37,8 @@ class CompiledChain:
         else:
             rows, kind = self.embedding, -1
         self._native = torch.classes.outrider.ChainDrafter(
-            packed, kinds, scales, [w.outputs for w in weights], [w.depth for w in weights], norms,
-            net.keys, net.values, net.cos_sin, bias, features, rows, kind, self.vocab, MIX,
-            config.norm_before_residual, config.norm_output, config.rms_norm_eps,
+            *native_arguments(self.weights), norms, net.keys, net.values, net.cos_sin, bias, features, rows, kind,
+            self.vocab, MIX, config.norm_before_residual, config.norm_output, config.rms_norm_eps,
         )  # fmt: skip
 
     def propose(self, batch: DraftBatch, gamma: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
@@ -63,11 +58,11 @@ def compile_chain(network: EagleNetwork, embedding: Rows, vocab: torch.Tensor | 
     even = config.hidden_size % 16 == 0 and config.intermediate_size % 16 == 0 and config.head_dim % 32 == 0
     if not even or network.out.bias is not None or not native.fits(network.norm):
         return None
-    weights = (network.qkv, network.out, network.gate_up, network.down, network.head)
-    if any(isinstance(weight, PackedWeight) and weight.panels is None for weight in weights):
+    made = CompiledChain(network, embedding, vocab)
+    if any(isinstance(weight, PackedWeight) and weight.panels is None for weight in made.weights):
         return None
     if isinstance(embedding, BlockRows):
         fits = network.dtype == torch.bfloat16 and embedding.raw.is_contiguous()
     else:
         fits = embedding.dtype == network.dtype and embedding.is_contiguous()
-    return CompiledChain(network, embedding, vocab) if fits else None
+    return made if fits else None

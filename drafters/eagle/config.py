@@ -8,12 +8,11 @@ or a head of its own, is taken from them (`checkpoint.py`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..block.config import check_layers, read_json, rotary
-from ..block.errors import CheckpointError
+from ..config_file import CheckpointError, Fields, LayerShape, check_layers, read_json
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 SECTION = {
@@ -38,40 +37,29 @@ UNSUPPORTED = {
 """Fields of heads that compute something else, and what that is."""
 
 
-@dataclass(frozen=True, slots=True)
-class EagleConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagleConfig(LayerShape):
     """Shape of an EAGLE-3 head.
 
-    vocab_size, target_hidden_size: of the target. draft_vocab_size: V', tokens that it can draft; None: all.
+    target_hidden_size: of the target. draft_vocab_size: V', tokens that it can draft; None: all.
     target_layers: target layers whose outputs it reads, rising, 0 being the first decoder layer; empty: `layers_of`.
-    rope, rope_theta: as in `BlockConfig`. max_positions: it was trained for; longer texts are drafted for as well.
+    Texts longer than max_positions are drafted for as well.
     norm_before_residual: the residual is the normed state. norm_output: so is what the next step reads.
     tied: the head is the embedding. gamma: tokens of a chain in training; a longer one can be drafted.
     """
 
     kind: ClassVar[str] = "eagle3"
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     target_hidden_size: int
     draft_vocab_size: int | None = None
     target_layers: tuple[int, ...] = ()
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = 1e4
-    rope: dict[str, Any] = field(default_factory=dict)
-    max_positions: int = 2048
     norm_before_residual: bool = False
     norm_output: bool = False
     tied: bool = False
     gamma: int = 7
 
     def __post_init__(self) -> None:
-        if self.num_heads % self.num_kv_heads:
-            raise CheckpointError(f"{self.num_heads} query heads do not divide among {self.num_kv_heads} key heads")
+        LayerShape.__post_init__(self)
         if self.draft_vocab_size is not None and not 1 <= self.draft_vocab_size <= self.vocab_size:
             raise CheckpointError(f"draft_vocab_size {self.draft_vocab_size} is not in 1..{self.vocab_size}")
         if self.target_layers:
@@ -92,31 +80,15 @@ class EagleConfig:
     def from_json(cls, config: dict[str, Any]) -> EagleConfig:
         """Read a checkpoint's `config.json`; raises CheckpointError naming what is missing or unsupported."""
         flat = {**(config.get("transformer_layer_config") or {}), **config}
+        flat = {key: value for key, value in flat.items() if value is not None}
         check_supported(flat)
-
-        def integer(key: str, default: int | None = None) -> int:
-            value = flat.get(key) if flat.get(key) is not None else default
-            if value is None:
-                raise CheckpointError(f"drafter config.json has no {key!r}")
-            return int(value)
-
-        heads, hidden, drafted = integer("num_attention_heads"), integer("hidden_size"), flat.get("draft_vocab_size")
-        theta, rope = rotary({**flat, "rope_theta": flat.get("rope_theta") or 1e4})
-        section = flat.get("eagle_config") or {}
+        fields, drafted, section = Fields(flat), flat.get("draft_vocab_size"), flat.get("eagle_config") or {}
+        layers = fields.layers(theta=1e4, positions=2048)
         return cls(
-            vocab_size=integer("vocab_size"),
-            hidden_size=hidden,
-            intermediate_size=integer("intermediate_size"),
-            num_heads=heads,
-            num_kv_heads=integer("num_key_value_heads", heads),
-            head_dim=integer("head_dim", hidden // heads),
-            target_hidden_size=integer("target_hidden_size", hidden),
+            **layers,
+            target_hidden_size=fields.integer("target_hidden_size", layers["hidden_size"]),
             draft_vocab_size=None if drafted is None or drafted == flat["vocab_size"] else int(drafted),
             target_layers=target_layers(flat),
-            rms_norm_eps=float(flat.get("rms_norm_eps") or 1e-6),
-            rope_theta=theta,
-            rope=rope,
-            max_positions=integer("max_position_embeddings", 2048),
             norm_before_residual=bool(flat.get("norm_before_residual")),
             norm_output=bool(flat.get("norm_output", section.get("norm_output"))),
             tied=bool(flat.get("tie_word_embeddings")),
@@ -125,23 +97,13 @@ class EagleConfig:
 
     def to_json(self) -> dict[str, Any]:
         """The content of `config.json`, as SGLang reads it too."""
-        return {
+        return self.layers_json() | {
             "architectures": ["LlamaForCausalLMEagle3"],
             "model_type": "llama",
-            "vocab_size": self.vocab_size,
             "draft_vocab_size": self.draft_vocab_size,
-            "hidden_size": self.hidden_size,
             "target_hidden_size": self.target_hidden_size,
-            "intermediate_size": self.intermediate_size,
             "num_hidden_layers": 1,
-            "num_attention_heads": self.num_heads,
-            "num_key_value_heads": self.num_kv_heads,
-            "head_dim": self.head_dim,
-            "hidden_act": "silu",
-            "rms_norm_eps": self.rms_norm_eps,
-            "rope_theta": self.rope_theta,
             "rope_scaling": self.rope or None,
-            "max_position_embeddings": self.max_positions,
             "norm_before_residual": self.norm_before_residual,
             "norm_output": self.norm_output,
             "tie_word_embeddings": self.tied,

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from ..base import Rows, Target
-from ..chain import ChainDrafter
+from ..chain.drafter import ChainDrafter
 from ..chain.network import ChainWeights
 from .checkpoint import check_target, load
 from .compiled import CompiledChain, compile_chain

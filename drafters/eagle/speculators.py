@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from ..block.checkpoint import write_folder
-from ..block.errors import CheckpointError
 from ..chain.drafter import with_shared
 from ..chain.network import ATTENTION, ChainWeights
+from ..config_file import CheckpointError
 from .checkpoint import vocabulary_tensors
 
 BIASES = {f"{ATTENTION}{part}_proj.bias" for part in "qkvo"}

@@ -32,13 +32,11 @@ from ..training.start import start_markov
 from ..training.store import Sequence
 from ..training.target import TargetModel
 from .answers import Answer, AnswerReader, ServerState
-from .candidates import complete, mixed, next_name, offer, prune
-from .drafters import Drafters
+from .drafters import Drafters, complete, mixed, next_name, offer, prune
 from .gate import GENERAL_KEPT, Followed, Verdict, compare, enough, tau
-from .general import MORE, PROMPTS, general_answers
 from .progress import Progress
 from .start import FROM_TARGET, first_drafter, settings
-from .supply import Item, Supply
+from .supply import MORE, PROMPTS, Item, Supply, general_answers
 
 LEAST_ANSWERS = 24
 GENERAL_EVERY, GENERAL_AFTER_LOSS, GENERAL_AIM = 4, 2, 0.99
@@ -177,8 +175,9 @@ class Learner:
         self._check_forgotten()
         self.look_at = LOOK_EVERY + (self.training.step if self.training else 0)
         self.state = ServerState.read(self.folder)
-        if self.lineage and not self._continues():
-            self.patience.wait_for = self._more_answers() if set(self.lineage) & set(self.state.refused) else 0
+        refused = bool(set(self.lineage) & set(self.state.refused))
+        if self.lineage and (refused or self.state.in_use not in self.lineage):  # that is not this run's work or start
+            self.patience.wait_for = self._more_answers() if refused else 0
             self._drop_run()
         self.unread = self.supply.missing(self.unread + self.reader.read())
         while self.unread:
@@ -219,10 +218,6 @@ class Learner:
     def _lineage_path(self) -> Path:
         """Names of the drafter that the run began with and of its candidates, a JSON list."""
         return self.folder / "run" / "lineage.json"
-
-    def _continues(self) -> bool:
-        """True if what is in use is this run's work or start, and none of its candidates was refused."""
-        return self.state.in_use in self.lineage and not set(self.lineage) & set(self.state.refused)
 
     def _set_lineage(self, names: list[str | None]) -> None:
         self.lineage = names

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -43,14 +44,10 @@ class Progress:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._written = folder, 0.0
-        self.numbers = Numbers(**self._found())
+        self.numbers = Numbers()
+        with suppress(FileNotFoundError):
+            self.numbers = Numbers(**json.loads((folder / "learner.json").read_text(encoding="utf-8")))
         self.numbers.error = ""
-
-    def _found(self) -> dict[str, Any]:
-        try:
-            return json.loads((self.folder / "learner.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
 
     def phase(self, phase: str) -> None:
         """Enter a phase."""

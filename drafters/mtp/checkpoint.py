@@ -15,9 +15,9 @@ import torch
 
 from ..block.checkpoint import read_tensors
 from ..block.checkpoint import stored_shapes as all_shapes
-from ..block.errors import CheckpointError
-from ..chain.checkpoint import Shape, check_shapes
+from ..chain.checkpoint import Shape, check_shapes, layer_shapes, mlp_shapes
 from ..chain.network import ATTENTION, LAYER, ChainWeights
+from ..config_file import CheckpointError
 from .config import ExpertsConfig, MtpConfig
 
 MLP = f"{LAYER}mlp."
@@ -94,7 +94,7 @@ def check_folder(folder: str | Path) -> MtpConfig:
     stored = stored_shapes(folder, config)
     if not stored:
         raise CheckpointError(f"{folder} has no MTP layer: no tensors {config.prefix}*")
-    check_shapes(stored, shapes(config, stored), optional_shapes(config))
+    check_shapes(stored, shapes(config, stored), layer_shapes(config, config.hidden_size, gated=config.gated)[1])
     return config
 
 
@@ -112,30 +112,14 @@ def check_target(config: MtpConfig, target: Mapping[str, Any]) -> None:
 
 def shapes(config: MtpConfig, stored: Mapping[str, list[int]]) -> dict[str, Shape]:
     """Tensors that every such layer has; experts together or each by itself, as they are stored."""
-    size, width = config.hidden_size, config.head_dim
-    q, kv = config.num_heads * width, config.num_kv_heads * width
-    return {
-        "fc.weight": (size, 2 * size),
-        "embedding_norm.weight": (size,),
-        "hidden_norm.weight": (size,),
-        f"{LAYER}input_layernorm.weight": (size,),
-        f"{LAYER}post_attention_layernorm.weight": (size,),
-        f"{ATTENTION}q_proj.weight": ((1 + config.gated) * q, size),
-        f"{ATTENTION}k_proj.weight": (kv, size),
-        f"{ATTENTION}v_proj.weight": (kv, size),
-        f"{ATTENTION}o_proj.weight": (size, q),
-        "norm.weight": (size,),
-        **(
-            mlp_shapes(MLP, size, config.intermediate_size)
-            if config.experts is None
-            else experts_shapes(config.experts, size, JOINED in stored)
-        ),
+    size = config.hidden_size
+    needed, _ = layer_shapes(config, size, gated=config.gated)
+    needed |= {f"{part}norm.weight": (size,) for part in ("embedding_", "hidden_", "")} | {
+        "fc.weight": (size, 2 * size)
     }
-
-
-def mlp_shapes(prefix: str, size: int, inner: int) -> dict[str, Shape]:
-    rows = {f"{prefix}{part}_proj.weight": (inner, size) for part in ("gate", "up")}
-    return {**rows, f"{prefix}down_proj.weight": (size, inner)}
+    if config.experts is None:
+        return needed | mlp_shapes(MLP, size, config.intermediate_size)
+    return needed | experts_shapes(config.experts, size, JOINED in stored)
 
 
 def experts_shapes(experts: ExpertsConfig, size: int, joined: bool) -> dict[str, Shape]:
@@ -155,17 +139,6 @@ def experts_shapes(experts: ExpertsConfig, size: int, joined: bool) -> dict[str,
     elif experts.shared_size:
         needed[f"{MLP}shared_expert_gate.weight"] = (1, size)
     return needed
-
-
-def optional_shapes(config: MtpConfig) -> dict[str, Shape]:
-    """Tensors that some layers have: biases, and norms of queries and keys."""
-    q, kv = ((1 + config.gated) * config.num_heads, config.num_kv_heads)
-    heads = {"q": q, "k": kv, "v": kv}
-    return {
-        **{f"{ATTENTION}{part}_proj.bias": (count * config.head_dim,) for part, count in heads.items()},
-        f"{ATTENTION}o_proj.bias": (config.hidden_size,),
-        **{f"{ATTENTION}{part}_norm.weight": (config.head_dim,) for part in "qk"},
-    }
 
 
 def memory(folder: str | Path, dtype: torch.dtype) -> tuple[int, int]:

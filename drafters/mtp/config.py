@@ -6,13 +6,12 @@ keys, is taken from them (`checkpoint.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..block.config import read_json, rotary
-from ..block.errors import CheckpointError
+from ..config_file import CheckpointError, Fields, LayerShape, read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +93,8 @@ class ExpertsConfig:
     chosen_groups: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class MtpConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpConfig(LayerShape):
     """Shape of an MTP layer, most of which is the target's.
 
     architecture: of the target. num_target_layers: its layers. intermediate_size: of an MLP without experts.
@@ -106,20 +105,10 @@ class MtpConfig:
     kind: ClassVar[str] = "mtp"
 
     architecture: str
-    vocab_size: int
-    hidden_size: int
     num_target_layers: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     rotary_dim: int
     gated: bool
     experts: ExpertsConfig | None
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = 1e4
-    rope: dict[str, Any] = field(default_factory=dict)
-    max_positions: int = 2048
     tied: bool = False
     gamma: int = 1
 
@@ -143,37 +132,22 @@ class MtpConfig:
                 f"{', '.join(LAYOUTS)}"
             )
         text = {**config, **(config.get("text_config") or {})}
-
-        def integer(key: str, default: int | None = None) -> int:
-            value = text.get(key) if text.get(key) is not None else default
-            if value is None:
-                raise CheckpointError(f"the target's config.json has no {key!r}")
-            return int(value)
-
         if (activation := text.get("hidden_act") or "silu") != "silu":
             raise CheckpointError(f"the MTP layer uses hidden_act {activation!r}, which is not built here")
-        heads, hidden = integer("num_attention_heads"), integer("hidden_size")
-        head_dim = integer("head_dim", hidden // heads)
         rope = dict(text.get("rope_parameters") or text.get("rope_scaling") or {})
         share = rope.pop("partial_rotary_factor", None) or text.get("partial_rotary_factor") or layout.rotated
         rope = {name: value for name, value in rope.items() if not name.startswith("mrope")}  # a text has one position
-        theta, rope = rotary({"rope_theta": text.get("rope_theta") or 1e4, "rope_parameters": rope})
+        text |= {"rope_parameters": rope, "rope_scaling": None}
+        text = {"intermediate_size": 0} | {key: value for key, value in text.items() if value is not None}
+        fields = Fields(text, file="the target's config.json")
+        layers = fields.layers(theta=1e4, positions=2048)
         return cls(
+            **layers,
             architecture=architecture,
-            vocab_size=integer("vocab_size"),
-            hidden_size=hidden,
-            num_target_layers=integer("num_hidden_layers"),
-            intermediate_size=integer("intermediate_size", 0),
-            num_heads=heads,
-            num_kv_heads=integer("num_key_value_heads", heads),
-            head_dim=head_dim,
-            rotary_dim=int(head_dim * float(share)),
+            num_target_layers=fields.integer("num_hidden_layers"),
+            rotary_dim=int(layers["head_dim"] * float(share)),
             gated=bool(text.get("attn_output_gate", layout.gated)),
-            experts=experts_of(text, layout, integer) if text.get(layout.experts) else None,
-            rms_norm_eps=float(text.get("rms_norm_eps") or 1e-6),
-            rope_theta=theta,
-            rope=rope,
-            max_positions=integer("max_position_embeddings", 2048),
+            experts=experts_of(fields, layout) if text.get(layout.experts) else None,
         )
 
     @classmethod
@@ -182,24 +156,24 @@ class MtpConfig:
         return cls.from_json(read_json(folder))
 
 
-def experts_of(config: Mapping[str, Any], layout: Layout, integer: Callable[..., int]) -> ExpertsConfig:
-    """The mixture of experts of a target's config; integer: reads a field of it."""
-    size = integer("moe_intermediate_size")
+def experts_of(fields: Fields, layout: Layout) -> ExpertsConfig:
+    """The mixture of experts of a target's config."""
+    size = fields.integer("moe_intermediate_size")
     found = ExpertsConfig(
-        count=integer(layout.experts),
-        chosen=integer("num_experts_per_tok"),
+        count=fields.integer(layout.experts),
+        chosen=fields.integer("num_experts_per_tok"),
         size=size,
-        shared_size=integer("shared_expert_intermediate_size", size * integer("n_shared_experts", 0)),
-        normalised=bool(config.get("norm_topk_prob", True)),
+        shared_size=fields.integer("shared_expert_intermediate_size", size * fields.integer("n_shared_experts", 0)),
+        normalised=bool(fields.value("norm_topk_prob", True)),
     )
     if not layout.sigmoid:
         return found
     return replace(
         found,
         sigmoid=True,
-        scale=float(config.get("routed_scaling_factor") or 1.0),
-        groups=integer("n_group", 1),
-        chosen_groups=integer("topk_group", 1),
+        scale=float(fields.value("routed_scaling_factor") or 1.0),
+        groups=fields.integer("n_group", 1),
+        chosen_groups=fields.integer("topk_group", 1),
     )
 
 

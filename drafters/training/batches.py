@@ -179,6 +179,21 @@ def prefetched(steps: Iterator[T]) -> Iterator[T]:
             yield ready
 
 
+def drawn_numbers(numbers: list[int], count: int, *, seed: int, step: int) -> Iterator[tuple[list[int], int]]:
+    """Endless draws from step number `step` on: `count` of these numbers, all of them once an epoch, and a seed.
+
+    Step i depends on (seed, i) alone, so a resumed run sees the same data as one that was never interrupted.
+    """
+    per_epoch, epoch, order = max(1, len(numbers) // count), -1, torch.empty(0)
+    while True:
+        if epoch != step // per_epoch:
+            epoch = step // per_epoch
+            order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed * 7 + epoch))
+        at = (step % per_epoch) * count
+        yield [numbers[i] for i in order[at : at + count].tolist()], seed * 1_000_003 + step
+        step += 1
+
+
 def random_steps(
     store: FeatureStore,
     numbers: list[int],
@@ -190,19 +205,11 @@ def random_steps(
     seed: int,
     step: int,
 ) -> Iterator[Step]:
-    """Endless steps from step number `step` on, of `sequences` sequences with up to `anchors` random anchors each.
-
-    Step i depends on (seed, i) alone, so a resumed run sees the same data as one that was never interrupted.
-    """
-    per_epoch = max(1, len(numbers) // sequences)
-    while True:
-        order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed * 7 + step // per_epoch))
-        at = (step % per_epoch) * sequences
-        chosen = [store[numbers[i]] for i in order[at : at + sequences].tolist()]
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        places = []
-        for s in chosen:
+    """Steps of `drawn_numbers`, with up to `anchors` random anchors of each sequence."""
+    for chosen, own_seed in drawn_numbers(numbers, sequences, seed=seed, step=step):
+        drawn = [store[number] for number in chosen]
+        generator, places = torch.Generator().manual_seed(own_seed), []
+        for s in drawn:
             low, high = anchor_range(s)
             places.append(low + torch.randperm(high - low, generator=generator)[:anchors])
-        yield maker.cut(chosen, places, size)
-        step += 1
+        yield maker.cut(drawn, places, size)

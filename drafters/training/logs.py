@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,8 @@ from typing import Any
 from tqdm import tqdm
 
 from .features import Text
-from .held_out import held_out, prompt_name
 from .prompts import BadLine
-from .store import FeatureStore, Sequence
+from .store import FeatureStore, Sequence, digest
 from .target import TargetModel
 
 SHAPES = "`messages`, `request` with `response`, `prompt` with `completion`, or `prompt_ids` with `response_ids`"
@@ -32,6 +31,8 @@ LEAST_AGREEMENT = 0.8
 others. Answers below it were not written by this target."""
 LONGEST_PROMPT = 2048
 """Tokens of a prompt; answers to longer ones are not trained on."""
+HELD_OUT = 8
+"""One prompt in so many is never trained on."""
 UNKNOWN_TEMPERATURE = 1.0
 """Temperature that an answer counts as where the log does not say it."""
 
@@ -163,6 +164,16 @@ def _ids(row: dict[str, Any], name: str, size: int, where: str) -> list[int]:
     if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < size for i in ids):
         raise BadLine(f"{where}: `{name}` must be a list of the target's token ids, below {size}")
     return ids
+
+
+def prompt_name(prompt_ids: Iterable[int]) -> str:
+    """A short name of a prompt, the same for every answer to it."""
+    return digest(prompt_ids)
+
+
+def held_out(prompt: str) -> bool:
+    """True if answers to the prompt of this name are kept for the gate, and never trained on."""
+    return int(prompt, 16) % HELD_OUT == 0
 
 
 def written_by_target(text: Text, sequence: Sequence) -> bool:

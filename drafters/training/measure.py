@@ -16,10 +16,10 @@ from tqdm import tqdm
 from outrider.storage.replacing import replace
 
 from ..acceptance import Acceptance
-from ..block import check_target, target_identity
+from ..block.checkpoint import check_target, target_identity
 from ..block.config import READING_KINDS
-from ..block.errors import CheckpointError
 from ..block.model import TrainedModel
+from ..config_file import CheckpointError
 from ..diffusion.denoise import make_schedule
 from ..eagle.config import EagleConfig
 from ..eagle.model import EagleModel

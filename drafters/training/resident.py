@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from .batches import BatchMaker, Grid, Step, context_rows, prefetched, random_steps
+from .batches import BatchMaker, Grid, Step, context_rows, drawn_numbers, prefetched, random_steps
 from .loss import Labels, position_weights
 from .store import FeatureStore
 
@@ -86,21 +86,12 @@ class ResidentStore:
     def steps(
         self, numbers: list[int], maker: BatchMaker, *, sequences: int, anchors: int, size: int, seed: int, step: int
     ) -> Iterator[Step]:
-        """Endless steps from step number `step` on; step i depends on (seed, i) alone."""
-        device, sequences = self.tokens.device, min(sequences, len(numbers))
-        per_epoch = len(numbers) // sequences
-        epoch, order = -1, torch.empty(0)
-        generator = torch.Generator(device)
-        while True:
-            if epoch != step // per_epoch:
-                epoch = step // per_epoch
-                order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed * 7 + epoch))
-            first = (step % per_epoch) * sequences
-            chosen = [numbers[i] for i in order[first : first + sequences].tolist()]
-            generator.manual_seed(seed * 1_000_003 + step)
-            points = torch.rand(sequences, anchors, generator=generator, device=device)
+        """Steps of `drawn_numbers`."""
+        generator = torch.Generator(self.tokens.device)
+        for chosen, own_seed in drawn_numbers(numbers, sequences, seed=seed, step=step):
+            generator.manual_seed(own_seed)
+            points = torch.rand(len(chosen), anchors, generator=generator, device=self.tokens.device)
             yield self.cut(chosen, points, maker, size)
-            step += 1
 
 
 def _column(store: FeatureStore, name: str, device: torch.device) -> torch.Tensor:

@@ -15,7 +15,7 @@ from ..eagle.checkpoint import ATTENTION, LAYER
 from ..eagle.config import EagleConfig
 from ..eagle.model import EagleModel, key
 from .store import FeatureStore
-from .target import TargetModel
+from .target import TargetModel, outputs_of
 
 
 def check_shape(config: BlockConfig | EagleConfig, layer: Any) -> None:
@@ -93,20 +93,11 @@ def start_from_target(model: BlockModel, target: TargetModel, tokens: torch.Tens
     config, size = model.config, model.config.hidden_size
     sources = list(target.model.model.layers)[-config.num_layers :]
     check_shape(config, sources[0])
-    sizes: dict[tuple[int, str], float] = {}
-    hooks = []
-    for i, source in enumerate(sources):
-        for name in ("q", "k"):
-            hooks.append(
-                getattr(source.self_attn, f"{name}_proj").register_forward_hook(
-                    lambda _m, _a, out, key=(i, name): sizes.__setitem__(
-                        key, float(out.float().unflatten(-1, (-1, config.head_dim)).square().mean(-1).sqrt().mean())
-                    )
-                )
-            )
-    target.model(input_ids=tokens[None].to(target.device), use_cache=False, logits_to_keep=1)
-    for hook in hooks:
-        hook.remove()
+    products = {(i, p): getattr(source.self_attn, f"{p}_proj") for i, source in enumerate(sources) for p in "qk"}
+    with outputs_of(products) as outputs:
+        target.model(input_ids=tokens[None].to(target.device), use_cache=False, logits_to_keep=1)
+    heads = {at: x.float().unflatten(-1, (-1, config.head_dim)) for at, x in outputs.items()}
+    sizes = {at: float(x.square().mean(-1).sqrt().mean()) for at, x in heads.items()}
     for i, (layer, source) in enumerate(zip(model.draft_layers, sources, strict=True)):
         copy_layer(layer, source)
         layer.q_norm.weight.fill_(sizes[i, "q"])

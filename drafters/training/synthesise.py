@@ -6,10 +6,14 @@ come from the target as well: given the chat template up to an empty user turn i
 
 from __future__ import annotations
 
+import random
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -26,6 +30,10 @@ SYNCED_ANSWERS = 32
 """Answers that a power failure may take; a killed run loses none that was written."""
 
 
+WORD = re.compile("[Ġ▁]([a-z]{5,12})")
+"""A word of the vocabulary, behind either sign for a space."""
+
+
 @dataclass(frozen=True, slots=True)
 class FeatureSink:
     """Receives the features of answers while they are written, of the first `max_tokens` tokens of each."""
@@ -39,6 +47,17 @@ class FeatureSink:
         cut = sequence.first(self.max_tokens)
         if usable(len(cut.tokens), cut.prompt):
             self.store.append(cut, temperature=answer.temperature, source=answer.source)
+
+
+def drawn_openings(tokenizer: Any, count: int, seed: int) -> list[str]:
+    """`count` openings, "" for none among them: phrases of openings.txt, a random word in place of a final "…".
+
+    A target that is left alone asks about few things; a phrase and a word lead it elsewhere every time.
+    """
+    phrases = ["", *resources.files(__package__).joinpath("openings.txt").read_text("utf-8").splitlines()]
+    words = sorted(found[1] for token in tokenizer.get_vocab() if (found := WORD.fullmatch(token)))
+    draw = random.Random(seed)
+    return [draw.choice(phrases).replace("…", draw.choice(words or [""])).strip() for _ in range(count)]
 
 
 def write_prompts(

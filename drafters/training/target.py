@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import platform
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ..adapter_folder import AdapterFolder
+
+K = TypeVar("K", bound=Hashable)
 
 
 def keep_freed_memory() -> None:
@@ -71,21 +74,9 @@ class TargetModel:
         ids = ids if isinstance(ids, list) else [ids]
         return {int(i) for i in ids if i is not None} | {int(self.tokenizer.eos_token_id)}
 
-    @contextmanager
-    def layer_outputs(self, layers: Iterable[int]) -> Iterator[dict[int, torch.Tensor]]:
+    def layer_outputs(self, layers: Iterable[int]) -> AbstractContextManager[dict[int, torch.Tensor]]:
         """Inside, every forward puts the outputs [B, S, d] of the given layers into the dictionary."""
-        out: dict[int, torch.Tensor] = {}
-        hooks = [
-            self.model.model.layers[i].register_forward_hook(
-                lambda _m, _a, result, i=i: out.__setitem__(i, result[0] if isinstance(result, tuple) else result)
-            )
-            for i in set(layers)
-        ]
-        try:
-            yield out
-        finally:
-            for hook in hooks:
-                hook.remove()
+        return outputs_of({i: self.model.model.layers[i] for i in layers})
 
     @contextmanager
     def adapted(self, adapter: AdapterFolder | None) -> Iterator[None]:
@@ -124,6 +115,22 @@ class TargetModel:
         marker = "\u241e"
         text = self.tokenizer.apply_chat_template(_messages([marker]), tokenize=False)
         return list(self.tokenizer(text.split(marker)[0] + opening, add_special_tokens=False)["input_ids"])
+
+
+@contextmanager
+def outputs_of(modules: Mapping[K, torch.nn.Module]) -> Iterator[dict[K, torch.Tensor]]:
+    """Inside, every forward puts the outputs of these modules, or the first of several, into the dictionary."""
+    out: dict[K, torch.Tensor] = {}
+
+    def keep(key: K, _module: Any, _inputs: Any, result: Any) -> None:
+        out[key] = result[0] if isinstance(result, tuple) else result
+
+    hooks = [module.register_forward_hook(partial(keep, key)) for key, module in modules.items()]
+    try:
+        yield out
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _messages(turns: list[str]) -> list[dict[str, str]]:

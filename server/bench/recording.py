@@ -11,7 +11,8 @@ import torch
 from tqdm import tqdm
 
 from outrider.drafters.base import Draft, DraftBatch, Features
-from outrider.drafters.block import BlockDrafter, load
+from outrider.drafters.block.checkpoint import load
+from outrider.drafters.block.drafter import BlockDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.training.features import sequence_features
 from outrider.drafters.training.measure import target_answers

@@ -73,7 +73,7 @@ def _drafter(settings: Settings, model: Model) -> Iterator[Finding]:
     from safetensors import SafetensorError
 
     from outrider.drafters import networks, registry
-    from outrider.drafters.block.errors import CheckpointError
+    from outrider.drafters.config_file import CheckpointError
 
     folder = str(settings.drafter_path)
     try:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import outrider.drafters
 from outrider.drafters import networks, registry
-from outrider.drafters.block.errors import CheckpointError
-from outrider.drafters.mtp import MtpConfig
+from outrider.drafters.config_file import CheckpointError
 from outrider.drafters.mtp import checkpoint as mtp
+from outrider.drafters.mtp.config import MtpConfig
 
 from ..errors import UserError
 from ..model import hub

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from outrider.drafters import networks, public, registry
 from outrider.drafters.block.config import BLOCK_KINDS, BlockConfig
-from outrider.drafters.block.errors import CheckpointError
+from outrider.drafters.config_file import CheckpointError
 from outrider.drafters.mtp import checkpoint as mtp
 
 from ..model import families, hub

@@ -8,9 +8,11 @@ import pytest
 import torch
 from tiny_drafters import CONFIGS, save_target
 
-from outrider.drafters.block import BlockConfig
-from outrider.drafters.chain import ChainDrafter, network
-from outrider.drafters.diffusion import DiffusionDrafter, drafter
+from outrider.drafters.block.config import BlockConfig
+from outrider.drafters.chain import network
+from outrider.drafters.chain.drafter import ChainDrafter
+from outrider.drafters.diffusion import drafter
+from outrider.drafters.diffusion.drafter import DiffusionDrafter
 from outrider.kernels.attention import bounded_attention, torch_attention
 from outrider.kernels.flat_batch import FlatBatch
 

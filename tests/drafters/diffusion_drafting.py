@@ -6,8 +6,8 @@ import torch
 from tiny_drafters import DIFFUSION, make_diffusion
 
 from outrider.drafters.base import Draft, Features
-from outrider.drafters.block import BlockConfig
-from outrider.drafters.diffusion import DiffusionDrafter
+from outrider.drafters.block.config import BlockConfig
+from outrider.drafters.diffusion.drafter import DiffusionDrafter
 
 LENGTHS = (9, 30, 1)
 GAMMA = DIFFUSION.gamma

@@ -10,8 +10,11 @@ import torch
 from tiny_drafters import CONFIGS, TINY, batch, check_tokens_follow_q, make_drafter, make_model
 
 from outrider.drafters.base import Features
-from outrider.drafters.block import BlockConfig, BlockDrafter, CheckpointError, checkpoint
+from outrider.drafters.block import checkpoint
+from outrider.drafters.block.config import BlockConfig
+from outrider.drafters.block.drafter import BlockDrafter
 from outrider.drafters.block.heads import GREEDY, SAMPLED
+from outrider.drafters.config_file import CheckpointError
 from outrider.drafters.training.batches import BatchMaker
 from outrider.drafters.training.forward import FrozenTarget
 from outrider.drafters.training.store import Sequence

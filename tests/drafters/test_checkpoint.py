@@ -16,18 +16,19 @@ from safetensors.torch import load_file, save_file
 from tiny_drafters import CONFIGS, DFLASH, TINY, TRUNCATED, make_model, make_target
 from transformers import LlamaConfig
 
-from outrider.drafters.block import (
-    BlockConfig,
-    BlockDrafter,
-    BlockModel,
-    CheckpointError,
+from outrider.drafters.block.checkpoint import (
+    WEIGHTS,
     check_target,
     load,
+    plain_name,
     save_compact,
     save_plain,
     target_identity,
 )
-from outrider.drafters.block.checkpoint import WEIGHTS, plain_name
+from outrider.drafters.block.config import BlockConfig
+from outrider.drafters.block.drafter import BlockDrafter
+from outrider.drafters.block.model import BlockModel
+from outrider.drafters.config_file import CheckpointError
 
 
 def rewrite(folder: Path, **changes: object) -> None:

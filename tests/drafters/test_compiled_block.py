@@ -21,9 +21,10 @@ from tiny_drafters import (
 )
 
 from outrider.drafters.base import Draft, DraftBatch, Features
-from outrider.drafters.block import BlockConfig, BlockDrafter
 from outrider.drafters.block import compiled as compiled_block
 from outrider.drafters.block.choosing import Convolution
+from outrider.drafters.block.config import BlockConfig
+from outrider.drafters.block.drafter import BlockDrafter
 from outrider.drafters.block.layers import RowConvolution
 from outrider.kernels.cpu import native
 from outrider.kernels.noise import torch_gumbel_argmax

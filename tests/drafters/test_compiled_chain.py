@@ -13,7 +13,7 @@ from tiny_eagle import LAYER_IDS, VOCAB, WIDE, flat, save_eagle
 
 from outrider.drafters.base import Draft, DraftBatch, Features
 from outrider.drafters.block import compiled as compiled_block
-from outrider.drafters.eagle import EagleDrafter
+from outrider.drafters.eagle.drafter import EagleDrafter
 from outrider.kernels.blocks import BlockRows, quantise_q8_0
 from outrider.kernels.cpu import native
 from outrider.kernels.noise import torch_gumbel_argmax

@@ -13,7 +13,7 @@ from tiny_mtp import save_mtp
 
 from outrider.drafters import registry
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features, Prefilled
-from outrider.drafters.block import save_compact
+from outrider.drafters.block.checkpoint import save_compact
 
 LENGTHS = (9, 20, 1)
 CONTEXT, SLOTS, VOCABULARY, WIDTH = 32, 128, 96, 32

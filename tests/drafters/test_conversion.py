@@ -14,10 +14,10 @@ import torch
 from tiny_drafters import DIFFUSION
 from transformers import AutoModelForCausalLM
 
-from outrider.drafters.block.errors import CheckpointError
 from outrider.drafters.commands import train
 from outrider.drafters.commands.arguments import add_arguments
 from outrider.drafters.commands.export import export
+from outrider.drafters.config_file import CheckpointError
 from outrider.drafters.conversion import delta
 from outrider.drafters.conversion.blocks import Pack, PackMaker, rising_masks, whole_blocks
 from outrider.drafters.conversion.denoise import agreement, denoise

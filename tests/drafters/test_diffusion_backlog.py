@@ -12,7 +12,7 @@ from tiny_drafters import DIFFUSION, batch
 
 from outrider.drafters import encoding
 from outrider.drafters.base import Features, Prefilled
-from outrider.drafters.diffusion import DiffusionDrafter
+from outrider.drafters.diffusion.drafter import DiffusionDrafter
 
 
 def observe_one_each(to: DiffusionDrafter, table: torch.Tensor, texts: torch.Tensor, length: int) -> None:

@@ -25,9 +25,12 @@ from tiny_drafters import (
 
 from outrider.drafters import encoding, networks
 from outrider.drafters.base import DraftBatch, Prefilled
-from outrider.drafters.block import BlockConfig, CheckpointError, load, save_compact, save_plain
-from outrider.drafters.diffusion import DiffusionDrafter, DiffusionModel
+from outrider.drafters.block.checkpoint import load, save_compact, save_plain
+from outrider.drafters.block.config import BlockConfig
+from outrider.drafters.config_file import CheckpointError
 from outrider.drafters.diffusion.denoise import SCHEDULES
+from outrider.drafters.diffusion.drafter import DiffusionDrafter
+from outrider.drafters.diffusion.model import DiffusionModel
 from outrider.kernels.acceptance import Verification, accept
 from outrider.kernels.noise import Purpose, gumbel_argmax, streams, uniforms
 

@@ -16,8 +16,9 @@ from outrider.drafters.base import DraftBatch, Features
 from outrider.drafters.block.checkpoint import load_as
 from outrider.drafters.commands import train
 from outrider.drafters.commands.arguments import add_arguments
-from outrider.drafters.diffusion import DiffusionDrafter, DiffusionModel
 from outrider.drafters.diffusion.denoise import make_schedule
+from outrider.drafters.diffusion.drafter import DiffusionDrafter
+from outrider.drafters.diffusion.model import DiffusionModel
 from outrider.drafters.training.batches import BatchMaker
 from outrider.drafters.training.forward import FrozenTarget
 from outrider.drafters.training.loop import checkpoint_model

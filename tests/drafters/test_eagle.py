@@ -18,9 +18,9 @@ from tiny_eagle import LAYER_IDS, LAYOUTS, VOCAB, flat, save_eagle, tensors_of
 
 from outrider.drafters import encoding, networks, registry
 from outrider.drafters.base import Features, Prefilled
-from outrider.drafters.block import CheckpointError
-from outrider.drafters.eagle import EagleDrafter
+from outrider.drafters.config_file import CheckpointError
 from outrider.drafters.eagle.checkpoint import memory
+from outrider.drafters.eagle.drafter import EagleDrafter
 
 GAMMA, SLOTS, CONTEXT = 4, 4096, 48
 LENGTHS = (9, 30, 1)

@@ -18,11 +18,12 @@ from tiny_drafters import batch, check_what_measuring_finds, make_target
 from tiny_eagle import LAYER_IDS, LAYOUTS, VOCAB, flat, save_eagle
 
 from outrider.drafters.base import Features
-from outrider.drafters.block.errors import CheckpointError
 from outrider.drafters.commands import train
 from outrider.drafters.commands.arguments import add_arguments, add_export_arguments
 from outrider.drafters.commands.export import export
-from outrider.drafters.eagle import EagleConfig, EagleDrafter
+from outrider.drafters.config_file import CheckpointError
+from outrider.drafters.eagle.config import EagleConfig
+from outrider.drafters.eagle.drafter import EagleDrafter
 from outrider.drafters.eagle.model import EagleModel
 from outrider.drafters.training.batches import BatchMaker
 from outrider.drafters.training.forward import frozen_part, hidden_states

@@ -15,10 +15,12 @@ from transformers.models.gemma4 import modeling_gemma4 as theirs
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from outrider.drafters.base import DraftBatch, Features
-from outrider.drafters.block import BlockConfig, BlockDrafter, BlockModel, load, save_compact, save_plain
-from outrider.drafters.block.checkpoint import load_plain, to_plain
-from outrider.drafters.block.errors import CheckpointError
+from outrider.drafters.block.checkpoint import load, load_plain, save_compact, save_plain, to_plain
+from outrider.drafters.block.config import BlockConfig
+from outrider.drafters.block.drafter import BlockDrafter
 from outrider.drafters.block.layers import Rotary
+from outrider.drafters.block.model import BlockModel
+from outrider.drafters.config_file import CheckpointError
 
 GEMMA_12B: dict[str, Any] = {
     "architectures": ["Gemma4DSparkModel"], "model_type": "gemma4_text", "attention_bias": False,

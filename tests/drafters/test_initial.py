@@ -12,7 +12,7 @@ from tiny_drafters import DIFFUSION, WIDE, make_diffusion, make_drafter, make_ta
 
 from outrider.drafters import registry
 from outrider.drafters.base import DraftBatch, Drafter, Features
-from outrider.drafters.block import save_compact
+from outrider.drafters.block.checkpoint import save_compact
 from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.wrappers import Initialised
 

@@ -17,9 +17,10 @@ from tiny_mtp import JOINED, LAYERS, LAYOUTS, VOCAB, Reference, add_mtp, save_mt
 
 from outrider.drafters import networks
 from outrider.drafters.base import Features
-from outrider.drafters.block import CheckpointError
-from outrider.drafters.mtp import MtpConfig, MtpDrafter
+from outrider.drafters.config_file import CheckpointError
 from outrider.drafters.mtp.checkpoint import is_carried, load
+from outrider.drafters.mtp.config import MtpConfig
+from outrider.drafters.mtp.drafter import MtpDrafter
 from outrider.drafters.mtp.experts import joined
 
 GAMMA, SLOTS, CONTEXT = 4, 1024, 48

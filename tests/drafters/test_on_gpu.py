@@ -9,7 +9,8 @@ import pytest
 import torch
 from tiny_drafters import DFLASH, DFLASH2, GATED, LILICORR, TRUNCATED
 
-from outrider.drafters.block import BlockConfig, BlockModel
+from outrider.drafters.block.config import BlockConfig
+from outrider.drafters.block.model import BlockModel
 from outrider.drafters.training.batches import BatchMaker
 from outrider.drafters.training.forward import FrozenTarget
 from outrider.drafters.training.loop import train_step

@@ -1,6 +1,6 @@
 from types import SimpleNamespace
 
-from outrider.drafters.training.openings import drawn_openings
+from outrider.drafters.training.synthesise import drawn_openings
 
 VOCABULARY = SimpleNamespace(get_vocab=lambda: {"Ġriver": 0, "▁castle": 1, "river": 2, "ĠThe": 3, "Ġof": 4, "<s>": 5})
 

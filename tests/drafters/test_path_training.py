@@ -14,10 +14,14 @@ from test_block_drafter import LENGTHS, features, prepared
 from tiny_drafters import DFLASH2, LILICORR, PATHS, batch, check_what_measuring_finds, make_model, make_target
 
 from outrider.drafters import networks
-from outrider.drafters.block import BlockConfig, BlockDrafter, BlockModel, CheckpointError, save_compact
+from outrider.drafters.block.checkpoint import save_compact
 from outrider.drafters.block.choosing import CodebookChoosing
+from outrider.drafters.block.config import BlockConfig
+from outrider.drafters.block.drafter import BlockDrafter
+from outrider.drafters.block.model import BlockModel
 from outrider.drafters.commands import train
 from outrider.drafters.commands.arguments import add_arguments
+from outrider.drafters.config_file import CheckpointError
 from outrider.drafters.training import measure
 from outrider.drafters.training.batches import BatchMaker, Step
 from outrider.drafters.training.forward import FrozenTarget, hidden_states

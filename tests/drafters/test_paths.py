@@ -27,9 +27,12 @@ from test_block_drafter import (  # noqa: F401 - they run here too, with the con
 from tiny_drafters import DFLASH2, LILICORR, PATHS, WIDE_PATHS, batch, check_tokens_follow_q, make_model
 
 from outrider.drafters import networks
-from outrider.drafters.block import BlockConfig, CheckpointError, checkpoint, save_plain
+from outrider.drafters.block import checkpoint
 from outrider.drafters.block.candidates import CodebookSelector, LatticeSelector
+from outrider.drafters.block.checkpoint import save_plain
 from outrider.drafters.block.choosing import CodebookChoosing, Convolution
+from outrider.drafters.block.config import BlockConfig
+from outrider.drafters.config_file import CheckpointError
 
 QWEN38: dict[str, Any] = {
     "architectures": ["DFlash2DraftModel"], "attention_bias": False, "is_causal": False, "head_dim": 128,

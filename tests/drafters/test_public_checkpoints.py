@@ -10,9 +10,11 @@ import torch
 from tiny_drafters import TINY
 
 from outrider.drafters.base import DraftBatch, Features
-from outrider.drafters.block import BlockConfig, BlockDrafter, BlockModel
 from outrider.drafters.block.checkpoint import load_plain
-from outrider.drafters.block.errors import CheckpointError
+from outrider.drafters.block.config import BlockConfig
+from outrider.drafters.block.drafter import BlockDrafter
+from outrider.drafters.block.model import BlockModel
+from outrider.drafters.config_file import CheckpointError
 
 
 def dspark(hidden: int, inner: int, heads: int, target_layers: int, layer_ids: list[int]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ import torch
 from tiny_drafters import TINY, WIDE, make_model
 
 from outrider.drafters.base import DraftBatch, Features
-from outrider.drafters.block import BlockConfig, BlockDrafter
+from outrider.drafters.block.config import BlockConfig
+from outrider.drafters.block.drafter import BlockDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.server.bench import recording
 

@@ -14,8 +14,10 @@ from safetensors.torch import save_file
 from tiny_drafters import CONFIGS, make_model
 
 from outrider.drafters import networks
-from outrider.drafters.block import BlockConfig, CheckpointError, checkpoint
+from outrider.drafters.block import checkpoint
+from outrider.drafters.block.config import BlockConfig
 from outrider.drafters.block.model import BlockModel
+from outrider.drafters.config_file import CheckpointError
 
 
 def config_json(config: BlockConfig, **changes: Any) -> dict[str, Any]:

@@ -14,12 +14,13 @@ import pytest
 import torch
 from tiny_drafters import TINY, decode_with, make_model, make_target
 
-from outrider.drafters.block import BlockDrafter, BlockModel, load
-from outrider.drafters.block.config import check_layers
-from outrider.drafters.block.errors import CheckpointError
+from outrider.drafters.block.checkpoint import load
+from outrider.drafters.block.drafter import BlockDrafter
+from outrider.drafters.block.model import BlockModel
 from outrider.drafters.commands import shapes, train
 from outrider.drafters.commands.arguments import add_arguments, add_export_arguments
 from outrider.drafters.commands.export import export
+from outrider.drafters.config_file import CheckpointError, check_layers
 from outrider.drafters.training import measure
 from outrider.drafters.training.batches import BatchMaker
 from outrider.drafters.training.deadline import Deadline

@@ -11,7 +11,10 @@ from tiny_drafters import DFLASH, GAMMA, TINY, TRUNCATED, batch, make_drafter, m
 
 from outrider.drafters import registry
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
-from outrider.drafters.block import BlockConfig, BlockDrafter, CheckpointError, checkpoint
+from outrider.drafters.block import checkpoint
+from outrider.drafters.block.config import BlockConfig
+from outrider.drafters.block.drafter import BlockDrafter
+from outrider.drafters.config_file import CheckpointError
 from outrider.drafters.weight_sets import WeightSets
 from outrider.drafters.wrappers import DeferredObserve
 

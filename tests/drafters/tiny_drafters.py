@@ -18,10 +18,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from outrider.drafters import registry
 from outrider.drafters.base import DraftBatch, Drafter, Features, Target
-from outrider.drafters.block import BlockConfig, BlockDrafter, BlockModel, save_compact
+from outrider.drafters.block.checkpoint import save_compact
 from outrider.drafters.block.choosing import CodebookChoosing, Convolution, LatticeChoosing
-from outrider.drafters.block.model import DraftModel
-from outrider.drafters.diffusion import DiffusionModel
+from outrider.drafters.block.config import BlockConfig
+from outrider.drafters.block.drafter import BlockDrafter
+from outrider.drafters.block.model import BlockModel, DraftModel
+from outrider.drafters.diffusion.model import DiffusionModel
 from outrider.drafters.training import measure
 from outrider.drafters.training.features import sequence_features
 from outrider.drafters.training.store import Sequence

@@ -21,7 +21,9 @@ from metrics_page import MetricsPage, until_retracted
 from running import TAKES_MANY, ForkedServer, Server, overlaps
 from safetensors.torch import load_file, save_file
 
-from outrider.drafters.block import BlockConfig, BlockModel, save_compact, target_identity
+from outrider.drafters.block.checkpoint import save_compact, target_identity
+from outrider.drafters.block.config import BlockConfig
+from outrider.drafters.block.model import BlockModel
 
 FEW = [33, 200, 54, 77, 93]
 BODY = {"temperature": 0, "logit_bias": dict.fromkeys(map(str, FEW), 100.0)}

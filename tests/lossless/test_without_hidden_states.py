@@ -13,8 +13,9 @@ from metrics_page import metric
 from running import ForkedServer, Server
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from outrider.drafters.block import BlockConfig, save_compact, target_identity
-from outrider.drafters.diffusion import DiffusionModel
+from outrider.drafters.block.checkpoint import save_compact, target_identity
+from outrider.drafters.block.config import BlockConfig
+from outrider.drafters.diffusion.model import DiffusionModel
 from outrider.server.model import target
 
 GAMMA = 7

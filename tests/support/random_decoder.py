@@ -12,7 +12,9 @@ import torch
 from gpu_device import INTERPRETED, ON
 
 from outrider.drafters.base import Draft, DraftBatch, Features
-from outrider.drafters.block import BlockConfig, BlockDrafter, BlockModel
+from outrider.drafters.block.config import BlockConfig
+from outrider.drafters.block.drafter import BlockDrafter
+from outrider.drafters.block.model import BlockModel
 from outrider.kernels.acceptance import Verification, accept_logits
 from outrider.kernels.attention import flat_attention
 from outrider.kernels.drafts import admit, weigh_drafts

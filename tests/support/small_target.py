@@ -19,10 +19,11 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from outrider.drafters.block import BlockConfig, BlockModel, save_compact, target_identity
+from outrider.drafters.block.checkpoint import save_compact, target_identity
 from outrider.drafters.block.choosing import CodebookChoosing, Convolution, LatticeChoosing
-from outrider.drafters.block.model import DraftModel
-from outrider.drafters.diffusion import DiffusionModel
+from outrider.drafters.block.config import BlockConfig
+from outrider.drafters.block.model import BlockModel, DraftModel
+from outrider.drafters.diffusion.model import DiffusionModel
 from outrider.server.model import bundled_model, target
 
 VOCAB, WIDTH, LAYERS, HEADS, KV_HEADS, HEAD = 768, 64, 2, 4, 2, 32

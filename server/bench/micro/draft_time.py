@@ -12,14 +12,15 @@ import torch
 
 from outrider.drafters import networks
 from outrider.drafters.base import DraftBatch, Drafter, Features
-from outrider.drafters.block import BlockDrafter, load
-from outrider.drafters.block.checkpoint import load_as
-from outrider.drafters.diffusion import DiffusionDrafter, DiffusionModel
-from outrider.drafters.eagle import EagleDrafter
+from outrider.drafters.block.checkpoint import load, load_as
+from outrider.drafters.block.drafter import BlockDrafter
+from outrider.drafters.diffusion.drafter import DiffusionDrafter
+from outrider.drafters.diffusion.model import DiffusionModel
 from outrider.drafters.eagle import checkpoint as eagle
+from outrider.drafters.eagle.drafter import EagleDrafter
 from outrider.drafters.encoding import BACKLOG_EACH
-from outrider.drafters.mtp import MtpDrafter
 from outrider.drafters.mtp import checkpoint as mtp
+from outrider.drafters.mtp.drafter import MtpDrafter
 
 CONTEXT, COMMITTED, ROUNDS = 200, 3, 15
 """Tokens of the text, tokens that the step before has committed, and drafts that are timed."""

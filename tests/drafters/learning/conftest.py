@@ -14,7 +14,7 @@ from tiny_drafters import save_target
 from outrider.drafters.learning import start
 from outrider.drafters.learning.answers import Answer
 from outrider.drafters.training.decode import decode
-from outrider.drafters.training.held_out import held_out, prompt_name
+from outrider.drafters.training.logs import held_out, prompt_name
 from outrider.drafters.training.target import TargetModel
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from outrider.drafters.learning.answers import LONGEST, SEGMENTS, AnswerReader, AnswerStore, candidate_names, forget
-from outrider.drafters.training.held_out import held_out, prompt_name
+from outrider.drafters.training.logs import held_out, prompt_name
 
 
 def segments(folder: Path) -> list[Path]:

@@ -12,12 +12,11 @@ from tiny_drafters import TINY, make_model, make_target
 
 from outrider.drafters import networks, registry
 from outrider.drafters.base import DraftBatch, Drafter, Features
-from outrider.drafters.block import BlockModel
-from outrider.drafters.block.model import TrainedModel
+from outrider.drafters.block.model import BlockModel, TrainedModel
 from outrider.drafters.commands.train import read_drafter, schedule_of
 from outrider.drafters.diffusion.denoise import Schedule
 from outrider.drafters.learning import gate
-from outrider.drafters.learning.candidates import mixed
+from outrider.drafters.learning.drafters import mixed
 from outrider.drafters.learning.gate import Followed, compare, follow, ratio_interval
 from outrider.drafters.learning.start import KINDS, first_drafter, settings
 from outrider.drafters.training.batches import BatchMaker, anchor_range

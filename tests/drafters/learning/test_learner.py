@@ -21,7 +21,7 @@ from tiny_drafters import save_target
 from outrider.drafters import networks
 from outrider.drafters.learning.answers import Answer, AnswerReader, forget
 from outrider.drafters.learning.supply import SEGMENTS, Supply
-from outrider.drafters.training.held_out import held_out, prompt_name
+from outrider.drafters.training.logs import held_out, prompt_name
 from outrider.drafters.training.target import TargetModel
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,7 @@ import torch
 
 from outrider.drafters.learning.answers import Answer
 from outrider.drafters.training.features import Text
-from outrider.drafters.training.held_out import held_out
-from outrider.drafters.training.logs import LogReader
+from outrider.drafters.training.logs import LogReader, held_out
 from outrider.drafters.training.prompts import BadLine
 from outrider.drafters.training.store import FeatureStore
 from outrider.drafters.training.target import TargetModel

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.drafters.learning.general import MORE, PROMPTS, general_answers
-from outrider.drafters.learning.supply import open_store
+from outrider.drafters.learning.supply import MORE, PROMPTS, general_answers, open_store
 from outrider.drafters.training.store import StoreInUse
 from outrider.drafters.training.target import TargetModel
 

@@ -27,18 +27,21 @@ from tiny_eagle import AUTHORS, DRAFTED, LAYER_IDS
 from tiny_mtp import LAYOUTS as MTP_LAYOUTS
 from tiny_mtp import SHAPE
 
-from outrider.drafters.block import BlockDrafter, BlockModel
+from outrider.drafters.block.drafter import BlockDrafter
 from outrider.drafters.block.graphs import DraftGraphs
-from outrider.drafters.chain import ChainDrafter
+from outrider.drafters.block.model import BlockModel
+from outrider.drafters.chain.drafter import ChainDrafter
 from outrider.drafters.chain.network import ChainWeights
-from outrider.drafters.diffusion import DiffusionDrafter, DiffusionModel
 from outrider.drafters.diffusion.denoise import SCHEDULES
-from outrider.drafters.eagle import EagleDrafter
+from outrider.drafters.diffusion.drafter import DiffusionDrafter
+from outrider.drafters.diffusion.model import DiffusionModel
 from outrider.drafters.eagle.checkpoint import shapes as eagle_shapes
 from outrider.drafters.eagle.config import EagleConfig
+from outrider.drafters.eagle.drafter import EagleDrafter
 from outrider.drafters.lookup_first import LookupFirst
-from outrider.drafters.mtp import MtpConfig, MtpDrafter
 from outrider.drafters.mtp.checkpoint import shapes as mtp_shapes
+from outrider.drafters.mtp.config import MtpConfig
+from outrider.drafters.mtp.drafter import MtpDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.slot_tokens import SlotTokens
 from outrider.kernels.cuda import native as cuda

@@ -10,8 +10,8 @@ from sglang.srt.model_executor.pool_configurator import DefaultPoolConfigurator
 from tiny_drafters import CONFIGS, make_model
 
 from outrider.drafters import registry
-from outrider.drafters.block import BlockDrafter
 from outrider.drafters.block.checkpoint import load, save_compact, save_plain
+from outrider.drafters.block.drafter import BlockDrafter
 from outrider.drafters.registry import Memory
 from outrider.server.plugin.hooks.draft_memory import leave_room
 

@@ -14,8 +14,9 @@ from profile_samples import profile
 from sglang.srt.runtime_context import get_parallel
 from tiny_drafters import DIFFUSION, TINY, make_diffusion, make_model
 
-from outrider.drafters.block import BlockDrafter, save_compact
-from outrider.drafters.diffusion import DiffusionDrafter
+from outrider.drafters.block.checkpoint import save_compact
+from outrider.drafters.block.drafter import BlockDrafter
+from outrider.drafters.diffusion.drafter import DiffusionDrafter
 from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.wrappers import DeferredObserve, Initialised

@@ -18,7 +18,7 @@ from running import HTTP, ForkedServer, Server, free_port, wait_until
 from tiny_drafters import TINY, make_model, save_target
 from transformers import LlamaForCausalLM
 
-from outrider.drafters.block import save_compact
+from outrider.drafters.block.checkpoint import save_compact
 from outrider.server.processes.run_folder import PREFIX
 
 pytestmark = pytest.mark.server

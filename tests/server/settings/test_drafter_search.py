@@ -18,7 +18,7 @@ from tiny_drafters import BEHIND, DFLASH, DFLASH2, DIFFUSION, TINY, make_diffusi
 from tiny_eagle import save_eagle
 from tiny_mtp import save_mtp
 
-from outrider.drafters.block import save_compact, save_plain
+from outrider.drafters.block.checkpoint import save_compact, save_plain
 from outrider.server.cli import main
 from outrider.server.errors import UserError
 from outrider.server.model import target

@@ -1,0 +1,142 @@
+"""The `config.json` of a drafter's checkpoint folder, and the shape of layers that all kinds of drafters have in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+ROPES = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+    "proportional": ("partial_rotary_factor",),
+}
+"""Scaled rotary embeddings that are the same for every length, and the numbers that each has to have."""
+
+
+class CheckpointError(ValueError):
+    """A drafter checkpoint that cannot be used; the message says what differs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerShape:
+    """Shape of a drafter's layers.
+
+    vocab_size: of the target. rope: how the rotary embedding is scaled, a type of ROPES and its numbers; empty: not at
+    all. max_positions: it was trained for.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 1e4
+    rope: dict[str, Any] = field(default_factory=dict)
+    max_positions: int = 2048
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise CheckpointError(f"{self.num_heads} query heads do not divide among {self.num_kv_heads} key heads")
+
+    def layers_json(self) -> dict[str, Any]:
+        """The fields of `config.json` that all kinds have."""
+        return {
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope_theta": self.rope_theta,
+            "max_position_embeddings": self.max_positions,
+        }
+
+
+class Fields:
+    """The fields of a `config.json`; those in `section` go before the others. file: its name in messages."""
+
+    def __init__(
+        self, config: Mapping[str, Any], section: Mapping[str, Any] | None = None, file: str = "drafter config.json"
+    ) -> None:
+        self.config, self.section, self.file = config, section or {}, file
+
+    def value(self, key: str, default: Any = None) -> Any:
+        return self.section.get(key, self.config.get(key, default))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A field that has to be there; raises CheckpointError."""
+        if (value := self.value(key, default)) is None:
+            raise CheckpointError(f"{self.file} has no {key!r}")
+        return value
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        return int(self.get(key, default))
+
+    def layers(self, *, theta: float, positions: int) -> dict[str, Any]:
+        """The arguments of a `LayerShape`; theta, positions: where the file does not say them."""
+        heads, hidden = self.integer("num_attention_heads"), self.integer("hidden_size")
+        theta, rope = rotary(self.config, theta)
+        return {
+            "vocab_size": self.integer("vocab_size"),
+            "hidden_size": hidden,
+            "intermediate_size": self.integer("intermediate_size"),
+            "num_heads": heads,
+            "num_kv_heads": self.integer("num_key_value_heads", heads),
+            "head_dim": self.integer("head_dim", hidden // heads),
+            "rms_norm_eps": float(self.get("rms_norm_eps", 1e-6)),
+            "rope_theta": theta,
+            "rope": rope,
+            "max_positions": self.integer("max_position_embeddings", positions),
+        }
+
+
+def read_json(folder: str | Path) -> dict[str, Any]:
+    """The content of a checkpoint folder's `config.json`; raises CheckpointError."""
+    path = Path(folder) / "config.json"
+    if not path.exists():
+        raise CheckpointError(f"{folder} is not a drafter checkpoint: it has no config.json")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}; copy it here again") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is damaged: it holds no object; copy it here again")
+    return content
+
+
+def check_layers(layers: Sequence[int], count: int) -> None:
+    """Raise CheckpointError unless an engine can hand a drafter the outputs of these target layers.
+
+    SGLang captures what enters a layer, in the order of the layers: the last one's output enters none. count: layers of
+    the target; 0 where that is not known.
+    """
+    rising = all(one < other for one, other in pairwise(layers))
+    if not layers or not rising or layers[0] < 0 or 0 < count <= layers[-1] + 1:
+        within = f" within 0..{count - 2}: of {count} layers all but the last can be read" if count else " from 0"
+        raise CheckpointError(f"target_layer_ids {list(layers)} must rise{within}")
+
+
+def rotary(config: Mapping[str, Any], theta: float) -> tuple[float, dict[str, Any]]:
+    """`LayerShape.rope_theta`, which is `theta` where the config does not say it, and `LayerShape.rope`."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = dict(rope.get("full_attention", rope))
+    kind = rope.pop("rope_type", rope.pop("type", "default"))
+    theta = float(rope.pop("rope_theta", None) or config.get("rope_theta") or theta)
+    if kind != "proportional" and rope.get("partial_rotary_factor", 1) != 1:
+        raise CheckpointError(f"drafter rotates a part of each head by rope_type {kind!r}, which is not built here")
+    if kind == "default":
+        return theta, {}
+    lacks = [key for key in ROPES.get(kind, ()) if not isinstance(rope.get(key), int | float)]
+    if kind not in ROPES or lacks:
+        what = f"lacks {', '.join(lacks)}" if kind in ROPES else f"is none of default, {', '.join(ROPES)}"
+        raise CheckpointError(f"drafter uses rope_type {kind!r}, which {what}")
+    return theta, {"rope_type": kind, **rope}
