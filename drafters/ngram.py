@@ -83,21 +83,16 @@ class NgramDrafter(Drafter):
 
     def propose(self, batch: DraftBatch) -> Draft:
         across = None
+        given = (
+            self.history.tokens, batch.page_table, batch.rows, batch.seq_lens, batch.anchors, batch.temperatures,
+            self.by_length, self.by_odds, self.by_temperature, self.min_match,
+        )  # fmt: skip
         if self.corpora is not None and batch.corpora is not None:
-            tokens, lens, confidence, across = self.corpora.native.lookup(
-                self.history.tokens, batch.page_table, batch.rows, batch.seq_lens, batch.anchors, batch.temperatures,
-                self.by_length, self.by_odds, self.by_temperature, self.min_match, batch.corpora, *self._across,
-            )  # fmt: skip
+            tokens, lens, confidence, across = self.corpora.native.lookup(*given, batch.corpora, *self._across)
         elif native.fits(batch.temperatures):
-            tokens, lens, confidence = torch.ops.outrider.lookup(
-                self.history.tokens, batch.page_table, batch.rows, batch.seq_lens, batch.anchors, batch.temperatures,
-                self.by_length, self.by_odds, self.by_temperature, self.min_match,
-            )  # fmt: skip
+            tokens, lens, confidence = torch.ops.outrider.lookup(*given)
         elif cuda.fits(batch.temperatures):
-            tokens, lens, confidence = torch.ops.outrider_cuda.lookup(
-                self.history.tokens, batch.page_table, batch.rows, batch.seq_lens, batch.anchors, batch.temperatures,
-                self.by_length, self.by_odds, self.by_temperature, self.min_match,
-            )  # fmt: skip
+            tokens, lens, confidence = torch.ops.outrider_cuda.lookup(*given)
         else:
             tokens, longest, odds = self._search(batch)
             lens = torch.where(longest >= self.min_match, self.gamma, 0)

@@ -8,7 +8,6 @@ depend on another's weights, texts or number.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 
@@ -60,7 +59,7 @@ class WeightSets(Wrapper):
         ]
         if (first := made[0])[0] is None:
             return first[1]
-        return joined([(requests, draft) for requests, draft in made if requests is not None], batch.anchors)
+        return joined([(requests, draft) for requests, draft in made if requests is not None])
 
     def _parts(self, sets: torch.Tensor | None) -> Iterator[tuple[Drafter, torch.Tensor | None]]:
         """Each drafter with the places of what is its own; None: all."""
@@ -78,29 +77,23 @@ class WeightSets(Wrapper):
             yield self._start, left.nonzero()[:, 0]
 
 
-def joined(parts: list[tuple[torch.Tensor, Draft]], anchors: torch.Tensor) -> Draft:
-    """One draft of several parts, each with its requests [M] among the R of anchors [R].
+def joined(parts: list[tuple[torch.Tensor, Draft]]) -> Draft:
+    """One draft of several parts, each with its requests [M], of which all together are all R.
 
     Where vocabularies differ, q has the columns of all of them. Of a part without probs nobody reads them.
     """
-    wanted = [draft for _, draft in parts if draft.probs is not None]
+    drafts = [draft for _, draft in parts]
+    places = torch.cat([requests for requests, _ in parts]).argsort()
+    tokens, lens, confidence = (
+        torch.cat([getattr(draft, name) for draft in drafts])[places] for name in ("tokens", "lens", "confidence")
+    )
+    drafting = sum(draft.drafting for draft in drafts)
+    wanted = [draft for draft in drafts if draft.probs is not None]
+    if not wanted:
+        return Draft(tokens, lens, confidence, drafting=drafting)
     vocab = common_vocab([draft.vocab for draft in wanted])
-    whole: Draft | None = None
-    for requests, draft in parts:
-        if wanted:
-            draft = replace(draft, probs=widened_probs(draft, wanted[0], vocab), vocab=vocab)
-        spread = draft.spread(requests, anchors)
-        if whole is None:
-            whole = spread
-            continue
-        for ours, theirs in ((whole.tokens, draft.tokens), (whole.lens, draft.lens)):
-            ours[requests] = theirs
-        whole.confidence[requests] = draft.confidence
-        if whole.probs is not None and draft.probs is not None:
-            whole.probs[requests] = draft.probs
-        whole = replace(whole, drafting=whole.drafting + draft.drafting)
-    assert whole is not None
-    return whole
+    probs = torch.cat([widened_probs(draft, wanted[0], vocab) for draft in drafts])[places]
+    return Draft(tokens, lens, confidence, probs, vocab, drafting=drafting)
 
 
 def common_vocab(vocabs: list[torch.Tensor | None]) -> torch.Tensor | None:

@@ -11,10 +11,9 @@ another format. Diffusion drafters (`diffusion/`) have the same shape without ta
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from ..config_file import CheckpointError, Fields, LayerShape, check_layers, read_json
+from ..config_file import CheckpointError, Fields, LayerShape, check_layers
 from . import choosing as choose
 from . import speculators
 from .choosing import Choosing, Convolution, LatticeChoosing
@@ -182,7 +181,7 @@ class BlockConfig(LayerShape):
         return config
 
     @classmethod
-    def from_json(cls, config: dict[str, Any]) -> BlockConfig:
+    def from_json(cls, config: dict[str, Any]) -> Self:
         """Read a checkpoint's `config.json`; raises CheckpointError naming what is missing or unsupported."""
         if config.get(speculators.TYPE):
             config = speculators.plain_config(config)
@@ -223,11 +222,6 @@ class BlockConfig(LayerShape):
             choosing=choosing,
             target=own.get("target") or {},
         )
-
-    @classmethod
-    def read(cls, folder: str | Path) -> BlockConfig:
-        """Read `config.json` of a checkpoint folder."""
-        return cls.from_json(read_json(folder))
 
 
 def check_supported(config: dict[str, Any], section: dict[str, Any]) -> None:

@@ -47,6 +47,10 @@ class DraftModel(TrainedModel):
 
     def __init__(self, config: BlockConfig, vocab: torch.Tensor | None = None) -> None:
         super().__init__()
+        self.config, self.rotary = config, Rotary(config)
+        self.markov_head = self.confidence_head = None
+        ids = torch.arange(config.logit_size) if vocab is None else vocab.long()
+        self.register_buffer("vocab", ids, persistent=False)
 
     @property
     def draft_layers(self) -> list[DraftLayer]:
@@ -68,21 +72,17 @@ class BlockModel(DraftModel):
 
     def __init__(self, config: BlockConfig, vocab: torch.Tensor | None = None) -> None:
         super().__init__(config, vocab)
-        self.config = config
         size = config.hidden_size
         self.fc = nn.Linear(len(config.target_layers) * size, size, bias=False)
         self.hidden_norm = RMSNorm(size, config.rms_norm_eps)
         layer = GemmaLayer if config.gemma else DraftLayer
         self.layers = nn.ModuleList(layer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(size, config.rms_norm_eps)
-        self.rotary = Rotary(config)
         self.markov_head = SEQUENTIAL_HEADS[config.markov_head](config) if config.markov_rank else None
         self.confidence_head = ConfidenceHead(config) if config.confidence_head else None
         choosing = config.choosing
         self.candidate_selector = CodebookSelector(config) if isinstance(choosing, CodebookChoosing) else None
         self.lilicorr = LatticeSelector(config) if isinstance(choosing, LatticeChoosing) else None
-        ids = torch.arange(config.logit_size) if vocab is None else vocab.long()
-        self.register_buffer("vocab", ids, persistent=False)
 
     @property
     def selector(self) -> CodebookSelector | LatticeSelector | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from ..block.config import READING_KINDS
+from ..block.config import MARKOV_HEADS, READING_KINDS
 from ..conversion.layout import LAYOUTS
 from ..eagle.config import EagleConfig
 
@@ -39,12 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", required=True, type=Path, metavar="FOLDER", help="folder of this run; an interrupted run goes on")
     add("--data", type=Path, metavar="FOLDER", help="answers and features to share between runs (default: OUT)")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda (default: %(default)s)")
-    add(
+    _choice(
+        parser,
         "--dtype",
-        choices=["auto", "bfloat16", "float32"],
-        default="auto",
-        help="type of the target and of the products; trained weights are float32 anyway. auto: bfloat16, but "
-        "float32 on a processor without bfloat16 products (default: %(default)s)",
+        ("auto", "bfloat16", "float32"),
+        "type of the target and of the products; trained weights are float32 anyway. auto: bfloat16, but float32 on a "
+        "processor without bfloat16 products",
     )
     add("--threads", type=int, default=0, metavar="N", help="CPU threads (default: torch's)")
     _number(parser, "--seed", 0, "seed of all random choices")
@@ -84,32 +86,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _number(data, "--validation", 24, "greedy answers held out to measure tau, beside as many that are trained on")
     shape = parser.add_argument_group("drafter")
     _number(shape, "--gamma", 7, "draft tokens of a block; for eagle3 steps of training-time test")
-    shape.add_argument(
-        "--draft-layers", type=int, metavar="N", help="layers (default: 2; 3 for deer, specdiff; 1 for eagle3)"
-    )
-    shape.add_argument(
-        "--target-layers",
-        nargs="*",
-        type=int,
-        metavar="N",
-        help="target layers read (default: five, evenly spread; for eagle3 three)",
-    )
-    shape.add_argument(
-        "--start-layers",
-        nargs="*",
-        type=int,
-        metavar="N",
-        help="target layers that the layers of deer and specdiff begin as (default: the first ones, and the last)",
-    )
+    layers = partial(shape.add_argument, type=int, metavar="N")
+    layers("--draft-layers", help="layers (default: 2; 3 for deer, specdiff; 1 for eagle3)")
+    layers("--target-layers", nargs="*", help="target layers read (default: five, evenly spread; for eagle3 three)")
+    starts = "target layers that the layers of deer and specdiff begin as (default: the first ones, and the last)"
+    layers("--start-layers", nargs="*", help=starts)
     _number(shape, "--draft-vocab", 8192, "tokens that can be proposed; 0: all (dflash2 proposes all)")
     _number(shape, "--rank", 64, "rank of the sequential head (dspark) or the selector (dflash2)")
     _number(shape, "--candidates", 16, "tokens of each position that the selector chooses from (dflash2)")
-    shape.add_argument(
-        "--markov-head",
-        choices=["vanilla", "gated", "rnn"],
-        default="vanilla",
-        help="kind of the sequential head (default: %(default)s)",
-    )
+    _choice(shape, "--markov-head", MARKOV_HEADS, "kind of the sequential head")
     shape.add_argument(
         "--mask-token",
         type=int,
@@ -125,12 +110,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     conversion = parser.add_argument_group("conversion (dllm)")
     _number(conversion, "--block-size", 4, "tokens of a block")
-    conversion.add_argument(
+    _choice(
+        conversion,
         "--layout",
-        choices=LAYOUTS,
-        default="shift",
-        help="shift: each row predicts the next token, finished rows are causal, as in the target; sdar: each row "
-        "predicts its own token, finished rows see their whole block (default: %(default)s)",
+        LAYOUTS,
+        "shift: each row predicts the next token, finished rows are causal, as in the target; sdar: each row predicts "
+        "its own token, finished rows see their whole block",
     )
     _number(conversion, "--delta-rank", 20, "rank of every projection's delta")
     _number(conversion, "--streams", 2, "times a block is masked anew each time it is read")
@@ -150,12 +135,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _number(recipe, "--save-seconds", 120.0, "seconds from one checkpoint to the next")
     _number(recipe, "--ema", 0.0, "save running means of the weights, X of them kept each step")
     loss = parser.add_argument_group("loss")
-    loss.add_argument(
+    _choice(
+        loss,
         "--loss",
-        choices=["dspark", "authors"],
-        default="dspark",
-        help="dspark: the weights below for every drafter; authors: as its authors do, DFlash by cross entropy alone, "
-        "eagle3 by the divergence alone, each position weighing 0.8 of the one before (default: %(default)s)",
+        ("dspark", "authors"),
+        "dspark: the weights below for every drafter; authors: as its authors do, DFlash by cross entropy alone, "
+        "eagle3 by the divergence alone, each position weighing 0.8 of the one before",
     )
     _number(loss, "--alpha-ce", 0.1, "weight of the true token's cross entropy, after the start")
     _number(loss, "--alpha-ce-start", 1.0, "the same at the first step")
@@ -187,6 +172,11 @@ def _number(group: argparse._ActionsContainer, name: str, default: float, help: 
     group.add_argument(name, type=type(default), default=default, metavar=metavar, help=help)
 
 
+def _choice(group: argparse._ActionsContainer, name: str, choices: Sequence[str], help: str) -> None:
+    """A flag with one of these values, the first unless it is given."""
+    group.add_argument(name, choices=choices, default=choices[0], help=f"{help} (default: %(default)s)")
+
+
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `outrider export`."""
     parser.add_argument(
@@ -198,12 +188,12 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         " same weights, their mean",
     )
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder to write")
-    parser.add_argument(
+    _choice(
+        parser,
         "--storage",
-        choices=["bf16", "int8", "speculators"],
-        default="bf16",
-        help="bf16: the folder that stock SGLang loads; int8: the compact storage of shipped drafters; speculators: "
-        "vLLM's format, of an EAGLE-3 head (default: %(default)s)",
+        ("bf16", "int8", "speculators"),
+        "bf16: the folder that stock SGLang loads; int8: the compact storage of shipped drafters; speculators: vLLM's "
+        "format, of an EAGLE-3 head",
     )
     parser.add_argument(
         "--target", type=Path, metavar="FOLDER", help="the model of a dllm run's delta, or of an EAGLE-3 head"

@@ -41,7 +41,7 @@ from ..training.deadline import Deadline, OutOfTime
 from ..training.decode import FeatureSpec
 from ..training.diffusion import DiffusionRun
 from ..training.features import build_store, sample_texts
-from ..training.forward import frozen_part
+from ..training.forward import frozen_part, load_drafter
 from ..training.logs import LogReader, held_out_prompts, written_by_target
 from ..training.loop import DraftRun, Recipe, Run, TrainingRun
 from ..training.prompts import Sample, read_samples
@@ -103,13 +103,9 @@ def read_drafter(folder: Path, kind: str, target: TargetModel) -> TrainedModel:
     """The drafter of a folder, to be trained, in float32; raises ValueError where it is of another kind or target."""
     if (found := networks.kind_of(folder)) != (registry.find(kind).kind or kind):
         raise ValueError(f"--start {folder} is a drafter of kind {found}, not {kind}")
-    if kind == EagleConfig.kind:
-        return EagleModel.load(folder, target.config.num_hidden_layers, target.embedding.shape, dtype=torch.float32)
-    model = networks.load_any(folder, dtype=torch.float32).requires_grad_(True).train()
-    if what := networks.not_trained(model.config):
+    if what := networks.not_trained(networks.read_config(folder)):
         raise ValueError(f"--start {folder} has {what}, which are served and not trained here")
-    checkpoint.check_target(model.config, checkpoint.target_identity(target.config, target.embedding))
-    return model
+    return load_drafter(folder, target, torch.float32).requires_grad_(True).train()
 
 
 def held_out_numbers(store: FeatureStore, args: argparse.Namespace) -> list[int]:

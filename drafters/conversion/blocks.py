@@ -128,9 +128,8 @@ class PackMaker:
                 parts[key].append(value)
             parts["answer"].append(reach[wanted] - s.prompt)
             for piece in starts.split(self.tile):
-                seen = int(piece[-1])
-                hidden = (torch.arange(seen) >= piece[:, None]).to(self.device)
-                tiles.append(Tile(first, first + len(piece), row, seen, hidden))
+                hidden = (torch.arange(int(piece[-1])) >= piece[:, None]).to(self.device)
+                tiles.append(Tile(first, row, hidden[None]))
                 first += len(piece)
             spans.append((row, length))
             row += length

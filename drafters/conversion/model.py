@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..block.config import BlockConfig
-from ..block.layers import DraftLayer, RMSNorm, Rotary
+from ..block.layers import DraftLayer, RMSNorm
 from ..block.model import DraftModel
 from ..training.batches import Tile
 from ..training.forward import blocks_attention
@@ -92,8 +92,9 @@ class ConvertedModel(DraftModel):
     kinds = ()
 
     def __init__(self, config: BlockConfig, layout: Layout, rank: int) -> None:
-        super().__init__(config)
-        self.config, self.layout, self.rank = config, layout, rank
+        mask = layout.mask_token_id
+        super().__init__(config, torch.cat([torch.arange(mask), torch.arange(mask + 1, config.vocab_size)]))
+        self.layout, self.rank = layout, rank
         self.mask = nn.Parameter(torch.zeros(config.hidden_size))
         layers = [DraftLayer(config) for _ in range(config.num_layers)]
         for layer in layers:
@@ -101,11 +102,6 @@ class ConvertedModel(DraftModel):
                 setattr(layer, name, LowRankLinear(getattr(layer, name), rank))
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.rotary = Rotary(config)
-        self.markov_head, self.confidence_head = None, None
-        mask = layout.mask_token_id
-        vocab = torch.cat([torch.arange(mask), torch.arange(mask + 1, config.vocab_size)])
-        self.register_buffer("vocab", vocab, persistent=False)
         self.requires_grad_(False)
         for parameter in (self.mask, *self.deltas().values()):
             parameter.requires_grad_(True)

@@ -12,7 +12,7 @@ from torch import nn
 
 from ..block.config import BlockConfig
 from ..block.heads import ConfidenceHead
-from ..block.layers import DraftLayer, RMSNorm, Rotary
+from ..block.layers import DraftLayer, RMSNorm
 from ..block.model import DraftModel
 
 
@@ -23,17 +23,12 @@ class DiffusionModel(DraftModel):
 
     def __init__(self, config: BlockConfig, vocab: torch.Tensor | None = None) -> None:
         super().__init__(config, vocab)
-        self.config = config
         size = config.hidden_size
         self.mask = nn.Parameter(torch.zeros(size))
         self.separator = nn.Parameter(torch.zeros(size))
         self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(size, config.rms_norm_eps)
-        self.rotary = Rotary(config)
-        self.markov_head = None
         self.confidence_head = ConfidenceHead(config) if config.confidence_head else None
-        ids = torch.arange(config.logit_size) if vocab is None else vocab.long()
-        self.register_buffer("vocab", ids, persistent=False)
 
     def block_inputs(self, embedded: torch.Tensor, revealed: torch.Tensor) -> torch.Tensor:
         """Inputs [A, Q, d] of blocks from the embeddings [A, Q, d] of x_0 .. x_{Q-1}.

@@ -9,10 +9,9 @@ or a head of its own, is taken from them (`checkpoint.py`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from ..config_file import CheckpointError, Fields, LayerShape, check_layers, read_json
+from ..config_file import CheckpointError, Fields, LayerShape, check_layers
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 SECTION = {
@@ -77,7 +76,7 @@ class EagleConfig(LayerShape):
         return layers
 
     @classmethod
-    def from_json(cls, config: dict[str, Any]) -> EagleConfig:
+    def from_json(cls, config: dict[str, Any]) -> Self:
         """Read a checkpoint's `config.json`; raises CheckpointError naming what is missing or unsupported."""
         flat = {**(config.get("transformer_layer_config") or {}), **config}
         flat = {key: value for key, value in flat.items() if value is not None}
@@ -110,11 +109,6 @@ class EagleConfig(LayerShape):
             "eagle_config": {LAYER_IDS: list(self.target_layers)},
             "outrider": {"gamma": self.gamma},
         }
-
-    @classmethod
-    def read(cls, folder: str | Path) -> EagleConfig:
-        """Read `config.json` of a checkpoint folder."""
-        return cls.from_json(read_json(folder))
 
 
 def is_eagle(config: dict[str, Any]) -> bool:

@@ -47,12 +47,7 @@ def _config(weights: ChainWeights, verifier: dict[str, Any]) -> dict[str, Any]:
     """The content of `config.json`. Layer ids count what enters a layer."""
     config, tensors = weights.config, weights.tensors
     normed = f"{ATTENTION}q_norm.weight" in tensors
-    names = (
-        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-        "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "rope_theta", "rope_scaling",
-        "max_position_embeddings",
-    )  # fmt: skip
-    layer = {name: config.to_json()[name] for name in names}
+    layer = config.layers_json() | {"num_hidden_layers": 1, "rope_scaling": config.rope or None}
     layer |= {"model_type": "qwen3" if normed else "llama", "attention_bias": bool(BIASES & tensors.keys())}
     method = {"proposal_type": "greedy", "speculative_tokens": config.gamma}
     return {

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from ..config_file import CheckpointError, Fields, LayerShape, read_json
+from ..config_file import CheckpointError, Fields, LayerShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,7 @@ class MtpConfig(LayerShape):
         return self.layout.prefix.format(layers=self.num_target_layers)
 
     @classmethod
-    def from_json(cls, config: Mapping[str, Any]) -> MtpConfig:
+    def from_json(cls, config: Mapping[str, Any]) -> Self:
         """Read a target's `config.json`; raises CheckpointError naming what is missing or unsupported."""
         architecture = next(iter(config.get("architectures") or ()), "")
         layout = LAYOUTS.get(architecture)
@@ -149,11 +148,6 @@ class MtpConfig(LayerShape):
             gated=bool(text.get("attn_output_gate", layout.gated)),
             experts=experts_of(fields, layout) if text.get(layout.experts) else None,
         )
-
-    @classmethod
-    def read(cls, folder: str | Path) -> MtpConfig:
-        """Read `config.json` of a target's folder."""
-        return cls.from_json(read_json(folder))
 
 
 def experts_of(fields: Fields, layout: Layout) -> ExpertsConfig:

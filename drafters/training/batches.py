@@ -29,27 +29,27 @@ CONTEXT_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Blocks first..last of a step, which see context rows start..start + length, each up to its own anchor."""
-
-    first: int
-    last: int
-    start: int
-    length: int
-    hidden: torch.Tensor
-    """[blocks, length] bool, True where a block must not look (positions at or beyond its anchor)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
     """The same number of blocks behind each of `sequences` contexts, one after the other, each of `length` rows.
 
-    hidden: [sequences, blocks, length] bool, as of a tile.
+    first: of the tile's blocks. start: of its context rows.
+    hidden: [sequences, blocks, length] bool, True where a block must not look (positions at or beyond its anchor).
     """
 
-    sequences: int
-    blocks: int
-    length: int
+    first: int
+    start: int
     hidden: torch.Tensor
+
+    @property
+    def blocks(self) -> slice:
+        """Its blocks among those of a step."""
+        sequences, blocks, _ = self.hidden.shape
+        return slice(self.first, self.first + sequences * blocks)
+
+    @property
+    def context(self) -> slice:
+        """Its context rows among those of a step."""
+        sequences, _, length = self.hidden.shape
+        return slice(self.start, self.start + sequences * length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Step:
     valid: torch.Tensor
     rows: torch.Tensor
     labels: Labels
-    tiles: list[Tile] | Grid
+    tiles: list[Tile]
 
 
 class BatchMaker:
@@ -124,9 +124,8 @@ class BatchMaker:
             tops.append(s.top_ids[answer])
             probs.append(s.top_probs[answer])
             for piece in at.split(self.tile):
-                length = context_rows(int(piece[-1]))
-                hidden = torch.arange(length) >= piece[:, None]
-                tiles.append(Tile(first, first + len(piece), row, length, self.move(hidden)))
+                hidden = torch.arange(context_rows(int(piece[-1]))) >= piece[:, None]
+                tiles.append(Tile(first, row, self.move(hidden[None])))
                 first += len(piece)
             row += context
         block_tokens, keep = torch.cat(tokens), torch.cat(valid)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
+from .. import networks
+from ..block.checkpoint import check_target, target_identity
 from ..block.model import BlockModel, TrainedModel
 from ..chain.drafter import with_shared
+from ..eagle.config import EagleConfig
 from ..eagle.model import EagleModel
-from .batches import Grid, Step, Tile
+from .batches import Step, Tile
 from .target import TargetModel
 
 
@@ -31,43 +35,50 @@ def frozen_part(model: TrainedModel, target: TargetModel) -> FrozenTarget:
     return FrozenTarget(embedding.to(target.embedding), head.to(target.head).contiguous())
 
 
+def load_drafter(folder: Path, target: TargetModel, dtype: torch.dtype) -> TrainedModel:
+    """The drafter of a folder; raises CheckpointError where it does not fit the target."""
+    if networks.read_config(folder).kind == EagleConfig.kind:
+        return EagleModel.load(folder, target.config.num_hidden_layers, target.embedding.shape, dtype=dtype)
+    model = networks.load_any(folder, dtype=dtype)
+    check_target(model.config, target_identity(target.config, target.embedding))
+    return model
+
+
 def blocks_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     context: tuple[torch.Tensor, torch.Tensor],
-    tiles: list[Tile] | Grid,
+    tiles: list[Tile],
 ) -> torch.Tensor:
     """Attention of A blocks over all K keys of their own and the context that they see.
 
     q: [A, Q, Hq, D]; k, v: [A, K, Hkv, D]; context keys and values: [C, Hkv, D]. Returns [A, Q, Hq, D].
     """
-    if isinstance(tiles, Grid):
-        return grid_attention(q, k, v, context, tiles)
     out = []
     for tile in tiles:
-        rows, past = slice(tile.first, tile.last), slice(tile.start, tile.start + tile.length)
-        alone = Grid(1, tile.last - tile.first, tile.length, tile.hidden[None])
-        out.append(grid_attention(q[rows], k[rows], v[rows], (context[0][past], context[1][past]), alone))
+        here, past = tile.blocks, tile.context
+        out.append(tile_attention(q[here], k[here], v[here], context[0][past], context[1][past], tile.hidden))
     return torch.cat(out)
 
 
-def grid_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: tuple[torch.Tensor, torch.Tensor], grid: Grid
+def tile_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, hidden: torch.Tensor
 ) -> torch.Tensor:
-    """`blocks_attention` of all sequences in the same products."""
+    """`blocks_attention` of a tile, of all its sequences in the same products; keys, values: of its context."""
+    many, blocks, length = hidden.shape
     (_, queries, heads, dim), groups = q.shape, k.shape[2]
-    many, blocks, per = grid.sequences, grid.blocks, heads // groups
+    per = heads // groups
     shape, rows = (many, groups, blocks, per * queries), blocks * per * queries
     grouped = (q * dim**-0.5).view(many, blocks, queries, groups, per, dim).permute(0, 3, 1, 4, 2, 5)
-    past_k, past_v = (x.view(many, grid.length, groups, dim).transpose(1, 2) for x in context)
-    past = (grouped.reshape(many, groups, rows, dim) @ past_k.transpose(2, 3)).view(*shape, grid.length)
-    past = past.masked_fill(grid.hidden[:, None, :, None], float("-inf"))
+    past_k, past_v = (x.view(many, length, groups, dim).transpose(1, 2) for x in (keys, values))
+    past = (grouped.reshape(many, groups, rows, dim) @ past_k.transpose(2, 3)).view(*shape, length)
+    past = past.masked_fill(hidden[:, None, :, None], float("-inf"))
     own_k, own_v = (x.view(many, blocks, -1, groups, dim).permute(0, 3, 1, 2, 4) for x in (k, v))
     own = grouped.reshape(*shape, dim) @ own_k.transpose(3, 4)
     weights = torch.cat([past, own], -1).softmax(-1)
-    out = (weights[..., : grid.length].reshape(many, groups, rows, grid.length) @ past_v).view(*shape, dim)
-    out = out + weights[..., grid.length :] @ own_v
+    out = (weights[..., :length].reshape(many, groups, rows, length) @ past_v).view(*shape, dim)
+    out = out + weights[..., length:] @ own_v
     out = out.view(many, groups, blocks, per, queries, dim).permute(0, 2, 4, 1, 3, 5)
     return out.reshape(many * blocks, queries, heads, dim)
 
@@ -106,11 +117,7 @@ def chain_states(model: EagleModel, frozen: FrozenTarget, step: Step, size: int)
     fused = model.fuse(step.features)
     # The first row of each sequence has no features. It is hidden, as are those from the anchor's on.
     context = model.keys_values(frozen.embedding[step.context], fused.roll(1, 0), step.positions)
-    tiles: list[Tile] | Grid
-    if isinstance(step.tiles, Grid):
-        tiles = replace(step.tiles, hidden=_without_first(step.tiles.hidden))
-    else:
-        tiles = [replace(tile, hidden=_without_first(tile.hidden)) for tile in step.tiles]
+    tiles = [replace(tile, hidden=F.pad(tile.hidden[..., 1:], (1, 0), value=True)) for tile in step.tiles]
     features = fused[rows_before(step)]
     own_k: list[torch.Tensor] = []
     own_v: list[torch.Tensor] = []
@@ -130,14 +137,8 @@ def chain_states(model: EagleModel, frozen: FrozenTarget, step: Step, size: int)
 
 def rows_before(step: Step) -> torch.Tensor:
     """[A] the context row of the token before each anchor."""
-    tiles = step.tiles
-    if isinstance(tiles, Grid):
-        places = torch.arange(tiles.sequences, device=step.anchors.device)
-        starts = places.repeat_interleave(tiles.blocks) * tiles.length
-    else:
-        starts = torch.cat([step.anchors.new_full((tile.last - tile.first,), tile.start) for tile in tiles])
-    return starts + step.anchor_positions - 1
-
-
-def _without_first(hidden: torch.Tensor) -> torch.Tensor:
-    return F.pad(hidden[..., 1:], (1, 0), value=True)
+    starts = []
+    for tile in step.tiles:
+        many, blocks, length = tile.hidden.shape
+        starts.append(tile.start + torch.arange(many, device=step.anchors.device).repeat_interleave(blocks) * length)
+    return torch.cat(starts) + step.anchor_positions - 1

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMNS = ("step", "anchors", "seconds", "loss", "ce", "tv", "kl", "confidence", "accept", "first", "norm", "rate")
+LOG_EVERY = 20
+"""Steps of a row of losses.csv."""
 SEEN = ", trained on"
 """Suffix of the column beside `TrainingRun.measured`."""
 
@@ -220,12 +222,11 @@ class TrainingRun(ABC, Generic[Model]):
         store: FeatureStore,
         held_out: list[int],
         *,
-        every: int = 20,
-        keep: bool = True,
         follow: bool = False,
         deadline: Deadline = NEVER,
     ) -> None:
-        """Train up to `recipe.steps`, logging means over `every` steps; `keep` a checkpoint from before the decay.
+        """Train up to `recipe.steps`, logging means over `LOG_EVERY` steps and keeping a checkpoint from before
+        the decay.
 
         follow: from every checkpoint on, also with what others have added to the store.
 
@@ -245,9 +246,9 @@ class TrainingRun(ABC, Generic[Model]):
                 means.add(self.update(next(batches)))
                 self.seconds += time.monotonic() - began
                 progress.update()
-                if self.step % every == 0:
+                if self.step % LOG_EVERY == 0:
                     self._report(means.take(), store, split, progress)
-                if keep and self.step == recipe.steps - recipe.decay_steps:
+                if self.step == recipe.steps - recipe.decay_steps:
                     self.save(self.folder / "before-decay.pt")
                 late = deadline.passed
                 if late or time.monotonic() - saved > recipe.save_seconds or self.step == recipe.steps:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from ..diffusion.model import DiffusionModel
-from .batches import Grid, Step
+from .batches import Step
 from .forward import FrozenTarget, blocks_attention
 
 
@@ -111,15 +111,10 @@ def block_states(
 
 def _context_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: Step) -> torch.Tensor:
     """Causal attention [C, Hq, D] of every context over itself."""
-    tiles = step.tiles
-    if isinstance(tiles, Grid):
-        spans = [(slice(None), tiles.sequences)]
-    else:  # the last tile of a sequence reaches its context's end
-        lengths = {tile.start: tile.length for tile in tiles}
-        spans = [(slice(start, start + length), 1) for start, length in lengths.items()]
     out = []
-    for rows, many in spans:
-        one, two, three = (y[rows].unflatten(0, (many, -1)).transpose(1, 2) for y in (q, k, v))
+    for tile in {tile.start: tile for tile in step.tiles}.values():  # the last one of a sequence reaches its end
+        rows = tile.context
+        one, two, three = (y[rows].unflatten(0, (len(tile.hidden), -1)).transpose(1, 2) for y in (q, k, v))
         seen = F.scaled_dot_product_attention(one, two, three, is_causal=True, enable_gqa=True)
         out.append(seen.transpose(1, 2).flatten(0, 1))
     return torch.cat(out)

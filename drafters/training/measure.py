@@ -16,18 +16,15 @@ from tqdm import tqdm
 from outrider.storage.replacing import replace
 
 from ..acceptance import Acceptance
-from ..block.checkpoint import check_target, target_identity
 from ..block.config import READING_KINDS
-from ..block.model import TrainedModel
 from ..config_file import CheckpointError
 from ..diffusion.denoise import make_schedule
 from ..eagle.config import EagleConfig
-from ..eagle.model import EagleModel
-from ..networks import load_any, not_trained, read_config
+from ..networks import not_trained, read_config
 from .batches import BatchMaker
 from .decode import decode
 from .features import answer_chances, sequence_features
-from .forward import frozen_part
+from .forward import frozen_part, load_drafter
 from .prompts import read_samples
 from .store import Sequence
 from .target import TargetModel
@@ -84,16 +81,6 @@ def arms_of(folders: list[Path], steps: list[int], order: str) -> list[Arm]:
     return arms
 
 
-def _load(folder: Path, target: TargetModel) -> TrainedModel:
-    """The drafter of a folder; raises CheckpointError where it does not fit the target."""
-    shape, dtype = target.embedding.shape, target.embedding.dtype
-    if read_config(folder).kind == EagleConfig.kind:
-        return EagleModel.load(folder, target.config.num_hidden_layers, shape, dtype=dtype)
-    model = load_any(folder, dtype=dtype)
-    check_target(model.config, target_identity(target.config, target.embedding))
-    return model
-
-
 def measure(
     target: TargetModel,
     arms: list[Arm],
@@ -106,7 +93,7 @@ def measure(
     """Acceptance of each arm along the same answers, which the target wrote at `temperature`, by these steps."""
     hits, makers, layers = [], [], []
     for arm in arms:
-        model = _load(arm.folder, target).to(target.device)
+        model = load_drafter(arm.folder, target, target.embedding.dtype).to(target.device)
         frozen = frozen_part(model, target)
         maker = BatchMaker(model.config, model.vocab, device=target.device)
         schedule = make_schedule(arm.schedule[0], model.config.gamma, arm.schedule[1]) if arm.schedule else None

@@ -19,16 +19,12 @@ class BadLine(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A prompt, and the target's answer where it is known.
-
-    finish: "eos" when the answer ended by itself, "limit" when it was cut.
-    """
+    """A prompt, and the target's answer where it is known."""
 
     turns: tuple[str, ...]
     source: str = ""
     temperature: float = 0.0
     response_ids: tuple[int, ...] = field(default=())
-    finish: str = ""
 
     def to_json(self) -> str:
         """One line of an answers file."""
@@ -38,7 +34,6 @@ class Sample:
                 "response_ids": list(self.response_ids),
                 "source": self.source,
                 "temperature": self.temperature,
-                "finish": self.finish,
             },
             ensure_ascii=False,
         )
@@ -66,7 +61,6 @@ def parse_line(text: str, where: str) -> Sample:
         source=str(row.get("source", "")),
         temperature=float(temperature),
         response_ids=tuple(ids),
-        finish=str(row.get("finish", "")),
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from .batches import BatchMaker, Grid, Step, context_rows, drawn_numbers, prefetched, random_steps
+from .batches import BatchMaker, Step, Tile, context_rows, drawn_numbers, prefetched, random_steps
 from .loss import Labels, position_weights
 from .store import FeatureStore
 
@@ -80,7 +80,7 @@ class ResidentStore:
             valid=valid,
             rows=torch.arange(len(tokens) * size, device=device),
             labels=labels,
-            tiles=Grid(sequences, blocks, long, hidden),
+            tiles=[Tile(0, 0, hidden)],
         )
 
     def steps(

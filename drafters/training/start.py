@@ -17,6 +17,9 @@ from ..eagle.model import EagleModel, key
 from .store import FeatureStore
 from .target import TargetModel, outputs_of
 
+QUIET = 0.3
+"""Size of the logits of the backbone beside a fitted sequential head, before the first step."""
+
 
 def check_shape(config: BlockConfig | EagleConfig, layer: Any) -> None:
     """Raise ValueError where a layer of the target is shaped otherwise than the drafter's."""
@@ -115,8 +118,6 @@ def start_markov(
     answers: Iterable[tuple[int, ...]] = (),
     *,
     iterations: int = 12,
-    lr: float = 0.05,
-    quiet: float = 0.3,
     device: torch.device | str = "cpu",
 ) -> float:
     """Fit W1 W2 alone to which token follows which, before the first step; returns the cross entropy reached.
@@ -124,7 +125,7 @@ def start_markov(
     Counted are what the target thought likely in the stored sequences `numbers`, and the tokens of further `answers`.
     By previous token this is a table of at most V rows, and fitting a rank-r softmax to it takes seconds; learnt along
     with the backbone the same table takes a hundred thousand anchors. Few iterations, because more fit the rare rows
-    by heart. The backbone's logits start `quiet` times as large, so as not to talk the table down.
+    by heart. The backbone's logits start `QUIET` times as large, so as not to talk the table down.
     Does nothing without a sequential head. device: where it is fitted.
     """
     head, vocab = model.markov_head, model.vocab.cpu()
@@ -153,7 +154,7 @@ def start_markov(
         count(ids[:-1], columns[ids[1:, None]], torch.ones(len(ids) - 1, 1))
     table = (table / table.sum()).to(device)
     w1, w2 = (torch.randn(n, head.rank).mul_(0.1).to(device).requires_grad_() for n in table.shape)
-    adam = torch.optim.Adam([w1, w2], lr=lr)
+    adam = torch.optim.Adam([w1, w2], lr=0.05)
     for _ in range(iterations):
         loss = -(table * torch.log_softmax(w1 @ w2.T, -1)).sum()
         adam.zero_grad()
@@ -162,7 +163,7 @@ def start_markov(
     with torch.no_grad():
         head.w1.weight[tokens] = w1.to(head.w1.weight)
         head.w2.weight.copy_(w2)
-        model.norm.weight.mul_(quiet)
+        model.norm.weight.mul_(QUIET)
     return float(loss.detach())
 
 

@@ -26,6 +26,8 @@ from .prompts import Sample, read_samples
 from .store import FeatureStore, Sequence
 from .target import TargetModel
 
+PROMPT_TOKENS = 160
+"""Tokens of a prompt that the target writes, at most."""
 SYNCED_ANSWERS = 32
 """Answers that a power failure may take; a killed run loses none that was written."""
 
@@ -67,17 +69,15 @@ def write_prompts(
     *,
     seed: int,
     rows: int = 64,
-    temperature: float = 0.9,
-    max_tokens: int = 160,
 ) -> list[Sample]:
     """Prompts by the target: its own user turns, each beginning with one of `openings` ("" for a free turn).
 
-    Turns that do not end within `max_tokens` are dropped, so fewer than `count` may come back.
+    Turns that do not end within `PROMPT_TOKENS` are dropped, so fewer than `count` may come back.
     """
     chosen = [openings[i % len(openings)] for i in range(count)]
     ids = [target.user_turn_ids(text) for text in chosen]
     written = decode(
-        target, ids, [temperature] * count, max_new_tokens=max_tokens, stop_ids=target.stop_ids,
+        target, ids, [0.9] * count, max_new_tokens=PROMPT_TOKENS, stop_ids=target.stop_ids,
         seeds=seeds_of(range(count), seed), rows=rows,
     )  # fmt: skip
     texts = {}
@@ -124,7 +124,7 @@ def answer(
     with appending(out, SYNCED_ANSWERS) as append:
         for text in tqdm(written, total=len(prompts), desc="answers", unit="answer"):
             sample = samples[numbers[text.number]]
-            made = Sample(sample.turns, sample.source, heat[text.number], tuple(text.ids), text.finish)
+            made = Sample(sample.turns, sample.source, heat[text.number], tuple(text.ids))
             append(made.to_json())
             if keep and text.sequence:
                 keep.add(text.sequence, made)

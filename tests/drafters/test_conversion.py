@@ -224,7 +224,7 @@ def generate(
         block = torch.tensor([ids[start:] + [0] * (start + size - len(ids))])
         read = partial(
             model.read_open, starts=torch.tensor([start]), cache=cache,
-            tiles=[Tile(0, 1, 0, start, torch.zeros(1, start, dtype=torch.bool))],
+            tiles=[Tile(0, 0, torch.zeros(1, 1, start, dtype=torch.bool))],
         )  # fmt: skip
         masked = torch.arange(size)[None] >= len(ids) - start
         for token in denoise(model, frozen, hidden[-1:], block, masked, per_step, read)[0, len(ids) - start :].tolist():
