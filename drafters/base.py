@@ -183,6 +183,14 @@ class Draft:
     across: torch.Tensor | None = None
     points: torch.Tensor | None = None
 
+    @classmethod
+    def of(
+        cls, tokens: torch.Tensor, probs: torch.Tensor | None, confidence: torch.Tensor, vocab: torch.Tensor | None
+    ) -> Draft:
+        """A model's draft of all of these tokens [R, M] for each of R requests."""
+        lens = tokens.new_full((len(tokens),), tokens.shape[1])
+        return cls(tokens, lens, confidence, probs, None if probs is None else vocab, drafting=len(tokens))
+
     def widened(self, gamma: int) -> Draft:
         """The same, with columns for `gamma` tokens; probs stay as they are."""
         more = (0, gamma - self.tokens.shape[1])

@@ -135,6 +135,18 @@ def check_layers(layers: Sequence[int], count: int) -> None:
         raise CheckpointError(f"target_layer_ids {list(layers)} must rise{within}")
 
 
+def check_same(
+    target: Mapping[str, Any], wanted: Mapping[str, Any], *, drafter: str = "this drafter",
+    own: str = "the drafter was trained for",
+) -> None:  # fmt: skip
+    """Raise CheckpointError naming what a target has otherwise than a drafter's own target; what one of them does not
+    say is not compared."""
+    both = [(key, target.get(key), value) for key, value in wanted.items()]
+    differ = [f"{key} is {found}, {own} {value}" for key, found, value in both if found and value and found != value]
+    if differ:
+        raise CheckpointError(f"{drafter} does not fit the target: " + "; ".join(differ))
+
+
 def rotary(config: Mapping[str, Any], theta: float) -> tuple[float, dict[str, Any]]:
     """`LayerShape.rope_theta`, which is `theta` where the config does not say it, and `LayerShape.rope`."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}

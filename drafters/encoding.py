@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import torch
 
-from .base import Draft, DraftBatch, Drafter, Features, Prefilled
+from .base import Draft, DraftBatch, Drafter, Features, Prefilled, Rows
 from .slot_tokens import SlotTokens
 from .spans import Spans, first_missing, shares, torch_first_missing
 
@@ -32,10 +32,12 @@ request. All of it is computed, padding included; up to a few hundred rows cost 
 class EncodingDrafter(Drafter):
     """A drafter that keeps a state of its own for every token of a text.
 
-    device, on_host: where it works, and whether that is a CPU. block: positions of each request, from the anchor's on,
-    that the first pass of a draft computes.
+    embedding: [V, d], read in `dtype`. device, on_host: where it works, and whether that is a CPU. block: positions of
+    each request, from the anchor's on, that the first pass of a draft computes.
     """
 
+    embedding: Rows
+    dtype: torch.dtype
     device: torch.device
     on_host: bool
     block: int
@@ -123,6 +125,13 @@ class EncodingDrafter(Drafter):
 
     def _block(self, batch: DraftBatch) -> Spans:
         return Spans.of(batch.page_table, batch.rows, batch.seq_lens, torch.full_like(batch.seq_lens, self.block))
+
+    def _embed(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.embedding[ids].to(self.dtype)
+
+    def _inputs(self, new: Spans) -> torch.Tensor:
+        """Embeddings [N, d] of the tokens at these positions."""
+        return self._embed(self.tokens.tokens[new.slots].long())
 
     def _nothing(self, requests: int) -> Draft:
         shape = requests, self.gamma

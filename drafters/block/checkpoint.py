@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from outrider.storage.replacing import replace, replacing
 
 from ..base import Rows
-from ..config_file import CheckpointError, check_layers
+from ..config_file import CheckpointError, check_layers, check_same
 from .choosing import LatticeChoosing
 from .config import BlockConfig
 from .model import BlockModel, DraftModel
@@ -59,14 +59,7 @@ def check_target(config: BlockConfig, target: dict[str, Any]) -> None:
         "num_hidden_layers": config.num_target_layers,
         "vocab_size": config.vocab_size,
     }
-    wanted = {**shape, **config.target}
-    differ = [
-        f"{key} is {target[key]}, the drafter was trained for {value}"
-        for key, value in wanted.items()
-        if value and key in target and target[key] != value
-    ]
-    if differ:
-        raise CheckpointError("this drafter does not fit the target: " + "; ".join(differ))
+    check_same(target, shape | config.target)
     if config.target_layers:
         check_layers(config.target_layers, int(target.get("num_hidden_layers") or 0))
 

@@ -9,6 +9,7 @@ is remembered, so a prefix hit, a chunked prefill or a step that verified no dra
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -152,20 +153,15 @@ class BlockDrafter(Drafter):
             block = self.compiled.propose(batch, gamma)
         else:
             block = self._draw(*self.compiled.forward(batch, gamma), batch)
-        made = self._draft(block, torch.full_like(batch.anchors, gamma))
+        made = Draft.of(*block, self.vocab)
         return made if gamma == self.gamma else made.widened(self.gamma)
-
-    def _draft(self, block: Block, lens: torch.Tensor) -> Draft:
-        tokens, probs, confidence = block
-        vocab = None if probs is None else self.vocab
-        return Draft(tokens, lens, confidence, probs, vocab, drafting=len(lens))
 
     def _propose_each(self, batch: DraftBatch) -> Draft:
         """Drafts for all, of length 0 outside the draft mask, which the host need not read."""
         graphs = self.graphs
         propose = graphs.propose if graphs is not None and graphs.fits(batch) else self._propose
-        lens = torch.full_like(batch.anchors, self.gamma)
-        return self._draft(propose(batch), lens if batch.draft_mask is None else lens * batch.draft_mask)
+        made = Draft.of(*propose(batch), self.vocab)
+        return made if batch.draft_mask is None else replace(made, lens=made.lens * batch.draft_mask)
 
     def _propose_some(self, batch: DraftBatch, requests: torch.Tensor) -> Draft:
         """Drafts for `requests` [M], of length 0 for the others."""

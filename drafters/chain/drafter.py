@@ -102,23 +102,16 @@ class ChainDrafter(EncodingDrafter):
         request = torch.searchsorted(new.batch.qo_indptr[1:].long(), place, right=True)
         rows = new.batch.rows[request.clamp(max=len(new.batch.rows) - 1)]  # behind the last request: padding
         before = new.batch.page_table[rows, (new.positions - 1).clamp(min=0)].long()
-        self.network.write(self._embed(self.tokens.tokens[new.slots].long()), self.features[before], new)
+        self.network.write(self._inputs(new), self.features[before], new)
         self.encoded.index_fill_(0, new.slots, True)
 
     def _draft(self, batch: DraftBatch, block: Spans, new: Spans | None) -> Draft:
         if new is not None:
             self._encode(new)
         gamma = self.gamma if batch.depth is None or not self.shortens else min(batch.depth, self.gamma)
-        chain = self._chain(batch, block, gamma) if self.compiled is None else self.compiled.propose(batch, gamma)
-        tokens, probs, confidence = chain
-        return Draft(
-            tokens=tokens,
-            lens=torch.full_like(batch.anchors, gamma),
-            confidence=confidence,
-            probs=probs,
-            vocab=None if probs is None else self.vocab,
-            drafting=len(batch.anchors),
-        ).widened(self.gamma)
+        compiled = self.compiled
+        chain: Drawn = compiled.propose(batch, gamma) if compiled else self._chain(batch, block, gamma)
+        return Draft.of(*chain, self.vocab).widened(self.gamma)
 
     def _chain(self, batch: DraftBatch, block: Spans, gamma: int) -> Drawn:
         all_greedy = all_requests_greedy(batch.rules, batch.all_greedy)
@@ -145,9 +138,6 @@ class ChainDrafter(EncodingDrafter):
             return Spans.of(batch.page_table, batch.rows, starts, torch.ones_like(starts))
         longest = int(starts.max()) if batch.longest is None else batch.longest + k
         return Spans.blocks(batch.page_table, batch.rows, starts, 1, longest)
-
-    def _embed(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.embedding[ids].to(self.dtype)
 
 
 def with_shared(weights: ChainWeights, embedding: Rows, head: Rows) -> tuple[Rows, torch.Tensor]:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from ..block.checkpoint import WEIGHTS, quantise, read_tensors, target_identity, write_folder
-from ..config_file import CheckpointError
+from ..config_file import CheckpointError, check_same
 from .model import ConvertedModel
 
 FIELDS = ("block_size", "mask_token_id", "shift", "context_mask")
@@ -82,9 +82,7 @@ def write_merged(target: Path, folder: Path, into: Path) -> None:
     delta, shape = read_config(folder), AutoConfig.from_pretrained(target).get_text_config()
     weights = read_tensors(target)
     found = target_identity(shape, weights["model.embed_tokens.weight"])
-    differ = [f"{k} is {found[k]}, the delta is for {v}" for k, v in delta["target"].items() if found.get(k) != v]
-    if differ:
-        raise CheckpointError(f"{folder} does not fit {target}: {'; '.join(differ)}")
+    check_same(found, delta["target"], drafter=str(folder), own="the delta is for")
     merge(folder, weights, shape.num_hidden_layers)
     into.mkdir(parents=True, exist_ok=True)
     for path in target.iterdir():

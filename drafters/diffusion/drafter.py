@@ -8,6 +8,7 @@ Keys and values stand at the target's KV slots; what is new of a text is encoded
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -44,37 +45,31 @@ class DiffusionDrafter(EncodingDrafter):
     ) -> None:
         config = model.config
         check_shapes(config, embedding, head, gamma)
-        self.model = model.requires_grad_(False).eval()
         self.gamma = self.block = gamma or config.gamma
         self.assesses_itself = not config.confidence_head
         self.schedule = make_schedule(denoising_order, self.gamma, denoising_steps)
         self.dtype, self.device = model.norm.weight.dtype, model.norm.weight.device
         self.on_host = model.norm.weight.is_cpu
-        self.embedding = embedding
-        self.vocab = model.vocab if config.draft_vocab_size else None
-        self.head = head[model.vocab.to(head.device)].to(self.dtype)
-        self._target_head = head
-        self.compiled = compile_diffusion(self.model, self.head)
+        self.embedding, self._target_head = embedding, head
         self.pools: Pools = []
+        self._use(model)
+
+    def _use(self, model: DiffusionModel) -> None:
+        self.model = model.requires_grad_(False).eval()
+        self.vocab = model.vocab if model.config.draft_vocab_size else None
+        self.head = self._target_head[model.vocab.to(self._target_head.device)].to(self.dtype)
+        self.compiled = compile_diffusion(self.model, self.head)
+        if self.compiled is not None and self.pools:
+            self.compiled.allocate(self.pools)
 
     @classmethod
-    def load(
-        cls,
-        target: Target,
-        checkpoint: str | Path,
-        *,
-        gamma: int | None = None,
-        denoising_steps: int = 1,
-        denoising_order: str = "left",
-    ) -> DiffusionDrafter:
-        """Load a checkpoint folder for a target; raises CheckpointError when it does not fit."""
+    def load(cls, target: Target, checkpoint: str | Path, **options: Any) -> DiffusionDrafter:
+        """Load a checkpoint folder for a target; raises CheckpointError when it does not fit. options: the other
+        arguments of the class."""
         embedding, head = target.weights()
         model = load_as(DiffusionModel, checkpoint, dtype=target.dtype, device=embedding.device)
         check_target(model.config, target_identity(target.config, embedding))
-        return cls(
-            model, embedding=embedding, head=head, gamma=gamma, denoising_steps=denoising_steps,
-            denoising_order=denoising_order,
-        )  # fmt: skip
+        return cls(model, embedding=embedding, head=head, **options)
 
     def allocate(self, slots: int) -> None:
         super().allocate(slots)
@@ -94,21 +89,10 @@ class DiffusionDrafter(EncodingDrafter):
         found = load_as(DiffusionModel, checkpoint, dtype=self.dtype, device=self.device)
         if found.config != self.model.config:
             raise CheckpointError(f"the drafter {checkpoint} has another shape than the one that serves")
-        self.model = found
-        self.vocab = found.vocab if found.config.draft_vocab_size else None
-        self.head = self._target_head[found.vocab.to(self._target_head.device)].to(self.dtype)
-        self.compiled = compile_diffusion(found, self.head)
-        if self.compiled is not None and self.pools:
-            self.compiled.allocate(self.pools)
-
-    def _embed(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.embedding[ids].to(self.dtype)
+        self._use(found)
 
     def _encode(self, new: Spans) -> None:
         self._pass(self._inputs(new), new, None, slice(0, 0))
-
-    def _inputs(self, new: Spans) -> torch.Tensor:
-        return self._embed(self.tokens.tokens[new.slots].long())
 
     def _draft(self, batch: DraftBatch, block: Spans, new: Spans | None) -> Draft:
         requests, size = len(batch.rows), self.gamma
@@ -128,18 +112,11 @@ class DiffusionDrafter(EncodingDrafter):
             chances = None if sure is None else torch.sigmoid(sure(hidden, hidden).float()).view(requests, -1)
             return logits.view(requests, columns.stop - columns.start, -1), chances
 
-        tokens, probs, confidence = denoise(
+        made = denoise(
             predict, self.schedule, batch.rules, batch.keys[:, :size], vocab=self.vocab, wants_probs=batch.wants_probs,
             all_greedy=batch.all_greedy,
         )  # fmt: skip
-        return Draft(
-            tokens=tokens,
-            lens=torch.full((requests,), size, dtype=torch.int64, device=self.device),
-            confidence=confidence,
-            probs=probs,
-            vocab=None if probs is None else self.vocab,
-            drafting=requests,
-        )
+        return Draft.of(*made, self.vocab)
 
     def _pass(
         self, x: torch.Tensor, new: Spans | None, block: Spans | None, columns: slice

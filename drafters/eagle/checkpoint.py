@@ -18,7 +18,7 @@ from ..block.checkpoint import drafted_tokens, read_tensors, write_folder
 from ..chain.checkpoint import Shape, check_shapes, layer_shapes, mlp_shapes
 from ..chain.drafter import SHARED
 from ..chain.network import ATTENTION, LAYER, ChainWeights
-from ..config_file import CheckpointError
+from ..config_file import CheckpointError, check_same
 from .config import EagleConfig
 
 ALIASES = {
@@ -112,18 +112,14 @@ def check_target(config: EagleConfig, names: Container[str], vocab_size: int | N
 
     names: of the head's tensors.
     """
+    target = {"vocab_size": vocab_size, "hidden_size": hidden_size}
+    check_same(target, {"vocab_size": config.vocab_size, "hidden_size": config.target_hidden_size})
     borrows = [name for name in SHARED if name not in names]
-    differ = []
-    if vocab_size not in (None, config.vocab_size):
-        differ.append(f"vocab_size is {vocab_size}, the drafter was trained for {config.vocab_size}")
-    if hidden_size not in (None, config.target_hidden_size):
-        differ.append(f"hidden_size is {hidden_size}, the drafter was trained for {config.target_hidden_size}")
-    elif config.hidden_size != config.target_hidden_size and borrows:
-        differ.append(
+    if hidden_size and config.hidden_size != hidden_size and borrows:
+        raise CheckpointError(
+            "this drafter does not fit the target: "
             f"hidden_size is {hidden_size}, the drafter's own {config.hidden_size}, and it has no {borrows[0]}"
         )
-    if differ:
-        raise CheckpointError("this drafter does not fit the target: " + "; ".join(differ))
 
 
 def stored_shapes(folder: str | Path) -> dict[str, list[int]]:

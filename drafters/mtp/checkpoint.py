@@ -17,7 +17,7 @@ from ..block.checkpoint import read_tensors
 from ..block.checkpoint import stored_shapes as all_shapes
 from ..chain.checkpoint import Shape, check_shapes, layer_shapes, mlp_shapes
 from ..chain.network import ATTENTION, LAYER, ChainWeights
-from ..config_file import CheckpointError
+from ..config_file import CheckpointError, check_same
 from .config import ExpertsConfig, MtpConfig
 
 MLP = f"{LAYER}mlp."
@@ -103,11 +103,7 @@ def check_target(config: MtpConfig, target: Mapping[str, Any]) -> None:
     what it does not say is not compared."""
     wanted = {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
     wanted["num_hidden_layers"] = config.num_target_layers
-    differ = [
-        f"{key} is {target[key]}, its own is {size}" for key, size in wanted.items() if target.get(key, size) != size
-    ]
-    if differ:
-        raise CheckpointError("this MTP layer does not fit the target: " + "; ".join(differ))
+    check_same(target, wanted, drafter="this MTP layer", own="its own is")
 
 
 def shapes(config: MtpConfig, stored: Mapping[str, list[int]]) -> dict[str, Shape]:

@@ -6,7 +6,6 @@ transformers' attention interface.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -84,30 +83,6 @@ def _prepared(layer: Any) -> DecoderLayer:
     )
 
 
-@dataclass
-class PagedCache:
-    """Keys and values of every layer by slot, and what the present step does with them.
-
-    slots: [N] int64, where its tokens go; batch: which request they belong to.
-    """
-
-    size: int
-    layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-    slots: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    batch: FlatBatch | None = None
-
-    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Put [N, Hkv, D] keys and values into the layer's pools [size, Hkv, D], which are returned."""
-        if layer not in self.layers:
-            self.layers[layer] = (
-                key.new_zeros(self.size, *key.shape[1:]),
-                value.new_zeros(self.size, *value.shape[1:]),
-            )
-        keys, values = self.layers[layer]
-        keys[self.slots], values[self.slots] = key, value
-        return keys, values
-
-
 def attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -117,11 +92,11 @@ def attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    paged_cache: PagedCache | None = None,
+    paged_cache: ModuleLayers | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """transformers' attention interface: ours where a step brings its `paged_cache`, torch's everywhere else."""
-    if paged_cache is None or paged_cache.batch is None:
+    """transformers' attention interface: ours inside `ModuleLayers.forward`, torch's everywhere else."""
+    if paged_cache is None:
         return ALL_ATTENTION_FUNCTIONS["sdpa"](
             module, query, key, value, attention_mask, scaling=scaling, sliding_window=sliding_window, **others
         )
@@ -134,14 +109,21 @@ def attention(
 
 
 class ModuleLayers:
-    """Any model that uses transformers' attention interface, with a cache of `slots` tokens."""
+    """Any model that uses transformers' attention interface, with a cache of `size` tokens.
 
-    def __init__(self, target: TargetModel, slots: int) -> None:
+    slots, batch: of the present step, as of `forward`.
+    """
+
+    slots: torch.Tensor
+    batch: FlatBatch
+
+    def __init__(self, target: TargetModel, size: int) -> None:
         ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attention)
         ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
         if target.model.config._attn_implementation != ATTENTION:
             target.model.set_attn_implementation(ATTENTION)
-        self.target, self.cache = target, PagedCache(slots)
+        self.target, self.size = target, size
+        self.pools: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by layer, [size, Hkv, D]
         # four dimensions: transformers makes no mask of its own then
         self.unmasked = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=target.device)
 
@@ -152,16 +134,24 @@ class ModuleLayers:
 
         Returns the final states [N, d] and the outputs of the M given layers [N, M*d].
         """
-        self.cache.slots, self.cache.batch = slots, batch
+        self.slots, self.batch = slots, batch
         with self.target.layer_outputs(layers) as outputs:
             hidden = self.target.model.model(
                 input_ids=ids[None], position_ids=batch.positions[None], attention_mask=self.unmasked,
-                use_cache=False, paged_cache=self.cache,
+                use_cache=False, paged_cache=self,
             ).last_hidden_state[0]  # fmt: skip
-        if not self.cache.layers:
+        if not self.pools:
             raise ValueError(f"{type(self.target.model).__name__} does not use transformers' attention interface")
         kept = [outputs[i][0] for i in layers]
         return hidden, torch.cat(kept, -1) if kept else hidden[:, :0]
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Put keys and values [N, Hkv, D] of the step into the layer's pools, which are returned."""
+        if layer not in self.pools:
+            self.pools[layer] = key.new_zeros(self.size, *key.shape[1:]), value.new_zeros(self.size, *value.shape[1:])
+        keys, values = self.pools[layer]
+        keys[self.slots], values[self.slots] = key, value
+        return keys, values
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, V] of final states [R, d]."""

@@ -91,24 +91,22 @@ def measure(
     steps: Steps = walk,
 ) -> list[Acceptance]:
     """Acceptance of each arm along the same answers, which the target wrote at `temperature`, by these steps."""
-    hits, makers, layers = [], [], []
+    followed = []
     for arm in arms:
         model = load_drafter(arm.folder, target, target.embedding.dtype).to(target.device)
         frozen = frozen_part(model, target)
         maker = BatchMaker(model.config, model.vocab, device=target.device)
         schedule = make_schedule(arm.schedule[0], model.config.gamma, arm.schedule[1]) if arm.schedule else None
-        hits.append(hits_of(model, frozen, maker.columns, schedule))
-        makers.append(maker)
-        layers.append(model.config.target_layers)
-    totals = [Acceptance.empty(maker.config.gamma) for maker in makers]
+        followed.append((hits_of(model, frozen, maker.columns, schedule), maker, model.config.target_layers))
+    totals = [Acceptance.empty(maker.config.gamma) for _, maker, _ in followed]
     generator = torch.Generator().manual_seed(seed)
     for ids, prompt in tqdm(answers, desc=f"T={temperature:g}", unit="answer", leave=False):
         chances = None
         if temperature > 0:
             chances = Chances(answer_chances(target, ids, prompt, temperature), prompt, temperature, generator)
         read: dict[tuple[int, ...], Sequence] = {}
-        for i in range(len(arms)):
-            if layers[i] not in read:
-                read[layers[i]] = sequence_features(target, [(ids, prompt)], layers[i], 1)[0]
-            totals[i] += acceptance(hits[i], makers[i], [read[layers[i]]], chances, steps=steps)
+        for i, (hits, maker, layers) in enumerate(followed):
+            if layers not in read:
+                read[layers] = sequence_features(target, [(ids, prompt)], layers, 1)[0]
+            totals[i] += acceptance(hits, maker, [read[layers]], chances, steps=steps)
     return totals

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +24,11 @@ class Sample:
     turns: tuple[str, ...]
     source: str = ""
     temperature: float = 0.0
-    response_ids: tuple[int, ...] = field(default=())
+    response_ids: tuple[int, ...] = ()
 
     def to_json(self) -> str:
         """One line of an answers file."""
-        return json.dumps(
-            {
-                "turns": list(self.turns),
-                "response_ids": list(self.response_ids),
-                "source": self.source,
-                "temperature": self.temperature,
-            },
-            ensure_ascii=False,
-        )
+        return json.dumps(asdict(self), ensure_ascii=False)
 
 
 def parse_line(text: str, where: str) -> Sample:
