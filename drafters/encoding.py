@@ -20,7 +20,7 @@ import torch
 
 from .base import Draft, DraftBatch, Drafter, Features, Prefilled, Rows
 from .slot_tokens import SlotTokens
-from .spans import Spans, first_missing, shares, torch_first_missing
+from .spans import Spans, first_missing, shares
 
 BACKLOG, BACKLOG_EACH = 256, 16
 """Tokens encoded in a step at most: of all requests together, or for each request where that is more."""
@@ -75,7 +75,10 @@ class EncodingDrafter(Drafter):
         some = batch if len(selected) == len(batch.rows) else batch.select(selected)
         first, count = self._next(some)
         ready = (first + count == some.seq_lens).nonzero()[:, 0]
-        new = self._new(some, first, count)
+        behind = count.nonzero()[:, 0]
+        new = None
+        if len(behind):
+            new = Spans.of(some.page_table, some.rows[behind], first[behind], count[behind])
         if len(ready) == len(selected) == len(batch.rows):
             return self._draft(some, self._block(some), new)
         if len(ready):
@@ -108,20 +111,15 @@ class EncodingDrafter(Drafter):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`_next` of texts of these lengths [R] where there is so much room for all, and for one at most; on any device
         and without waiting for it."""
-        first = torch_first_missing(self.encoded, page_table, rows, lengths, longest)
+        first = first_missing(self.encoded, page_table, rows, lengths, longest)
         return first, shares(lengths - first, room, most)
 
     def _next(self, batch: DraftBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """[R] where each request is to be encoded from, and how many tokens in this step: short backlogs first."""
         ends = batch.seq_lens
-        first = first_missing(self.encoded, batch.page_table, batch.rows, ends)
+        first = first_missing(self.encoded, batch.page_table, batch.rows, ends, None)
         backlog, bound = ends - first, max(BACKLOG, BACKLOG_EACH * len(ends))
         return first, backlog if int(backlog.sum()) <= bound else shares(backlog, bound, bound)
-
-    def _new(self, batch: DraftBatch, first: torch.Tensor, count: torch.Tensor) -> Spans | None:
-        """The tokens that are encoded in this step."""
-        some = count.nonzero()[:, 0]
-        return Spans.of(batch.page_table, batch.rows[some], first[some], count[some]) if len(some) else None
 
     def _block(self, batch: DraftBatch) -> Spans:
         return Spans.of(batch.page_table, batch.rows, batch.seq_lens, torch.full_like(batch.seq_lens, self.block))

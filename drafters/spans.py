@@ -71,19 +71,16 @@ def shares(backlog: torch.Tensor, room: int, most: int) -> torch.Tensor:
 
 
 def first_missing(
-    encoded: torch.Tensor, page_table: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor
+    encoded: torch.Tensor, page_table: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor, longest: int | None
 ) -> torch.Tensor:
-    """[R] int64, the first of each text's positions whose slot is not `encoded` [S] bool, or its length [R]."""
-    if rows.is_cpu and native.available():
+    """[R] int64, the first of each text's positions whose slot is not `encoded` [S] bool, or its length [R].
+
+    longest: bound of the lengths, with which no device is waited for; None: they are read.
+    """
+    if longest is None and rows.is_cpu and native.available():
         return torch.ops.outrider.first_missing(encoded, page_table, rows, lengths)
-    return torch_first_missing(encoded, page_table, rows, lengths, int(lengths.max()))
-
-
-def torch_first_missing(
-    encoded: torch.Tensor, page_table: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor, longest: int
-) -> torch.Tensor:
-    """`first_missing` on any device and without waiting for it; longest: bound of the lengths."""
-    positions = torch.arange(min(longest, page_table.shape[1]), device=lengths.device)
+    longest = int(lengths.max()) if longest is None else min(longest, page_table.shape[1])
+    positions = torch.arange(longest, device=lengths.device)
     slots = page_table[rows[:, None], positions].long()
     missing = (~encoded[slots]) & (positions < lengths[:, None])
     return torch.where(missing.any(1), missing.to(torch.uint8).argmax(1), lengths)

@@ -48,28 +48,20 @@ class DeferredObserve(Wrapper):
 
     def __init__(self, model: Drafter):
         super().__init__(model)
-        self.waiting = 0
-        self.hidden = torch.empty(0)  # [ROWS, m*d], the features of `waiting` tokens; made by the first
-        self.tokens, self.positions, self.slots, self.sets = torch.zeros((4, ROWS), dtype=torch.int64)
+        self.waiting: list[tuple[torch.Tensor, ...]] = []  # fields of `Features`
 
     def observe(self, features: Features) -> None:
         if features.hidden is None:
             raise ValueError("a drafter model needs the target's hidden states")
         count = len(features.slots)
-        if self.waiting + count > ROWS:
+        if sum(len(slots) for *_, slots, _ in self.waiting) + count > ROWS:
             self.flush()
         if count > ROWS:
             self.model.observe(features)
             return
-        if self.hidden.shape[1:] != features.hidden.shape[1:] or self.hidden.dtype != features.hidden.dtype:
-            self.flush()
-            self.hidden = features.hidden.new_empty(ROWS, features.hidden.shape[1])
-        place = slice(self.waiting, self.waiting + count)
-        self.hidden[place] = features.hidden
-        self.tokens[place], self.positions[place] = features.tokens, features.positions
-        self.slots[place] = features.slots
-        self.sets[place] = 0 if features.sets is None else features.sets
-        self.waiting += count
+        sets = torch.zeros_like(features.slots) if features.sets is None else features.sets
+        shown = features.hidden, features.tokens, features.positions, features.slots, sets
+        self.waiting.append(tuple(each.clone() for each in shown))
 
     def propose(self, batch: DraftBatch) -> Draft:
         self.flush()
@@ -87,14 +79,13 @@ class DeferredObserve(Wrapper):
         """Show the model what waits. A slot that was freed and given to another token keeps the latter's state."""
         if not self.waiting:
             return
-        slots = self.slots[: self.waiting]
-        kept: slice | torch.Tensor = slice(self.waiting)
-        if len(set(slots.tolist())) < self.waiting:
-            latest = {slot: index for index, slot in enumerate(slots.tolist())}
-            kept = torch.tensor(list(latest.values()))
-        numbers = (each[kept] for each in (self.tokens, self.positions, self.slots, self.sets))
-        self.model.observe(Features(self.hidden[kept], *numbers))
-        self.waiting = 0
+        hidden, *others = map(torch.cat, zip(*self.waiting, strict=True))
+        slots = others[2].tolist()
+        if len(set(slots)) < len(slots):
+            latest = torch.tensor(list({slot: index for index, slot in enumerate(slots)}.values()))
+            hidden, *others = (each[latest] for each in (hidden, *others))
+        self.model.observe(Features(hidden, *others))
+        self.waiting = []
 
 
 class Initialised(Wrapper):

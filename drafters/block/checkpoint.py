@@ -230,20 +230,14 @@ def drafted_tokens(offsets: torch.Tensor | None, size: int, vocab_size: int) -> 
     return vocab
 
 
-def weight_files(folder: str | Path) -> list[Path]:
-    """The files of a checkpoint folder's tensors; raises CheckpointError where there are none."""
-    folder = Path(folder)
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        pickled = "; weights in *.bin are not read, since they may run code" if any(folder.glob("*.bin")) else ""
-        raise CheckpointError(f"{folder} has no {WEIGHTS}{pickled}")
-    return files
-
-
 def _read_each(folder: str | Path, read: Callable[[Any, str], T], prefix: str = "") -> dict[str, T]:
     """Results of `read` for each tensor of a checkpoint folder whose name begins so, of its open file and its name."""
     found: dict[str, T] = {}
-    for file in weight_files(folder):
+    files = sorted(Path(folder).glob("*.safetensors"))
+    if not files:
+        pickled = "; weights in *.bin are not read, since they may run code" if any(Path(folder).glob("*.bin")) else ""
+        raise CheckpointError(f"{folder} has no {WEIGHTS}{pickled}")
+    for file in files:
         try:
             with safe_open(file, "pt") as stored:
                 names = stored.keys()

@@ -29,18 +29,13 @@ MULTIPLIES_BYTES = ("avxvnni", "avx512bf16", "amx")
 """Instruction sets, of `native.instruction_set`, that have sums of products of bytes (VNNI)."""
 
 
-def pack_q8(weight: torch.Tensor, bias: torch.Tensor | None = None) -> BlockWeight | PackedWeight:
-    """A weight [outputs, depth] in blocks of 8 bits where it is bfloat16 and its depth allows, otherwise in panels."""
-    if weight.dtype != torch.bfloat16 or weight.shape[1] % BLOCK:
-        return pack(weight, bias)
-    outputs, depth = weight.shape
-    return pack_blocks(quantise_q8_0(weight), "Q8_0", outputs, depth, bias)
-
-
 def prepare(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Prepared:
     """A weight [outputs, depth] and its bias [outputs], of the kind that is multiplied fastest on this CPU."""
-    quick = weight.dtype == torch.bfloat16 and native.instruction_set() in MULTIPLIES_BYTES
-    return pack_int8(weight, bias) if quick else pack_q8(weight, bias)
+    if weight.dtype == torch.bfloat16 and native.instruction_set() in MULTIPLIES_BYTES:
+        return pack_int8(weight, bias)
+    if weight.dtype != torch.bfloat16 or weight.shape[1] % BLOCK:
+        return pack(weight, bias)
+    return pack_blocks(quantise_q8_0(weight), "Q8_0", *weight.shape, bias)
 
 
 def native_arguments(weights: Sequence[Prepared]) -> tuple[list[Any], ...]:

@@ -8,7 +8,7 @@ behind the text, where their own features are not known, and are written anew on
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,7 @@ SHARED = ("embed_tokens.weight", "lm_head.weight")
 class ChainDrafter(EncodingDrafter):
     """Drafts token by token; on a CPU no more than are asked for.
 
+    read: reads the weights of another folder, or raises CheckpointError. network_type: the `ChainNetwork` of weights.
     embedding, head: [V, d] of the target, used where the checkpoint has none of its own.
     positions: the longest text that is told apart by position, at least.
     compiled: a whole chain in one call of the compiled kernels (`eagle/compiled.py`); None: there is no such call.
@@ -38,24 +39,20 @@ class ChainDrafter(EncodingDrafter):
 
     block = 1
     assesses_itself = True
+    network_type: type[Any]
     network: ChainNetwork
     compiled: Any
 
-    def __init__(self, weights: ChainWeights, *, embedding: Rows, head: Rows, gamma: int, positions: int = 0) -> None:
+    def __init__(
+        self, weights: ChainWeights, *, read: Callable[[str], ChainWeights], embedding: Rows, head: Rows, gamma: int,
+        positions: int = 0,
+    ) -> None:  # fmt: skip
         self.gamma, self.target_layers = gamma, weights.layers
-        self._target_rows = embedding, head
+        self._read, self._target_rows = read, (embedding, head)
         self._positions = max(positions, weights.config.max_positions)
         self._use(weights)
         self.dtype, self.device = self.network.dtype, self.network.device
         self.on_host = self.shortens = self.device.type == "cpu"
-
-    @abstractmethod
-    def _read(self, checkpoint: str) -> ChainWeights:
-        """The weights of a folder; raises CheckpointError."""
-
-    @abstractmethod
-    def _network(self, weights: ChainWeights, head: torch.Tensor) -> ChainNetwork:
-        """The network of weights and a head [V', d]."""
 
     def _compile(self) -> Any:
         """The chain of the network in use; None: each of its passes is computed by itself."""
@@ -64,7 +61,7 @@ class ChainDrafter(EncodingDrafter):
     def _use(self, weights: ChainWeights) -> None:
         self.vocab = weights.vocab
         self.embedding, head = with_shared(weights, *self._target_rows)
-        self.network = self._network(weights, head)
+        self.network = self.network_type(weights, head, self._positions)
         self.compiled = self._compile()
 
     @torch.inference_mode()

@@ -18,7 +18,6 @@ import torch
 
 from outrider.kernels.attention import flat_attention
 from outrider.kernels.cpu import native
-from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.fused import rms_norm, rope_write
 from outrider.kernels.linear import pack
 
@@ -103,7 +102,8 @@ class ChainNetwork(ABC):
         heads = qkv.unflatten(-1, (-1, config.head_dim))
         q, k, v = heads.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], 1)
         q = self._rotate_and_write(q, k, v, rows)
-        batch = behind_first(rows.batch)
+        lens, table = rows.batch.kv_lens - 1, rows.batch.page_table[:, 1:]  # a text's first position has no row
+        batch = replace(rows.batch, kv_lens=lens, page_table=table)
         return flat_attention(q, self.keys, self.values, batch, scale=config.head_dim**-0.5).flatten(1)
 
     def _rotate_and_write(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Spans) -> torch.Tensor:
@@ -113,11 +113,6 @@ class ChainNetwork(ABC):
         positions = (rows.positions - 1).clamp(0, len(self.cos_sin) - 1)  # the first row is that of the second token
         rope_write(q, k, v, positions, self.cos_sin, self.keys, self.values, rows.slots)
         return q
-
-
-def behind_first(batch: FlatBatch) -> FlatBatch:
-    """The batch without the first position of each text, which has no row."""
-    return replace(batch, kv_lens=batch.kv_lens - 1, page_table=batch.page_table[:, 1:])
 
 
 def prepared(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Prepared:

@@ -240,11 +240,12 @@ def train(
         if not train_in_time(training, store, held_out, args, deadline):
             break
         training.optimiser.adopt_means()  # a next stage goes on from the weights that were validated
+    made = folder / ("delta" if kind == CONVERSION else "drafter")
     with training.optimiser.averaged():
-        if isinstance(training, ConversionRun):
-            delta.save(training.model, made := folder / "delta")
+        if kind == CONVERSION:
+            delta.save(training.model, made)
         else:
-            networks.save(training.model, training.frozen.head, made := folder / "drafter")
+            networks.save(training.model, training.frozen.head, made)
     write_facts(made, store, held_out, training)
 
 

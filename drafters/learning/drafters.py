@@ -40,7 +40,7 @@ class Drafters:
 
     def __init__(self, args: argparse.Namespace, target: TargetModel) -> None:
         self.args, self.target, self.candidates = args, target, Path(args.folder) / "drafters"
-        self._followed: dict[str | None, dict[str, Followed]] = {}
+        self.followed: dict[str | None, dict[str, Followed]] = {}
 
     def folder_of(self, name: str | None) -> Path | None:
         """A drafter's folder, that of the first one where a learned one is gone; None for none yet."""
@@ -71,15 +71,11 @@ class Drafters:
         """Answers by digest, followed by this drafter, each once; None where there is none in use."""
         if (folder := self.folder_of(name)) is None:
             return None
-        kept = self._followed.setdefault(name, {})
+        kept = self.followed.setdefault(name, {})
         if missing := [digest for digest in answers if digest not in kept]:
             made = self.follow(folder, (answers[digest]() for digest in missing))
             kept.update(zip(missing, made, strict=True))
         return [kept[digest] for digest in answers]
-
-    def forget_but(self, *names: str | None) -> None:
-        """Forget what others than these have followed."""
-        self._followed = {name: kept for name, kept in self._followed.items() if name in names}
 
 
 def next_name(learner: Path) -> str:

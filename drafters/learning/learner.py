@@ -374,7 +374,8 @@ class Learner:
     def _judge(self, items: list[Item], found: list[Followed], general: list[Followed]) -> Verdict:
         """Compare with what the server says is in use."""
         self.state = ServerState.read(self.folder)
-        self.drafters.forget_but(None, self.state.in_use)
+        for name in self.drafters.followed.keys() - {None, self.state.in_use}:
+            del self.drafters.followed[name]
         held = {item.entry.digest: partial(self.supply.__getitem__, item) for item in items}
         in_use, general_in_use = (
             self.drafters.follow_once(self.state.in_use, each) for each in (held, self._general_held_out())

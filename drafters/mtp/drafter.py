@@ -6,6 +6,7 @@ Its features are the target's last hidden states, behind the final norm.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -64,19 +65,15 @@ class MtpDrafter(ChainDrafter):
     """Drafts from the target's last hidden states, which the engine shows of every target."""
 
     reads_output = True
+    network_type = MtpNetwork
 
     @classmethod
     def load(cls, target: Target, checkpoint: str | Path, *, gamma: int) -> MtpDrafter:
         """Load the layer of a target's folder; raises CheckpointError when it does not fit."""
         embedding, head = target.weights()
-        weights = load(checkpoint, dtype=target.dtype, device=embedding.device)
+        read = partial(load, dtype=target.dtype, device=embedding.device)
+        weights = read(checkpoint)
         size, vocab = embedding.shape[1], embedding.shape[0]
         layers = target.config.num_hidden_layers
         check_target(weights.config, {"hidden_size": size, "vocab_size": vocab, "num_hidden_layers": layers})
-        return cls(weights, embedding=embedding, head=head, gamma=gamma)
-
-    def _read(self, checkpoint: str) -> ChainWeights:
-        return load(checkpoint, dtype=self.dtype, device=self.device)
-
-    def _network(self, weights: ChainWeights, head: torch.Tensor) -> MtpNetwork:
-        return MtpNetwork(weights, head, self._positions)
+        return cls(weights, read=read, embedding=embedding, head=head, gamma=gamma)
