@@ -14,7 +14,6 @@ from outrider.kernels.sampling import likeliest
 from ..base import Rows
 from .choosing import CodebookChoosing, LatticeChoosing
 from .config import BlockConfig
-from .layers import RMSNorm
 
 FEATURES = 5
 """Numbers of a candidate: its log probability, its probability, how far behind the first, its rank, if it is first."""
@@ -70,8 +69,8 @@ class LatticeSelector(nn.Module):
         self.same_slot_bias = nn.Parameter(torch.zeros(shape.heads))
         self.context_proj = nn.Linear(size, width)
         self.layers = nn.ModuleList(LatticeLayer(width, shape, config.rms_norm_eps) for _ in range(shape.layers))
-        self.output_norm = RMSNorm(width, config.rms_norm_eps)
-        self.anchor_norm = RMSNorm(width, config.rms_norm_eps)
+        self.output_norm = nn.RMSNorm(width, config.rms_norm_eps)
+        self.anchor_norm = nn.RMSNorm(width, config.rms_norm_eps)
         self.factor_input_proj = nn.Linear(3 * width, width)
         self.out_head = nn.Linear(width, shape.factors)
         self.in_head = nn.Linear(width, shape.factors)
@@ -153,9 +152,9 @@ class LatticeLayer(nn.Module):
 
     def __init__(self, width: int, shape: LatticeChoosing, eps: float) -> None:
         super().__init__()
-        self.attn_norm = RMSNorm(width, eps)
+        self.attn_norm = nn.RMSNorm(width, eps)
         self.attn = LatticeAttention(width, shape.heads)
-        self.mlp_norm = RMSNorm(width, eps)
+        self.mlp_norm = nn.RMSNorm(width, eps)
         self.mlp = LatticeMLP(width, int(width * shape.mlp_ratio), width)
 
     def forward(self, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

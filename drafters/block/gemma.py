@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .config import BlockConfig
-from .layers import DraftLayer, RMSNorm, rotate
+from .layers import DraftLayer, rotate
 
 
 class GemmaLayer(DraftLayer):
@@ -24,8 +24,8 @@ class GemmaLayer(DraftLayer):
         size, self.shared_kv = config.hidden_size, config.shared_kv
         if self.shared_kv:
             self.qkv = nn.Linear(size, (self.heads + self.kv_heads) * self.dim, bias=False)
-        self.pre_feedforward_layernorm = RMSNorm(size, config.rms_norm_eps)
-        self.post_feedforward_layernorm = RMSNorm(size, config.rms_norm_eps)
+        self.pre_feedforward_layernorm = nn.RMSNorm(size, config.rms_norm_eps)
+        self.post_feedforward_layernorm = nn.RMSNorm(size, config.rms_norm_eps)
         self.register_buffer("layer_scalar", torch.ones(1))
 
     def context_kv(

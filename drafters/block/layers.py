@@ -16,18 +16,6 @@ from .choosing import Convolution
 from .config import BlockConfig
 
 
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
-
-
 class Rotary(nn.Module):
     """Rotary position table of `max_positions` rows, halves rotated against each other (neox style)."""
 
@@ -110,12 +98,12 @@ class DraftLayer(nn.Module):
         super().__init__()
         size, dim = config.hidden_size, config.head_dim
         self.heads, self.kv_heads, self.dim = config.num_heads, config.num_kv_heads, dim
-        self.input_layernorm = RMSNorm(size, config.rms_norm_eps)
+        self.input_layernorm = nn.RMSNorm(size, config.rms_norm_eps)
         self.qkv = nn.Linear(size, (self.heads + 2 * self.kv_heads) * dim, bias=False)
-        self.q_norm: Any = RMSNorm(dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
-        self.k_norm: Any = RMSNorm(dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+        self.q_norm: Any = nn.RMSNorm(dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm: Any = nn.RMSNorm(dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
         self.o_proj = nn.Linear(self.heads * dim, size, bias=False)
-        self.post_attention_layernorm = RMSNorm(size, config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(size, config.rms_norm_eps)
         self.gate_up = nn.Linear(size, 2 * config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, size, bias=False)
         convolved = config.convolution

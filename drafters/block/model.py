@@ -16,7 +16,7 @@ from .choosing import CodebookChoosing, LatticeChoosing
 from .config import READING_KINDS, BlockConfig
 from .gemma import GemmaLayer
 from .heads import SEQUENTIAL_HEADS, ConfidenceHead, MarkovHead
-from .layers import DraftLayer, RMSNorm, Rotary
+from .layers import DraftLayer, Rotary
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(layer, q [N, Hq, D], k [N, Hkv, D], v [N, Hkv, D]) of block inputs -> attention output [N, Hq, D] over the
@@ -42,7 +42,7 @@ class DraftModel(TrainedModel):
     kinds: tuple[str, ...]
     config: BlockConfig
     layers: nn.ModuleList
-    norm: RMSNorm
+    norm: nn.RMSNorm
     rotary: Rotary
 
     def __init__(self, config: BlockConfig, vocab: torch.Tensor | None = None) -> None:
@@ -74,10 +74,10 @@ class BlockModel(DraftModel):
         super().__init__(config, vocab)
         size = config.hidden_size
         self.fc = nn.Linear(len(config.target_layers) * size, size, bias=False)
-        self.hidden_norm = RMSNorm(size, config.rms_norm_eps)
+        self.hidden_norm = nn.RMSNorm(size, config.rms_norm_eps)
         layer = GemmaLayer if config.gemma else DraftLayer
         self.layers = nn.ModuleList(layer(config) for _ in range(config.num_layers))
-        self.norm = RMSNorm(size, config.rms_norm_eps)
+        self.norm = nn.RMSNorm(size, config.rms_norm_eps)
         self.markov_head = SEQUENTIAL_HEADS[config.markov_head](config) if config.markov_rank else None
         self.confidence_head = ConfidenceHead(config) if config.confidence_head else None
         choosing = config.choosing

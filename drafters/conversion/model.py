@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..block.config import BlockConfig
-from ..block.layers import DraftLayer, RMSNorm
+from ..block.layers import DraftLayer
 from ..block.model import DraftModel
 from ..training.batches import Tile
 from ..training.forward import blocks_attention
@@ -101,7 +101,7 @@ class ConvertedModel(DraftModel):
             for name in PROJECTIONS:
                 setattr(layer, name, LowRankLinear(getattr(layer, name), rank))
         self.layers = nn.ModuleList(layers)
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.requires_grad_(False)
         for parameter in (self.mask, *self.deltas().values()):
             parameter.requires_grad_(True)

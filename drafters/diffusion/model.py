@@ -12,7 +12,7 @@ from torch import nn
 
 from ..block.config import BlockConfig
 from ..block.heads import ConfidenceHead
-from ..block.layers import DraftLayer, RMSNorm
+from ..block.layers import DraftLayer
 from ..block.model import DraftModel
 
 
@@ -27,7 +27,7 @@ class DiffusionModel(DraftModel):
         self.mask = nn.Parameter(torch.zeros(size))
         self.separator = nn.Parameter(torch.zeros(size))
         self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config.num_layers))
-        self.norm = RMSNorm(size, config.rms_norm_eps)
+        self.norm = nn.RMSNorm(size, config.rms_norm_eps)
         self.confidence_head = ConfidenceHead(config) if config.confidence_head else None
 
     def block_inputs(self, embedded: torch.Tensor, revealed: torch.Tensor) -> torch.Tensor:
