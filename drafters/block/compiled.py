@@ -35,7 +35,8 @@ def prepare(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Prepared:
         return pack_int8(weight, bias)
     if weight.dtype != torch.bfloat16 or weight.shape[1] % BLOCK:
         return pack(weight, bias)
-    return pack_blocks(quantise_q8_0(weight), "Q8_0", *weight.shape, bias)
+    outputs, depth = weight.shape
+    return pack_blocks(quantise_q8_0(weight), "Q8_0", outputs, depth, bias)
 
 
 def native_arguments(weights: Sequence[Prepared]) -> tuple[list[Any], ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -65,11 +66,12 @@ def _made(folder: Path, target: Mapping[str, Any], rows: torch.Tensor, gamma: in
     """The drafter of a folder, whose record of the target's weights is not compared. rows: [V, d]."""
     kind, dtype, device = networks.kind_of(folder), rows.dtype, rows.device
     if kind == "eagle3":
-        weights = eagle.load(folder, int(target["num_hidden_layers"]), dtype=dtype, device=device)
-        return EagleDrafter(weights, embedding=rows, head=rows, gamma=gamma)
+        layers = int(target["num_hidden_layers"])
+        read = partial(eagle.load, target_layers=layers, dtype=dtype, device=device)
+        return EagleDrafter(read(folder), read=read, embedding=rows, head=rows, gamma=gamma)
     if kind == "mtp":
-        layer = mtp.load(folder, dtype=dtype, device=device)
-        return MtpDrafter(layer, embedding=rows, head=rows, gamma=gamma)
+        read = partial(mtp.load, dtype=dtype, device=device)
+        return MtpDrafter(read(folder), read=read, embedding=rows, head=rows, gamma=gamma)
     if kind == "diffusion":
         model = load_as(DiffusionModel, folder, dtype=dtype, device=device)
         return DiffusionDrafter(model, embedding=rows, head=rows, gamma=gamma)

@@ -168,11 +168,11 @@ def make_chain(name: str) -> ChainDrafter:
         shapes = eagle_shapes(head, len(LAYER_IDS)) | {"lm_head.weight": (DRAFTED, 32)}
         tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
         weights = ChainWeights(head, tensors, tuple(LAYER_IDS), torch.arange(DRAFTED))
-        return EagleDrafter(weights, embedding=rows, head=rows, gamma=CHAINED)
+        return EagleDrafter(weights, read=None, embedding=rows, head=rows, gamma=CHAINED)
     architecture, _, fields = MTP_LAYOUTS["glm with groups"]
     layer = MtpConfig.from_json(SHAPE | fields | {"architectures": [architecture], "num_hidden_layers": 6})
     tensors = {name: torch.zeros(shape) for name, shape in mtp_shapes(layer, {}).items()}
-    return MtpDrafter(ChainWeights(layer, tensors), embedding=rows, head=rows, gamma=CHAINED)
+    return MtpDrafter(ChainWeights(layer, tensors), read=None, embedding=rows, head=rows, gamma=CHAINED)
 
 
 def make_worker(
