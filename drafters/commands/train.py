@@ -134,7 +134,8 @@ def run(args: argparse.Namespace) -> int:
     read = {former.config.target_layers for former in formers if former} or {layers}
     if len(read) > 1:
         raise ValueError(f"the drafters in --start {args.start} read different layers of the target")
-    if layers := read.pop():
+    layers = read.pop()
+    if layers:
         check_layers(layers, target.config.num_hidden_layers)  # before hours of work
     try:
         store = gather_features(args, target, layers, deadline)
