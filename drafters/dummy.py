@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .base import Draft, DraftBatch, Drafter, Target
+from .base import Draft, DraftBatch, Drafter
 
 
 class FixedDrafter(Drafter):
@@ -12,10 +12,6 @@ class FixedDrafter(Drafter):
 
     def __init__(self, gamma: int, vocabulary: int):
         self.gamma, self.vocabulary = gamma, vocabulary
-
-    @classmethod
-    def load(cls, target: Target, gamma: int) -> FixedDrafter:
-        return cls(gamma, target.config.vocab_size)
 
     def propose(self, batch: DraftBatch) -> Draft:
         positions = batch.seq_lens[:, None] + torch.arange(self.gamma, device=batch.anchors.device)

@@ -64,8 +64,6 @@ class Memory:
 TOKEN_BYTES = 4
 """Bytes of `SlotTokens` for each KV slot: the worker has one, and prompt lookup another."""
 
-MEASURING = "fixed"
-"""Internal, for measuring steps of an exact shape."""
 BLOCK = ("outrider.drafters.block.drafter:BlockDrafter.load", ("target", "checkpoint", "gamma"))
 DIFFUSION = (
     "outrider.drafters.diffusion.drafter:DiffusionDrafter.load",
@@ -108,13 +106,12 @@ DRAFTERS = {
     "ngram": Entry(
         "outrider.drafters.ngram:NgramDrafter", ("gamma", "device", "corpora"), "prompt lookup, without a model"
     ),
-    MEASURING: Entry("outrider.drafters.dummy:FixedDrafter.load", ("target", "gamma"), "tokens of no meaning"),
 }
 
 
 def names() -> tuple[str, ...]:
     """Drafters that users can choose."""
-    return tuple(name for name in DRAFTERS if name != MEASURING)
+    return tuple(DRAFTERS)
 
 
 def find(name: str) -> Entry:

@@ -19,6 +19,8 @@ from .graph import DraftGraph, Node
 
 NODES = 10
 """D of a graph, of which a forward drafts the best D*."""
+LONGEST = 7
+"""Steps that are looked ahead."""
 ROOT_NODE: Node = frozenset()
 
 
@@ -143,3 +145,30 @@ def _parents(node: Node, taken: Iterable[Node], counts: Counts, step_tokens: int
         for parent in (ROOT_NODE, *taken)
         if counts.steps[parent, node] or (parent < node and len(node) - len(parent) == step_tokens)
     ]
+
+
+def untuned_graph(block_size: int, step_tokens: int | None, size: int = NODES) -> DraftGraph:
+    """The graph of a target that nobody has calibrated: at most `size` nodes for blocks of `block_size` tokens.
+
+    step_tokens: how many a step reveals; None: any number, so that an edge leads to every larger node. First come the
+    states to which steps lead that reveal the most probable tokens in their order; then those in which the last token
+    is the next position's, or the next best one.
+    """
+    step = step_tokens or 1
+    sizes = range(step, min(step * LONGEST, block_size) + 1, step)
+    chain = [frozenset((i, 0) for i in range(count)) for count in sizes]
+    misses: list[Node] = []
+    for node in chain:
+        last = len(node) - 1
+        before = node - {(last, 0)}
+        misses += [before | {(last, 1)}] + ([before | {(last + 1, 0)}] if last + 1 < block_size else [])
+    nodes = dict.fromkeys([*chain, *misses][:size])
+    edges = {
+        node: [
+            parent
+            for parent in (ROOT_NODE, *nodes)
+            if parent < node and (step_tokens is None or len(node) - len(parent) == step_tokens)
+        ]
+        for node in nodes
+    }
+    return DraftGraph.of({node: parents for node, parents in edges.items() if parents})

@@ -52,10 +52,6 @@ class RoundView:
     levels: np.ndarray
     progress: np.ndarray
 
-    @property
-    def has_levels(self) -> bool:
-        return bool(np.count_nonzero(self.levels))
-
     def step_view(self) -> StepView:
         """The round as `Resting` reads it."""
         none = np.zeros(len(self.names))
@@ -193,7 +189,7 @@ class StatePlanner:
         if not self.cost.known:
             return [0] * blocks
         levels = None
-        if view.has_levels:
+        if np.count_nonzero(view.levels):
             levels = Levels(view.levels, view.progress < view.levels, self.step_tokens)
         found = admitted(chances, sizes, lambda more: self.cost.seconds(rows + more, blocks, view.context), levels)
         self._round = found.without

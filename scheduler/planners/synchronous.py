@@ -9,7 +9,7 @@ from ..cost.model import StepCost
 from ..upload import upload
 from .admission import survival_of
 from .base import Budget, StepView
-from .bucket_bounded import BucketBoundedPlanner
+from .baselines import BucketBoundedPlanner
 
 
 class Synchronous(BucketBoundedPlanner):

@@ -96,7 +96,9 @@ def run(args: argparse.Namespace) -> int:
     engines = {arm: resolve(settings_of(args, **plain, **ARMS[arm])) for arm in args.arms}
     first, *others = args.arms
     found: dict[str, dict[str, Divergence]] = {}
-    with tempfile.TemporaryDirectory() as folder, _processes() as pool:
+    # A process for each engine, of which SGLang allows one.
+    pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1)
+    with tempfile.TemporaryDirectory() as folder, pool:
 
         def of(arm: str, answers: Sequence[Answer]) -> tuple[list[Answer], Path]:
             """The answers that an arm read (its own, where there are none yet), and the file of their logits."""
@@ -116,11 +118,6 @@ def run(args: argparse.Namespace) -> int:
             print(f"{arm:16}{name:10}{numbers}")
     record.write(args.json, "quality", found, resolved=engines[first], first=first)
     return 0
-
-
-def _processes() -> ProcessPoolExecutor:
-    """A process for each engine, of which SGLang allows one."""
-    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1)
 
 
 def _turn(

@@ -45,10 +45,6 @@ class Reply:
     seconds: float = 0.0
 
     @property
-    def longest_gap(self) -> float:
-        return max(self.gaps, default=0.0)
-
-    @property
     def tpot(self) -> float:
         """Seconds per token after the first; 0 where there is none."""
         return (self.seconds - self.ttft) / (self.completion_tokens - 1) if self.completion_tokens > 1 else 0.0

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     engine = engines.start(resolved, settings.resolved_engines)
 
     async def before_first() -> None:
-        from ..tune.first import measure_first
+        from ..tune.measure import measure_first
 
         await measure_first(engine, resolved, _say)
         _announce(resolved.settings, engine)

@@ -18,7 +18,6 @@ DRAFTERS = ("auto", *drafters.names(), "off")
 CHECKPOINT_DRAFTERS = tuple(name for name in drafters.names() if drafters.find(name).needs_checkpoint)
 TRAINED_DRAFTERS = tuple(name for name in CHECKPOINT_DRAFTERS if drafters.find(name).trained)
 DENOISING_DRAFTERS = tuple(name for name in drafters.names() if drafters.find(name).denoising_steps)
-MEASURING_DRAFTER = drafters.MEASURING
 PLANNERS = planners.names()
 PROFILED_PLANNERS = tuple(name for name in PLANNERS if planners.find(name).needs_profile)
 MAX_GAMMA = 64
@@ -103,7 +102,6 @@ class Declared:
         f"who proposes tokens: {_each(drafters.names(), drafters.find)}, `off`; auto: `dspark` with the embedded "
         "model, else one that [is here and fits](#drafters), else `ngram`",
         choices=DRAFTERS,
-        unlisted=(MEASURING_DRAFTER,),
     )
     drafter_path: str | None = _speculation(
         None,

@@ -30,8 +30,8 @@ class Flag:
 
     group: heading in `outrider serve --help`. help: for `--help` and server/README, in Markdown. metavar: of
     the value, where not as usual for its type. unset: what happens without the flag, where the default is None.
-    choices: all values that the flag takes; unlisted: further ones, for commands that measure. bounds: least and most
-    of a number; exempt: a value beside them. environment: variables that stand in for the flag, the first that is set.
+    choices: all values that the flag takes. bounds: least and most of a number; exempt: a value beside them.
+    environment: variables that stand in for the flag, the first that is set.
     """
 
     group: str
@@ -39,7 +39,6 @@ class Flag:
     metavar: str | None = None
     unset: str = ""
     choices: tuple[str, ...] = ()
-    unlisted: tuple[str, ...] = ()
     bounds: tuple[float, float] | None = None
     exempt: float | None = None
     environment: tuple[str, ...] = ()
@@ -59,7 +58,7 @@ def check(settings: Any) -> None:
     """Raise UserError for the first setting whose value is none of its choices, or outside its bounds."""
     for each, flag in declared(type(settings)):
         value = getattr(settings, each.name)
-        if flag.choices and value not in flag.choices + flag.unlisted:
+        if flag.choices and value not in flag.choices:
             raise UserError(f"{name_of(each.name)} is one of {', '.join(flag.choices)}, not {value!r}")
         if flag.bounds is not None and value is not None and value != flag.exempt:
             require_between(each.name, value, *flag.bounds)

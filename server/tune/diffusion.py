@@ -17,9 +17,8 @@ from zlib import crc32
 from outrider.profiles.store import Profile
 from outrider.scheduler.cost.step_times import Point
 from outrider.scheduler.draft_graphs import fingerprint
-from outrider.scheduler.draft_graphs.calibration import NODES, Counts, choose
+from outrider.scheduler.draft_graphs.calibration import NODES, Counts, choose, untuned_graph
 from outrider.scheduler.draft_graphs.fingerprint import TEMPERATURES
-from outrider.scheduler.draft_graphs.untuned import untuned_graph
 
 from ..plugin import worker_rpc
 from ..plugin.options import RequestOptions

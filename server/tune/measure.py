@@ -26,7 +26,7 @@ from ..plugin.options import RequestOptions
 from ..processes import client
 from ..prompt_files import BUILT_IN, read_questions, with_temperatures
 from . import diffusion, result
-from .effort import MARGIN_STEPS, Effort, Shape
+from .effort import MARGIN_STEPS, QUICK, Effort, Shape
 from .events import Progress
 from .grid import CONCURRENCY, Run, answer_all, capacity_of, measure_grid, merge_refined, prompt_of
 from .idle import run_now
@@ -167,3 +167,17 @@ async def tune(
 def _shares(seconds: float | None) -> tuple[float | None, float | None]:
     """Shares of the time for answers, for the two parts of `split`."""
     return (None, None) if seconds is None else (seconds * 2 / 3, seconds / 3)
+
+
+async def measure_first(engine: Engine, resolved: Resolved, say: Callable[[str], None]) -> None:
+    """Measure a quick profile if none fits, and plan by it; an engine that cannot be measured runs without."""
+    if not (resolved.unmeasured and resolved.settings.tune):
+        return
+    say("No profile fits this engine: measuring a quick one (once; `outrider tune` measures a thorough one)")
+    try:
+        tuned = await tune(engine, resolved, QUICK)
+    except (OSError, ValueError, RuntimeError) as error:
+        without = "costs are learnt as it serves" if resolved.settings.diffusion else "every draft is verified"
+        say(f"Not measured ({error}); {without}")
+    else:
+        say(f"Profile {tuned.profile.name}: {tuned.summary}")

@@ -54,7 +54,7 @@ ROUNDS = 3
 
 def run(args: argparse.Namespace) -> Results:
     """Start an engine, let the arms take turns on it; print and write what was measured."""
-    from ...tune.first import measure_first
+    from ...tune.measure import measure_first
 
     if not args.prompts:
         raise UserError("--prompts FILE… is needed without --url")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMNS = (
-    *("load", "arm", "round", "name", "warm_up", "due", "late", "ttft", "tpot", "e2e", "longest_gap"),
+    *("load", "arm", "round", "name", "warm_up", "due", "late", "ttft", "tpot", "e2e"),
     *("prompt_tokens", "completion_tokens", "finish_reason", "status", "failure", "detail"),
 )
 NOTHING = "–"
@@ -157,7 +157,7 @@ def _row(record: Record, warm_up: float) -> dict[str, Any]:
     return {
         "name": record.name,
         "warm_up": int(record.due < warm_up),
-        **{name: f"{seconds:.6f}" for name, seconds in (times | {"longest_gap": reply.longest_gap}).items()},
+        **{name: f"{seconds:.6f}" for name, seconds in times.items()},
         "prompt_tokens": reply.prompt_tokens,
         "completion_tokens": reply.completion_tokens,
         "finish_reason": reply.finish_reason,

@@ -45,7 +45,7 @@ class Summary:
     throughput: output tokens per second within the measured time, each answer's spread evenly from its first to its
     last token; those of the warm-up's requests that fall into it count. requests_per_second: ended within it.
     per_user: tokens per second of one answer after its first token, median.
-    gap: between two pieces of an answer, as a client sees them; longest_gap: the longest of each answer.
+    gap: between two pieces of an answer, as a client sees them.
     goodput: whole answers per second, of those due in it, that kept every objective; good: their share of all asked.
     None without objectives. late: how much later than due requests were sent, 99th percentile.
     processor_ms: processor time of the server's processes a token, in milliseconds, the learner's left out and the
@@ -68,7 +68,6 @@ class Summary:
     tpot: Spread | None
     e2e: Spread | None
     gap: Spread | None
-    longest_gap: Spread | None
     goodput: float | None
     good: float | None
     late: float
@@ -117,7 +116,6 @@ def summarise(
         tpot=Spread.of(tpot),
         e2e=Spread.of([record.e2e for record in whole]),
         gap=Spread.of([gap for record in whole for gap in record.reply.gaps]),
-        longest_gap=Spread.of([record.reply.longest_gap for record in spoken]),
         goodput=good / seconds if objectives else None,
         good=good / len(measured) if objectives and measured else None,
         late=float(np.percentile([record.late for record in measured], 99)) if measured else 0.0,

@@ -27,7 +27,6 @@ from outrider.kernels.linear import pack, packed_linear
 
 from ...errors import UserError
 from ...processes import session
-from ...settings.declared import MEASURING_DRAFTER
 from ...settings.flags import add_engine_flags, settings_of
 from ...settings.resolve import Resolved, resolve
 from ...tune.effort import Shape
@@ -85,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     gamma = max(shape.drafted(0) for shape in shapes)
     settings = settings_of(
         args,
-        drafter=MEASURING_DRAFTER,
+        drafter="ngram",  # which finds nothing to draft: the worker fills steps up
         gamma=max(gamma, 1),
         max_total_tokens=largest * (args.context + 4 * (STEPS + 1) * 2 + 4 * (gamma + 1)) + 1024,
         disable_radix_cache=True,

@@ -69,7 +69,6 @@ class Counts:
     compared: int = 0
     changed: int = 0
     against_schema: int = 0
-    tokens: int = 0
     examples: list[str] = field(default_factory=list)
     waits: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
     under_attack: bool = False
@@ -151,7 +150,6 @@ async def _ask(
     counts.asked[kind] += 1
     attacked = counts.under_attack
     reply = await remote.ask(CHAT, body, timeout=timeout, abort_after=abort_after)
-    counts.tokens += reply.completion_tokens
     if not reply.failure:
         counts.whole[kind] += 1
         if kind in COMPARED:

@@ -13,9 +13,9 @@ from profile_samples import POINTS
 from outrider.profiles import store
 from outrider.profiles.store import Profile
 from outrider.scheduler.draft_graphs import fingerprint
+from outrider.scheduler.draft_graphs.calibration import untuned_graph
 from outrider.scheduler.draft_graphs.fingerprint import TEMPERATURES
 from outrider.scheduler.draft_graphs.graph import DraftGraph
-from outrider.scheduler.draft_graphs.untuned import untuned_graph
 from outrider.server.errors import UserError
 from outrider.server.model.target import Model
 from outrider.server.plugin.loading.planner import load_graphs, load_round_cost
