@@ -68,15 +68,6 @@ class Profile:
         """A cost model of its own: its drift is not shared."""
         return StepCost(self.points)
 
-    def require(self, here: Fingerprint) -> None:
-        """Raise ProfileError naming each difference unless the profile was measured on an engine like this one."""
-        if differ := self.fingerprint.differences(here):
-            raise ProfileError(
-                f"profile {self.name} was measured on another engine and is not used. It has "
-                + "; ".join(differ)
-                + ". Measure this one: outrider tune"
-            )
-
 
 def save(
     profile: Profile, root: Path, calibration: dict[str, Any] | None, graphs: list[dict[str, Any]] | None = None
@@ -141,9 +132,14 @@ def read(folder: Path) -> Profile:
 
 
 def load(wanted: str, here: Fingerprint, roots: Sequence[Path]) -> Profile:
-    """The profile that the user named, by path or by name in one of `roots`; ProfileError unless it fits `here`."""
+    """The profile that the user named, by path or by name in one of `roots`; ProfileError naming each difference unless
+    it was measured on an engine like this one."""
     profile = locate(wanted, roots)
-    profile.require(here)
+    if differ := profile.fingerprint.differences(here):
+        raise ProfileError(
+            f"profile {profile.name} was measured on another engine and is not used. It has {'; '.join(differ)}. "
+            "Measure this one: outrider tune"
+        )
     return profile
 
 

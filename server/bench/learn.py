@@ -31,6 +31,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
+
 from ..errors import UserError
 from ..prompt_files import read_mixed_questions, read_questions
 from ..settings.flags import add_all_flags, served_settings_of
@@ -120,7 +122,7 @@ def _server(flags: Sequence[str]) -> Iterator[str]:
     process = subprocess.Popen(command, stdout=sys.stderr)
     try:
         url, until = f"http://127.0.0.1:{port}", time.monotonic() + START_SECONDS
-        while not asyncio.run(_ready(url)):
+        while not _ready(url):
             if process.poll() is not None or time.monotonic() > until:
                 raise UserError("the server did not start; its reason stands above")
             time.sleep(0.5)
@@ -134,12 +136,9 @@ def _server(flags: Sequence[str]) -> Iterator[str]:
             process.wait()
 
 
-async def _ready(url: str) -> bool:
-    import aiohttp
-
-    with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-        async with aiohttp.ClientSession() as session, session.get(f"{url}/ready") as response:
-            return response.status == 200
+def _ready(url: str) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.get(f"{url}/ready").status_code == 200
     return False
 
 

@@ -8,7 +8,7 @@ import logging
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -57,7 +57,8 @@ def _make(target: Path, fill: Callable[[Path], None], what: str, needs: int) -> 
     temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
     try:
         fill(temporary)
-        checksums = {path.name: sha256(path) for path in _files(temporary)}
+        files = [path for path in temporary.iterdir() if path.is_file() and not path.is_symlink()]
+        checksums = {path.name: sha256(path) for path in sorted(files)}
         (temporary / MANIFEST).write_text(json.dumps({"sha256": checksums}, indent=1))
         temporary.chmod(0o755)
         replacing.sync_tree(temporary)
@@ -82,10 +83,6 @@ def is_intact(target: Path) -> bool:
             return False
     _log(f"{target} is damaged; it is made again")
     return False
-
-
-def _files(folder: Path) -> Iterable[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_file() and not path.is_symlink())
 
 
 def sha256(path: Path) -> str:

@@ -48,10 +48,6 @@ FUSED = {
 }
 
 
-def _nothing(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]:
-    return {}
-
-
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """An architecture that is served.
@@ -68,7 +64,7 @@ class Architecture:
     experts: Mapping[str, str] = field(default_factory=dict)
     permuted: bool = False
     norms_from_one: bool = False
-    config: Callable[[GgufFile, Mapping[str, Any]], dict[str, Any]] = _nothing
+    config: Callable[[GgufFile, Mapping[str, Any]], dict[str, Any]] = lambda file, config: {}
 
 
 def _granite(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,16 +102,12 @@ def _gemma3(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]:
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": whole if layers == GEMMA_3_27B_LAYERS else config["head_dim"],
         "sliding_window": window or config["max_position_embeddings"],
-        "layer_types": _layer_types(layers, period),
+        # The last layer of each period attends to everything.
+        "layer_types": ["sliding_attention" if i % period else "full_attention" for i in range(1, layers + 1)],
         "rope_parameters": {"full_attention": config["rope_parameters"], "sliding_attention": local},
         "final_logit_softcapping": file.hyper("final_logit_softcapping", 0.0) or None,
         "attn_logit_softcapping": None,
     }
-
-
-def _layer_types(layers: int, period: int) -> list[str]:
-    """The last layer of each period attends to everything."""
-    return ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(layers)]
 
 
 def _phi3(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,8 @@ import shlex
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,8 +87,8 @@ async def _measure(
     from . import measure
 
     how = shlex.join(["outrider", *sys.argv[1:]])
-    with Bars() as bars:
-        tuned = await measure.tune(engine, resolved, effort, questions=questions, how=how, progress=bars.show)
+    with progress_bars() as show:
+        tuned = await measure.tune(engine, resolved, effort, questions=questions, how=how, progress=show)
     print(tuned.table())
     print(f"saved to {tuned.profile.folder}")
     if folder:
@@ -101,26 +102,19 @@ def _request(args: argparse.Namespace) -> TuneRequest:
         raise UserError(f"--{bad.option.replace('_', '-')} {bad.problem}") from None
 
 
-class Bars:
-    """A progress bar per thing that is being done."""
+@contextmanager
+def progress_bars() -> Iterator[Callable[[Progress], None]]:
+    """Shows progress by a bar per thing that is being done."""
+    bars: dict[str, tqdm[Any]] = {}
+    with ExitStack() as stack:
 
-    def __init__(self) -> None:
-        self._bars: dict[str, tqdm[Any]] = {}
+        def show(progress: Progress) -> None:
+            bar = bars.get(progress.what)
+            if bar is None or progress.done < bar.n:  # the same thing again, for another part
+                bar = bars[progress.what] = stack.enter_context(tqdm(total=progress.total, desc=progress.what))
+            bar.update(progress.done - bar.n)
 
-    def __enter__(self) -> Bars:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for bar in self._bars.values():
-            bar.close()
-
-    def show(self, progress: Progress) -> None:
-        bar = self._bars.get(progress.what)
-        if bar is None or progress.done < bar.n:  # the same thing again, for another part
-            if bar is not None:
-                bar.close()
-            bar = self._bars[progress.what] = tqdm(total=progress.total, desc=progress.what)
-        bar.update(progress.done - bar.n)
+        yield show
 
 
 def _run_there(args: argparse.Namespace, request: TuneRequest) -> int:
@@ -134,11 +128,11 @@ def _run_there(args: argparse.Namespace, request: TuneRequest) -> int:
         headers["Authorization"] = f"Bearer {args.api_key}"
     url = args.server.rstrip("/") + "/outrider/tune"
     body = json.dumps(asdict(request)).encode()
-    with Bars() as bars:
+    with progress_bars() as show:
         for event in _events(urllib.request.Request(url, body, headers, method="POST")):
             match event:
                 case Progress():
-                    bars.show(event)
+                    show(event)
                 case Failed(error):
                     raise UserError(f"the server could not be measured: {error}")
                 case Finished(table, folder):

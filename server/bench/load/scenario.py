@@ -53,10 +53,9 @@ class Closed(_Table):
         return [float(n) for n in self.concurrency]
 
 
-class Rate(_Table):
-    """Requests per second, however many are in flight: at fixed distances, or at random as independent users come."""
+class _Open(_Table):
+    """Requests per second, however many are in flight."""
 
-    kind: Literal["fixed", "poisson"]
     rate: list[PositiveFloat] = Field(min_length=1)
 
     @property
@@ -64,16 +63,17 @@ class Rate(_Table):
         return self.rate
 
 
-class Bursts(_Table):
+class Rate(_Open):
+    """Requests at fixed distances, or at random as independent users come."""
+
+    kind: Literal["fixed", "poisson"]
+
+
+class Bursts(_Open):
     """`size` requests at once, as often as brings `rate` requests per second."""
 
     kind: Literal["bursts"]
-    rate: list[PositiveFloat] = Field(min_length=1)
     size: PositiveInt
-
-    @property
-    def loads(self) -> list[float]:
-        return self.rate
 
 
 class Trace(_Table):
