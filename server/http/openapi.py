@@ -19,7 +19,7 @@ from ..tune.request import TuneRequest
 from .adapters import LoadAdapter, UnloadAdapter
 from .keys.auth import OPEN_PATHS
 from .requests import bounds
-from .requests.bounds import MAX_TOP_LOGPROBS, RANGES, ROLES
+from .requests.bounds import ROLES
 from .requests.dialect import Dialect
 from .requests.protocol import CHAT, MEANINGLESS, TEXT, Kind
 from .requests.sampling_defaults import SamplingDefaults
@@ -176,16 +176,8 @@ def _dialect_schemas(dialect: Dialect, chat: dict[str, Any]) -> dict[str, Any]:
 
 def _bounds(kind: Kind, limits: Limits) -> dict[str, dict[str, Any]]:
     """Bounds that `requests.validation` and `requests.bounds` check beyond types, by field."""
-    answer = {"minimum": 1 if kind is CHAT else 0, "maximum": limits.context_length - 1}
-    logprobs = {"minimum": 0, "maximum": MAX_TOP_LOGPROBS}
-    ranges = {name: {"minimum": range_.low, "maximum": range_.high} for name, range_ in RANGES.items()}
-    return ranges | {
-        "n": {"minimum": 1, "maximum": limits.max_choices},
-        "max_tokens": answer,
-        "max_completion_tokens": answer,
-        "top_logprobs": logprobs,
-        "logprobs": logprobs,
-        "min_tokens": {"minimum": 0, "maximum": limits.context_length - 1},
+    ranges = bounds.ranges_of(kind.model, limits.context_length, limits.max_choices)
+    return {name: {"minimum": range_.low, "maximum": range_.high} for name, range_ in ranges.items()} | {
         "messages": {"minItems": 1, "maxItems": bounds.MAX_MESSAGES},
         "prompt": {"minItems": 1, "minLength": 1},
         "tools": {"maxItems": bounds.MAX_TOOLS},

@@ -24,8 +24,6 @@ POLL_SECONDS = 1.0
 """Time between two looks at the file of keys."""
 FLAG_KEY_NAME = "--api-key"
 """Name of the key that is in no file."""
-BUSY_SECONDS = 1
-"""Retry-After for a client with too many requests at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,6 @@ class KeyUsage:
                 f"{self.under_way}; wait for one of them",
                 status=429,
                 code="concurrency_limit_exceeded",
-                retry_after=BUSY_SECONDS,
             )
 
     @property

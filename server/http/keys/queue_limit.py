@@ -10,9 +10,6 @@ from ..errors import ApiError
 from . import admission
 from .metering import ChoiceTable
 
-BUSY_SECONDS = 1
-"""Retry-After for a refused client."""
-
 
 class QueueLimit:
     """manager: SGLang's tokenizer manager. table: choices in the engine. most: choices that may wait; None: any."""
@@ -68,5 +65,4 @@ class QueueLimit:
                 f"the server is busy: {self.most} choices wait, as many as may; try again, or another server",
                 status=429,
                 code="queue_full",
-                retry_after=BUSY_SECONDS,
             )

@@ -14,6 +14,7 @@ import pydantic_core
 
 from ..errors import ApiError, invalid_value
 from .json_body import Meter, clipped, name_of
+from .protocol import TextRequest
 
 if TYPE_CHECKING:
     from .images import Images
@@ -269,15 +270,28 @@ def _too_many(name: str, found: int, what: str, most: int) -> ApiError:
     return invalid_value(name, f"{name!r} has {found} {what}; {most} are allowed")
 
 
-def check_numbers(body: dict[str, Any], context_length: int) -> None:
+def ranges_of(model: type, context_length: int, max_choices: int) -> dict[str, Range]:
+    """Ranges of all numbers of a request of this model."""
+    longest = context_length - 1
+    # With `echo`, a completion may be its prompt alone, see `validation`.
+    answer = Range(0 if model is TextRequest else 1, longest, f"a number from 1 to {longest}, within the context")
+    logprobs = Range(0, MAX_TOP_LOGPROBS, f"a number from 0 to {MAX_TOP_LOGPROBS}")
+    return RANGES | {
+        "n": Range(1, max_choices, f"a number from 1 to {max_choices}"),
+        "max_tokens": answer,
+        "max_completion_tokens": answer,
+        "min_tokens": Range(0, longest, f"a number from 0 to {longest}, within the context"),
+        "top_logprobs": logprobs,
+        "logprobs": logprobs,
+    }
+
+
+def check_numbers(body: dict[str, Any], ranges: dict[str, Range]) -> None:
     """Raise ApiError for the first number out of its range. What is no number is left to the check of types."""
-    for name, range_ in RANGES.items():
+    for name, range_ in ranges.items():
         check_number(name, body.get(name), range_)
     if body.get("top_k") == 0:
         raise out_of_range("top_k", RANGES["top_k"].expected, 0)
-    if (fewest := body.get("min_tokens")) is not None:
-        longest = context_length - 1
-        check_number("min_tokens", fewest, Range(0, longest, f"a number from 0 to {longest}, within the context"))
 
 
 def check_number(name: str, value: Any, range_: Range) -> None:

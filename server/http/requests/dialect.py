@@ -9,9 +9,8 @@ from typing import Annotated, Any, TypeVar, Union
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Tag
 
-from ..errors import unsupported
 from .parsing import parse
-from .protocol import Kind, unknown_field
+from .protocol import Kind, given_fields
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -94,14 +93,7 @@ class Dialect:
 
     def given_fields(self, body: dict[str, Any]) -> dict[str, Any]:
         """The fields of a body that are not null; raises ApiError for any that is not taken."""
-        known = self.model.model_fields.keys() | self.passed
-        for name, value in body.items():
-            if name in known or (value is None and name in self.unsupported):
-                continue
-            if name in self.unsupported:
-                raise unsupported(name, f"this server does not support {name!r}: {self.unsupported[name]}")
-            raise unknown_field(name, name, known)
-        return {name: value for name, value in body.items() if value is not None}
+        return given_fields(body, self.model.model_fields.keys() | self.passed, self.unsupported, {})
 
     def renamed(self, message: str, param: str | None, places: Sequence[str] = ()) -> tuple[str, str | None]:
         """Text and field of a translated request's error, with the names and places of the request that came."""

@@ -158,7 +158,7 @@ def _compilable(text: str) -> str:
 
 def _refused(name: str, verdict: Verdict) -> ApiError:
     if verdict.outcome is Outcome.BUSY:
-        return ApiError(verdict.reason, status=429, param=name, code="grammars_busy", retry_after=1)
+        return ApiError(verdict.reason, status=429, param=name, code="grammars_busy")
     if verdict.outcome is Outcome.INVALID:
         return _invalid(name, verdict.reason)
     return ApiError(f"{name!r} {verdict.reason}", param=name, code="invalid_grammar")

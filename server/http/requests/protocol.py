@@ -6,7 +6,7 @@ A field is accepted or refused by name; none is ignored.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +88,7 @@ UNSUPPORTED = dict.fromkeys(
         prompt_cache_retention safety_identifier service_tier suffix verbosity web_search_options
         """
     ),
-    "",
+    "leave it out",
 ) | {
     "metadata": "it is kept with stored answers, and none is stored here; leave it out",
     "prediction": "put the expected text into a message: drafts are looked up in all of the prompt",
@@ -121,6 +121,11 @@ class Kind:
     ids: bool = False
 
     @property
+    def unsupported(self) -> dict[str, str]:
+        """Fields that are refused, with the reason."""
+        return dict.fromkeys(self.model.model_fields, "leave it out") | UNSUPPORTED
+
+    @property
     def is_answered(self) -> bool:
         """True if the model answers them."""
         return "max_tokens" in self.fields
@@ -133,21 +138,25 @@ CHAT = Kind(ChatRequest, CHAT_FIELDS)
 TEXT = Kind(TextRequest, TEXT_FIELDS, ids=True)
 
 
-def given_fields(kind: Kind, body: dict[str, Any]) -> dict[str, Any]:
-    """The fields at the top of a request, less those that ask for nothing; raises ApiError for any we do not take.
+def given_fields(
+    body: dict[str, Any],
+    known: Collection[str],
+    refused: Mapping[str, str],
+    meaningless: Mapping[str, tuple[Any, ...]],
+) -> dict[str, Any]:
+    """The fields at the top of a request, less those that ask for nothing; raises ApiError for any that is not known.
 
-    null is taken as not given, as OpenAI's API does.
+    null is taken as not given, as OpenAI's API does. refused: fields that are refused, with the reason.
+    meaningless: their values that ask for nothing.
     """
     for name, value in body.items():
-        if name in kind.fields:
+        if name in known:
             continue
-        if name in UNSUPPORTED or name in kind.model.model_fields:
-            if value is None or value in MEANINGLESS.get(name, ()):
-                continue
-            reason = UNSUPPORTED.get(name) or "leave it out"
-            raise unsupported(name, f"this server does not support {name!r}: {reason}")
-        raise unknown_field(name, name, kind.fields)
-    return {name: value for name, value in body.items() if value is not None and name in kind.fields}
+        if name not in refused:
+            raise unknown_field(name, name, known)
+        if value is not None and value not in meaningless.get(name, ()):
+            raise unsupported(name, f"this server does not support {name!r}: {refused[name]}")
+    return {name: value for name, value in body.items() if value is not None and name in known}
 
 
 def reject_unknown_nested_fields(parsed: BaseModel, body: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from .dialect import Dialect, Translated
 from .json_body import MAX_CONTAINERS, SMALL_BYTES, Meter, clipped, decode
 from .parsing import parse
 from .protocol import (
+    MEANINGLESS,
     ChatRequest,
     Kind,
     TextRequest,
@@ -117,9 +118,9 @@ def _checked(
 
 def _checked_body(whole: dict[str, Any], kind: Kind, limits: Limits, level: str | None) -> ChatRequest | TextRequest:
     whole, routed = transfer.take(whole, limits.role if kind.is_answered else "")
-    body = given_fields(kind, whole)
+    body = given_fields(whole, kind.fields, kind.unsupported, MEANINGLESS)
     prompt = _check_amounts(body, kind, limits)
-    bounds.check_numbers(body, limits.context_length)
+    bounds.check_numbers(body, bounds.ranges_of(kind.model, limits.context_length, limits.max_choices))
     validate: Callable[..., ChatRequest | TextRequest] = kind.model.model_validate_json
     request = parse(validate, body)
     reject_unknown_nested_fields(request, body)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...plugin.options import OwnDrafter
 from ..errors import ApiError, invalid_value, unsupported
 from ..keys.key_file import Key
-from .bounds import MAX_TOP_LOGPROBS, out_of_range
+from .bounds import out_of_range
 from .images import Images
 from .json_body import clipped
 from .protocol import ChatRequest, TextRequest
@@ -101,12 +101,8 @@ def check_model(name: str, limits: Limits) -> None:
 
 
 def _check_chat(request: ChatRequest, limits: Limits) -> None:
-    _check_choices(request.n, 1, limits)
-    if request.top_logprobs is not None:
-        if not 0 <= request.top_logprobs <= MAX_TOP_LOGPROBS:
-            raise out_of_range("top_logprobs", f"a number from 0 to {MAX_TOP_LOGPROBS}", request.top_logprobs)
-        if not request.logprobs:
-            raise invalid_value("top_logprobs", "'top_logprobs' needs logprobs=true")
+    if request.top_logprobs is not None and not request.logprobs:
+        raise invalid_value("top_logprobs", "'top_logprobs' needs logprobs=true")
     for name in request.chat_template_kwargs or ():
         if name in RESERVED_FOR_TEMPLATE:
             raise invalid_value(
@@ -120,9 +116,12 @@ def _check_chat(request: ChatRequest, limits: Limits) -> None:
 
 
 def _check_text(request: TextRequest, limits: Limits) -> None:
-    _check_choices(request.n, prompt_count(request), limits)
-    if request.logprobs is not None and not 0 <= request.logprobs <= MAX_TOP_LOGPROBS:
-        raise out_of_range("logprobs", f"a number from 0 to {MAX_TOP_LOGPROBS}", request.logprobs)
+    prompts = prompt_count(request)
+    if (choices := request.n * prompts) > limits.max_choices:
+        raise invalid_value(
+            "prompt",
+            f"{prompts} prompts with n={request.n} make {choices} choices; this server allows {limits.max_choices}",
+        )
     if request.best_of is not None and request.best_of != request.n:
         raise unsupported("best_of", "this server does not support 'best_of': ask for n and choose")
 
@@ -133,24 +132,10 @@ def prompt_count(request: ChatRequest | TextRequest) -> int:
     return len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
 
 
-def _check_choices(n: int, prompts: int, limits: Limits) -> None:
-    if not 1 <= n <= limits.max_choices:
-        raise out_of_range("n", f"a number from 1 to {limits.max_choices}", n)
-    if n * prompts > limits.max_choices:
-        raise invalid_value(
-            "prompt",
-            f"{prompts} prompts with n={n} make {n * prompts} choices; this server allows {limits.max_choices}",
-        )
-
-
 def _check_max_tokens(request: ChatRequest | TextRequest, limits: Limits) -> None:
     # What does not fit together with the prompt, SGLang finds out: only it has counted the prompt.
-    for name in ("max_tokens", "max_completion_tokens"):
-        value = getattr(request, name, None)
-        if value == 0 and isinstance(request, TextRequest) and request.echo and not request.stream:
-            continue  # nothing but the prompt, for its logprobs
-        if value is not None and not 1 <= value < limits.context_length:
-            raise out_of_range(name, f"a number from 1 to {limits.context_length - 1}, within the context", value)
+    if isinstance(request, TextRequest) and request.max_tokens == 0 and (request.stream or not request.echo):
+        raise out_of_range("max_tokens", f"a number from 1 to {limits.context_length - 1}, within the context", 0)
     longest = getattr(request, "max_completion_tokens", None) or request.max_tokens
     if longest is not None and request.min_tokens > longest:
         raise out_of_range("min_tokens", f"a number from 0 to {longest}, the most tokens asked for", request.min_tokens)

@@ -313,7 +313,7 @@ def test_choices_weigh() -> None:
     key_usage.begin()
     two = Admission(key_usage)
     refusal = refused(two.add_choices, 2, 1)
-    assert (refusal.status, refusal.code, refusal.retry_after) == (429, "concurrency_limit_exceeded", 1)
+    assert (refusal.status, refusal.code) == (429, "concurrency_limit_exceeded")
     refusal = refused(two.add_choices, 2, 3)
     assert (refusal.status, refusal.code, refusal.param) == (400, "too_many_choices", "n")
     assert refused(key_usage.begin).status == 429
