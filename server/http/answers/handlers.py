@@ -114,8 +114,6 @@ class _Handler:
             stored=request._stored,
         )
         request.custom_params = options.to_custom_params()
-        base = self.tokenizer_manager.served_model_name  # type: ignore[attr-defined]
-        request.lora_path = None if request.model == base else request.model
         internal, request = super()._convert_to_internal_request(request, raw_request)  # type: ignore[misc]
         if request.seed is not None:
             internal = _with_seed_per_choice(internal, request.seed, request.n)
@@ -125,7 +123,9 @@ class _Handler:
         return internal, request
 
     def _resolve_lora_path(self, request_model: str, explicit_lora_path: str | None) -> str | None:
-        return explicit_lora_path  # SGLang would look for an adapter behind a colon of the model's name
+        # SGLang would look for an adapter behind a colon of the model's name.
+        base = self.tokenizer_manager.served_model_name  # type: ignore[attr-defined]
+        return None if request_model == base else request_model
 
     def _collector(self, request: Any) -> SpeculationCollector:
         manager = self.tokenizer_manager  # type: ignore[attr-defined]

@@ -7,13 +7,13 @@ on the event loop, which takes seconds; here a thread writes them as JSON, token
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
 import orjson
 from sglang.srt.entrypoints.openai import serving_completions
-from sglang.srt.entrypoints.openai.protocol import ChatCompletionTokenLogprob, LogProbs, TopLogprob
+from sglang.srt.entrypoints.openai.protocol import ChatCompletionTokenLogprob, LogProbs
 from sglang.srt.entrypoints.openai.utils import (
     _is_byte_level_tokenizer,
     _lossless_token_text,
@@ -81,30 +81,29 @@ def install(manager: Any) -> None:
 
 def chat_logprobs(tokens_by_id: DecodedTokens, meta: dict[str, Any]) -> orjson.Fragment:
     """A chat choice's `logprobs`, as JSON. meta: SGLang's `meta_info` of a whole answer."""
-    tokens, tops = meta["output_token_logprobs"], meta.get("output_top_logprobs") or ()
-    entries = []
-    for index, (logprob, token) in enumerate(tokens):
-        top = (tops[index] or ()) if index < len(tops) else ()
-        others = [_chat_entry(tokens_by_id, *one) for one in top]
-        entries.append(orjson.dumps(_chat_entry(tokens_by_id, logprob, token) | {"top_logprobs": others}))
-    return orjson.Fragment(b'{"content":[%s]}' % b",".join(entries))
-
-
-def _chat_entry(tokens_by_id: DecodedTokens, logprob: float | None, token: int) -> dict[str, Any]:
-    decoded = tokens_by_id[token]
-    return {"token": decoded.text, "bytes": decoded.bytes, "logprob": logprob}
+    entries = _chat_entries(tokens_by_id, meta["output_token_logprobs"], meta.get("output_top_logprobs") or ())
+    return orjson.Fragment(b'{"content":[%s]}' % b",".join(map(orjson.dumps, entries)))
 
 
 def chat_models(
     tokens_by_id: DecodedTokens, tokens: Sequence[Logprob], tops: Sequence[Sequence[Logprob] | None]
 ) -> list[ChatCompletionTokenLogprob]:
     """The same as SGLang's models, for the few tokens of a stream's chunk."""
-    entries = []
+    return [ChatCompletionTokenLogprob(**entry) for entry in _chat_entries(tokens_by_id, tokens, tops)]
+
+
+def _chat_entries(
+    tokens_by_id: DecodedTokens, tokens: Sequence[Logprob], tops: Sequence[Sequence[Logprob] | None]
+) -> Iterator[dict[str, Any]]:
     for index, (logprob, token) in enumerate(tokens):
         top = (tops[index] or ()) if index < len(tops) else ()
-        others = [TopLogprob(**_chat_entry(tokens_by_id, *one)) for one in top]
-        entries.append(ChatCompletionTokenLogprob(**_chat_entry(tokens_by_id, logprob, token), top_logprobs=others))
-    return entries
+        others = [_chat_entry(tokens_by_id, *one) for one in top]
+        yield _chat_entry(tokens_by_id, logprob, token) | {"top_logprobs": others}
+
+
+def _chat_entry(tokens_by_id: DecodedTokens, logprob: float | None, token: int) -> dict[str, Any]:
+    decoded = tokens_by_id[token]
+    return {"token": decoded.text, "bytes": decoded.bytes, "logprob": logprob}
 
 
 def text_logprobs(tokens_by_id: DecodedTokens, meta: dict[str, Any], *, prompt: bool) -> orjson.Fragment:

@@ -75,8 +75,7 @@ class ResponsesWriter:
             elif block.kind == "reasoning":
                 yield self._event("response.reasoning_text.delta", **part, delta=step.text)
             else:
-                new = _logprobs(step.logprobs)
-                yield self._event("response.output_text.delta", **part, delta=step.text, logprobs=new)
+                yield self._event("response.output_text.delta", **part, delta=step.text, logprobs=step.logprobs)
         else:
             item = self._item(block, status="incomplete" if step.cut else "completed")
             self._items.append(item)
@@ -86,8 +85,7 @@ class ResponsesWriter:
             elif block.kind == "reasoning":
                 yield self._event("response.reasoning_text.done", **part, text=block.text)
             else:
-                made = _logprobs(block.logprobs)
-                yield self._event("response.output_text.done", **part, text=block.text, logprobs=made)
+                yield self._event("response.output_text.done", **part, text=block.text, logprobs=block.logprobs)
             if block.kind != "call":
                 yield self._event("response.content_part.done", **part, part=item["content"][0])
             yield self._event("response.output_item.done", output_index=block.index, item=item)
@@ -138,19 +136,7 @@ class ResponsesWriter:
 def _part(block: Block) -> dict[str, Any]:
     if block.kind == "reasoning":
         return {"type": "reasoning_text", "text": block.text}
-    return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": _logprobs(block.logprobs)}
-
-
-def _logprobs(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {
-            **{name: entry[name] for name in ("token", "bytes", "logprob")},
-            "top_logprobs": [
-                {name: other[name] for name in ("token", "bytes", "logprob")} for other in entry["top_logprobs"]
-            ],
-        }
-        for entry in entries
-    ]
+    return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": block.logprobs}
 
 
 def _usage(usage: dict[str, Any]) -> dict[str, Any]:
