@@ -74,9 +74,11 @@ export class Charts {
   }
 }
 
-/** A figure with one plot. Subclasses say what its series are, and give it data. */
+const said = (value, show) => (value === null || value === undefined ? "–" : show(value));
+
+/** A figure with one plot. Subclasses say what its series are, and give it data. extra: label of a further value. */
 class Chart {
-  constructor(parent, title, series, scales) {
+  constructor(parent, title, series, scales, extra) {
     this.series = series;
     this.scales = scales;
     this.data = [[], ...series.map(() => [])];
@@ -91,6 +93,8 @@ class Chart {
       ]),
     );
     this.caption = element("figcaption", {}, [element("h3", { textContent: title }), ...labels]);
+    this.extra = element("b", { textContent: "–" });
+    if (extra) this.caption.append(element("span", { className: "value" }, [`${extra} `, this.extra]));
     this.figure = element("figure", { className: "chart empty" }, [this.caption, this.plotted]);
     parent.append(this.figure);
     new ResizeObserver(() => this.#resize()).observe(this.plotted);
@@ -100,13 +104,13 @@ class Chart {
     this.data = data;
     this.figure.classList.toggle("empty", !data.slice(1).some((values) => values.some((value) => value !== null)));
     this.drawn?.setData(data);
+    this.tell(this.drawn?.cursor.idx ?? this.last);
   }
 
   /** The values at a place of the data, in the caption. */
   tell(index) {
     this.series.forEach((about, at) => {
-      const value = this.data[at + 1][index];
-      this.values[at].textContent = value === null || value === undefined ? "–" : about.show(value);
+      this.values[at].textContent = said(this.data[at + 1][index], about.show);
     });
   }
 
@@ -178,28 +182,22 @@ const minutes = {
 /** Lines over the last minutes. */
 class Lines extends Chart {
   constructor(parent, { title, ofBlocks, series, more, whole }) {
-    super(parent, title, series, { ...minutes, ...(whole && { yAxis: { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500] } }) });
+    const scales = { ...minutes, ...(whole && { yAxis: { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500] } }) };
+    super(parent, title, series, scales, more?.label);
     this.more = more;
     this.ofBlocks = ofBlocks;
-    if (more) {
-      this.extra = element("b", { textContent: "–" });
-      this.caption.append(element("span", { className: "value" }, [`${more.label} `, this.extra]));
-    }
   }
 
   show(samples, now) {
     if (now.diffusion && this.ofBlocks) this.caption.querySelector("h3").textContent = this.ofBlocks;
     const column = (name) => samples.map((sample) => sample[name]);
-    this.plot([column("time").map((time) => time - now.time), ...this.series.map(({ name }) => column(name))]);
     this.samples = samples;
-    this.tell(this.drawn?.cursor.idx ?? this.last);
+    this.plot([column("time").map((time) => time - now.time), ...this.series.map(({ name }) => column(name))]);
   }
 
   tell(index) {
     super.tell(index);
-    if (!this.more) return;
-    const value = this.samples?.[index]?.[this.more.name];
-    this.extra.textContent = value === null || value === undefined ? "–" : this.more.show(value);
+    if (this.more) this.extra.textContent = said(this.samples?.[index]?.[this.more.name], this.more.show);
   }
 }
 
@@ -214,19 +212,18 @@ class Throughput extends Chart {
         { label: "planned", colour: "warn", dot: true, show: round(0) },
       ],
       { y: { range: around } },
+      "K",
     );
     this.figure.classList.add("wide");
-    this.extra = element("b", { textContent: "–" });
-    this.caption.append(element("span", { className: "value" }, ["K ", this.extra]));
   }
 
   show(_, { curve }) {
     if (!curve) return;
     const [tokens, best] = curve.chosen;
-    this.plot(uPlot.join([[curve.tokens, curve.throughput], [[tokens], [best]]]));
-    this.chosen = this.data[0].indexOf(tokens);
+    const data = uPlot.join([[curve.tokens, curve.throughput], [[tokens], [best]]]);
+    this.chosen = data[0].indexOf(tokens);
     this.requests = curve.requests;
-    this.tell(this.drawn?.cursor.idx ?? this.chosen);
+    this.plot(data);
   }
 
   tell(index) {
@@ -273,7 +270,6 @@ class Calibration extends Chart {
       this.errors.push(all ? seen.reduce((sum, bin) => sum + Math.abs(expected[bin] - accepted[bin]), 0) / all : null);
     }
     this.plot(uPlot.join(tables));
-    this.tell(this.drawn?.cursor.idx);
   }
 
   /** Without a place, the mean error of each. */
@@ -293,13 +289,10 @@ class Calibration extends Chart {
 /** The share of requests that had the speed they asked for. */
 class Levels extends Chart {
   constructor(parent) {
-    super(parent, "Service levels met, last minute", [{ label: "now", colour: "lookup", show: percent }], {
-      ...minutes,
-      y: { range: [0, 1.05] },
-      yAxis: percents,
-    });
-    this.extra = element("b", { textContent: "none asked for" });
-    this.caption.append(element("span", { className: "value" }, ["since the start ", this.extra]));
+    const scales = { ...minutes, y: { range: [0, 1.05] }, yAxis: percents };
+    const series = [{ label: "now", colour: "lookup", show: percent }];
+    super(parent, "Service levels met, last minute", series, scales, "since the start");
+    this.extra.textContent = "none asked for";
   }
 
   show(samples, { time, levels }) {
@@ -309,7 +302,6 @@ class Levels extends Chart {
       return sum("finished") ? sum("met") / sum("finished") : null;
     });
     this.plot([samples.map((sample) => sample.time - time), share]);
-    this.tell(this.drawn?.cursor.idx ?? this.last);
     if (levels.met + levels.missed) this.extra.textContent = `${levels.met} met, ${levels.missed} missed`;
   }
 }
@@ -357,7 +349,6 @@ class Learning extends Chart {
     this.exchanges = learning.exchanges.map((each) => ({ ...each, minute: (each.at - learning.now) / 60 }));
     const none = points.map(() => null); // exchanges are lines of their own
     this.plot([points.map((point) => (point.time - time) / 60), points.map(({ length }) => length), none, none]);
-    this.tell(this.drawn?.cursor.idx ?? this.last);
     const single = learning.in_use ? `drafter ${Number(learning.in_use)}` : "the drafter of the start";
     const drafter = learning.learned === undefined ? single : `${learning.learned} learned drafters`;
     const kept = (learning.answers ?? 0) + (learning.held_out ?? 0);
