@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 
 from ..doctor import installation
 from ..doctor.finding import Finding, Status, problem
@@ -40,9 +41,7 @@ def run(args: argparse.Namespace) -> int:
     count = {status: sum(finding.status is status for finding in findings) for status in Status}
     problems = count[Status.PROBLEM]
     if args.json:
-        listed = [
-            {"subject": f.subject, "status": f.status.value, "message": f.message, "remedy": f.remedy} for f in findings
-        ]
+        listed = [asdict(finding) | {"status": finding.status.value} for finding in findings]
         print(json.dumps({"ok": not problems, "findings": listed}, indent=1))
     else:
         print(f"\n{problems} problems, {count[Status.WARNING]} warnings")

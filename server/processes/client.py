@@ -71,10 +71,10 @@ def chat_ids(manager: Any, question: str) -> list[int]:
     return ids
 
 
-async def answer(engine: Engine, question: str, new_tokens: int, *, reserved: int = 1, **sampling: Any) -> None:
-    """Have one user turn answered with at most `new_tokens`, fewer where the context without its last `reserved` places
-    ends before; not at all where the question fills it."""
+async def answer(engine: Engine, question: str, new_tokens: int, **sampling: Any) -> None:
+    """Have one user turn answered with at most `new_tokens`, fewer where the context ends before; not at all
+    where the question fills it."""
     ids = chat_ids(engine.tokenizer_manager, question)
-    room = engine.context_length - len(ids) - reserved
+    room = engine.context_length - len(ids) - 1
     if room > 0:
         await generate(engine.tokenizer_manager, ids, max_new_tokens=min(new_tokens, room), **sampling)

@@ -36,6 +36,11 @@ SET_BY_OUTRIDER = {each.name: name_of(each.name) for each, _ in declared(Setting
     "dllm_algorithm_config": "--unmasking",
 }
 """Flags of SGLang that belong to a setting of ours, by their fields: those that are called the same, and others."""
+NAMED_ALIKE = (
+    *("host", "port", "disable_radix_cache", "sampling_defaults", "max_running_requests", "chunked_prefill_size"),
+    *("tool_call_parser", "reasoning_parser", "chat_template"),
+)
+"""Settings that SGLang has by the same name, and chooses itself where they are None."""
 KV_ONLY = "what it brings back has keys and values alone, not the tokens and drafter states that go with them"
 # Flags of SGLang whose feature lives in its own HTTP server, which is not running here, or would not go with ours.
 UNAVAILABLE = {
@@ -85,14 +90,11 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
     arguments: dict[str, Any] = {
         "model_path": model.path,
         "served_model_name": settings.served_model_name or model.name,
-        "host": settings.host,
-        "port": settings.port,
         "dtype": settings.resolved_dtype,
         "device": settings.resolved_device,
         "context_length": context,
         "max_total_tokens": memory.max_total_tokens,
         "max_mamba_cache_size": memory.states,
-        "disable_radix_cache": settings.disable_radix_cache,
         "log_level": logs.sglang_level(settings),
         "dp_size": engines,
         "load_balance_method": data_parallel.BALANCE,
@@ -101,7 +103,6 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
         "bucket_inter_token_latency": list(TOKEN_SECONDS),
         "bucket_e2e_request_latency": list(REQUEST_SECONDS),
         "enable_cache_report": True,
-        "sampling_defaults": settings.sampling_defaults,
     }
     if settings.otlp_endpoint is not None:
         arguments |= traces.arguments(settings.otlp_endpoint)
@@ -109,15 +110,7 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
         arguments |= {"enable_lora": True, "lora_paths": list(settings.lora_paths) or None, "lora_backend": "triton"}
         if settings.resolved_device == "cpu":  # SGLang asks for slots' sizes; ours have none
             arguments |= {"max_lora_rank": 1, "lora_target_modules": ["all"]}
-    for name in (
-        "max_running_requests",
-        "chunked_prefill_size",
-        "tool_call_parser",
-        "reasoning_parser",
-        "chat_template",
-    ):
-        if getattr(settings, name) is not None:
-            arguments[name] = getattr(settings, name)
+    arguments |= {name: value for name in NAMED_ALIKE if (value := getattr(settings, name)) is not None}
     if model.name != bundled_model.NAME:
         arguments.setdefault("tool_call_parser", "auto")  # by the chat template; the embedded model's has no tools
     if settings.resolved_device == "cpu":
