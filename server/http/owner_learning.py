@@ -9,7 +9,6 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from outrider.drafters.learning import owners
@@ -36,18 +35,10 @@ class Survey:
     """A learner's folder as it is: its state, its newest candidate and its numbers (`progress.Numbers`)."""
 
     learner: str
-    folder: Path
+    owner: Owner
     state: ServerState
     candidate: str | None
     numbers: dict[str, Any]
-
-    @classmethod
-    def of(cls, root: Path, learner: str) -> Survey:
-        """The folder `learner` of `root`. Raises OSError and ValueError where files are damaged."""
-        folder = root / learner
-        state, numbers = ServerState.read(folder), folder / "learner.json"
-        found = json.loads(numbers.read_text()) if numbers.is_file() else {}
-        return cls(learner, folder, state, newest(folder, state), found)
 
 
 @dataclass
@@ -83,7 +74,7 @@ class OwnerLearning(Learning, ABC):
             folder = self.folder / learner
             self.states[learner] = state = ServerState.read(folder)
             if state.in_use and not (folder / DRAFTERS / state.in_use / "config.json").is_file():
-                self._set(learner, None, state, refused=state.in_use)
+                self._set(learner, None, refused=state.in_use)
         return self.states[learner].in_use or ""
 
     async def _settle(self) -> None:
@@ -96,18 +87,21 @@ class OwnerLearning(Learning, ABC):
         surveys = await asyncio.to_thread(self._surveys, known)
         refused = {each for exchange in await self._exchanges() for each in exchange["refused"]}
         for survey in surveys:
-            await self._attend(survey, known[survey.learner], refused)
+            await self._attend(survey, refused)
         self._sum(surveys)
 
     def _surveys(self, known: dict[str, Owner]) -> list[Survey]:
         """The learners of these owners that there are, but those whose files are damaged."""
         found = []
         for learner, owner in known.items():
-            if (self.folder / learner).is_dir():
+            folder = self.folder / learner
+            if folder.is_dir():
                 try:
                     if learner != MODEL:
                         owners.make(self.folder, owner)
-                    found.append(Survey.of(self.folder, learner))
+                    state, path = ServerState.read(folder), folder / "learner.json"
+                    numbers = json.loads(path.read_text()) if path.is_file() else {}
+                    found.append(Survey(learner, owner, state, newest(folder, state), numbers))
                 except (OSError, ValueError) as error:
                     logger.warning("learning of %s: %s", owner, error)
         return found
@@ -118,44 +112,41 @@ class OwnerLearning(Learning, ABC):
         self._before.pop(learner, None)
         await worker_rpc.command(self.manager, worker_rpc.DROP_OWNER, learner)
 
-    async def _attend(self, survey: Survey, owner: Owner, refused: set[str]) -> None:
+    async def _attend(self, survey: Survey, refused: set[str]) -> None:
         """One owner's part of a look. refused: drafters that an engine took back, as "learner/name"."""
-        learner, folder, state = survey.learner, survey.folder, survey.state
+        learner, state = survey.learner, survey.state
+        drafters = self.folder / learner / DRAFTERS
         former = self.states.get(learner)
         self.states[learner] = state
         if former is not None and former.in_use and not state.in_use:  # by `outrider learn forget`
             await worker_rpc.command(self.manager, worker_rpc.DROP_OWNER, learner)
         if (worse := state.in_use) and f"{learner}/{worse}" in refused:
             before = self._before.pop(learner, None)
-            if before in state.refused or not (folder / DRAFTERS / (before or "") / "config.json").is_file():
+            if before in state.refused or not (drafters / (before or "") / "config.json").is_file():
                 before = None
-            self._set(learner, before, state, refused=worse)
+            self._set(learner, before, refused=worse)
             self.metrics.rollbacks.inc()
-            self._note(folder, owner, "rollback", drafter=worse, before=before)
-        elif survey.candidate is not None:
-            await self._try(learner, owner, state, survey.candidate)
+            self._note(survey, "rollback", drafter=worse, before=before)
+        elif (name := survey.candidate) is not None:
+            taus = await self._prepare(drafters / name)
+            if taus is None:
+                self._set(learner, state.in_use, refused=name)
+                return
+            self._before[learner] = state.in_use
+            self._set(learner, name)
+            self.metrics.promotions.inc()
+            self.metrics.promoted_at.set_to_current_time()
+            self._note(survey, "promotion", drafter=name, before=state.in_use, **taus)
 
-    async def _try(self, learner: str, owner: Owner, state: ServerState, name: str) -> None:
-        folder = self.folder / learner
-        taus = await self._prepare(folder / DRAFTERS / name)
-        if taus is None:
-            self._set(learner, state.in_use, state, refused=name)
-            return
-        self._before[learner] = state.in_use
-        self._set(learner, name, state)
-        self.metrics.promotions.inc()
-        self.metrics.promoted_at.set_to_current_time()
-        self._note(folder, owner, "promotion", drafter=name, before=state.in_use, **taus)
-
-    def _set(self, learner: str, in_use: str | None, state: ServerState, refused: str = "") -> None:
+    def _set(self, learner: str, in_use: str | None, refused: str = "") -> None:
         """Say what is in use from now on, and which candidate is refused."""
-        new = ServerState(in_use, state.refused + ((refused,) if refused else ()))
+        new = ServerState(in_use, self.states[learner].refused + ((refused,) if refused else ()))
         new.write(self.folder / learner)
         self.states[learner] = new
 
-    def _note(self, folder: Path, owner: Owner, name: str, **numbers: Any) -> None:
-        logger.info("learning of %s: %s %s", owner, name, numbers)
-        append_event(folder, name, **numbers)
+    def _note(self, survey: Survey, name: str, **numbers: Any) -> None:
+        logger.info("learning of %s: %s %s", survey.owner, name, numbers)
+        append_event(self.folder / survey.learner, name, **numbers)
 
     def _sum(self, surveys: list[Survey]) -> None:
         """Numbers of all owners together: nothing is shown of a single one."""
