@@ -102,9 +102,7 @@ def build(
 
 def bare(lifespan: Lifespan | None = None) -> FastAPI:
     """An app without routes. It redirects nobody: FastAPI would send /docs/ to /docs of whatever `Host` says."""
-    app = FastAPI(
-        title="Outrider", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
-    )
+    app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False, responses=openapi.ERROR)
     errors.install(app)
     return app
 

@@ -53,10 +53,8 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
-ERROR = {
-    "description": "An error",
-    "content": {"application/json": {"schema": {"$ref": REF.format(model=ErrorBody.__name__)}}},
-}
+ERROR: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorBody, "description": "An error"}}
+"""`responses` of every route."""
 
 
 def request_body(model: type, **example: Any) -> dict[str, Any]:
@@ -68,11 +66,11 @@ def request_body(model: type, **example: Any) -> dict[str, Any]:
 def responses(
     model: type[BaseModel] | None = None, *, kind: str = "", text: str = ""
 ) -> dict[int | str, dict[str, Any]]:
-    """`responses` of a route: 200 with this model, or with a body of another kind that `text` describes; and errors."""
+    """`responses` of a route: 200 with this model, or with a body of another kind that `text` describes."""
     good: dict[str, Any] = {"model": model} if model else {}
     if kind:
         good["content"] = {kind: {"schema": {"description": text}}}  # no type: of a stream, some read it as an event's
-    return {200: good, "default": {"model": ErrorBody, "description": "An error"}}
+    return {200: good}
 
 
 def install(
@@ -89,7 +87,7 @@ def install(
         return documents[adapters]
 
     app.openapi = openapi  # type: ignore[method-assign]
-    app.openapi_url = "/openapi.json"
+    app.openapi_url, app.docs_url, app.redoc_url = "/openapi.json", None, None
     app.setup()
 
 
@@ -110,13 +108,9 @@ def _document(
         schemas |= _dialect_schemas(dialect, chat)
     for own in (TuneRequest, LoadAdapter, UnloadAdapter):
         schemas[own.__name__] = TypeAdapter(own).json_schema() | {"additionalProperties": False}
-    for name in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(name, None)
     for path, operations in document["paths"].items():
         for operation in operations.values():
             operation["tags"] = [next(tag for prefix, tag in TAGS.items() if path.startswith(prefix))]
-            operation["responses"].pop("422", None)  # the framework's, which no route of ours gives
-            operation["responses"].setdefault("default", ERROR)
     if has_key:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
