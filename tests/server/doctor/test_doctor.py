@@ -185,7 +185,7 @@ def test_models_that_cannot_be_served(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "not a complete safetensors file" in said(str(folder))
     for header in (b"[1]", b'{"w": 1}', b'{"w": {"dtype": "F32"}}'):
         weights.write_bytes(struct.pack("<Q", len(header)) + header)
-        assert "not a safetensors file" in said(str(folder))
+        assert "not a complete safetensors file" in said(str(folder))
 
 
 def test_a_drafter_of_another_model(tmp_path: Path) -> None:
