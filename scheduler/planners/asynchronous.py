@@ -274,7 +274,7 @@ class Asynchronous(Planner):
         """The best of the curve of `survival` [samples, R, gamma], None standing for zeros."""
         requests = len(step.rows)
         if survival is None:
-            curve = Curve.plain(requests, seconds)
+            curve = Curve(requests / seconds[:1], seconds[:1])  # nothing to be admitted
         elif self.buckets is not None:
             curve = mean_curve(requests, survival, seconds)
         elif len(survival) == 1:

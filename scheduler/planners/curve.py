@@ -25,11 +25,6 @@ class Curve:
     samples: np.ndarray | None = None
     count: int = 1
 
-    @classmethod
-    def plain(cls, requests: int, seconds: np.ndarray) -> Curve:
-        """Nothing to be admitted."""
-        return cls(requests / seconds[:1], seconds[:1])
-
     def most(self, point: int) -> int:
         """Budget of draft tokens: as many as in any sample, so that a step stays before cliffs that were in sight."""
         if self.samples is None or not point:
