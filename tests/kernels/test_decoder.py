@@ -94,18 +94,6 @@ def test_the_same_call_again_gives_the_same(threads):
         assert torch.equal(decoder.forward(x.clone(), batch.positions, slots, batch)[0], first)
 
 
-def test_time_is_counted_by_part():
-    layers = make_layers(pack, torch.float32)
-    _, k_pool, v_pool, batch = ragged_attention([1], [60], heads=(HEADS, KV_HEADS), dims=(WIDTH, WIDTH))
-    decoder = Decoder(layers, [(k_pool, v_pool)] * LAYERS, torch.ones(HIDDEN), torch.randn(1200, WIDTH))
-    slots = batch.page_table[batch.rows[batch.requests_of_tokens], batch.positions].long()
-    torch.ops.outrider.time_spent(True)
-    decoder.forward(torch.ones(1, HIDDEN), batch.positions, slots, batch)
-    products, attention, small, sampling = torch.ops.outrider.time_spent(False)
-    assert min(products, attention, small) > 0
-    assert sampling == 0
-
-
 def test_what_does_not_fit_is_explained():
     layers = make_layers(pack, torch.float32)
     pools = [(torch.zeros(9, KV_HEADS, WIDTH), torch.zeros(9, KV_HEADS, WIDTH)) for _ in layers]
@@ -139,14 +127,3 @@ def test_a_layer_that_does_not_fit_is_explained():
         DecoderLayer(biased, layer.norms, eps=1e-5, scale=1.0)
     with pytest.raises(ValueError, match="prepared alike"):
         DecoderLayer([*layer.weights[:3], pack_int8(torch.zeros(HIDDEN, MLP))], layer.norms, eps=1e-5, scale=1.0)
-
-
-def test_time_is_counted_only_when_asked():
-    weight = pack(torch.ones(64, 64))
-    torch.ops.outrider.time_spent(True)
-    torch.ops.outrider.packed_linear(torch.ones(1, 64), weight.panels, None, 64)
-    products, *others = torch.ops.outrider.time_spent(False)
-    assert products > 0
-    assert not any(others)
-    torch.ops.outrider.packed_linear(torch.ones(1, 64), weight.panels, None, 64)
-    assert not any(torch.ops.outrider.time_spent(False))

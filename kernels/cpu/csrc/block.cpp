@@ -154,7 +154,7 @@ class BlockDrafter : public torch::CustomClassHolder {
     a.previous_stride = 1;
     const int64_t bytes = w1_->size(1) * layers_.size();
     for (int64_t step = 0; step < gamma; ++step) {
-      member.run_once(SAMPLING, [&] {
+      member.run_once([&] {
         for (int64_t r = 0; r < requests; ++r)
           std::memcpy(data(b.latents) + r * bytes, data(*w1_) + a.previous[r * a.previous_stride] * bytes, bytes);
       });

@@ -124,7 +124,7 @@ class ChainDrafter : public torch::CustomClassHolder {
         if (rest != residual) std::memcpy(residual, rest, bytes);
       }
     };
-    member.run_ranges(ELEMENTWISE, requests, share, 2 * requests * hidden * WORK_PER_NUMBER);
+    member.run_ranges(requests, share, 2 * requests * hidden * WORK_PER_NUMBER);
   }
 
   void embed(int64_t token, void* to) const {

@@ -212,7 +212,7 @@ class DraftLayers {
                              data(states) + r * count * hidden * size(), hidden, eps, 0, count);
       }
     };
-    member.run_ranges(ELEMENTWISE, requests, share, requests * count * hidden * WORK_PER_NUMBER);
+    member.run_ranges(requests, share, requests * count * hidden * WORK_PER_NUMBER);
   }
 
   // Norms and rotates each head of queries (if there are any) and keys, and writes keys and values to the layer's

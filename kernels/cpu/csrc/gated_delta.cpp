@@ -42,7 +42,6 @@ void check_rows(const Tensor& x, at::ScalarType type, int64_t rows, int64_t widt
 
 Tensor convolve(const Tensor& inputs, const Tensor& weight, const Tensor& windows, const Tensor& slots,
                 const Tensor& indptr) {
-  const ScopedTimer timer(ELEMENTWISE);
   const int type = type_of(inputs, "inputs");
   check_pool(windows, 3, "windows");
   const int64_t rows = inputs.size(0), channels = windows.size(2), taps = windows.size(1) + 1;
@@ -83,7 +82,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gated_delta(const Tensor& mixed, cons
                                                        const Tensor& rates, const Tensor& shifts, const Tensor& pool,
                                                        const Tensor& slots, const Tensor& indptr, int64_t key_heads,
                                                        bool write) {
-  const ScopedTimer timer(ATTENTION);
   const int type = type_of(mixed, "mixed");
   const int64_t rows = mixed.size(0);
   GatedDeltaArgs args = args_of(pool, slots, indptr, rows, key_heads);
@@ -122,7 +120,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gated_delta(const Tensor& mixed, cons
 
 void replay_delta(const Tensor& pool, const Tensor& slots, const Tensor& decays, const Tensor& keys,
                   const Tensor& deltas, const Tensor& indptr, const Tensor& counts) {
-  const ScopedTimer timer(ATTENTION);
   TORCH_CHECK(keys.dim() == 3, "keys must be [rows, key heads, numbers]");
   const int64_t rows = keys.size(0);
   GatedDeltaArgs args = args_of(pool, slots, indptr, rows, keys.size(1));
@@ -148,7 +145,6 @@ void copy_widened(float* to, const Tensor& x, int64_t at, int64_t count) {
 // The windows after the first counts of each request's inputs.
 void slide(const Tensor& windows, const Tensor& slots, const Tensor& inputs, const Tensor& indptr,
            const Tensor& counts) {
-  const ScopedTimer timer(ELEMENTWISE);
   type_of(inputs, "inputs");
   check_pool(windows, 3, "windows");
   const int64_t kept = windows.size(1), channels = windows.size(2);

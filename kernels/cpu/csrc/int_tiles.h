@@ -341,7 +341,7 @@ void int_tile_linear(const LinearArgs& a, int64_t begin, int64_t end) {
   unit::Session session;
   each_panel(a, begin, end, a.depth, [&](int64_t panel, int64_t row, int64_t rows) {
     x.take(row, rows);
-    session.shape(int(x.tiles() > 1 ? unit::HEIGHT : rows), Kind::WIDE ? unit::ROW_BYTES : BLOCK);
+    session.shape(int(x.tiles() > 1 ? unit::HEIGHT : rows), unit::HEIGHT, Kind::WIDE ? unit::ROW_BYTES : BLOCK);
     const int64_t of_stripe = x.tiles() * unit::HEIGHT, first = panel * PANEL;
     const int64_t stripes = (std::min(PANEL, a.outputs - first) + W - 1) / W;
     Vec* const totals = reinterpret_cast<Vec*>(aligned(sums, stripes * of_stripe * W));

@@ -76,7 +76,6 @@ Tensor exponentials(const Tensor& keys, int64_t count) {
 }
 
 Tensor gumbel_argmax(const Tensor& weights, const Tensor& keys, const std::optional<Tensor>& tokens) {
-  const ScopedTimer timer(SAMPLING);
   TORCH_CHECK(weights.scalar_type() == at::kFloat && weights.dim() == 2 && weights.is_contiguous(),
               "weights must be dense float32 [rows, columns]");
   const int64_t rows = weights.size(0), columns = weights.size(1);
@@ -93,7 +92,6 @@ Tensor gumbel_argmax(const Tensor& weights, const Tensor& keys, const std::optio
 Tensor draw_tokens(const Tensor& logits, const Tensor& rows, const Tensor& temperatures,
                    const std::optional<Tensor>& top_ks, const std::optional<Tensor>& top_ps,
                    const std::optional<Tensor>& min_ps, const Tensor& keys) {
-  const ScopedTimer timer(SAMPLING);
   const int type = type_of(logits, "logits");
   TORCH_CHECK(logits.dim() == 2 && logits.stride(1) == 1 && logits.size(1) > 0 && logits.size(1) < INT32_MAX,
               "logits must be [rows, vocab]");

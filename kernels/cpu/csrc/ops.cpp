@@ -113,7 +113,6 @@ AttentionPlan plan_attention(int64_t tokens, int64_t q_heads, int64_t kv_heads, 
 Tensor flat_attention(const Tensor& q, const Tensor& k_pool, const Tensor& v_pool, const Tensor& qo_indptr,
                       const Tensor& kv_lens, const Tensor& rows, const Tensor& page_table, double scale, bool causal,
                       int64_t window, double logit_cap, const std::optional<Tensor>& sinks) {
-  const ScopedTimer timer(ATTENTION);
   const int type = type_of(q, "q");
   TORCH_CHECK(k_pool.scalar_type() == q.scalar_type() && v_pool.scalar_type() == q.scalar_type(),
               "q, k_pool and v_pool must have one type");
@@ -155,7 +154,6 @@ Tensor flat_attention(const Tensor& q, const Tensor& k_pool, const Tensor& v_poo
 }
 
 Tensor rms_norm(const Tensor& x, const std::optional<Tensor>& residual, const Tensor& weight, double eps) {
-  const ScopedTimer timer(ELEMENTWISE);
   const int type = type_of(x, "x");
   const int64_t width = x.size(-1);
   TORCH_CHECK(x.is_contiguous() && width % 16 == 0, "x must be dense with a last dimension that 16 divides");
@@ -173,7 +171,6 @@ Tensor rms_norm(const Tensor& x, const std::optional<Tensor>& residual, const Te
 }
 
 Tensor silu_mul(const Tensor& x) {
-  const ScopedTimer timer(ELEMENTWISE);
   const int type = type_of(x, "x");
   const int64_t width = x.size(-1) / 2;
   TORCH_CHECK(x.is_contiguous() && x.size(-1) % 32 == 0, "x must be dense with a last dimension that 32 divides");
@@ -188,7 +185,6 @@ Tensor silu_mul(const Tensor& x) {
 
 void rope(Tensor q, Tensor k, const std::optional<Tensor>& v, const Tensor& positions, const Tensor& cos_sin,
           std::optional<Tensor> k_pool, std::optional<Tensor> v_pool, const std::optional<Tensor>& slots) {
-  const ScopedTimer timer(ELEMENTWISE);
   const int type = type_of(q, "q");
   check_heads(q, "q");
   check_heads(k, "k");
@@ -240,7 +236,6 @@ Rules rules_of(const Tensor& temperatures, const std::optional<Tensor>& top_ks, 
 
 Tensor target_probs(const Tensor& logits, const Tensor& temperatures, const std::optional<Tensor>& top_ks,
                     const std::optional<Tensor>& top_ps, const std::optional<Tensor>& min_ps) {
-  const ScopedTimer timer(SAMPLING);
   const int type = type_of(logits, "logits");
   TORCH_CHECK(logits.dim() == 2 && logits.stride(1) == 1 && logits.size(1) < INT32_MAX, "logits must be [rows, vocab]");
   const int64_t rows = logits.size(0), vocab = logits.size(1);
@@ -253,7 +248,6 @@ Tensor target_probs(const Tensor& logits, const Tensor& temperatures, const std:
 }
 
 Tensor argmax(const Tensor& x) {
-  const ScopedTimer timer(SAMPLING);
   const int type = type_of(x, "x");
   TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1 && x.size(1) > 0, "x must be [rows, columns]");
   Tensor out = at::empty({x.size(0)}, x.options().dtype(at::kLong));
@@ -268,7 +262,6 @@ std::tuple<Tensor, Tensor> accept_sampled(const Tensor& probs, const Tensor& req
                                           const Tensor& verify_lens, const Tensor& tokens, const Tensor& uniforms,
                                           const std::optional<Tensor>& q, const std::optional<Tensor>& vocab,
                                           const Tensor& keys, bool by_block) {
-  const ScopedTimer timer(SAMPLING);
   TORCH_CHECK(probs.dim() == 2 && probs.size(1) > 0 && tokens.dim() == 2, "probs and tokens must be matrices");
   const int64_t count = requests.numel(), all = tokens.size(0), gamma = tokens.size(1), width = probs.size(1);
   const int64_t columns = vocab ? vocab->numel() : width;
@@ -305,17 +298,7 @@ std::tuple<Tensor, Tensor> accept_sampled(const Tensor& probs, const Tensor& req
   return {kept, last};
 }
 
-// Seconds spent in products, attention, norms and the like, sampling since the last call; `count` switches counting
-// on or off.
-std::vector<double> time_spent(bool count) {
-  std::vector<double> seconds(Clock::spent, Clock::spent + PARTS);
-  std::fill(Clock::spent, Clock::spent + PARTS, 0.);
-  Clock::on = count;
-  return seconds;
-}
-
 TORCH_LIBRARY(outrider, m) {
-  m.def("time_spent(bool count) -> float[]", time_spent);
   m.def("flat_attention(Tensor q, Tensor k_pool, Tensor v_pool, Tensor qo_indptr, Tensor kv_lens, Tensor rows, "
         "Tensor page_table, float scale, bool causal, int window, float logit_cap, Tensor? sinks=None) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor(a!)? residual, Tensor weight, float eps) -> Tensor");

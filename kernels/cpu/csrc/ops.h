@@ -4,7 +4,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
-#include <ctime>
 #include <optional>
 #include <vector>
 
@@ -94,41 +93,5 @@ inline Function<const LinearArgs&, int64_t, int64_t> int_block_product(int type,
 constexpr int64_t GRAIN = 65536;  // numbers per thread, at least, to be worth waking it
 
 inline int64_t grain(int64_t width) { return std::max<int64_t>(1, GRAIN / std::max<int64_t>(1, width)); }
-
-enum Part { PRODUCTS, ATTENTION, ELEMENTWISE, SAMPLING, PARTS };
-
-// Time spent in each part, where it is switched on. CPU time on one thread, so that preemption does not count.
-struct Clock {
-  inline static bool on = false;
-  inline static double spent[PARTS] = {};
-  Clock() : id_(at::get_num_threads() == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC), last_(on ? now() : 0) {}
-  // Adds the time since the last call or the construction.
-  void add_to(Part part) {
-    if (!on) return;
-    const double time = now();
-    spent[part] += time - last_;
-    last_ = time;
-  }
-
- private:
-  double now() const {
-    timespec t;
-    clock_gettime(id_, &t);
-    return double(t.tv_sec) + double(t.tv_nsec) * 1e-9;
-  }
-  const clockid_t id_;
-  double last_;
-};
-
-// Adds the time of its scope to a part. Only one thread calls operations.
-class ScopedTimer {
- public:
-  explicit ScopedTimer(Part part) : part_(part) {}
-  ~ScopedTimer() { clock_.add_to(part_); }
-
- private:
-  const Part part_;
-  Clock clock_;
-};
 
 }  // namespace outrider

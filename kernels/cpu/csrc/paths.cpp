@@ -13,7 +13,6 @@ namespace {
 
 // The `count` largest numbers of each row of x [N, columns], float32, and their columns [N, count].
 std::tuple<Tensor, Tensor> likeliest(const Tensor& x, int64_t count) {
-  const ScopedTimer timer(SAMPLING);
   const int type = type_of(x, "x");
   TORCH_CHECK(x.dim() == 2 && x.is_contiguous() && 0 < count && count <= x.size(1), "x must be dense [rows, columns], ",
               "with ", count, " columns or more");
@@ -33,7 +32,6 @@ std::tuple<Tensor, Tensor, Tensor> draw_path(const Tensor& ids, const Tensor& sc
                                              const std::optional<Tensor>& top_ks, const std::optional<Tensor>& top_ps,
                                              const std::optional<Tensor>& min_ps, const Tensor& keys,
                                              const Tensor& mix) {
-  const ScopedTimer timer(SAMPLING);
   TORCH_CHECK(ids.dim() == 3 && ids.size(2) > 0, "ids must be [requests, positions, candidates]");
   const int64_t requests = ids.size(0), positions = ids.size(1), count = ids.size(2);
   check_dense(ids, at::kLong, ids.sizes(), "ids");

@@ -40,7 +40,6 @@ Tensor multiply(const Tensor& x, const Tensor& packed, const std::optional<Tenso
 }
 
 Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t outputs) {
-  const ScopedTimer timer(PRODUCTS);
   const int type = type_of(x, "x");
   TORCH_CHECK(x.is_contiguous() && packed.scalar_type() == x.scalar_type() &&
                   packed.numel() == (outputs + PANEL - 1) / PANEL * PANEL * x.size(-1),
@@ -89,7 +88,6 @@ Tensor round_rows(const Tensor& x, bool wide) {
 
 Tensor block_linear(const Tensor& x, const Tensor& blocks, int64_t kind, const std::optional<Tensor>& bias,
                     int64_t outputs) {
-  const ScopedTimer timer(PRODUCTS);
   const int type = type_of(x, "x");
   const int64_t plain = plain_kind(kind);
   const int64_t depth = x.size(-1), panels = (outputs + PANEL - 1) / PANEL, covered = FORMATS[plain].span * BLOCK;
@@ -130,7 +128,6 @@ std::tuple<Tensor, Tensor> pack_int8(const Tensor& weight) {
 
 Tensor int8_linear(const Tensor& x, const Tensor& codes, const Tensor& scales, const std::optional<Tensor>& bias,
                    int64_t outputs) {
-  const ScopedTimer timer(PRODUCTS);
   const int type = type_of(x, "x");
   const int64_t depth = x.size(-1), rows = depth ? x.numel() / depth : 0;
   const int64_t panels = (outputs + PANEL - 1) / PANEL, groups = (depth + GROUP - 1) / GROUP;

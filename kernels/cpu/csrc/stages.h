@@ -114,12 +114,12 @@ class Stages {
         std::memcpy(static_cast<char*>(copy) + row * copy_stride * size,
                     static_cast<const char*>(residual) + row * width * size, width * size);
     };
-    member_.run_ranges(ELEMENTWISE, rows_, share, rows_ * width * WORK_PER_NUMBER);
+    member_.run_ranges(rows_, share, rows_ * width * WORK_PER_NUMBER);
   }
 
   void silu_mul(const void* x, void* out, int64_t width) const {
     const auto share = [&](int64_t begin, int64_t end) { kernels().silu_mul[type_](x, out, width, begin, end); };
-    member_.run_ranges(ELEMENTWISE, rows_, share, rows_ * width * 2 * WORK_PER_NUMBER);
+    member_.run_ranges(rows_, share, rows_ * width * 2 * WORK_PER_NUMBER);
   }
 
   // Rotates each head of queries (if there are any) and keys; keys and values go to the pools.
@@ -137,27 +137,27 @@ class Stages {
       kernels().rope[type_](a, begin, end);
     };
     const int64_t numbers = rows_ * width * (before.bias || before.keys ? 2 : 1);
-    member_.run_ranges(ELEMENTWISE, rows_, share, numbers * WORK_PER_NUMBER);
+    member_.run_ranges(rows_, share, numbers * WORK_PER_NUMBER);
   }
 
   void convolve(const BlockConvolutionArgs& a) const {
     const auto share = [&](int64_t begin, int64_t end) { kernels().convolve_blocks[type_](a, begin, end); };
-    member_.run_ranges(ELEMENTWISE, rows_ / a.rows, share, rows_ * a.width * a.taps * WORK_PER_NUMBER);
+    member_.run_ranges(rows_ / a.rows, share, rows_ * a.width * a.taps * WORK_PER_NUMBER);
   }
 
   // work: multiplications that a column is worth.
   void draw_drafts(const DraftDrawArgs& a, int64_t work) const {
     const auto draw = [&](std::atomic<int64_t>& next) { kernels().draw_drafts[type_](a, next); };
-    member_.run_items(SAMPLING, a.rows, draw, a.rows * a.columns * work);
+    member_.run_items(a.rows, draw, a.rows * a.columns * work);
   }
 
   // partials: room for the plan's, where it is split; otherwise null.
   void attention(const AttentionArgs& a, const AttentionPlan& plan, float* partials) const {
     const int64_t* offsets = plan.offsets.data();
     const auto attend = [&](std::atomic<int64_t>& next) { kernels().attention[type_](a, next, partials, offsets); };
-    if (!partials) return member_.run_items(ATTENTION, plan.items(), attend, plan.multiplications);
-    member_.run_items(ATTENTION, offsets[plan.tiles.size()], attend);
-    member_.run_items(ATTENTION, plan.items(),
+    if (!partials) return member_.run_items(plan.items(), attend, plan.multiplications);
+    member_.run_items(offsets[plan.tiles.size()], attend);
+    member_.run_items(plan.items(),
                   [&](std::atomic<int64_t>& next) { kernels().merge[type_](a, next, partials, offsets); });
   }
 
@@ -179,7 +179,7 @@ class Stages {
       const auto round = [&](int64_t begin, int64_t end) {
         kernels().round_rows[type_][wide](x, rounded_.blocks[wide].data(), w.depth, begin, end);
       };
-      member_.run_ranges(PRODUCTS, rows_, round, rows_ * w.depth * WORK_PER_NUMBER);
+      member_.run_ranges(rows_, round, rows_ * w.depth * WORK_PER_NUMBER);
     }
     const int64_t shares = member_.shards();
     const auto share = [&](int64_t begin, int64_t end) {
@@ -204,7 +204,7 @@ class Stages {
         to += part.outputs * (type_ ? 2 : 4);
       }
     };
-    member_.run_ranges(PRODUCTS, shares, share, work);
+    member_.run_ranges(shares, share, work);
   }
 
   void int8_product(const void* x, const Weight& w, void* out, int64_t work) const {
@@ -212,12 +212,12 @@ class Stages {
     const auto round = [&](int64_t begin, int64_t end) {
       kernels().quantize[type_](x, to.codes.data(), to.scales.data(), to.sums.data(), w.depth, begin, end);
     };
-    member_.run_ranges(PRODUCTS, rows_, round, rows_ * w.depth * WORK_PER_NUMBER);
+    member_.run_ranges(rows_, round, rows_ * w.depth * WORK_PER_NUMBER);
     const WeightPart& part = w.parts[0];
     const Int8Args a{to.codes.data(), to.scales.data(), to.sums.data(), reinterpret_cast<const uint8_t*>(part.packed),
                      part.scales, nullptr, out, rows_, (w.depth + GROUP - 1) / GROUP, w.outputs};
     const auto share = [&](int64_t begin, int64_t end) { kernels().int8_linear[type_](a, begin, end); };
-    member_.run_ranges(PRODUCTS, part.panels(), share, work);
+    member_.run_ranges(part.panels(), share, work);
   }
 
   TeamMember& member_;

@@ -47,8 +47,6 @@ class Barrier {
 struct ThreadTeam {
   Barrier barrier;
   alignas(64) std::atomic<int64_t> next[2] = {0, 0};  // item counters of this stage and of the next
-  Part part = ELEMENTWISE;  // what the first member's time is counted as
-  Clock clock;
 };
 
 // A thread of a team. All members call the same stages with the same arguments, which must not throw. A stage begins
@@ -60,7 +58,7 @@ class TeamMember {
 
   // Until run_shared() every member does whole stages of its own; begins when all have done the stage before.
   void run_unshared() {
-    begin(ELEMENTWISE);
+    begin();
     unshared_ = true;
   }
   void run_shared() { unshared_ = false; }
@@ -70,36 +68,32 @@ class TeamMember {
 
   // One member runs work(), whichever comes last; the others wait for it.
   template <typename F>
-  void run_once(Part part, const F& work) {
-    if (unshared_) return count_time(part), work();
-    team_.barrier.wait(size, [&] {
-      team_.clock.add_to(team_.part);
-      work();
-      team_.clock.add_to(part);
-    });
+  void run_once(const F& work) {
+    if (unshared_) return work();
+    team_.barrier.wait(size, work);
     unfinished_ = false;
   }
 
   // work(begin, end) on as many members as the stage is worth, each with one range of neighbouring items.
   template <typename F>
-  void run_ranges(Part part, int64_t items, const F& work, int64_t multiplications = INT64_MAX) {
+  void run_ranges(int64_t items, const F& work, int64_t multiplications = INT64_MAX) {
     const int64_t threads = threads_worth(items, multiplications);
-    if (threads <= 1) return run_once(part, [&] { work(0, items); });
-    begin(part);
+    if (threads <= 1) return run_once([&] { work(0, items); });
+    begin();
     if (index < threads) work(items * index / threads, items * (index + 1) / threads);
   }
 
   // work(next), which takes items from the shared counter until it reaches `items`.
   template <typename F>
-  void run_items(Part part, int64_t items, const F& work, int64_t multiplications = INT64_MAX) {
+  void run_items(int64_t items, const F& work, int64_t multiplications = INT64_MAX) {
     const int64_t threads = threads_worth(items, multiplications);
     if (threads <= 1) {
-      return run_once(part, [&] {
+      return run_once([&] {
         std::atomic<int64_t> next{0};
         work(next);
       });
     }
-    begin(part);
+    begin();
     std::atomic<int64_t>& next = team_.next[stage_++ % 2];
     if (index == 0) team_.next[stage_ % 2] = 0;  // unused until the next barrier
     if (index < threads) work(next);
@@ -110,17 +104,9 @@ class TeamMember {
     return std::min({items, shards(), std::max<int64_t>(1, multiplications / MIN_WORK_PER_MEMBER)});
   }
 
-  void begin(Part part) {
+  void begin() {
     if (unfinished_) team_.barrier.wait(size, [] {});
     unfinished_ = true;
-    count_time(part);
-  }
-
-  // Time is counted as this part from now on.
-  void count_time(Part part) {
-    if (index) return;
-    team_.clock.add_to(team_.part);
-    team_.part = part;
   }
 
   ThreadTeam& team_;
@@ -137,9 +123,8 @@ void run_team(const F& work) {
   {
     TeamMember member(team, omp_get_thread_num(), omp_get_num_threads());
     work(member);
-    member.run_once(ELEMENTWISE, [] {});  // waits here, not in OpenMP's barrier
+    member.run_once([] {});  // waits here, not in OpenMP's barrier
   }
-  team.clock.add_to(team.part);
 }
 
 }  // namespace outrider

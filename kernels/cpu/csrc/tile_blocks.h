@@ -195,7 +195,7 @@ class BlockPanel {
   void multiply(unit::Session& session, int64_t panel, int64_t row, int64_t rows) {
     const int64_t tiles = rows <= W ? 1 : (rows + 2 * W - 1) / (2 * W) * 2;
     height_ = (rows + tiles - 1) / tiles;
-    session.shape_columns(int(height_));
+    session.shape(unit::HEIGHT, int(height_));
     right_.set(row, rows, tiles, height_);
     panel_ = packed_ + panel * size_;
     column_ = panel * PANEL;

@@ -169,32 +169,21 @@ inline void add_integers() {
 // need not save them.
 class Session {
  public:
-  // Registers 0 .. 3: sums, and 4, 5: left sides of `depth` bytes, of `rows` rows; 6, 7: right sides.
-  void shape(int rows, int depth = ROW_BYTES) {
-    if (rows == rows_) return;
+  // Registers 0 .. 3: sums [rows][columns]; 4, 5: left sides [rows][depth bytes]; 6, 7: right sides, of as much depth.
+  void shape(int rows, int columns = HEIGHT, int depth = ROW_BYTES) {
+    if (rows == rows_ && columns == columns_) return;
     Shapes shapes;
     for (int t = 0; t < REGISTERS; ++t) {
-      shapes.row_bytes[t] = t == 4 || t == 5 ? depth : ROW_BYTES;
+      shapes.row_bytes[t] = t == 4 || t == 5 ? depth : 4 * columns;
       shapes.rows[t] = t < 6 ? rows : depth / 4;
     }
     configure(shapes);
-    rows_ = rows;
-  }
-  // Registers 0 .. 3: sums, and 6, 7: right sides of `columns` columns; 4, 5: left sides.
-  void shape_columns(int columns) {
-    if (columns == rows_) return;
-    Shapes shapes;
-    for (int t = 0; t < REGISTERS; ++t) {
-      shapes.row_bytes[t] = t == 4 || t == 5 ? ROW_BYTES : 4 * columns;
-      shapes.rows[t] = HEIGHT;
-    }
-    configure(shapes);
-    rows_ = columns;
+    rows_ = rows, columns_ = columns;
   }
   ~Session() { release(); }
 
  private:
-  int rows_ = 0;
+  int rows_ = 0, columns_ = 0;
 };
 
 }  // namespace ISA::unit
