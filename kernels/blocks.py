@@ -14,7 +14,6 @@ them, for any number of rows and threads. A block is some neighbours in depth th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 
@@ -45,10 +44,6 @@ KINDS = {
 SCALES_AT = {"Q2_K": 80, "Q3_K": 108, "Q6_K": 208}
 """First byte of a block's scale, where it is not 0; a minimum follows the scale."""
 MINIMA = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
-NONLINEAR = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
-"""Numbers of the codes of IQ4_NL and IQ4_XS."""
-FLOATS_OF_FOUR_BITS = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])
-"""Numbers of the codes of MXFP4, doubled."""
 ROUNDED = 256
 """Added to a kind's number where activations are rounded to 8 bits; as in cpu/csrc/kernels.h."""
 ACTIVATIONS = ("float", "int8")
@@ -173,77 +168,26 @@ def expand(raw: torch.Tensor, kind: str, outputs: int, depth: int) -> torch.Tens
     """The bfloat16 weight [outputs, depth] of these blocks: what gguf gives in float32, rounded to nearest even.
 
     Only scales of MXFP4 below 2^-125 count as 0, since some processors make 0 of subnormal numbers.
-
-    Each line rounds once in float32 at most: scales have up to 18 bits, times a code up to 23.
     """
-    codes, d, m, scales, minima = unpack(raw, kind, outputs, depth)
-    codes = codes.view(outputs, d.shape[1], 1 if scales is None else scales.shape[2], -1)
-    d = d[..., None, None]
+    rows = rows_of_blocks(raw, kind, outputs, depth)
+    blocks = rows.view(outputs, -1, KINDS[kind])
     if kind.startswith("GROUPS_"):
-        assert m is not None
-        weight = (codes - m[..., None, None]) * d + 0.0  # no -0, whatever a scale's sign
-    elif scales is None:
-        weight = d * codes if m is None else d * codes + m[..., None, None]
+        scales, zeros = _shared(blocks, kind)
+        pairs = blocks[..., 4:].unflatten(-1, (-1, 1, BLOCK // 2))
+        codes = torch.cat([pairs & 15, pairs >> 4], -2).flatten(-3)
+        numbers = (codes - zeros[..., None]) * scales[..., None] + 0.0  # no -0, whatever a scale's sign
     else:
-        weight = d * scales[..., None] * codes
-        if minima is not None and m is not None:
-            weight = weight - (m[..., None] * minima)[..., None]
-    return weight.view(outputs, depth).bfloat16()
+        from gguf import GGMLQuantizationType, dequantize
 
-
-class Unpacked(NamedTuple):
-    """The numbers in a weight's blocks of B neighbours in depth.
-
-    codes: [outputs, depth] signed integers. d: [outputs, depth / B] float32. m: the same, zero points of groups; None
-    without. scales, minima: of the sub-blocks [outputs, depth / B, sub-blocks] integers; None without.
-    """
-
-    codes: torch.Tensor
-    d: torch.Tensor
-    m: torch.Tensor | None
-    scales: torch.Tensor | None
-    minima: torch.Tensor | None
-
-
-def unpack(raw: torch.Tensor, kind: str, outputs: int, depth: int) -> Unpacked:
-    """The numbers in these blocks, as they are stored; codes looked up in their table."""
-    blocks = rows_of_blocks(raw, kind, outputs, depth).view(outputs, -1, KINDS[kind])
-    d, m = _shared(blocks, kind)
-    scales = minima = None
-    match kind:
-        case "Q2_K":
-            scales, minima = blocks[..., :16] & 15, blocks[..., :16] >> 4
-            codes = _fields(blocks[..., 16:80], 2, 32)
-        case "Q3_K":
-            scales = _fields(blocks[..., 96:104], 4, 8) + _fields(blocks[..., 104:108], 2, 4) * 16 - 32
-            codes = _fields(blocks[..., 32:96], 2, 32) + _fields(blocks[..., :32], 1, 32) * 4 - 4
-        case "Q4_K" | "Q5_K":
-            scales, minima = _six_bits(blocks[..., 4:16])
-            codes = _fields(blocks[..., -128:], 4, 32)
-            if kind == "Q5_K":
-                codes = codes + _fields(blocks[..., 16:48], 1, 32) * 16
-        case "Q6_K":
-            scales = blocks[..., 192:208].contiguous().view(torch.int8)
-            codes = _fields(blocks[..., :128], 4, 64) + _fields(blocks[..., 128:192], 2, 32) * 16 - 32
-        case "IQ4_XS":
-            scales = _fields(blocks[..., 4:8], 4, 1) + _fields(blocks[..., 2:4], 2, 1) * 16 - 32
-            codes = NONLINEAR[_fields(blocks[..., 8:], 4, 16)]
-        case "Q8_0":
-            codes = blocks[..., 2:].contiguous().view(torch.int8).int()
-        case "Q5_0" | "Q5_1":
-            codes = _fields(blocks[..., -16:], 4, 16) + _fields(blocks[..., -20:-16], 1, 1) * 16
-            codes = codes - 16 if kind == "Q5_0" else codes
-        case _:
-            codes = _fields(blocks[..., -block_depth(kind) // 2 :], 4, 16)
-            table = {"IQ4_NL": NONLINEAR, "MXFP4": FLOATS_OF_FOUR_BITS}.get(kind)
-            codes = codes - 8 if kind == "Q4_0" else codes if table is None else table[codes]
-    return Unpacked(
-        codes.reshape(outputs, depth), d, m, *(None if part is None else part.int() for part in (scales, minima))
-    )
+        numbers = torch.from_numpy(dequantize(rows.numpy(), GGMLQuantizationType[kind]))
+        if kind == "MXFP4":
+            numbers = numbers.view(outputs, -1, BLOCK).where(blocks[..., :1] >= 3, 0)
+    return numbers.view(outputs, depth).bfloat16()
 
 
 def _shared(blocks: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """d and m of `Unpacked` in blocks [outputs, depth / B, bytes]."""
+    """Scales d [outputs, depth / B] float32 of blocks [outputs, depth / B, bytes], and m: minima, or zero points of
+    groups; None without."""
     if kind.startswith("GROUPS_"):
         shared = blocks[..., :4].contiguous().view(torch.int32)[..., 0]
         return (shared & ~HIGHEST_ZERO).view(torch.float32), (shared & HIGHEST_ZERO).float()
@@ -253,19 +197,6 @@ def _shared(blocks: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor
     at = SCALES_AT.get(kind, 0)
     halves = blocks[..., at : at + (4 if kind in MINIMA else 2)].contiguous().view(torch.float16).float()
     return halves[..., 0], halves[..., 1] if kind in MINIMA else None
-
-
-def _fields(x: torch.Tensor, bits: int, width: int) -> torch.Tensor:
-    """Bytes [..., n] as [..., n * 8 / bits] numbers: the lowest bits of `width` bytes, then their next, and so on."""
-    fields = x.int().unflatten(-1, (-1, 1, width)) >> torch.arange(0, 8, bits, dtype=torch.int32)[:, None]
-    return (fields & ((1 << bits) - 1)).flatten(-3)
-
-
-def _six_bits(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The eight scales and minima [..., 8] in the twelve bytes of a superblock."""
-    first, second, both = x.split(4, -1)
-    scales = torch.cat([first & 63, both & 15 | first >> 6 << 4], -1)
-    return scales, torch.cat([second & 63, both >> 4 | second >> 6 << 4], -1)
 
 
 def rows_of_blocks(raw: torch.Tensor, kind: str, outputs: int, depth: int) -> torch.Tensor:

@@ -82,8 +82,6 @@ def gumbel_argmax(weights: torch.Tensor, keys: torch.Tensor, tokens: torch.Tenso
         raise ValueError(f"expected weights [N, V'] and keys [N], got {weights.shape} and {keys.shape}")
     if weights.dtype == torch.float32 and native.fits(weights):
         return torch.ops.outrider.gumbel_argmax(weights.contiguous(), keys.contiguous(), tokens)
-    if weights.dtype == torch.float32 and cuda.fits(weights):
-        return torch.ops.outrider_cuda.gumbel_argmax(weights, keys, tokens)
     return torch_gumbel_argmax(weights, keys, tokens)
 
 

@@ -1,4 +1,4 @@
-"""The seeded draw: noise with the bits of `outrider.kernels.noise`, and tokens drawn with it (Gumbel-max).
+"""The noise of the seeded draw, with the bits of `outrider.kernels.noise`; the kernels that draw are its callers.
 
 Launched with `enable_fp_fusion=False` (`BITS`): a product and a sum that become one instruction round once instead of
 twice, and the noise would no longer have the bits that it has on a CPU.
@@ -130,67 +130,3 @@ def uniforms(keys: torch.Tensor, count: int) -> torch.Tensor:
 @uniforms.register_fake
 def _(keys: torch.Tensor, count: int) -> torch.Tensor:
     return keys.new_empty(len(keys), count, dtype=torch.float64)
-
-
-@triton.jit(do_not_specialize=["width", "chunks"])
-def draw_kernel(
-    weights, keys, tokens, scores, columns, width, row_stride, chunks, NAMED: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Program (row, chunk): the smallest E / w of its columns. Reads 4 bytes a column (12 with names), writes 12."""
-    row, chunk = tl.program_id(0), tl.program_id(1)
-    key = tl.load(keys + row)
-    best = tl.full([BLOCK], float("inf"), tl.float64)
-    place = tl.full([BLOCK], 2**31 - 1, tl.int32)
-    for start in range(chunk * CHUNK, tl.minimum(chunk * CHUNK + CHUNK, width), BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        weight = tl.load(weights + row.to(tl.int64) * row_stride + column, mask=column < width, other=0.0)
-        token = column.to(tl.int64)
-        if NAMED:
-            token = tl.load(tokens + column, mask=column < width, other=0)
-        score = tl.where(weight > 0, exponential(key, token) / weight.to(tl.float64), float("inf"))
-        better = score < best
-        best, place = tl.where(better, score, best), tl.where(better, column, place)
-    score, column = least(best, place)
-    tl.store(scores + row * chunks + chunk, score)
-    tl.store(columns + row * chunks + chunk, column)
-
-
-@triton.jit(do_not_specialize=["chunks"])
-def drawn_kernel(scores, columns, drawn, chunks, CHUNKS: tl.constexpr):
-    """Program r: row r's best of its chunks; column 0 where every weight is 0. Reads 12 bytes a chunk."""
-    row, i = tl.program_id(0), tl.arange(0, CHUNKS)
-    found = tl.load(scores + row * chunks + i, mask=i < chunks, other=float("inf"))
-    _, column = least(found, tl.load(columns + row * chunks + i, mask=i < chunks, other=0))
-    tl.store(drawn + row, tl.where(column == NOBODY, 0, column).to(tl.int64))
-
-
-@torch.library.custom_op("outrider_cuda::gumbel_argmax", mutates_args=())
-def gumbel_argmax(weights: torch.Tensor, keys: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor:
-    rows, width = weights.shape
-    parts = chunks(width)
-    scores = torch.empty((rows, parts), dtype=torch.float64, device=weights.device)
-    columns = torch.empty((rows, parts), dtype=torch.int32, device=weights.device)
-    drawn = torch.empty_like(keys)
-    if rows:
-        weights = weights if weights.stride(1) == 1 else weights.contiguous()
-        sizes = width, weights.stride(0), parts
-        draw_kernel[(rows, parts)](
-            weights,
-            keys.contiguous(),
-            keys if tokens is None else tokens,
-            scores,
-            columns,
-            *sizes,
-            NAMED=tokens is not None,
-            CHUNK=CHUNK,
-            BLOCK=BLOCK,
-            **BITS,
-        )
-        drawn_kernel[(rows,)](scores, columns, drawn, parts, CHUNKS=max(2, triton.next_power_of_2(parts)), num_warps=1)
-    return drawn
-
-
-@gumbel_argmax.register_fake
-def _(weights: torch.Tensor, keys: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor:
-    return torch.empty_like(keys)

@@ -25,7 +25,76 @@ from typing import NamedTuple
 
 import torch
 
-from outrider.kernels.blocks import BLOCK, Unpacked, block_depth, unpack
+from outrider.kernels.blocks import BLOCK, KINDS, _shared, block_depth, rows_of_blocks
+
+NONLINEAR = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
+"""Numbers of the codes of IQ4_NL and IQ4_XS."""
+FLOATS_OF_FOUR_BITS = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])
+"""Numbers of the codes of MXFP4, doubled."""
+
+
+class Unpacked(NamedTuple):
+    """The numbers in a weight's blocks of B neighbours in depth.
+
+    codes: [outputs, depth] signed integers. d: [outputs, depth / B] float32. m: the same, zero points of groups; None
+    without. scales, minima: of the sub-blocks [outputs, depth / B, sub-blocks] integers; None without.
+    """
+
+    codes: torch.Tensor
+    d: torch.Tensor
+    m: torch.Tensor | None
+    scales: torch.Tensor | None
+    minima: torch.Tensor | None
+
+
+def unpack(raw: torch.Tensor, kind: str, outputs: int, depth: int) -> Unpacked:
+    """The numbers in these blocks, as they are stored; codes looked up in their table."""
+    blocks = rows_of_blocks(raw, kind, outputs, depth).view(outputs, -1, KINDS[kind])
+    d, m = _shared(blocks, kind)
+    scales = minima = None
+    match kind:
+        case "Q2_K":
+            scales, minima = blocks[..., :16] & 15, blocks[..., :16] >> 4
+            codes = _fields(blocks[..., 16:80], 2, 32)
+        case "Q3_K":
+            scales = _fields(blocks[..., 96:104], 4, 8) + _fields(blocks[..., 104:108], 2, 4) * 16 - 32
+            codes = _fields(blocks[..., 32:96], 2, 32) + _fields(blocks[..., :32], 1, 32) * 4 - 4
+        case "Q4_K" | "Q5_K":
+            scales, minima = _six_bits(blocks[..., 4:16])
+            codes = _fields(blocks[..., -128:], 4, 32)
+            if kind == "Q5_K":
+                codes = codes + _fields(blocks[..., 16:48], 1, 32) * 16
+        case "Q6_K":
+            scales = blocks[..., 192:208].contiguous().view(torch.int8)
+            codes = _fields(blocks[..., :128], 4, 64) + _fields(blocks[..., 128:192], 2, 32) * 16 - 32
+        case "IQ4_XS":
+            scales = _fields(blocks[..., 4:8], 4, 1) + _fields(blocks[..., 2:4], 2, 1) * 16 - 32
+            codes = NONLINEAR[_fields(blocks[..., 8:], 4, 16)]
+        case "Q8_0":
+            codes = blocks[..., 2:].contiguous().view(torch.int8).int()
+        case "Q5_0" | "Q5_1":
+            codes = _fields(blocks[..., -16:], 4, 16) + _fields(blocks[..., -20:-16], 1, 1) * 16
+            codes = codes - 16 if kind == "Q5_0" else codes
+        case _:
+            codes = _fields(blocks[..., -block_depth(kind) // 2 :], 4, 16)
+            table = {"IQ4_NL": NONLINEAR, "MXFP4": FLOATS_OF_FOUR_BITS}.get(kind)
+            codes = codes - 8 if kind == "Q4_0" else codes if table is None else table[codes]
+    return Unpacked(
+        codes.reshape(outputs, depth), d, m, *(None if part is None else part.int() for part in (scales, minima))
+    )
+
+
+def _fields(x: torch.Tensor, bits: int, width: int) -> torch.Tensor:
+    """Bytes [..., n] as [..., n * 8 / bits] numbers: the lowest bits of `width` bytes, then their next, and so on."""
+    fields = x.int().unflatten(-1, (-1, 1, width)) >> torch.arange(0, 8, bits, dtype=torch.int32)[:, None]
+    return (fields & ((1 << bits) - 1)).flatten(-3)
+
+
+def _six_bits(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The eight scales and minima [..., 8] in the twelve bytes of a superblock."""
+    first, second, both = x.split(4, -1)
+    scales = torch.cat([first & 63, both & 15 | first >> 6 << 4], -1)
+    return scales, torch.cat([second & 63, both >> 4 | second >> 6 << 4], -1)
 
 
 class RoundedRows(NamedTuple):

@@ -5,9 +5,9 @@ import torch
 from batches import alone, ragged_attention
 from references import reference_attention
 
-from outrider.kernels.attention import bounded_attention, flat_attention, torch_attention
+from outrider.kernels.attention import KV_CHUNK, bounded_attention, flat_attention, torch_attention
 from outrider.kernels.cpu import native
-from outrider.kernels.flat_batch import KV_CHUNK, FlatBatch
+from outrider.kernels.flat_batch import FlatBatch
 
 RAGGED = ([1, 8, 0, 5, 300, 4, 70], [1, 9, 3, 200, 300, KV_CHUNK, 400])
 OPTIONS = [
@@ -166,6 +166,3 @@ def test_wrong_shapes_are_explained(attention):
         attention(q[:4], k, v, batch, scale=1.0)
     with pytest.raises((ValueError, RuntimeError), match="do not group"):
         attention(q[:, :8], k, v, batch, scale=1.0)
-    short = FlatBatch(batch.qo_indptr, torch.tensor([1, 3]).int(), batch.rows, batch.page_table)
-    with pytest.raises(ValueError, match="request 0"):
-        short.validate()

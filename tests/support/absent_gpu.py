@@ -53,7 +53,7 @@ class Module(_DummyBackendModule):
         yield
 
 
-KERNELS = {"draft_step": 5, "accept": 7, "attention": 2, "gumbel_argmax": 2}
+KERNELS = {"draft_step": 5, "accept": 7, "attention": 2}
 """Launches of our operators, where they are not one; at most, as with a split cache and with q."""
 REQUESTS = {"draft_step": 0, "accept": 0, "attention": 4, "flatten": 0, "admit": 0}
 """The argument with a row for each request, of operators whose kernels depend on their number; acceptance's on whether

@@ -86,8 +86,6 @@ CASES = [
     ),
     Case("streams", noise.streams_kernel, "iiinn", {"BLOCK": noise.SMALL}),
     Case("uniforms", noise.numbers_kernel, "idnn", {"UNIFORM": True, "BLOCK": noise.SMALL}, noise.BITS),
-    Case("seeded draw", noise.draw_kernel, "fiidjnNn", {"NAMED": False} | ROW, EXACT),
-    Case("seeded draw, chunks", noise.drawn_kernel, "djin", {"CHUNKS": 32}, {"num_warps": 1}),
     Case("logits of a chunk", rules.chunk_kernel, "fiifffjfnNn", GIVEN | ROW | SPANS),
     Case(
         "rules of a row", rules.rules_kernel, "fiififfffjfjffjjjnNn",

@@ -1,16 +1,13 @@
-"""Noise with the bits of the CPU's, and tokens drawn with it."""
+"""Noise with the bits of the CPU's."""
 
 import kernel_probes
 import torch
-from gpu_device import INTERPRETED, differing, examples, moved
-from hypothesis import given
-from hypothesis import strategies as st
+from gpu_device import INTERPRETED, differing, moved
 
 from outrider.kernels.cuda import noise
 from outrider.kernels.noise import (
     Purpose,
     torch_exponentials,
-    torch_gumbel_argmax,
     torch_numbers,
     torch_streams,
     torch_uniforms,
@@ -37,20 +34,3 @@ def test_bits_of_keys_and_numbers():
         assert differing(noise.streams(*moved((seeds, positions)), int(purpose)), keys) == 0
     assert differing(noise.substreams(moved(keys[0]), 7), torch_numbers(keys[0], 7)) == 0
     assert differing(noise.uniforms(moved(keys[0]), 7), torch_uniforms(keys[0], 7)) == 0
-
-
-@examples()
-@given(
-    rows=st.sampled_from([1, 3, 20]),
-    width=st.sampled_from([1, 5, 1024, 1025, 9000, 20000, *VOCABULARY]),
-    named=st.booleans(),
-    seed=st.integers(0, 2**31),
-)
-def test_draws_the_same_columns(rows, width, named, seed):
-    generator = torch.Generator().manual_seed(seed)
-    weights = torch.rand(rows, width + 3, generator=generator)[:, :width] ** 8
-    weights[torch.rand(rows, width, generator=generator) < 0.3] = 0
-    weights[0] = 0  # nothing to draw from: column 0, as by torch
-    tokens = torch.randperm(200_000, generator=generator)[:width].sort().values if named else None
-    arrays = weights, some_keys(rows, seed=seed), tokens
-    assert differing(noise.gumbel_argmax(*moved(arrays)), torch_gumbel_argmax(*arrays)) == 0

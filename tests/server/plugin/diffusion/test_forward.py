@@ -69,7 +69,9 @@ def test_every_token_sees_its_block_and_what_is_before(
     batch = Batch()
     batch.rows, batch.starts, batch.tables = some(batch.rows, chosen), batch.starts[chosen], batch.tables[chosen]
     flat = flatten(batch.rows, target, batch.page_table)
-    flat.batch.validate()
+    lens = flat.batch.qo_indptr.diff()
+    assert flat.batch.tokens == len(flat.tokens)
+    assert (lens <= flat.batch.kv_lens).all()
     q = torch.randn(len(flat.tokens), HEADS, WIDTH, generator=torch.Generator().manual_seed(1))
     found = flat_attention(q, batch.k, batch.v, flat.batch, scale=WIDTH**-0.5, causal=flat.causal)
     for row in range(len(batch.rows)):
