@@ -115,27 +115,7 @@ def _accepted(batch: Verification, decided: torch.Tensor) -> tuple[torch.Tensor,
         found, scale = kept_drafts(batch)
         kept = torch.where(decided, kept, found)
         final = torch.where(decided, final, draw_each(batch, kept, scale))
-    return _ended(batch.tokens, kept, final)
-
-
-def accept_wanted(
-    tokens: torch.Tensor, verify_lens: torch.Tensor, first_row: torch.Tensor, wanted: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`accept` where all requests are decided, with the same shapes whatever the lengths, as a CUDA graph wants.
-
-    first_row: [R] int64, of each request in wanted [B]; nothing is asked of the rows behind the last request's.
-    """
-    steps = torch.arange(tokens.shape[1], device=tokens.device)
-    verified = steps < verify_lens[:, None]
-    tokens = tokens.where(verified, 0)
-    keep = (wanted[first_row[:, None] + steps.where(verified, 0)] == tokens) & verified
-    kept = keep.long().cumprod(1).sum(1)
-    return _ended(tokens, kept, wanted[first_row + kept])
-
-
-def _ended(tokens: torch.Tensor, kept: torch.Tensor, final: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """accept_lens and out: the first `kept` [R] of tokens [R, gamma], then the final ones [R]."""
-    out = torch.nn.functional.pad(tokens, (0, 1)).scatter(1, kept[:, None], final[:, None])
+    out = torch.nn.functional.pad(batch.tokens, (0, 1)).scatter(1, kept[:, None], final[:, None])
     return kept + 1, out.masked_fill(torch.arange(tokens.shape[1] + 1, device=tokens.device) > kept[:, None], 0)
 
 

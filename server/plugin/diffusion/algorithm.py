@@ -44,10 +44,9 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """states: [N, B] after it. tokens, confidence: [M] of the masked places before it, as of `policy.predict`."""
+    """states: [N, B] after it. confidence: [M] of the masked places before it, as of `policy.predict`."""
 
     states: torch.Tensor
-    tokens: torch.Tensor
     confidence: torch.Tensor
 
 
@@ -121,7 +120,7 @@ class BlockDiffusion(DllmAlgorithm):
         drawn, chances = predict(logits, own, keys, self.mask_id)
         tokens, confidence = rows.tokens.clone(), torch.zeros(masked.shape)
         tokens[masked], confidence[masked] = drawn, chances
-        return Step(step(self.policy, rows.tokens, tokens, confidence, self.mask_id), drawn, chances)
+        return Step(step(self.policy, rows.tokens, tokens, confidence, self.mask_id), chances)
 
 
 def seed_of(req: Any) -> int:

@@ -11,19 +11,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from outrider.kernels.sampling import Rules
+from outrider.kernels.noise import torch_exponentials
+from outrider.kernels.sampling import Rules, likeliest, target_probs
 from outrider.scheduler.draft_graphs.graph import DraftGraph
 from outrider.scheduler.draft_graphs.planning import Acceptance, RoundCost, RoundView, StatePlanner
 
 from ..options import RequestOptions
 from .algorithm import Step
-from .candidates import likely_tokens
 from .drafts import BlockOutcome, Draft
 from .forward import BlockRows
 from .policy import noise_keys, steps_of
 from .proposals import Prediction, Proposals, propose
 from .recording import RANKS
 
+HEAD = 16
+"""Most probable tokens among which noise chooses those of a sampled request's drafts."""
 _names = itertools.count()
 
 
@@ -248,8 +250,7 @@ class Drafting:
         if any(one.served[number].options.replayed for number in going):
             count = max(count, RANKS)
         said = place[which, where]
-        drawn = step.tokens[said], step.confidence[said]
-        best, chances = likely_tokens(logits[said], rules, keys, count, drawn)
+        best, chances = likely_tokens(logits[said], rules, keys, count, step.confidence[said])
         tokens = torch.zeros(*newest.shape, count, dtype=torch.int64)
         probabilities = torch.zeros(*newest.shape, count)
         tokens[which, where], probabilities[which, where] = best, chances
@@ -279,3 +280,28 @@ class Drafting:
             return 0.0
         self.planner.observe_deciding(seconds, open_blocks)
         return seconds
+
+
+def likely_tokens(
+    logits: torch.Tensor,
+    rules: Rules,
+    keys: torch.Tensor,
+    count: int,
+    confidence: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens [M, count] int64, the likeliest first, and their probabilities [M, count] float32 from logits [M, V].
+
+    rules: M of each. keys: [M], of the noise that the next step draws these tokens with: a sampled request's come in
+    the order in which this noise prefers them, so that the first is what it draws unless the distribution changes.
+    confidence: [M] as of `policy.predict`, at temperature 0 the first one's probability.
+    """
+    greedy = rules.temperatures <= 0
+    if bool(greedy.all()):
+        scores, tokens = likeliest(logits, min(count, logits.shape[1]))
+        return tokens, confidence[:, None] * (scores - scores[:, :1]).exp()
+    head = min(max(HEAD, count), logits.shape[1])
+    warm = Rules(rules.temperatures.masked_fill(greedy, 1.0), *rules[1:])
+    probs, tokens = target_probs(logits, *warm).topk(head, 1)
+    waits = torch_exponentials(keys, tokens).masked_fill(greedy[:, None], 1.0) / probs.double()
+    order = waits.argsort(dim=1, stable=True)[:, :count]
+    return tokens.gather(1, order), probs.gather(1, order)
