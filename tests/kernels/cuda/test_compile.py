@@ -20,7 +20,7 @@ def test_compiles_without_spills(name):
 
 def test_the_noise_is_rounded_after_every_operation():
     fused = r"fma\.rn\.f64"
-    drawn = BY_NAME["seeded draw"]
+    drawn = BY_NAME["draft block, draw and q"]
     ptx = compiled(drawn, 90).asm["ptx"]
     assert "div.rn.f64" in ptx
     assert not re.search(fused, ptx)
