@@ -173,6 +173,7 @@ def expand(raw: torch.Tensor, kind: str, outputs: int, depth: int) -> torch.Tens
     blocks = rows.view(outputs, -1, KINDS[kind])
     if kind.startswith("GROUPS_"):
         scales, zeros = _shared(blocks, kind)
+        assert zeros is not None
         pairs = blocks[..., 4:].unflatten(-1, (-1, 1, BLOCK // 2))
         codes = torch.cat([pairs & 15, pairs >> 4], -2).flatten(-3)
         numbers = (codes - zeros[..., None]) * scales[..., None] + 0.0  # no -0, whatever a scale's sign
