@@ -25,6 +25,8 @@ SOCKET_PATH = 107
 """Bytes of a socket's path, at most: Linux, unix(7)."""
 SOCKET_NAME = 60
 """Bytes of it that a server's own folder and the names in it take."""
+CLOCK_SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+SLOW_CLOCKS = ("hpet", "acpi_pm", "jiffies", "refined-jiffies")
 
 
 def processors() -> Iterator[Finding]:
@@ -116,8 +118,12 @@ def _first_line(command: list[str]) -> str:
 
 def clock() -> Iterator[Finding]:
     now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    source = CLOCK_SOURCE.read_text().strip() if CLOCK_SOURCE.exists() else ""
     if time.time() < Path(__file__).stat().st_mtime:
         yield problem("clock", f"{now}, before this program was installed", "set it: `timedatectl set-ntp true`")
+    elif source in SLOW_CLOCKS:
+        remedy = f"let the kernel use tsc or kvm-clock (see {CLOCK_SOURCE.with_name('available_clocksource')})"
+        yield warning("clock", f"{now}; its source {source} is slow to read, which every step does", remedy)
     else:
         yield ok("clock", now)
 

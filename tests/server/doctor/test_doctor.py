@@ -136,6 +136,16 @@ def test_a_temporary_folder_whose_path_is_too_long(tmp_path: Path, monkeypatch: 
     assert "TMPDIR" in only(machine.temporary(), Status.PROBLEM).remedy
 
 
+@pytest.mark.parametrize(("source", "status"), [("hpet", Status.WARNING), ("tsc", Status.OK), (None, Status.OK)])
+def test_a_clock_that_is_slow_to_read(
+    source: str | None, status: Status, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "CLOCK_SOURCE", tmp_path / "current_clocksource")
+    if source is not None:
+        machine.CLOCK_SOURCE.write_text(f"{source}\n")
+    assert (source == "hpet") == ("hpet" in only(machine.clock(), status).message)
+
+
 def test_a_clock_that_was_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.time, "time", lambda: 0.0)
     assert "timedatectl" in only(machine.clock(), Status.PROBLEM).remedy
