@@ -2,7 +2,7 @@
 
 Decode and verify reduce over the cache in chunks of fixed size and fixed order, so that in float32 the result
 of a token does not depend on the other tokens of its batch: speculative and plain decoding see the same
-numbers. The torch version has BLAS calls of one shape for that on the CPU, see `invariance`.
+numbers. The torch version has BLAS calls of one shape for that on the CPU, see `linear`.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def torch_attention(
     """`flat_attention` without compiled kernels, on any device.
 
     The queries of a long extend share a gather of their keys; each other query has its own. In float32 on the CPU these
-    have calls of their own, of one shape, to `product`, any BLAS; see `invariance`. options: `flat_attention`'s others.
+    have calls of their own, of one shape, to `product`, any BLAS; see `linear`. options: `flat_attention`'s others.
     """
     _check(q, k_pool, v_pool, batch)
     out = q.new_empty(q.shape[0], q.shape[1], v_pool.shape[2])

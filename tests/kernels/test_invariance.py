@@ -13,10 +13,9 @@ import torch
 from batches import alone, ragged_attention
 from references import reference_linear
 
-from outrider.kernels import invariance
+from outrider.kernels import linear
 from outrider.kernels.attention import torch_attention
-from outrider.kernels.invariance import count_places
-from outrider.kernels.linear import ROW_BLOCK, invariant_linear
+from outrider.kernels.linear import ROW_BLOCK, count_places, invariant_linear
 
 DEPTH, OUTPUTS = 24, 10
 
@@ -24,10 +23,10 @@ DEPTH, OUTPUTS = 24, 10
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The state of a process that has not multiplied yet."""
-    monkeypatch.setattr(invariance, "_found", {})
-    invariance._warn_slow.cache_clear()
+    monkeypatch.setattr(linear, "_found", {})
+    linear._warn_slow.cache_clear()
     yield
-    invariance._warn_slow.cache_clear()
+    linear._warn_slow.cache_clear()
 
 
 def integers(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -114,7 +113,7 @@ def test_a_shape_is_tried_once_and_slowness_told_once(caplog: pytest.LogCaptureF
         assert x.data_ptr() % 64 == 0
         return x @ weight.T + by_place(1)(x)
 
-    with caplog.at_level(logging.WARNING, invariance.__name__):
+    with caplog.at_level(logging.WARNING, linear.__name__):
         for seed in range(3):
             invariant_linear(integers(2, DEPTH), integers(OUTPUTS, DEPTH, seed=seed), product=product)
         invariant_linear(integers(2, DEPTH), integers(OUTPUTS + 1, DEPTH), product=product)

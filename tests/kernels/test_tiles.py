@@ -12,7 +12,7 @@ from batches import alone, ragged_attention
 from instruction_sets import TILE_SETS, before_a_guard
 
 from outrider.kernels.attention import flat_attention
-from outrider.kernels.cpu import build, native, proof
+from outrider.kernels.cpu import build, native
 from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.linear import pack, packed_linear
 
@@ -166,7 +166,7 @@ def test_tiles_are_proved_once(tmp_path, monkeypatch, caplog, script, proved, wa
     program.chmod(0o755)
     for _ in range(2):
         caplog.clear()
-        assert proof.tiles_proved(library) is proved
+        assert native.tiles_proved(library) is proved
         assert [warning in r.getMessage() for r in caplog.records] == [True] * (not proved)
     assert runs.read_text() == "once\n"
 
