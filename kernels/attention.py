@@ -9,20 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
 
 import torch
 
 from .cpu import native
 from .cuda import native as cuda
-from .flat_batch import FlatBatch
+from .flat_batch import KV_CHUNK, QUERY_TILE, FlatBatch, Tiles
+from .linear import usable_places
 
 MOST_CUDA_HEAD = 512
 """Numbers of a head at most that the Triton kernel takes: more do not fit a multiprocessor's shared memory."""
-KV_CHUNK = 128
-"""Positions of one reduction step; fixed, since the order of the sums depends on it."""
-LONG_EXTEND = 64
-"""Queries of a request from which on the torch version gathers its keys once for all of them."""
 MASKED = -1e30
 """Score of an unseen position: finite, so that a row that has seen nothing yet yields no NaN."""
 
@@ -84,23 +80,50 @@ def flat_attention(
 
 
 def bounded_attention(
-    q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, batch: FlatBatch, **options: Any
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    batch: FlatBatch,
+    *,
+    scale: float,
+    causal: bool = True,
+    window: int = -1,
+    logit_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`flat_attention` on any device and without waiting for it, for a batch whose bounds are known.
 
-    Rows of q behind `qo_indptr` are padding, and what comes out for them is arbitrary. options: `flat_attention`'s.
+    Online softmax over as many chunks as the bound of the cache asks for, of as many queries as that of the queries.
+    Rows of q behind `qo_indptr` are padding, and what comes out for them is arbitrary.
     """
     most, longest = batch.most_queries, batch.longest
     if most is None or longest is None:
         raise ValueError("bounded attention needs a batch with most_queries and longest")
-    begins, kv_lens, columns = batch.qo_indptr[:-1].long(), batch.kv_lens.long(), torch.arange(most, device=q.device)
-    queries = (begins[:, None] + columns).clamp(max=len(q) - 1)
-    positions = (kv_lens - batch.qo_indptr.diff().long())[:, None] + columns
-    blocks = _Blocks(queries, positions, batch.rows, kv_lens, longest)
-    out = _attend(q, k_pool, v_pool, batch.page_table, blocks, multiply=torch.matmul, **options)
+    requests, kv_heads, group = batch.requests, k_pool.shape[1], q.shape[1] // k_pool.shape[1]
+    begins, kv_lens = batch.qo_indptr[:-1].long(), batch.kv_lens.long()
+    q_lens = batch.qo_indptr.diff().long()
+    columns = torch.arange(most, device=q.device)
+    rows = (begins[:, None] + columns).clamp(max=len(q) - 1)
+    position = (kv_lens - q_lens)[:, None] + columns  # [R, Q]
+    queries = (q[rows].float() * scale).view(requests, most, kv_heads, group, -1).permute(0, 2, 1, 3, 4).flatten(2, 3)
+    peak = queries.new_full((*queries.shape[:3], 1), MASKED)
+    mass, out = torch.zeros_like(peak), queries.new_zeros(*queries.shape[:3], v_pool.shape[2])
+    for start in range(0, longest, KV_CHUNK):
+        span = torch.arange(start, start + KV_CHUNK, device=q.device)
+        slots = batch.page_table[batch.rows[:, None], torch.minimum(span, kv_lens[:, None] - 1)].long()
+        scores = _capped(queries @ k_pool[slots].float().permute(0, 2, 3, 1), logit_cap)
+        seen = (span < kv_lens[:, None, None]).expand(-1, most, -1)
+        if causal:
+            seen = seen & (span <= position[:, :, None])
+        if window >= 0:
+            seen = seen & (span >= position[:, :, None] - window)
+        scores = scores.masked_fill(~seen[:, None].repeat_interleave(group, 2), MASKED)
+        peak, mass, out = _add_chunk(scores, v_pool[slots].float(), peak, mass, out, torch.matmul)
+    mass = mass + _mass_of(sinks, kv_heads, most, peak)
+    out = (out / mass).view(requests, kv_heads, most, group, -1).permute(0, 2, 1, 3, 4).flatten(2, 3)
     place = torch.arange(len(q), device=q.device)
-    request = torch.searchsorted(batch.qo_indptr[1:].long(), place, right=True).clamp(max=batch.requests - 1)
-    return out[request, (place - begins[request]).clamp(max=most - 1)]
+    request = torch.searchsorted(batch.qo_indptr[1:].long(), place, right=True).clamp(max=requests - 1)
+    return out[request, (place - begins[request]).clamp(max=most - 1)].to(q.dtype)
 
 
 def torch_attention(
@@ -109,34 +132,31 @@ def torch_attention(
     v_pool: torch.Tensor,
     batch: FlatBatch,
     *,
+    scale: float,
     causal: bool = True,
+    window: int = -1,
+    logit_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
     product: BatchedProduct = torch.bmm,
-    **options: Any,
 ) -> torch.Tensor:
-    """`flat_attention` without compiled kernels, on any device.
+    """`flat_attention` without compiled kernels, on any device: no loop over tokens.
 
-    The queries of a long extend share a gather of their keys; each other query has its own. In float32 on the CPU these
-    have calls of their own, of one shape, to `product`, any BLAS; see `linear`. options: `flat_attention`'s others.
+    In float32 on the CPU each tile has calls of its own, of one shape, to `product`, any BLAS; see `linear`.
     """
     _check(q, k_pool, v_pool, batch)
     out = q.new_empty(q.shape[0], q.shape[1], v_pool.shape[2])
-    long = batch.qo_indptr.diff() >= LONG_EXTEND
-    for r in long.nonzero()[:, 0].tolist():
-        own = torch.arange(*batch.host_indptr[r : r + 2], device=q.device)
-        length = batch.kv_lens[r : r + 1].long()
-        extend = _Blocks(own[None], batch.positions[own][None], batch.rows[r : r + 1], length, int(length))
-        out[own] = _attend(
-            q, k_pool, v_pool, batch.page_table, extend, causal=causal, multiply=torch.matmul, **options
-        )[0]
-    tokens = (~long)[batch.requests_of_tokens].nonzero()[:, 0]
-    if not len(tokens):
-        return out
-    exact = q.dtype == torch.float32 and q.device.type == "cpu"
-    request, positions = batch.requests_of_tokens[tokens], batch.positions[tokens]
-    kv_lens = positions + 1 if causal else batch.kv_lens.long()[request]
-    each = _Blocks(tokens[:, None], positions[:, None], batch.rows[request], kv_lens, int(kv_lens.max()))
-    multiply = partial(_multiply_one_by_one, product) if exact else torch.matmul
-    out[tokens] = _attend(q, k_pool, v_pool, batch.page_table, each, causal=causal, multiply=multiply, **options)[:, 0]
+    per_tile, multiply = QUERY_TILE, torch.matmul
+    if q.dtype == torch.float32 and q.device.type == "cpu":
+        per_tile, multiply = _usable_queries(q, k_pool, v_pool, product), partial(_multiply_one_by_one, product)
+    special = logit_cap > 0 or sinks is not None  # torch's fused attention has neither
+    tiles = batch.tiles(per_tile, causal=causal, long_too=special)
+    if tiles.counts:
+        out[tiles.tokens] = _tiled_attention(
+            q, k_pool, v_pool, batch.page_table, tiles, scale, causal, window, logit_cap, sinks, multiply
+        )
+    for r in () if special else batch.long_requests:
+        start, stop = batch.host_indptr[r : r + 2]
+        out[start:stop] = _request_attention(q[start:stop], k_pool, v_pool, batch, r, scale, causal, window)
     return out
 
 
@@ -155,59 +175,67 @@ def _check(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, batch: F
         raise ValueError(f"q has {q.shape[0]} rows, qo_indptr ends at {batch.tokens}")
 
 
+def _usable_queries(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, product: BatchedProduct) -> int:
+    """Queries of a tile that may differ without the bits of one depending on its place in the tile."""
+    kv_heads, group = k_pool.shape[1], q.shape[1] // k_pool.shape[1]
+
+    def usable(name: str, width: int, pool: torch.Tensor, order: tuple[int, int, int]) -> int:
+        def multiply(tile: torch.Tensor) -> torch.Tensor:
+            """[QUERY_TILE, Hkv, group, width] as `_tiled_attention` multiplies it."""
+            cached = torch.randn(KV_CHUNK, *pool.shape[1:], generator=torch.Generator().manual_seed(1))
+            rows = tile.transpose(0, 1).reshape(kv_heads, QUERY_TILE * group, width)
+            return product(rows, cached.permute(order)).view(kv_heads, QUERY_TILE, group, -1).transpose(0, 1)
+
+        shape = name, product, group, pool.shape[1:]
+        return usable_places(shape, multiply, q.new_empty(QUERY_TILE, kv_heads, group, width))
+
+    return min(usable("scores", q.shape[2], k_pool, (1, 2, 0)), usable("sums", KV_CHUNK, v_pool, (1, 0, 2)))
+
+
 def _multiply_one_by_one(product: BatchedProduct, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """[T, Hkv, M, K] times [T, Hkv, K, N]: [T, Hkv, M, N]; all left ones are aligned alike."""
-    return torch.stack([product(one.clone(), other) for one, other in zip(left, right, strict=True)])
+    """[T, Hkv, M, K] times [T, Hkv, K, N]: [T, Hkv, M, N]."""
+    return torch.stack([product(one, other) for one, other in zip(left, right, strict=True)])
 
 
-class _Blocks(NamedTuple):
-    """R blocks of Q queries that see keys of one request each.
-
-    queries, positions: [R, Q] int64, rows of q and their positions in the sequence. rows: [R], of the page table.
-    kv_lens: [R] int64. longest: a bound of these.
-    """
-
-    queries: torch.Tensor
-    positions: torch.Tensor
-    rows: torch.Tensor
-    kv_lens: torch.Tensor
-    longest: int
-
-
-def _attend(
+def _tiled_attention(
     q: torch.Tensor,
     k_pool: torch.Tensor,
     v_pool: torch.Tensor,
     page_table: torch.Tensor,
-    blocks: _Blocks,
-    *,
-    multiply: BatchedProduct,
+    tiles: Tiles,
     scale: float,
-    causal: bool = True,
-    window: int = -1,
-    logit_cap: float = 0.0,
-    sinks: torch.Tensor | None = None,
+    causal: bool,
+    window: int,
+    logit_cap: float,
+    sinks: torch.Tensor | None,
+    multiply: BatchedProduct,
 ) -> torch.Tensor:
-    """[R, Q, Hq, Dv], by an online softmax over fixed chunks. Those in which a query sees nothing do not change it."""
-    (requests, most), kv_heads, group = blocks.queries.shape, k_pool.shape[1], q.shape[1] // k_pool.shape[1]
-    queries = (q[blocks.queries].float() * scale).view(requests, most, kv_heads, group, -1)
-    queries = queries.permute(0, 2, 1, 3, 4).flatten(2, 3)
-    peak = queries.new_full((*queries.shape[:3], 1), MASKED)
-    mass, out = torch.zeros_like(peak), queries.new_zeros(*queries.shape[:3], v_pool.shape[2])
-    kv_lens, position = blocks.kv_lens[:, None], blocks.positions[:, :, None]
-    for start in range(0, blocks.longest, KV_CHUNK):
-        span = torch.arange(start, start + KV_CHUNK, device=q.device)
-        slots = page_table[blocks.rows[:, None], torch.minimum(span, kv_lens - 1)].long()
-        scores = _capped(multiply(queries, k_pool[slots].float().permute(0, 2, 3, 1)), logit_cap)
-        seen = (span < kv_lens[:, None]).expand(-1, most, -1)
-        if causal:
-            seen = seen & (span <= position)
+    """Online softmax over fixed chunks; tiles are sorted by length, so a chunk concerns a prefix of them."""
+    count, kv_heads, group = tiles.rows.shape[0], k_pool.shape[1], q.shape[1] // k_pool.shape[1]
+    width, head_dim, value_dim = QUERY_TILE * group, q.shape[2], v_pool.shape[2]
+    queries = q[tiles.queries].float().view(count, QUERY_TILE, kv_heads, group, head_dim)
+    queries = (queries * scale).transpose(1, 2).reshape(count, kv_heads, width, head_dim)
+    peak = queries.new_full((count, kv_heads, width, 1), MASKED)
+    mass = queries.new_zeros((count, kv_heads, width, 1))
+    out = queries.new_zeros((count, kv_heads, width, value_dim))
+    steps = torch.arange(KV_CHUNK, device=q.device)
+    for chunk, active in enumerate(tiles.counts):
+        span = steps + chunk * KV_CHUNK
+        safe = torch.minimum(span, tiles.kv_lens[:active, None] - 1)
+        slots = page_table[tiles.rows[:active, None], safe]
+        keys, values = k_pool[slots].float(), v_pool[slots].float()
+        scores = _capped(multiply(queries[:active], keys.permute(0, 2, 3, 1)), logit_cap)
+        position = tiles.positions[:active, :, None]
+        seen = span <= position if causal else (span < tiles.kv_lens[:active, None, None]).expand(-1, QUERY_TILE, -1)
         if window >= 0:
             seen = seen & (span >= position - window)
-        scores = scores.masked_fill(~seen[:, None].repeat_interleave(group, 2), MASKED)
-        peak, mass, out = _add_chunk(scores, v_pool[slots].float(), peak, mass, out, multiply)
-    mass = mass + _mass_of(sinks, kv_heads, most, peak)
-    return (out / mass).view(requests, kv_heads, most, group, -1).permute(0, 2, 1, 3, 4).flatten(2, 3).to(q.dtype)
+        seen = seen[:, None, :, None].expand(-1, -1, -1, group, -1).reshape(active, 1, width, KV_CHUNK)
+        scores = scores.masked_fill(~seen, MASKED)
+        before = peak[:active], mass[:active], out[:active]
+        peak[:active], mass[:active], out[:active] = _add_chunk(scores, values, *before, multiply)
+    mass = mass + _mass_of(sinks, kv_heads, QUERY_TILE, peak)
+    out = (out / mass).view(count, kv_heads, QUERY_TILE, group, value_dim).transpose(1, 2)
+    return out.reshape(count * QUERY_TILE, q.shape[1], value_dim)[tiles.places].to(q.dtype)
 
 
 def _capped(scores: torch.Tensor, logit_cap: float) -> torch.Tensor:
@@ -239,3 +267,33 @@ def _add_chunk(
     weights, decay = torch.exp(scores - top), torch.exp(peak - top)
     mass = mass * decay + weights.sum(-1, keepdim=True)
     return top, mass, out * decay + multiply(weights, values.transpose(1, 2))
+
+
+def _request_attention(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    batch: FlatBatch,
+    request: int,
+    scale: float,
+    causal: bool,
+    window: int,
+) -> torch.Tensor:
+    """A long extend of one request through torch's fused attention, which wants its keys contiguous."""
+    length = batch.host_kv_lens[request]
+    slots = batch.page_table[batch.rows[request], :length].long()
+    i = torch.arange(length - q.shape[0], length, device=q.device)[:, None]
+    j = torch.arange(length, device=q.device)
+    mask = None
+    if window >= 0 or (causal and q.shape[0] < length):
+        mask = ((j <= i) | (not causal)) & ((j >= i - window) | (window < 0))
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q.transpose(0, 1)[None],
+        k_pool[slots].transpose(0, 1)[None],
+        v_pool[slots].transpose(0, 1)[None],
+        attn_mask=mask,
+        is_causal=causal and mask is None,
+        scale=scale,
+        enable_gqa=True,
+    )
+    return out[0].transpose(0, 1)

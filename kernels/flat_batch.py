@@ -1,4 +1,4 @@
-"""A flattened, ragged batch over a paged KV cache: whose queries lie where.
+"""A flattened, ragged batch over a paged KV cache: whose queries lie where, and how they are cut into tiles.
 
 The batch is a row of N query tokens without padding; request r owns rows `qo_indptr[r]:qo_indptr[r + 1]`,
 which are the last positions of its `kv_lens[r]` cached ones (FlashInfer's convention). A prefill chunk, a
@@ -11,6 +11,35 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+
+QUERY_TILE = 4
+"""Queries of one request that share a gather of its keys in the torch version."""
+KV_CHUNK = 128
+"""Positions of one reduction step; fixed, since the order of the sums depends on it."""
+LONG_EXTEND = 64
+"""Queries of a request from which on the torch version gives it a scaled-dot-product call of its own."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Up to `per_tile` neighbouring queries of one request, in order of falling `ends`.
+
+    queries: [T, QUERY_TILE] int64, rows of q; the last query fills the places left over.
+    positions: [T, QUERY_TILE] int64, their positions in the sequence.
+    rows: [T] int64, rows of the page table.  kv_lens: [T] int64.
+    ends: [T] int64, one past the last position any query of the tile sees.
+    tokens: [M] int64, the queries covered; `places`: [M] int64, where each stands in `queries.flatten()`.
+    counts: for every chunk of `KV_CHUNK` positions, how many of the first tiles reach into it.
+    """
+
+    queries: torch.Tensor
+    positions: torch.Tensor
+    rows: torch.Tensor
+    kv_lens: torch.Tensor
+    ends: torch.Tensor
+    tokens: torch.Tensor
+    places: torch.Tensor
+    counts: list[int]
 
 
 @dataclass(frozen=True)
@@ -71,6 +100,12 @@ class FlatBatch:
         first = (self.kv_lens - self.qo_indptr[1:]).long()
         return torch.arange(owner.shape[0], device=owner.device) + first[owner]
 
+    @cached_property
+    def long_requests(self) -> list[int]:
+        """Requests with at least `LONG_EXTEND` queries."""
+        indptr = self.host_indptr
+        return [r for r in range(self.requests) if indptr[r + 1] - indptr[r] >= LONG_EXTEND]
+
     def chunked(self, size: int) -> FlatBatch:
         """The batch whose queries see no position before their own chunk of `size` (Llama 4): a request for each chunk
         that has queries, with the part of the page table that is the chunk's. Causal; made once per step."""
@@ -82,6 +117,17 @@ class FlatBatch:
 
     @cached_property
     def _chunked(self) -> dict[int, FlatBatch]:
+        return {}
+
+    def tiles(self, per_tile: int, *, causal: bool, long_too: bool) -> Tiles:
+        """The batch, or what is left of it without its long requests, cut into tiles; made once per step."""
+        key = per_tile, causal, long_too
+        if key not in self._tiles:
+            self._tiles[key] = _cut(self, *key)
+        return self._tiles[key]
+
+    @cached_property
+    def _tiles(self) -> dict[tuple[int, bool, bool], Tiles]:
         return {}
 
 
@@ -107,3 +153,30 @@ def _by_chunks(batch: FlatBatch, size: int) -> FlatBatch:
         rows=torch.arange(len(parts), device=table.device),
         page_table=table,
     )
+
+
+def _cut(batch: FlatBatch, per_tile: int, causal: bool, long_too: bool) -> Tiles:
+    q_lens = batch.qo_indptr.diff().long()
+    tiled = q_lens if long_too else q_lens.where(q_lens < LONG_EXTEND, 0)
+    per_request = (tiled + per_tile - 1) // per_tile
+    request = torch.repeat_interleave(torch.arange(batch.requests, device=q_lens.device), per_request)
+    first_tile = per_request.cumsum(0) - per_request
+    index = torch.arange(request.shape[0], device=q_lens.device)
+    steps = torch.arange(QUERY_TILE, device=q_lens.device).clamp(max=per_tile - 1)
+    offset = (index - first_tile[request])[:, None] * per_tile + steps
+    clamped = torch.minimum(offset, q_lens[request, None] - 1)
+    queries = batch.qo_indptr[:-1].long()[request, None] + clamped
+    kv_lens = batch.kv_lens.long()[request]
+    positions = (kv_lens - q_lens[request])[:, None] + clamped
+    ends = positions[:, -1] + 1 if causal else kv_lens
+    ends, order = ends.sort(descending=True, stable=True)
+    place = torch.empty_like(order)
+    place[order] = index
+    tokens = (tiled > 0)[batch.requests_of_tokens].nonzero()[:, 0]
+    owner = batch.requests_of_tokens[tokens]
+    within = tokens - batch.qo_indptr.long()[owner]
+    places = place[first_tile[owner] + within // per_tile] * QUERY_TILE + within % per_tile
+    starts = torch.arange(0, batch.max_kv_len, KV_CHUNK, device=q_lens.device)
+    counts = [count for count in (ends[None, :] > starts[:, None]).sum(1).tolist() if count]
+    rows = batch.rows[request[order]]
+    return Tiles(queries[order], positions[order], rows, kv_lens[order], ends, tokens, places, counts)

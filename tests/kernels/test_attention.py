@@ -5,9 +5,9 @@ import torch
 from batches import alone, ragged_attention
 from references import reference_attention
 
-from outrider.kernels.attention import KV_CHUNK, bounded_attention, flat_attention, torch_attention
+from outrider.kernels.attention import bounded_attention, flat_attention, torch_attention
 from outrider.kernels.cpu import native
-from outrider.kernels.flat_batch import FlatBatch
+from outrider.kernels.flat_batch import KV_CHUNK, FlatBatch
 
 RAGGED = ([1, 8, 0, 5, 300, 4, 70], [1, 9, 3, 200, 300, KV_CHUNK, 400])
 OPTIONS = [
