@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from asking import complete, tokens
-from learned_drafters import offer, wait_for_state
+from learned_drafters import offer, wait_for_state, wait_until_tried
 from metrics_page import MetricsPage, documented, metric
 from running import HTTP, Server, wait_until
 from small_target import SmallTarget
@@ -48,7 +48,7 @@ def test_no_text_changes_while_drafters_are_exchanged_and_taken_back(
     offer(folder, "0001", small_target, broken=True, drafter=drafter)
     with ThreadPoolExecutor(1) as pool:  # exchanged while requests run
         while_exchanged = pool.submit(answers, server, some, speculate=True, at_once=2)
-        wait_for_state(folder, in_use="0001")
+        wait_until_tried(folder, "0001")
         assert while_exchanged.result() == plain
     before = metric(server.url, "outrider_request_steps_total")
     while metric(server.url, "outrider_request_steps_total") - before < STEPS - 2 * TOKENS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,21 @@ def offer(folder: Path, name: str, small_target: SmallTarget, *, broken: bool, d
 
 def wait_for_state(folder: Path, **wanted: Any) -> None:
     """Wait until state.json says so."""
+    _wait(folder, lambda found: wanted.items() <= found.items(), wanted)
+
+
+def wait_until_tried(folder: Path, name: str) -> None:
+    """Wait until a drafter is in use; a bad one may be taken back before anybody has looked."""
+    _wait(folder, lambda found: found["in_use"] == name or name in found["refused"], name)
+
+
+def _wait(folder: Path, there: Callable[[dict[str, Any]], bool], wanted: Any) -> None:
     found: dict[str, Any] = {}
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         if (folder / "state.json").is_file():
             found = json.loads((folder / "state.json").read_text())
-            if wanted.items() <= found.items():
+            if there(found):
                 return
         time.sleep(0.1)
     pytest.fail(f"state.json is {found}, not {wanted}")
