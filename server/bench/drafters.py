@@ -34,6 +34,9 @@ from . import harness, record
 STEPS = {"walked": walk, "all": everywhere}
 
 
+MOVED = {"--plot": "--json"}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("drafters", nargs="+", type=Path, metavar="FOLDER", help="drafter folders")

@@ -59,6 +59,9 @@ Asked = dict[str, float]
 """Answers to prompts that were asked one at a time: tokens, decode steps, tau, tokens_per_second."""
 
 
+MOVED = {"--plot": "--json"}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--prompts", type=Path, nargs="+", required=True, metavar="FILE", help=harness.PROMPTS_HELP)

@@ -68,6 +68,14 @@ class Machine(NamedTuple):
     calibration: CalibrationTable | None = None
 
 
+MOVED = (
+    dict.fromkeys(("--arrivals", "--load", "--level", "--level-share"), "outrider bench load")
+    | dict.fromkeys(("--slowdown", "--prefill"), "--cost or --profile")
+    | dict.fromkeys(("--noise", "--overconfidence"), "--recorded, which has the confidences of a real drafter")
+    | {"--seed": "--resamples", "--plot": "--json"}
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog, add = EXAMPLES, parser.add_argument
     costs = parser.add_mutually_exclusive_group()

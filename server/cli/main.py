@@ -106,20 +106,22 @@ def _stopped_as_by_ctrl_c() -> Iterator[None]:
 def add_commands(subparsers: Any, commands: Mapping[str, tuple[str, str]], argv: Sequence[str]) -> None:
     """Add the commands of a table, and the arguments of the one that `argv` chooses.
 
-    Raises UserError for one that a module's `MOVED` table names, with the command that answers its question now.
+    Raises UserError for a command or a flag in its module's `MOVED` table, with what answers its question now.
     """
     chosen = next((word for word in argv if not word.startswith("-")), None)
     for name, (module_name, summary) in commands.items():
         if name != chosen:
             subparsers.add_parser(name, help=summary)
             continue
-        module = importlib.import_module(module_name)
+        module, rest = importlib.import_module(module_name), argv[argv.index(name) + 1 :]
+        moved, nests = getattr(module, "MOVED", {}), hasattr(module, "COMMANDS")
+        for word in (each.partition("=")[0] for each in (rest[:1] if nests else rest)):
+            if word in moved:
+                gone = f"outrider {name} {word}" if nests else word
+                raise UserError(f"`{gone}` is gone: use {moved[word]}")
         parser = subparsers.add_parser(name, help=summary, description=module.__doc__, formatter_class=WideHelp)
-        if hasattr(module, "COMMANDS"):
+        if nests:
             nested = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
-            rest = argv[argv.index(name) + 1 :]
-            if rest and (instead := getattr(module, "MOVED", {}).get(rest[0])):
-                raise UserError(f"`outrider {name} {rest[0]}` is gone: use {instead}")
             add_commands(nested, module.COMMANDS, rest)
         else:
             module.add_arguments(parser)

@@ -13,6 +13,7 @@ from profile_samples import profile
 
 from outrider.profiles import store
 from outrider.server.bench import record
+from outrider.server.bench.simulate import MOVED
 from outrider.server.cli.main import main
 
 QUICK = ["simulate", "--concurrency", "1,16", "--steps", "60", "--output", "30", "--resamples", "2"]
@@ -88,3 +89,9 @@ def test_a_file_that_holds_no_counts_is_refused(
     (tmp_path / "file").write_text(content)
     assert main([*QUICK, "--acceptance", str(tmp_path / "file")]) == 1
     assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", MOVED)
+def test_a_flag_of_before_is_answered_with_what_replaces_it(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--steps", "9", f"{flag}=1"]) == 1
+    assert capsys.readouterr().err == f"outrider: `{flag}` is gone: use {MOVED[flag]}\n"
