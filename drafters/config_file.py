@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 ROPES = {
     "linear": ("factor",),
@@ -44,16 +44,6 @@ class LayerShape:
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
             raise CheckpointError(f"{self.num_heads} query heads do not divide among {self.num_kv_heads} key heads")
-
-    @classmethod
-    def from_json(cls, config: dict[str, Any]) -> Self:
-        """Read a checkpoint's `config.json`; raises CheckpointError naming what is missing or unsupported."""
-        raise NotImplementedError
-
-    @classmethod
-    def read(cls, folder: str | Path) -> Self:
-        """Read `config.json` of a checkpoint folder."""
-        return cls.from_json(read_json(folder))
 
     def layers_json(self) -> dict[str, Any]:
         """The fields of `config.json` that all kinds have."""

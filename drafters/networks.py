@@ -30,7 +30,7 @@ def network_of(config: BlockConfig) -> type[DraftModel]:
 
 def load_any(folder: str | Path, *, dtype: torch.dtype = torch.bfloat16) -> DraftModel:
     """Read a drafter folder of any kind; raises CheckpointError."""
-    return load_as(network_of(BlockConfig.read(folder)), folder, dtype=dtype)
+    return load_as(network_of(BlockConfig.from_json(read_json(folder))), folder, dtype=dtype)
 
 
 def read_config(folder: str | Path) -> Config:

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from outrider.storage.replacing import replace, replacing
 
 from ..base import Rows
-from ..config_file import CheckpointError, check_layers, check_same
+from ..config_file import CheckpointError, check_layers, check_same, read_json
 from .choosing import LatticeChoosing
 from .config import BlockConfig
 from .model import BlockModel, DraftModel
@@ -195,7 +195,7 @@ def load_as(
     make: the network that it is expected to hold.
     """
     folder = Path(folder)
-    config = BlockConfig.read(folder)
+    config = BlockConfig.from_json(read_json(folder))
     if config.kind not in make.kinds:
         raise CheckpointError(f"{folder} holds a {config.kind} drafter, not {' or '.join(make.kinds)}")
     compact = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("outrider_storage") == "int8"
@@ -263,7 +263,7 @@ def read_tensors(folder: str | Path, prefix: str = "") -> dict[str, torch.Tensor
 
 def memory(folder: str | Path, dtype: torch.dtype) -> tuple[int, int]:
     """Bytes that a drafter folder's model takes in `dtype`: of its weights, and of the keys and values of a token."""
-    config = BlockConfig.read(folder)
+    config = BlockConfig.from_json(read_json(folder))
     numbers = config.max_positions * 2 * config.head_dim  # the rotary table
     if config.draft_vocab_size:  # the target's head, cut to it
         numbers += config.draft_vocab_size * config.hidden_size

@@ -18,7 +18,7 @@ from ..block.checkpoint import drafted_tokens, read_tensors, write_folder
 from ..chain.checkpoint import Shape, check_shapes, layer_shapes, mlp_shapes
 from ..chain.drafter import SHARED
 from ..chain.network import ATTENTION, LAYER, ChainWeights
-from ..config_file import CheckpointError, check_same
+from ..config_file import CheckpointError, check_same, read_json
 from .config import EagleConfig
 
 ALIASES = {
@@ -35,7 +35,7 @@ def load(
     folder: str | Path, target_layers: int, *, dtype: torch.dtype = torch.bfloat16, device: str | torch.device = "cpu"
 ) -> ChainWeights:
     """Read a folder for a target of so many layers; raises CheckpointError with what is wrong with it."""
-    config = EagleConfig.read(folder)
+    config = EagleConfig.from_json(read_json(folder))
     tensors = {canonical(name): value for name, value in read_tensors(folder).items()}
     tensors = {name: value for name, value in tensors.items() if not name.startswith(REPEATED)}
     layers, offsets = config.layers_of(target_layers), tensors.pop("d2t", None)
@@ -129,7 +129,7 @@ def stored_shapes(folder: str | Path) -> dict[str, list[int]]:
 
 def memory(folder: str | Path, dtype: torch.dtype) -> tuple[int, int]:
     """Bytes that a head takes in `dtype`: of its weights, and of what it keeps for a token of a text."""
-    config, stored = EagleConfig.read(folder), stored_shapes(folder)
+    config, stored = EagleConfig.from_json(read_json(folder)), stored_shapes(folder)
     numbers = config.max_positions * config.head_dim
     numbers += sum(math.prod(shape) for name, shape in stored.items() if not name.startswith(("d2t", *REPEATED)))
     if "lm_head.weight" not in stored:

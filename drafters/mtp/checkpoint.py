@@ -17,7 +17,7 @@ from ..block.checkpoint import read_tensors
 from ..block.checkpoint import stored_shapes as all_shapes
 from ..chain.checkpoint import Shape, check_shapes, layer_shapes, mlp_shapes
 from ..chain.network import ATTENTION, LAYER, ChainWeights
-from ..config_file import CheckpointError, check_same
+from ..config_file import CheckpointError, check_same, read_json
 from .config import ExpertsConfig, MtpConfig
 
 MLP = f"{LAYER}mlp."
@@ -62,7 +62,7 @@ def gates(config: MtpConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torc
 def is_carried(folder: str | Path) -> bool:
     """True if a target's folder has an MTP layer of an architecture that is built here."""
     try:
-        return bool(stored_shapes(folder, MtpConfig.read(folder)))
+        return bool(stored_shapes(folder, MtpConfig.from_json(read_json(folder))))
     except CheckpointError:
         return False
 
@@ -90,7 +90,7 @@ def canonical(name: str, config: MtpConfig) -> str | None:
 def check_folder(folder: str | Path) -> MtpConfig:
     """Shape of the layer in a target's folder; raises CheckpointError where it has none, or one that is not built
     here."""
-    config = MtpConfig.read(folder)
+    config = MtpConfig.from_json(read_json(folder))
     stored = stored_shapes(folder, config)
     if not stored:
         raise CheckpointError(f"{folder} has no MTP layer: no tensors {config.prefix}*")
@@ -139,7 +139,7 @@ def experts_shapes(experts: ExpertsConfig, size: int, joined: bool) -> dict[str,
 
 def memory(folder: str | Path, dtype: torch.dtype) -> tuple[int, int]:
     """Bytes that a layer takes in `dtype`: of its weights and a head, and of what it keeps for a token of a text."""
-    config = MtpConfig.read(folder)
+    config = MtpConfig.from_json(read_json(folder))
     numbers = config.max_positions * config.rotary_dim + config.vocab_size * config.hidden_size
     numbers += sum(math.prod(shape) for shape in stored_shapes(folder, config).values())
     state = config.hidden_size + 2 * config.num_kv_heads * config.head_dim

@@ -1,7 +1,7 @@
 """Calibrated confidences: temperatures per position, and how good they are.
 
 A confidence c_k = P(x_k is accepted | those before it are) becomes c'_k = sigmoid(logit(c_k) / T_k + b_k). The planner
-needs the size of the products of c', not only their order (DSpark, section 3.2.1). `calibration_fit.py` finds T and b.
+needs the size of the products of c', not only their order (DSpark, section 3.2.1). `fit.py` finds T and b.
 """
 
 from __future__ import annotations

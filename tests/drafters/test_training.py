@@ -33,7 +33,7 @@ from outrider.drafters.training.prompts import BadLine, parse_line, read_samples
 from outrider.drafters.training.start import start_from_target, start_markov
 from outrider.drafters.training.store import FeatureStore, Sequence
 from outrider.drafters.training.target import TargetModel
-from outrider.drafters.training.validate import Chances, everywhere, kept, walk
+from outrider.drafters.training.validate import Chances, kept
 
 
 def arguments(target: Path, prompts: Path, out: Path, *more: str) -> argparse.Namespace:
@@ -318,21 +318,6 @@ def test_dflash_trains(target_folder: Path, prompts: Path, tmp_path: Path) -> No
     assert train.make_recipe(onwards, "dspark").losses(0) == LossWeights(ce=0.1, tv=0.9)
     assert train.run(args) == 0
     assert load(tmp_path / "out" / "drafter").config.kind == "dflash"
-
-
-def test_walk_counts_cycles_and_positions() -> None:
-    # token 0 accepts two and a bonus, token 3 none and a bonus, token 4 would accept more than is left
-    found = walk([2, 9, 9, 0, 4, 9], 6, 4)
-    assert found.cycles == 3
-    assert found.accepted_length == 2.0
-    assert found.tried == (3, 2, 1, 0)
-    assert found.kept == (2, 2, 0, 0)
-
-
-def test_everywhere_counts_a_step_from_each_token() -> None:
-    found = everywhere([2, 9, 0], 3, 2)
-    assert (found.cycles, found.tokens) == (3, 3 + 4)  # no step goes beyond the answer
-    assert (found.tried, found.kept) == ((3, 2), (2, 2))
 
 
 @pytest.mark.parametrize(

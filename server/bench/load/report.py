@@ -119,7 +119,7 @@ def ratio(
     theirs: Sequence[Summary],
     read: Callable[[Summary], float | None] = lambda one: one.throughput,
 ) -> harness.Ratio | None:
-    """What is read of one arm over that of another; None where a round of one is missing or brought nothing."""
+    """Ratio of two arms in what `read` takes of a summary; None where a round of one is missing or brought nothing."""
     found = [[value for one in rounds if (value := read(one)) is not None] for rounds in (ours, theirs)]
     if len(found[0]) != len(found[1]) or not found[1] or min(found[1]) <= 0:
         return None
