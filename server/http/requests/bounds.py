@@ -6,8 +6,9 @@ scheduler. The first thing wrong is the error; a model of types would collect on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pydantic_core
@@ -270,7 +271,8 @@ def _too_many(name: str, found: int, what: str, most: int) -> ApiError:
     return invalid_value(name, f"{name!r} has {found} {what}; {most} are allowed")
 
 
-def ranges_of(model: type, context_length: int, max_choices: int) -> dict[str, Range]:
+@cache
+def ranges_of(model: type, context_length: int, max_choices: int) -> Mapping[str, Range]:
     """Ranges of all numbers of a request of this model."""
     longest = context_length - 1
     # With `echo`, a completion may be its prompt alone, see `validation`.
@@ -286,7 +288,7 @@ def ranges_of(model: type, context_length: int, max_choices: int) -> dict[str, R
     }
 
 
-def check_numbers(body: dict[str, Any], ranges: dict[str, Range]) -> None:
+def check_numbers(body: dict[str, Any], ranges: Mapping[str, Range]) -> None:
     """Raise ApiError for the first number out of its range. What is no number is left to the check of types."""
     for name, range_ in ranges.items():
         check_number(name, body.get(name), range_)

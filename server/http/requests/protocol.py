@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, field_validator
@@ -112,7 +113,7 @@ MEANINGLESS: dict[str, tuple[Any, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Kind:
     """A kind of request. fields: those that it takes. ids: they may hold token ids."""
 
@@ -120,7 +121,7 @@ class Kind:
     fields: frozenset[str]
     ids: bool = False
 
-    @property
+    @cached_property
     def unsupported(self) -> dict[str, str]:
         """Fields that are refused, with the reason."""
         return dict.fromkeys(self.model.model_fields, "leave it out") | UNSUPPORTED
