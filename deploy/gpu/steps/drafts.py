@@ -1,0 +1,132 @@
+"""Step 2: drafts by Qwen3-8B's DSpark drafter as published, with random weights; acceptance; prompt lookup."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from shapes import DSPARK, QWEN3_8B
+from timing import DEVICE, TINY, captured, say, timed, write
+
+from outrider.drafters.base import DraftBatch
+from outrider.drafters.block.config import BlockConfig
+from outrider.drafters.block.drafter import BlockDrafter
+from outrider.drafters.block.model import BlockModel
+from outrider.drafters.ngram import NgramDrafter
+from outrider.kernels.acceptance import Verification, accept_logits
+from outrider.kernels.noise import Purpose, streams, uniforms
+from outrider.kernels.sampling import Rules
+
+CONTEXT = 64 if TINY else 600
+REQUESTS = (1, 2) if TINY else (1, 8, 32, 64)
+ROWS = (8,) if TINY else (8, 32, 128)
+TEXTS = (64,) if TINY else (1024, 8192, 32768)
+DTYPE = torch.float32 if DEVICE == "cpu" else torch.bfloat16
+VOCABULARY = QWEN3_8B["vocab_size"]
+
+
+def batch_of(requests: int, table: torch.Tensor, longest: int, gamma: int) -> DraftBatch:
+    """Greedy requests, each with `longest` tokens in the cache."""
+    numbers = torch.arange(requests, device=DEVICE)
+    return DraftBatch(
+        anchors=numbers + 5,
+        seq_lens=torch.full_like(numbers, longest),
+        page_table=table,
+        rows=numbers + 1,
+        temperatures=torch.zeros(requests, device=DEVICE),
+        keys=torch.randint(1 << 60, (requests, gamma), device=DEVICE),
+        decided=torch.ones(requests, dtype=torch.bool, device=DEVICE),
+        wants_probs=False,
+        all_greedy=True,
+        longest=1 << longest.bit_length(),
+    )
+
+
+def pages(requests: int, each: int) -> torch.Tensor:
+    """A page table [requests + 1, each], whose row 0 is nobody's."""
+    table = torch.arange(1, 1 + (requests + 1) * each, dtype=torch.int32, device=DEVICE).view(-1, each)
+    table[0] = 0
+    return table
+
+
+def drafter() -> BlockDrafter:
+    torch.manual_seed(1)
+    with torch.device(DEVICE):
+        model = BlockModel(BlockConfig.from_json(DSPARK), None)
+        rows = torch.randn(VOCABULARY, QWEN3_8B["hidden_size"], dtype=DTYPE) * 0.02
+    made = BlockDrafter(model.to(DTYPE), embedding=rows, head=rows.clone())
+    made.allocate((max(REQUESTS) + 2) * (CONTEXT + 64))
+    return made
+
+
+@torch.inference_mode()
+def drafting() -> dict[str, Any]:
+    """Microseconds of a draft: by a graph, whose launch the host sees alone, and eagerly."""
+    made, table = drafter(), pages(max(REQUESTS), CONTEXT + 64)
+    batches = {count: batch_of(count, table, CONTEXT, made.gamma) for count in REQUESTS}
+    results: dict[str, Any] = {f"eager, {count}": timed(lambda b=batch: made.propose(b), 50) for count, batch in batches.items()}
+    if DEVICE == "cuda":
+        made.reserve_probs(max(REQUESTS))
+        made.capture(REQUESTS, table)
+        for count, batch in batches.items():
+            results[f"graph, {count}"] = timed(lambda b=batch: made.propose(b), 100)
+            replay = made.graphs._graphs[count][0]
+            results[f"replay alone, {count}"] = timed(replay, 100)
+    return results
+
+
+@torch.inference_mode()
+def acceptance() -> dict[str, Any]:
+    """Microseconds of accepting a batch's tokens, captured as at the end of a verification."""
+    results, gamma = {}, 7
+    for rows in ROWS:
+        requests = rows // (gamma + 1)
+        seeds, anchors = torch.arange(requests, device=DEVICE), torch.arange(requests, device=DEVICE) + 100
+        starts = torch.arange(requests + 1, device=DEVICE) * (gamma + 1)
+        request = torch.arange(rows, device=DEVICE) // (gamma + 1)
+        logits = torch.randn(rows, VOCABULARY, device=DEVICE)
+        drafts = torch.randint(VOCABULARY, (requests, gamma), device=DEVICE)
+        q = torch.rand(requests, gamma, VOCABULARY, device=DEVICE)
+        q /= q.sum(2, keepdim=True)
+        for kind, temperature in (("greedy", 0.0), ("sampled", 1.0)):
+            rules = Rules(torch.full((requests,), temperature, device=DEVICE))
+
+            def run(rules: Rules = rules, greedy: bool = temperature == 0) -> object:
+                batch = Verification(
+                    drafts, torch.full_like(seeds, gamma), starts,
+                    uniforms=uniforms(streams(seeds, anchors, Purpose.ACCEPT), gamma),
+                    final_keys=streams(seeds, anchors, Purpose.FINAL),
+                    decided=torch.full_like(seeds, greedy, dtype=torch.bool), draft_probs=q,
+                )  # fmt: skip
+                return accept_logits(batch, request, logits, rules, streams(seeds[request], request, Purpose.TOKEN))
+
+            results[f"{kind}, {rows} rows"] = timed(captured(run), 50)
+    return results
+
+
+@torch.inference_mode()
+def lookup() -> dict[str, Any]:
+    """Microseconds of looking up 8 requests in their own texts of so many tokens."""
+    results, requests = {}, 2 if TINY else 8
+    for length in TEXTS:
+        made = NgramDrafter(15, device=DEVICE)
+        made.allocate((requests + 2) * (length + 16))
+        made.history.tokens.copy_(torch.randint(2000, made.history.tokens.shape, device=DEVICE))
+        batch = batch_of(requests, pages(requests, length + 16), length, 15)
+        run: Callable[[], object] = lambda m=made, b=batch: m.propose(b)  # noqa: E731
+        results[f"{length} tokens"] = timed(captured(run), 50)
+    return results
+
+
+def main() -> None:
+    results: dict[str, Any] = {}
+    for part in (drafting, acceptance, lookup):
+        results[part.__name__] = part()
+        for name, times in results[part.__name__].items():
+            say(f"{part.__name__:12} {name:24} host {times['host']:9.1f} µs, with the device {times['whole']:9.1f} µs")
+        write("drafts", results, unit="microseconds", shape=DSPARK)
+
+
+if __name__ == "__main__":
+    main()
