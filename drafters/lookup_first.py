@@ -7,7 +7,6 @@ drawn, so that the choice cannot favour one outcome of that draw over another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -27,14 +26,12 @@ class LookupFirst(Wrapper):
     expected_run_length: the model's expected accepted tokens over its chance of the first (`registry.Entry`).
     """
 
-    looks_up = True
-
     def __init__(self, lookup: NgramDrafter, model: Drafter, *, expected_run_length: float):
         if lookup.gamma < model.gamma:
             raise ValueError(f"a lookup is at least as long as the model's drafts, {model.gamma}, not {lookup.gamma}")
         super().__init__(model)
         self.lookup, self.expected_run_length = lookup, expected_run_length
-        self.gamma, self.corpora = lookup.gamma, lookup.corpora
+        self.gamma, self.looks_up, self.corpora = lookup.gamma, True, lookup.corpora
 
     def allocate(self, slots: int) -> None:
         self.lookup.allocate(slots)
@@ -42,12 +39,6 @@ class LookupFirst(Wrapper):
 
     def slot_state(self) -> list[torch.Tensor]:
         return [*self.lookup.slot_state(), *super().slot_state()]
-
-    def reserve_probs(self, requests: int) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        return self.model.reserve_probs(requests)
-
-    def capture(self, sizes: Sequence[int], page_table: torch.Tensor) -> None:
-        self.model.capture(sizes, page_table)
 
     def observe(self, features: Features) -> None:
         self.lookup.observe(features)

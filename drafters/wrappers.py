@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -13,18 +14,25 @@ ROWS = 128
 
 
 class Wrapper(Drafter):
-    """A drafter around `model`."""
+    """A drafter around `model`, which answers every call and attribute that a subclass does not change."""
 
     def __init__(self, model: Drafter):
         self.model = model
         self.gamma, self.target_layers, self.shortens = model.gamma, model.target_layers, model.shortens
         self.assesses_itself, self.reads_output = model.assesses_itself, model.reads_output
+        self.looks_up, self.corpora = model.looks_up, model.corpora
 
     def allocate(self, slots: int) -> None:
         self.model.allocate(slots)
 
     def slot_state(self) -> list[torch.Tensor]:
         return self.model.slot_state()
+
+    def reserve_probs(self, requests: int) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        return self.model.reserve_probs(requests)
+
+    def capture(self, sizes: Sequence[int], page_table: torch.Tensor) -> None:
+        self.model.capture(sizes, page_table)
 
     def observe(self, features: Features) -> None:
         self.model.observe(features)
@@ -37,6 +45,9 @@ class Wrapper(Drafter):
 
     def drop(self, number: int) -> None:
         self.model.drop(number)
+
+    def look_up(self, batch: DraftBatch) -> Draft:
+        return self.model.look_up(batch)
 
 
 class DeferredObserve(Wrapper):

@@ -13,9 +13,10 @@ from typing import Any
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 """Weights of a model that is a folder with config.json."""
 SAMPLE_BYTES = 1 << 20
-STEP_REVISION = 4
-"""Raise it when a change to kernels or worker makes an engine's steps take another time: profiles measured before are
-then refused, and measured anew. A release that leaves steps alone keeps it, and with it everybody's profiles."""
+STEP_REVISION = {"cpu": 4, "cuda": 5}
+"""Raise a device's when a change to kernels or worker makes an engine's steps there take another time: profiles
+measured before are then refused, and measured anew. A release that leaves steps alone keeps it, and with it everybody's
+profiles."""
 EQUAL_STEPS = ({"0.5.21", "0.5.23"},)
 """Sets of SGLang's versions with which a CPU's steps take as long: `outrider bench micro steps` of both in turn. A
 CPU's profile that was measured with one of a set fits the others of it."""

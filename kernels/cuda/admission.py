@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+FEWEST = 64
+"""Requests that a program has room for at least: fewer are not faster, and would be more variants to compile."""
 MOST_ENTRIES = 65536
 """R * gamma of one program, in powers of two: 64 numbers in each of 1024 threads."""
 
@@ -13,6 +15,7 @@ MOST_ENTRIES = 65536
 @triton.jit(
     do_not_specialize=[
         "requests", "gamma", "request_stride", "token_stride", "bound_request_stride", "bound_token_stride",
+        "has_bounds", "has_first",
     ]
 )  # fmt: skip
 def admit_kernel(
@@ -29,8 +32,8 @@ def admit_kernel(
     token_stride,
     bound_request_stride,
     bound_token_stride,
-    HAS_BOUNDS: tl.constexpr,
-    HAS_FIRST: tl.constexpr,
+    has_bounds,
+    has_first,
     REQUESTS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
@@ -48,7 +51,7 @@ def admit_kernel(
     drafted = tl.load(draft_lens + r, mask=inside, other=0)
     product = tl.where(k < drafted, exact.to(tl.float32), 0.0)
     tl.store(survival + r * gamma + k, product, mask=inside)
-    if HAS_BOUNDS:
+    if has_bounds:
         prefix, fits = tl.full([REQUESTS * WIDTH], 1.0, tl.float64), i >= 0
         for j in range(0, gamma):
             c = tl.load(confidence + r * request_stride + j * token_stride, mask=inside & (j <= k), other=1.0)
@@ -56,7 +59,7 @@ def admit_kernel(
             least = tl.load(bounds + r * bound_request_stride + j * bound_token_stride, mask=inside, other=0.0)
             fits = fits & ((j > k) | (prefix.to(tl.float32) >= least))
         product = tl.where(fits, product, 0.0)
-    if HAS_FIRST:
+    if has_first:
         product = product * tl.where(tl.load(first + r, mask=inside, other=0) != 0, 18446744073709551616.0, 1.0)
     key = tl.where(inside, product.to(tl.int32, bitcast=True), -1)
     room = tl.load(tokens).to(tl.int32)
@@ -82,7 +85,7 @@ def admit(
     first: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     requests, gamma = confidence.shape
-    padded, width = max(2, triton.next_power_of_2(requests)), triton.next_power_of_2(gamma)
+    padded, width = max(FEWEST, triton.next_power_of_2(requests)), triton.next_power_of_2(gamma)
     if padded * width > MOST_ENTRIES:
         raise ValueError(f"expected at most {MOST_ENTRIES // width} requests of {gamma} draft tokens, got {requests}")
     wide = confidence if bounds is None else bounds.expand(requests, gamma)
@@ -92,7 +95,7 @@ def admit(
         draft_lens,
         tokens,
         wide,
-        draft_lens if first is None else first,
+        draft_lens.view(torch.bool) if first is None else first,
         *found,
         requests,
         gamma,
@@ -100,8 +103,8 @@ def admit(
         confidence.stride(1),
         wide.stride(0),
         wide.stride(1),
-        HAS_BOUNDS=bounds is not None,
-        HAS_FIRST=first is not None,
+        int(bounds is not None),
+        int(first is not None),
         REQUESTS=padded,
         WIDTH=width,
         num_warps=min(32, max(4, padded * width // 512)),

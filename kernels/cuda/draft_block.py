@@ -48,7 +48,7 @@ def bias_kernel(
     tl.store(out + r.to(tl.int64)[:, None] * out_stride + column[None, :], sums, mask=mask)
 
 
-@triton.jit(do_not_specialize=["width", "chunks"])
+@triton.jit(do_not_specialize=["width", "chunks"], do_not_specialize_on_alignment=["keys"])
 def sample_kernel(
     q, temperatures, unread, keys, tokens, most, norm, cut, last, scores, columns, width, stride, chunks,
     NAMED: tl.constexpr, WRITE: tl.constexpr, HAS_UNREAD: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,

@@ -11,6 +11,8 @@ import triton.language as tl
 
 PADDING_BLOCK = 256
 """Padding tokens that one program of `flatten_kernel` writes."""
+FEWEST = 64
+"""Requests whose lengths a program of `flatten_kernel` reads at least: fewer would be more variants to compile."""
 COMMIT_BLOCK = 256
 LANES, LIST_BLOCK = 16, 1024
 """Programs that share a request's list of cached slots, and slots that each writes at a time."""
@@ -100,7 +102,7 @@ def flatten(
         drafts.stride(0),
         drafts.stride(1),
         page_table.stride(0),
-        REQUESTS=max(16, triton.next_power_of_2(requests)),
+        REQUESTS=max(FEWEST, triton.next_power_of_2(requests)),
         WIDTH=triton.next_power_of_2(gamma + 1),
         PADDING=PADDING_BLOCK,
         num_warps=1 if requests <= 256 else 4,

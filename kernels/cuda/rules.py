@@ -61,7 +61,7 @@ def heat(temperatures, request):
     return tl.where(temperature > 0, temperature, 1.0), temperature <= 0
 
 
-@triton.jit(do_not_specialize=["width", "chunks"])
+@triton.jit(do_not_specialize=["width", "chunks"], do_not_specialize_on_alignment=["total"])
 def chunk_kernel(
     logits,
     request,
@@ -236,7 +236,7 @@ def search(
     return cut, last, norm
 
 
-@triton.jit(do_not_specialize=["width", "chunks"])
+@triton.jit(do_not_specialize=["width", "chunks"], do_not_specialize_on_alignment=["total"])
 def rules_kernel(
     logits,
     request,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend, SharedReadEnds
 from sglang.srt.mem_cache.base_swa_memory_pool import BaseSWAKVPool
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
@@ -82,6 +82,11 @@ class FlatAttentionBackend(AttentionBackend):
                 longest=self.page_table.shape[1],
             )
             self.use(captured, causal=True)
+
+    def shared_read_ends(self, mode: Any) -> SharedReadEnds:
+        """Our kernels read the page table itself, not a copy, until the last layer: SGLang may change it after that."""
+        verifies_or_decodes = mode.is_decode() or mode.is_target_verify()
+        return SharedReadEnds.POST_REPLAY if verifies_or_decodes else SharedReadEnds.UNKNOWN
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         return 1

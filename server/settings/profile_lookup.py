@@ -57,7 +57,7 @@ def fingerprint(settings: Settings, model: Model) -> Fingerprint:
         attention_backend=" ".join(["flat" if on_cpu else "default", *settings.parallel.step_flags]),
         instruction_set=hardware.instruction_set() if on_cpu else "",
         sglang=package_version("sglang"),
-        step_revision=STEP_REVISION,
+        step_revision=STEP_REVISION[settings.resolved_device],
     )
 
 

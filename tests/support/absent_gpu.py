@@ -11,12 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._library.custom_ops import OPDEFS
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction, _triton_jit_function_registry
 
 NAME = "absent"
 
@@ -53,33 +58,64 @@ class Module(_DummyBackendModule):
         yield
 
 
-KERNELS = {"draft_step": 5, "accept": 7, "attention": 2}
-"""Launches of our operators, where they are not one; at most, as with a split cache and with q."""
-REQUESTS = {"draft_step": 0, "accept": 0, "attention": 4, "flatten": 0, "admit": 0}
-"""The argument with a row for each request, of operators whose kernels depend on their number; acceptance's on whether
-it is even alone."""
 FREE = "aten.empty", "aten.new_empty", "prim."
 """Beginnings of operations that a GPU is not asked for."""
+
+
+class Kernels:
+    """Triton on a GPU of compute capability 9.0: it tells variants of a kernel apart as ever, by types, alignment of
+    addresses, numbers that are 1 or multiples of 16, and constants. It compiles and runs none.
+
+    compiled: variants in the order in which they would have been compiled. launches: of kernels.
+    """
+
+    def __init__(self) -> None:
+        self.compiled: list[str] = []
+        self.launches = 0
+
+    def compile(self, function: JITFunction, key: str, signature: Any, device: int, *_: Any) -> Any:
+        self.compiled.append(f"{function.__name__} {key}")
+        found = SimpleNamespace(function=None, packed_metadata=None, launch_metadata=lambda *_: None, run=self.launch)
+        function.device_caches[device][0][key] = found
+        return found
+
+    def launch(self, *_: Any) -> None:
+        self.launches += 1
+
+    @staticmethod
+    def forget() -> None:
+        """Every variant has to be compiled again, as in a new process."""
+        for info in _triton_jit_function_registry.values():
+            info.device_caches.clear()
+
+
+KERNELS = Kernels()
 
 
 class Copies(TorchDispatchMode):
     """Rejects copies between the host and the device that wait.
 
-    operations: what ran, with its shapes. launches: kernels and copies that a GPU would be asked for. variants: of our
-    operators, whose kernels Triton would compile: by what is given, and the power of two above the requests and whether
-    these are even.
+    operations: what ran, with its shapes; of our operators, what they are made of. launches: kernels and copies that a
+    GPU would be asked for. compiled: variants of our kernels that had not been asked for before.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[tuple[str, list[torch.Size], list[torch.Size]]] = []
-        self.launches = 0
-        self.variants: set[str] = set()
+        self._others = 0
+        self._before = KERNELS.launches, len(KERNELS.compiled)
+
+    @property
+    def launches(self) -> int:
+        return self._others + KERNELS.launches - self._before[0]
+
+    @property
+    def compiled(self) -> list[str]:
+        return KERNELS.compiled[self._before[1] :]
 
     def _count(self, func: Any, name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
         on_device = any(leaf.device.type == NAME for leaf in (*given, *made))
-        if on_device and not func.is_view and not name.startswith(FREE):
-            self.launches += KERNELS.get(name.removeprefix("outrider_cuda.").removesuffix(".default"), 1)
+        self._others += on_device and not func.is_view and not name.startswith(FREE)
 
     @staticmethod
     def _is_asynchronous(name: str, args: tuple, kwargs: dict[str, Any]) -> bool:
@@ -89,17 +125,11 @@ class Copies(TorchDispatchMode):
         upload = name == "aten._to_copy.default" and hasattr(args[0], "pinned")
         return upload and bool(kwargs.get("non_blocking"))
 
-    def _note(self, name: str, args: tuple) -> None:
-        if name.startswith("outrider_cuda."):
-            short = name.split(".")[1]
-            count = len(args[REQUESTS[short]]) if short in REQUESTS else 0
-            power = 0 if short == "accept" else count and 1 << (count - 1).bit_length()
-            width = [*args[0].shape[1:]][-1:]
-            self.variants.add(f"{name} {power} {count % 2} {width} {' '.join(map(_kind, args))}")
-
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs, name = kwargs or {}, str(func)
-        self._note(name, args)
+        if name.startswith("outrider_cuda."):
+            with self:
+                return OPDEFS[func._schema.name]._init_fn(*args, **kwargs)
         out = func(*args, **kwargs)
         given, made = [*_tensors((*args, *kwargs.values()))], [*_tensors((out,))]
         devices = {leaf.device.type for leaf in (*given, *made) if leaf.dim() or leaf.device.type != "cpu"}
@@ -123,13 +153,6 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
             yield from _tensors(value)
 
 
-def _kind(value: Any) -> str:
-    """A tensor by its type, a number not at all, another value as it is."""
-    if isinstance(value, torch.Tensor):
-        return str(value.dtype)
-    return "number" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
-
-
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
     """The fake mode has no pinned memory."""
     found = tensor.clone()
@@ -142,6 +165,10 @@ def install() -> torch.device:
     _setup_privateuseone_for_python_backend(NAME, backend_module=Module())
     torch._C._set_only_lift_cpu_tensors(True)  # so that torch.tensor(…, device) is made on the host, and copied
     torch.Tensor.pin_memory = _pinned
+    FakeTensor.data_ptr = lambda tensor: tensor.storage_offset() * tensor.element_size()  # memory begins aligned
+    JITFunction._do_compile = lambda function, *arguments: KERNELS.compile(function, *arguments)
+    here = {"get_current_target": GPUTarget("cuda", 90, 32), "get_current_device": 0, "get_current_stream": 0}
+    driver.set_active(SimpleNamespace(**{name: lambda *_, value=value: value for name, value in here.items()}))
     return torch.device(f"{NAME}:0")
 
 

@@ -81,8 +81,8 @@ CASES = [
     Case("commit", ragged.commit_kernel, "iiiiiiiiinnn", {"BLOCK": ragged.COMMIT_BLOCK}),
     Case("cached slots", ragged.cached_slots_kernel, "jjijjnn", {"LANES": ragged.LANES, "BLOCK": ragged.LIST_BLOCK}),
     Case(
-        "survival and top-K, 256 x 7", admission.admit_kernel, "fiifbifnnnnnn",
-        {"HAS_BOUNDS": True, "HAS_FIRST": True, "REQUESTS": 256, "WIDTH": 8},
+        "survival and top-K, 256 x 7", admission.admit_kernel, "fiifbifnnnnnnnn",
+        {"REQUESTS": 256, "WIDTH": 8},
     ),
     Case("streams", noise.streams_kernel, "iiinn", {"BLOCK": noise.SMALL}),
     Case("uniforms", noise.numbers_kernel, "idnn", {"UNIFORM": True, "BLOCK": noise.SMALL}, noise.BITS),

@@ -14,6 +14,7 @@ import torch
 
 from outrider.drafters.base import Draft
 from outrider.kernels.acceptance import Verification, accept, accept_logits
+from outrider.kernels.cuda import native as cuda
 from outrider.kernels.noise import Purpose, streams, substreams, uniforms
 from outrider.kernels.sampling import Rules, argmax, draw_tokens, target_probs
 
@@ -60,7 +61,7 @@ class Sampling:
         greedy = info.top_ks <= 1
         wanted = info.need_top_k_sampling, info.need_top_p_sampling, info.need_min_p_sampling
         if not on_host(greedy):  # one variant of the kernels for all
-            wanted = (any(wanted),) * 3
+            wanted = (any(wanted) or cuda.fits(greedy),) * 3
         rules = Rules(
             temperatures=torch.where(greedy, 0.0, info.temperatures[:, 0]),
             top_ks=info.top_ks.long() if wanted[0] else None,

@@ -1,16 +1,15 @@
 """Every variant of the kernels of a decode step, compiled on a GPU before the server is ready.
 
-Triton compiles a kernel when it is first called, in seconds that all running requests would wait for. Variants differ
-by the power of two that holds the requests, by whether their number is even, on which the alignment of some addresses
-depends, and by what a batch wants of sampling. So steps of every such kind are run here, on a row of the page table
-that belongs to no request.
+Triton compiles a kernel when it is first called, in seconds that all running requests would wait for. It tells calls
+apart by types, alignment of addresses, numbers that are 1 or multiples of 16, and constants: of a step these depend on
+the power of two that holds the requests, on whether a model has drafted, and on whether q is written. So one step of
+every such kind is run here, without graphs, on a row of the page table that belongs to no request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 
 import torch
 
@@ -39,12 +38,8 @@ class Shapes:
 
 
 def numbers_of_requests(most: int) -> list[int]:
-    """Numbers from 1 to `most` that have every variant: powers of two, the number before each, and the last two."""
-    found, power = {most, max(most - 1, 1)}, 1
-    while power < most:
-        found |= {power, max(power - 1, 1)}
-        power *= 2
-    return sorted(found)
+    """The powers of two below `most`, and `most`."""
+    return [*(1 << power for power in range((most - 1).bit_length())), most]
 
 
 @torch.inference_mode()
@@ -60,19 +55,12 @@ def run_all(shapes: Shapes, drafter: Drafter | None) -> None:
 
 
 def samplings(requests: int, shapes: Shapes) -> Iterator[Sampling]:
-    """Greedy, seeded and sampled batches, with rules and without."""
+    """Greedy requests, and sampled ones with a seed among them, which need what every other batch does."""
     device = shapes.page_table.device
     seeds, none = torch.zeros(requests, dtype=torch.int64, device=device), torch.zeros(requests, device=device)
-    no, yes = none.bool(), none == 0
-    filters = torch.full_like(seeds, 20), none + 0.9, none
-    yield Sampling(Rules(none), seeds, no, yes, True, False, True)
-    for filtered, seeded in product((False, True), (False, True)):
-        rules = Rules(none + 1, *filters) if filtered else Rules(none + 1)
-        yield Sampling(
-            rules, seeds, yes if seeded else no, yes if seeded else no, False, seeded, seeded, shapes.by_block
-        )
-        if seeded:  # one alone
-            yield Sampling(rules, seeds, no, no, False, True, False, shapes.by_block)
+    no, filters = none.bool(), (torch.full_like(seeds, 20), none + 0.9, none)
+    yield Sampling(Rules(none, *filters), seeds, no, ~no, True, False, True)
+    yield Sampling(Rules(none + 1, *filters), seeds, no, no, False, True, False, shapes.by_block)
 
 
 def step(requests: int, sampling: Sampling, shapes: Shapes, drafter: Drafter | None) -> None:
@@ -89,8 +77,7 @@ def step(requests: int, sampling: Sampling, shapes: Shapes, drafter: Drafter | N
 def laid_out(draft: Draft, shapes: Shapes) -> tuple[torch.Tensor, FlatVerify]:
     """Lengths of none, and a batch of the anchors with as much padding."""
     nothing = draft.lens * 0
-    for bounds, first in product((None, torch.ones_like(draft.confidence[0])), (None, nothing.bool())):
-        lens, _ = admit(draft.confidence, nothing, nothing[:1], bounds=bounds, first=first)
+    lens, _ = admit(draft.confidence, nothing, nothing[:1])
     return lens, flatten(nothing, draft.tokens, lens, nothing, shapes.page_table, nothing, 2 * len(nothing))
 
 
@@ -100,16 +87,15 @@ def undrafted(requests: int, shapes: Shapes) -> Draft:
 
 
 def drafts(requests: int, sampling: Sampling, shapes: Shapes, drafter: Drafter | None) -> Iterator[Draft]:
-    """No drafts, lookups, and the model's."""
+    """No drafts, and the drafter's, of which lookups are a part."""
     yield undrafted(requests, shapes)
     if drafter is None:
         return
     nothing = torch.zeros(requests, dtype=torch.int64, device=shapes.page_table.device)
+    table = shapes.page_table[:]  # the same memory, but not what graphs of drafts are for
     batch = DraftBatch(
-        nothing, nothing, shapes.page_table, nothing, keys=sampling.draft_keys(nothing, shapes.gamma),
+        nothing, nothing, table, nothing, keys=sampling.draft_keys(nothing, shapes.gamma),
         wants_probs=not sampling.all_decided, decided=sampling.decided, all_greedy=sampling.all_greedy,
-        answer_lens=nothing, longest=shapes.page_table.shape[1], **sampling.rules._asdict(),
+        answer_lens=nothing, longest=table.shape[1], **sampling.rules._asdict(),
     )  # fmt: skip
-    if drafter.looks_up:
-        yield drafter.look_up(batch)
     yield drafter.propose(batch)

@@ -263,6 +263,7 @@ class SpeculativeWorker(BaseSpecWorker):
             logits_output.hidden_states = None
             self.ranks.broadcast(tokens, accept_lens)
         else:
+            self.target_worker.model_runner.shared_read_done_event = None  # rules read the page table after its graph
             logits = self.rules.verified(
                 batch, logits_output, flat, anchors, draft.tokens, seq_lens,
                 longest=int(step.view.contexts.max()), exact=not sampling.all_greedy, barrier=grammar_barrier,

@@ -1,7 +1,7 @@
 """The drafter in SGLang's sizing of the KV cache: its weights and its state lie beside that, on the same GPU.
 
 SGLang counts a draft model of its own algorithms; ours is made after the cache, and would take what SGLang has kept for
-activations. Not counted are the distributions of a step: the target's come and go, the drafter's have their room.
+activations. Not counted are logits and distributions of a step's graphs, see docs/gpu.md.
 """
 
 from __future__ import annotations

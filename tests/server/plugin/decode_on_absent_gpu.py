@@ -20,15 +20,18 @@ from unittest import mock
 import absent_gpu
 import numpy as np
 import torch
-from planning import request
+from decode_batches import BATCHES, VOCABULARY, batch_of
 from prometheus_client import CollectorRegistry
+from sglang.srt.runtime_context import SpawnRanks, publish
+from sglang.srt.server_args import ServerArgs
 from tiny_drafters import CONFIGS, DIFFUSIONS, PATHS
 from tiny_eagle import AUTHORS, DRAFTED, LAYER_IDS
 from tiny_mtp import LAYOUTS as MTP_LAYOUTS
 from tiny_mtp import SHAPE
 
+from outrider.drafters.base import Drafter
+from outrider.drafters.block import graphs
 from outrider.drafters.block.drafter import BlockDrafter
-from outrider.drafters.block.graphs import DraftGraphs
 from outrider.drafters.block.model import BlockModel
 from outrider.drafters.chain.drafter import ChainDrafter
 from outrider.drafters.chain.network import ChainWeights
@@ -44,6 +47,7 @@ from outrider.drafters.mtp.config import MtpConfig
 from outrider.drafters.mtp.drafter import MtpDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.slot_tokens import SlotTokens
+from outrider.drafters.wrappers import Initialised
 from outrider.kernels.cuda import native as cuda
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
@@ -60,25 +64,13 @@ from outrider.server.plugin.decode.planning import Planning
 from outrider.server.plugin.decode.ranks import Ranks
 from outrider.server.plugin.decode.requests import RequestTable
 from outrider.server.plugin.decode.verify_tail import VerifyTail
-from outrider.server.plugin.spec_inputs import StepState
 
-POOL, CONTEXT, SLOTS, REQUESTS = 16, 128, 600, 3
-GREEDY, SAMPLED = {"top_k": 1, "sampling_seed": None}, {"top_k": 1 << 30, "sampling_seed": None}
-SEEDED = {"top_k": 1 << 30, "sampling_seed": 3}
-FEW, ASKING = 8, (3, 4, 5, 8)
-"""Requests for which the warm-up is compared with steps, and the numbers of those: both parities of two powers, and one
-that the warm-up has not run. torch takes arrays of one for constants."""
+POOL, CONTEXT, SLOTS, REQUESTS = 80, 128, 600, 3
+MANY, ASKING = 80, (2, 3, 16, 33, 65)
+"""Requests that the warm-up is for, and numbers of those that ask, of which it has run two. torch takes arrays of one
+for constants."""
 CHAINED = 2
 """Tokens of a chain's draft: from the second on each is drafted as that one."""
-BATCHES = {
-    "greedy": [GREEDY] * REQUESTS,
-    "sampled": [SAMPLED] * REQUESTS,
-    "seeded": [SEEDED] * REQUESTS,
-    "mixed": [GREEDY, SAMPLED, SEEDED],
-    "penalized": [SAMPLED | {"frequency_penalty": 0.5}, GREEDY | {"min_new_tokens": 9}, SEEDED],
-}
-
-
 CASES = [
     *((drafter, "asynchronous", kind) for drafter in ("ngram", "dspark") for kind in BATCHES),
     *(("dspark", planner, "greedy") for planner in registry.names() if planner != "asynchronous"),
@@ -93,6 +85,8 @@ CASES = [
     *((f"dspark in graphs, rank {rank} of 2", "asynchronous", kind) for rank in (1, 2) for kind in ("greedy", "mixed")),
 ]
 """Drafters, planners and requests, with our kernels."""
+WARMED = "ngram", "dspark in graphs", "truncated", "dflash", "eagle3", "mtp"
+"""Drafters whose kernels are counted."""
 WITHOUT_KERNELS = [
     *(("ngram", "asynchronous", kind) for kind in BATCHES),
     *(
@@ -103,7 +97,9 @@ WITHOUT_KERNELS = [
     *((drafter, "asynchronous", "mixed") for drafter in ("truncated", "dflash2", "deer", "specdiff certain", "eagle3")),
 ]
 """Cases in which torch computes everything, as where there is no Triton."""
-IN_GRAPHS = " in graphs"
+IN_GRAPHS, GRAPHS = " in graphs", (1, 2, 4)
+BEGUN = " begun"
+"""Drafters that draft for answers that have begun (`--initial-tokens`)."""
 PLANTS = {
     "item": lambda tensor: tensor.sum().item(),
     "cpu": lambda tensor: tensor.cpu(),
@@ -141,15 +137,17 @@ class TwoRanks(Ranks):
 
 
 def make_drafter(name: str, device: torch.device, layers: int | None = None) -> Any:
+    name = name.removesuffix(IN_GRAPHS)
     if name == "ngram":
         return NgramDrafter(4, device=device)
     if name in ("eagle3", "mtp"):
         with device:
             return LookupFirst(NgramDrafter(6, device=device), make_chain(name), expected_run_length=1.7)
-    name, _, order = name.removesuffix(IN_GRAPHS).partition("specdiff ")
+    begun = name.endswith(BEGUN)
+    name, _, order = name.removesuffix(BEGUN).partition("specdiff ")
     config = (CONFIGS | PATHS | DIFFUSIONS | {"deer": DIFFUSIONS["diffusion"], "": DIFFUSIONS["diffusion"]})[name]
     config = replace(config, num_layers=layers or config.num_layers)
-    drafter: BlockDrafter | DiffusionDrafter
+    drafter: Drafter
     with device:
         vocab = torch.arange(config.draft_vocab_size) if config.draft_vocab_size else None
         rows = torch.zeros(config.vocab_size, config.hidden_size)
@@ -158,6 +156,7 @@ def make_drafter(name: str, device: torch.device, layers: int | None = None) -> 
             drafter = DiffusionDrafter(DiffusionModel(config, vocab), embedding=rows, head=rows, **how)
         else:
             drafter = BlockDrafter(BlockModel(config, vocab), embedding=rows, head=rows)
+    drafter = Initialised(drafter, 3) if begun else drafter
     return LookupFirst(NgramDrafter(6, device=device), drafter, expected_run_length=1.7)
 
 
@@ -182,7 +181,7 @@ def make_worker(
     drafter, _, rank = drafter.partition(", rank ")
     worker = Worker.__new__(OtherRank if rank == "2 of 2" else Worker)
     worker.device, worker._sampling, worker._direct, worker._direct_sought = device, None, None, True
-    worker.config = PluginConfig(drafter=drafter, planner=planner)
+    worker.config = PluginConfig(drafter=drafter, planner=planner, initial_tokens=3 if BEGUN in drafter else 0)
     worker.ranks = TwoRanks(device) if rank else Ranks(SimpleNamespace(world_size=1), device)
     worker.drafter = make_drafter(drafter, device, layers)
     worker.drafter.allocate(SLOTS)
@@ -199,58 +198,46 @@ def make_worker(
     page_table = torch.zeros(POOL, CONTEXT, dtype=torch.int32, device=device)
     worker.req_to_token_pool = SimpleNamespace(req_to_token=page_table, size=POOL)
     worker.rules = LogitRules(worker.history, page_table)
-    if drafter.endswith(IN_GRAPHS) and isinstance(model := worker.drafter.model, BlockDrafter):
-        room = torch.zeros(4, model.gamma, model.model.config.logit_size, device=device), model.vocab
-        model.graphs = DraftGraphs(model._propose, (1, 2, 4), page_table, model.gamma, room[0], record)
-    else:
-        room = None
-    worker.tail = VerifyTail(buckets, worker._observe, device, room) if drafter.endswith(IN_GRAPHS) else None
+    worker.tail = None
+    if drafter.endswith(IN_GRAPHS):
+        room = worker.drafter.reserve_probs(GRAPHS[-1])
+        with mock.patch.object(graphs, "Recorder", return_value=record):
+            worker.drafter.capture(GRAPHS, page_table)
+        worker.tail = VerifyTail(buckets, worker._observe, device, room)
     worker._nothing = worker._no_draft(0)
-    runner = SimpleNamespace(attn_backend=None)
+    runner = SimpleNamespace(attn_backend=None, shared_read_done_event=None)
     run = lambda batch, **_: forward(worker, batch)  # noqa: E731
     worker._target_worker = SimpleNamespace(model_runner=runner, forward_batch_generation=run)
     return worker
 
 
+def outputs(worker: Worker, tokens: int) -> Any:
+    """The part of SGLang's `LogitsProcessorOutput` that the worker reads: logits are float32 in every model."""
+    hidden = None
+    if worker._captures_hidden:
+        hidden = torch.empty(tokens, 32 * max(len(worker.drafter.target_layers), 1), device=worker.device)
+    return SimpleNamespace(
+        next_token_logits=torch.empty(tokens, VOCABULARY, device=worker.device), hidden_states=hidden
+    )
+
+
+def capture(worker: Worker, output: Any, input_ids: Any, slots: Any, positions: Any) -> None:
+    count = worker.planning.buckets.slots(len(input_ids))
+    seq_lens = torch.zeros(count, dtype=torch.int64, device=worker.device)
+    padded = SimpleNamespace(
+        batch_size=count, seq_lens=seq_lens, input_ids=input_ids, out_cache_loc=slots, positions=positions
+    )
+    worker.tail.capture(None, output, padded, len(input_ids))
+
+
 def forward(worker: Worker, batch: Any) -> Any:
     tokens = len(batch.input_ids)
     assert batch.spec_info.ragged_verify_layout.graph_num_tokens == tokens
-    hidden = None
-    if worker._captures_hidden:
-        hidden = torch.zeros(tokens, 32 * max(len(worker.drafter.target_layers), 1), device=worker.device)
-    logits = torch.zeros(tokens, 96, dtype=torch.bfloat16, device=worker.device)
-    output = SimpleNamespace(next_token_logits=logits, hidden_states=hidden)
+    output = outputs(worker, tokens)
     if worker.tail is not None:
-        slots = worker.planning.buckets.slots(tokens)
-        padded = SimpleNamespace(
-            batch_size=slots, seq_lens=torch.zeros(slots, dtype=torch.int64, device=worker.device),
-            input_ids=batch.input_ids, out_cache_loc=batch.out_cache_loc, positions=batch.spec_info.positions,
-        )  # fmt: skip
-        worker.tail.capture(None, output, padded, tokens)
+        capture(worker, output, batch.input_ids, batch.out_cache_loc, batch.spec_info.positions)
+        worker.target_worker.model_runner.shared_read_done_event = absent_gpu.Event()  # as SGLang's graphs have it
     return SimpleNamespace(logits_output=output, can_run_cuda_graph=worker.tail is not None)
-
-
-def batch_of(kind: str, lengths: list[int], rows: torch.Tensor, device: torch.device) -> Any:
-    """lengths: cached tokens, as the host last heard of them."""
-    kinds = (BATCHES[kind] * len(lengths))[: len(lengths)]
-    count, wide = len(kinds), torch.full((len(kinds),), 1 << 30, device=device)
-    reqs = [request(**kind) for kind in kinds]
-    for req, length in zip(reqs, lengths, strict=True):
-        req.kv, req.grammar = SimpleNamespace(kv_committed_len=length), None
-        req.tokenizer = SimpleNamespace(eos_token_id=5, additional_stop_token_ids=None)
-    sampled = any(kind["top_k"] != 1 for kind in kinds)
-    info = SimpleNamespace(
-        temperatures=torch.ones(count, 1, device=device), top_ks=wide, top_ps=torch.ones(count, device=device),
-        min_ps=torch.zeros(count, device=device), need_top_k_sampling=sampled, need_top_p_sampling=sampled,
-        need_min_p_sampling=False, is_all_greedy=not sampled, acc_additive_penalties=None, logit_bias=None,
-    )  # fmt: skip
-    if kind == "penalized":
-        info.acc_additive_penalties = info.logit_bias = torch.zeros(count, 96, device=device)
-    ids = torch.zeros(count, dtype=torch.int64, device=device)
-    return SimpleNamespace(
-        reqs=reqs, req_pool_indices=ids, req_pool_indices_cpu=rows, seq_lens=ids, seq_lens_cpu=None,
-        spec_info=StepState(ids, ids), sampling_info=info, return_logprob=False, return_hidden_states=False,
-    )  # fmt: skip
 
 
 def steps(worker: Worker, kind: str, lengths: list[int], rows: torch.Tensor) -> list[list[Any]]:
@@ -259,10 +246,12 @@ def steps(worker: Worker, kind: str, lengths: list[int], rows: torch.Tensor) -> 
     batch = batch_of(kind, lengths, rows, worker.device)
     worker.requests.admit(batch.reqs, batch.req_pool_indices, rows.numpy())
     for _ in range(2):
+        batch, published = batch_of(kind, lengths, rows, worker.device), list[torch.Tensor]()
         with absent_gpu.watching() as watched:
-            published: list[torch.Tensor] = []
-            worker._decode(batch_of(kind, lengths, rows, worker.device), published.append, None)
+            worker._decode(batch, published.append, None)
         assert published[0].device == worker.device
+        read_late = kind == "penalized"  # the page table, by rules, after the verification has ended
+        assert (worker.target_worker.model_runner.shared_read_done_event is None) == (read_late or not worker.tail)
         found.append(watched.operations)
     return found
 
@@ -274,7 +263,8 @@ class Replays:
         self.count = 0
 
     def record(self, run: Any) -> Any:
-        return self.replay, run()
+        with absent_gpu.watching():
+            return self.replay, run()
 
     def replay(self) -> None:
         self.count += 1
@@ -287,10 +277,7 @@ class Replays:
         tokens = len(batch.input_ids)
         if tokens not in worker.tail._results:
             forward(worker, batch)
-        logits = torch.empty(tokens, 96, dtype=torch.bfloat16, device=worker.device)
-        hidden = torch.empty(tokens, 32 * len(worker.drafter.target_layers), device=worker.device)
-        output = SimpleNamespace(next_token_logits=logits, hidden_states=hidden)
-        return SimpleNamespace(logits_output=output, can_run_cuda_graph=True)
+        return SimpleNamespace(logits_output=outputs(worker, tokens), can_run_cuda_graph=True)
 
 
 @contextmanager
@@ -320,28 +307,38 @@ def launches(drafter: str, kind: str, device: torch.device) -> int:
     return watched.launches + replays.count
 
 
-def late(drafter: str, device: torch.device, *, without: int | None = None) -> list[str]:
-    """Variants of our operators that steps ask for and the warm-up has not run. without: a number of requests that it
-    leaves out, and the only one that asks."""
-    numbers = [n for n in warm_up.numbers_of_requests(FEW) if n != without]
+def late(drafter: str, device: torch.device, *, without: Any = None) -> tuple[int, list[str]]:
+    """Number of kernels that are compiled at the start, and those that later steps want. without: draws to leave out
+    of the warm-up, "greedy" or "sampled", to see that steps show it."""
+    leave = {"greedy": slice(1, None), "sampled": slice(1)}.get(without, slice(None))
+    samplings, before = warm_up.samplings, len(absent_gpu.KERNELS.compiled)
+    absent_gpu.KERNELS.forget()
     with (
         absent_gpu.running(),
         kernels(device),
-        mock.patch.object(warm_up, "numbers_of_requests", return_value=numbers),
+        mock.patch.object(warm_up, "samplings", lambda *given: [*samplings(*given)][leave]),
     ):
-        worker = make_worker(drafter, "asynchronous", device, layers=1)
-        shapes = warm_up.Shapes(FEW, worker.req_to_token_pool.req_to_token, 96, worker.width - 1, True)
-        with absent_gpu.watching() as warm:
+        replays = Replays()
+        worker = make_worker(drafter, "asynchronous", device, replays.record, layers=1)
+        worker._target_worker.forward_batch_generation = lambda batch, **_: replays.forward(worker, batch)
+        for tokens in worker.planning.buckets.graphs[1:] if worker.tail else ():
+            numbers = torch.zeros(tokens, dtype=torch.int64, device=device)
+            with absent_gpu.watching():
+                capture(worker, outputs(worker, tokens), numbers, numbers, numbers)
+        shapes = warm_up.Shapes(MANY, worker.req_to_token_pool.req_to_token, VOCABULARY, worker.width - 1, True)
+        with absent_gpu.watching():
             warm_up.run_all(shapes, worker.drafter)
-        with absent_gpu.watching() as watched:
-            for count in [without] if without else ASKING:
-                rows = np.arange(count)
-                at = SimpleNamespace(numpy=lambda rows=rows: rows)
-                for kind in ("greedy", "sampled", "seeded", "mixed"):
-                    batch = batch_of(kind, [20] * count, at, device)
+        compiled, found = len(absent_gpu.KERNELS.compiled) - before, list[str]()
+        for count in ASKING:
+            rows = np.arange(count)
+            at = SimpleNamespace(numpy=lambda rows=rows: rows)
+            for kind in BATCHES:
+                batch = batch_of(kind, [20] * count, at, device)
+                with absent_gpu.watching() as watched:
                     worker.requests.admit(batch.reqs, batch.req_pool_indices, rows)
                     worker._decode(batch, lambda _: None, None)
-    return sorted(watched.variants - warm.variants)
+                found += watched.compiled
+    return compiled, found
 
 
 def run(drafter: str, planner: str, kind: str, device: torch.device, *, with_kernels: bool = True) -> dict[str, Any]:
@@ -366,6 +363,7 @@ def propose_on_host(drafter: DiffusionDrafter, batch: Any) -> Any:
 
 
 def main() -> None:
+    publish(ServerArgs(model_path="dummy", device="cpu"), role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
     device, found = absent_gpu.install(), {}
     for case in CASES:
         found[", ".join(case)] = run(*case, device)
@@ -373,11 +371,11 @@ def main() -> None:
         found[f"{', '.join(case)}, without kernels"] = run(*case, device, with_kernels=False)
     found["launches"] = {
         f"{drafter}, {kind}": launches(drafter, kind, device)
-        for drafter in ("dspark", "dspark in graphs")
+        for drafter in ("dspark", "dspark in graphs", "dspark begun in graphs")
         for kind in BATCHES
     }
-    found["late"] = {drafter: late(drafter, device) for drafter in ("ngram", "dspark", "dflash", "eagle3", "mtp")}
-    found["late"]["planted"] = late("dspark", device, without=7)
+    found["late"] = {drafter: late(drafter, device) for drafter in WARMED}
+    found["planted late"] = {left: late("dspark", device, without=left) for left in ("greedy", "sampled")}
     original = worker_module.flatten
     for name, plant in PLANTS.items():
         worker_module.flatten = lambda anchors, *rest, plant=plant: (plant(anchors), original(anchors, *rest))[1]

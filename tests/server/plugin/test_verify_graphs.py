@@ -34,6 +34,12 @@ def test_what_is_captured_are_the_buckets_of_the_planner(found):
 
 
 @pytest.mark.slow
+def test_logits_take_four_bytes_as_docs_gpu_has_it(found):
+    """SGLang keeps them in float32, of requests * width * vocabulary."""
+    assert {said["logits"] for said in found.values()} == {5 * 4 * 40 * 4}
+
+
+@pytest.mark.slow
 def test_hidden_states_come_where_the_drafter_wants_them(found):
     assert {drafter: said["hidden"] for drafter, said in found.items()} == {"dspark": "FULL", "ngram": "NULL"}
 

@@ -397,6 +397,7 @@ def replay_both() -> dict[str, Any]:
             "captured": sorted(key.size for key in traces),
             "buckets": BUCKETS.graphs,
             "sizes": BUCKETS.sizes,
+            "logits": runner.buffers.next_token_logits_buffer.nbytes,
             "hidden": runner.capture_hidden_mode.name,
             "buffers": runner.attn_backend.most,
             "same operations": all(trace == made[0] for made in traces.values() for trace in made),

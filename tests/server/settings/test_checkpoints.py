@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from profile_samples import profile
 from tiny_drafters import DFLASH, DIFFUSION
 from tiny_eagle import save_eagle
 
@@ -15,6 +16,7 @@ from outrider.profiles import store
 from outrider.profiles.fingerprint import Fingerprint
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.server.errors import UserError
+from outrider.server.machine import hardware
 from outrider.server.model import bundled_model, target
 from outrider.server.settings import checkpoints, model_kinds, profile_lookup
 from outrider.server.settings.declared import CHECKPOINT_DRAFTERS
@@ -45,6 +47,20 @@ def test_shipped_profiles_fit_the_embedded_models() -> None:
         assert profile.cost().draft_seconds(1) > 0
         assert profile.calibration is not None
         assert CalibrationTable.load(profile.calibration).gamma == profile.fingerprint.gamma
+
+
+def test_a_gpus_profile_from_before_drafts_by_graphs_is_refused_and_a_cpus_is_not(tmp_path, monkeypatch) -> None:
+    """Revision 4 had drafts of 7.7 ms on a GPU, so that a planner would hardly ever draft."""
+    monkeypatch.setattr(hardware, "has_gpu", lambda: True)
+    monkeypatch.setattr(hardware, "gpu_name", lambda: "NVIDIA H200")
+    model = target.find(None)
+    settings = replace(checkpoints.with_drafter_path(Settings(dtype="bfloat16"), model), activations="float")
+    for device, refused in (("cuda", ["step_revision: 4, here 5"]), ("cpu", [])):
+        here = profile_lookup.fingerprint(replace(settings, device=device), model)
+        old = profile(device, replace(here, step_revision=4))
+        assert old.fingerprint.differences(here) == refused
+        store.save(old, tmp_path, None)
+        assert (store.find(here, [tmp_path]) is None) == bool(refused)
 
 
 def test_a_checkpoint_that_the_drafter_cannot_use_is_refused(tmp_path: Path) -> None:

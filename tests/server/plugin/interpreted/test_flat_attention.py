@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from paged_attention import Paged
+from sglang.srt.layers.attention.base_attn_backend import SharedReadEnds
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from outrider.kernels.cpu import native
 from outrider.kernels.cuda import attention
@@ -92,6 +94,23 @@ def test_a_graph_reads_the_arrays_of_every_replay(shape):
         found = backend.forward(q, k, v, live.layer, batch)
         assert_near(found[: sum(query_lens)], live.expected(q, query_lens), dtype)
         assert not found[sum(query_lens) :].any()
+
+
+def test_sglang_changes_the_page_table_only_when_a_graph_has_ended():
+    """A graph reads the table as it is while it runs, and SGLang is told so: an event within the graph is too early."""
+    paged = paged_of(SHAPES[1], [70, 9])
+    backend = backend_of(paged)
+    backend.init_cuda_graph_state(4, 16)
+    batch = paged.verify([2, 1], tokens=3, width=3)
+    backend.init_forward_metadata_out_graph(batch, in_capture=True)
+    rows = paged.rows_of(3)
+    before = backend.forward(*rows, paged.layer, batch)
+    table = paged.requests.req_to_token[paged.rows[0], :70]
+    table.copy_(table.flip(0)[:1].expand(70).clone())
+    reads_live = not torch.equal(backend.forward(*rows, paged.layer, batch), before)
+    for mode in (ForwardMode.TARGET_VERIFY, ForwardMode.DECODE):
+        assert (backend.shared_read_ends(mode) is SharedReadEnds.POST_REPLAY) == reads_live
+    assert backend.shared_read_ends(ForwardMode.EXTEND) is SharedReadEnds.UNKNOWN  # runs without graphs
 
 
 @pytest.mark.parametrize("kind", ["extend", "decode"])

@@ -1,0 +1,56 @@
+"""Batches of a decode step, by SGLang's own sampling: what the worker is given, but for the pools."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from planning import request
+from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+from outrider.server.plugin.spec_inputs import StepState
+
+VOCABULARY = 96
+GREEDY, SAMPLED, SEEDED = {"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 0.8, "sampling_seed": 3}
+FILTERED = SAMPLED | {"top_k": 20, "top_p": 0.9, "min_p": 0.1}
+BATCHES = {
+    "greedy": [GREEDY] * 3,
+    "sampled": [SAMPLED] * 3,
+    "filtered": [FILTERED] * 3,
+    "seeded": [SEEDED] * 3,
+    "mixed": [GREEDY, FILTERED, SEEDED],
+    "penalized": [SAMPLED | {"frequency_penalty": 0.5}, GREEDY | {"min_new_tokens": 9}, SEEDED],
+}
+"""Kinds of batches; more requests are these again."""
+
+
+@dataclass(eq=False)
+class Scheduled:
+    """The part of a `ScheduleBatch` that SGLang's sampling reads."""
+
+    reqs: list[Any]
+    device: torch.device
+
+
+def batch_of(kind: str, lengths: list[int], rows: torch.Tensor, device: torch.device) -> Any:
+    """lengths: cached tokens, as the host last heard of them."""
+    kinds = (BATCHES[kind] * len(lengths))[: len(lengths)]
+    reqs = []
+    for one, length in zip(kinds, lengths, strict=True):
+        req = request()
+        req.kv, req.grammar = SimpleNamespace(kv_committed_len=length), None
+        req.tokenizer = SimpleNamespace(eos_token_id=5, additional_stop_token_ids=None)
+        req.sampling_params = SamplingParams(**one)
+        req.sampling_params.normalize(req.tokenizer)
+        req.return_sampling_mask, req.custom_logit_processor = False, None
+        reqs.append(req)
+    info = SamplingBatchInfo.from_schedule_batch(Scheduled(reqs, device), VOCABULARY)
+    info.update_penalties()
+    ids = torch.zeros(len(reqs), dtype=torch.int64, device=device)
+    return SimpleNamespace(
+        reqs=reqs, req_pool_indices=ids, req_pool_indices_cpu=rows, seq_lens=ids, seq_lens_cpu=None,
+        spec_info=StepState(ids, ids), sampling_info=info, return_logprob=False, return_hidden_states=False,
+    )  # fmt: skip
