@@ -39,7 +39,7 @@ LEFT_OUT = re.compile(
     r"sgl_kernel/(sm100/|flashmla_ops|infllm_ops|spatial_ops)|soundfile/.*\.so"
 )
 """Of installed packages."""
-LARGE = re.compile(r"drafters/weights/(?!smollm2-135m-instruct/dspark/)|docs/.*\.png|tests/(?!gpu/|support/)|profiles/results/")
+LARGE = re.compile(r"drafters/weights/(?!smollm2-135m-instruct/dspark/)|docs/.*\.png|profiles/results/|deploy/(?!gpu/)")
 """Tracked files that the proof goes without."""
 ATTENTION = re.compile(
     rb"CollectiveMainloopFwdSm90ILi\d+EN4cute5tupleIJNS\d+_1CILi1EEES\w+_S\w+_EEENS\d+_IJ(.*?)EEELi(\d+)ENS_(\w+?)EfNS_4arch"

@@ -43,9 +43,10 @@ class Step:
 STEPS = {
     "launches": Step(60, ("launches.py",), "host times of operations, launches, uploads, graphs", server=False),
     "drafts": Step(100, ("drafts.py",), "drafts of Qwen3-8B's DSpark shape, acceptance, lookup", server=False),
-    "served": Step(150, ("served.py",), "the embedded model: off, planned, verify-all; a trace; equal texts", "model"),
-    "large": Step(200, ("large.py", "drafted"), "Qwen3-8B's shape, acceptance simulated", simulated=True),
-    "large-plain": Step(70, ("large.py", "plain"), "the same without a drafter", simulated=True),
+    "served": Step(200, ("served.py",), "the embedded model: off, planned, verify-all; a trace; equal texts", "model"),
+    "large": Step(260, ("large.py", "drafted"), "Qwen3-8B's shape, acceptance simulated", simulated=True),
+    "large-plain": Step(90, ("large.py", "plain"), "the same without a drafter", simulated=True),
+    "kernels": Step(90, ("kernels.py",), "every Triton kernel against torch (tests/gpu/kernels)", server=False),
     "large-stock": Step(110, ("large.py", "stock"), "SGLang's DSPARK and plain SGLang on the same shape"),
 }
 ORDER = tuple(STEPS)

@@ -148,7 +148,7 @@ def engine_settings(**chosen: Any) -> Settings:
     """Settings of an engine that answers the loads of this proof."""
     most = max(LOADS)
     flags = () if DEVICE == "cpu" else ("--cuda-graph-max-bs-decode", str(max(most, 8)))
-    given = {"disable_radix_cache": True, "max_running_requests": most, "sglang_flags": flags}
+    given = {"disable_radix_cache": True, "max_running_requests": most, "max_total_tokens": 1 << 16, "sglang_flags": flags}
     return Settings(**(given | chosen))
 
 
