@@ -72,7 +72,7 @@ def main() -> int:
     done: dict[str, str] = {}
     environment = surroundings(manifest, args)
     compiling = None
-    if "code" in there and not args.tiny:
+    if "code" in there and not args.tiny and any(STEPS[name].server for name in args.steps):
         compiling = start("compile", STEPS["large"], ("compile.py",), environment, args)
     for name in args.steps:
         step = STEPS[name]
@@ -91,6 +91,8 @@ def main() -> int:
         code = finish(start(name, step, step.script, environment | {"PROOF_ENDS": str(until)}, args), until)
         done[name] = f"{'done' if code == 0 else f'failed with {code}'} in {time.time() - began:.0f} s"
         print(f"== {name}: {done[name]}", flush=True)
+        if code:
+            print("".join((args.records / f"{name}.log").read_text(errors="replace").splitlines(True)[-40:]), flush=True)
     if args.train_minutes and ends - time.time() > 30:
         done["training"] = train(environment, args, min(args.train_minutes * 60, ends - time.time() - 10))
     logs = [*args.records.glob("*.log"), *args.records.glob("traces/*")]
