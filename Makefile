@@ -105,6 +105,10 @@ check-image: ## Build the image for CPUs and have it serve (root, buildah and de
 test-gpu: $(PROJECT) $(DEV) ## Run the tests that need a GPU, and the lossless ones on it (docs/gpu.md)
 	@$(BIN)/pytest tests/gpu $(if $(filter cuda,$(OUTRIDER_DEVICE)),tests/lossless) $(ARGS)
 
+.PHONY: gpu-proof
+gpu-proof: $(PROJECT) ## Make .gpu-proof, which proves Outrider on a GPU machine without a network (docs/gpu.md)
+	@$(BIN)/python deploy/gpu/pack.py $(ARGS)
+
 SANITIZERS := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -g1 -O1
 .PHONY: check-sanitizers
 check-sanitizers: $(PROJECT) $(DEV) ## Run what uses the C++ kernels under ASan and UBSan (ten minutes; the build is kept)

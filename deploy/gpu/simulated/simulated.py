@@ -1,8 +1,8 @@
 """Simulated acceptance, for a benchmark of random weights: an SGLang plugin that no installation has.
 
-Every draft token is kept with chance CONFIDENCE, which is also the confidence that the drafter states. Lengths are drawn
-from the numbers that acceptance draws from, and clamped to what was verified. The kernels of both run as always; what
-they say is replaced. Answers mean nothing.
+Every draft token is kept with chance CONFIDENCE, which the drafter also states as its confidence. Accepted lengths are
+drawn from the uniforms of acceptance and clamped to what was verified. The real kernels run, their results are
+replaced. Answers mean nothing.
 """
 
 from __future__ import annotations
@@ -17,21 +17,39 @@ CONFIDENCE = 0.8
 def register() -> None:
     """SGLang calls it in every process that it starts."""
     from outrider.drafters.block.drafter import BlockDrafter
-    from outrider.server.plugin.decode import verify_tail
+    from outrider.kernels.noise import Purpose, streams, uniforms
+    from outrider.server.plugin.decode import sampling, verify_tail
 
-    draw, accept = BlockDrafter._draw, verify_tail.accept_logits
+    draw, in_graph, eager = BlockDrafter._draw, verify_tail.accept_logits, sampling.Sampling.accept
 
     def draw_certain(drafter: BlockDrafter, *given: Any) -> Any:
         tokens, probs, confidence = draw(drafter, *given)
-        return tokens, probs, torch.full_like(confidence, CONFIDENCE) + 0 * confidence
+        return tokens, probs, torch.full_like(confidence, CONFIDENCE)
 
-    def accept_drawn(batch: Any, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        _, said = accept(batch, *given)
-        kept = (batch.uniforms < CONFIDENCE).long().cumprod(1).sum(1).minimum(batch.verify_lens)
-        drafts = torch.cat([batch.tokens, batch.tokens[:, :1]], 1)
-        places = torch.arange(said.shape[1], device=said.device)
-        tokens = torch.where(places < kept[:, None], drafts, said[:, :1].clamp(min=3))
-        return (kept + 1).to(said.dtype), tokens
+    def accept_in_graph(batch: Any, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        _, said = in_graph(batch, *given)
+        return accepted(batch.tokens, batch.verify_lens, batch.uniforms, said)
 
-    BlockDrafter._draw = draw_certain  # type: ignore[method-assign]
-    verify_tail.accept_logits = accept_drawn  # type: ignore[assignment]
+    def accept(self: Any, logits: Any, draft: Any, verify_lens: Any, flat: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        _, said = eager(self, logits, draft, verify_lens, flat)
+        anchors = flat.positions[flat.qo_indptr[:-1].long()]
+        numbers = uniforms(streams(self.seeds, anchors, Purpose.ACCEPT), draft.tokens.shape[1])
+        return accepted(draft.tokens, verify_lens, numbers, said)
+
+    BlockDrafter._draw = draw_certain
+    verify_tail.accept_logits = accept_in_graph
+    sampling.Sampling.accept = accept
+
+
+def accepted(
+    drafts: torch.Tensor, verify_lens: torch.Tensor, numbers: torch.Tensor, said: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Accepted lengths [R], with the token after them, and tokens [R, gamma + 1].
+
+    drafts, numbers: [R, gamma]; numbers are uniform. said: [R, gamma + 1], what the target says. Low token ids, which
+    may end an answer, become 3.
+    """
+    kept = (numbers < CONFIDENCE).long().cumprod(1).sum(1).minimum(verify_lens)
+    places = torch.arange(said.shape[1], device=said.device)
+    whole = torch.cat([drafts, drafts[:, :1]], 1)
+    return kept + 1, torch.where(places < kept[:, None], whole, said[:, :1]).clamp(min=3)

@@ -6,12 +6,12 @@ import time
 from functools import partial
 
 import torch
-from shapes import QWEN3_8B
 from sglang.kernels.jit.utils import parallel_compile
 from sglang.kernels.ops.activation.activation import activation_module
 from sglang.kernels.ops.attention.rope import _jit_fused_rope_module
 from sglang.kernels.ops.kvcache.kvcache import _jit_kvcache_module
 from sglang.kernels.ops.layernorm.norm import _jit_qknorm_module
+from shapes import QWEN3_8B
 from timing import say
 
 EMBEDDED = {"num_key_value_heads": 3, "head_dim": 64}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,12 +65,14 @@ def drafting() -> dict[str, Any]:
     """Microseconds of a draft: by a graph, whose launch the host sees alone, and eagerly."""
     made, table = drafter(), pages(max(REQUESTS), CONTEXT + 64)
     batches = {count: batch_of(count, table, CONTEXT, made.gamma) for count in REQUESTS}
-    results: dict[str, Any] = {f"eager, {count}": timed(lambda b=batch: made.propose(b), 50) for count, batch in batches.items()}
+    results: dict[str, Any] = {}
+    for count, batch in batches.items():
+        results[f"eager, {count}"] = timed(partial(made.propose, batch), 50)
     if DEVICE == "cuda":
         made.reserve_probs(max(REQUESTS))
         made.capture(REQUESTS, table)
         for count, batch in batches.items():
-            results[f"graph, {count}"] = timed(lambda b=batch: made.propose(b), 100)
+            results[f"graph, {count}"] = timed(partial(made.propose, batch), 100)
             replay = made.graphs._graphs[count][0]
             results[f"replay alone, {count}"] = timed(replay, 100)
     return results
@@ -82,27 +84,32 @@ def acceptance() -> dict[str, Any]:
     results, gamma = {}, 7
     for rows in ROWS:
         requests = rows // (gamma + 1)
-        seeds, anchors = torch.arange(requests, device=DEVICE), torch.arange(requests, device=DEVICE) + 100
-        starts = torch.arange(requests + 1, device=DEVICE) * (gamma + 1)
-        request = torch.arange(rows, device=DEVICE) // (gamma + 1)
-        logits = torch.randn(rows, VOCABULARY, device=DEVICE)
-        drafts = torch.randint(VOCABULARY, (requests, gamma), device=DEVICE)
+        seeds = torch.arange(requests, device=DEVICE)
         q = torch.rand(requests, gamma, VOCABULARY, device=DEVICE)
-        q /= q.sum(2, keepdim=True)
+        batch = Verification(
+            torch.randint(VOCABULARY, (requests, gamma), device=DEVICE),
+            torch.full_like(seeds, gamma),
+            torch.arange(requests + 1, device=DEVICE) * (gamma + 1),
+            draft_probs=q / q.sum(2, keepdim=True),
+        )
+        logits = torch.randn(rows, VOCABULARY, device=DEVICE)
         for kind, temperature in (("greedy", 0.0), ("sampled", 1.0)):
             rules = Rules(torch.full((requests,), temperature, device=DEVICE))
-
-            def run(rules: Rules = rules, greedy: bool = temperature == 0) -> object:
-                batch = Verification(
-                    drafts, torch.full_like(seeds, gamma), starts,
-                    uniforms=uniforms(streams(seeds, anchors, Purpose.ACCEPT), gamma),
-                    final_keys=streams(seeds, anchors, Purpose.FINAL),
-                    decided=torch.full_like(seeds, greedy, dtype=torch.bool), draft_probs=q,
-                )  # fmt: skip
-                return accept_logits(batch, request, logits, rules, streams(seeds[request], request, Purpose.TOKEN))
-
-            results[f"{kind}, {rows} rows"] = timed(captured(run), 50)
+            results[f"{kind}, {rows} rows"] = timed(captured(partial(_accept, batch, seeds, logits, rules)), 50)
     return results
+
+
+def _accept(batch: Verification, seeds: torch.Tensor, logits: torch.Tensor, rules: Rules) -> object:
+    """Draw the numbers that acceptance needs and accept, as the server's tail does."""
+    gamma = batch.tokens.shape[1]
+    request = torch.arange(len(logits), device=DEVICE) // (gamma + 1)
+    anchors = seeds + 100
+    drawn = batch._replace(
+        uniforms=uniforms(streams(seeds, anchors, Purpose.ACCEPT), gamma),
+        final_keys=streams(seeds, anchors, Purpose.FINAL),
+        decided=rules.temperatures <= 0,
+    )
+    return accept_logits(drawn, request, logits, rules, streams(seeds[request], anchors[request], Purpose.TOKEN))
 
 
 @torch.inference_mode()
@@ -114,8 +121,7 @@ def lookup() -> dict[str, Any]:
         made.allocate((requests + 2) * (length + 16))
         made.history.tokens.copy_(torch.randint(2000, made.history.tokens.shape, device=DEVICE))
         batch = batch_of(requests, pages(requests, length + 16), length, 15)
-        run: Callable[[], object] = lambda m=made, b=batch: m.propose(b)  # noqa: E731
-        results[f"{length} tokens"] = timed(captured(run), 50)
+        results[f"{length} tokens"] = timed(captured(partial(made.propose, batch)), 50)
     return results
 
 

@@ -7,7 +7,6 @@ tokens a step.
 from __future__ import annotations
 
 import os
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from served import engine_settings, measured, seconds_left
-from shapes import QWEN3_8B, write_drafter, write_model
+from shapes import write_drafter, write_model
 from timing import DEVICE, TINY, say, write
 
 CONFIDENCE = 0.8
@@ -67,8 +66,8 @@ def stock() -> None:
     results: dict[str, Any] = {"simulated tokens a step": round(expected, 2)}
     common = {
         "model_path": str(model), "load_format": "dummy", "attention_backend": "fa3", "disable_radix_cache": True,
-        "max_total_tokens": max(LOADS) * 512, "max_running_requests": max(LOADS), "cuda_graph_max_bs_decode": max(LOADS),
-        "mem_fraction_static": 0.7, "log_level": "warning",
+        "max_total_tokens": max(LOADS) * 512, "max_running_requests": max(LOADS), "mem_fraction_static": 0.7,
+        "cuda_graph_max_bs_decode": max(LOADS), "log_level": "warning",
     }  # fmt: skip
     kinds: dict[str, dict[str, Any]] = {
         "DSPARK": {"speculative_algorithm": "DSPARK", "speculative_draft_model_path": str(drafter)},
@@ -106,10 +105,5 @@ def _speed(engine: Any, load: int) -> dict[str, float]:
     }  # fmt: skip
 
 
-def spread(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
-
-
 if __name__ == "__main__":
     {"drafted": drafted, "plain": plain, "stock": stock}[sys.argv[1] if sys.argv[1:] else "drafted"]()
-    assert QWEN3_8B

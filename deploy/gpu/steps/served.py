@@ -36,11 +36,11 @@ def seconds_left() -> float:
 
 
 def measured(
-    name: str, settings: Settings, arms: Sequence[str], loads: Sequence[int], *, per_request: int = 2, trace: bool = True
+    name: str, settings: Settings, arms: Sequence[str], loads: Sequence[int], each: int = 2, *, trace: bool = True
 ) -> dict[str, Any]:
     """Start an engine and let the arms take turns on it; what was measured, written after every round.
 
-    settings: of the engine. per_request: requests of a turn, for each in flight.
+    settings: of the engine. each: requests of a turn for each in flight.
     """
     began = time.perf_counter()
     resolved = resolve(settings, say)
@@ -63,7 +63,7 @@ def measured(
                     if seconds_left() < 20:
                         results["cut short"] = f"round {number}, {concurrency} in flight"
                         return results
-                    count = max(4, per_request * concurrency)
+                    count = max(4, each * concurrency)
                     asked = [questions[(number * count + i) % len(questions)] for i in range(count)]
                     summary, answers = await load.run(asked, concurrency, ARMS[arm], ask_level=False)
                     first = texts.setdefault((number, concurrency), answers)
@@ -148,12 +148,12 @@ def engine_settings(**chosen: Any) -> Settings:
     """Settings of an engine that answers the loads of this proof."""
     most = max(LOADS)
     flags = () if DEVICE == "cpu" else ("--cuda-graph-max-bs-decode", str(max(most, 8)))
-    given = {"disable_radix_cache": True, "max_running_requests": most, "max_total_tokens": 1 << 16, "sglang_flags": flags}
-    return Settings(**(given | chosen))
+    given = {"disable_radix_cache": True, "max_running_requests": most, "max_total_tokens": 1 << 16}
+    return Settings(**(given | {"sglang_flags": flags} | chosen))
 
 
 def main() -> None:
-    measured("served", engine_settings(), ("off", "planned", "verify all"), LOADS, per_request=4)
+    measured("served", engine_settings(), ("off", "planned", "verify all"), LOADS, 4)
 
 
 if __name__ == "__main__":

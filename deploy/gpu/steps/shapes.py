@@ -30,7 +30,10 @@ DSPARK: dict[str, Any] = {
 }  # fmt: skip
 """https://huggingface.co/deepseek-ai/dspark_qwen3_8b_block7"""
 if TINY:
-    SMALL = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+    SMALL = {
+        "hidden_size": 128, "intermediate_size": 256, "head_dim": 64,
+        "num_attention_heads": 4, "num_key_value_heads": 2,
+    }  # fmt: skip
     QWEN3_8B |= SMALL | {"num_hidden_layers": 6, "vocab_size": 49152}
     DSPARK |= SMALL | {
         "num_hidden_layers": 2, "num_target_layers": 6, "target_layer_ids": [1, 2, 4], "vocab_size": 49152,

@@ -30,7 +30,7 @@ def wait() -> None:
 
 
 def timed(run: Callable[[], object], repetitions: int = 300, rounds: int = 5) -> dict[str, float]:
-    """Microseconds of one call, medians of rounds: `host` until it returns, `whole` until the device is done as well."""
+    """Microseconds of one call, medians of rounds: `host` until it returns, `whole` until the device is done, too."""
     repetitions, rounds = (3, 1) if TINY else (repetitions, rounds)
     for _ in range(min(5, repetitions)):
         run()
