@@ -25,8 +25,8 @@ NO_CORPUS = 0
 
 
 class Name(NamedTuple):
-    """Hashes of a corpus's owner, its key's and its adapter's, and of owner and salt, "" without one: nothing is kept as
-    it came."""
+    """Hashes of a corpus's owner (of the key, and of the adapter if there is one), and of owner and salt, "" without
+    one: nothing is kept as it came."""
 
     owner: str
     salted: str
