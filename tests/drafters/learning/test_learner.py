@@ -65,6 +65,7 @@ def candidates(folder: Path) -> list[str]:
         assert found["confidence"].dtype == np.float32
         assert found["confidence"].shape == (len(found["accepted"]), 7)
         assert (found["accepted"] <= found["reach"]).all()
+        assert found["answer"].tolist() == sorted(found["answer"])
         assert len(found["accepted"]) > 50
     return names(folder)
 
