@@ -1,13 +1,15 @@
-"""Texts of other requests for prompt lookup: a corpus for each owner (an API key) and salt, strictly apart.
+"""Texts of other requests for prompt lookup: a corpus for each owner (an API key with an adapter) and salt, strictly
+apart.
 
 What one corpus holds, drops or finds depends on its owner's texts alone, so that neither drafts nor times tell an owner
-of another's. Only which owner asked last is shared: beyond `OWNERS` of them the texts of the one that has been silent
-longest are dropped.
+of another's. Only how many owners there are and which asked last is shared: beyond `OWNERS` of them the texts of one
+are dropped, of the key with most owners the one that has been silent longest. So a key's adapters displace each other.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from threading import RLock
 from typing import NamedTuple
@@ -23,14 +25,20 @@ NO_CORPUS = 0
 
 
 class Name(NamedTuple):
-    """Hashes of a corpus's owner, and of owner and salt, "" without one: neither is kept as it came."""
+    """Hashes of a corpus's owner (of the key, and of the adapter if there is one), and of owner and salt, "" without
+    one: nothing is kept as it came."""
 
     owner: str
     salted: str
 
     @classmethod
-    def of(cls, owner: str, salt: str) -> Name:
-        return cls(_digest(owner), _digest(f"{len(owner)} {owner} {salt}") if salt else "")
+    def of(cls, key: str, salt: str, adapter: str = "") -> Name:
+        owner = f"{_digest(key)}.{_digest(adapter)}" if adapter else _digest(key)
+        return cls(owner, _digest(f"{owner} {salt}") if salt else "")
+
+    @property
+    def key(self) -> str:
+        return self.owner.partition(".")[0]
 
 
 class Corpora:
@@ -55,9 +63,7 @@ class Corpora:
         with self._lock:
             found = self._numbers.pop(name, None)
             if found is None:
-                owners = list(dict.fromkeys(each.owner for each in reversed(self._numbers)))
-                if name.owner not in owners and len(owners) >= OWNERS:
-                    self._drop(*(each for each in self._numbers if each.owner == owners[-1]))
+                self._make_room(name)
                 found = self.native.add(self.capacity // SALTED_SHARE if name.salted else self.capacity)
             self._numbers[name] = found
             return found
@@ -100,6 +106,14 @@ class Corpora:
                 break
             excess -= size
             self._drop(each)
+
+    def _make_room(self, coming: Name) -> None:
+        """Drop one owner's texts where a new owner would be one too many."""
+        keys = {each.owner: each.key for each in reversed(self._numbers)}  # the one that asked last comes first
+        if coming.owner not in keys and len(keys) >= OWNERS:
+            held = Counter([*keys.values(), coming.key])
+            gone = max(reversed(keys), key=lambda owner: held[keys[owner]])
+            self._drop(*(each for each in self._numbers if each.owner == gone))
 
     def _drop(self, *names: Name) -> None:
         with self._lock:

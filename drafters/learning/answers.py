@@ -97,13 +97,11 @@ class AnswerStore:
         """Go on with the newest segment, after the last whole line."""
         for made in (self.folder.parent, self.folder):
             made.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._tokens = {}
+        self._tokens, end = {}, 0
         for number in segment_numbers(self.folder):
-            answers, _ = read_lines(segment_path(self.folder, number), 0)
-            self._tokens[number] = sum(len(answer.tokens) for answer in answers)
-        last = max(self._tokens, default=0)
-        _, end = read_lines(segment_path(self.folder, last), 0)
-        self._begin(last, end)
+            lines, end = whole_lines(segment_path(self.folder, number), 0)
+            self._tokens[number] = lines.count(b",") - lines.count(b"\n")  # a line has one comma more than tokens
+        self._begin(max(self._tokens, default=0), end)
 
     def _begin(self, number: int, end: int = 0) -> int:
         """Append to this segment from now on, whose whole lines are `end` bytes."""
@@ -152,15 +150,21 @@ def segment_numbers(folder: Path) -> list[int]:
 
 def read_lines(path: Path, start: int) -> tuple[list[Answer], int]:
     """Answers in the whole lines from byte `start` on, and where those end; lines that are no answer are left out."""
+    lines, end = whole_lines(path, start)
+    return [answer for line in lines.splitlines() if (answer := _parse(line))], end
+
+
+def whole_lines(path: Path, start: int) -> tuple[bytes, int]:
+    """The whole lines from byte `start` on, and where those end."""
     try:
         with path.open("rb") as file:
             start = min(start, os.fstat(file.fileno()).st_size)
             file.seek(start)
             text = file.read()
     except FileNotFoundError:
-        return [], start
+        return b"", start
     text = text[: text.rfind(b"\n") + 1]
-    return [answer for line in text.splitlines() if (answer := _parse(line))], start + len(text)
+    return text, start + len(text)
 
 
 def _parse(line: bytes) -> Answer | None:

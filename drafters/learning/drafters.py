@@ -100,10 +100,12 @@ def mixed(first: TrainedModel, trained: TrainedModel, share: float) -> TrainedMo
 
 def complete(folder: Path, verdict: dict[str, Any], found: list[Followed]) -> None:
     """Write what the gate saw beside a candidate's weights: gate.json, and held-out.npz, of which a server makes its
-    calibration: confidence [N, gamma] float32, accepted and reach [N] int64, as of `Followed`."""
+    calibration: confidence [N, gamma] float32, accepted and reach [N] int64, as of `Followed`; answer [N] int64, the
+    number of each draft's answer."""
     replace({folder / "gate.json": json.dumps(verdict) + "\n"}, 0o600)
     columns = ("confidence", "accepted", "reach")
     arrays: dict[str, Any] = {c: np.concatenate([getattr(f, c) for f in found]) for c in columns}
+    arrays["answer"] = np.repeat(np.arange(len(found)), [f.steps for f in found])
     np.savez(folder / "held-out.npz", **arrays)
     for path in folder.iterdir():
         path.chmod(0o600)

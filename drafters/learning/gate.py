@@ -1,8 +1,10 @@
 """The gate: a candidate is taken only if it drafts better than the drafter in use on answers neither was trained on.
 
-Both follow the same answers teacher-forced, greedily (`training/validate.py`). Answers are paired, and resampled by
-prompt (a paired cluster bootstrap: Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13), so that
-one prompt asked often is one observation.
+Both follow the same answers teacher-forced, greedily (`training/validate.py`). The steps that the candidate saves are
+added up by prompt, so that one prompt asked often is one observation. If the two drafters do not differ, each sum could
+as well have the other sign. That gives the exact chance of such a total, however few prompts there are (Fisher, The
+Design of Experiments, 1935, section 21). Candidates are compared again and again on the same answers, so each attempt
+has a part of the chance that is allowed.
 """
 
 from __future__ import annotations
@@ -17,9 +19,8 @@ from ..training.batches import BatchMaker, Step
 from ..training.store import Sequence
 from ..training.validate import Drafts, runs_along, steps_along
 
-RESAMPLES = 2000
-LEAST_PROMPTS, LEAST_TOKENS, FEWEST_PROMPTS = 8, 400, 6
-"""Held-out prompts that a verdict needs; with so many answer tokens the fewest are enough."""
+CHANCE = 0.025
+"""Largest chance that any attempt passes if no candidate is better than the drafter in use."""
 GENERAL_KEPT = 0.98
 """Smallest tau on general answers, relative to the drafter in use and to the one the server started with."""
 FIRST_TAU = 1.3
@@ -72,7 +73,8 @@ def follow(drafts: Drafts, maker: BatchMaker, sequences: Iterable[Sequence]) -> 
 class Verdict:
     """A comparison of a candidate with the drafter in use.
 
-    ratio: tau of the candidate over that in use on held-out answers; low, high: its 95 % interval.
+    ratio: tau of the candidate over that in use on held-out answers.
+    chance: that a candidate that is no better saves as many steps; level: the largest that passes at this attempt.
     reason: why the candidate was refused; "" if it passed.
     """
 
@@ -82,8 +84,9 @@ class Verdict:
     candidate_tau: float
     in_use_tau: float
     ratio: float
-    low: float
-    high: float
+    attempt: int
+    chance: float
+    level: float
     candidate_general: float
     in_use_general: float
 
@@ -92,52 +95,56 @@ class Verdict:
         return not self.reason
 
     def numbers(self) -> dict[str, object]:
-        """The fields for people and files, with four digits behind the point."""
-        return {name: round(v, 4) if isinstance(v, float) else v for name, v in asdict(self).items()}
+        """The fields for people and files, with four significant digits."""
+        return {name: float(f"{v:.4g}") if isinstance(v, float) else v for name, v in asdict(self).items()}
 
 
-def enough(prompts: int, tokens: int) -> bool:
-    """True if so many held-out prompts, with so many answer tokens, allow a verdict."""
-    return prompts >= LEAST_PROMPTS or (prompts >= FEWEST_PROMPTS and tokens >= LEAST_TOKENS)
+def level(attempt: int) -> float:
+    """The chance that an attempt has, counted from 1: the sum over all attempts is `CHANCE`."""
+    return CHANCE / (attempt * (attempt + 1))
+
+
+def enough(prompts: int, attempt: int) -> bool:
+    """True if a candidate that is better for each of so many held-out prompts passes at this attempt."""
+    return 0.5**prompts <= level(attempt)
+
+
+def chance_of(saved: np.ndarray) -> float:
+    """The chance that `saved` [N] int64 sums to as much or more if either sign of each number is as likely."""
+    lost = int(-saved[saved < 0].sum())
+    sums = np.eye(1, lost + 1)[0]  # chance of each sum of what is negative, up to `lost`
+    for size in np.abs(saved):
+        sums = (sums + np.concatenate([np.zeros(size), sums])[: lost + 1]) / 2
+    return float(sums.sum())
 
 
 def compare(
     candidate: list[Followed], in_use: list[Followed] | None, prompts: list[str], candidate_general: list[Followed],
-    in_use_general: list[Followed] | None, first_general: float = 0.0,
+    in_use_general: list[Followed] | None, first_general: float = 0.0, *, attempt: int = 1,
 ) -> Verdict:  # fmt: skip
     """Judge a candidate on the answers that both followed, in the same order; prompts: each answer's.
 
     None in use: the candidate is compared with one token a step, and has to reach `FIRST_TAU`.
     first_general: tau on general answers of the drafter the server started with.
+    attempt: number of this comparison since the last candidate, from 1.
     """
-    names = sorted(set(prompts))
-    tokens = sum(answer.tokens for answer in candidate)
+    saved: dict[str, int] = dict.fromkeys(prompts, 0)
     before = [answer.tokens for answer in candidate] if in_use is None else [answer.steps for answer in in_use]
-    sums = np.zeros((2, len(names)))
     for prompt, old, answer in zip(prompts, before, candidate, strict=True):
-        sums[:, names.index(prompt)] += old, answer.steps
-    ratio, low, high = ratio_interval(sums)
+        saved[prompt] += old - answer.steps
+    chance, allowed = chance_of(np.array(list(saved.values()), np.int64)), level(attempt)
+    ratio = sum(before) / sum(answer.steps for answer in candidate) if candidate else 1.0
     general, kept = tau(candidate_general), max(tau(in_use_general) if in_use_general else 1.0, first_general)
     reason = ""
-    if not enough(len(names), tokens):
-        reason = f"{len(names)} held-out prompts are too few"
-    elif low <= 1:
+    if not enough(len(saved), attempt):
+        reason = f"{len(saved)} held-out prompts are too few"
+    elif chance > allowed:
         reason = "not better on held-out answers"
     elif in_use is None and tau(candidate) < FIRST_TAU:
         reason = f"tau below {FIRST_TAU}"
     elif general < GENERAL_KEPT * kept:
         reason = "worse on general answers"
     return Verdict(
-        reason, len(names), tokens, tau(candidate), tau(in_use) if in_use else 1.0, ratio, low, high, general, kept
-    )
-
-
-def ratio_interval(sums: np.ndarray, seed: int = 0) -> tuple[float, float, float]:
-    """The ratio of the totals of sums [2, N], and its 95 % bootstrap interval over the N columns."""
-    if not sums.shape[1]:
-        return 1.0, 0.0, float("inf")
-    drawn = np.random.default_rng(seed).integers(sums.shape[1], size=(RESAMPLES, sums.shape[1]))
-    totals = sums[:, drawn].sum(-1)
-    low, high = np.percentile(totals[0] / totals[1], [2.5, 97.5])
-    first, second = sums.sum(-1)
-    return float(first / second), float(low), float(high)
+        reason, len(saved), sum(answer.tokens for answer in candidate), tau(candidate), tau(in_use) if in_use else 1.0,
+        ratio, attempt, chance, allowed, general, kept,
+    )  # fmt: skip

@@ -43,7 +43,7 @@ GENERAL_EVERY, GENERAL_AFTER_LOSS, GENERAL_AIM = 4, 2, 0.99
 """One step in so many trains on a general answer, and in so many after a gate where tau on general answers was below
 the aim, relative to the drafter in use: the gate refuses what gets much worse there, however much better elsewhere."""
 BISECTIONS = 3
-"""Mixtures with the first drafter that are tried for the largest share of what was trained that the gate lets pass."""
+"""Mixtures with the first drafter that are tried for the largest share of what was trained that reaches the aim."""
 FIRST_GATE, GATE_EVERY = 60, 150
 """Steps of a run before its first gate, and between gates."""
 LOOK_EVERY = 20
@@ -204,7 +204,7 @@ class Learner:
         held = self.supply.held_out
         if len(self.supply.items) - len(held) < LEAST_ANSWERS:
             return "too few answers"
-        if not enough(len({item.prompt for item in held}), sum(item.answer_tokens for item in held)):
+        if not enough(len({item.prompt for item in held}), self.progress.numbers.attempts + 1):
             return "too few held-out answers"
         if self.seen < self.patience.wait_for:
             return "no better drafter from these answers"
@@ -298,19 +298,21 @@ class Learner:
         """Compare what the run has come to, as it would be served, with the drafter in use; offer what is better."""
         self.progress.phase("gate")
         numbers = self.progress.numbers
+        numbers.attempts += 1  # on the disk before anything is seen
         means = {name: round(value, 4) for name, value in self.means.take().items()}
         self.progress.event("training", steps=run.step, anchors=run.anchors, seconds=round(run.seconds, 1), **means)
         folder = self.folder / "run" / "candidate"
-        share, general = self._write_candidate(run, folder)
+        share, forgets = self._write_candidate(run, folder)
         items = self._gate_items()
         found = self.drafters.follow(folder, (self.supply[item] for item in items))
+        general = self.drafters.follow(folder, self.general.sequences(self.general.judging))
         verdict = self._judge(items, found, general)
         numbers.gates += 1
         numbers.in_use_tau, numbers.candidate_tau = verdict.in_use_tau, verdict.candidate_tau
         about = {"steps": run.step, "anchors": run.anchors, "share": share, "passed": verdict.passed}
         self.progress.event("gate", **about, **verdict.numbers())
         self.general_every = GENERAL_EVERY
-        if share < 1 or verdict.candidate_general < GENERAL_AIM * verdict.in_use_general:
+        if forgets:
             self.general_every = GENERAL_AFTER_LOSS
             self._write_general(MORE)
         patience = self.patience
@@ -323,42 +325,43 @@ class Learner:
         if patience.fruitless >= PATIENCE:
             patience.wait_for = self._more_answers()
 
-    def _write_candidate(self, run: DraftRun[Any], folder: Path) -> tuple[float, list[Followed]]:
+    def _write_candidate(self, run: DraftRun[Any], folder: Path) -> tuple[float, bool]:
         """Write what the run has come to, with as much of the first drafter as general answers ask for.
 
-        Returns the share of the trained weights, and the general answers, followed.
+        Returns the share of the trained weights, and whether these are below the aim on general answers. The gate's
+        are others.
         """
-        answers, first = self.general.sequences(self.general.held_out), self.drafters.folder_of(None)
+        choosing = self.general.choosing
+        answers, first = self.general.sequences(choosing), self.drafters.folder_of(None)
         shutil.rmtree(folder, ignore_errors=True)
         with run.optimiser.averaged():
             self.drafters.save(run.model, folder)
-        general = self.drafters.follow(folder, answers)
         self.state = ServerState.read(self.folder)
-        kept = GENERAL_KEPT * max(self._general_tau(self.state.in_use), self._general_tau(None))
-        if first is None or tau(general) >= kept:
-            return 1.0, general
-        trained = self.drafters.load(folder, torch.float32)
+        before = max(self._general_tau(name, choosing) for name in (self.state.in_use, None))
+        kept = tau(self.drafters.follow(folder, answers)) / before
+        if first is None or kept >= GENERAL_KEPT:
+            return 1.0, kept < GENERAL_AIM
+        trained, low, high = self.drafters.load(folder, torch.float32), 0.0, 1.0
 
         def write(share: float) -> None:
             self.drafters.save(mixed(self.drafters.load(first, torch.float32), trained, share), folder)
 
-        general = self.drafters.follow_once(None, self._general_held_out()) or []  # of the first drafter alone
-        low, high = 0.0, 1.0
         for _ in range(BISECTIONS):
             share = (low + high) / 2
             write(share)
-            found = self.drafters.follow(folder, answers)
-            low, high, general = (share, high, found) if tau(found) >= kept else (low, share, general)
+            reached = tau(self.drafters.follow(folder, answers)) >= GENERAL_AIM * before
+            low, high = (share, high) if reached else (low, share)
         write(low)
-        return low, general
+        return low, True
 
-    def _general_tau(self, name: str | None) -> float:
-        """Tau of a drafter on the general answers of the gate; 1 where there is none in use."""
-        return tau(self.drafters.follow_once(name, self._general_held_out()) or [])
+    def _general_tau(self, name: str | None, numbers: list[int]) -> float:
+        """Tau of a drafter on these general answers; 1 where there is none in use."""
+        return tau(self._follow_general(name, numbers) or [])
 
-    def _general_held_out(self) -> dict[str, Callable[[], Sequence]]:
+    def _follow_general(self, name: str | None, numbers: list[int]) -> list[Followed] | None:
         store = self.general.store
-        return {store.entries[i].digest: partial(store.__getitem__, i) for i in self.general.held_out}
+        answers = {store.entries[i].digest: partial(store.__getitem__, i) for i in numbers}
+        return self.drafters.follow_once(name, answers)
 
     def _gate_items(self) -> list[Item]:
         """The newest held-out answers."""
@@ -366,7 +369,7 @@ class Learner:
         room = GATE_TOKENS
         for item in reversed(self.supply.held_out):
             room -= item.answer_tokens
-            if room < 0 and enough(len({other.prompt for other in chosen}), GATE_TOKENS):
+            if room < 0 and enough(len({other.prompt for other in chosen}), self.progress.numbers.attempts):
                 break
             chosen.append(item)
         return chosen
@@ -377,11 +380,11 @@ class Learner:
         for name in self.drafters.followed.keys() - {None, self.state.in_use}:
             del self.drafters.followed[name]
         held = {item.entry.digest: partial(self.supply.__getitem__, item) for item in items}
-        in_use, general_in_use = (
-            self.drafters.follow_once(self.state.in_use, each) for each in (held, self._general_held_out())
-        )
-        prompts = [item.prompt for item in items]
-        return compare(found, in_use, prompts, general, general_in_use, self._general_tau(None))
+        in_use, judging = self.drafters.follow_once(self.state.in_use, held), self.general.judging
+        return compare(
+            found, in_use, [item.prompt for item in items], general, self._follow_general(self.state.in_use, judging),
+            self._general_tau(None, judging), attempt=self.progress.numbers.attempts,
+        )  # fmt: skip
 
     def _offer(self, run: DraftRun[Any], folder: Path, verdict: Verdict, found: list[Followed]) -> None:
         """Make a numbered folder of the candidate, for the server to use."""
@@ -389,6 +392,8 @@ class Learner:
         complete(folder, {**verdict.numbers(), "steps": run.step}, found)
         self._set_lineage([*self.lineage, name])
         self._check_forgotten()
+        self.progress.numbers.attempts = 0
+        self.progress.write()
         offer(folder, self.folder / "drafters", name)
         self.progress.numbers.candidates += 1
         self.progress.event("candidate", candidate=name, **verdict.numbers())

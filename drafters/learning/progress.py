@@ -21,7 +21,8 @@ class Numbers:
 
     phase: "waiting", "reading", "training", "gate" or "failed". answers, held_out, tokens: stored answers that are
     trained on, those for the gate, and tokens of both. anchors, steps, gates, candidates, seconds of processor time
-    spent training: since the folder was made. in_use_tau, candidate_tau: of the last gate.
+    spent training: since the folder was made. attempts: gates since the last candidate. in_use_tau, candidate_tau: of
+    the last gate.
     """
 
     phase: str = "waiting"
@@ -32,6 +33,7 @@ class Numbers:
     steps: int = 0
     seconds: float = 0.0
     gates: int = 0
+    attempts: int = 0
     candidates: int = 0
     in_use_tau: float | None = None
     candidate_tau: float | None = None

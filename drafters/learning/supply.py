@@ -27,8 +27,9 @@ TOP = 32
 """Likeliest tokens of the target that are kept for each token of an answer."""
 PROMPTS, MORE = 48, 144
 """General prompts at first, and of a drafter that forgets: few answers are soon known by heart."""
-HELD_OUT = 3
-"""One of the first prompts in so many is for the gate, the others are trained on."""
+JUDGING, CHOOSING = 3, 6
+"""One of the first prompts in so many is for the gate, and one of all in so many chooses how much of the first drafter
+a candidate has; the others are trained on."""
 ANSWER_TOKENS, LONGEST_PROMPT = 96, 1024
 
 
@@ -155,11 +156,13 @@ def open_store(folder: Path, width: int, meta: dict[str, Any]) -> FeatureStore:
 
 @dataclass(frozen=True, slots=True)
 class General:
-    """The general answers: numbers in the store of those trained on, and of those for the gate."""
+    """The general answers: numbers in the store of those trained on, of those that choose a candidate's share of the
+    first drafter, and of those for the gate."""
 
     store: FeatureStore
     training: list[int]
-    held_out: list[int]
+    choosing: list[int]
+    judging: list[int]
 
     def sequences(self, numbers: list[int]) -> list[Sequence]:
         """Those answers, read from the disk."""
@@ -190,10 +193,10 @@ def general_answers(
         ):  # fmt: skip
             if text.sequence and usable(len(text.sequence.tokens), text.sequence.prompt):
                 store.append(text.sequence, temperature=0.0, source=names[text.number])
-    for_gate = [
-        i for i, entry in enumerate(store.entries) if int(entry.source) < PROMPTS and int(entry.source) % HELD_OUT == 0
-    ]
-    return General(store, [i for i in range(len(store)) if i not in for_gate], for_gate)
+    numbers = {i: int(entry.source) for i, entry in enumerate(store.entries)}
+    judging = [i for i, n in numbers.items() if n < PROMPTS and n % JUDGING == 0]
+    choosing = [i for i, n in numbers.items() if n % CHOOSING == 1]
+    return General(store, [i for i in numbers if i not in {*judging, *choosing}], choosing, judging)
 
 
 def prompt_ids(target: TargetModel, turns: list[str]) -> list[int]:

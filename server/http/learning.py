@@ -224,7 +224,8 @@ def newest(folder: Path, state: ServerState) -> str | None:
 
 
 def write_calibration(folder: Path, profile: str | None) -> None:
-    """Write a learned drafter's calibration, fitted on what it drafted of answers that it had not seen.
+    """Write a learned drafter's calibration, fitted on what it drafted of half the answers that it had not seen, and
+    judged on the other half.
 
     Greedy drafts of its model have their own; the others keep the profile's.
     """
@@ -234,11 +235,12 @@ def write_calibration(folder: Path, profile: str | None) -> None:
     table = CalibrationTable.load(found.calibration)
     with np.load(folder / "held-out.npz") as kept:
         confidence, reach, accepted = kept["confidence"], kept["reach"], kept["accepted"]
+        even = kept["answer"] % 2 == 0
     confidence = np.pad(confidence, ((0, 0), (0, table.gamma)), constant_values=0.5)[:, : table.gamma]
     reach = np.minimum(reach, table.gamma)
     records = Records(confidence, reach, np.minimum(accepted, reach), np.full(len(reach), GREEDY))
-    even = np.arange(len(records)) % 2 == 0
-    greedy = unless_worse(fit_joint(records.select(even)), records.select(~even))
+    judge = records.select(~even)
+    greedy = unless_worse(fit_joint(records.select(even), held_out=judge), judge)
     by_class = tuple(greedy if place == GREEDY else each for place, each in enumerate(table.by_class))
     dataset = f"{len(records)} drafts of answers held out"
     fitted = CalibrationTable(by_class, table.sglang, dataset, table.verification)

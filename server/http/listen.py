@@ -218,10 +218,10 @@ def serve(
             failure = engine.report.read() or str(error) or repr(error)
             lifecycle.stop_http()
         yield
-        if settings.lookup_store is not None and lifecycle.healthy:
+        if (settings.lookup_store is not None or settings.learn) and lifecycle.healthy:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SAVE_SECONDS):
-                    await worker_rpc.command(engine.tokenizer_manager, worker_rpc.SAVE_TEXTS)
+                    await worker_rpc.command(engine.tokenizer_manager, worker_rpc.SAVE)
 
     def build(hosts: AllowedHosts, lifespan: Lifespan) -> RequestMiddleware:
         return app.build(resolved, engine, lifecycle, access, hosts, lifespan, learning, loaded)

@@ -14,7 +14,7 @@ FORGET = "outrider_forget"
 USE, DROP_OWNER = "outrider_use_drafter", "outrider_drop_owner"
 MEASURE, SERVE = "outrider_measure", "outrider_serve"
 LIVE = "outrider_live"
-SAVE_TEXTS = "outrider_save_texts"
+SAVE = "outrider_save"
 
 
 def register() -> None:
@@ -66,7 +66,7 @@ def _set(original: Any, scheduler: Any, request: Any) -> Any:
         FORGET: lambda _: worker.forget_records(),
         USE: lambda folder: _use(scheduler, folder),
         DROP_OWNER: lambda learner: scheduler.draft_worker.drop_owner(learner),
-        SAVE_TEXTS: lambda _: worker.texts.save() if worker.texts else None,
+        SAVE: lambda _: worker.save(),
         MEASURE: lambda _: measuring.begin(worker),
         SERVE: lambda _: measuring.end(worker),
     }
@@ -113,7 +113,7 @@ async def read_live(manager: Any) -> list[dict[str, Any]]:
 
 async def command(manager: Any, name: str, value: Any = 1) -> None:
     """Have every engine's worker do RELOAD, FORGET, MEASURE or SERVE, USE a drafter's folder, DROP_OWNER what it has
-    of an owner's learner, or SAVE_TEXTS of lookups; returns when it is done."""
+    of an owner's learner, or SAVE what is on its way to the disk; returns when it is done."""
     from sglang.srt.managers.io_struct import SetInternalStateReq
 
     await _answered(manager.set_internal_state(SetInternalStateReq(server_args={name: value})))

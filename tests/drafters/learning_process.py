@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -15,6 +16,7 @@ import torch
 
 from outrider.drafters.learning import gate, learner, process, start, supply
 from outrider.drafters.learning.answers import Answer, AnswerStore
+from outrider.drafters.learning.drafters import Drafters
 from outrider.drafters.training.loop import TrainingRun
 from outrider.drafters.training.store import FeatureStore
 
@@ -82,7 +84,8 @@ FAULTS: dict[str, Callable[[], None]] = {
 
 
 def learn(command: list[str], fault: str, settings: dict[str, Any], trained: str) -> None:
-    """Run the learner; settings: constants of its modules by "module.NAME"; trained: file of steps and tokens."""
+    """Run the learner; settings: constants of its modules by "module.NAME"; trained: file of steps and tokens, beside
+    it `followed` with the answers that each drafter followed, and a line "gate" where they are compared."""
     os.sched_setscheduler = lambda *_: None  # type: ignore[assignment] - beside other tests it would hardly run
     os.nice = lambda _: 0  # type: ignore[assignment]
     modules = {"gate": gate, "learner": learner, "start": start, "supply": supply}
@@ -100,6 +103,21 @@ def learn(command: list[str], fault: str, settings: dict[str, Any], trained: str
         return sequence
 
     learner.Learner._next_sequence = noted  # type: ignore[method-assign]
+    follow, compare, followed = Drafters.follow, learner.compare, Path(trained).with_name("followed")
+
+    def follow_noted(self: Drafters, drafter: Path, sequences: Any) -> Any:
+        sequences = list(sequences)
+        with followed.open("a") as file:
+            file.write(f"{json.dumps([drafter.name, [s.tokens.tolist() for s in sequences]])}\n")
+        return follow(self, drafter, sequences)
+
+    def compare_noted(*given: Any, **named: Any) -> Any:
+        with followed.open("a") as file:
+            file.write('["gate", []]\n')
+        return compare(*given, **named)
+
+    Drafters.follow = follow_noted  # type: ignore[method-assign]
+    learner.compare = compare_noted
     FAULTS[fault]()
     sys.exit(process.main(command))
 

@@ -87,6 +87,7 @@ def test_nothing_is_kept_of_requests_that_refuse(start_learning: Callable[[], Se
         f"{server.url}/v1/chat/completions", json=request, headers={"X-Outrider-Learn": "perhaps"}, timeout=60
     )
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
+    assert server.stop() == 0  # until then answers may be on their way to the disk
     kept = [line for path in (tmp_path / "learned" / "answers").iterdir() for line in path.read_text().splitlines()]
     assert len(kept) == 1
     assert (tmp_path / "learned").stat().st_mode & 0o077 == 0

@@ -6,6 +6,7 @@ import logging
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from ..options import RequestOptions
 logger = logging.getLogger(__name__)
 
 OPEN_STORES = 64
-"""Stores of owners' answers that are open at once; opening one reads it."""
+"""Stores of owners' answers that are open at once; opening one reads its files."""
 WINDOW = 512
 """Drafts over which the share of the drafter that serves is averaged."""
 WATCHED = 2048
@@ -39,11 +40,13 @@ CHANCE = 1e-4
 class AnswerKeeper:
     """Keeps answers as they finish, but those of requests that refused. Nothing else of a request is kept.
 
-    store_of: finds the store of a request's learner, "" for that of the server.
+    A thread of its own opens stores and writes answers, in the order in which they finished: the scheduler waits for
+    no file. store_of: finds the store of a request's learner, "" for that of the server.
     """
 
     def __init__(self, store_of: Callable[[str], AnswerStore]):
         self.store_of = store_of
+        self._writer = ThreadPoolExecutor(1, "answers")
         self._running: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._failed = False
 
@@ -52,10 +55,7 @@ class AnswerKeeper:
         """The keeper of a server that learns; of several engines the first one's answers are enough."""
         if not config.learning or (get_parallel().dp_rank or 0) > 0:
             return None
-        if config.learn_keys:
-            return cls(OwnerStores(Path(config.learning), config.learn_tokens))
-        store = AnswerStore(config.learning, config.learn_tokens)
-        return cls(lambda _: store)
+        return cls(OwnerStores(Path(config.learning), config.learn_tokens))
 
     def admit(self, reqs: Sequence[Any]) -> None:
         """Note SGLang's requests that are prefilled."""
@@ -66,23 +66,31 @@ class AnswerKeeper:
                 self._running[req.rid] = req
 
     def finished(self, rid: str) -> None:
-        """A request has ended by itself or at its limit. A full disk does not end the engine: it is logged, once."""
+        """A request has ended by itself or at its limit."""
         req = self._running.pop(rid, None)
         if req is None or isinstance(req.finished_reason, FINISH_ABORT):
             return
         params = req.sampling_params
         temperature = 0.0 if params.top_k == 1 else float(params.temperature)
+        learner = RequestOptions.from_custom_params(params.custom_params).learner
+        self._writer.submit(self._write, learner, req.origin_input_ids, req.output_ids_through_stop[:], temperature)
+
+    def save(self) -> None:
+        """Wait until all finished answers are written."""
+        self._writer.submit(int).result()
+
+    def _write(self, learner: str, prompt_ids: Sequence[int], response_ids: Sequence[int], temperature: float) -> None:
+        """Keep an answer. A full disk does not end the engine: it is logged, once."""
         try:
-            learner = RequestOptions.from_custom_params(params.custom_params).learner
-            self.store_of(learner).append(req.origin_input_ids, req.output_ids_through_stop, temperature)
-        except OSError as error:
+            self.store_of(learner).append(prompt_ids, response_ids, temperature)
+        except Exception as error:
             if not self._failed:
                 logger.warning("answers cannot be kept for the drafter to learn from: %s", error)
             self._failed = True
 
 
 class OwnerStores:
-    """The stores of owners' learners in `folder`, each of at most `most_tokens` tokens; some are open."""
+    """The stores of learners in `folder`, each of at most `most_tokens` tokens; some are open. For one thread."""
 
     def __init__(self, folder: Path, most_tokens: int):
         self.folder, self.most_tokens = folder, most_tokens

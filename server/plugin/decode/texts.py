@@ -109,10 +109,9 @@ class TextKeeper:
 def _place_of(req: Any) -> tuple[Name | None, bool]:
     """The corpus of a request's texts, None for none, and whether the file may keep them.
 
-    An adapter's texts have one of their own: another adapter says something else.
+    A key's texts under an adapter have one of their own: another adapter says something else.
     """
     options = RequestOptions.from_custom_params(req.sampling_params.custom_params)
     if options.corpus is None:
         return None, options.stored
-    owner = f"{options.corpus} {req.lora_id}" if req.lora_id else options.corpus
-    return Name.of(owner, req.cache_salt or ""), options.stored
+    return Name.of(options.corpus, req.cache_salt or "", req.lora_id or ""), options.stored

@@ -159,6 +159,12 @@ class SpeculativeWorker(BaseSpecWorker):
             if each is not None:
                 each.finished(rid)
 
+    def save(self) -> None:
+        """Write the texts of lookups and the answers to learn from that are not on the disk yet."""
+        for each in (self.texts, self.keeper):
+            if each is not None:
+                each.save()
+
     def reload_profile(self) -> None:
         """Plan by the profile as it now stands on the disk, if it can be read."""
         plan_again(self.planning.plan_by, self.config, self.exchange.in_use)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from outrider.drafters.learning import answers
 from outrider.drafters.learning.answers import LONGEST, SEGMENTS, AnswerReader, AnswerStore, candidate_names, forget
 from outrider.drafters.training.logs import held_out, prompt_name
 
@@ -57,6 +58,19 @@ def test_the_oldest_segments_go(tmp_path: Path) -> None:
         if i % 7 == 0:
             count += len(reader.read())
     assert count + len(reader.read()) == 600  # one that follows misses nothing while segments go
+
+
+def test_a_store_is_opened_without_parsing_its_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It still knows how many tokens each segment has: the next one that is too many displaces the oldest."""
+    store, parsed = AnswerStore(tmp_path, 1600), []
+    for i in range(160):
+        store.append([i], [1] * 9, 0.5)
+    store.close()
+    monkeypatch.setattr(answers, "_parse", parsed.append)
+    again, before = AnswerStore(tmp_path, 1600), segments(tmp_path)
+    assert not parsed
+    again.append([1], [2, 3], 0.5)
+    assert segments(tmp_path)[:-1] == before[1:]
 
 
 def test_half_a_line_is_left_out_and_cut_off(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from tiny_drafters import TINY, make_model, make_target
 
 from outrider.drafters import networks, registry
@@ -17,7 +19,7 @@ from outrider.drafters.commands.train import read_drafter, schedule_of
 from outrider.drafters.diffusion.denoise import Schedule
 from outrider.drafters.learning import gate
 from outrider.drafters.learning.drafters import mixed
-from outrider.drafters.learning.gate import Followed, compare, follow, ratio_interval
+from outrider.drafters.learning.gate import CHANCE, Followed, chance_of, compare, enough, follow, level
 from outrider.drafters.learning.start import KINDS, first_drafter, settings
 from outrider.drafters.training.batches import BatchMaker, anchor_range
 from outrider.drafters.training.features import sequence_features
@@ -77,9 +79,8 @@ def test_mixed_weights_lie_between_the_two() -> None:
 
 
 def test_too_few_prompts_are_no_verdict() -> None:
-    assert not judge([20] * 5, [30] * 5).passed
     assert judge([20] * 6, [30] * 6).reason == "6 held-out prompts are too few"
-    assert judge([20] * 7, [30] * 7).passed  # 420 tokens
+    assert judge([20] * 7, [30] * 7).passed
     assert not judge([20] * 10, [30] * 10, prompts=["a" * 16] * 5 + ["b" * 16] * 5).passed
 
 
@@ -103,12 +104,81 @@ def test_the_first_drafter_has_to_be_worth_it() -> None:
     assert judge([40] * 10, None).in_use_tau == 1.0
 
 
-def test_equal_drafters_seldom_pass() -> None:
-    """The lower end of a 95 % interval lies above 1 in one of 40 comparisons of equals, in few more of ten prompts."""
-    generator, passed = np.random.default_rng(1), 0
-    for _ in range(300):
-        passed += ratio_interval(generator.poisson(30, (2, 10)).astype(float))[1] > 1
-    assert passed <= 300 * 0.025 + 4 * (300 * 0.025) ** 0.5 + 3
+def test_the_chance_is_that_of_all_signs() -> None:
+    draw = np.random.default_rng(0)
+    for count in range(9):
+        saved = draw.integers(-4, 5, count)
+        signed = [int(np.dot(signs, saved)) for signs in itertools.product((-1, 1), repeat=count)]
+        assert chance_of(saved) == np.mean([total >= saved.sum() for total in signed])
+
+
+def test_all_attempts_together_have_the_chance_once() -> None:
+    assert sum(map(level, range(1, 10**5))) == pytest.approx(CHANCE, rel=1e-4)
+    assert [min(n for n in range(99) if enough(n, attempt)) for attempt in (1, 2, 3, 8)] == [7, 8, 9, 12]
+    assert judge([20] * 8, [30] * 8, attempt=2).passed
+    assert judge([20] * 8, [30] * 8, attempt=3).reason == "8 held-out prompts are too few"
+
+
+ATTEMPTS = 8
+NOISE: dict[str, tuple[float, float, float]] = {
+    "steps of whole answers": (20, 10, 0),
+    "drafters that hardly differ": (29.5, 0.5, 0),
+    "one prompt asked often": (20, 10, 40),
+    "drafters of one run": (37, 3, 0),
+}
+"""Mean of the steps of a prompt that both drafters have in common, and of each drafter's own; how many times the first
+prompt was asked."""
+
+
+def promoted(trials: int, prompts_asked: int, noise: str, gain: float = 0.0) -> int:
+    """Trials in which one of the candidates of a run passes. Each saves `gain` of the steps of the drafter in use, and
+    they are compared with it on the same answers; without a gain both might have changed their places."""
+    draw, passed = np.random.default_rng(7), 0
+    common, own, often = NOISE[noise]
+    times = np.ones(prompts_asked, np.int64)
+    times[0] += int(often)
+    for _ in range(trials):
+        shared = draw.poisson(common * times)
+        in_use = shared + draw.poisson(own * times)
+        for attempt in range(1, ATTEMPTS + 1):
+            candidate = shared + draw.poisson((own - gain * (common + own)) * times)
+            if judge((1 + candidate).tolist(), (1 + in_use).tolist(), attempt=attempt).passed:
+                passed += 1
+                break
+    return passed
+
+
+TRIALS = 500
+MOST = stats.binom.isf(1e-4, TRIALS, CHANCE)
+"""If the gate is as strict as it says, more trials of candidates that are no better pass by a chance below 1e-4."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prompts_asked", [6, 8, 16])
+@pytest.mark.parametrize("noise", NOISE)
+def test_candidates_that_are_no_better_seldom_pass(prompts_asked: int, noise: str) -> None:
+    """At none of a run's attempts on the same answers."""
+    assert promoted(TRIALS, prompts_asked, noise) <= MOST
+
+
+@pytest.mark.slow
+def test_attempts_that_all_have_the_whole_chance_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "level", lambda attempt: CHANCE)
+    assert promoted(TRIALS, 8, "steps of whole answers") > MOST
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("noise", "prompts_asked", "gain"),
+    [
+        ("steps of whole answers", 10, 0.2),
+        ("steps of whole answers", 32, 0.1),
+        ("drafters of one run", 10, 0.07),
+        ("drafters of one run", 16, 0.05),
+    ],
+)
+def test_better_candidates_pass(noise: str, prompts_asked: int, gain: float) -> None:
+    assert promoted(100, prompts_asked, noise, gain) >= 80
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "deer in three steps"])

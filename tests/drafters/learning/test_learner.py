@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tiny_drafters import save_target
 
 from outrider.drafters import networks
 from outrider.drafters.learning.answers import Answer, AnswerReader, forget
+from outrider.drafters.learning.learner import BISECTIONS
 from outrider.drafters.learning.supply import SEGMENTS, Supply
 from outrider.drafters.training.logs import held_out, prompt_name
 from outrider.drafters.training.target import TargetModel
@@ -58,11 +60,12 @@ def candidates(folder: Path) -> list[str]:
         networks.check(path, {"num_hidden_layers": 6})
         verdict = json.loads((path / "gate.json").read_text())
         assert verdict["reason"] == ""
-        assert verdict["low"] > 1
+        assert verdict["chance"] <= verdict["level"]
         found = np.load(path / "held-out.npz")
         assert found["confidence"].dtype == np.float32
         assert found["confidence"].shape == (len(found["accepted"]), 7)
         assert (found["accepted"] <= found["reach"]).all()
+        assert found["answer"].tolist() == sorted(found["answer"])
         assert len(found["accepted"]) > 50
     return names(folder)
 
@@ -109,10 +112,10 @@ def test_it_goes_on_after_a_kill_anywhere(
 
     seen = {tuple(tokens) for _, tokens in lines}
     hidden = {tuple(answer.tokens) for answer in answers if held_out(prompt_name(answer.prompt_ids))}
-    assert len(hidden) == 10
+    assert len(hidden) == 16
     assert len(seen & {tuple(answer.tokens) for answer in answers}) == 30
     assert not seen & hidden
-    assert len(seen) == 30 + 6  # and six general answers; the other three are the gate's
+    assert len(seen) == 30 + 4  # and four general answers; three are the gate's, two choose how much is mixed
 
 
 def test_a_refused_candidate_is_not_made_again_from_the_same_answers(
@@ -150,6 +153,11 @@ def test_what_it_forgets_it_trains_on_more_often_and_mixes_with_the_first_drafte
     general = [step for step, tokens in steps.items() if step < 80 and tuple(tokens) not in domain]
     assert general == [*range(3, 40, 4), *range(40 + share - 1, 80, share)]
     assert {event["share"] for event in events(folder, "gate")} == {trained}
+    lines = [json.loads(line) for line in (folder.parent / "followed").read_text().splitlines()]
+    once = lines[: lines.index(["gate", []])]
+    times = Counter(tuple(tokens) for name, texts in once if name == "candidate" for tokens in texts)
+    judging, choosing = [1] * 3, [1 if trained else 1 + BISECTIONS] * 2
+    assert sorted(count for tokens, count in times.items() if tokens not in domain) == judging + choosing
 
 
 def shuffled(answers: list[Answer]) -> list[Answer]:
@@ -225,7 +233,7 @@ def test_stored_features_are_bounded(tmp_path: Path, learned_target: Path, answe
     target = TargetModel.load(str(learned_target), dtype=torch.float32)
     bound = 200_000
     supply = Supply(tmp_path / "features", target, (1, 3, 4), bound)
-    for i in range(0, 40, 4):
+    for i in range(0, len(answers), 4):
         for _ in supply.read(answers[i : i + 4]):
             size = sum(path.stat().st_size for path in (tmp_path / "features").rglob("*.bin"))
             assert size <= bound
@@ -309,4 +317,4 @@ def test_stopped_continued_ended_and_orphaned(folder: Path, command: list[str], 
         within(120, lambda: len(events(folder, "training")) > count)
         process.terminate()
         assert process.wait(60) == -signal.SIGTERM
-    assert len(AnswerReader(folder).read()) == 40
+    assert len(AnswerReader(folder).read()) == len(answers)

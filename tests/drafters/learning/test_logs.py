@@ -129,8 +129,8 @@ def test_a_drafter_is_trained_from_a_log_without_writing_answers(
     assert "resuming" in capsys.readouterr().out
     meta = json.loads((out / "features" / "meta.json").read_text())
     store = FeatureStore(out / "features", width=meta["width"], top=8, meta={})
-    assert len(store) == 40
-    assert sum(held_out(entry.source) for entry in store.entries) == 10
+    assert len(store) == 46
+    assert sum(held_out(entry.source) for entry in store.entries) == 16
     write(log, *foreign)
     assert main(command(learned_target, log, tmp_path / "other", 4)) == 1
     assert "no answer that this model may have written" in capsys.readouterr().err

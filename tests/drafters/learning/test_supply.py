@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -34,10 +35,14 @@ def test_more_general_answers_are_trained_on_and_the_gate_keeps_its_own(tmp_path
     target, prompts = TargetModel.load(str(learned_target), dtype=torch.float32), tmp_path / "general.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"w{i} w{i // 9}"}) + "\n" for i in range(90)))
     first = general_answers(tmp_path / "general", target, (1,), prompts)
-    held_out = [s.tokens.tolist() for s in first.sequences(first.held_out)]
-    assert PROMPTS - 8 < len(first.training) + len(held_out) <= PROMPTS
+    judging = [s.tokens.tolist() for s in first.sequences(first.judging)]
+    assert PROMPTS - 8 < len(first.training) + len(first.choosing) + len(judging) <= PROMPTS
     more = general_answers(tmp_path / "general", target, (1,), prompts, MORE)
-    assert [s.tokens.tolist() for s in more.sequences(more.held_out)] == held_out
+    assert [s.tokens.tolist() for s in more.sequences(more.judging)] == judging
     assert len(more.training) > len(first.training) + 20
+    for found in (first, more):
+        parts = (found.training, found.choosing, found.judging)
+        assert all(parts)
+        assert sorted(itertools.chain(*parts)) == list(range(len(found.store)))
     again = general_answers(tmp_path / "general", target, (1,), prompts)
-    assert (again.training, again.held_out) == (more.training, more.held_out)
+    assert (again.training, again.choosing, again.judging) == (more.training, more.choosing, more.judging)

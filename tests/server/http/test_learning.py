@@ -11,9 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from outrider.drafters.learning.answers import ServerState
+from outrider.profiles import store
+from outrider.scheduler.calibration.table import Calibration, CalibrationTable
 from outrider.server.http import learning
 from outrider.server.http.learning import Learning
 from outrider.server.plugin import worker_rpc
@@ -124,6 +127,19 @@ def test_a_drafter_that_one_engine_cannot_read_serves_on_none(tmp_path: Path, mo
     assert engines.in_use == ["0001", "0001"]
     assert ServerState.read(tmp_path) == ServerState("0001", ("0002",))
     assert events(tmp_path) == ["promotion"]
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_a_calibration_is_judged_on_other_answers_than_it_is_fitted_on(alike: bool, tmp_path: Path) -> None:
+    """Drafts of every second answer are all accepted; the other answers' as well, or none of them."""
+    answer = np.arange(1200) // 30
+    accepted = np.where((answer % 2 == 0) | alike, 3, 0)
+    drafts = {"confidence": np.full((1200, 3), 0.6, np.float32), "accepted": accepted, "reach": np.full(1200, 3)}
+    np.savez(tmp_path / "held-out.npz", answer=answer, **drafts)
+    learning.write_calibration(tmp_path, str(store.SHIPPED / "smollm2-135m-instruct-dspark-zen5-2"))
+    fitted = CalibrationTable.load(tmp_path / learning.CALIBRATION).by_class[learning.GREEDY]
+    raw = Calibration.identity(fitted.gamma)
+    assert (fitted.temperatures == raw.temperatures and fitted.shifts == raw.shifts) is not alike
 
 
 def test_a_promotion_that_a_full_disk_stops_is_made_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,15 @@ from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH
 from outrider.drafters.dummy import FixedDrafter
 from outrider.drafters.learning.answers import AnswerReader, AnswerStore
 from outrider.server.plugin.config import PluginConfig
-from outrider.server.plugin.decode.learning import WATCHED, WINDOW, AnswerKeeper, DrafterWatch, Exchange, OwnerStores
+from outrider.server.plugin.decode.learning import (
+    OPEN_STORES,
+    WATCHED,
+    WINDOW,
+    AnswerKeeper,
+    DrafterWatch,
+    Exchange,
+    OwnerStores,
+)
 from outrider.server.plugin.options import RequestOptions
 
 MODEL, LOOKUP = 0, 1
@@ -150,6 +159,7 @@ def test_answers_are_kept_but_those_that_refused_or_were_given_up(tmp_path: Path
     for req in reqs:
         keeper.finished(req.rid)
         keeper.finished(req.rid)
+    keeper.save()
     kept = [json.loads(line) for path in (tmp_path / "answers").iterdir() for line in path.read_text().splitlines()]
     assert [(row["prompt_ids"], row["response_ids"], row["temperature"]) for row in kept] == [
         ([1, 2, 3], [4, 5, 6], 0.0),
@@ -165,10 +175,36 @@ def test_an_adapters_answers_are_kept_for_its_learner_alone(tmp_path: Path) -> N
         req.origin_input_ids = [number]
         keeper.admit([req])
         keeper.finished(req.rid)
+    keeper.save()
     kept = {
         name: [answer.prompt_ids for answer in AnswerReader(tmp_path / name).read()] for name in (".", "adapters/a")
     }
     assert kept == {".": [[0]], "adapters/a": [[1]]}
+
+
+def test_the_scheduler_waits_for_no_store(tmp_path: Path) -> None:
+    """Answers are taken while no store can be opened; then all are written, in the order in which they finished."""
+    stores, ready, opened = OwnerStores(tmp_path, 10_000), threading.Event(), []
+
+    def store_of(learner: str) -> AnswerStore:
+        assert ready.wait(10)
+        opened.append(learner)
+        return stores(learner)
+
+    keeper = AnswerKeeper(store_of)
+    for number in range(2 * OPEN_STORES):
+        req = request(str(number), learner=f"keys/{number % (OPEN_STORES + 3)}")
+        req.origin_input_ids = [number]
+        keeper.admit([req])
+        keeper.finished(req.rid)
+        req.output_ids_through_stop.clear()  # SGLang may use it again
+    assert not opened
+    ready.set()
+    keeper.save()
+    assert len(opened) == 2 * OPEN_STORES
+    for place in range(OPEN_STORES + 3):
+        kept = [answer.tokens for answer in AnswerReader(tmp_path / f"keys/{place}").read()]
+        assert kept == [[number, 4, 5, 6] for number in range(place, 2 * OPEN_STORES, OPEN_STORES + 3)]
 
 
 def test_requests_that_end_unnoticed_are_not_held(tmp_path: Path) -> None:
@@ -187,6 +223,7 @@ def test_a_full_disk_is_logged_once_and_ends_nothing(tmp_path: Path, caplog: pyt
     keeper.admit(reqs)
     for req in reqs:
         keeper.finished(req.rid)
+    keeper.save()
     assert len([record for record in caplog.records if "cannot be kept" in record.message]) == 1
 
 

@@ -68,7 +68,7 @@ def test_an_engine_that_stands_still_holds_up_nobody_who_gives_up() -> None:
     async def run() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
-                await worker_rpc.command(Manager(answers=False), worker_rpc.SAVE_TEXTS)
+                await worker_rpc.command(Manager(answers=False), worker_rpc.SAVE)
         work = asyncio.ensure_future(measure(Manager(answers=False)))
         await asyncio.sleep(0.01)
         work.cancel()
