@@ -43,8 +43,7 @@ def test_answers_are_those_of_transformers(architecture: str, tmp_path: Path, re
         pytest.skip("--exhaustive starts a server for it")
     model = tiny_families.write(architecture, tmp_path / "tiny")
     flags = ("--max-total-tokens", "512", "--dtype", "float32", "--log-level", "info")
-    # SGLang has torch compile Cohere's norms, for a quarter of a minute.
-    server = ForkedServer(tmp_path / "log", "--model", str(tmp_path / "tiny"), *flags, TORCHDYNAMO_DISABLE="1")
+    server = ForkedServer(tmp_path / "log", "--model", str(tmp_path / "tiny"), *flags)
     try:
         server.wait_until_ready()
         bias = dict.fromkeys(FEW, 100.0)
