@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +16,6 @@ import torch
 from outrider.kernels import pointwise
 from outrider.kernels.linear import pack, packed_linear, torch_linear
 
-from .. import must_take
-
-FUNCTIONS = (pointwise.sigmoid, pointwise.silu, pointwise.gelu, pointwise.softplus)
 LARGEST = 1 << 22
 """Numbers of a weight that is packed for each product: those of routers are below. Layers of SGLang's have theirs
 packed once."""
@@ -26,26 +24,30 @@ _library = torch.library.Library("aten", "IMPL")
 
 def register() -> None:
     torch.compiler.set_stance("force_eager")  # what it compiles is another program for one row than for two
+    replace_functions(_library)
+    torch.nn.functional.linear = linear
+
+
+def replace_functions(library: torch.library.Library) -> None:
+    """Have torch compute what `pointwise` has by it, as long as the library lives."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that its own are replaced
-        for function in FUNCTIONS:
+        for function in (pointwise.sigmoid, pointwise.silu, pointwise.gelu, pointwise.softplus):
             name = function.__name__
-            _library.impl(name, function, "CPU")
-            _library.impl(f"{name}.out", _into_out(function), "CPU")
+            library.impl(name, function, "CPU")
+            library.impl(f"{name}.out", partial(_into_out, function), "CPU")
             if name != "softplus":
-                _library.impl(f"{name}_", _in_place(function), "CPU")
-    must_take.replace(torch.nn.functional, "linear", linear)
+                library.impl(f"{name}_", partial(_in_place, function), "CPU")
 
 
-def _into_out(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def into_out(x: torch.Tensor, *args: Any, out: torch.Tensor, **more: Any) -> torch.Tensor:
-        return out.resize_(x.shape).copy_(function(x, *args, **more))
+def _into_out(
+    function: Callable[..., torch.Tensor], x: torch.Tensor, *args: Any, out: torch.Tensor, **more: Any
+) -> torch.Tensor:
+    return out.resize_(x.shape).copy_(function(x, *args, **more))
 
-    return into_out
 
-
-def _in_place(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    return lambda x, *args, **more: x.copy_(function(x, *args, **more))
+def _in_place(function: Callable[..., torch.Tensor], x: torch.Tensor, **more: Any) -> torch.Tensor:
+    return x.copy_(function(x, **more))
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
