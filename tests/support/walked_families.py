@@ -1,5 +1,5 @@
 """Tiny models of served families in SGLang's own classes, verified alone and among others; prints JSON: where rows'
-bits differ.
+bits differ, and operations of torch that rows could depend on each other by.
 
 walked_families.py FOLDER TASK…: a task is ARCHITECTURE:DTYPE, or ARCHITECTURE:DTYPE:planted for a model one layer of
 which depends on the number of rows. Each has a process of its own, forked from this one.
@@ -20,6 +20,7 @@ from typing import Any
 import tiny_families
 import torch
 from tiny_diffusion import TinyDiffusion
+from torch.utils._python_dispatch import TorchDispatchMode
 
 PROCESSES = 2
 DIFFUSION = ("LLaDA2MoeModelLM", "SDARForCausalLM", "SDARMoeForCausalLM")
@@ -31,6 +32,7 @@ BATCHES = (3, 18, 34, 65)
 PROBES, LONG_PROBES = (0, 1, 2, 5, 9, 15, 16, 17, 24, 31, 33, 40, 47, 48, 56, 62, 63, 64), (0, 17, 39)
 """Requests that are verified alone, too."""
 CONTEXT = 40
+PRODUCTS = ("linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "einsum", "mv", "dot")
 Rows = dict[str, torch.Tensor]
 """[tokens, numbers] by what they come from."""
 
@@ -133,7 +135,7 @@ def layers_of(model: torch.nn.Module) -> torch.nn.ModuleList:
 
 
 def walk(folder: str, task: str) -> dict[str, Any]:
-    """The number of layers whose outputs were compared, and what differs in which batches."""
+    """The number of layers whose outputs were compared, what differs in which batches, and torch's operations."""
     architecture, dtype, *planted = task.split(":")
     made = Path(folder) / task
     if architecture in DIFFUSION:
@@ -161,7 +163,28 @@ def walk(folder: str, task: str) -> dict[str, Any]:
                 for name, x in rows[i - requests[0]].items():
                     if not torch.equal(x, known[i][name]):
                         differing.setdefault(name, f"request {i} of {len(requests)}, {threads} threads")
-    return {"layers": len({name.split(".")[0] for name in family.shown}), "differing": differing}
+    with Operations() as operations:
+        family.verify(range(3), short)
+    return {
+        "layers": len({name.split(".")[0] for name in family.shown}),
+        "differing": differing,
+        "operations": sorted(operations.seen),
+    }
+
+
+class Operations(TorchDispatchMode):
+    """Products and functions of single numbers that torch is asked for, each with the type of its numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, operation: Any, _: Any, args: Any = (), more: Any = None) -> Any:
+        name = operation.overloadpacket.__name__.removesuffix("_")
+        numbers = [x for x in args if isinstance(x, torch.Tensor) and x.is_floating_point()]
+        if numbers and (torch.Tag.pointwise in operation.tags or name in PRODUCTS):
+            self.seen.add(f"{name} {numbers[0].dtype}".replace("torch.", ""))
+        return operation(*args, **(more or {}))
 
 
 def attempt(folder: str, task: str) -> dict[str, Any]:
