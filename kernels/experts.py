@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -12,12 +12,16 @@ from .int8 import Weight, multiply
 
 
 def run_experts(
-    x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, experts: Sequence[tuple[Weight, Weight]]
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    experts: Sequence[tuple[Weight, Weight]],
+    activation: Callable[[torch.Tensor], torch.Tensor] = silu_mul,
 ) -> torch.Tensor:
     """Sum of the chosen experts' outputs [N, H] in x's type, in the order of the choice: it depends on no other row.
 
     x: [N, H]. weights, ids: [N, K], the share and the number of each chosen expert. experts: for each a gated and a
-    down product's weight.
+    down product's weight. activation: [M, 2 * I] to [M, I], between the two.
     """
     rows, chosen = ids.shape
     order = ids.flatten().argsort(stable=True)
@@ -28,7 +32,7 @@ def run_experts(
         if count:
             places = order[begin : begin + count]
             gate_up, down = experts[expert]
-            outputs[places] = multiply(silu_mul(multiply(x[places // chosen], gate_up)), down)
+            outputs[places] = multiply(activation(multiply(x[places // chosen], gate_up)), down)
             begin += count
     return _weighed(outputs, weights)
 

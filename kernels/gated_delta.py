@@ -10,18 +10,16 @@ and `replay` writes those of the tokens that stay, with the same operations and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from .cpu import native
 from .fused import silu_mul
+from .pointwise import sigmoid, softplus
 
-ROWS, LANES = 256, 16
-"""Tokens whose gates are computed at once, and those that they are made multiples of: torch rounds exponentials at the
-end of an array, and where it is divided among threads, in another way."""
+LANES = 16
+"""Numbers of the widest vector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +126,7 @@ def gated_delta(
         outputs, *made = torch.ops.outrider.gated_delta(mixed, a, b, *arrays, layer.key_heads, write)
         return outputs, Corrections(*made)
     heads, key_dim, value_dim = states.pool.shape[1:]
-    decays = _rowwise(lambda x: torch.exp(-layer.rates * F.softplus(x + layer.shifts)), a)
-    strengths = _rowwise(torch.sigmoid, b)
+    decays, strengths = torch.exp(-layer.rates * softplus(a.float() + layer.shifts)), sigmoid(b.float())
     width, group = layer.key_heads * key_dim, heads // layer.key_heads
     q, k, values = mixed.float().split([width, width, heads * value_dim], -1)
     queries, keys = (_normalised(x.unflatten(-1, (layer.key_heads, key_dim))) for x in (q, k))
@@ -147,12 +144,6 @@ def gated_delta(
             state += torch.mul(key, made.deltas[at, :, None], out=product)
             outputs[at] = torch.mul(state, queries[at, :, :, None], out=product).sum(-2)
     return outputs.to(mixed.dtype), made
-
-
-def _rowwise(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """The function of each row of x [B, H], in float32, which depends on no other row."""
-    padded = F.pad(x.float(), (0, 0, 0, -len(x) % LANES))
-    return torch.cat([function(rows) for rows in padded.split(ROWS)])[: len(x)]
 
 
 def _normalised(x: torch.Tensor) -> torch.Tensor:

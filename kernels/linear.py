@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
+from torch.nn.functional import linear as torch_linear
 
 from .cpu import native
 
@@ -82,7 +83,7 @@ def invariant_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = torch.nn.functional.linear,
+    product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = torch_linear,
 ) -> torch.Tensor:
     """torch's linear, of float32 x in blocks of one shape: a row's bits do not depend on the others.
 
@@ -90,7 +91,7 @@ def invariant_linear(
     product: [ROW_BLOCK, depth] and the weight to [ROW_BLOCK, outputs], by any BLAS.
     """
     if x.dtype != torch.float32 or x.device.type != "cpu":
-        return torch.nn.functional.linear(x, weight, bias)
+        return torch_linear(x, weight, bias)
     rows, block = x.reshape(-1, x.shape[-1]), x.new_zeros(ROW_BLOCK, x.shape[-1])
     shape = product, weight.shape, weight.stride(), weight.data_ptr() % ALIGNMENT
     places = usable_places(shape, lambda block: product(block, weight), block)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -99,14 +99,19 @@ class SmallTarget(Exact):
 
 def write_tokenizer(folder: Path) -> None:
     """The embedded model's tokenizer and chat template, with its first VOCAB tokens and the merges that make them."""
-    theirs = Path(target.plain_folder(None))
-    content = json.loads((theirs / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(first_tokens())
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(Path(target.plain_folder(None)) / name, folder)
+
+
+@cache
+def first_tokens() -> str:
+    """The tokenizer's file; half a second."""
+    content = json.loads((Path(target.plain_folder(None)) / "tokenizer.json").read_text())
     model = content["model"]
     model["vocab"] = {word: number for word, number in model["vocab"].items() if number < VOCAB}
     model["merges"] = [(a, b) for a, b in model["merges"] if {a, b, a + b} <= model["vocab"].keys()]
-    (folder / "tokenizer.json").write_text(json.dumps(content))
-    for name in ("tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(theirs / name, folder)
+    return json.dumps(content)
 
 
 def _target() -> LlamaForCausalLM:

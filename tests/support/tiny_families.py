@@ -195,6 +195,10 @@ FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "Qwen3VLMoeForConditionalGeneration": ("Qwen3VLMoeConfig", THREE | MOE | {"moe_intermediate_size": 48}),
 }
 """Architecture -> its class of configurations, and fields beside those of `gguf_models.Model`."""
+IN_ONE_CALL = ("LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+IN_ONE_CALL += ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
+IN_ONE_CALL += ("Qwen3VLForConditionalGeneration",)
+"""Models of which all layers run in one call (`server/plugin/cpu/fused_model.py`)."""
 VISION: dict[str, Mapping[str, Any]] = {
     "Glm4vForConditionalGeneration": {"depth": 1, "num_heads": 2, "out_hidden_size": WIDTH, "intermediate_size": 16},
     "Qwen2VLForConditionalGeneration": {"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": WIDTH},

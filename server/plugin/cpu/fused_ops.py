@@ -11,10 +11,11 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from outrider.kernels import fused
 from outrider.kernels.int8 import Int8Weight, Weight, multiply, pack_int8
 from outrider.kernels.linear import PackedWeight, pack
+from outrider.kernels.pointwise import sigmoid
 
 from .. import must_take
 from ..config import PluginConfig
-from . import fused_model, group_weights
+from . import experts, fused_model, group_weights, stable_torch
 
 DISPATCH_KEY = "outrider"
 """Our platform's name in SGLang's operator dispatch."""
@@ -48,8 +49,8 @@ def register() -> None:
     must_take.replace(processor, "_compute_lm_head", head)
     must_take.replace(logits_processor, "_is_cpu", True)  # caps logits in torch; else in Triton
     HookRegistry.register(GATED, _add_gated, HookType.REPLACE)
-    fused_model.register()
-    group_weights.register()
+    for each in (stable_torch, experts, fused_model, group_weights):
+        each.register()
 
 
 def _layer_packing(prepare: Prepare) -> Callable[[Any, Any], None]:
@@ -95,7 +96,7 @@ def _add_gated(
     hidden: torch.Tensor, gate: torch.Tensor, shared: torch.Tensor, out: torch.Tensor, *, do_add: bool
 ) -> None:
     """Write shared [N, H] into out [N, H], or add it, times the sigmoid of hidden [N, H] by gate [H]."""
-    gated = torch.sigmoid((hidden.float() * gate.float()).sum(-1, keepdim=True)) * shared.float()
+    gated = sigmoid((hidden.float() * gate.float()).sum(-1, keepdim=True)) * shared.float()
     out.copy_(gated + out.float() if do_add else gated)
 
 

@@ -168,8 +168,6 @@ def _part_for_images(config: Any) -> torch.nn.Module:
     from sglang.srt.layers.attention import vision
 
     name, shape = config.architectures[-1], config.vision_config
-    # SGLang has torch compile the other, for seconds at the first image.
-    must_take.replace(vision, "apply_rotary_pos_emb", vision.apply_rotary_pos_emb_native_eager)
     must_take.replace(vision.VisionSdpaAttention, "forward", _attend)
     if name.startswith("Qwen2VL"):
         from sglang.srt.models.qwen2_vl import Qwen2VisionTransformer

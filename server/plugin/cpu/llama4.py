@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from outrider.kernels.pointwise import sigmoid
+
 from .. import must_take
 
 NAME = "Llama4ForCausalLM"
@@ -53,7 +55,7 @@ def _experts(self: Any, hidden: torch.Tensor, forward_mode: Any) -> tuple[torch.
 
     logits, _ = self.router(hidden)
     best, chosen = logits.max(-1, keepdim=True)
-    weighted = hidden * torch.sigmoid(best.float()).to(hidden.dtype)
+    weighted = hidden * sigmoid(best.float()).to(hidden.dtype)
     routed = self.experts(weighted, StandardTopKOutput(torch.ones_like(best), chosen.int(), logits))
     return self.shared_expert(hidden), routed
 

@@ -10,6 +10,7 @@ from sglang.srt.configs.hybrid_arch import hybrid_gdn_config
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from outrider.kernels.fused import rms_norm, silu_mul
+from outrider.kernels.pointwise import sigmoid
 
 from .. import must_take
 
@@ -109,7 +110,7 @@ def _split(
 
 def _gate(x: torch.Tensor, gate: torch.Tensor, inplace: bool = False, quant: bool = False) -> torch.Tensor:
     """x [B, H * D] times the sigmoid of gate [B, H, D]."""
-    return x * torch.sigmoid(gate.reshape(x.shape))
+    return x * sigmoid(gate.reshape(x.shape))
 
 
 def _gated_norm(self: Any, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:

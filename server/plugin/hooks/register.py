@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable
 from functools import partial
@@ -62,7 +61,6 @@ def _register_all() -> None:
         _register_cpu_attention()
         sglang_overhead_patches.register()
         HookRegistry.register(ASSIGN, _assign_req_to_token_pool, HookType.REPLACE)
-        _compile_no_embedding()
         fused_ops.register()
         adapters.register()
         recurrent_models.register()
@@ -236,16 +234,6 @@ def _allow_adapters() -> None:
 
     must_take.replace(lora_hook, "check_lora_speculative_compatibility", lambda server_args: None)
     lora_registry.LORA_SUPPORTED_BACKENDS["triton"] = backend
-
-
-def _compile_no_embedding() -> None:
-    """SGLang has torch compile what a rank does with tokens of other ranks' vocabulary: half a minute, for a few
-    comparisons of a few tokens."""
-    HookRegistry.register(
-        "sglang.srt.layers.vocab_parallel_embedding.get_masked_input_and_mask",
-        lambda original, *args: inspect.unwrap(original)(*args),
-        HookType.AROUND,
-    )
 
 
 def _assign_req_to_token_pool(

@@ -21,10 +21,6 @@ ALWAYS += ("Qwen3_5ForConditionalGeneration", "Llama4ForConditionalGeneration")
 """One of each of our changes to SGLang's models: a window that it leaves out, experts that it shares by Triton, capped
 logits, a window of another length, Transformers' code and names, layers of several shapes; recurrent layers, and those
 of a text alone; chunks."""
-IN_ONE_CALL = ("LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-IN_ONE_CALL += ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
-IN_ONE_CALL += ("Qwen3VLForConditionalGeneration",)
-"""Models of which all layers run in one call (`server/plugin/cpu/fused_model.py`)."""
 ELSEWHERE = {"LLaDA2MoeModelLM", "SDARForCausalLM", "SDARMoeForCausalLM"}
 ELSEWHERE |= {"TransformersForCausalLM", "TransformersMoEForCausalLM"}
 """Block diffusion has tests of its own (`tests/lossless/test_diffusion.py`), and no config.json names the others."""
@@ -43,8 +39,7 @@ def test_answers_are_those_of_transformers(architecture: str, tmp_path: Path, re
         pytest.skip("--exhaustive starts a server for it")
     model = tiny_families.write(architecture, tmp_path / "tiny")
     flags = ("--max-total-tokens", "512", "--dtype", "float32", "--log-level", "info")
-    # SGLang has torch compile Cohere's norms, for a quarter of a minute.
-    server = ForkedServer(tmp_path / "log", "--model", str(tmp_path / "tiny"), *flags, TORCHDYNAMO_DISABLE="1")
+    server = ForkedServer(tmp_path / "log", "--model", str(tmp_path / "tiny"), *flags)
     try:
         server.wait_until_ready()
         bias = dict.fromkeys(FEW, 100.0)
@@ -56,7 +51,7 @@ def test_answers_are_those_of_transformers(architecture: str, tmp_path: Path, re
             assert ask(server, speculates, {"logit_bias": bias})["token_ids"] == biased[0]
         assert drafted(server) > 0
         one_call = f"{model.config.get_text_config().num_hidden_layers} layers run in one call" in server.output()
-        assert one_call == (architecture in IN_ONE_CALL)
+        assert one_call == (architecture in tiny_families.IN_ONE_CALL)
     finally:
         server.stop()
 
