@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from margins import assert_near
 from test_block_drafter import LENGTHS, features, prepared
-from tiny_drafters import DFLASH2, LILICORR, PATHS, batch, check_what_measuring_finds, make_model, make_target
+from tiny_drafters import DFLASH2, LILICORR, PATHS, TERMS, batch, check_what_measuring_finds, make_model, make_target
 
 from outrider.drafters import networks
 from outrider.drafters.block.checkpoint import save_compact
@@ -80,7 +81,7 @@ def test_a_step_of_training_has_the_paths_that_are_drafted(name: str, temperatur
     behind, known = scores_behind(step.tokens[:, :-1], ids, scores)
     assert known.all()
     found = torch.zeros_like(probs).scatter(-1, ids, (behind / temperature).softmax(-1))
-    torch.testing.assert_close(found, probs, atol=2e-6, rtol=2e-4)
+    assert_near(found, probs, TERMS)
 
 
 @pytest.mark.parametrize("name", TRAINED)
