@@ -124,8 +124,8 @@ def test_the_loss_is_that_of_each_position_by_itself(name: str) -> None:
     loss, _, accept = path_loss(model, frozen, step, hidden, losses)
     assert 0.0 in chances
     assert len({chance > 0 for chance in chances}) == 2
-    torch.testing.assert_close(accept, torch.tensor(chances), atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(loss.detach(), wanted, atol=1e-4, rtol=1e-4)
+    assert_near(accept, torch.tensor(chances), TERMS)
+    assert_near(loss.detach(), wanted, TERMS)
     loss.backward()
     assert all(p.grad is not None and p.grad.any() for n, p in model.named_parameters() if n.startswith(("cand", "fc")))
 

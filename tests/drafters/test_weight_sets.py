@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 from margins import assert_near
-from tiny_drafters import DFLASH, GAMMA, TERMS, TINY, TRUNCATED, batch, make_drafter, make_model, make_registered
+from tiny_drafters import (
+    DFLASH,
+    GAMMA,
+    TERMS,
+    TINY,
+    TRUNCATED,
+    assert_same_draft,
+    batch,
+    make_drafter,
+    make_model,
+    make_registered,
+)
 
 from outrider.drafters import registry
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
@@ -166,8 +177,7 @@ def test_deferred_tokens_go_to_their_set(folders: list[str], config: BlockConfig
         observe(drafter, table, rows[:2], SETS[:2])
         observe(drafter, table, rows[2:], SETS[2:])
         drafts.append(drafter.propose(dataclasses.replace(asked(table, rows, 0.0), sets=torch.tensor(SETS))))
-    assert torch.equal(drafts[0].tokens, drafts[1].tokens)
-    assert torch.equal(drafts[0].confidence, drafts[1].confidence)
+    assert_same_draft(*drafts)
 
 
 def test_the_registry_makes_it(tmp_path: Path) -> None:
