@@ -56,7 +56,7 @@ test: $(PROJECT) $(DEV) programs ## Run all tests (as root also installs what so
 ARITHMETIC := tests/kernels tests/drafters tests/scheduler tests/server/plugin \
 	--ignore tests/kernels/cuda --ignore tests/server/plugin/interpreted -m "not server"
 .PHONY: test-processors
-test-processors: $(PROJECT) $(DEV) ## Run the tests of arithmetic as on other processors (an hour; ARGS=tests/lossless: those)
+test-processors: $(PROJECT) $(DEV) ## Run the tests of arithmetic as on other processors (hours; ARGS=tests/lossless: those)
 	@$(BIN)/python tests/support/processors.py $(PYTEST) $(if $(filter tests%,$(ARGS)),,$(ARITHMETIC)) $(ARGS)
 
 # Tried once, where it may be: without a network the next `make test` shall not wait for one. It never fails.
