@@ -52,6 +52,13 @@ serve: $(PROJECT) ## Start a server on 127.0.0.1:30000 with the embedded model
 test: $(PROJECT) $(DEV) programs ## Run all tests (as root also installs what some need from Debian)
 	@$(PYTEST) $(ARGS)
 
+# Tests whose results hang on the processor's arithmetic, but for Triton's interpreter.
+ARITHMETIC := tests/kernels tests/drafters tests/scheduler tests/server/plugin \
+	--ignore tests/kernels/cuda --ignore tests/server/plugin/interpreted -m "not server"
+.PHONY: test-processors
+test-processors: $(PROJECT) $(DEV) ## Run the tests of arithmetic as on other processors (hours; ARGS=tests/lossless: those)
+	@$(BIN)/python tests/support/processors.py $(PYTEST) $(if $(filter tests%,$(ARGS)),,$(ARITHMETIC)) $(ARGS)
+
 # Tried once, where it may be: without a network the next `make test` shall not wait for one. It never fails.
 # Debian starts services that it installs: the tests start their own.
 .PHONY: programs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -112,6 +113,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(trylast=True)  # above the closing line
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = [report.longrepr[2] for report in terminalreporter.getreports("skipped")]
+    for reason, count in Counter(reason.removeprefix("Skipped: ") for reason in skipped).most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason}", yellow=True)
 
 
 def server_fixtures(item: pytest.Item) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from tiny_drafters import DIFFUSION, make_diffusion
 
-from outrider.drafters.base import Draft, Features
+from outrider.drafters.base import Features
 from outrider.drafters.block.config import BlockConfig
 from outrider.drafters.diffusion.drafter import DiffusionDrafter
 
@@ -42,14 +42,3 @@ def observed(config: BlockConfig, steps: int = 1, order: str = "left") -> tuple[
     for row, length in enumerate(LENGTHS):
         observe(made, table, row, text(length, row), 0, length)
     return made, table
-
-
-def same(one: Draft, other: Draft) -> None:
-    assert torch.equal(one.lens, other.lens)
-    drafted = one.lens > 0
-    assert torch.equal(one.tokens[drafted], other.tokens[drafted])
-    torch.testing.assert_close(one.confidence, other.confidence)
-    if one.probs is not None or other.probs is not None:
-        assert one.probs is not None
-        assert other.probs is not None
-        torch.testing.assert_close(one.probs, other.probs)

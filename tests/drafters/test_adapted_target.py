@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from adapters import merged, write_adapter
+from margins import assert_near
 from small_target import SmallTarget
-from tiny_drafters import save_target
+from tiny_drafters import TERMS, save_target
 
 from outrider.drafters.adapter_folder import AdapterFolder
 from outrider.drafters.training.decode import decode
@@ -44,8 +45,8 @@ def test_it_says_what_the_merged_model_says(
         found = features(target)
         assert greedy(target) == greedy(exact) != said
     wanted = features(exact)
-    torch.testing.assert_close(found.features, wanted.features, atol=1e-4, rtol=1e-3)
-    torch.testing.assert_close(found.top_probs, wanted.top_probs, atol=1e-4, rtol=1e-3)
+    assert_near(found.features, wanted.features, TERMS)
+    assert_near(found.top_probs, wanted.top_probs, TERMS)
     assert float((found.features - before.features).abs().max()) > float(before.features.std())
     after = features(target)
     assert torch.equal(after.features, before.features)

@@ -8,10 +8,12 @@ from unittest.mock import patch
 import pytest
 import torch
 from instruction_sets import SETS, using
+from margins import assert_near
 from tiny_drafters import (
     DFLASH,
     DFLASH2,
     GATED,
+    TERMS,
     TINY,
     WIDE,
     WIDE_DFLASH,
@@ -92,14 +94,14 @@ def test_float32_drafts_are_those_of_the_plain_model(config: BlockConfig) -> Non
     filters = {"top_ks": torch.tensor([1, 5, 2**30, 2**30]), "top_ps": torch.tensor([1.0, 0.8, 0.5, 1.0])}
     for heat, rules in (([0.0] * 4, {}), ([0.0, 0.7, 1.0, 1.3], {}), ([0.0, 0.7, 1.0, 1.3], filters)):
         (ours, plain), states = drafts(config, torch.float32, heat, **rules)
-        torch.testing.assert_close(*states, rtol=1e-4, atol=1e-4)
+        assert_near(*states, TERMS)
         assert torch.equal(ours.tokens, plain.tokens)
         assert torch.equal(ours.lens, plain.lens)
-        torch.testing.assert_close(ours.confidence, plain.confidence, rtol=1e-3, atol=1e-5)
+        assert_near(ours.confidence, plain.confidence, TERMS)
         if max(heat) == 0:
             assert ours.probs is None is plain.probs
         else:
-            torch.testing.assert_close(ours.probs[1:], plain.probs[1:], rtol=1e-3, atol=1e-6)
+            assert_near(ours.probs[1:], plain.probs[1:], TERMS)
             assert not rules or ((ours.probs[1:] > 0).sum(-1)[0] <= 5).all()
             (unasked, unasked_plain), _ = drafts(config, torch.float32, heat, wants_probs=False, **rules)
             assert unasked.probs is None is unasked_plain.probs

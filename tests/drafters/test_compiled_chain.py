@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from instruction_sets import SETS, using
+from margins import assert_near
 from test_eagle import target_of
+from tiny_drafters import TERMS
 from tiny_eagle import LAYER_IDS, VOCAB, WIDE, flat, save_eagle
 
 from outrider.drafters.base import Draft, DraftBatch, Features
@@ -71,13 +73,13 @@ def test_float32_drafts_are_those_of_the_plain_network(layout: str, name: str, t
             ours, plain = both(made, case)
             assert torch.equal(ours.tokens, plain.tokens)
             assert torch.equal(ours.lens, plain.lens)
-            torch.testing.assert_close(ours.confidence, plain.confidence, rtol=1e-3, atol=1e-5)
+            assert_near(ours.confidence, plain.confidence, TERMS)
             if max(heat) == 0:
                 assert ours.probs is None is plain.probs
                 continue
             assert ours.probs is not None
             assert plain.probs is not None
-            torch.testing.assert_close(ours.probs[1:], plain.probs[1:], rtol=1e-3, atol=1e-6)
+            assert_near(ours.probs[1:], plain.probs[1:], TERMS)
             assert not rules or ((ours.probs[1] > 0).sum(-1) <= 5).all()
             assert (ours.vocab is None) == (plain.vocab is None) == (layout == "wide whole")
             unasked, _ = both(made, dataclasses.replace(case, wants_probs=False))

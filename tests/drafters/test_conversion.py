@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_drafters import DIFFUSION
+from margins import assert_near
+from tiny_drafters import DIFFUSION, TERMS
 from transformers import AutoModelForCausalLM
 
 from outrider.drafters.commands import train
@@ -141,14 +142,14 @@ def test_every_open_block_is_a_forward_of_its_own(
         blocks = iter(range(len(pack.starts)))
         for s, (row, length) in zip(sequences, pack.spans, strict=True):
             finished = hidden[row : row + length] @ target.head.T
-            torch.testing.assert_close(finished, reference(model, target, s.tokens, None), atol=1e-4, rtol=1e-3)
+            assert_near(finished, reference(model, target, s.tokens, None), TERMS)
             for _ in range(2 * (length // SIZE - s.prompt // SIZE)):
                 i = next(blocks)
                 start = int(pack.starts[i])
                 block = torch.where(pack.masked[i], MASK, s.tokens[start : start + SIZE])
                 assert (block[: max(0, s.prompt - start)] != MASK).all()
                 alone = reference(model, target, torch.cat([s.tokens[:start], block]), start)[start:]
-                torch.testing.assert_close(opened[i], alone, atol=1e-4, rtol=1e-3)
+                assert_near(opened[i], alone, TERMS)
         assert next(blocks, None) is None
 
 
@@ -351,7 +352,7 @@ def test_merged_folder_is_the_model_with_its_delta(
     with torch.no_grad():
         found = merged(input_ids=ids[None], attention_mask=bias[None, None]).logits[0]
     others = torch.arange(VOCABULARY) != MASK  # whose logit is the new embedding's where it is shared
-    torch.testing.assert_close(found[:, others], expected[:, others], atol=1e-4, rtol=1e-3)
+    assert_near(found[:, others], expected[:, others], TERMS)
 
 
 def test_a_delta_of_another_target_is_refused(model: ConvertedModel, target_folder: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from itertools import product
 import pytest
 import torch
 from chi_square import p_value
+from margins import assert_near
 
 from outrider.drafters.diffusion import denoise as module
 from outrider.drafters.diffusion.denoise import Schedule, denoise, keeps_distribution, make_schedule, most_certain
@@ -274,11 +275,11 @@ def test_a_block_depends_on_its_keys_alone(order: str, temperature: float) -> No
     for i in range(6):
         alone = denoise(predict, ORDERS[order], Rules(heat[[i]]), keys[[i]], vocab=None, wants_probs=True)
         assert torch.equal(alone[0][0], together[0][i])
-        assert torch.equal(alone[2][0], together[2][i])
+        assert_near(alone[2][0], together[2][i], WORDS)
         if heat[i]:
             assert alone[1] is not None
             assert together[1] is not None
-            assert torch.equal(alone[1][0], together[1][i])
+            assert_near(alone[1][0], together[1][i], WORDS)
         else:
             assert alone[1] is None
 

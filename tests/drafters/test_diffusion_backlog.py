@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from diffusion_drafting import GAMMA, LENGTHS, make, observe, observed, page_table, same, text
-from tiny_drafters import DIFFUSION, batch
+from diffusion_drafting import GAMMA, LENGTHS, make, observe, observed, page_table, text
+from tiny_drafters import DIFFUSION, assert_same_draft, batch
 
 from outrider.drafters import encoding
 from outrider.drafters.base import Features, Prefilled
@@ -56,7 +56,7 @@ def test_after_a_thousand_steps_without_drafts_a_probe_is_bounded(
     for row in range(requests):
         observe(whole, table, row, texts[row], 0, 1000)
     monkeypatch.setattr(encoding, "BACKLOG", 1000 * requests)
-    same(whole.propose(asking), drafts[-1])
+    assert_same_draft(whole.propose(asking), drafts[-1])
 
 
 def test_short_backlogs_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_on_a_device_a_backlog_is_worked_off_in_steps_of_one_size(
     assert (ready.diff(dim=0) >= 0).all()
     assert all(not draft.confidence[draft.lens == 0].any() for draft in drafts)
     monkeypatch.setattr(encoding, "BACKLOG", 150 * requests)
-    same(whole.propose(asking), drafts[-1])
+    assert_same_draft(whole.propose(asking), drafts[-1])
 
 
 def rows_of_a_step(requests: int) -> int:
@@ -142,7 +142,7 @@ def test_on_a_device_prompts_are_encoded_when_they_are_read(monkeypatch: pytest.
     asking = batch(table, [0, 1], lens, 0.9)
     drafted = made.propose(asking)
     assert drafted.lens.tolist() == [GAMMA] * 2
-    same(whole.propose(asking), drafted)
+    assert_same_draft(whole.propose(asking), drafted)
 
 
 @pytest.mark.usefixtures("device")

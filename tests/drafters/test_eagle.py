@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from diffusion_drafting import same
 from eagle_reference import Reference
+from margins import assert_near
 from own_process import found_by_fork
-from tiny_drafters import batch, check_tokens_follow_q, make_target, save_target
+from tiny_drafters import TERMS, assert_same_draft, batch, check_tokens_follow_q, make_target, save_target
 from tiny_eagle import LAYER_IDS, LAYOUTS, VOCAB, flat, save_eagle, tensors_of
 
 from outrider.drafters import encoding, networks, registry
@@ -86,7 +86,7 @@ def test_drafts_are_the_papers(layout: str, tmp_path: Path) -> None:
         tokens, logits = reference.draft(ids, hidden(layout, row)[:length], GAMMA)
         assert draft.tokens[row].tolist() == tokens
         assert sampled.probs is not None
-        torch.testing.assert_close(sampled.probs[row, 0], (logits[0] / 0.7).softmax(-1).float(), atol=1e-4, rtol=1e-3)
+        assert_near(sampled.probs[row, 0], (logits[0] / 0.7).softmax(-1).float(), TERMS)
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def test_whatever_came_before_drafts_are_those_of_a_fresh_start(layout: str, tmp
                     shared = min(20, lens[r]) if r == 3 else 0
                     observe(fresh, layout, table, r, 0, shared, of=0)
                     observe(fresh, layout, table, r, shared, lens[r])
-                same(used.propose(drafting), fresh.propose(drafting))
+                assert_same_draft(used.propose(drafting), fresh.propose(drafting))
 
 
 @pytest.mark.usefixtures("place")
@@ -205,7 +205,7 @@ def test_a_long_text_is_encoded_in_steps(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.undo()
     whole, table = observed("wide", tmp_path)
     whole.on_host = True
-    same(whole.propose(asking), made.propose(asking))
+    assert_same_draft(whole.propose(asking), made.propose(asking))
 
 
 @pytest.mark.slow
@@ -243,7 +243,7 @@ def test_a_draft_vocabulary_in_another_order_is_sorted(tmp_path: Path) -> None:
     other.allocate(SLOTS)
     observe(other, "authors", table, 0, 0, 9)
     one, two = (d.propose(batch(table, [0], [9], 1.0)) for d in (made, other))
-    same(one, two)
+    assert_same_draft(one, two)
     assert two.vocab is not None
     assert bool((two.vocab.diff() > 0).all())
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_drafters import TINY
+from margins import assert_near
+from tiny_drafters import TERMS, TINY
 from transformers import Gemma4TextConfig, LlamaConfig
 from transformers.models.gemma4 import modeling_gemma4 as theirs
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -91,7 +92,7 @@ def test_a_draft_is_what_transformers_modules_give(config: dict[str, Any]) -> No
     assert markov is not None
     before = torch.cat([one + 3, found.tokens[0, :-1]])
     logits = logits + markov.w1.weight[before] @ markov.w2.weight.T
-    torch.testing.assert_close(found.probs[0], logits.softmax(-1), rtol=1e-3, atol=1e-5)
+    assert_near(found.probs[0], logits.softmax(-1), TERMS)
 
 
 def reference(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from margins import assert_near
 
 from outrider.drafters.training.loss import Labels, LossWeights, chunks, draft_loss, position_weights, survival
 
@@ -60,12 +61,12 @@ def test_fused_loss_equals_autograd(sequential: bool, how: LossWeights) -> None:
     z = hidden @ head.T + (latent @ w2.T if sequential else 0)
     expected = reference_loss(z, want, how)
     loss, parts, accept, weights = draft_loss(hidden, latent, head, w2, want, how, chunk=7)
-    torch.testing.assert_close(loss, expected)
+    assert_near(loss, expected, 100)  # rows of 16, a vocabulary of 40, 23 rows
     for a, b in zip(torch.autograd.grad(loss, inputs), torch.autograd.grad(expected, inputs), strict=True):
-        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+        assert_near(a, b, 100)
     p, target = dense(z, want)
-    torch.testing.assert_close(accept, torch.minimum(p, target).sum(-1))
-    torch.testing.assert_close(parts[1], 2 * (weights * (1 - accept)).sum())
+    assert_near(accept, torch.minimum(p, target).sum(-1), 100)
+    assert_near(parts[1], 2 * (weights * (1 - accept)).sum(), 100)
     assert torch.equal(weights, want.weight) != how.survival
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from margins import assert_near
 from own_process import found_by_fork
 from safetensors.torch import load_file, save_file
-from tiny_drafters import batch, check_tokens_follow_q, make_target, save_target
+from tiny_drafters import TERMS, assert_same_draft, batch, check_tokens_follow_q, make_target, save_target
 from tiny_mtp import JOINED, LAYERS, LAYOUTS, VOCAB, Reference, add_mtp, save_mtp, width_of
 
 from outrider.drafters import networks
@@ -76,7 +77,7 @@ def test_drafts_are_those_of_transformers_layer(layout: str, tmp_path: Path) -> 
         tokens, logits = reference.draft(ids, hidden(layout, row)[:length], GAMMA)
         assert draft.tokens[row].tolist() == tokens
         assert sampled.probs is not None
-        torch.testing.assert_close(sampled.probs[row, 0], (logits[0] / 0.7).softmax(-1), atol=1e-4, rtol=1e-3)
+        assert_near(sampled.probs[row, 0], (logits[0] / 0.7).softmax(-1), TERMS)
 
 
 @pytest.mark.slow
@@ -149,9 +150,7 @@ def test_a_gpus_path_drafts_the_same(layout: str, tmp_path: Path) -> None:
     for temperature in (0.0, 1.0):
         asking = batch(table, [0, 1, 2], list(LENGTHS), temperature)
         found, wanted = other.propose(asking), made.propose(asking)
-        assert torch.equal(found.tokens, wanted.tokens)
-        assert torch.equal(found.lens, wanted.lens)
-        torch.testing.assert_close(found.confidence, wanted.confidence, atol=1e-4, rtol=1e-4)
+        assert_same_draft(found, wanted)
 
 
 def test_only_the_layer_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from margins import assert_near
 from test_block_drafter import LENGTHS, features, prepared
-from tiny_drafters import DFLASH2, LILICORR, PATHS, batch, check_what_measuring_finds, make_model, make_target
+from tiny_drafters import DFLASH2, LILICORR, PATHS, TERMS, batch, check_what_measuring_finds, make_model, make_target
 
 from outrider.drafters import networks
 from outrider.drafters.block.checkpoint import save_compact
@@ -80,7 +81,7 @@ def test_a_step_of_training_has_the_paths_that_are_drafted(name: str, temperatur
     behind, known = scores_behind(step.tokens[:, :-1], ids, scores)
     assert known.all()
     found = torch.zeros_like(probs).scatter(-1, ids, (behind / temperature).softmax(-1))
-    torch.testing.assert_close(found, probs, atol=2e-6, rtol=2e-4)
+    assert_near(found, probs, TERMS)
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -123,8 +124,8 @@ def test_the_loss_is_that_of_each_position_by_itself(name: str) -> None:
     loss, _, accept = path_loss(model, frozen, step, hidden, losses)
     assert 0.0 in chances
     assert len({chance > 0 for chance in chances}) == 2
-    torch.testing.assert_close(accept, torch.tensor(chances), atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(loss.detach(), wanted, atol=1e-4, rtol=1e-4)
+    assert_near(accept, torch.tensor(chances), TERMS)
+    assert_near(loss.detach(), wanted, TERMS)
     loss.backward()
     assert all(p.grad is not None and p.grad.any() for n, p in model.named_parameters() if n.startswith(("cand", "fc")))
 

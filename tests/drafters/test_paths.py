@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from margins import assert_near
 from own_process import found_by_fork
 from path_reference import Reference
 from test_block_drafter import (  # noqa: F401 - they run here too, with the configs below
@@ -24,7 +25,7 @@ from test_block_drafter import (  # noqa: F401 - they run here too, with the con
     test_weights_exchanged_while_it_serves,
     test_weights_of_another_shape_are_refused,
 )
-from tiny_drafters import DFLASH2, LILICORR, PATHS, WIDE_PATHS, batch, check_tokens_follow_q, make_model
+from tiny_drafters import DFLASH2, LILICORR, PATHS, TERMS, WIDE_PATHS, batch, check_tokens_follow_q, make_model
 
 from outrider.drafters import networks
 from outrider.drafters.block import checkpoint
@@ -72,7 +73,7 @@ def test_drafts_are_those_of_the_published_tensors(config: BlockConfig) -> None:
             assert int(greedy.tokens[row, k]) == ids[best]
             wanted = torch.zeros(config.vocab_size)
             wanted[ids] = (scores[drawn] / 0.7).softmax(-1)
-            torch.testing.assert_close(sampled.probs[row, k], wanted, atol=2e-5, rtol=1e-3)
+            assert_near(sampled.probs[row, k], wanted, TERMS)
             drawn = ids.index(int(sampled.tokens[row, k]))
 
 
@@ -180,13 +181,13 @@ def test_parts_are_those_of_sglangs_modules(tmp_path: Path) -> None:
     layer = models["dflash2"].draft_layers[0]
     assert layer.mlp_conv is not None
     for side in range(2):
-        torch.testing.assert_close(layer.mlp_conv(x, x, rows, side), theirs["convolved"][side], atol=1e-5, rtol=1e-4)
+        assert_near(layer.mlp_conv(x, x, rows, side), theirs["convolved"][side], TERMS)
     selector, lattice = models["dflash2"].candidate_selector, models["lilicorr"].lilicorr
     assert isinstance(selector, CodebookSelector)
     assert isinstance(lattice, LatticeSelector)
     ids, scores = selector(logits, hidden, anchors)
-    torch.testing.assert_close(scores, theirs["selector"], atol=1e-4, rtol=1e-4)
+    assert_near(scores, theirs["selector"], TERMS)
     other, scores = lattice(logits, hidden, embedding, context)
     assert torch.equal(ids, other)
-    torch.testing.assert_close(scores[:, 0, 0], theirs["first"], atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(scores[:, 1:], theirs["pairs"], atol=1e-4, rtol=1e-4)
+    assert_near(scores[:, 0, 0], theirs["first"], TERMS)
+    assert_near(scores[:, 1:], theirs["pairs"], TERMS)

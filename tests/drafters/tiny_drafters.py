@@ -11,13 +11,14 @@ from typing import Any, TypeVar
 
 import torch
 from chi_square import p_value
+from margins import assert_near
 from tiny_eagle import save_eagle
 from tiny_mtp import save_mtp
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from outrider.drafters import registry
-from outrider.drafters.base import DraftBatch, Drafter, Features, Target
+from outrider.drafters.base import Draft, DraftBatch, Drafter, Features, Target
 from outrider.drafters.block.checkpoint import save_compact
 from outrider.drafters.block.choosing import CodebookChoosing, Convolution, LatticeChoosing
 from outrider.drafters.block.config import BlockConfig
@@ -139,6 +140,31 @@ def make_target(config: Any, embedding: torch.Tensor, head: torch.Tensor | None 
     """The target as an engine would describe it; without a head of its own it shares the embedding."""
     weights = (embedding, embedding if head is None else head)
     return Target(config=config, weights=lambda: weights, dtype=torch.float32, device="cpu")
+
+
+TERMS = 4000
+"""More numbers than are added one behind the other in these models: 600 in each of the target's six layers or of the
+four passes of a chain, 192 where features are projected, 64 in a head. A confidence moves by up to 1,600 epsilons where
+the largest chance moves by one, near 1 (`drafters/confidence.py`)."""
+
+
+def assert_same_draft(one: Draft, other: Draft) -> None:
+    """Equal but for the order of sums: tokens that are drafted, how sure of them the drafters are, and q."""
+    assert torch.equal(one.lens, other.lens)
+    drafted = torch.arange(one.tokens.shape[1]) < one.lens[:, None]
+    assert torch.equal(one.tokens[drafted], other.tokens[drafted])
+    assert_near(one.confidence[drafted], other.confidence[drafted], TERMS)
+    assert (one.probs is None) == (other.probs is None)
+    if one.probs is not None and other.probs is not None:
+        drafted = drafted[:, : one.probs.shape[1]]
+        assert_near(one.probs[drafted], other.probs[drafted], TERMS)
+
+
+def row_of(draft: Draft, row: int) -> Draft:
+    """The draft of one request."""
+    probs = None if draft.probs is None else draft.probs[[row]]
+    tokens, lens, confidence = draft.tokens[[row]], draft.lens[[row]], draft.confidence[[row]]
+    return dataclasses.replace(draft, tokens=tokens, lens=lens, confidence=confidence, probs=probs)
 
 
 GAMMA = 3

@@ -7,6 +7,7 @@ import pytest
 import torch
 from batches import assert_same_bits
 from instruction_sets import EACH_SET, before_a_guard
+from margins import assert_near
 from references import reference_block_linear
 
 from outrider.kernels.blocks import (
@@ -40,9 +41,7 @@ SIZES = {
     "IQ4_XS": 0.0001,
 }
 """Scales for weights about 0.1; otherwise 0.01."""
-TYPES = pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2**-7)], ids=["float32", "bfloat16"]
-)
+TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
 
 def random_blocks(kind: str, outputs: int, depth: int, size: float | None = None) -> torch.Tensor:
@@ -83,7 +82,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     ("outputs", "blocks"),
     [(192, 6), pytest.param(100, 2, marks=pytest.mark.slow), pytest.param(37, 3, marks=pytest.mark.slow), (1, 1)],
 )
-def test_equals_reference(kind, dtype, tolerance, outputs, blocks):
+def test_equals_reference(kind, dtype, outputs, blocks):
     depth = blocks * block_depth(kind)
     raw = random_blocks(kind, outputs, depth)
     for bias in (None, torch.linspace(-1, 1, outputs).to(dtype)):
@@ -92,7 +91,7 @@ def test_equals_reference(kind, dtype, tolerance, outputs, blocks):
             x = rows_of(rows, depth, dtype)
             got, expected = multiply(x, packed), reference_block_linear(x, raw, kind, outputs, bias)
             assert got.dtype == dtype
-            torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+            assert_near(got, expected, depth)
 
 
 @pytest.mark.parametrize("kind", GGUF_KINDS)
@@ -287,10 +286,10 @@ def test_without_compiled_kernels(kind, monkeypatch):
     weight = pack_blocks(raw, kind, 37, 256, bias)
     assert weight.blocks is None
     assert torch.equal(weight.plain, expand(raw, kind, 37, 256))
-    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2**-7)):
+    for dtype in (torch.float32, torch.bfloat16):
         x = rows_of(3, 256, dtype)
         expected = reference_block_linear(x, raw, kind, 37, bias.to(dtype))
-        torch.testing.assert_close(block_linear(x, weight), expected, rtol=tolerance, atol=tolerance)
+        assert_near(block_linear(x, weight), expected, 256)
 
 
 def test_what_does_not_fit_is_explained():

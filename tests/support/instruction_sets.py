@@ -26,7 +26,7 @@ def using(name: str) -> Iterator[None]:
     """Inside, kernels run by this variant; the test is skipped where the processor does not run it."""
     chosen = native.instruction_set()
     if chosen == "none" or name not in torch.ops.outrider.instruction_sets():
-        pytest.skip("this processor does not run it")
+        pytest.skip(f"this processor lacks {name}")
     torch.ops.outrider.use_instruction_set(name)
     yield
     torch.ops.outrider.use_instruction_set(chosen)

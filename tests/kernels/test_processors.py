@@ -1,0 +1,30 @@
+"""`make test-processors` goes through all processors and tells of each."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import processors
+import pytest
+
+from outrider.kernels.cpu import native
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not native.available(), reason="no compiled kernels here"),
+]
+
+
+def test_a_failure_on_one_processor_ends_neither_the_others_nor_well() -> None:
+    command = 'test "$ATEN_CPU_CAPABILITY" != avx2'
+    done = subprocess.run(
+        [sys.executable, processors.__file__, "sh", "-c", command], capture_output=True, text=True, check=False
+    )
+    outcomes = dict(line.split(": ", 1) for line in done.stdout.rpartition("\n\n")[2].splitlines())
+    assert list(outcomes) == list(processors.PROCESSORS)
+    failed = [name for name, outcome in outcomes.items() if outcome.startswith("failed")]
+    assert set(failed) <= {"AVX2", "plain torch with AVX2"}
+    assert "plain torch with AVX2" in failed
+    assert outcomes["no AVX"] == outcomes["plain torch without AVX"] == "passed"
+    assert done.returncode == len(failed)
