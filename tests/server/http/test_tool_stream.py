@@ -273,3 +273,20 @@ def test_the_texts_of_tokens_are_those_of_single_tokens(tokenizer: PreTrainedTok
     assert {"<think>", " 🙂"} <= set(single)  # of which one is several tokens
     for _ in range(50):
         assert cut(random_runs(len(ids), draw)) == single
+
+
+def test_a_number_is_streamed_once_it_has_ended(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(tokenizer)
+    handler = handler_of(engine, monkeypatch, tools="hermes")
+    ids = tokens(tokenizer, '<tool_call>{"name": "get_weather", "arguments": {"days": 125e-2}}</tool_call>')
+    engine.choices = [(ids, singly(ids))]
+    assert loaded(assembled(chunks(handler))) == [("get_weather", {"days": 1.25})]
+
+
+def test_an_end_of_a_call_within_a_string_ends_no_call(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = [("get_weather", {"city": 'a </tool_call> "b" <tool_call>{"name": 1}', "days": 1}), HOTEL]
+    assert whole(handler_of(Engine(tokenizer), monkeypatch, tools="hermes"), answer("hermes", "", calls)) == ("", calls)
