@@ -25,7 +25,7 @@ def rewritten(kind: str, text: str, max_whitespace: int | None = None) -> str:
         return json.dumps(schema)
     if kind == "structural_tag":
         tag = _current(json.loads(text))
-        _rewrite_tag(tag["format"], max_whitespace)
+        _rewrite_tag(tag.get("format"), max_whitespace)
         return json.dumps(tag)
     return text
 
