@@ -78,6 +78,9 @@ UNAVAILABLE = {
 GRAMMAR_BACKENDS = ("xgrammar", "none")
 """Grammars of others are bounded in neither time nor memory: one request's could stop all."""
 
+JSON_WHITESPACE = 8
+"""White space between two tokens of JSON that follows a schema. Without a bound models may write nothing else."""
+
 
 def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) -> ServerArgs:
     """Translate. Plugins must be loaded before, since they add choices to SGLang's flags."""
@@ -103,6 +106,7 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
         "bucket_inter_token_latency": list(TOKEN_SECONDS),
         "bucket_e2e_request_latency": list(REQUEST_SECONDS),
         "enable_cache_report": True,
+        "constrained_json_max_whitespace_cnt": JSON_WHITESPACE,
     }
     if settings.otlp_endpoint is not None:
         arguments |= traces.arguments(settings.otlp_endpoint)

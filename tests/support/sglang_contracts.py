@@ -28,6 +28,7 @@ RELIED_ON = """
 sglang.kernels.fused_op.BaseFusedOp.register_oot_forward
 sglang.srt.constrained.base_grammar_backend.BaseGrammarBackend
 sglang.srt.constrained.xgrammar_backend.XGrammarGrammar
+sglang.srt.constrained.xgrammar_backend.XGrammarGrammarBackend.dispatch_structural_tag
 sglang.srt.disaggregation.common.conn.CommonKVManager.get_mha_kv_ptrs_with_pp
 sglang.srt.disaggregation.decode.DecodePreallocQueue._init_kv_manager
 sglang.srt.disaggregation.decode.SchedulerDisaggregationDecodeMixin.get_next_disagg_decode_batch_to_run
@@ -40,6 +41,7 @@ sglang.srt.dllm.mixin.req.ReqDllmMixin.init_diffusion_llm
 sglang.srt.dllm.mixin.scheduler.SchedulerDllmMixin.get_new_batch_dllm
 sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase._resolve_lora_path
 sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase.handle_request
+sglang.srt.function_call.utils.get_json_schema_constraint
 sglang.srt.layers.activation.GeluAndMul.forward_native
 sglang.srt.layers.activation.SiluAndMul.forward_native
 sglang.srt.layers.attention.flashattention_backend.FlashAttentionBackend.forward_extend

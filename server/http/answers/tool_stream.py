@@ -9,31 +9,63 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import AsyncIterator
+from json import JSONDecoder
 from typing import Any
 
 from sglang.srt.entrypoints.openai import serving_chat
+from sglang.srt.entrypoints.openai.protocol import Tool, ToolChoice
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
+from sglang.srt.function_call import base_format_detector
 from sglang.srt.function_call.base_format_detector import BaseFormatDetector
 from sglang.srt.function_call.function_call_parser import FunctionCallParser
+from sglang.srt.function_call.utils import _partial_json_loads, get_json_schema_constraint
 from sglang.srt.managers.io_struct import GenerateReqInput
+from sglang.srt.parser.response_template import ResponseTemplateToolDetector
 
 from .token_text import TokenTexts
+from .tool_schemas import enforced
 
 LONGEST_MARKER = 48
 MARKER_BEGINS = ("<", "[")
 
 
 class ToolParser(FunctionCallParser):
-    """Says the end of a text that looked like the beginning of a call, as in "1 <", once no call can follow.
+    """SGLang's, with two changes.
 
-    Detectors hold it back. Those that have no `finish` of their own never give it, so a streamed answer would miss what
-    a whole one has.
+    A forced call follows the schema of its tool, strict or not, and a named tool is the only one that may be called.
+
+    The end of a text that looked like the beginning of a call, as in "1 <", is said once no call can follow. Detectors
+    hold it back. Those that have no `finish` of their own never give it, so a streamed answer would miss what a whole
+    one has.
     """
+
+    tools: list[Tool]
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._input: list[str] = []
         self._output: list[str] = []
+
+    def get_structure_constraint(self, tool_choice: ToolChoice | str, *args: Any, **kwargs: Any) -> Any:
+        given = self.tools
+        if isinstance(tool_choice, ToolChoice):
+            given = self.tools = [tool for tool in given if tool.function.name == tool_choice.function.name]
+        if tool_choice != "auto" and not isinstance(self.detector, ResponseTemplateToolDetector):
+            self.tools = [enforced(tool) for tool in given]
+        constraint = super().get_structure_constraint(tool_choice, *args, **kwargs)
+        if constraint is None and self.tools is not given:  # a format that cannot express the schema
+            self.tools = given
+            constraint = super().get_structure_constraint(tool_choice, *args, **kwargs)
+        return constraint
+
+    def get_legacy_structural_tag(self, at_least_one: bool = False) -> Any:
+        tag = super().get_legacy_structural_tag(at_least_one)
+        for structure in tag.structures:
+            structure.schema_ = structure.schema_ or {"type": "object"}
+        return tag
+
+    def parse_non_stream(self, full_text: str, **kwargs: Any) -> tuple[str, list[Any]]:
+        return super().parse_non_stream(_escaped(full_text, self.detector.bot_token, self.detector.eot_token), **kwargs)
 
     def parse_stream_chunk(self, chunk_text: str) -> tuple[str, list[Any]]:
         text, calls = super().parse_stream_chunk(chunk_text)
@@ -53,7 +85,33 @@ class ToolParser(FunctionCallParser):
         return rest if len(rest) < LONGEST_MARKER and rest.lstrip().startswith(MARKER_BEGINS) else ""
 
 
+def _escaped(text: str, begin: str, end: str) -> str:
+    """The text with each `end` escaped that stands in JSON after `begin`: detectors would end the call there."""
+    parts, position = [], 0
+    while begin and (found := text.find(begin, position)) >= 0:
+        start = found + len(begin)
+        start += len(text[start:]) - len(text[start:].lstrip())
+        try:
+            after = JSONDecoder().raw_decode(text, start)[1]
+        except (ValueError, RecursionError):
+            break
+        parts += [text[position:start], text[start:after].replace(end, end.replace("<", r"\u003c"))]
+        position = after
+    return "".join(parts) + text[position:]
+
+
+def _without_open_numbers(text: str, flags: Any) -> Any:
+    """Incomplete JSON without a number that may go on: 125 may become 125e-2, which is streamed as 1.25."""
+    return _partial_json_loads(text, flags & ~base_format_detector.Allow.NUM)
+
+
+def _json_schema_constraint(tools: list[Tool], *args: Any, **kwargs: Any) -> Any:
+    return get_json_schema_constraint([enforced(tool) for tool in tools], *args, **kwargs)
+
+
 serving_chat.FunctionCallParser = ToolParser  # type: ignore[misc]
+serving_chat.get_json_schema_constraint = _json_schema_constraint
+base_format_detector._partial_json_loads = _without_open_numbers
 
 
 class TokenwiseChat(OpenAIServingChat):

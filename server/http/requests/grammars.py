@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from sglang.srt.constrained.json_schema_validation import validate_xgrammar_json_schema
-from sglang.srt.constrained.utils import is_legacy_structural_tag
 
+from ...plugin.grammars import schemas
 from ...plugin.grammars.examine import Outcome, Verdict
 from ...plugin.grammars.folder import name_of
+from ...plugin.grammars.rewrite import rewritten
 from ..errors import ApiError, invalid_value, unsupported
 from .grammar_process import GrammarProcess
 from .protocol import ChatRequest, TextRequest
@@ -45,15 +46,18 @@ def check(request: ChatRequest | TextRequest) -> None:
         _check_grammar(name, grammar)
     for index, tool in enumerate(getattr(request, "tools", None) or ()):
         if tool.function.parameters is not None:
-            _check_size(f"tools[{index}].function.parameters", tool.function.parameters)
+            strict = tool.function.strict and request.tool_choice != "none"
+            (_check_grammar if strict else _check_size)(f"tools[{index}].function.parameters", tool.function.parameters)
 
 
 def _check_grammar(name: str, grammar: Any) -> None:
     text = _check_size(name, grammar)
-    if name in ("regex", "ebnf"):
-        return
+    kind = name if name in ("regex", "ebnf") else "json"
     try:
-        validate_xgrammar_json_schema(json.loads(text))
+        if kind == "json":
+            validate_xgrammar_json_schema(schema := json.loads(text))
+            schemas.check(schema)
+        rewritten(kind, text)
     except RecursionError:
         raise _invalid(name, "nested too deeply") from None
     except ValueError as error:
@@ -85,8 +89,7 @@ async def compile_for(
     kind, text = found
     name = _name_of(request, kind)
     key = "full_assistant_ebnf" if sampling_params.get("ebnf_full_assistant") else kind  # SGLang's
-    compilable = _compilable(text) if kind == "structural_tag" else text
-    verdict = await process.examine(kind, compilable, name_of(key, text))
+    verdict = await process.examine(kind, text, name_of(key, text))
     if verdict.outcome is Outcome.ACCEPTED:
         return
     if name == "tools" and verdict.outcome is not Outcome.BUSY:
@@ -135,25 +138,6 @@ async def _failing_tool(process: GrammarProcess, request: Any, verdict: Verdict)
             return name, found
     slow = [name for name, task in zip(names, alone, strict=True) if task in late]
     return slow[0] if len(slow) == 1 else "tools", verdict
-
-
-def _compilable(text: str) -> str:
-    """A structural tag as SGLang's backend gives it to xgrammar."""
-    from sglang.srt.constrained.xgrammar_backend import XGrammarGrammarBackend as Backend
-    from xgrammar import StructuralTag, StructuralTagItem
-
-    tag = json.loads(text)
-    if is_legacy_structural_tag(tag):
-        Backend._sanitize_structural_tag_structures(tag)
-        items = [
-            StructuralTagItem(begin=item["begin"], schema=json.dumps(item["schema"]), end=item["end"])
-            for item in tag["structures"]
-        ]
-        converted = StructuralTag.from_legacy_structural_tag(items, tag["triggers"])
-        setattr(converted.format, "at_least_one", tag.get("at_least_one", False))  # noqa: B010
-        return str(converted.model_dump_json())
-    Backend._sanitize_structural_format(tag.get("format"))
-    return json.dumps(tag)
 
 
 def _refused(name: str, verdict: Verdict) -> ApiError:

@@ -23,6 +23,7 @@ from xgrammar import CompiledGrammar, GrammarCompiler, GrammarMatcher, Tokenizer
 
 from .budget import Budget
 from .folder import CompileOptions, GrammarFolder, name_of
+from .rewrite import rewritten
 
 CACHE_BYTES = 64 * 1024 * 1024
 """Compiled grammars that the scheduler keeps."""
@@ -175,7 +176,11 @@ class BoundedBackend(XGrammarGrammarBackend):
         kind, text = key
         carried = self._folder and self._folder.read(name_of(kind, text))
         if not carried:
-            return super()._init_value_dispatch(key, require_reasoning)
+            try:
+                text = rewritten(kind, text, self.max_whitespace_cnt)
+            except ValueError as error:
+                return InvalidGrammarObject(str(error))
+            return super()._init_value_dispatch((kind, text), require_reasoning)
         compiled = CompiledGrammar.deserialize_json(carried, self._tokenizer)
         return self._from_context(compiled, text, GrammarStats(dispatch_type=kind))
 

@@ -12,6 +12,7 @@ import xgrammar
 from jsonschema import Draft202012Validator, SchemaError
 
 from .folder import CompileOptions, GrammarFolder
+from .rewrite import rewritten
 from .walk import Walker
 
 CARRY_SECONDS = 0.1
@@ -99,6 +100,7 @@ class Examiner:
 
     def _compile(self, kind: str, text: str) -> xgrammar.CompiledGrammar:
         compiler = xgrammar.GrammarCompiler(self.tokenizer, max_threads=self.threads, cache_enabled=False)
+        text = rewritten(kind, text, self.options.max_whitespace_cnt)
         if kind == "regex":
             return compiler.compile_regex(text)
         if kind == "ebnf":

@@ -19,6 +19,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from outrider.server.http.answers.handlers import ChatHandler
 from outrider.server.http.answers.logprobs import decoded_tokens
 from outrider.server.http.answers.token_text import TokenTexts
+from outrider.server.http.answers.tool_stream import ToolParser
 from outrider.server.http.requests.protocol import ChatRequest
 from outrider.server.model import bundled_model
 
@@ -30,6 +31,8 @@ CUTS = 4
 """Random cuts of each answer."""
 ONE_CALL = ("gigachat3", "interns1", "mistral")
 """Parsers of formats that have one call, and those that stream no second one (mistral's list, InternLM's)."""
+UNFORCED = {"beam", "hunyuan", "muse", "spark25"}
+"""Parsers of formats that SGLang does not have a grammar hold, or only their frame."""
 KEEPS_FRAME = ("gpt-oss", "kimi_k3", "muse")
 """Parsers that leave a whole answer's own markers in it where a reasoning parser has not taken them out."""
 
@@ -273,3 +276,34 @@ def test_the_texts_of_tokens_are_those_of_single_tokens(tokenizer: PreTrainedTok
     assert {"<think>", " 🙂"} <= set(single)  # of which one is several tokens
     for _ in range(50):
         assert cut(random_runs(len(ids), draw)) == single
+
+
+def test_a_number_is_streamed_once_it_has_ended(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(tokenizer)
+    handler = handler_of(engine, monkeypatch, tools="hermes")
+    ids = tokens(tokenizer, '<tool_call>{"name": "get_weather", "arguments": {"days": 125e-2}}</tool_call>')
+    engine.choices = [(ids, singly(ids))]
+    assert loaded(assembled(chunks(handler))) == [("get_weather", {"days": 1.25})]
+
+
+def test_an_end_of_a_call_within_a_string_ends_no_call(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = [("get_weather", {"city": 'a </tool_call> "b" <tool_call>{"name": 1}', "days": 1}), HOTEL]
+    assert whole(handler_of(Engine(tokenizer), monkeypatch, tools="hermes"), answer("hermes", "", calls)) == ("", calls)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+@pytest.mark.parametrize("parser", sorted({*FORMATS} - UNFORCED))
+def test_a_forced_call_has_its_tools_schema_in_every_format(parser: str, choice: Any) -> None:
+    fields = {"city": {"enum": ["Paris"]}, "days": {"type": "string", "pattern": "(?=a)b"}}
+    schemas = {"get_weather": {"type": "object", "properties": fields}, "find_hotel": None}
+    tools = [{"type": "function", "function": {"name": name, "parameters": each}} for name, each in schemas.items()]
+    asked = ChatRequest.model_validate({"model": "m", "messages": [], "tools": tools, "tool_choice": choice})
+    _, value = ToolParser(asked.tools, parser).get_structure_constraint(asked.tool_choice)
+    text = value if isinstance(value, str) else json.dumps(value if isinstance(value, dict) else value.model_dump())
+    assert "Paris" in text
+    assert "(?=a)" not in text
+    assert ("find_hotel" in text) == (choice == "required")

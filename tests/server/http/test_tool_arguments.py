@@ -1,0 +1,174 @@
+"""Arguments of calls that a real model is made to write: they follow the tools' schemas, and come through whole."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+from asking import MODEL
+from refusals import assert_refused
+from running import HTTP, Server
+
+STRING = {"type": "string"}
+CITY = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+WIDE = 8
+"""White space that JSON may have in a row."""
+
+
+def tool(name: str, parameters: Any = None, **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **fields}}
+
+
+def post(server: Server, route: str = "chat/completions", **fields: Any) -> httpx.Response:
+    asked: dict[str, Any] = {"model": MODEL, "max_tokens": 100}
+    if route != "completions":
+        asked["messages"] = [{"role": "user", "content": "Weather in Rome?"}]
+    return HTTP.post(f"{server.url}/v1/{route}", json=asked | fields, timeout=60)
+
+
+def first_call(server: Server, **fields: Any) -> tuple[str, str, str]:
+    """Name and arguments of the first call, and the finish reason; streamed and whole are the same."""
+    choice = post(server, **fields).json()["choices"][0]
+    called = choice["message"]["tool_calls"][0]["function"]
+    name = arguments = finish = ""
+    for line in post(server, stream=True, **fields).text.splitlines():
+        for part in json.loads(line[6:])["choices"] if line.startswith("data: {") else ():
+            finish = part["finish_reason"] or finish
+            for call in part["delta"].get("tool_calls") or ():
+                if call["index"] == 0:
+                    name += call["function"]["name"] or ""
+                    arguments += call["function"]["arguments"] or ""
+    assert (name, arguments, finish) == (called["name"], called["arguments"], choice["finish_reason"])
+    return name, arguments, finish
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_forced_call_follows_its_tools_schema(tool_server: Server, choice: Any) -> None:
+    tools = [tool("find_hotel", CITY), tool("get_weather", CITY)]
+    names = {"get_weather"} if choice == NAMED else {"find_hotel", "get_weather"}
+    for seed in range(4):
+        name, arguments, finish = first_call(tool_server, tools=tools, tool_choice=choice, temperature=1, seed=seed)
+        assert name in names
+        jsonschema.validate(json.loads(arguments), CITY)
+        assert finish in ("tool_calls", "length")
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        None,
+        {},
+        {"anyOf": [CITY, {"type": "array"}]},
+        CITY | {"anyOf": [{"required": ["city"]}, {"required": ["town"]}]},
+        CITY | {"properties": {"city": {"enum": ["Rome"], "pattern": "(?!P)\\w+"}, "n": {"uniqueItems": True}}},
+    ],
+    ids=["none", "empty", "branches", "branches beside properties", "not enforced"],
+)
+def test_arguments_are_an_object(tool_server: Server, parameters: Any) -> None:
+    for seed in range(2):
+        asked = {"tools": [tool("get_weather", parameters)], "tool_choice": "required", "seed": seed}
+        _, arguments, finish = first_call(tool_server, temperature=1, logit_bias=begins(tool_server, "[", '"'), **asked)
+        assert finish == "length" or isinstance(json.loads(arguments), dict)
+        if parameters and "properties" in parameters and finish != "length":
+            assert json.loads(arguments)["city"] in ("Paris", "Rome")
+
+
+def begins(server: Server, *texts: str) -> dict[str, int]:
+    """Biases that have the model write these wherever it may."""
+    ids = [HTTP.post(f"{server.url}/v1/tokenize", json={"prompt": text}).json()["tokens"] for text in texts]
+    return {str(tokens[-1]): 100 for tokens in ids}
+
+
+VALUES = ['a </tool_call> <tool_call>{"name": 1}', 'say "hi" \\ {x}', "🚉 é\n", "}", "", 120, 1.5, -7, True, None]
+
+
+def test_constants_come_through(tool_server: Server) -> None:
+    for last in ("</tool_call>", 1200):
+        values = {f"k{index}": value for index, value in enumerate([*VALUES, last])}
+        fields = {key: {"const": value} for key, value in values.items()}
+        schema = {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
+        asked = {"tools": [tool("get_weather", schema)], "tool_choice": "required", "temperature": 0, "max_tokens": 300}
+        name, arguments, _ = first_call(tool_server, **asked)
+        assert (name, json.loads(arguments)) == ("get_weather", values)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_what_a_strict_tool_cannot_have_enforced_is_refused(tool_server: Server, stream: bool, choice: str) -> None:
+    cases = {
+        "uniqueItems": {"type": "array", "items": STRING, "uniqueItems": True},
+        "maxLength": STRING | {"pattern": "^[a-z]+$", "maxLength": 3},
+        "(?=": STRING | {"pattern": "(?=a)b"},
+        "'$' stands inside": STRING | {"pattern": "(a$|b)c"},
+        "'allOf' with more": {"allOf": [STRING, {"maxLength": 3}]},
+        "'properties' beside 'anyOf'": CITY | {"anyOf": [{"type": "object"}]},
+        "'minimum' would be ignored": {"minimum": 3},
+    }
+    for named, field in cases.items():
+        schema = {"type": "object", "properties": {"a": field}}
+        asked = {"tools": [tool("good", CITY, strict=True), tool("bad", schema, strict=True)], "tool_choice": choice}
+        response = post(tool_server, stream=stream, **asked)
+        assert_refused(response, "tools[1].function.parameters")
+        assert named in response.text.replace('\\"', '"'), response.text
+    assert post(tool_server, **asked | {"tool_choice": "none"}).status_code == 200
+
+
+def longest_space(text: str) -> int:
+    return max((len(found) for found in re.findall(r"\s+", text)), default=0)
+
+
+def test_white_space_in_json_is_bounded(tool_server: Server) -> None:
+    schema = {"type": "object", "properties": {"k": {"type": "array", "items": CITY}}, "required": ["k"]}
+    asked = {"temperature": 0, "logit_bias": begins(tool_server, " ", "\n", "\t"), "max_tokens": 80}
+    for stated in ({"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}):
+        answer = post(tool_server, response_format=stated, **asked).json()["choices"][0]
+        assert answer["message"]["content"].strip()
+        assert longest_space(answer["message"]["content"]) <= WIDE
+    for strict in (False, True):
+        tools = [tool("get_weather", CITY | {"additionalProperties": False}, strict=strict)]
+        _, arguments, _ = first_call(tool_server, tools=tools, tool_choice=NAMED, **asked)
+        jsonschema.validate(json.loads(arguments), CITY)
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_call_that_is_cut_ends_for_its_length(tool_server: Server, choice: Any) -> None:
+    schema = {"type": "object", "properties": {"text": STRING | {"minLength": 900}}, "required": ["text"]}
+    for strict in (False, True):
+        asked = {"tools": [tool("get_weather", schema, strict=strict)], "tool_choice": choice, "max_tokens": 40}
+        choices = [post(tool_server, temperature=0, **asked).json()["choices"][0]]
+        lines = post(tool_server, temperature=0, stream=True, **asked).text.splitlines()
+        choices += [part for line in lines if line.startswith("data: {") for part in json.loads(line[6:])["choices"]]
+
+        assert {each["finish_reason"] for each in choices} == {None, "length"}
+    client = {"name": "get_weather", "input_schema": schema}
+    body = {"tools": [client], "tool_choice": {"type": "any"}, "max_tokens": 40}
+
+    assert post(tool_server, "messages", **body).json()["stop_reason"] == "max_tokens"
+    assert '"stop_reason":"max_tokens"' in post(tool_server, "messages", stream=True, **body).text
+    function = {"type": "function", "name": "get_weather", "parameters": schema}
+    body = {"input": "Weather?", "tools": [function], "tool_choice": "required", "max_output_tokens": 40}
+    for stream in (False, True):
+        response = HTTP.post(f"{tool_server.url}/v1/responses", json={"model": MODEL, "stream": stream, **body})
+
+        assert '"incomplete_details":{"reason":"max_output_tokens"}' in response.text
+        assert '"status":"incomplete"' in response.text
+
+
+def test_anchors_are_followed_without_a_warning(tool_server: Server) -> None:
+    for pattern, fits in (("^a$|^bc$", "a|bc"), ("^(a|bc)$", "a|bc"), ("^\\$[\\^$]$", "\\$[\\^$]")):
+        schema = {"type": "object", "properties": {"k": STRING | {"pattern": pattern}}, "required": ["k"]}
+        for asked in ({"json_schema": json.dumps(schema)}, {"regex": pattern}):
+            answer = post(tool_server, "completions", prompt="Say", **asked).json()
+            text = answer["choices"][0]["text"]
+            assert re.fullmatch(fits, json.loads(text)["k"] if "json_schema" in asked else text)
+    for pattern in ("a$b", "(^a|b)c", "x(?!y)"):
+        schema = {"type": "object", "properties": {"k": STRING | {"pattern": pattern}}}
+        refused = post(tool_server, "completions", prompt="Say", json_schema=json.dumps(schema))
+        assert_refused(refused, "json_schema")
+        assert_refused(post(tool_server, "completions", prompt="Say", regex=pattern), "regex")
+    assert not re.search("anchor|regex_converter|fsm_builder|Lookahead", tool_server.output())
