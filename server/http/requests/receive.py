@@ -196,6 +196,10 @@ def _fill_in(request: ChatRequest | TextRequest, level: str | None, limits: Limi
     for name in ("max_tokens", "max_completion_tokens"):
         if (longest := getattr(request, name, None)) is not None:
             setattr(request, name, min(longest, limits.context_length - 1))
+    if isinstance(request, ChatRequest) and request.continue_final_message:
+        last = request.messages[-1]
+        if isinstance(last.content, list):  # SGLang continues one text
+            last.content = " ".join(getattr(part, "text", "") for part in last.content)
     if level is None or request.min_tokens_per_second is not None:
         return
     try:

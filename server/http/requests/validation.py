@@ -107,8 +107,10 @@ def _check_chat(request: ChatRequest, limits: Limits) -> None:
             "an answer begins a message ('add_generation_prompt') or continues the last ('continue_final_message'): "
             "one is true, the other false",
         )
-    if request.continue_final_message and request.messages[-1].role != "assistant":
-        raise invalid_value("continue_final_message", "'continue_final_message' needs a last message of 'assistant'")
+    last = request.messages[-1]
+    if request.continue_final_message and (last.role != "assistant" or last.tool_calls):
+        text = "'continue_final_message' needs a last message of 'assistant' without tool calls"
+        raise invalid_value("continue_final_message", text)
     for name in request.chat_template_kwargs or ():
         if name in RESERVED_FOR_TEMPLATE:
             raise invalid_value(

@@ -132,8 +132,8 @@ def test_an_answer_is_bounded_to_what_the_prompt_leaves(server: Server, most: in
             found.append(usage.get("completion_tokens") or usage["output_tokens"])
     assert found == [found[0]] * 6
     assert 0 < found[0] <= 4096 - len(ids)
-    error = HTTP.post(f"{server.url}/v1/chat/completions", json=chat | {"max_tokens": most, "min_tokens": 50}).json()
-    assert "error" in error
+    impossible = chat | {"max_tokens": most, "min_tokens": 50}
+    assert HTTP.post(f"{server.url}/v1/chat/completions", json=impossible, timeout=60).status_code == 400
 
 
 def test_head_says_what_get_says(server: Server) -> None:

@@ -138,6 +138,10 @@ def test_what_belongs_to_the_user_stays() -> None:
         (MESSAGES, {"messages": [{"role": "user", "content": []}], "max_tokens": 2}, "messages[0]"),
         (RESPONSES, {"input": [{"role": "user"}]}, "input[0]"),
         (RESPONSES, {"input": [{"type": "function_call", "call_id": "a", "name": "f"}]}, "input[0].arguments"),
+        (CHAT, HELLO | {"verbosity": "low"}, "verbosity"),
+        (CHAT, HELLO | {"store": True}, "store"),
+        (CHAT, HELLO | {"top_logprobs": 1}, "top_logprobs"),
+        (CHAT, HELLO | {"continue_final_message": True}, "continue_final_message"),
         (CHAT, HELLO | {"x": [[[[[[[[[[[[[[[[[[[[[[{}]]]]]]]]]]]]]]]]]]]]]]}, "x"),
     ],
 )
@@ -145,6 +149,28 @@ def test_what_is_missing_or_wrong_is_still_refused(form: Any, body: dict[str, An
     with pytest.raises(ApiError) as refused:
         received(form, body, LIMITS)
     assert (refused.value.status, refused.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"top_logprobs": 0},
+        {"stream_options": {"include_usage": True}},
+        {"verbosity": "medium"},
+        {"suffix": ""},
+        {"return_hidden_states": False, "routed_experts_start_len": 0},  # as SGLang's router sends them
+        {"metadata": {"a": "b"}},
+    ],
+)
+def test_options_that_change_nothing_are_taken(fields: dict[str, Any]) -> None:
+    received(CHAT, HELLO | fields, LIMITS)
+
+
+def test_a_continued_message_of_parts_is_one_text() -> None:
+    parts = [{"type": "text", "text": "One,"}, {"type": "text", "text": "two,\n"}]
+    for last, kept in (({"content": parts}, "One, two,\n"), ({"content": "One, "}, "One, "), ({}, None)):
+        turns = {"messages": [*HELLO["messages"], {"role": "assistant", **last}], "continue_final_message": True}
+        assert received(CHAT, turns, LIMITS).messages[-1].content == kept
 
 
 def test_items_of_responses_without_a_message_around_them() -> None:
