@@ -114,7 +114,7 @@ def test_an_answer_is_continued_with_its_white_space(server: Server) -> None:
 def test_an_answer_is_bounded_to_what_the_prompt_leaves(server: Server, most: int) -> None:
     """In every API, as the answer to a chat without `max_tokens`: clients ask for as much as their own models have."""
     beside = len(tokens(server, [{"role": "user", "content": ""}]))
-    messages = [{"role": "user", "content": " no" * (4096 - beside - 8)}]
+    messages = [{"role": "user", "content": " no" * (4096 - beside - 64)}]
     ids = tokens(server, messages)
     chat = {"messages": messages, "ignore_eos": True}
     bodies = {
@@ -123,16 +123,13 @@ def test_an_answer_is_bounded_to_what_the_prompt_leaves(server: Server, most: in
         "messages": [chat | {"max_tokens": most}],
         "responses": [{"input": messages, "max_output_tokens": most, "ignore_eos": True}],
     }
-    found = []
     for route, asked in bodies.items():
         for body in asked:
             answer = HTTP.post(f"{server.url}/v1/{route}", json=body, timeout=120)
             assert answer.status_code == 200, answer.text
             usage = answer.json()["usage"]
-            found.append(usage.get("completion_tokens") or usage["output_tokens"])
-    assert found == [found[0]] * 6
-    assert 0 < found[0] <= 4096 - len(ids)
-    impossible = chat | {"max_tokens": most, "min_tokens": 50}
+            assert 0 < (usage.get("completion_tokens") or usage["output_tokens"]) <= 4096 - len(ids)
+    impossible = chat | {"max_tokens": most, "min_tokens": 100}
     assert HTTP.post(f"{server.url}/v1/chat/completions", json=impossible, timeout=60).status_code == 400
 
 
