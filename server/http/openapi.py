@@ -5,6 +5,7 @@ A field is described if it is taken; bounds and defaults are those of the runnin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Any, Optional
@@ -21,6 +22,7 @@ from .keys.auth import OPEN_PATHS
 from .requests import bounds
 from .requests.bounds import ROLES
 from .requests.dialect import Dialect
+from .requests.effect import WITHOUT_EFFECT
 from .requests.protocol import CHAT, MEANINGLESS, TEXT, Kind
 from .requests.sampling_defaults import SamplingDefaults
 from .requests.validation import Limits
@@ -35,7 +37,8 @@ TAGS = {"/v1/messages": "Anthropic", "/v1/": "OpenAI", "/": "Outrider"}
 """Beginnings of paths, with whose they are."""
 DESCRIPTION = """\
 OpenAI's and Anthropic's routes, and a few of Outrider's. What a request may not carry is refused, and the error says
-why."""
+why. null, [] and {} ask for nothing, wherever they stand; `cache_control` and `annotations` are taken anywhere, and no
+answer depends on them."""
 
 
 class ErrorDetail(BaseModel):
@@ -147,6 +150,7 @@ def _request_schemas(kind: Kind, limits: Limits) -> dict[str, Any]:
     for name, bounds_ in _bounds(kind, limits).items():
         if name in properties:
             properties[name] = _bounded(properties[name], bounds_)
+    properties |= _without_effect()
     for name, values in MEANINGLESS.items():
         properties[name] = {"enum": [*values, None], "description": "asks for nothing, and may be left out"}
     properties["model"] = {"enum": [limits.model, *limits.adapters(), None], "description": "may be left out"}
@@ -158,11 +162,16 @@ def _request_schemas(kind: Kind, limits: Limits) -> dict[str, Any]:
     return {kind.model.__name__: schema} | named
 
 
+def _without_effect() -> dict[str, Any]:
+    return {name: {"description": "taken; no answer depends on it"} for name in sorted(WITHOUT_EFFECT)}
+
+
 def _dialect_schemas(dialect: Dialect, chat: dict[str, Any]) -> dict[str, Any]:
     """The schema of a request of another API, and those that it refers to, by name. chat: fields of a chat request."""
     schema = dialect.model.model_json_schema(ref_template=REF)
     named = schema.pop("$defs", {})
     schema["properties"] |= {name: chat[name] for name in sorted(dialect.passed)}
+    schema["properties"] |= _without_effect()
     for name in dialect.unsupported:
         schema["properties"][name] = {"type": "null", "description": "may be left out"}
     return {dialect.model.__name__: schema | {"additionalProperties": False}} | named
@@ -171,7 +180,10 @@ def _dialect_schemas(dialect: Dialect, chat: dict[str, Any]) -> dict[str, Any]:
 def _bounds(kind: Kind, limits: Limits) -> dict[str, dict[str, Any]]:
     """Bounds that `requests.validation` and `requests.bounds` check beyond types, by field."""
     ranges = bounds.ranges_of(kind.model, limits.context_length, limits.max_choices)
-    return {name: {"minimum": range_.low, "maximum": range_.high} for name, range_ in ranges.items()} | {
+    return {
+        name: {"minimum": range_.low} | ({"maximum": range_.high} if math.isfinite(range_.high) else {})
+        for name, range_ in ranges.items()
+    } | {
         "messages": {"minItems": 1, "maxItems": bounds.MAX_MESSAGES},
         "prompt": {"minItems": 1, "minLength": 1},
         "tools": {"maxItems": bounds.MAX_TOOLS},

@@ -67,6 +67,8 @@ class RequestMiddleware:
             await self.app(scope, receive, send)
             return
         context = RequestContext(_request_id(scope))
+        # The server's connection leaves out the body of an answer to HEAD.
+        asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         began, status, complete, left = time.monotonic(), 500, False, False
 
         async def watching_receive() -> Message:
@@ -89,7 +91,7 @@ class RequestMiddleware:
         try:
             with contextlib.ExitStack() as in_flight:
                 whole_receive = once_whole(receive, lambda: in_flight.enter_context(self._in_flight(scope)))
-                await self.app(scope, watching_receive, watching_send)
+                await self.app(asked, watching_receive, watching_send)
         finally:
             outcome = "cancelled" if left else outcome_of(status if status >= 400 else context.error or status)
             self._ended(scope, context, status, outcome, time.monotonic() - began)

@@ -80,7 +80,7 @@ class Declared:
         unset="one per physical core, less one above 4",
     )
     context_length: int | None = _model(
-        None, "tokens of prompt and answer together", unset="the model's", bounds=(1, ANY)
+        None, "tokens of prompt and answer together; bounds `max_tokens`", unset="the model's", bounds=(1, ANY)
     )
     chat_template: str | None = _model(
         None, "a template in place of the model's own", metavar="FILE", unset="the model's"

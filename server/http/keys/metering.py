@@ -57,7 +57,8 @@ class ChoiceTable(dict[str, Any]):
 
 
 def meter(manager: Any, context_length: int, most: int | None) -> ChoiceTable:
-    """Hook the counting of requests, and their limits, into SGLang's tokenizer manager.
+    """Hook the counting of requests, and their limits, into SGLang's tokenizer manager; and bound answers to what their
+    prompts leave of the context.
 
     manager: SGLang's tokenizer manager, before its first request. context_length: tokens that a prompt and its answer
     can have. most: tokens that a request may have, its prompts and answers together; None is any number.
@@ -68,10 +69,13 @@ def meter(manager: Any, context_length: int, most: int | None) -> ChoiceTable:
     check = manager._validate_one_request
 
     def check_and_reserve(obj: Any, input_ids: list[int]) -> None:
+        parameters, prompt = obj.sampling_params, len(input_ids)
+        if (asked := parameters.get("max_new_tokens")) is not None:
+            longest = max(1, manager.context_len - manager.num_reserved_tokens - prompt)
+            parameters = obj.sampling_params = {**parameters, "max_new_tokens": min(asked, longest)}
         check(obj, input_ids)
         if (current := admission.current()) is None or not obj.log_metrics:
             return  # a measurement of our own
-        parameters, prompt = obj.sampling_params, len(input_ids)
         try:
             answer = current.reserve(
                 prompt, parameters.get("n") or 1, parameters.get("max_new_tokens"), context_length - prompt, most

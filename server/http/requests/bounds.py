@@ -6,6 +6,7 @@ scheduler. The first thing wrong is the error; a model of types would collect on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from .images import Images
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+MAY_BE_EMPTY = ("assistant", "tool", "function")
+"""Roles whose messages need no content: of turns that are calls alone, and of tools that return nothing."""
 
 MAX_MESSAGES = 2048
 MAX_TOOLS = 128
@@ -84,8 +87,6 @@ def check_messages(messages: Any, images: Images | None = None) -> None:
         raise ApiError("'messages' is required", param="messages", code="missing_required_parameter")
     if not isinstance(messages, list):
         raise ApiError(f"'messages' is {name_of(messages)}; it has to be an array", param="messages")
-    if not messages:
-        raise ApiError("'messages' is empty; send at least one message", param="messages", code="empty_array")
     if len(messages) > MAX_MESSAGES:
         raise _too_many("messages", len(messages), "messages", MAX_MESSAGES)
     patches = 0
@@ -117,12 +118,12 @@ def _check_content(message: dict[str, Any], path: str, images: Images | None) ->
     """The patches of the images in a message; raises ApiError for content that is not served."""
     content, patches = message.get("content"), 0
     if content is None:
-        if message["role"] == "assistant" and message.get("tool_calls"):
+        if message["role"] in MAY_BE_EMPTY:
             return 0
-        raise ApiError(f"'{path}.content' is required", param=f"{path}.content", code="missing_required_parameter")
+        raise ApiError(f"'content' of {path!r} is required", param=f"{path}.content", code="missing_required_parameter")
     if isinstance(content, str):
         return 0
-    if not isinstance(content, list) or not content:
+    if not isinstance(content, list):
         raise ApiError(
             f"'{path}.content' is {name_of(content)}; it has to be a string or an array of text parts",
             param=f"{path}.content",
@@ -275,8 +276,8 @@ def _too_many(name: str, found: int, what: str, most: int) -> ApiError:
 def ranges_of(model: type, context_length: int, max_choices: int) -> Mapping[str, Range]:
     """Ranges of all numbers of a request of this model."""
     longest = context_length - 1
-    # With `echo`, a completion may be its prompt alone, see `validation`.
-    answer = Range(0 if model is TextRequest else 1, longest, f"a number from 1 to {longest}, within the context")
+    # With `echo`, a completion may be its prompt alone, see `validation`. `receive` bounds it to the context.
+    answer = Range(0 if model is TextRequest else 1, math.inf, "a number from 1 on")
     logprobs = Range(0, MAX_TOP_LOGPROBS, f"a number from 0 to {MAX_TOP_LOGPROBS}")
     return RANGES | {
         "n": Range(1, max_choices, f"a number from 1 to {max_choices}"),

@@ -92,7 +92,7 @@ class Dialect:
     ids: bool = False
 
     def given_fields(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The fields of a body that are not null; raises ApiError for any that is not taken."""
+        """The fields of a body; raises ApiError for any that is not taken."""
         return given_fields(body, self.model.model_fields.keys() | self.passed, self.unsupported, {})
 
     def renamed(self, message: str, param: str | None, places: Sequence[str] = ()) -> tuple[str, str | None]:

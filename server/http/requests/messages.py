@@ -14,18 +14,9 @@ from .dialect import PASSED, Dialect, Strict, Translated, begin_chat, one_of, pa
 from .protocol import CHAT
 
 
-class CacheControl(Strict):
-    """Nothing depends on it: every prompt is looked up in the prefix cache."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-
-
 class TextBlock(Strict):
     type: Literal["text"]
     text: str
-    cache_control: CacheControl | None = None
-    citations: None = None
 
 
 class DirectCaller(Strict):
@@ -36,8 +27,7 @@ class ToolUseBlock(Strict):
     type: Literal["tool_use"]
     id: str
     name: str
-    input: dict[str, Any]
-    cache_control: CacheControl | None = None
+    input: dict[str, Any] = Field(default_factory=dict)
     caller: DirectCaller | None = None
 
 
@@ -46,7 +36,6 @@ class ToolResultBlock(Strict):
     tool_use_id: str
     content: str | list[TextBlock] | None = None
     is_error: bool | None = None
-    cache_control: CacheControl | None = None
 
 
 class ThinkingBlock(Strict):
@@ -57,17 +46,30 @@ class ThinkingBlock(Strict):
     signature: str | None = None
 
 
+class RedactedThinkingBlock(Strict):
+    """Thinking that only the server that wrote it can read; left out."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
 if TYPE_CHECKING:
-    Block = TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock
+    Block = TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
 else:
-    Block = one_of(text=TextBlock, tool_use=ToolUseBlock, tool_result=ToolResultBlock, thinking=ThinkingBlock)
+    Block = one_of(
+        text=TextBlock,
+        tool_use=ToolUseBlock,
+        tool_result=ToolResultBlock,
+        thinking=ThinkingBlock,
+        redacted_thinking=RedactedThinkingBlock,
+    )
 
 
 class Message(Strict):
     """A last one of the assistant's is continued."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | Annotated[list[Block], Field(fail_fast=True)]
+    content: str | Annotated[list[Block], Field(fail_fast=True)] | None = None
 
 
 class ToolOfMessages(Strict):
@@ -78,7 +80,6 @@ class ToolOfMessages(Strict):
     description: str | None = None
     type: Literal["custom"] | None = None
     strict: bool | None = None
-    cache_control: CacheControl | None = None
     defer_loading: Literal[False] | None = None
     eager_input_streaming: bool | None = None
 
@@ -131,14 +132,12 @@ class CountTokensRequest(Strict):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
-    cache_control: CacheControl | None = None
 
 
 class MessagesRequest(CountTokensRequest):
     max_tokens: int
     stop_sequences: list[str] | None = None
     metadata: Metadata | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
 
 
 UNSUPPORTED = {
@@ -147,7 +146,6 @@ UNSUPPORTED = {
     "inference_geo": "the server is where it is",
     "mcp_servers": "the server calls no tools; your program does",
     "prefill": "send a last message of the assistant's, which is continued",
-    "speed": "leave it out",
 }
 NAMES = {
     "stop": "stop_sequences",
@@ -157,7 +155,7 @@ NAMES = {
     r"tool_choice\.function": "tool_choice",
     r"tools\[(\d+)\]\.function\.parameters": r"tools[\1].input_schema",
 }
-BLOCKS_OF = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}
+BLOCKS_OF = dict.fromkeys(("tool_use", "thinking", "redacted_thinking"), "assistant") | {"tool_result": "user"}
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -219,13 +217,16 @@ def _messages(request: CountTokensRequest) -> Iterator[tuple[str, dict[str, Any]
 
 def _split(message: Message, place: str) -> Iterator[dict[str, Any]]:
     """A message as a chat's: one, but for results of tools, which are messages there."""
+    if message.content is None and message.role != "assistant":
+        yield {"role": message.role}  # which is refused
+        return
     if isinstance(message.content, str):
         yield {"role": message.role, "content": message.content}
         return
     texts: list[str] = []
     rest: dict[str, Any] = {}
     results = False
-    for index, block in enumerate(message.content):
+    for index, block in enumerate(message.content or ()):
         if (whose := BLOCKS_OF.get(block.type, message.role)) != message.role:
             where = f"{place}.content[{index}]"
             raise invalid_value(where, f"{where!r} is {block.type!r}, which only messages of role {whose!r} have")
@@ -240,7 +241,7 @@ def _split(message: Message, place: str) -> Iterator[dict[str, Any]]:
             calls.append({"id": block.id, "type": "function", "function": function})
         elif isinstance(block, ThinkingBlock):
             rest["reasoning_content"] = rest.get("reasoning_content", "") + block.thinking
-        else:
+        elif isinstance(block, TextBlock):
             texts.append(block.text)
     if texts or rest or not results:
         yield _message(message.role, texts, rest)

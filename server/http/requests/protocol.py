@@ -1,6 +1,6 @@
 """Fields of requests: SGLang's request models with our additions, less what this server does not support.
 
-A field is accepted or refused by name; none is ignored.
+A field that can change an answer is accepted or refused by name; none of them is ignored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SpeculationOptions(BaseModel):
 
 
 class _Request(BaseModel):
-    """Our additions to both kinds of request.
+    """Our additions to both kinds of request. metadata: taken; no answer depends on it.
 
     _body_bytes: size of the body that it came in. _learn: the drafter may learn from its answer. _own: the drafter of
     its owner. _corpus, _stored: `RequestOptions.corpus` and `stored`. _original: the request of another API that it was
@@ -44,10 +44,13 @@ class _Request(BaseModel):
 
     speculation: SpeculationOptions | None = None
     min_tokens_per_second: float | None = None
+    metadata: dict[str, Any] | None = None
 
 
 class ChatRequest(_Request, ChatCompletionRequest):
-    """A chat."""
+    """A chat. add_generation_prompt: as vLLM has it; beside `continue_final_message` it may be false."""
+
+    add_generation_prompt: bool | None = None
 
 
 class TextRequest(_Request, CompletionRequest):
@@ -68,7 +71,7 @@ def _names(text: str) -> frozenset[str]:
 SHARED_FIELDS = _names(
     """
     model frequency_penalty logit_bias logprobs max_tokens n presence_penalty response_format seed stop stream
-    stream_options temperature top_p user speculation min_tokens_per_second
+    stream_options temperature top_p user metadata speculation min_tokens_per_second
     top_k min_p min_tokens regex ebnf repetition_penalty stop_token_ids no_stop_trim ignore_eos skip_special_tokens
     cache_salt return_cached_tokens_details return_spec_tokens_details
     """
@@ -76,7 +79,7 @@ SHARED_FIELDS = _names(
 CHAT_FIELDS = SHARED_FIELDS | _names(
     """
     messages max_completion_tokens top_logprobs tools tool_choice parallel_tool_calls reasoning_effort
-    chat_template_kwargs continue_final_message separate_reasoning stream_reasoning
+    chat_template_kwargs continue_final_message add_generation_prompt separate_reasoning stream_reasoning
     """
 )
 TEXT_FIELDS = SHARED_FIELDS | _names("prompt echo best_of json_schema return_token_ids")
@@ -85,14 +88,11 @@ TEXT_FIELDS = SHARED_FIELDS | _names("prompt echo best_of json_schema return_tok
 UNSUPPORTED = dict.fromkeys(
     _names(
         """
-        audio function_call functions modalities moderation prompt_cache_key
-        prompt_cache_retention safety_identifier service_tier suffix verbosity web_search_options
+        audio function_call functions modalities moderation suffix verbosity web_search_options
         """
     ),
     "leave it out",
 ) | {
-    "metadata": "it is kept with stored answers, and none is stored here; leave it out",
-    "prediction": "put the expected text into a message: drafts are looked up in all of the prompt",
     "store": "no answer is stored here; leave it out",
     "stop_regex": "a pattern could stall every other request; use stop",
     "custom_logit_processor": "requests may not bring code",
@@ -103,14 +103,13 @@ UNSUPPORTED = dict.fromkeys(
 }
 
 
-# Values of unsupported fields that ask for nothing; some clients always send them.
 MEANINGLESS: dict[str, tuple[Any, ...]] = {
-    "metadata": ({},),
     "modalities": (["text"],),
-    "return_hidden_states": (False,),  # sglang-router
-    "service_tier": ("auto", "default"),
     "store": (False,),
+    "suffix": ("",),
+    "verbosity": ("medium",),
 }
+"""Values of unsupported fields that ask for nothing, beside the defaults of SGLang's models."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +124,11 @@ class Kind:
     def unsupported(self) -> dict[str, str]:
         """Fields that are refused, with the reason."""
         return dict.fromkeys(self.model.model_fields, "leave it out") | UNSUPPORTED
+
+    @cached_property
+    def meaningless(self) -> dict[str, tuple[Any, ...]]:
+        """Values of refused fields that ask for nothing."""
+        return {name: (field.default,) for name, field in self.model.model_fields.items()} | MEANINGLESS
 
     @property
     def is_answered(self) -> bool:
@@ -145,19 +149,18 @@ def given_fields(
     refused: Mapping[str, str],
     meaningless: Mapping[str, tuple[Any, ...]],
 ) -> dict[str, Any]:
-    """The fields at the top of a request, less those that ask for nothing; raises ApiError for any that is not known.
+    """The known fields at the top of a request; raises ApiError for any other that asks for something.
 
-    null is taken as not given, as OpenAI's API does. refused: fields that are refused, with the reason.
-    meaningless: their values that ask for nothing.
+    refused: fields that are refused, with the reason. meaningless: their values that ask for nothing.
     """
     for name, value in body.items():
         if name in known:
             continue
         if name not in refused:
             raise unknown_field(name, name, known)
-        if value is not None and value not in meaningless.get(name, ()):
+        if value not in meaningless.get(name, ()):
             raise unsupported(name, f"this server does not support {name!r}: {refused[name]}")
-    return {name: value for name, value in body.items() if value is not None and name in known}
+    return {name: value for name, value in body.items() if name in known}
 
 
 def reject_unknown_nested_fields(parsed: BaseModel, body: dict[str, Any]) -> None:

@@ -20,10 +20,10 @@ from ..keys import admission
 from ..keys.key_file import Key
 from . import bounds, grammars, transfer, validation
 from .dialect import Dialect, Translated
+from .effect import with_effect
 from .json_body import MAX_CONTAINERS, SMALL_BYTES, Meter, clipped, decode
 from .parsing import parse
 from .protocol import (
-    MEANINGLESS,
     ChatRequest,
     Kind,
     TextRequest,
@@ -101,7 +101,7 @@ def _checked(
     data: bytes, values: int, form: Kind | Dialect, limits: Limits, level: str | None, learn: bool
 ) -> ChatRequest | TextRequest:
     """The request in the bytes of a body, checked. level: the header of that name. learn: see `_may_learn`."""
-    whole = decode(data, values)
+    whole = with_effect(decode(data, values))
     translated = form.translate(form.given_fields(whole)) if isinstance(form, Dialect) else Translated(form, whole)
     try:
         request = _checked_body(translated.body, translated.kind, limits, level)
@@ -118,7 +118,7 @@ def _checked(
 
 def _checked_body(whole: dict[str, Any], kind: Kind, limits: Limits, level: str | None) -> ChatRequest | TextRequest:
     whole, routed = transfer.take(whole, limits.role if kind.is_answered else "")
-    body = given_fields(whole, kind.fields, kind.unsupported, MEANINGLESS)
+    body = given_fields(whole, kind.fields, kind.unsupported, kind.meaningless)
     prompt = _check_amounts(body, kind, limits)
     bounds.check_numbers(body, bounds.ranges_of(kind.model, limits.context_length, limits.max_choices))
     validate: Callable[..., ChatRequest | TextRequest] = kind.model.model_validate_json
@@ -186,12 +186,20 @@ async def _read(request: Request, limit: int, numbers_allowed: int) -> tuple[byt
 
 
 def _fill_in(request: ChatRequest | TextRequest, level: str | None, limits: Limits) -> None:
-    """Set what the body left to others: the model to the one there is, the service level to the header's.
+    """Set what the body left to others: the model to the one there is, the service level to the header's; and bound
+    the answer to the context. `metering` bounds it to what the prompt leaves of that.
 
     The header is for clients and proxies that cannot change the body; the body wins.
     """
     if "model" not in request.model_fields_set:
         request.model = limits.model
+    for name in ("max_tokens", "max_completion_tokens"):
+        if (longest := getattr(request, name, None)) is not None:
+            setattr(request, name, min(longest, limits.context_length - 1))
+    if isinstance(request, ChatRequest) and request.continue_final_message:
+        last = request.messages[-1]
+        if isinstance(last.content, list):  # SGLang continues one text
+            last.content = " ".join(getattr(part, "text", "") for part in last.content)
     if level is None or request.min_tokens_per_second is not None:
         return
     try:

@@ -13,6 +13,17 @@ from .dialect import PASSED, Dialect, Strict, Translated, begin_chat, one_of, pa
 from .protocol import CHAT
 
 LOGPROBS = "message.output_text.logprobs"
+INCLUDED = Literal[
+    "message.output_text.logprobs",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+"""OpenAI's; of all but the first an answer has nothing here."""
 MAX_METADATA = 16
 
 
@@ -24,7 +35,6 @@ class InputText(Strict):
 class OutputText(Strict):
     type: Literal["output_text"]
     text: str
-    annotations: list[dict[str, Any]] | None = None
     logprobs: list[dict[str, Any]] | None = None
 
 
@@ -59,7 +69,7 @@ class _Item(Strict):
 class MessageItem(_Item):
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | Annotated[list[Part], Field(fail_fast=True)]
+    content: str | Annotated[list[Part], Field(fail_fast=True)] | None = None
     phase: Literal["commentary", "final_answer"] | None = None
 
 
@@ -73,24 +83,25 @@ class FunctionCallItem(_Item):
 class FunctionCallOutputItem(_Item):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[InputText]
+    output: str | list[InputText] = ""
 
 
 class ReasoningItem(_Item):
     type: Literal["reasoning"]
     summary: list[SummaryText] = Field(default_factory=list)
     content: list[ReasoningText] | None = None
-    encrypted_content: None = None
 
 
 if TYPE_CHECKING:
-    Item = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
+    Item = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem | InputText | OutputText
 else:
     Item = one_of(
         message=MessageItem,
         function_call=FunctionCallItem,
         function_call_output=FunctionCallOutputItem,
         reasoning=ReasoningItem,
+        input_text=InputText,
+        output_text=OutputText,
     )
 
 
@@ -125,19 +136,22 @@ class TextConfig(Strict):
 
 
 class Reasoning(Strict):
-    """summary: none is made; an answer holds the reasoning itself."""
+    """summary, generate_summary: none is made; an answer holds the reasoning itself."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    summary: Literal["auto"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class ResponsesStreamOptions(Strict):
-    include_obfuscation: Literal[False] | None = None
+    """include_obfuscation: taken; nothing is padded."""
+
+    include_obfuscation: bool | None = None
 
 
 class ResponsesRequest(Strict):
-    """user, prompt_cache_key, safety_identifier, client_metadata (Codex's): taken; nothing depends on them. metadata:
-    returned with the answer."""
+    """user, max_tool_calls, which counts calls of OpenAI's own tools, and truncation: taken; nothing depends on them.
+    A prompt that does not fit is refused. metadata: returned with the answer."""
 
     input: str | Annotated[list[Item], Field(max_length=MAX_MESSAGES, fail_fast=True)]
     instructions: str | None = None
@@ -146,29 +160,22 @@ class ResponsesRequest(Strict):
     tool_choice: Literal["auto", "none", "required"] | NamedFunction | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    include: list[INCLUDED] | None = None
     top_logprobs: int | None = None
     metadata: dict[str, str] | None = Field(default=None, max_length=MAX_METADATA)
     store: Literal[False] | None = None
     background: Literal[False] | None = None
     stream_options: ResponsesStreamOptions | None = None
-    truncation: Literal["disabled"] | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    max_tool_calls: int | None = None
     user: str | None = None
-    prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
-    client_metadata: dict[str, str] | None = None
 
 
 STATELESS = "no answer is stored here; send all of the conversation as 'input'"
-UNSUPPORTED = dict.fromkeys(
-    ("access_programs", "background_options", "image", "moderation", "prompt_cache_options", "prompt_cache_retention"),
-    "leave it out",
-) | {
+UNSUPPORTED = dict.fromkeys(("access_programs", "background_options", "image", "moderation"), "leave it out") | {
     "previous_response_id": STATELESS,
     "conversation": STATELESS,
     "prompt": "no prompt is stored here; send its text as 'instructions'",
-    "max_tool_calls": "the server calls no tools; your program does",
     "context_management": "the server edits no prompt; send the items that count",
 }
 NAMES = {
@@ -226,7 +233,8 @@ def _messages(request: ResponsesRequest) -> Iterator[tuple[str, dict[str, Any]]]
     place = ""
     for index, item in enumerate(request.input):
         of_assistant = (
-            not isinstance(item, FunctionCallOutputItem) and getattr(item, "role", "assistant") == "assistant"
+            not isinstance(item, (FunctionCallOutputItem, InputText))
+            and getattr(item, "role", "assistant") == "assistant"
         )
         if turn and (not of_assistant or not _continues(turn, item)):
             yield place, _turn(turn)
@@ -255,8 +263,10 @@ def _add(turn: dict[str, Any], item: Item) -> None:
     elif isinstance(item, ReasoningItem):
         texts = [part.text for part in item.content or item.summary]
         turn["reasoning_content"] = "\n".join(filter(None, [turn.get("reasoning_content"), *texts]))
+    elif isinstance(item, OutputText):
+        turn["content"] = item.text
     elif isinstance(item, MessageItem):
-        turn["content"] = _content(item.content)
+        turn["content"] = _content(item.content or "")
 
 
 def _turn(turn: dict[str, Any]) -> dict[str, Any]:
@@ -267,8 +277,10 @@ def _of_others(item: Item) -> dict[str, Any]:
     if isinstance(item, FunctionCallOutputItem):
         output = item.output if isinstance(item.output, str) else "\n".join(part.text for part in item.output)
         return {"role": "tool", "tool_call_id": item.call_id, "content": output}
+    if isinstance(item, InputText):
+        return {"role": "user", "content": item.text}
     assert isinstance(item, MessageItem)
-    return {"role": item.role, "content": _content(item.content)}
+    return {"role": item.role} | ({} if item.content is None else {"content": _content(item.content)})
 
 
 def _content(content: str | Sequence[Part]) -> Any:

@@ -31,12 +31,12 @@ NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
     "presence_penalty": ((0,), UNORDERED),
     "repetition_penalty": ((1,), UNORDERED),
     "min_tokens": ((0,), UNORDERED),
-    "logit_bias": (({},), "block diffusion applies no bias to its distributions"),
+    "logit_bias": ((), "block diffusion applies no bias to its distributions"),
     "regex": ((), PARSED),
     "ebnf": ((), PARSED),
     "json_schema": ((), PARSED),
     "logprobs": ((False,), LOGPROBS),
-    "tools": (([],), PARSED),
+    "tools": ((), PARSED),
 }
 """Fields that block diffusion cannot serve: their neutral values, and the reason."""
 
@@ -84,8 +84,6 @@ def check(request: ChatRequest | TextRequest, limits: Limits) -> None:
     else:
         _check_text(request, limits)
     _check_max_tokens(request, limits)
-    if request.stream_options is not None and not request.stream:
-        raise invalid_value("stream_options", "'stream_options' needs stream=true")
     if request.cache_salt is not None and not isinstance(request.cache_salt, str):
         raise ApiError("'cache_salt' has to be a string", param="cache_salt", code="invalid_type")
 
@@ -101,8 +99,18 @@ def check_model(name: str, limits: Limits) -> None:
 
 
 def _check_chat(request: ChatRequest, limits: Limits) -> None:
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise invalid_value("top_logprobs", "'top_logprobs' needs logprobs=true")
+    if request.add_generation_prompt is not None and request.add_generation_prompt is request.continue_final_message:
+        raise invalid_value(
+            "add_generation_prompt",
+            "an answer begins a message ('add_generation_prompt') or continues the last ('continue_final_message'): "
+            "one is true, the other false",
+        )
+    last = request.messages[-1]
+    if request.continue_final_message and (last.role != "assistant" or last.tool_calls):
+        text = "'continue_final_message' needs a last message of 'assistant' without tool calls"
+        raise invalid_value("continue_final_message", text)
     for name in request.chat_template_kwargs or ():
         if name in RESERVED_FOR_TEMPLATE:
             raise invalid_value(
@@ -135,7 +143,7 @@ def prompt_count(request: ChatRequest | TextRequest) -> int:
 def _check_max_tokens(request: ChatRequest | TextRequest, limits: Limits) -> None:
     # What does not fit together with the prompt, SGLang finds out: only it has counted the prompt.
     if isinstance(request, TextRequest) and request.max_tokens == 0 and (request.stream or not request.echo):
-        raise out_of_range("max_tokens", f"a number from 1 to {limits.context_length - 1}, within the context", 0)
+        raise out_of_range("max_tokens", "a number from 1 on", 0)
     longest = getattr(request, "max_completion_tokens", None) or request.max_tokens
     if longest is not None and request.min_tokens > longest:
         raise out_of_range("min_tokens", f"a number from 0 to {longest}, the most tokens asked for", request.min_tokens)

@@ -18,7 +18,10 @@ from ..requests.validation import Limits
 from .openai import EXAMPLE_QUESTION
 
 PROMPT_FIELDS = frozenset(
-    ("model", "messages", "tools", "tool_choice", "reasoning_effort", "chat_template_kwargs", "continue_final_message")
+    [
+        *("model", "messages", "tools", "tool_choice", "reasoning_effort", "chat_template_kwargs"),
+        *("continue_final_message", "add_generation_prompt"),
+    ]
 )
 """Fields of a chat that its prompt depends on."""
 CHAT_PROMPT = Kind(ChatRequest, PROMPT_FIELDS)

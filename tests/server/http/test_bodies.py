@@ -105,8 +105,8 @@ WORK: dict[str, tuple[str, bytes]] = {
     "messages of Anthropic's": (MESSAGES, body(messages=said("a", 2048), max_tokens=1)),
     "items": (RESPONSES, body(input=said("a", 2048))),
     "digits to tokenize": ("/v1/tokenize", body(prompt="1" * 600_000)),
-    "prompts": (TEXT, body(prompt=["the capital of France is " * 700] * 16, max_tokens=4000)),
-    "token ids": (TEXT, body(prompt=[[11] * 4000] * 16, max_tokens=4000)),
+    "prompts": (TEXT, body(prompt=["the capital of France is " * 900] * 16, max_tokens=1)),
+    "token ids": (TEXT, body(prompt=[[11] * 4096] * 16, max_tokens=1)),
 }
 """Bodies as large as is read at all, whose requests then do not fit."""
 

@@ -226,7 +226,7 @@ def requests(draw: st.DrawFn) -> tuple[str, bytes, str]:
     for _ in range(draw(st.integers(1, 3))):
         change(draw, body)
     if path in LONGEST:
-        body.setdefault(LONGEST[path], 2)  # without its bound an answer may be as long as the context
+        body = brief(body, LONGEST[path])
     data = json.dumps(body).encode("utf-8", "replace")
     if draw(st.integers(0, 4)) == 0:
         at = draw(st.integers(0, len(data)))
@@ -289,7 +289,7 @@ def test_numbers_at_the_edges(server: Server, request: pytest.FixtureRequest) ->
         for path in paths
         for value in EDGES
         for base in (GREEDY, SAMPLED)
-        if not (name in ("max_tokens", "max_completion_tokens") and type(value) is int and 64 < value < 4096)
+        if not (name in ("max_tokens", "max_completion_tokens") and type(value) is int and value > 64)
     ]  # an answer of thousands of tokens shows nothing
     random.Random(1).shuffle(cases)
     if not request.config.getoption("--fuzz"):

@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 from running import HTTP, Server
 
 import outrider.server
+from outrider.server.http.requests.effect import WITHOUT_EFFECT
 from outrider.server.http.requests.protocol import CHAT, MEANINGLESS, TEXT, Kind
 
 README = Path(outrider.server.__file__).parent / "README.md"
@@ -29,7 +30,7 @@ def validator(document: dict[str, Any], name: str) -> Draft202012Validator:
 @pytest.mark.parametrize("kind", [CHAT, TEXT])
 def test_every_field_that_is_taken_is_described(document: dict[str, Any], kind: Kind) -> None:
     schema = document["components"]["schemas"][kind.model.__name__]
-    assert set(schema["properties"]) == kind.fields | set(MEANINGLESS)
+    assert set(schema["properties"]) == kind.fields | WITHOUT_EFFECT | set(MEANINGLESS)
     assert schema["additionalProperties"] is False
 
 

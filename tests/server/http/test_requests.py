@@ -6,7 +6,8 @@ import asyncio
 import json
 
 import pytest
-from starlette.requests import Request
+import receiving
+from receiving import raw_request
 
 from outrider.server.http.errors import ApiError
 from outrider.server.http.requests import receive
@@ -21,23 +22,8 @@ LIMITS = Limits(
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
 
 
-def request(*chunks: bytes, **headers: str) -> Request:
-    """A request as an ASGI server hands it over, the body in these pieces."""
-    names = {"content_type": "application/json"} | headers
-    messages = iter(
-        {"type": "http.request", "body": chunk, "more_body": more}
-        for chunk, more in [*((chunk, True) for chunk in chunks), (b"", False)]
-    )
-
-    async def receive() -> dict[str, object]:
-        return next(messages)
-
-    raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in names.items()]
-    return Request({"type": "http", "method": "POST", "path": "/", "headers": raw}, receive)
-
-
 def received(kind: Kind, body: object, **headers: str) -> ChatRequest | TextRequest:
-    return asyncio.run(receive.receive(request(json.dumps(body).encode(), **headers), kind, LIMITS))
+    return receiving.received(kind, body, LIMITS, **headers)
 
 
 def refusal(kind: Kind, body: object, **headers: str) -> ApiError:
@@ -64,7 +50,7 @@ def test_what_is_right_comes_through() -> None:
         (CHAT, {"max_tokens": "5"}, "max_tokens", "not '5'"),
         (CHAT, {"speculation": {"enable": True}}, "speculation.enable", "enable"),
         (CHAT, {"n": 5}, "n", "from 1 to 4"),
-        (CHAT, {"max_tokens": 64}, "max_tokens", "from 1 to 63"),
+        (CHAT, {"max_tokens": 0}, "max_tokens", "from 1 on"),
         (CHAT, {"logit_bias": {"100": 1}}, "logit_bias", "0 to 99"),
         (CHAT, {"regex": "a", "ebnf": 'root ::= "a"'}, "ebnf", "exclude each other"),
         (TEXT, {"prompt": [100]}, "prompt", "token ids"),
@@ -84,14 +70,14 @@ def test_another_model_is_not_found() -> None:
 @pytest.mark.parametrize("data", [b"", b"[1]", b"{", b'{"prompt": NaN}', b'{"prompt": "\xff"}'])
 def test_bytes_that_are_no_object(data: bytes) -> None:
     with pytest.raises(ApiError) as refused:
-        asyncio.run(receive.receive(request(data), TEXT, LIMITS))
+        asyncio.run(receive.receive(raw_request(data), TEXT, LIMITS))
     assert (refused.value.status, refused.value.code) == (400, "invalid_json")
 
 
 def test_size_is_limited_whatever_was_declared() -> None:
     for chunks, headers in (((b"x" * 600, b"x" * 600), {}), ((b"{}",), {"content_length": "1001"})):
         with pytest.raises(ApiError) as refused:
-            asyncio.run(receive.receive(request(*chunks, **headers), TEXT, LIMITS))
+            asyncio.run(receive.receive(raw_request(*chunks, **headers), TEXT, LIMITS))
         assert refused.value.status == 413
 
 
@@ -117,7 +103,7 @@ def lowered(headers: dict[str, str]) -> dict[str, str]:
 
 
 def tune_request(body: object) -> TuneRequest:
-    return asyncio.run(receive.receive_as(TuneRequest, request(json.dumps(body).encode()), LIMITS))
+    return asyncio.run(receive.receive_as(TuneRequest, raw_request(json.dumps(body).encode()), LIMITS))
 
 
 def test_request_for_a_measurement() -> None:

@@ -136,7 +136,6 @@ def test_earlier_answers_go_back_in(client: openai.OpenAI) -> None:
         ({"conversation": "conv_1"}, "conversation"),
         ({"store": True}, "store"),
         ({"background": True}, "background"),
-        ({"truncation": "auto"}, "truncation"),
         ({"input": None}, "input"),
         ({"input": []}, "input"),
         ({"input": [{"role": "user", "content": "a"}] * 2049}, "input"),
