@@ -1,5 +1,5 @@
 """Outermost middleware: gives every request an id and, when it has ended, a count and a line in the log. Ends a
-request at once whose client leaves.
+request at once when its client leaves.
 
 Plain ASGI, so that streams and disconnects pass unbuffered. Nothing here happens once per token.
 """
@@ -95,7 +95,7 @@ class RequestMiddleware:
             await send(message)
 
         async def end_when_left() -> None:
-            await watching_receive()  # after a whole request: until its client leaves, or its answer is complete
+            await watching_receive()  # returns when the client of a whole request leaves, or its answer is complete
             if left:
                 answering.cancel()
 

@@ -1,8 +1,8 @@
 """HTTP connections: a request has to be received whole, headers and body together, within a time, and a client that
 closes the connection, or its side of it, does not want the answer any more.
 
-uvicorn waits for ever for the end of headers and bodies, and for the first byte of a new connection. It does not notice
-the end of one on which a further request was begun during an answer.
+uvicorn waits for ever for the end of headers and bodies, and for the first byte of a new connection. While it
+holds back a further request, it does not notice that the client leaves.
 """
 
 from __future__ import annotations
