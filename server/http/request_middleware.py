@@ -1,10 +1,12 @@
-"""Outermost middleware: gives every request an id and, when it has ended, a count and a line in the log.
+"""Outermost middleware: gives every request an id and, when it has ended, a count and a line in the log. Ends a
+request at once when its client leaves.
 
 Plain ASGI, so that streams and disconnects pass unbuffered. Nothing here happens once per token.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import re
@@ -17,6 +19,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
+import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..log_names import REQUESTS
@@ -27,6 +30,11 @@ logger = logging.getLogger(REQUESTS)
 ID_HEADER = "X-Request-Id"
 CLIENTS_ID = re.compile(rb"[!-~]{1,128}")
 """Ids that are taken from a client; any other is replaced: they go into logs and answers."""
+FOR_CLIENTS = "/v1/"
+"""Routes whose work is given up when their client leaves. An administrator's measurement or adapter is not left half
+done."""
+LEFT = 499
+"""Status, in log and metrics, of a request whose client left before its answer began; nginx has it too."""
 PROBES = frozenset({"/health", "/ready", "/metrics"})
 """Asked for every few seconds; they have no line of their own unless they fail."""
 
@@ -69,7 +77,8 @@ class RequestMiddleware:
         context = RequestContext(_request_id(scope))
         # The server's connection leaves out the body of an answer to HEAD.
         asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
-        began, status, complete, left = time.monotonic(), 500, False, False
+        began, complete, left = time.monotonic(), False, False
+        status: int | None = None
 
         async def watching_receive() -> Message:
             nonlocal left
@@ -87,12 +96,24 @@ class RequestMiddleware:
                 complete = True
             await send(message)
 
+        async def end_when_left() -> None:
+            await watching_receive()  # returns when the client of a whole request leaves, or its answer is complete
+            if left:
+                answering.cancel()
+
+        def begin() -> None:
+            in_flight.enter_context(self._in_flight(scope))
+            if scope["path"].startswith(FOR_CLIENTS):
+                in_flight.callback(asyncio.create_task(end_when_left()).cancel)
+
         token = _current.set(context)
         try:
-            with contextlib.ExitStack() as in_flight:
-                whole_receive = once_whole(receive, lambda: in_flight.enter_context(self._in_flight(scope)))
+            # Cancels until the work ends, as Starlette's streams do: `asyncio.wait_for` may lose a single cancellation.
+            with anyio.CancelScope() as answering, contextlib.ExitStack() as in_flight:
+                whole_receive = once_whole(receive, begin)
                 await self.app(asked, watching_receive, watching_send)
         finally:
+            status = status or (LEFT if left else 500)
             outcome = "cancelled" if left else outcome_of(status if status >= 400 else context.error or status)
             self._ended(scope, context, status, outcome, time.monotonic() - began)
             _current.reset(token)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..plugin.loading.gguf_weights import Stored
 
 # Part of a folder's name: raise it when what is written there changes, and old folders are no longer used.
-FORMAT = 6
+FORMAT = 7
 TYPES = (
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
     "IQ4_XS", "MXFP4",
@@ -140,7 +140,9 @@ def _config(file: GgufFile, architecture: Architecture) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "vocab_size": file.tensor("token_embd.weight").shape[0],
     }
-    for name, gguf_name in (("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding")):
+    ends = gguf_tokenizer.end_tokens(file)
+    config["eos_token_id"] = ends if len(ends) > 1 else next(iter(ends), None)
+    for name, gguf_name in (("bos_token_id", "bos"), ("pad_token_id", "padding")):
         token = file.number(f"tokenizer.ggml.{gguf_name}_token_id", -1)
         config[name] = token if token >= 0 else None  # transformers' own defaults are those of one vocabulary
     return config | architecture.config(file, config)

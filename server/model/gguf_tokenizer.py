@@ -78,6 +78,12 @@ def write(file: GgufFile, folder: Path, longest: int) -> None:
     tokenizer.save_pretrained(folder)
 
 
+def end_tokens(file: GgufFile) -> list[int]:
+    """Tokens that end an answer: that of a text, of a turn, of a message. Many files name only some of them."""
+    found = [file.number(f"tokenizer.ggml.{name}_token_id", -1) for name in ("eos", "eot", "eom")]
+    return list(dict.fromkeys(token for token in found if token >= 0))
+
+
 def _byte_pairs(file: GgufFile, longest: int) -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -144,8 +150,12 @@ def _finish(file: GgufFile, tokenizer: Any, longest: int, begins: bool) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     tokens, special = file.value("tokenizer.ggml.tokens", []), {}
-    for name, gguf_name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
-        if 0 <= (token := file.number(f"tokenizer.ggml.{gguf_name}_token_id", -1)) < len(tokens):
+    found = {
+        name: file.number(f"tokenizer.ggml.{gguf_name}_token_id", -1)
+        for name, gguf_name in (("bos", "bos"), ("pad", "padding"), ("unk", "unknown"))
+    }
+    for name, token in {**found, "eos": next(iter(end_tokens(file)), -1)}.items():
+        if 0 <= token < len(tokens):
             special[f"{name}_token"] = tokens[token]
     if file.value("tokenizer.ggml.add_bos_token", begins) and "bos_token" in special:
         first = special["bos_token"]

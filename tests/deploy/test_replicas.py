@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
+import json
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +194,36 @@ def test_nothing_is_lost_when_a_server_leaves(fronts: dict[str, str], replica_se
         if gone and number > 8:  # they would be about evenly on both
             break
     assert replica_server.process.returncode == 0
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_client_that_leaves_has_left_the_server(
+    small_front: tuple[str, str, list[SmallServer]], stream: bool
+) -> None:
+    asked, left = threading.Event(), threading.Event()
+
+    async def wait(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        asked.set()
+        response = web.StreamResponse()
+        if stream:
+            await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while request.transport is not None:
+                await asyncio.sleep(0.02)
+                if stream:
+                    await response.write(b"data: {}\n\n")
+        left.set()
+        return response
+
+    _, front, servers = small_front
+    for one in servers:
+        one.handler = wait
+    body = {"model": "small", "stream": stream, "messages": [{"role": "user", "content": "wait"}]}
+    connection = HTTPConnection(front.removeprefix("http://"))
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    assert asked.wait(30)
+    connection.close()
+    assert left.wait(30)
+    for one in servers:
+        one.handler = as_told

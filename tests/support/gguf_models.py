@@ -207,9 +207,11 @@ MODELS = {
 }  # fmt: skip
 
 
-def write(name: str, path: Path, kind: str = "F32") -> PreTrainedModel:
+def write(name: str, path: Path, kind: str = "F32", turn_end: int | None = None) -> PreTrainedModel:
     """Write the file, its matrices in blocks of a kind. Returns the model that the file stands for: with what the
-    blocks mean, rounded to bfloat16, as weights."""
+    blocks mean, rounded to bfloat16, as weights.
+
+    turn_end: the one token that ends an answer."""
     plan = MODELS[name]
     model = plan.build()
     config = model.config
@@ -228,7 +230,7 @@ def write(name: str, path: Path, kind: str = "F32") -> PreTrainedModel:
         writer.add_value_length(HEAD)
         if plan.architecture == "llama":
             writer.add_rope_dimension_count(HEAD)
-    tiny_gguf.add_tokenizer(writer, "qwen2")
+    tiny_gguf.add_tokenizer(writer, "qwen2", {"eos": 2} if turn_end is None else {"eot": turn_end})
     plan.fields(writer)
     for tensor, values in plan.tensors.items():
         writer.add_tensor(tensor, values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,8 @@ def write(
     return path
 
 
-def add_tokenizer(writer: GGUFWriter, split: str) -> None:
+def add_tokenizer(writer: GGUFWriter, split: str, ends: Mapping[str, int] = MappingProxyType({"eos": 2})) -> None:
+    """ends: tokens that end an answer, by what the file calls them."""
     words = tokens()
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(split)
@@ -110,7 +112,8 @@ def add_tokenizer(writer: GGUFWriter, split: str) -> None:
     writer.add_token_types([4 if word == "<think>" else 3 if word in SPECIAL else 1 for word in words])
     writer.add_token_merges(MERGES)
     writer.add_bos_token_id(0)
-    writer.add_eos_token_id(2)
+    for name, token in ends.items():
+        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token)
     writer.add_pad_token_id(0)
     writer.add_add_bos_token(False)
     writer.add_chat_template(TEMPLATE)

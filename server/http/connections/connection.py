@@ -1,6 +1,8 @@
-"""HTTP connections: a request has to be received whole, headers and body together, within a time.
+"""HTTP connections: a request has to be received whole, headers and body together, within a time, and a client that
+closes the connection, or its side of it, does not want the answer any more.
 
-uvicorn waits for ever for the end of headers and bodies, and for the first byte of a new connection.
+uvicorn waits for ever for the end of headers and bodies, and for the first byte of a new connection. While it
+holds back a further request, it does not notice that the client leaves.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import ApiError
+
+AHEAD_BYTES = 64 * 1024
+"""Bytes of further requests that are taken during an answer; beyond them nothing is read until it ends."""
 
 
 class Connection(H11Protocol):
@@ -37,7 +42,12 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) <= AHEAD_BYTES:
+            self.flow.resume_reading()  # uvicorn has paused it
         self._watch_receiving()
+
+    def eof_received(self) -> None:
+        self._give_up_answer()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -72,10 +82,14 @@ class Connection(H11Protocol):
         begins = self.conn.their_state is h11.SEND_BODY or bool(self.conn.trailing_data[0])
         if begins and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self._answer_408()
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # whoever handles it can send nothing more
-            self.cycle.message_event.set()
+        self._give_up_answer()
         self.transport.close()
+
+    def _give_up_answer(self) -> None:
+        """Tell whoever handles a request that nothing more can be sent."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
 
     def _answer_408(self) -> None:
         error = ApiError(

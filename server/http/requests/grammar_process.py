@@ -8,6 +8,7 @@ import json
 import logging
 import sys
 from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,14 @@ class GrammarMetrics:
             self._seconds.observe(verdict.seconds)
 
 
+@dataclass(slots=True)
+class Question:
+    """A grammar that is being examined. waiting: requests that wait for the verdict."""
+
+    verdict: asyncio.Task[Verdict]
+    waiting: int = 0
+
+
 class GrammarProcess:
     """The process, started with the first question and again when it has ended. To be used on one event loop."""
 
@@ -63,8 +72,8 @@ class GrammarProcess:
         self._metrics = metrics or GrammarMetrics()
         self._verdicts: OrderedDict[str, Verdict] = OrderedDict()
         self._folder_bytes = 0
-        self._pending: dict[str, asyncio.Future[Verdict]] = {}
-        self._replies: dict[int, asyncio.Future[Verdict]] = {}
+        self._questions: dict[str, Question] = {}
+        self._replies: dict[int, tuple[str, asyncio.Future[Verdict]]] = {}
         self._numbers = itertools.count()
         self._starting = asyncio.Lock()
         self.running: asyncio.subprocess.Process | None = None
@@ -83,12 +92,17 @@ class GrammarProcess:
             self._verdicts.move_to_end(name)
             self._metrics.known()
             return known
-        if name not in self._pending:
-            task = asyncio.get_running_loop().create_task(self._examine(kind, text, name))
-            self._pending[name] = task
-            task.add_done_callback(lambda _: self._pending.pop(name))
-        # Others may wait for the same grammar when this request is given up.
-        return await asyncio.shield(self._pending[name])
+        if name not in self._questions:
+            self._questions[name] = Question(asyncio.create_task(self._examine(kind, text, name)))
+        question = self._questions[name]
+        question.waiting += 1
+        try:
+            return await asyncio.shield(question.verdict)
+        finally:  # the last one who leaves takes the question along
+            question.waiting -= 1
+            if not question.waiting:
+                del self._questions[name]
+                question.verdict.cancel()
 
     async def begin(self) -> None:
         """Start the process, if grammars can be compiled here, so that no request waits for its start."""
@@ -102,23 +116,24 @@ class GrammarProcess:
             logger.warning("the process that compiles grammars has failed (%r); it will be started again", error)
             verdict = Verdict(Outcome.BUSY, "grammars cannot be compiled at the moment; try again")
         self._metrics.examined(verdict)
-        if verdict.outcome is not Outcome.BUSY:
-            self._remember(name, verdict)
         return verdict
 
     async def _query(self, job: dict[str, str]) -> Verdict:
-        process = await self._start()
+        process = await asyncio.shield(asyncio.create_task(self._start()))  # a start is for others, too
         number = next(self._numbers)
-        answer = self._replies[number] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        self._replies[number] = job["name"], answer
         try:
-            process.stdin.write(json.dumps({"number": number, **job}).encode() + b"\n")  # type: ignore[union-attr]
+            _write(process, {"number": number, **job})
             async with asyncio.timeout(self._limits.seconds + GRACE_SECONDS):
                 return await answer
         except TimeoutError:
             self._drop(process)
             raise
-        finally:
-            self._replies.pop(number, None)
+        except asyncio.CancelledError:
+            if process is self.running:
+                _write(process, {"withdrawn": number})
+            raise
 
     def _remember(self, name: str, verdict: Verdict) -> None:
         self._verdicts[name] = verdict
@@ -154,9 +169,14 @@ class GrammarProcess:
         lines: Any = process.stdout
         async for line in lines:
             fields = json.loads(line)
-            answer = self._replies.get(fields.pop("number"))
-            if answer is not None and not answer.done():
-                answer.set_result(Verdict.from_json(fields))
+            name, answer = self._replies.pop(fields.pop("number"), ("", None))
+            if answer is None or not fields:  # it was withdrawn
+                continue
+            verdict = Verdict.from_json(fields)
+            if verdict.outcome is not Outcome.BUSY:
+                self._remember(name, verdict)
+            if not answer.done():
+                answer.set_result(verdict)
         self._drop(process)
         await process.wait()
 
@@ -173,6 +193,11 @@ class GrammarProcess:
         self.running = None
         if process.returncode is None:
             process.kill()
-        for answer in self._replies.values():
+        for _, answer in self._replies.values():
             if not answer.done():
                 answer.set_exception(EOFError("it ended"))
+        self._replies.clear()
+
+
+def _write(process: asyncio.subprocess.Process, fields: dict[str, Any]) -> None:
+    process.stdin.write(json.dumps(fields).encode() + b"\n")  # type: ignore[union-attr]

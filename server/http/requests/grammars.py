@@ -132,7 +132,11 @@ async def _failing_tool(process: GrammarProcess, request: Any, verdict: Verdict)
         asyncio.create_task(process.examine("json", json.dumps(tool.function.parameters or {})))
         for tool in request.tools
     ]
-    _, late = await asyncio.wait(alone, timeout=FAILING_TOOL_SECONDS)
+    try:
+        _, late = await asyncio.wait(alone, timeout=FAILING_TOOL_SECONDS)
+    finally:
+        for task in alone:
+            task.cancel()
     for name, task in zip(names, alone, strict=True):
         if task not in late and (found := task.result()).outcome in (Outcome.INVALID, Outcome.COSTLY):
             return name, found

@@ -1,9 +1,9 @@
 """The process that compiles grammars: `python -m outrider.server.plugin.grammars.worker FOLDER`.
 
-It reads jobs from its standard input and writes verdicts to its standard output, one JSON object a line. Each grammar
-is compiled in a copy of the process (fork), which is killed when it takes too long and cannot take more memory than it
-may: whatever a grammar does, its memory is given back and the next is not affected. A copy costs milliseconds, because
-all that is needed is imported before.
+It reads jobs from its standard input and writes verdicts to its standard output, one JSON object a line; a job that is
+withdrawn gets an empty one. Each grammar is compiled in a copy of the process (fork), which is killed when it takes too
+long and cannot take more memory than it may: whatever a grammar does, its memory is given back and the next is not
+affected. A copy costs milliseconds, because all that is needed is imported before.
 
 The copies run on half of the machine's cores and, unless they are done at once, give way to the engine. Nobody is
 starved by another's slow grammars: a compilation that has had its share of time makes room when others wait.
@@ -94,6 +94,13 @@ class Compilations:
     def add(self, job: Job) -> None:
         """Take a job; `advance` starts it."""
         self._waiting.append(job)
+
+    def withdraw(self, number: int) -> None:
+        """Give up a job; it gets no verdict."""
+        for job in [job for job in self._waiting if job.number == number]:
+            self._waiting.remove(job)
+        for running in [running for running in self._running if running.job.number == number]:
+            self._kill(running)
 
     def advance(self) -> list[dict[str, Any]]:
         """End what has run out of time and start what waits; returns verdicts."""
@@ -229,8 +236,12 @@ def serve(compilations: Compilations, jobs: int, verdicts: int) -> None:
                 compilations.end()
                 return
             *lines, unread = (unread + chunk).split(b"\n")
-            for line in lines:
-                compilations.add(Job(**json.loads(line)))
+            for fields in map(json.loads, lines):
+                if (number := fields.get("withdrawn")) is None:
+                    compilations.add(Job(**fields))
+                else:
+                    compilations.withdraw(number)
+                    results.append({"number": number})
         results += compilations.advance()
         for result in results:
             os.write(verdicts, json.dumps(result).encode() + b"\n")

@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 
 from outrider.server.http import errors
-from outrider.server.http.connections.connection import protocol
+from outrider.server.http.connections.connection import AHEAD_BYTES, protocol
 
 SECONDS = 0.4
 HEAD = b"POST /echo HTTP/1.1\r\nHost: here\r\nContent-Length: %d\r\n\r\n"
@@ -43,19 +43,22 @@ class Client:
 
 
 class Echo:
-    """An app that answers with the body, `answer_seconds` after it came. entered, left: requests handled."""
+    """An app that answers with the body, `answer_seconds` after it came. entered, left: requests handled, and those of
+    them whose client left meanwhile."""
 
     def __init__(self) -> None:
         self.app = FastAPI()
         errors.install(self.app)
         self.answer_seconds = 0.0
-        self.entered = 0
+        self.entered = self.left = 0
 
         @self.app.post("/echo")
         async def echo(request: Request) -> str:
             self.entered += 1
             body = await request.body()
-            await asyncio.sleep(self.answer_seconds)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.answer_seconds):
+                    self.left += (await request.receive())["type"] == "http.disconnect"
             return body.decode()
 
     @contextlib.asynccontextmanager
@@ -160,6 +163,51 @@ def test_requests_that_come_are_answered_however_long_that_takes(echo: Echo) -> 
             await client.send(WHOLE + WHOLE)
             assert await client.answer() == await client.answer() == (200, b'"body"')
             assert echo.entered == 4
+
+    run(main())
+
+
+@pytest.mark.parametrize("leaves", ["closes", "closes its side"])
+@pytest.mark.parametrize("ahead", [b"", HEAD[:9], WHOLE, 3 * WHOLE], ids=["", "begun", "one", "three"])
+def test_a_client_that_leaves_is_noticed_at_once(echo: Echo, leaves: str, ahead: bytes) -> None:
+    """Whatever it has sent ahead. One that closes only its side, after its request, is not answered any more."""
+    echo.answer_seconds = 60
+
+    async def main() -> None:
+        async with echo.served() as connect:
+            client = await connect()
+            await client.send(WHOLE)
+            await asyncio.sleep(SECONDS / 8)
+            await client.send(ahead)
+            await asyncio.sleep(SECONDS / 8)
+            assert (echo.entered, echo.left) == (1, 0)
+            if leaves == "closes":
+                client.writer.close()
+            else:
+                client.writer.write_eof()
+            while not echo.left:
+                await asyncio.sleep(0.01)
+            if leaves == "closes its side":
+                assert await client.closed() == b""
+            client.writer.close()
+            assert echo.entered == 1
+
+    run(main())
+
+
+@pytest.mark.slow
+def test_little_is_read_ahead_of_an_answer(echo: Echo) -> None:
+    echo.answer_seconds = 4 * SECONDS
+
+    async def main() -> None:
+        async with echo.served() as connect:
+            client = await connect()
+            await client.send(WHOLE)
+            await asyncio.sleep(SECONDS / 8)
+            much = b"x" * (1024 * AHEAD_BYTES)  # the system's own buffers hold a tenth
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(client.send(much), 2 * SECONDS)
+            client.writer.transport.abort()
 
     run(main())
 

@@ -64,6 +64,30 @@ def test_one_who_leaves_takes_nobody_along(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_grammar_that_nobody_waits_for_any_longer_is_given_up(tmp_path: Path) -> None:
+    async def ask(process: GrammarProcess, registry: CollectorRegistry) -> None:
+        assert process.running is not None
+        compiler = psutil.Process(process.running.pid)
+        slow = nested_repeats(8)
+        asking = [asyncio.create_task(process.examine("regex", slow)) for _ in range(2)]
+        while not compiler.children():
+            await asyncio.sleep(0.01)
+        first = compiler.children()
+        asking[0].cancel()
+        assert (await process.examine("json", small_schema("other"))).outcome is Outcome.ACCEPTED
+        assert compiler.children() == first  # another waits for it
+        asking[1].cancel()
+        await asyncio.wait(asking)
+        again = asyncio.create_task(process.examine("regex", slow))  # who asks now is not given up
+        assert (await process.examine("json", small_schema("name"))).outcome is Outcome.ACCEPTED
+        assert not set(first) & set(compiler.children())
+        assert (await again).outcome in (Outcome.COSTLY, Outcome.BUSY)
+        assert sum(counted(registry, outcome) for outcome in ("accepted", "costly", "busy")) == 3
+
+    asking(tmp_path, ask)
+
+
+@pytest.mark.slow
 def test_a_process_that_was_killed_is_started_again(tmp_path: Path) -> None:
     async def ask(process: GrammarProcess, registry: CollectorRegistry) -> None:
         assert process.running is not None

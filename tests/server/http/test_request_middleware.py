@@ -111,6 +111,55 @@ def test_a_client_that_goes_before_its_answer_is_whole_cancels() -> None:
         assert passed.counted.outcomes == [outcome]
 
 
+@pytest.mark.parametrize("stubborn", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+def test_work_for_a_client_that_has_left_ends(begun: bool, stubborn: bool) -> None:
+    """At once, also where the work takes no notice of a first cancellation."""
+    steps = []
+
+    async def work(scope: Any, receive: Any, send: Any) -> None:
+        assert (await receive())["type"] == "http.request"
+        if begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        try:
+            steps.append("begun")
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            if not stubborn:
+                raise
+        finally:
+            steps.append("ended")
+        await asyncio.sleep(60)
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(0.01 if steps else 0)
+        return {"type": "http.disconnect" if steps else "http.request"}
+
+    passed = Passed(work)
+    scope = {"type": "http", "path": ANSWERING, "method": "POST", "headers": []}
+    asyncio.run(asyncio.wait_for(passed.watch(scope, receive, passed.send), 30))
+    assert steps == ["begun", "ended"]
+    assert passed.counted.outcomes == ["cancelled"]
+    assert passed.counted.answers == [(ANSWERING, 200 if begun else 499)]
+    assert passed.counted.under_way == 0
+
+
+def test_an_administrators_change_is_made_whole() -> None:
+    async def load(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await asyncio.sleep(0.05)
+        await answering()(scope, receive, send)
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop(0)
+
+    messages = [{"type": "http.request"}, {"type": "http.disconnect"}]
+    passed = Passed(load)
+    scope = {"type": "http", "path": "/load_lora_adapter", "method": "POST", "headers": []}
+    asyncio.run(passed.watch(scope, receive, passed.send))
+    assert passed.counted.answers == [("/load_lora_adapter", 200)]
+
+
 @pytest.mark.parametrize(("error", "outcome"), [(503, "failed"), (400, "refused")])
 def test_a_stream_that_ends_with_an_error_ended_so(error: int, outcome: str) -> None:
     async def stream(scope: Any, receive: Any, send: Any) -> None:

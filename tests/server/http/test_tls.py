@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import socket
 import ssl
 import subprocess
 import threading
@@ -42,8 +43,17 @@ def certificate(folder: Path, name: str, *, password: str = "", signed_by: str |
     return str(files[0]), str(files[1])
 
 
+ASKED, LEFT = threading.Event(), threading.Event()
+"""Set while a client waits at /wait, and when it has left."""
+
+
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    if scope["type"] == "http":
+    if scope["path"] == "/wait":
+        await receive()
+        ASKED.set()
+        assert (await receive())["type"] == "http.disconnect"
+        LEFT.set()
+    else:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"ok"})
 
@@ -105,6 +115,24 @@ def test_only_clients_with_a_certificate_of_theirs(tmp_path: Path) -> None:
         for client in (None, unknown):
             with pytest.raises(httpx.TransportError):
                 ask(client)
+
+
+@pytest.mark.parametrize("says_so", [False, True])
+def test_a_client_that_leaves_is_noticed_at_once(tmp_path: Path, says_so: bool) -> None:
+    crt, key = certificate(tmp_path, "server")
+    ASKED.clear()
+    LEFT.clear()
+    with served(Settings(ssl_certfile=crt, ssl_keyfile=key)) as url:
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        client = ssl.create_default_context(cafile=crt).wrap_socket(
+            socket.create_connection(address), server_hostname="127.0.0.1"
+        )
+        client.sendall(b"GET /wait HTTP/1.1\r\nHost: here\r\n\r\n")
+        assert ASKED.wait(30)
+        if says_so:
+            client.unwrap().close()
+        client.close()
+        assert LEFT.wait(30)
 
 
 def test_a_renewed_certificate_is_taken_up_and_a_bad_one_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,23 @@ def test_config(tmp_path: Path, architecture: str) -> None:
     assert (config.eos_token_id, config.vocab_size) == (2, len(tiny_gguf.tokens()))
 
 
+@pytest.mark.parametrize(
+    ("ends", "ids", "token"),
+    [
+        ({}, None, None),
+        ({"eot": 2}, 2, "<|im_end|>"),
+        ({"eos": 0, "eot": 2}, [0, 2], "<|endoftext|>"),
+        ({"eos": 2, "eot": 2, "eom": 1}, [2, 1], "<|im_end|>"),
+    ],
+)
+def test_each_token_that_ends_an_answer(tmp_path: Path, ends: dict[str, int], ids: object, token: str | None) -> None:
+    file = tiny_gguf.write(tmp_path / "m.gguf", tokenizer=lambda w: tiny_gguf.add_tokenizer(w, "qwen2", ends))
+    folder = gguf_model.prepare(file, "ends")
+    assert AutoConfig.from_pretrained(folder).eos_token_id == ids
+    assert json.loads((folder / "generation_config.json").read_text()).get("eos_token_id") == ids
+    assert AutoTokenizer.from_pretrained(folder).eos_token == token
+
+
 def test_recommended_sampling(tmp_path: Path) -> None:
     said = {"general.sampling.temp": 0.6, "general.sampling.top_k": 20, "general.sampling.penalty_repeat": "much"}
     file = tiny_gguf.write(tmp_path / "model.gguf", fields=said)

@@ -25,6 +25,8 @@ SERVED = (
     "yarn",
 )
 ALWAYS = ("qwen3moe", "qwen3")
+TURN_END = "qwen3"
+"""The model whose file names the token that ends a turn, and no other end."""
 IN_ONE_CALL = ("qwen3", "qwen2")
 """Models of which all layers run in one call (`server/plugin/cpu/fused_model.py`)."""
 FLAGS = {"phi3-partial": ("--context-length", "256")}
@@ -37,8 +39,13 @@ TOKENS = 16
 def test_answers_are_those_of_transformers(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if name not in ALWAYS and not request.config.getoption("--exhaustive"):
         pytest.skip("--exhaustive starts a server for it")
-    model = gguf_models.write(name, tmp_path / "tiny.gguf", "Q8_0")
-    flags = ("--model", str(tmp_path / "tiny.gguf"), "--dtype", "float32", "--max-total-tokens", "512")
+    file = tmp_path / "tiny.gguf"
+    model = gguf_models.write(name, file, "Q8_0")
+    ids, expected = greedy(model)
+    whole = max(i for i in range(TOKENS) if ids[i] not in ids[:i])  # tokens before the one that is to end the answer
+    if name == TURN_END:
+        gguf_models.write(name, file, "Q8_0", ids[whole])
+    flags = ("--model", str(file), "--dtype", "float32", "--max-total-tokens", "512")
     flags += FLAGS.get(name, ())
     flags += ("--log-level", "info") if name in IN_ONE_CALL else ()
     for server in started(tmp_path, *flags):
@@ -50,8 +57,12 @@ def test_answers_are_those_of_transformers(name: str, tmp_path: Path, request: p
             answer = HTTP.post(f"{server.url}/v1/completions", json=body, timeout=120)
             assert answer.status_code == 200, answer.text
             found = answer.json()["choices"][0]["logprobs"]["token_logprobs"]
-            expected = greedy(model)
             torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), atol=2e-4, rtol=1e-4)
+            if name == TURN_END:
+                body["ignore_eos"] = False
+                ended = HTTP.post(f"{server.url}/v1/completions", json=body, timeout=120).json()
+                assert ended["choices"][0]["finish_reason"] == "stop"
+                assert ended["usage"]["completion_tokens"] == whole + 1
         if name in IN_ONE_CALL:
             assert f"{gguf_models.LAYERS} layers run in one call" in (tmp_path / "log").read_text()
 
@@ -64,11 +75,11 @@ def started(folder: Path, *flags: str) -> Iterator[Server]:
         server.stop()
 
 
-def greedy(model: torch.nn.Module) -> list[float]:
-    """Log-probabilities of the tokens of a greedy answer."""
+def greedy(model: torch.nn.Module) -> tuple[list[int], list[float]]:
+    """The tokens of a greedy answer and their log-probabilities."""
     ids, found = list(PROMPT), []
     for _ in range(TOKENS):
         best = logprobs(model, ids)[-1].max(-1)
         found.append(best.values.item())
         ids.append(int(best.indices))
-    return found
+    return ids[len(PROMPT) :], found

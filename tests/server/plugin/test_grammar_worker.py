@@ -118,6 +118,17 @@ def test_more_than_may_wait_are_refused_at_once() -> None:
     assert {verdict["outcome"] for verdict in found.values()} == {"busy"}
 
 
+def test_one_that_is_withdrawn_ends_and_makes_room() -> None:
+    with compilations(places=1, seconds=60, share=60) as running:
+        for number, kind in enumerate(("spin", "spin", "fine")):
+            running.add(Job(number, kind, "", ""))
+        running.advance()
+        running.withdraw(1)  # which waits
+        running.withdraw(0)  # which runs
+        running.withdraw(9)  # which is over
+        assert verdicts(running, 1)[2]["outcome"] == "accepted"
+
+
 def test_a_copy_cannot_take_more_memory_than_it_may() -> None:
     program = f"""
 from {worker.__name__} import *
@@ -196,8 +207,12 @@ def test_the_process_answers_and_ends_with_its_input(folder: GrammarFolder) -> N
         for number, (kind, text) in enumerate(jobs):
             line = json.dumps({"number": number, "kind": kind, "text": text, "name": str(number)})
             process.stdin.write(line.encode() + b"\n")
+        process.stdin.write(json.dumps({"number": 2, "kind": "regex", "text": nested_repeats(7), "name": "2"}).encode())
+        process.stdin.write(b'\n{"withdrawn": 2}\n')
         process.stdin.flush()
-        found = {one["number"]: one["outcome"] for one in (json.loads(process.stdout.readline()) for _ in jobs)}
+        lines = [json.loads(process.stdout.readline()) for _ in range(3)]
+        found = {one["number"]: one.get("outcome") for one in lines}
+        assert found.pop(2) is None
         assert found[1] == "accepted"
         assert found[0] in ("costly", "busy")
         assert not psutil.Process(process.pid).children()

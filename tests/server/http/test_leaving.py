@@ -1,0 +1,111 @@
+"""Clients that leave a real server, at each moment of a request: it costs nothing more from then on."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import ExitStack
+from typing import Any
+
+import psutil
+import pytest
+from asking import asked
+from metrics_page import metric
+from running import HTTP, Server, wait_until
+from small_grammars import slow_schema
+
+from outrider.server.plugin.grammars import worker
+
+TOKENS = 3000
+"""Of an answer; a second one has no room in the cache beside it, and waits."""
+SCHEMA = {"name": "slow", "schema": json.loads(slow_schema())}
+QUESTION = [{"role": "user", "content": "Count."}]
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "queued": ("responses", {"input": "Count.", "max_output_tokens": TOKENS}),
+    "grammar": (
+        "chat/completions",
+        {"messages": QUESTION, "response_format": {"type": "json_schema", "json_schema": SCHEMA}},
+    ),
+    "prefill": ("chat/completions", {"messages": [{"role": "user", "content": "no " * 1000}], "max_tokens": TOKENS}),
+    "decode": ("messages", {"messages": QUESTION, "max_tokens": TOKENS}),
+    "choices": ("completions", {"prompt": ["One,", "Two,"], "n": 2, "max_tokens": TOKENS // 4}),
+}
+MOST_SECONDS = 1.0
+"""Of work after a client has left: 0.3 s, 0.25 s that counters lag behind, and the time that it takes to read them."""
+TRIES = 3
+"""On a busy machine the server may get no core for longer than that."""
+
+
+def live(server: Server) -> Any:
+    return HTTP.get(f"{server.url}/outrider/live", timeout=60).json()
+
+
+def idle(server: Server) -> bool:
+    found = live(server)
+    return found["requests"] == {"running": 0, "queued": 0} and found["cache"]["used"] == 0
+
+
+def under_way(server: Server) -> float:
+    return metric(server.url, "outrider_requests_in_flight")
+
+
+def compiler(server: Server) -> psutil.Process:
+    """The process that compiles grammars."""
+    below = psutil.Process(server.process.pid).children()
+    (found,) = (process for process in below if worker.__name__ in process.cmdline())
+    return found
+
+
+def work(server: Server) -> float:
+    """Seconds that decode steps and compilations have taken since the server was started."""
+    compilations = compiler(server)
+    times = [compilations.cpu_times(), *(child.cpu_times() for child in compilations.children())]
+    compiled = times[0].children_user + times[0].children_system + sum(each.user + each.system for each in times[1:])
+    return metric(server.url, "outrider_step_seconds_sum") + compiled
+
+
+def work_after_leaving(server: Server, kind: str, *, stream: bool) -> float:
+    """Seconds of work after the client of such a request has left."""
+
+    def ask(kind: str, *, stream: bool) -> Any:
+        path, body = KINDS[kind]
+        return asked(server, f"/v1/{path}", body | {"ignore_eos": True, "stream": stream})
+
+    def begun() -> bool:
+        if kind == "queued":
+            return live(server)["requests"]["queued"] == 1
+        if kind == "grammar":
+            return bool(compiler(server).children())
+        if kind == "prefill":
+            return under_way(server) == 1
+        return work(server) > before
+
+    wait_until(lambda: idle(server), 60)
+    with ExitStack() as others:
+        if kind == "queued":
+            others.enter_context(ask("decode", stream=False))
+            wait_until(lambda: live(server)["requests"]["running"] == 1, 60)
+        before, beside = work(server), under_way(server)
+        with ask(kind, stream=stream):
+            wait_until(begun, 60)
+            if kind == "prefill":
+                time.sleep(0.1)  # it takes longer
+            before = work(server)
+        if kind == "queued":
+            wait_until(lambda: under_way(server) == beside, 60)
+            after = work(server)
+            wait_until(lambda: live(server)["requests"] == {"running": 1, "queued": 0}, 60)
+        else:
+            wait_until(lambda: idle(server) and not compiler(server).children(), 60)
+            after = work(server)
+            assert under_way(server) == beside
+    return after - before
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_client_that_leaves_costs_no_more(server: Server, kind: str, stream: bool) -> None:
+    found = []
+    while len(found) < TRIES and (not found or found[-1] > MOST_SECONDS):
+        found.append(work_after_leaving(server, kind, stream=stream))
+    assert found[-1] <= MOST_SECONDS, found
