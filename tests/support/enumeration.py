@@ -11,7 +11,6 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -134,7 +133,6 @@ class Enumeration:
             _nothing=SimpleNamespace(lens=()),
             by_owner=None,
         )
-        self.worker._no_draft = partial(SpeculativeWorker._no_draft, self.worker)
 
     def run(self) -> Found:
         """All ways, one decode step after the other."""
