@@ -29,6 +29,7 @@ pytestmark = [
 ]
 pytest.importorskip("mooncake.engine", reason="needs mooncake-transfer-engine-non-cuda and libibverbs1")
 FLAGS = ("--dtype", "float32", "--max-total-tokens", "1024", "--context-length", "1024", "--chunked-prefill-size", "32")
+FLAGS += ("--no-lookup-across",)
 """Those of `exact_server`, but for shared prefixes and a smaller cache."""
 TCP = ("--disaggregation-transfer-backend", "mooncake_tcp")
 PLAIN = {"max_tokens": 96, "temperature": 0}

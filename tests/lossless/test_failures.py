@@ -32,8 +32,8 @@ KEYS = {
     "learning:admit", "learning:finished", "learning:observe", "learning:take_back_if_worse", "lookups:admit",
     "lookups:finished", "lookups:save", "metrics:flush", "metrics:observe_draft_and_planner", "metrics:observe_step",
     "metrics:observe_time", "own_drafters:admit", "own_drafters:finished", "own_drafters:observe", "planning:admit",
-    "planning:begin", "planning:finish", "planning:flush", "planning:interrupt", "questions:_live", "tracing:_tell",
-    "tracing:send",
+    "planning:_curve", "planning:begin", "planning:finish", "planning:flush", "planning:interrupt", "questions:_live",
+    "tracing:_tell", "tracing:send",
 }  # fmt: skip
 """Calls of a server with a drafter for each key, adapters, and texts that are looked up."""
 KEY_GONE = {"own_drafters:drop_owner"}
@@ -92,7 +92,7 @@ def test_with_a_drafter_for_each_key_and_adapters(
     server = ForkedServer(
         tmp_path / "log", *SHARING, *small_target.flags(), "--profile", str(profile), "--learn",
         "--learn-folder", str(tmp_path / "learned"), "--learn-per", "key", "--api-keys", str(tmp_path / "keys.toml"),
-        "--lookup-store", str(tmp_path / "texts"), "--enable-lora", "--lora-paths", f"sql={adapter}",
+        "--lookup-across", "--lookup-store", str(tmp_path / "texts"), "--enable-lora", "--lora-paths", f"sql={adapter}",
         **failures.environment,
     )  # fmt: skip
     try:

@@ -22,7 +22,7 @@ from outrider.kernels.drafts import Parameters, admit, weigh_drafts
 from outrider.scheduler.calibration.online import OnlineCalibration
 from outrider.scheduler.calibration.table import CalibrationTable, parameters_of_each
 from outrider.scheduler.planners.admission import survival_of
-from outrider.scheduler.planners.base import Budget, FinishedStep, Planner, StepView
+from outrider.scheduler.planners.base import Budget, FinishedStep, PlannedCurve, Planner, StepView
 from outrider.scheduler.planners.token_buckets import TokenBuckets
 from outrider.scheduler.upload import upload
 
@@ -327,9 +327,13 @@ class Planning:
 
     def live(self) -> dict[str, Any]:
         """Counts since the start, and the planner's view of the step before, for the page."""
+        curve = self.optional.run("planning", None, self._curve)
+        self.optional.run("metrics", None, self.metrics.flush)
+        return live.snapshot(self.metrics, curve)
+
+    def _curve(self) -> PlannedCurve | None:
         self._catch_up(0)
-        self.metrics.flush()
-        return live.snapshot(self.metrics, self.planner.curve())
+        return self.planner.curve()
 
     def forget(self) -> None:
         """Drop what was recorded."""

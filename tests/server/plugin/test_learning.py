@@ -145,7 +145,8 @@ def keeping(store: AnswerStore) -> AnswerKeeper:
 def test_answers_are_kept_but_those_that_refused_or_were_given_up(tmp_path: Path) -> None:
     keeper = keeping(AnswerStore(tmp_path, 10_000))
     reqs = [request("a"), request("b", learn=False), request("c", reason=FINISH_ABORT()), request("d", top_k=5)]
-    reqs.append(request("e", lora_id="an adapter's"))
+    reqs += [request("e", lora_id="an adapter's"), request("f")]
+    reqs[-1].multimodal_inputs = SimpleNamespace()  # images, which a drafter does not read
     for req in [*reqs[:2], *reqs]:  # again, after a retraction
         keeper.admit(req)
     for req in reqs:
