@@ -154,8 +154,8 @@ class SpeculativeWorker(BaseSpecWorker):
 
     def outrider_live(self) -> dict[str, Any]:
         """Speculation as it goes, for the page."""
-        more = {"exchange": (self.by_owner or self.exchange).state(), "failures": self.optional.counts.copy()}
-        return self.planning.live() | more
+        exchange = (self.by_owner or self.exchange).state()
+        return self.planning.live() | {"exchange": exchange, "failures": self.optional.counts.copy()}
 
     def forget_records(self) -> None:
         self.planning.forget()
@@ -287,30 +287,26 @@ class SpeculativeWorker(BaseSpecWorker):
         run("tracing", None, StepTrace.send, result, traced, self.optional, admission, accept_lens)
         return result
 
-    def _draft_or_nothing(
-        self, step: Step | None, rows: torch.Tensor, seq_lens: torch.Tensor, anchors: torch.Tensor, sampling: Sampling
-    ) -> tuple[Draft, float | DeviceTime]:
-        """`_draft`, or no drafts where planning or drafting has failed."""
-        if step is not None:
-            drafted = self.optional.run("drafting", None, self._draft, step, rows, seq_lens, anchors, sampling)
+    def _draft_or_nothing(self, step: Step | None, rows: torch.Tensor, *given: Any) -> tuple[Draft, float | DeviceTime]:
+        """Drafts for those that are asked for, and the seconds they took; prompt lookup drafts for all. Nobody has any
+        where drafting or planning, which has no step then, has failed."""
+        drafter = self.drafter
+        if drafter is not None and step is not None and (step.drafts or (drafter.looks_up and step.looks_up)):
+            drafted = self.optional.run("drafting", None, self._draft, step, rows, *given)
             if drafted is not None:
                 return drafted
             self.requests.stop_drafts()
-        return Draft.nothing(len(rows), self.width - 1, self.device), 0.0
+        if len(self._nothing.lens) != len(rows):
+            self._nothing = Draft.nothing(len(rows), self.width - 1, self.device)
+        return self._nothing, 0.0
 
     def _draft(
         self, step: Step, rows: torch.Tensor, seq_lens: torch.Tensor, anchors: torch.Tensor, sampling: Sampling
     ) -> tuple[Draft, float | DeviceTime]:
-        """Drafts for those that are asked for, and the seconds they took; prompt lookup drafts for all. Requests that
-        switched speculation off get length 0."""
-        gamma = self.width - 1
-        if self.drafter is None or not (step.drafts or (self.drafter.looks_up and step.looks_up)):
-            if len(self._nothing.lens) != len(rows):
-                self._nothing = Draft.nothing(len(rows), gamma, self.device)
-            return self._nothing, 0.0
+        """Drafts and seconds. Requests that switched speculation off get length 0."""
+        assert self.drafter is not None
         began = begin(anchors.device)
-        propose = self.drafter.propose if step.drafts else self.drafter.look_up
-        draft = propose(
+        draft = (self.drafter.propose if step.drafts else self.drafter.look_up)(
             DraftBatch(
                 anchors=anchors,
                 seq_lens=seq_lens,
@@ -318,7 +314,7 @@ class SpeculativeWorker(BaseSpecWorker):
                 rows=rows,
                 draft_mask=None if step.draft_mask.all() else upload(step.draft_mask, self.device),
                 depth=step.depth,
-                keys=sampling.draft_keys(seq_lens, gamma),
+                keys=sampling.draft_keys(seq_lens, self.width - 1),
                 wants_probs=not sampling.all_decided,
                 decided=sampling.decided,
                 all_greedy=sampling.all_greedy,
