@@ -32,6 +32,12 @@ NOT_DEFAULT = {
 }
 """Flags that every server here changes, with the reason: users' servers run the defaults, so do those of tests."""
 PLAIN = tuple(word for flag in NOT_DEFAULT for word in flag.split())
+TURNED_OFF = {
+    "--disable-radix-cache": "prompts are read in the same pieces each time, so that sums have one order",
+    "--no-lookup": "a drafter's model drafts everything, and is what a test is about",
+    "--no-lookup-across": "drafts are counted by their source, or compared, for prompts that are asked again",
+}
+"""Defaults that some servers of tests are started without, with the reason."""
 ONE_THREAD = () if hardware.has_gpu() else ("--threads", "1")
 """Flags of servers of small models, which a second thread does not speed up; where other work runs beside, those of
 larger ones neither."""
