@@ -18,7 +18,7 @@ from asking import MODEL, ask_as
 from diffusion_servers import ALL, GREEDY, OFF, SEEDED, serve
 from failing_parts import PLUGIN, Failures, direct_calls, optional_calls
 from learned_drafters import offer, wait_until_tried
-from running import HTTP, ForkedServer, Server
+from running import HTTP, ForkedServer, Server, free_port
 from small_target import SmallTarget
 from tiny_diffusion import TinyDiffusion
 
@@ -81,7 +81,8 @@ def ask_all(
 def test_with_a_drafter_for_each_key_and_adapters(
     tmp_path: Path, small_target: SmallTarget, prompts: list[str]
 ) -> None:
-    failures, gone = Failures(tmp_path / "failures"), [f"gone {number}" for number in range(6)]
+    failures = Failures(tmp_path / "failures", metrics=free_port())
+    gone = [f"gone-{number}" for number in range(6)]
     secrets = {name: key_file.new() for name in ("ann", "bob", *gone)}
     for name, secret in secrets.items():
         key_file.add(tmp_path / "keys.toml", key_file.Key(name=name, digest=key_file.digest(secret.encode())))
@@ -93,7 +94,7 @@ def test_with_a_drafter_for_each_key_and_adapters(
         tmp_path / "log", *SHARING, *small_target.flags(), "--profile", str(profile), "--learn",
         "--learn-folder", str(tmp_path / "learned"), "--learn-per", "key", "--api-keys", str(tmp_path / "keys.toml"),
         "--lookup-across", "--lookup-store", str(tmp_path / "texts"), "--enable-lora", "--lora-paths", f"sql={adapter}",
-        **failures.environment,
+        "--metrics-port", str(failures.metrics), **failures.environment,
     )  # fmt: skip
     try:
         server.wait_until_ready()
@@ -124,8 +125,7 @@ def test_with_a_drafter_that_learns_and_assesses_itself(
 ) -> None:
     failures, learned = Failures(tmp_path / "failures"), tmp_path / "learned"
     server = ForkedServer(
-        tmp_path / "log", *SHARING, *small_target.flags("specdiff"), "--planner", "verify-all", "--learn",
-        "--learn-folder", str(learned), **failures.environment,
+        tmp_path / "log", *SHARING, *small_target.flags("eagle3"), "--learn", "--learn-folder", str(learned), **failures.environment,
     )  # fmt: skip
     names = map("{:04}".format, itertools.count(1))
     try:
@@ -138,7 +138,7 @@ def test_with_a_drafter_that_learns_and_assesses_itself(
 
         def learn() -> None:
             for name in itertools.islice(names, 2):
-                offer(learned, name, small_target, broken=False, drafter="specdiff")
+                offer(learned, name, small_target, broken=False, drafter="eagle3")
                 wait_until_tried(learned, name)
                 use()
 

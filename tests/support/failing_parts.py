@@ -46,10 +46,11 @@ def direct_calls(path: Path, inside: set[str]) -> set[str]:
 
 
 class Failures:
-    """Has optional calls fail in a server that was started with `environment`."""
+    """Has optional calls fail in a server that was started with `environment`. metrics: its port for them; None: its
+    own."""
 
-    def __init__(self, file: Path) -> None:
-        self.file, self._numbers = file, itertools.count(1)
+    def __init__(self, file: Path, metrics: int | None = None) -> None:
+        self.file, self.metrics, self._numbers = file, metrics, itertools.count(1)
         file.write_text("")
 
     @property
@@ -66,20 +67,19 @@ class Failures:
         line for each. The metrics count failures, and the log has a line with the cause."""
         server.may_fail = True
         for call, place in itertools.product(sorted(calls), places):
-            before, lines = counted(server), len(server.failures())
+            before, lines = self.counted(server), len(server.failures())
             self.plant(call, place)
             use()
-            wait_until(lambda: counted(server) != before, 20)  # noqa: B023
+            wait_until(lambda: self.counted(server) != before, 20)  # noqa: B023
             self.plant("nothing", "before")
-            part, now = call.partition(":")[0], counted(server)
+            part, now = call.partition(":")[0], self.counted(server)
             assert {name: now[name] - before[name] for name in now if now[name] != before[name]}.keys() == {part}
             said = server.failures()[lines:]
             assert len(said) == min(now[part] - before[part], max(PARTS[part], 1)), said
             assert all(f"{part} failed" in line and f"planted {place}" in line for line in said), said
             print(f"{call:36} {place:7} failures: {now[part] - before[part]:.0f}, texts changed: 0")
 
-
-def counted(server: Server) -> dict[str, float]:
-    """Failures so far, by part."""
-    page = MetricsPage(server.url)
-    return {part: page.value("outrider_speculation_failures_total", part=part) for part in PARTS}
+    def counted(self, server: Server) -> dict[str, float]:
+        """Failures so far, by part."""
+        page = MetricsPage(f"http://127.0.0.1:{self.metrics or server.port}")
+        return {part: page.value("outrider_speculation_failures_total", part=part) for part in PARTS}
