@@ -125,7 +125,8 @@ def test_with_a_drafter_that_learns_and_assesses_itself(
 ) -> None:
     failures, learned = Failures(tmp_path / "failures"), tmp_path / "learned"
     server = ForkedServer(
-        tmp_path / "log", *SHARING, *small_target.flags("eagle3"), "--learn", "--learn-folder", str(learned), **failures.environment,
+        tmp_path / "log", *SHARING, *small_target.flags("eagle3"), "--learn", "--learn-folder", str(learned),
+        **failures.environment,
     )  # fmt: skip
     names = map("{:04}".format, itertools.count(1))
     try:

@@ -168,10 +168,13 @@ class Failing:
 
         sys.setprofile(count)
         try:
-            return call(*args, **options)
+            found = call(*args, **options)
         finally:
             sys.setprofile(None)
-            self.made = made if self.made is None else self.made
+        if self.made is not None:
+            raise RuntimeError(f"planted within {call.__name__}, at its end")
+        self.made = made
+        return found
 
 
 FAILING = Failing()
