@@ -191,6 +191,12 @@ class Draft:
         lens = tokens.new_full((len(tokens),), tokens.shape[1])
         return cls(tokens, lens, confidence, probs, None if probs is None else vocab, drafting=len(tokens))
 
+    @classmethod
+    def nothing(cls, requests: int, gamma: int, device: torch.device | str) -> Draft:
+        """No tokens for any of so many requests."""
+        tokens = torch.zeros((requests, gamma), dtype=torch.int64, device=device)
+        return cls(tokens, tokens.new_zeros(requests), torch.zeros((requests, gamma), device=device))
+
     def widened(self, gamma: int) -> Draft:
         """The same, with columns for `gamma` tokens; probs stay as they are."""
         more = (0, gamma - self.tokens.shape[1])

@@ -51,6 +51,12 @@ class Calibration:
         """Changes nothing."""
         return cls((1.0,) * gamma)
 
+    def of_length(self, gamma: int) -> Calibration:
+        """The same for drafts of `gamma` tokens: shorter, or with more positions, which are like the last."""
+        places = np.minimum(np.arange(gamma), self.gamma - 1)
+        temperatures, shifts = (np.array(each)[places].tolist() for each in (self.temperatures, self.shifts))
+        return Calibration(tuple(temperatures), tuple(shifts))
+
     @property
     def gamma(self) -> int:
         return len(self.temperatures)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,12 @@ class CalibrationTable:
     def of(cls, found: Mapping[str, Calibration], gamma: int, **other: Any) -> CalibrationTable:
         """Raw confidences in the classes that were not `found`."""
         return cls(tuple(found.get(case, Calibration.identity(gamma)) for case in CLASSES), **other)
+
+    def first(self, positions: int) -> CalibrationTable:
+        """The same for drafts of so many tokens, at most."""
+        if positions >= self.gamma:
+            return self
+        return replace(self, by_class=tuple(each.of_length(positions) for each in self.by_class))
 
     @property
     def gamma(self) -> int:

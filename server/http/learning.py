@@ -97,7 +97,7 @@ class Learning:
                 try:
                     await work()
                     work = self._look
-                except (OSError, ValueError) as error:  # a full disk, a folder that somebody has changed
+                except (OSError, ValueError, worker_rpc.EngineFailed) as error:  # a full disk, a changed folder
                     logger.warning("learning: %s", error)
                 await asyncio.sleep(LOOK_SECONDS)
                 if self.process.running:

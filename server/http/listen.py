@@ -219,7 +219,7 @@ def serve(
             lifecycle.stop_http()
         yield
         if (settings.lookup_store is not None or settings.learn) and lifecycle.healthy:
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError, worker_rpc.EngineFailed):
                 async with asyncio.timeout(SAVE_SECONDS):
                     await worker_rpc.command(engine.tokenizer_manager, worker_rpc.SAVE)
 

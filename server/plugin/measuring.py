@@ -81,7 +81,7 @@ class FixedPlanning(Planning):
         super().__init__(
             VerifyAll(), None,
             requests=served.requests, metrics=StepTimesOnly(served.metrics), device="cpu" if served.on_host else "cuda",
-            buckets=served.buckets, block=served.block,
+            buckets=served.buckets, block=served.block, optional=served.optional,
         )  # fmt: skip
 
     def _view(self, entries: Entries, contexts: np.ndarray, unsure: int) -> StepView:

@@ -15,6 +15,12 @@ USE, DROP_OWNER = "outrider_use_drafter", "outrider_drop_owner"
 MEASURE, SERVE = "outrider_measure", "outrider_serve"
 LIVE = "outrider_live"
 SAVE = "outrider_save"
+FAILED = {"outrider_failed": True}
+"""Answer of an engine that failed at a question."""
+
+
+class EngineFailed(RuntimeError):
+    """The engine serves on, and failed at a question or a command; its log has the cause."""
 
 
 def register() -> None:
@@ -26,16 +32,17 @@ def register() -> None:
 
 
 def _get(original: Any, scheduler: Any, request: Any) -> Any:
+    worker = _worker(scheduler)
     if request.rid == LIVE:
         from sglang.srt.managers.io_struct import GetInternalStateReqOutput
 
-        return GetInternalStateReqOutput(internal_state=_live(scheduler))
+        live = worker.optional.run("questions", FAILED, _live, scheduler, worker)
+        return GetInternalStateReqOutput(internal_state=live)
     output = original(scheduler, request)
-    worker = _worker(scheduler)
     if hasattr(worker, "outrider_state"):
         from sglang.srt.runtime_context import get_parallel
 
-        output.internal_state["outrider"] = worker.outrider_state()
+        output.internal_state["outrider"] = worker.optional.run("questions", FAILED, worker.outrider_state)
         output.internal_state["outrider_engine"] = get_parallel().dp_rank or 0
     return output
 
@@ -45,11 +52,11 @@ def _worker(scheduler: Any) -> Any:
     return scheduler.draft_worker if scheduler.dllm_config is None else scheduler.tp_worker.dllm_algorithm
 
 
-def _live(scheduler: Any) -> dict[str, Any]:
+def _live(scheduler: Any, worker: Any) -> dict[str, Any]:
     free = scheduler.token_to_kv_pool_allocator.available_size() + scheduler.tree_cache.evictable_size()
     dllm = scheduler.dllm_config is not None
     running = scheduler.dllm_manager.waiting_queue if dllm else scheduler.running_batch.reqs
-    return _worker(scheduler).outrider_live() | {
+    return worker.outrider_live() | {
         "requests": {"running": len(running), "queued": len(scheduler.waiting_queue)},
         "cache": {"used": scheduler.max_total_num_tokens - free, "size": scheduler.max_total_num_tokens},
     }
@@ -73,9 +80,8 @@ def _set(original: Any, scheduler: Any, request: Any) -> Any:
     ours = [name for name in request.server_args if name in commands]
     if not ours:
         return original(scheduler, request)
-    for name in ours:
-        commands[name](request.server_args[name])
-    return SetInternalStateReqOutput(updated=True)
+    done = [worker.optional.run("questions", FAILED, commands[name], request.server_args[name]) for name in ours]
+    return SetInternalStateReqOutput(updated=FAILED not in done)
 
 
 def _use(scheduler: Any, folder: str) -> None:
@@ -99,7 +105,7 @@ async def read(manager: Any) -> dict[str, Any]:
     """Records of the worker, of several engines the first one's; `manager` is SGLang's tokenizer manager."""
     states = await _answered(manager.get_internal_state())  # in the order in which they were received
     state: dict[str, Any] = min(states, key=lambda state: state["outrider_engine"])["outrider"]
-    return state
+    return _checked(state)
 
 
 async def read_live(manager: Any) -> list[dict[str, Any]]:
@@ -108,15 +114,23 @@ async def read_live(manager: Any) -> list[dict[str, Any]]:
     from sglang.srt.managers.io_struct import GetInternalStateReq
 
     answers = await _answered(manager.get_internal_state_communicator(GetInternalStateReq(rid=LIVE)))
-    return [answer.internal_state for answer in answers]
+    return [_checked(answer.internal_state) for answer in answers]
+
+
+def _checked(state: dict[str, Any]) -> dict[str, Any]:
+    if state == FAILED:
+        raise EngineFailed("the engine could not tell its state; its log says why")
+    return state
 
 
 async def command(manager: Any, name: str, value: Any = 1) -> None:
     """Have every engine's worker do RELOAD, FORGET, MEASURE or SERVE, USE a drafter's folder, DROP_OWNER what it has
-    of an owner's learner, or SAVE what is on its way to the disk; returns when it is done."""
+    of an owner's learner, or SAVE what is on its way to the disk; returns when it is done. Raises
+    EngineFailed."""
     from sglang.srt.managers.io_struct import SetInternalStateReq
 
-    await _answered(manager.set_internal_state(SetInternalStateReq(server_args={name: value})))
+    if not all(await _answered(manager.set_internal_state(SetInternalStateReq(server_args={name: value})))):
+        raise EngineFailed(f"the engine failed at {name}; its log says why")
 
 
 @asynccontextmanager

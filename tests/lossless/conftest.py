@@ -21,8 +21,10 @@ from outrider.server.settings import checkpoints, profile_lookup
 from outrider.server.settings.settings import Settings
 
 EXACT = ("--dtype", "float32", "--disable-radix-cache", "--max-total-tokens", "3072", "--context-length", "1024")
-EXACT += ("--chunked-prefill-size", "32")
-"""A cache for eight requests of these tests, not for twenty-four; most prompts are prefilled in several chunks."""
+EXACT += ("--chunked-prefill-size", "32", "--no-lookup-across")
+"""A cache for eight requests of these tests, not for twenty-four; most prompts are prefilled in several chunks. Drafts
+depend on their request alone: tests count those of each source, and compare them, for prompts that are asked again and
+again. `test_across.py`, `test_failures.py` and all other servers look texts up across requests."""
 SHARING = tuple(flag for flag in EXACT if flag != "--disable-radix-cache")
 
 SHIPPED = ("shipped_server", "dspark_server", "dflash_server", "deer_server", "specdiff_server")

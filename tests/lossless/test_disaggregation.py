@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from asking import MODEL, accepted_tokens, complete, complete_all, tokens
+from failing_parts import Failures
 from metrics_page import metric, until_retracted
 from running import HTTP, START_SECONDS, TAKES_MANY, ForkedServer, Server, environment, free_port, overlaps, wait_until
 from small_target import SmallTarget
@@ -27,9 +29,12 @@ pytestmark = [
 ]
 pytest.importorskip("mooncake.engine", reason="needs mooncake-transfer-engine-non-cuda and libibverbs1")
 FLAGS = ("--dtype", "float32", "--max-total-tokens", "1024", "--context-length", "1024", "--chunked-prefill-size", "32")
+FLAGS += ("--no-lookup-across",)
 """Those of `exact_server`, but for shared prefixes and a smaller cache."""
 TCP = ("--disaggregation-transfer-backend", "mooncake_tcp")
 PLAIN = {"max_tokens": 96, "temperature": 0}
+LONG = PLAIN | {"max_tokens": 320}
+"""Four of them fill the cache, however slowly prompts arrive."""
 SEEDED = {"max_tokens": 64, "temperature": 0.8, "top_p": 0.95, "seed": 11}
 rooms = itertools.count(1)
 
@@ -66,8 +71,8 @@ class Pair:
 
 
 @contextmanager
-def started(folder: Path, *flags: str, decode: tuple[str, ...] = ()) -> Iterator[Pair]:
-    """decode: further flags of the decode server, for SGLang."""
+def started(folder: Path, *flags: str, decode: tuple[str, ...] = (), **env: str) -> Iterator[Pair]:
+    """decode, env: further flags of the decode server, for SGLang, and its environment."""
     port = free_port()
     role = "--disaggregation-mode"
     servers = [
@@ -75,7 +80,7 @@ def started(folder: Path, *flags: str, decode: tuple[str, ...] = ()) -> Iterator
             folder / "prefill", *flags, "--", role, "prefill", *TCP, "--disaggregation-bootstrap-port", str(port),
             **TAKES_MANY,
         ),
-        ForkedServer(folder / "decode", *flags, "--", role, "decode", *TCP, *decode, **TAKES_MANY),
+        ForkedServer(folder / "decode", *flags, "--", role, "decode", *TCP, *decode, **TAKES_MANY | env),
     ]  # fmt: skip
     try:
         yield Pair(*(server.wait_until_ready() for server in servers), port)
@@ -85,11 +90,19 @@ def started(folder: Path, *flags: str, decode: tuple[str, ...] = ()) -> Iterator
 
 
 @pytest.fixture(scope="module")
-def pair_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Pair]:
+def failures(tmp_path_factory: pytest.TempPathFactory) -> Failures:
+    return Failures(tmp_path_factory.mktemp("failures") / "planted")
+
+
+@pytest.fixture(scope="module")
+def pair_server(
+    tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget, failures: Failures
+) -> Iterator[Pair]:
     """The small target; its model drafts where lookup finds nothing, and every draft is verified."""
     flags = (*FLAGS, *small_target.flags())
     more = ("--num-reserved-decode-tokens", "16")  # requests get in where there is room for so much of an answer
-    with started(tmp_path_factory.mktemp("pair"), *flags, "--planner", "verify-all", decode=more) as pair:
+    folder, flags = tmp_path_factory.mktemp("pair"), (*flags, "--planner", "verify-all")
+    with started(folder, *flags, decode=more, **failures.environment) as pair:
         yield pair
 
 
@@ -112,17 +125,34 @@ def test_greedy_answers_and_drafts_are_those_of_one_server(
 
 
 def test_many_at_once_in_a_cache_too_small(pair_server: Pair, exact_server: Server, prompts: list[str]) -> None:
-    """Some leave the decode server's cache and come back; a prompt asked for again is cached on the prefill server."""
-    long = PLAIN | {"max_tokens": 320}  # four of them fill the cache, however slowly prompts arrive
-    plain = [tokens(a) for a in complete_all(exact_server, prompts[:12], 6, speculate=False, **long)]
-    for speculate in (True, False):
+    """Some leave the decode server's cache and come back, with what they are drafted from; a prompt asked for again is
+    cached on the prefill server."""
+    plain = complete_all(exact_server, prompts[:12], 6, speculate=False, **LONG)
+    drafted = complete_all(exact_server, prompts[:12], 6, speculate=True, **LONG)
+    for speculate, wanted in ((True, drafted), (False, plain)):
 
-        def ask(speculate: bool = speculate) -> None:
-            answers = pair_server.complete_all(prompts[:12], 12, speculate=speculate, **long)
-            assert [tokens(answer) for answer in answers] == plain
+        def ask(speculate: bool = speculate, wanted: list[dict[str, Any]] = wanted) -> None:
+            answers = pair_server.complete_all(prompts[:12], 12, speculate=speculate, **LONG)
+            assert [tokens(answer) for answer in answers] == [tokens(answer) for answer in plain]
+            assert [accepted(answer) for answer in answers] == [accepted(answer) for answer in wanted]
 
         until_retracted(pair_server.decode.url, ask)
     assert metric(pair_server.prefill.url, "sglang:cached_tokens_total") > 0
+
+
+@pytest.mark.parametrize(("call", "place"), [("_keep_state", "before"), ("_restore_state", "after")])
+def test_no_text_changes_where_draft_state_is_lost(
+    pair_server: Pair, exact_server: Server, failures: Failures, prompts: list[str], call: str, place: str
+) -> None:
+    plain = [tokens(answer) for answer in complete_all(exact_server, prompts[:12], 6, speculate=False, **LONG)]
+
+    def use() -> None:
+        answers = pair_server.complete_all(prompts[:12], 12, **LONG)
+        assert [tokens(answer) for answer in answers] == plain
+
+    failures.of_each(
+        pair_server.decode, [f"drafting:{call}"], partial(until_retracted, pair_server.decode.url, use), [place]
+    )
 
 
 def test_a_seed_draws_the_same(pair_server: Pair, exact_server: Server, prompts: list[str]) -> None:

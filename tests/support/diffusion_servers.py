@@ -69,7 +69,7 @@ class Served:
 
 
 def serve(
-    folder: Path, shape: TinyDiffusion, *flags: str, threshold: float | None, per_step: int = 1
+    folder: Path, shape: TinyDiffusion, *flags: str, threshold: float | None, per_step: int = 1, **env: str
 ) -> Iterator[Served]:
     if overlaps():
         pytest.skip("SGLang does not overlap the rounds of block-diffusion models")
@@ -77,7 +77,7 @@ def serve(
     unmasking = ("--unmasking", "static", "--unmasking-tokens", str(per_step))
     if threshold is not None:
         unmasking = ("--unmasking", "threshold", "--unmasking-threshold", str(threshold))
-    server = ForkedServer(folder / "log", "--model", str(model), *FLAGS, *unmasking, *flags, **TAKES_MANY)
+    server = ForkedServer(folder / "log", "--model", str(model), *FLAGS, *unmasking, *flags, **TAKES_MANY, **env)
     tokenizer = AutoTokenizer.from_pretrained(model)
     try:
         server.wait_until_ready()

@@ -27,6 +27,7 @@ from outrider.scheduler.calibration.classes import classes_of
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.planners.admission import survival_of
 from outrider.scheduler.planners.base import Planner
+from outrider.server.plugin.decode.boundary import Boundary
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
 from outrider.server.plugin.decode.planning import Planning
 from outrider.server.plugin.decode.requests import RequestTable
@@ -133,8 +134,9 @@ class Enumeration:
             req_to_token_pool=SimpleNamespace(req_to_token=self.page_table),
             _nothing=SimpleNamespace(lens=()),
             by_owner=None,
+            optional=Boundary(),
         )
-        self.worker._no_draft = partial(SpeculativeWorker._no_draft, self.worker)
+        self.worker._draft = partial(SpeculativeWorker._draft, self.worker)
 
     def run(self) -> Found:
         """All ways, one decode step after the other."""
@@ -223,7 +225,8 @@ class Enumeration:
             )
             if self.model is not None:
                 self.model.drawn = {}
-            draft, _ = SpeculativeWorker._draft(self.worker, step, torch.from_numpy(rows), seq_lens, anchors, given)
+            asked = self.worker, step, torch.from_numpy(rows), seq_lens
+            draft, _ = SpeculativeWorker._draft_or_nothing(*asked, anchors, given)
             made = {} if self.model is None else self.model.drawn
             chance = float(np.prod([p for row, each in made.items() for p in each[: reach(row, each)]]))
             return Drawn(chance, draws, draft, planning.admit(step, draft, 0.0))

@@ -32,7 +32,7 @@ CHANGED = str(Path(__file__).parent / "changed_servers")
 """Folder on the path of every process here; `sitecustomize.py` in it changes servers."""
 CLIP, CHANGES = "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "OUTRIDER_TEST_CHANGES"
 LATER = ("OUTRIDER_CACHE", "OUTRIDER_CPU_KERNELS", "PROMETHEUS_MULTIPROC_DIR", "PYTEST_CURRENT_TEST")
-LATER += ("TORCHDYNAMO_DISABLE", CLIP, CHANGES)
+LATER += ("TORCHDYNAMO_DISABLE", "OUTRIDER_TEST_FAILURES", CLIP, CHANGES)
 """Variables that nothing reads while it is imported, or that `apply_later` makes up for: a fork has its request's."""
 
 

@@ -2,8 +2,8 @@
 
 The workers are the real ones, over a target and a drafter that are tables. Prints a JSON list, of each of `WORLDS` how
 many steps both have gone through the same, and of how many; how many drafts were verified and accepted; the numbers
-of tokens that forwards had; how many steps the first rank's graph has accepted; whether the first rank has the whole
-embedding and head; what gloo says when the other is gone.
+of tokens that forwards had; how many steps the first rank's graph has accepted; what has failed; the drafts verified in
+the last step; whether the first rank has the whole embedding and head; what gloo says when the other is gone.
 
 A program of its own, since ranks are processes.
 """
@@ -48,16 +48,19 @@ SKEW = 7.0
 
 @dataclass(frozen=True)
 class World:
-    """alone: ranks are told nothing. buckets: steps have buckets, and graphs. greedy: all requests are."""
+    """alone: ranks are told nothing. buckets: steps have buckets, and graphs. greedy: all requests are.
+    fails: a part of the first rank's worker that fails in the last steps."""
 
     alone: bool = False
     buckets: bool = False
     greedy: bool = False
+    fails: str = ""
 
 
 WORLDS = {
     "told": World(), "alone": World(alone=True), "buckets": World(buckets=True),
-    "greedy": World(buckets=True, greedy=True),
+    "greedy": World(buckets=True, greedy=True), "drafting fails": World(buckets=True, fails="drafting"),
+    "planning fails": World(fails="planning"), "planning fails with buckets": World(buckets=True, fails="planning"),
 }  # fmt: skip
 
 
@@ -188,8 +191,8 @@ def batch_of(mode: ForwardMode, reqs: list[Any], seq_lens: torch.Tensor, info: A
     )  # fmt: skip
 
 
-def decode_all(rank: int, world: World) -> tuple[list[tuple[Any, ...]], int]:
-    """Tokens that each step put through the forward, and its outcome; how many steps a graph has accepted."""
+def decode_all(rank: int, world: World) -> tuple[list[tuple[Any, ...]], int, dict[str, int]]:
+    """Tokens that each step put through the forward, and its outcome; how many steps a graph has accepted; failures."""
     buckets = TokenBuckets(REQUESTS, GAMMA + 1) if world.buckets else None
     decode.buckets_of = following.buckets_of = lambda runner, width: buckets
     decode.get_spec = lambda: SimpleNamespace(speculative_num_draft_tokens=GAMMA + 1)
@@ -211,14 +214,17 @@ def decode_all(rank: int, world: World) -> tuple[list[tuple[Any, ...]], int]:
     )  # fmt: skip
     result = worker.forward_batch_generation(prefill)
     seen: list[tuple[Any, ...]] = [tuple(result.next_token_ids.tolist())]
-    for _ in range(STEPS):
+    for step in range(STEPS):
+        if leads and world.fails and step == STEPS * 3 // 4:
+            failing = {"drafting": (worker.drafter, "propose"), "planning": (worker.planning.planner, "budget")}
+            setattr(*failing[world.fails], lambda *_: 1 / 0)
         seq_lens = result.new_seq_lens
         batch = batch_of(ForwardMode.DECODE, reqs, seq_lens, info, spec_info=result.next_draft_input)
         result = worker.forward_batch_generation(batch)
         lens, tokens = result.accept_lens.tolist(), result.next_token_ids.view(REQUESTS, -1).tolist()
         kept = [row[:count] for row, count in zip(tokens, lens, strict=True)]
         seen.append((batch.input_ids.tolist(), (result.cap_lens - 1).tolist(), kept))
-    return seen, target.accepted_by_graphs
+    return seen, target.accepted_by_graphs, worker.optional.counts
 
 
 def has_whole_weights(rank: int) -> bool:
@@ -253,7 +259,7 @@ def run(rank: int, name: str, folder: str) -> dict[str, Any]:
         dist.broadcast(torch.zeros(1), 1)
     except RuntimeError as error:
         gone = str(error)
-    (first, second), (accepted_by_graphs, _), whole = zip(*both, strict=True)
+    (first, second), (accepted_by_graphs, _), (failures, _), whole = zip(*both, strict=True)
     lens = [step[1] for step in first[1:]]
     return {
         "world": name,
@@ -264,6 +270,8 @@ def run(rank: int, name: str, folder: str) -> dict[str, Any]:
         "verified": sum(map(sum, lens)),
         "different_lengths": len({tuple(step) for step in lens}),
         "accepted": sum(len(row) - 1 for step in first[1:] for row in step[2]),
+        "failures": {part: count for part, count in failures.items() if count},
+        "last": lens[-1],
         "whole_weights": all(whole),
         "gone": gone,
     }

@@ -64,7 +64,10 @@ class Live:
         return await asyncio.shield(self._answer)  # others wait for it, too
 
     async def _read(self) -> dict[str, Any]:
-        states = await worker_rpc.read_live(self._engine.tokenizer_manager)
+        try:
+            states = await worker_rpc.read_live(self._engine.tokenizer_manager)
+        except worker_rpc.EngineFailed as error:
+            raise ApiError(str(error), status=503, code="unavailable") from None
         return merged(states) | {"levels": self._answers.levels, "time": time.monotonic(), "engines": len(states)}
 
 

@@ -7,7 +7,6 @@ come, and until then it is the drafter's. A drafter that has learned more begins
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -17,7 +16,6 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter
 
 from outrider.scheduler.calibration.classes import CLASSES
 from outrider.scheduler.calibration.fit import FEWEST, fit_joint
-from outrider.scheduler.calibration.model import Calibration
 from outrider.scheduler.calibration.records import Recorder
 from outrider.scheduler.calibration.table import CalibrationTable
 
@@ -68,11 +66,10 @@ class AdapterOutcomes(BufferedMetrics):
         """Those of a server with adapters, by SGLang's model runner; None on any other."""
         return None if runner.lora_manager is None else cls(runner.lora_manager.lora_refs, gamma)
 
-    def admit(self, reqs: Sequence[Any]) -> np.ndarray:
-        """[R] numbers of the adapters of SGLang's requests that are prefilled."""
-        return np.array([BASE if req.lora_id is None else self._number(req) for req in reqs], dtype=np.int64)
-
-    def _number(self, req: Any) -> int:
+    def admit(self, req: Any) -> int:
+        """Number of the adapter of one of SGLang's requests, which is prefilled."""
+        if req.lora_id is None:
+            return BASE
         options = RequestOptions.from_custom_params(req.sampling_params.custom_params)
         known = req.lora_id, options.own_drafter(req.lora_id)[1]
         if known not in self._numbers:
@@ -133,12 +130,5 @@ def _fitted(recorder: Recorder, otherwise: CalibrationTable | None) -> Calibrati
         if len(own) >= FEWEST:
             found[case] = fit_joint(own)
         elif otherwise is not None:
-            found[case] = _lengthened(otherwise.by_class[place], records.gamma)
+            found[case] = otherwise.by_class[place].of_length(records.gamma)
     return CalibrationTable.of(found, records.gamma)
-
-
-def _lengthened(found: Calibration, gamma: int) -> Calibration:
-    """A calibration with more positions, which are like its last."""
-    places = np.minimum(np.arange(gamma), found.gamma - 1)
-    temperatures, shifts = (np.array(each)[places].tolist() for each in (found.temperatures, found.shifts))
-    return Calibration(tuple(temperatures), tuple(shifts))

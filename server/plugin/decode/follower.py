@@ -12,6 +12,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from ..attention_backends import buckets_of
 from ..loading.drafter import whole_weights
 from ..spec_inputs import flatten
+from .boundary import Boundary
 from .logprobs import write_logprobs, write_step_logprobs
 from .results import decoded, prefilled
 from .worker import SpeculativeWorker
@@ -24,7 +25,8 @@ class FollowerWorker(SpeculativeWorker):
     """
 
     def _set_up(self, runner: Any, slots: int) -> None:
-        self.drafter = self.keeper = self.by_owner = self.texts = None
+        self.drafter = self.by_owner = self.texts = None
+        self.optional = Boundary()
         self.has_buckets = buckets_of(runner, self.width) is not None
         whole_weights(self.config, runner)  # gives its rows to the first rank
 

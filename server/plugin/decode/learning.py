@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -57,13 +57,12 @@ class AnswerKeeper:
             return None
         return cls(OwnerStores(Path(config.learning), config.learn_tokens))
 
-    def admit(self, reqs: Sequence[Any]) -> None:
-        """Note SGLang's requests that are prefilled."""
-        for req in reqs:
-            options = RequestOptions.from_custom_params(req.sampling_params.custom_params)
-            # A drafter learns from the answers of the model, or of one adapter, alone.
-            if options.learn and req.lora_id == options.adapter:
-                self._running[req.rid] = req
+    def admit(self, req: Any) -> None:
+        """Note one of SGLang's requests, which is prefilled."""
+        options = RequestOptions.from_custom_params(req.sampling_params.custom_params)
+        # A drafter learns from the answers of the model, or of one adapter, alone; and it reads no images.
+        if options.learn and req.lora_id == options.adapter and req.multimodal_inputs is None:
+            self._running[req.rid] = req
 
     def finished(self, rid: str) -> None:
         """A request has ended by itself or at its limit."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client import REGISTRY, CollectorRegistry, Counter
 
 from ..buckets import TOKEN_SECONDS
 from .acceptance_counters import AcceptanceCounters
@@ -22,6 +22,9 @@ class SpeculationMetrics(BufferedMetrics):
     def __init__(self, gamma: int, drafter: str, registry: CollectorRegistry = REGISTRY):
         super().__init__(registry)
         self.acceptance = AcceptanceCounters(gamma, drafter, registry)
+        self.failures = Counter(
+            "outrider_speculation_failures", "Failures of parts that serving does without.", ["part"], registry=registry
+        )
         counter, histogram = self.counter, self.histogram
         self.steps = counter("outrider_decode_steps", "Decode steps of the engine.")
         self.undrafted_steps = counter("outrider_undrafted_steps", "Decode steps that ran without drafting.")

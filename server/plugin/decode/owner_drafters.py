@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -20,7 +19,7 @@ from outrider.drafters.base import Drafter
 from outrider.scheduler.calibration.table import CalibrationTable
 
 from ..config import PluginConfig
-from ..loading.planner import CALIBRATION
+from ..loading.planner import CALIBRATION, load_calibration
 from ..options import RequestOptions
 from .learning import DrafterWatch
 
@@ -62,14 +61,13 @@ class OwnerDrafters:
             return None
         return cls(Path(config.learning), config.learn_keys, drafter)
 
-    def admit(self, reqs: Sequence[Any]) -> np.ndarray:
-        """[R] numbers of sets of weights for SGLang's requests that are prefilled; 0 for those without an owner."""
-        numbers = np.zeros(len(reqs), dtype=np.int64)
-        for place, req in enumerate(reqs):
-            if (own := _own(req))[0]:
-                self._running[req.rid] = req
-                numbers[place] = self._number(own)
-        return numbers
+    def admit(self, req: Any) -> int:
+        """Number of the set of weights for one of SGLang's requests, which is prefilled; 0 without an owner."""
+        own = _own(req)
+        if not own[0]:
+            return 0
+        self._running[req.rid] = req
+        return self._number(own)
 
     def finished(self, rid: str) -> None:
         """A request has ended."""
@@ -108,7 +106,8 @@ class OwnerDrafters:
             self._drop(idle[0])
         folder = self.folder / learner / "drafters" / name
         try:
-            fitted = CalibrationTable.load(folder / CALIBRATION) if (folder / CALIBRATION).is_file() else None
+            path = folder / CALIBRATION
+            fitted = load_calibration(path, self.drafter.gamma) if path.is_file() else None
             self.drafter.reload(str(folder), number)
         except (ValueError, OSError) as error:
             logger.warning("the learned drafter %s is not used: %s", folder, error)

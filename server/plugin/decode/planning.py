@@ -22,12 +22,13 @@ from outrider.kernels.drafts import Parameters, admit, weigh_drafts
 from outrider.scheduler.calibration.online import OnlineCalibration
 from outrider.scheduler.calibration.table import CalibrationTable, parameters_of_each
 from outrider.scheduler.planners.admission import survival_of
-from outrider.scheduler.planners.base import Budget, FinishedStep, Planner, StepView
+from outrider.scheduler.planners.base import Budget, FinishedStep, PlannedCurve, Planner, StepView
 from outrider.scheduler.planners.token_buckets import TokenBuckets
 from outrider.scheduler.upload import upload
 
 from . import live
 from .adapters import BASE, AdapterOutcomes
+from .boundary import Boundary
 from .learning import DrafterWatch
 from .metrics import SpeculationMetrics
 from .owner_drafters import OwnerDrafters
@@ -50,6 +51,7 @@ class Planning:
     corrects: outcomes correct the calibration while serving (`Drafter.assesses_itself`).
     watch: is shown what became of drafts, on a server that learns. by_owner: the same, where keys or adapters have
         drafters of their own, with their calibrations. adapters: the same of LoRA adapters.
+    optional: calls what may fail without planning to fail.
     """
 
     def __init__(
@@ -65,10 +67,12 @@ class Planning:
         by_owner: OwnerDrafters | None = None,
         adapters: AdapterOutcomes | None = None,
         corrects: bool = False,
+        optional: Boundary | None = None,
     ):
         self.buckets, self.block = buckets, block
         self.requests = requests
         self.metrics = metrics
+        self.optional = optional or Boundary()
         self.on_host = torch.device(device).type == "cpu"
         self.lag = 0 if self.on_host else DEVICE_LAG
         self.readback = Readback()
@@ -134,6 +138,10 @@ class Planning:
         planned = int(view.limits[entries.planned].sum())
         others = int(view.limits.sum()) - planned
         return buckets.round_up(len(view.rows) + min(budget.tokens, planned) + others)
+
+    def least_bucket(self, requests: int) -> int | None:
+        """Tokens of a step that verifies nothing; None: as many as requests."""
+        return None if self.buckets is None else self.buckets.round_up(requests)
 
     def admit(self, step: Step, draft: Draft, draft_seconds: float | DeviceTime) -> Admission:
         """A step's drafts are there: how many of each request's are verified."""
@@ -230,9 +238,9 @@ class Planning:
     def flush(self) -> None:
         """Bring the metrics up to date."""
         self._catch_up(self.lag)
-        self.metrics.flush()
+        self.optional.run("metrics", None, self.metrics.flush)
         if self.adapters is not None:
-            self.adapters.flush()
+            self.optional.run("adapters", None, self.adapters.flush)
 
     def _catch_up(self, lag: int) -> None:
         """Read the outcomes of all finished steps but the last `lag`, and learn from those that are over.
@@ -249,7 +257,7 @@ class Planning:
 
     def _read(self, outcome: Outcome) -> FinishedStep:
         """Count and record what came of a step."""
-        step, admission = outcome.step, outcome.admission
+        step, admission, run = outcome.step, outcome.admission, self.optional.run
         verify_lens, accept_lens = admission.verify_lens.numpy(), outcome.accept_lens.numpy()
         confidence, draft_lens = admission.confidence.float(), admission.draft_lens
         looked_up = None if admission.looked_up is None else admission.looked_up.numpy().astype(bool, copy=False)
@@ -265,22 +273,23 @@ class Planning:
         raw, adapters = admission.raw.float().numpy(), step.entries.adapters
         if self.adapters is not None and adapters is not None:
             drafts = (raw, classes, draft_lens.numpy(), verify_lens, accept_lens)
-            self.adapters.observe(adapters, *drafts, tells=tried, otherwise=self.calibration)
+            run("adapters", None, self.adapters.observe, adapters, *drafts, tells=tried, otherwise=self.calibration)
             tried &= adapters == BASE
         if tried.any():
             blocks = raw[tried], verify_lens[tried], accept_lens[tried] - 1, classes[tried]
             self.recording.blocks.record(*blocks)
             if self.online is not None:
-                self.calibration = self.online.observe(*blocks) or self.calibration
+                self.calibration = run("calibration", None, self.online.observe, *blocks) or self.calibration
         counted = (confidence.numpy(), classes, draft_lens.numpy(), verify_lens, accept_lens, tokens)
-        self.metrics.observe_step(step, *counted)
+        run("metrics", None, self.metrics.observe_step, step, *counted)
         if drafted and self.watch is not None:
             base = slice(None) if adapters is None else adapters == BASE
-            self.watch.observe(*(part[base] for part in counted[:-1]))
+            run("learning", None, self.watch.observe, *(part[base] for part in counted[:-1]))
         if drafted and self.by_owner is not None:
-            self.by_owner.observe(step.entries.sets, *counted[:-1])
+            run("own_drafters", None, self.by_owner.observe, step.entries.sets, *counted[:-1])
         draft_seconds = float(admission.draft_seconds)
-        self.metrics.observe_draft_and_planner(draft_seconds, admission.planner_seconds + self._learning)
+        planner_seconds = admission.planner_seconds + self._learning
+        run("metrics", None, self.metrics.observe_draft_and_planner, draft_seconds, planner_seconds)
         self._learning = 0.0
         return FinishedStep(
             view=step.view,
@@ -307,7 +316,8 @@ class Planning:
             draft_seconds = finished.draft_seconds or 0.0
             requests, context = len(view.rows), int(view.contexts.sum())
             self.recording.steps.append(StepTime(requests, tokens, context, drafting, seconds, draft_seconds))
-            self.metrics.observe_time(seconds, outcome.step.budget.predicted_seconds(tokens - requests))
+            predicted = outcome.step.budget.predicted_seconds(tokens - requests)
+            self.optional.run("metrics", None, self.metrics.observe_time, seconds, predicted)
 
     def state(self) -> dict[str, Any]:
         """Everything recorded since `forget`, and the buckets, in types that can be sent to another process."""
@@ -317,9 +327,13 @@ class Planning:
 
     def live(self) -> dict[str, Any]:
         """Counts since the start, and the planner's view of the step before, for the page."""
+        curve = self.optional.run("planning", None, self._curve)
+        self.optional.run("metrics", None, self.metrics.flush)
+        return live.snapshot(self.metrics, curve)
+
+    def _curve(self) -> PlannedCurve | None:
         self._catch_up(0)
-        self.metrics.flush()
-        return live.snapshot(self.metrics, self.planner.curve())
+        return self.planner.curve()
 
     def forget(self) -> None:
         """Drop what was recorded."""

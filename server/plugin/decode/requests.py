@@ -64,6 +64,7 @@ class RequestTable:
 
     def __init__(self, rows: int, gamma: int, device: Any, context: int = 1 << 30):
         self.gamma, self.context = gamma, context
+        self.longest = gamma  # of a draft; 0 once drafting is off
         self.device = device
         self.seeds = torch.zeros(rows, dtype=torch.int64, device=device)
         self.seeded = torch.zeros(rows, dtype=torch.bool, device=device)
@@ -95,7 +96,7 @@ class RequestTable:
         options = [RequestOptions.from_custom_params(req.sampling_params.custom_params) for req in reqs]
         prompts = np.array([len(req.origin_input_ids) for req in reqs], dtype=np.int64)
         self.prompts[rows.long()] = upload(prompts, self.device)
-        self.limits[at] = [option.draft_limit(self.gamma) for option in options]
+        self.limits[at] = [option.draft_limit(self.longest) for option in options]
         self.lengths[at] = prompts + [req.sampling_params.max_new_tokens for req in reqs]
         self.planned[at] = [option.planned for option in options]
         self.ruled[at] = [changes_logits(req.sampling_params) for req in reqs]
@@ -118,6 +119,12 @@ class RequestTable:
         for row, tokens in zip(ends, found, strict=True):
             row[: len(tokens)] = tokens
         self.ends[rows.long()] = upload(ends, self.device)
+
+    def stop_drafts(self) -> None:
+        """Nothing is drafted any more, so nothing is to be planned: every limit is 0 from now on."""
+        if self.longest:
+            self.longest, self._running = 0, None
+            self.limits[:] = 0
 
     def kinds(self, rows: np.ndarray) -> tuple[bool, bool]:
         """Two flags of the requests in `rows` [R]: a seed alone decides for some; all are greedy or seeded."""

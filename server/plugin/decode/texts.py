@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -10,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.runtime_context import get_parallel
 
@@ -20,6 +20,7 @@ from outrider.kernels.cpu import native
 
 from ..config import PluginConfig
 from ..options import RequestOptions
+from .boundary import Boundary
 
 logger = logging.getLogger(__name__)
 
@@ -31,47 +32,49 @@ SAVE_SECONDS = 5.0
 
 
 class TextKeeper:
-    """Adds prompts when they are read, answers when they are finished. file: keeps them; None: memory alone does."""
+    """Adds prompts when they are read, answers when they are finished, without what stands for images.
 
-    def __init__(self, corpora: Corpora, file: Path | None = None, tokenizer: str = ""):
-        self.corpora, self.file, self.tokenizer = corpora, file, tokenizer
+    vocab_size: every token from there on is part of an image. file: keeps the texts; None: memory alone does.
+    """
+
+    def __init__(self, corpora: Corpora, vocab_size: int, file: Path | None = None, tokenizer: str = ""):
+        self.corpora, self.vocab_size, self.file, self.tokenizer = corpora, vocab_size, file, tokenizer
         self._running: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._written = corpora.changes
         self._writing = threading.Lock()
         self._failed = False
 
     @classmethod
-    def of(cls, config: PluginConfig, runner: Any) -> TextKeeper | None:
+    def of(cls, config: PluginConfig, runner: Any, optional: Boundary) -> TextKeeper | None:
         """The keeper of a server that looks texts up across requests; None on any other, and without compiled kernels.
 
         All engines begin with the texts in the file, the first one writes it. Raises ValueError where it does not fit.
+        optional: calls the writing, which may fail.
         """
         if not config.lookup_tokens or not native.available():
             return None
         corpora, file = Corpora(config.lookup_tokens), Path(config.lookup_store)
-        if not config.lookup_store:
-            return cls(corpora)
         vocab_size = runner.model_config.hf_text_config.vocab_size
+        if not config.lookup_store:
+            return cls(corpora, vocab_size)
         for name, contents in corpora_file.read(file, config.lookup_tokenizer, vocab_size):
             corpora.fill(name, contents)
         if (get_parallel().dp_rank or 0) > 0:
-            return cls(corpora)
-        keeper = cls(corpora, file, config.lookup_tokenizer)
-        threading.Thread(target=keeper._save_again, name="lookup-store", daemon=True).start()
+            return cls(corpora, vocab_size)
+        keeper = cls(corpora, vocab_size, file, config.lookup_tokenizer)
+        threading.Thread(target=keeper._save_again, args=[optional], name="lookup-store", daemon=True).start()
         return keeper
 
-    def admit(self, reqs: Sequence[Any]) -> np.ndarray:
-        """[R] numbers of corpora for SGLang's requests that are prefilled. A prompt is added with its first chunk."""
-        numbers = np.full(len(reqs), NO_CORPUS, dtype=np.int64)
-        for place, req in enumerate(reqs):
-            name, stored = _place_of(req)
-            if name is None:
-                continue
-            if req.rid not in self._running:
-                self._running[req.rid] = req
-                self.corpora.insert(name, req.origin_input_ids, secret=not stored)
-            numbers[place] = self.corpora.number(name)
-        return numbers
+    def admit(self, req: Any) -> int:
+        """Number of the corpus for one of SGLang's requests, which is prefilled. Its prompt is added with the first
+        chunk."""
+        name, stored = _place_of(req)
+        if name is None:
+            return NO_CORPUS
+        if req.rid not in self._running:
+            self._running[req.rid] = req
+            self._insert(name, req, req.origin_input_ids, stored)
+        return self.corpora.number(name)
 
     def finished(self, rid: str) -> None:
         """A request has ended by itself or at its limit."""
@@ -80,7 +83,15 @@ class TextKeeper:
             return
         name, stored = _place_of(req)
         if name is not None:
-            text = [*req.origin_input_ids[-JOINED:], *req.output_ids_through_stop]
+            self._insert(name, req, [*req.origin_input_ids[-JOINED:], *req.output_ids_through_stop], stored)
+
+    def _insert(self, name: Name, req: Any, tokens: Sequence[int], stored: bool) -> None:
+        """Add tokens of a request; with images, each text before, between and after them."""
+        texts = [tokens]
+        if req.multimodal_inputs is not None:
+            runs = itertools.groupby(tokens, lambda token: token < self.vocab_size)
+            texts = [list(run) for is_text, run in runs if is_text]
+        for text in texts:
             self.corpora.insert(name, text, secret=not stored)
 
     def save(self) -> None:
@@ -100,10 +111,10 @@ class TextKeeper:
             else:
                 self._written, self._failed = changes, False
 
-    def _save_again(self) -> None:
+    def _save_again(self, optional: Boundary) -> None:
         while True:
             time.sleep(SAVE_SECONDS)
-            self.save()
+            optional.run("lookups", None, self.save)
 
 
 def _place_of(req: Any) -> tuple[Name | None, bool]:

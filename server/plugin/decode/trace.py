@@ -8,7 +8,7 @@ result, is told which tokens were committed to which request, and leaves what it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 
 from outrider.scheduler.calibration.classes import SOURCES
 
+from .boundary import Boundary
 from .step import Admission
 
 KEY = "outrider_trace"
@@ -30,11 +31,32 @@ class StepTrace:
 
     traced: [R] bool, requests that ask, on the host. makers: [R, n] int64, of each token its place in MAKERS; the
     first accept_lens of a row are read. confidence: [R, n] float32, calibrated; NaN for the target's own tokens.
+    optional: where SGLang's calls may fail.
     """
 
     traced: np.ndarray
     makers: torch.Tensor
     confidence: torch.Tensor
+    optional: Boundary = field(default_factory=Boundary)
+
+    @classmethod
+    def send(
+        cls,
+        result: Any,
+        traced: np.ndarray,
+        optional: Boundary,
+        admission: Admission | None = None,
+        accept_lens: torch.Tensor | None = None,
+    ) -> None:
+        """Send a step's trace with its result where anybody asks. Without an admission each request has one token, the
+        target's."""
+        if not np.count_nonzero(traced):
+            return
+        if admission is None or accept_lens is None:
+            trace = cls.of_first_tokens(traced, result.next_token_ids.device)
+        else:
+            trace = cls.of_step(traced, admission, accept_lens)
+        trace.attach(result, optional)
 
     @classmethod
     def of_first_tokens(cls, traced: np.ndarray, device: Any) -> StepTrace:
@@ -59,19 +81,26 @@ class StepTrace:
             confidence.masked_fill(~drafted, torch.nan),
         )
 
-    def attach(self, result: Any) -> None:
+    def attach(self, result: Any, optional: Boundary) -> None:
         """Send it with a step's result, from the host as it is, from a device when SGLang copies the rest."""
+        sent = replace(self, optional=optional)
         if self.makers.is_cpu:
-            result.auxiliary_host_output = self
+            result.auxiliary_host_output = sent
         else:
-            result.logits_output.auxiliary_device_output = self
+            result.logits_output.auxiliary_device_output = sent
 
     def copy_to_host(self, copy_tensor: Callable[[torch.Tensor], torch.Tensor]) -> StepTrace:
         """Called by SGLang's scheduler, before `consume`."""
+        return self.optional.run("tracing", self, self._copied, copy_tensor)
+
+    def _copied(self, copy_tensor: Callable[[torch.Tensor], torch.Tensor]) -> StepTrace:
         return replace(self, makers=copy_tensor(self.makers), confidence=copy_tensor(self.confidence))
 
     def consume(self, batch: Any, commits: Sequence[Any]) -> None:
         """Called by SGLang's scheduler; commits: of each request the tokens that it was given, None: none."""
+        self.optional.run("tracing", None, self._tell, batch, commits)
+
+    def _tell(self, batch: Any, commits: Sequence[Any]) -> None:
         for index in self.traced.nonzero()[0].tolist():
             if commits[index] is None:
                 continue

@@ -34,6 +34,7 @@ from ..slot_pool import SlotPool
 from ..spec_inputs import FlatVerify, VerifyInput, extend_positions, flatten, ragged_layout
 from . import warm_up
 from .adapters import AdapterOutcomes
+from .boundary import Boundary
 from .learning import AnswerKeeper, Exchange
 from .logit_rules import LogitRules
 from .logprobs import write_logprobs, write_step_logprobs
@@ -42,6 +43,7 @@ from .owner_drafters import OwnerDrafters
 from .planning import Planning
 from .ranks import Ranks
 from .readback import DeviceTime, begin, since
+from .request_parts import RequestParts
 from .requests import RequestTable, prefilled_chunks, rows_and_lengths
 from .results import decoded, prefilled
 from .sampling import Sampling
@@ -84,34 +86,38 @@ class SpeculativeWorker(BaseSpecWorker):
             give_back_free_memory()
 
     def _set_up(self, runner: Any, slots: int) -> None:
-        """Make what drafts, plans and draws, for so many KV slots."""
+        """Create drafter, planner and sampler for so many KV slots."""
         from ..loading.drafter import load_drafter
 
+        metrics = SpeculationMetrics(self.width - 1, self.config.drafter)
+        self.optional = Boundary(metrics.failures, self.device)
         self.history = SlotTokens(slots, self.device)
         self.rules = LogitRules(self.history, self.req_to_token_pool.req_to_token)
         rows, context = self.req_to_token_pool.req_to_token.shape[0], runner.model_config.context_len
         self.requests = RequestTable(rows, self.width - 1, self.device, context)
-        self.texts = TextKeeper.of(self.config, runner)
+        self.texts = TextKeeper.of(self.config, runner, self.optional)
         self.drafter: Drafter | None = load_drafter(self.config, runner, self.texts.corpora if self.texts else None)
         self.exchange = Exchange(self.config, self.drafter)
         self.by_owner = OwnerDrafters.of(self.config, self.drafter)
         if self.drafter is not None:
             self.drafter.allocate(slots)
-        self.adapters = AdapterOutcomes.of(runner, self.width - 1)
+        adapters = AdapterOutcomes.of(runner, self.width - 1)
         self.planning = Planning(
             *load_plan(self.config, self.exchange.in_use),
             requests=self.requests,
-            metrics=SpeculationMetrics(self.width - 1, self.config.drafter),
+            metrics=metrics,
+            optional=self.optional,
             device=self.device,
             buckets=buckets_of(runner, self.width),
             block=self.config.gamma if self.drafter is not None and self.drafter.shortens else None,
             watch=self.exchange.watch if self.config.learning else None,
             by_owner=self.by_owner,
-            adapters=self.adapters,
+            adapters=adapters,
             corrects=self.drafter is not None and self.drafter.assesses_itself,
         )
-        self._nothing = self._no_draft(0)
-        self.keeper = AnswerKeeper.of(self.config)
+        self._nothing = Draft.nothing(0, self.width - 1, self.device)
+        keeper = AnswerKeeper.of(self.config)
+        self.parts = RequestParts(self.optional, self.by_owner, self.texts, adapters, keeper)
         self.tail: VerifyTail | None = None
         if (buckets := self.planning.buckets) is not None and buckets.graphs:
             sizes = captured_sizes(runner)
@@ -148,16 +154,15 @@ class SpeculativeWorker(BaseSpecWorker):
 
     def outrider_live(self) -> dict[str, Any]:
         """Speculation as it goes, for the page."""
-        return self.planning.live() | {"exchange": (self.by_owner or self.exchange).state()}
+        exchange = (self.by_owner or self.exchange).state()
+        return self.planning.live() | {"exchange": exchange, "failures": self.optional.counts.copy()}
 
     def forget_records(self) -> None:
         self.planning.forget()
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
-        self.planning.flush()
-        for each in (self.keeper, self.by_owner, self.texts):
-            if each is not None:
-                each.finished(rid)
+        self.optional.run("planning", None, self.planning.flush)
+        self.parts.finished(rid)
 
     def save(self) -> None:
         """Write the texts of lookups and the answers to learn from that are not on the disk yet."""
@@ -167,17 +172,17 @@ class SpeculativeWorker(BaseSpecWorker):
 
     def reload_profile(self) -> None:
         """Plan by the profile as it now stands on the disk, if it can be read."""
-        plan_again(self.planning.plan_by, self.config, self.exchange.in_use)
+        self.optional.run("planning", None, plan_again, self.planning.plan_by, self.config, self.exchange.in_use)
 
     def use_drafter(self, folder: str) -> None:
         """Draft with the weights in `folder` from the next step on (`Exchange.take`)."""
-        if self.exchange.take(folder):
+        if self.optional.run("learning", False, self.exchange.take, folder):
             self.reload_profile()
 
     def drop_owner(self, learner: str) -> None:
         """Drop what is in memory of an owner's drafters."""
         if self.by_owner is not None:
-            self.by_owner.drop_owner(learner)
+            self.optional.run("own_drafters", None, self.by_owner.drop_owner, learner)
 
     @property
     def _captures_hidden(self) -> bool:
@@ -187,15 +192,10 @@ class SpeculativeWorker(BaseSpecWorker):
 
     def admit(self, batch: Any) -> np.ndarray:
         """Read what the requests of a batch ask for, before they decode; returns their rows [R]."""
-        self.planning.interrupt()
+        self.optional.run("planning", None, self.planning.interrupt)
         at: np.ndarray = batch.req_pool_indices_cpu.numpy()
-        of = self.requests
-        for numbers, owner in ((of.sets, self.by_owner), (of.corpora, self.texts), (of.adapters, self.adapters)):
-            if owner is not None:
-                numbers[at] = owner.admit(batch.reqs)
+        self.parts.admit(self.requests, at.tolist(), batch.reqs)
         self.requests.admit(batch.reqs, batch.req_pool_indices, at)
-        if self.keeper is not None:
-            self.keeper.admit(batch.reqs)
         return at
 
     def _prefill(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> GenerationBatchResult:
@@ -209,7 +209,8 @@ class SpeculativeWorker(BaseSpecWorker):
         sets = None if self.by_owner is None else torch.from_numpy(np.repeat(self.requests.sets[at], batch.extend_lens))
         self._observe(logits_output.hidden_states, input_ids, positions, slots, sets)
         if self.drafter is not None:
-            self.drafter.prefilled(prefilled_chunks(batch, self.req_to_token_pool.req_to_token))
+            chunks = prefilled_chunks(batch, self.req_to_token_pool.req_to_token)
+            self.optional.run("drafting", None, self.drafter.prefilled, chunks)
         if batch.is_prefill_only:
             tokens = torch.zeros(len(batch.reqs), dtype=torch.int64, device=self.device)
         else:
@@ -217,12 +218,11 @@ class SpeculativeWorker(BaseSpecWorker):
             self.ranks.broadcast(tokens)
         if self._captures_hidden:
             logits_output.hidden_states = None
-        traced = self.requests.traced[at]
-        if np.count_nonzero(traced):
-            StepTrace.of_first_tokens(traced, self.device).attach(result)
         if on_publish is not None:
             on_publish(seq_lens)
-        return prefilled(result, tokens, seq_lens, self.width)
+        result = prefilled(result, tokens, seq_lens, self.width)
+        self.optional.run("tracing", None, StepTrace.send, result, self.requests.traced[at], self.optional)
+        return result
 
     def _first_tokens(self, batch: Any, logits_output: Any, seq_lens: torch.Tensor) -> torch.Tensor:
         rows = batch.req_pool_indices.long()
@@ -246,19 +246,21 @@ class SpeculativeWorker(BaseSpecWorker):
         rows, seq_lens = batch.req_pool_indices.long(), batch.seq_lens.long()
         anchors = batch.spec_info.bonus_tokens.long()
         sampling, classes = self._sampling_of(batch, rows)
-        if self.exchange.take_back_if_worse():
+        run = self.optional.run
+        if run("learning", False, self.exchange.take_back_if_worse):
             self.reload_profile()
 
         at, contexts, unsure = rows_and_lengths(batch, self.width)
-        step = self.planning.begin(at, contexts, classes, unsure)
-        if step.bucket is not None:
-            self.ranks.broadcast_bucket(step.bucket)
-        draft, draft_seconds = self._draft(step, rows, seq_lens, anchors, sampling)
-        admission = self.planning.admit(step, draft, draft_seconds)
-        verify_lens = admission.verify_lens
+        step = run("planning", None, self.planning.begin, at, contexts, classes, unsure)
+        bucket = self.planning.least_bucket(len(at)) if step is None else step.bucket
+        if bucket is not None:
+            self.ranks.broadcast_bucket(bucket)
+        draft, draft_seconds = self._draft_or_nothing(step, rows, seq_lens, anchors, sampling)
+        admission = None if step is None else run("planning", None, self.planning.admit, step, draft, draft_seconds)
+        verify_lens = torch.zeros_like(seq_lens) if admission is None else admission.verify_lens
         self.ranks.broadcast(draft.tokens, verify_lens)
         page_table = self.req_to_token_pool.req_to_token
-        flat = flatten(anchors, draft.tokens, verify_lens, seq_lens, page_table, rows, step.bucket)
+        flat = flatten(anchors, draft.tokens, verify_lens, seq_lens, page_table, rows, bucket)
         tail = self.tail
         if tail is not None and not tail.takes(batch, sampling, draft, verify_lens, flat):
             tail = None
@@ -272,39 +274,46 @@ class SpeculativeWorker(BaseSpecWorker):
             self.target_worker.model_runner.shared_read_done_event = None  # rules read the page table after its graph
             logits = self.rules.verified(
                 batch, logits_output, flat, anchors, draft.tokens, seq_lens,
-                longest=int(step.view.contexts.max()), exact=not sampling.all_greedy, barrier=grammar_barrier,
+                longest=int(contexts.max()), exact=not sampling.all_greedy, barrier=grammar_barrier,
             )  # fmt: skip
             accept_lens, tokens = sampling.accept(logits, draft, verify_lens, flat)
             self.ranks.broadcast(tokens, accept_lens)
             commit_states(self.target_worker.model_runner, accept_lens)
-            sets = None if self.by_owner is None else torch.from_numpy(step.entries.sets)
+            sets = None if self.by_owner is None else torch.from_numpy(self.requests.sets[at])
             self._commit(flat, accept_lens, tokens, seq_lens, logits_output, sets)
         new_seq_lens = seq_lens + accept_lens
         if on_publish is not None:
             on_publish(new_seq_lens)
         if batch.return_logprob:
             write_step_logprobs(logits_output, batch, flat, tokens)
-        self.planning.finish(admission, accept_lens)
+        if admission is not None:
+            run("planning", None, self.planning.finish, admission, accept_lens)
         batch.forward_mode = ForwardMode.DECODE
         result = decoded(verified, verify_lens, tokens, accept_lens, new_seq_lens)
-        traced = self.requests.traced[step.view.rows]
-        if np.count_nonzero(traced):
-            StepTrace.of_step(traced, admission, accept_lens).attach(result)
+        traced = self.requests.traced[at]
+        run("tracing", None, StepTrace.send, result, traced, self.optional, admission, accept_lens)
         return result
+
+    def _draft_or_nothing(self, step: Step | None, rows: torch.Tensor, *given: Any) -> tuple[Draft, float | DeviceTime]:
+        """Drafts for those that are asked for, and the seconds they took; prompt lookup drafts for all. Nobody has any
+        where drafting or planning, which has no step then, has failed."""
+        drafter = self.drafter
+        if drafter is not None and step is not None and (step.drafts or (drafter.looks_up and step.looks_up)):
+            drafted = self.optional.run("drafting", None, self._draft, step, rows, *given)
+            if drafted is not None:
+                return drafted
+            self.requests.stop_drafts()
+        if len(self._nothing.lens) != len(rows):
+            self._nothing = Draft.nothing(len(rows), self.width - 1, self.device)
+        return self._nothing, 0.0
 
     def _draft(
         self, step: Step, rows: torch.Tensor, seq_lens: torch.Tensor, anchors: torch.Tensor, sampling: Sampling
     ) -> tuple[Draft, float | DeviceTime]:
-        """Drafts for those that are asked for, and the seconds they took; prompt lookup drafts for all. Requests that
-        switched speculation off get length 0."""
-        gamma = self.width - 1
-        if self.drafter is None or not (step.drafts or (self.drafter.looks_up and step.looks_up)):
-            if len(self._nothing.lens) != len(rows):
-                self._nothing = self._no_draft(len(rows))
-            return self._nothing, 0.0
+        """Drafts and seconds. Requests that switched speculation off get length 0."""
+        assert self.drafter is not None
         began = begin(anchors.device)
-        propose = self.drafter.propose if step.drafts else self.drafter.look_up
-        draft = propose(
+        draft = (self.drafter.propose if step.drafts else self.drafter.look_up)(
             DraftBatch(
                 anchors=anchors,
                 seq_lens=seq_lens,
@@ -312,7 +321,7 @@ class SpeculativeWorker(BaseSpecWorker):
                 rows=rows,
                 draft_mask=None if step.draft_mask.all() else upload(step.draft_mask, self.device),
                 depth=step.depth,
-                keys=sampling.draft_keys(seq_lens, gamma),
+                keys=sampling.draft_keys(seq_lens, self.width - 1),
                 wants_probs=not sampling.all_decided,
                 decided=sampling.decided,
                 all_greedy=sampling.all_greedy,
@@ -328,14 +337,6 @@ class SpeculativeWorker(BaseSpecWorker):
         if draft.probs is not None and draft.points is None:
             lens = lens.clamp(max=draft.probs.shape[1])
         return replace(draft, lens=lens), seconds
-
-    def _no_draft(self, count: int) -> Draft:
-        shape = (count, self.width - 1)
-        return Draft(
-            tokens=torch.zeros(shape, dtype=torch.int64, device=self.device),
-            lens=torch.zeros(count, dtype=torch.int64, device=self.device),
-            confidence=torch.zeros(shape, device=self.device),
-        )
 
     def _verify(
         self, batch: Any, flat: FlatVerify, verify_lens: torch.Tensor, seq_lens: torch.Tensor, rows: torch.Tensor
@@ -392,7 +393,8 @@ class SpeculativeWorker(BaseSpecWorker):
     ) -> None:
         self.history.write(slots, tokens)
         if self.drafter is not None:
-            self.drafter.observe(Features(hidden, tokens, positions, slots, sets))
+            features = Features(hidden, tokens, positions, slots, sets)
+            self.optional.run("drafting", None, self.drafter.observe, features)
 
     # -- request state ------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from sglang.srt.dllm.algorithm.base import DllmAlgorithm
 from outrider.kernels.sampling import Rules
 
 from ..config import PluginConfig
+from ..decode.boundary import Boundary
 from ..decode.metrics import SpeculationMetrics
 from ..decode.sampling import Sampling
 from .forward import BlockForward, BlockRows
@@ -67,6 +68,7 @@ class BlockDiffusion(DllmAlgorithm):
             self.policy = Threshold(plugin.unmasking_threshold)
         self._forward: BlockForward | None = None
         self.metrics = SpeculationMetrics(1, "off")
+        self.optional = Boundary(self.metrics.failures)
 
     def forward(self, runner: Any) -> BlockForward:
         """Made at the first round, when weights and cache are in place."""

@@ -64,20 +64,22 @@ class Spiffy(BlockDiffusion):
             "accepted": accepted,
             "wasted": drafted - accepted,
             "diffusion": dict(totals),
+            "failures": self.optional.counts.copy(),
         }
 
     def flush(self) -> None:
         """Bring all counters up to date."""
-        self.states.flush()
-        self.metrics.flush()
+        self.optional.run("metrics", None, self.states.flush)
+        self.optional.run("metrics", None, self.metrics.flush)
 
     def generate(self, runner: Any, forward_batch: Any, batch: Any) -> list[Outcome]:
-        began = time.perf_counter()
+        began, run = time.perf_counter(), self.optional.run
         lengths = [length // self.block_size for length in forward_batch.extend_seq_lens_cpu]
         one = self._round(runner, forward_batch, batch.reqs, lengths)
         owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
         with self.drafting.deciding_time:
-            drafts = self.drafting.choose(one)
+            chosen = run("drafting", None, self.drafting.choose, one)
+            drafts = self.drafting.nothing() if chosen is None else chosen
             slots = self._slots(sum(draft.rows for draft in drafts), batch)
             if slots is None:
                 drafts, slots = self.drafting.nothing(), one.rows.slots[:0]
@@ -92,16 +94,16 @@ class Spiffy(BlockDiffusion):
         with self.drafting.deciding_time:
             blocks = found(rows, stepped, one.roots, drafts, len(one.rows), self.mask_id)
             self._give_back(rows, one.roots, slots, blocks, batch)
-            self.drafting.remember(one, rows, masked, logits, step, blocks)
-            self.drafting.learn(one, stepped, blocks)
-        self._record(one, blocks)
+            run("drafting", None, self.drafting.remember, one, rows, masked, logits, step, blocks)
+            run("drafting", None, self.drafting.learn, one, stepped, blocks)
+        run("metrics", None, self._record, one, blocks)
         ends = one.rows.starts[np.cumsum(lengths) - 1].tolist()
         outcomes = [
             Outcome(start + self.block_size) if block is None else self._outcome(start, block)
             for start, block in zip(ends, blocks, strict=True)
         ]
-        self._count(one, drafts, blocks, outcomes)
-        self._time(began, len(rows), one, alone=max(lengths) <= 2)
+        run("metrics", None, self._count, one, drafts, blocks, outcomes)
+        run("planning", None, self._time, began, len(rows), one, alone=max(lengths) <= 2)
         return outcomes
 
     # -- before the forward ---------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 The prefill server shows its drafter the prompts and never drafts. SGLang sends the keys and values at a request's slots
 to slots of the decode server, and what a draft model keeps there: with ours (`SlotPool`) the decode server drafts as
-if it had read the prompt itself.
+if it had read the prompt itself. A request that has to leave the decode server's cache takes both along and comes back
+with them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from .. import must_take
 from ..config import PluginConfig
 
+REQUEST = "sglang.srt.managers.schedule_batch.Req"
 DECODE = "sglang.srt.disaggregation.decode.SchedulerDisaggregationDecodeMixin"
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 TRANSFER = "sglang.srt.disaggregation.mooncake.conn.MooncakeKVManager"
@@ -37,6 +39,8 @@ def register() -> None:
 
 def register_hooks() -> None:
     HookRegistry.register(f"{DECODE}.get_new_prebuilt_batch", _admit, HookType.AROUND)
+    HookRegistry.register(f"{REQUEST}.offload_kv_cache", _leave, HookType.AROUND)
+    HookRegistry.register(f"{REQUEST}.load_kv_cache", _come_back, HookType.AROUND)
     HookRegistry.register(f"{SCHEDULER}.on_idle", _pause, HookType.AROUND)
     HookRegistry.register(f"{TRANSFER}._validate_peer_state_layout", _compare, HookType.AROUND)
 
@@ -50,7 +54,40 @@ def _admit(original: Callable[..., Any], scheduler: Any, running_batch: Any) -> 
         worker = scheduler.draft_worker
         worker.admit(batch)
         worker.history.write(*transferred_tokens(batch, worker.req_to_token_pool.req_to_token))
+        for req in batch.reqs:
+            req.outrider_worker = worker
     return batch
+
+
+def _leave(original: Callable[..., None], req: Any, pool: Any, allocator: Any) -> None:
+    """A request's slots are taken from it: keep its draft state, as SGLang does its keys and values."""
+    original(req, pool, allocator)
+    req.outrider_worker.optional.run("drafting", None, _keep_state, req, pool)
+
+
+def _come_back(original: Callable[..., None], req: Any, pool: Any, allocator: Any) -> None:
+    """A request has other slots: what it is drafted from was another's there."""
+    original(req, pool, allocator)
+    req.outrider_worker.optional.run("drafting", None, _restore_state, req, pool)
+
+
+def _keep_state(req: Any, pool: Any) -> None:
+    state, slots = _state_and_slots(req, pool)
+    req.outrider_state = [each[slots].cpu() for each in state]
+
+
+def _restore_state(req: Any, pool: Any) -> None:
+    state, slots = _state_and_slots(req, pool)
+    for each, kept in zip(state, req.outrider_state, strict=True):
+        each[slots] = kept.to(each.device)
+    req.outrider_state = []
+
+
+def _state_and_slots(req: Any, pool: Any) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The drafter's tensors, and a request's slots in them that hold keys and values."""
+    drafter = req.outrider_worker.drafter
+    slots = pool.req_to_token[req.kv.req_pool_idx, : req.seqlen - 1].long()
+    return [] if drafter is None else drafter.slot_state(), slots
 
 
 def _pause(original: Callable[..., None], scheduler: Any) -> None:

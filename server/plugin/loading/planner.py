@@ -40,7 +40,7 @@ def load_plan(config: PluginConfig, learned: str = "") -> tuple[Planner, Calibra
     profile = store.read(Path(config.profile))
     own = Path(learned) / CALIBRATION
     fitted = own if learned and own.is_file() else profile.calibration
-    calibration = CalibrationTable.load(fitted) if fitted else None
+    calibration = load_calibration(fitted, config.longest) if fitted else None
     if calibration is not None and calibration.verification != config.verification:
         logger.info(
             "Profile %s was calibrated with --verification %s, not %s: `outrider tune` does so anew",
@@ -48,6 +48,15 @@ def load_plan(config: PluginConfig, learned: str = "") -> tuple[Planner, Calibra
         )  # fmt: skip
     planner = registry.make(config.planner, gamma=config.longest, threshold=config.threshold, cost=profile.cost())
     return planner, calibration
+
+
+def load_calibration(path: Path, longest: int) -> CalibrationTable:
+    """A calibration for drafts of `longest` tokens; a drafter may have learned on a server that drafted more. Raises
+    ValueError naming the file."""
+    found = CalibrationTable.load(path)
+    if found.gamma > longest:
+        logger.warning("%s is for drafts of %d tokens: its first %d positions are used", path, found.gamma, longest)
+    return found.first(longest)
 
 
 def plan_again(plan_by: Callable[[Planner, CalibrationTable | None], None], config: PluginConfig, learned: str) -> None:

@@ -29,7 +29,7 @@ from tiny_eagle import AUTHORS, DRAFTED, LAYER_IDS
 from tiny_mtp import LAYOUTS as MTP_LAYOUTS
 from tiny_mtp import SHAPE
 
-from outrider.drafters.base import Drafter
+from outrider.drafters.base import Draft, Drafter
 from outrider.drafters.block import graphs
 from outrider.drafters.block.drafter import BlockDrafter
 from outrider.drafters.block.model import BlockModel
@@ -56,6 +56,7 @@ from outrider.scheduler.planners.token_buckets import TokenBuckets
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.decode import warm_up
 from outrider.server.plugin.decode import worker as worker_module
+from outrider.server.plugin.decode.boundary import Boundary
 from outrider.server.plugin.decode.follower import FollowerWorker
 from outrider.server.plugin.decode.learning import Exchange
 from outrider.server.plugin.decode.logit_rules import LogitRules
@@ -192,7 +193,7 @@ def make_worker(
     metrics = SpeculationMetrics(worker.width - 1, drafter, CollectorRegistry())
     made = registry.make(planner, gamma=worker.width - 1, threshold=0.3, cost=cost)
     buckets = TokenBuckets(POOL, worker.width)
-    worker.exchange, worker.keeper = Exchange(PluginConfig(), worker.drafter), None
+    worker.exchange, worker.optional = Exchange(PluginConfig(), worker.drafter), Boundary()
     watch = worker.exchange.watch
     worker.planning = Planning(made, None, worker.requests, metrics, device, buckets, watch=watch)
     page_table = torch.zeros(POOL, CONTEXT, dtype=torch.int32, device=device)
@@ -204,7 +205,7 @@ def make_worker(
         with mock.patch.object(graphs, "Recorder", return_value=record):
             worker.drafter.capture(GRAPHS, page_table)
         worker.tail = VerifyTail(buckets, worker._observe, device, room)
-    worker._nothing = worker._no_draft(0)
+    worker._nothing = Draft.nothing(0, worker.width - 1, device)
     runner = SimpleNamespace(attn_backend=None, shared_read_done_event=None)
     run = lambda batch, **_: forward(worker, batch)  # noqa: E731
     worker._target_worker = SimpleNamespace(model_runner=runner, forward_batch_generation=run)

@@ -18,10 +18,12 @@ GAMMA = 3
 COMMON = CalibrationTable.of({CLASSES[0]: Calibration((1.0, 1.0), (0.5, -0.5))}, 2)
 
 
-def requests(*ids: str | None, learned: str = "") -> list[SimpleNamespace]:
+def admit(outcomes: AdapterOutcomes, *ids: str | None, learned: str = "") -> np.ndarray:
+    """Numbers of requests with these adapters."""
     found = [RequestOptions(adapter=each, learned=learned).to_custom_params() for each in ids]
     sampling = [SimpleNamespace(custom_params=params) for params in found]
-    return [SimpleNamespace(lora_id=each, sampling_params=one) for each, one in zip(ids, sampling, strict=True)]
+    reqs = [SimpleNamespace(lora_id=each, sampling_params=one) for each, one in zip(ids, sampling, strict=True)]
+    return np.array([outcomes.admit(req) for req in reqs])
 
 
 def show(outcomes: AdapterOutcomes, numbers: np.ndarray, chances: list[float], steps: int) -> None:
@@ -46,7 +48,7 @@ def test_an_adapter_where_drafts_fail_is_known_by_its_own() -> None:
     loaded = {each: SimpleNamespace(lora_name=f"name {each}") for each in ("good", "bad")}
     registry = CollectorRegistry()
     outcomes = AdapterOutcomes(loaded, GAMMA, registry)
-    numbers = outcomes.admit(requests("good", None, "bad", "good"))
+    numbers = admit(outcomes, "good", None, "bad", "good")
     assert numbers.tolist() == [1, 0, 2, 1]
     common = 1 / (1 + np.exp(-(np.log(1.5) + 0.5)))
     np.testing.assert_allclose(confidences(outcomes, numbers), common, rtol=1e-5)
@@ -74,12 +76,12 @@ def test_an_adapter_where_drafts_fail_is_known_by_its_own() -> None:
 def test_an_unloaded_adapter_is_forgotten() -> None:
     loaded = {"a": SimpleNamespace(lora_name="a")}
     outcomes = AdapterOutcomes(loaded, GAMMA, CollectorRegistry())
-    numbers = outcomes.admit(requests("a"))
+    numbers = admit(outcomes, "a")
     show(outcomes, numbers, [0.2], FIRST)
     assert outcomes.table(1) is not None
     del loaded["a"]
     loaded["b"] = SimpleNamespace(lora_name="a")  # another one of the same name
-    assert outcomes.admit(requests("b", "b")).tolist() == [2, 2]
+    assert admit(outcomes, "b", "b").tolist() == [2, 2]
     assert outcomes.table(1) is outcomes.table(2) is None
     show(outcomes, numbers, [0.2], 1)  # a step of before
 
@@ -87,9 +89,9 @@ def test_an_unloaded_adapter_is_forgotten() -> None:
 def test_a_drafter_that_has_learned_more_begins_anew() -> None:
     registry = CollectorRegistry()
     outcomes = AdapterOutcomes({"a": SimpleNamespace(lora_name="a")}, GAMMA, registry)
-    numbers = outcomes.admit(requests("a"))
+    numbers = admit(outcomes, "a")
     show(outcomes, numbers, [0.2], FIRST)
-    later = outcomes.admit(requests("a", learned="0001"))
+    later = admit(outcomes, "a", learned="0001")
     assert (numbers.tolist(), later.tolist()) == ([1], [2])
     assert outcomes.table(1) is not None
     assert outcomes.table(2) is None

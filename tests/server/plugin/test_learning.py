@@ -142,6 +142,7 @@ def request(
         origin_input_ids=[1, 2, 3],
         output_ids_through_stop=[4, 5, 6],
         finished_reason=reason or FINISH_LENGTH(3),
+        multimodal_inputs=None,
         to_finish=None,
     )
 
@@ -153,9 +154,10 @@ def keeping(store: AnswerStore) -> AnswerKeeper:
 def test_answers_are_kept_but_those_that_refused_or_were_given_up(tmp_path: Path) -> None:
     keeper = keeping(AnswerStore(tmp_path, 10_000))
     reqs = [request("a"), request("b", learn=False), request("c", reason=FINISH_ABORT()), request("d", top_k=5)]
-    reqs.append(request("e", lora_id="an adapter's"))
-    keeper.admit(reqs[:2])
-    keeper.admit(reqs)  # again, after a retraction
+    reqs += [request("e", lora_id="an adapter's"), request("f")]
+    reqs[-1].multimodal_inputs = SimpleNamespace()  # images, which a drafter does not read
+    for req in [*reqs[:2], *reqs]:  # again, after a retraction
+        keeper.admit(req)
     for req in reqs:
         keeper.finished(req.rid)
         keeper.finished(req.rid)
@@ -173,7 +175,7 @@ def test_an_adapters_answers_are_kept_for_its_learner_alone(tmp_path: Path) -> N
     for number, (lora_id, options) in enumerate(((None, own), ("x", mine), ("y", mine), ("x", own), (None, mine))):
         req = request(str(number), lora_id=lora_id, **options)
         req.origin_input_ids = [number]
-        keeper.admit([req])
+        keeper.admit(req)
         keeper.finished(req.rid)
     keeper.save()
     kept = {
@@ -209,7 +211,7 @@ def test_the_scheduler_waits_for_no_store(tmp_path: Path) -> None:
 
 def test_requests_that_end_unnoticed_are_not_held(tmp_path: Path) -> None:
     keeper = keeping(AnswerStore(tmp_path, 10_000))
-    keeper.admit([request("gone")])
+    keeper.admit(request("gone"))
     assert not list(keeper._running)
 
 
@@ -220,8 +222,8 @@ def test_a_full_disk_is_logged_once_and_ends_nothing(tmp_path: Path, caplog: pyt
     (tmp_path / "answers").touch()  # every write fails from now on
     keeper = keeping(store)
     reqs = [request(str(number)) for number in range(3)]
-    keeper.admit(reqs)
     for req in reqs:
+        keeper.admit(req)
         keeper.finished(req.rid)
     keeper.save()
     assert len([record for record in caplog.records if "cannot be kept" in record.message]) == 1

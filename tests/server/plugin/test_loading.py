@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,13 +22,15 @@ from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.wrappers import DeferredObserve, Initialised
 from outrider.profiles import store
+from outrider.scheduler.calibration.classes import CLASSES
+from outrider.scheduler.calibration.model import Calibration
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.planners.asynchronous import Asynchronous
 from outrider.scheduler.planners.baselines import Threshold, VerifyAll
 from outrider.scheduler.planners.synchronous import Synchronous
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.loading.drafter import load_drafter
-from outrider.server.plugin.loading.planner import load_plan
+from outrider.server.plugin.loading.planner import CALIBRATION, load_plan
 
 PADDED = 104
 """Rows of the target's weights; SGLang pads the vocabulary."""
@@ -132,3 +135,20 @@ def test_a_calibration_of_another_verification_is_used_and_said(
         assert "--verification" not in caplog.text
         assert load_plan(config)[1] is not None
     assert "epyc was calibrated with --verification token, not block: `outrider tune`" in caplog.text
+
+
+@pytest.mark.parametrize(("gamma", "lookup_gamma", "positions"), [(3, 0, 3), (3, 8, 7), (7, 0, 7)])
+def test_what_was_learned_at_a_larger_gamma_serves_a_smaller_one(
+    gamma: int, lookup_gamma: int, positions: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A learner's folder is that of its model, whatever the server drafts."""
+    store.save(profile(), tmp_path, CalibrationTable.of({}, 3).to_json())
+    learned = CalibrationTable.of({CLASSES[0]: Calibration(tuple(range(1, 8)), method="joint")}, 7)
+    (tmp_path / "0001").mkdir()
+    (tmp_path / "0001" / CALIBRATION).write_text(json.dumps(learned.to_json()))
+    config = PluginConfig(drafter="dspark", profile=str(tmp_path / "epyc"), gamma=gamma, lookup_gamma=lookup_gamma)
+    _, table = load_plan(config, str(tmp_path / "0001"))
+    assert table is not None
+    assert table.by_class[0].temperatures == tuple(range(1, positions + 1))
+    assert table.parameters(config.longest, torch.device("cpu"))[0].shape[1] == config.longest
+    assert ("is for drafts of 7 tokens: its first 3 positions" in caplog.text) == (positions == 3)

@@ -34,6 +34,8 @@ class Request(SimpleNamespace):
 class SeveralSets(FixedDrafter):
     """Remembers whose weights each set has."""
 
+    gamma = GAMMA
+
     def __init__(self) -> None:
         self.sets: dict[int, str] = {}
 
@@ -79,16 +81,16 @@ def keys(tmp_path: Path, drafter: SeveralSets) -> OwnerDrafters:
 
 def served_by(keys: OwnerDrafters, drafter: SeveralSets, *requests: Request) -> list[str]:
     """The owner of the weights that draft for each request; "": those of the start."""
-    return [drafter.sets.get(int(number), "") for number in keys.admit(requests)]
+    return [drafter.sets.get(int(number), "") for number in map(keys.admit, requests)]
 
 
 def test_each_key_is_drafted_by_its_own(keys: OwnerDrafters, drafter: SeveralSets) -> None:
     reqs = [request("a", "0001"), request(""), request("b"), request("b", "0002"), request("a", "0001")]
     assert served_by(keys, drafter, *reqs) == ["a/0001", "", "", "b/0002", "a/0001"]
-    numbers = keys.admit(reqs)  # again, as chunks of prompts are
+    numbers = [keys.admit(req) for req in reqs]  # again, as chunks of prompts are
     assert numbers[1] == 0
     assert numbers[0] == numbers[4]
-    assert len(set(numbers.tolist())) == 4
+    assert len(set(numbers)) == 4
 
 
 def test_an_adapters_drafter_drafts_for_that_adapter_alone(keys: OwnerDrafters, drafter: SeveralSets) -> None:
@@ -121,7 +123,7 @@ def test_a_number_is_never_anothers(keys: OwnerDrafters, drafter: SeveralSets) -
         for learner in "abcd":
             for name in ("0001", "0002"):
                 req = request(learner, name)
-                (number,) = keys.admit([req]).tolist()
+                number = keys.admit(req)
                 assert seen.setdefault(number, learner) == learner
                 assert {n: own[0] for n, own in drafter.sets.items()}.items() <= seen.items()
                 keys.finished(req.rid)
@@ -146,10 +148,10 @@ def show(keys: OwnerDrafters, numbers: list[int], chances: list[float], steps: i
 
 
 def test_a_worse_drafter_is_taken_back_from_its_key_alone(keys: OwnerDrafters, drafter: SeveralSets) -> None:
-    first, other = (int(n) for n in keys.admit([request("a", "0001"), request("b", "0001")]))
+    first, other = keys.admit(request("a", "0001")), keys.admit(request("b", "0001"))
     show(keys, [first, other], [0.9, 0.9], WINDOW)
     promoted = request("a", "0002")
-    (second,) = keys.admit([promoted]).tolist()
+    second = keys.admit(promoted)
     show(keys, [second, other], [0.05, 0.05], 100)
     assert keys.state()["refused"] == ["a/0002"]
     assert set(drafter.sets.values()) == {"b/0001"}  # it was not exchanged, so it is not compared with anything
@@ -165,8 +167,9 @@ def test_what_does_not_fit_is_refused(keys: OwnerDrafters, drafter: SeveralSets)
 
 def test_a_forgotten_key_begins_anew(keys: OwnerDrafters, drafter: SeveralSets) -> None:
     running = request("a", "0001")
-    (before,) = keys.admit([running]).tolist()
-    keys.admit([request("a", "0009"), request("b", "0001")])
+    before = keys.admit(running)
+    keys.admit(request("a", "0009"))
+    keys.admit(request("b", "0001"))
     keys.drop_owner("a")
     assert set(drafter.sets.values()) == {"b/0001"}
     assert before not in drafter.sets
@@ -176,10 +179,10 @@ def test_a_forgotten_key_begins_anew(keys: OwnerDrafters, drafter: SeveralSets) 
 
 def test_each_set_has_its_calibration(keys: OwnerDrafters, tmp_path: Path) -> None:
     learned(tmp_path, "e", "0001", shift=2.0)
-    numbers = keys.admit([request("e", "0001"), request(""), request("a", "0001")])
+    numbers = [keys.admit(req) for req in (request("e", "0001"), request(""), request("a", "0001"))]
     common, classes = table(-1.0), torch.tensor([0, 2, 5])
     confidence = torch.full((3, GAMMA), 0.5)
-    tables = [keys.table(number) or common for number in numbers.tolist()]
+    tables = [keys.table(number) or common for number in numbers]
     places, (inverse, shifts) = parameters_of_each(tables, confidence, classes)
     assert shifts[places].tolist() == [[2.0] * GAMMA, [-1.0] * GAMMA, [-1.0] * GAMMA]
     assert inverse.shape == (2 * len(CLASSES), GAMMA)

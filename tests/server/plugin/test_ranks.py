@@ -26,7 +26,11 @@ def test_ranks_with_clocks_seeds_and_confidences_of_their_own_agree_at_every_ste
         assert told["verified"] > told["accepted"] > 40
         assert told["whole_weights"]  # the first rank's drafter reads them
         assert any(sign in told["gone"] for sign in PEER_GONE), told["gone"]
-    with_buckets = [worlds[name] for name in ("buckets", "greedy")]
+        part = told["world"].partition(" fails")[0]
+        failed = told["world"] != part
+        assert told["failures"] == ({part: 1} if failed else {})
+        assert any(told["last"]) != failed  # no rank waits for another, and nothing is verified any more
+    with_buckets = [told for name, told in worlds.items() if name in ("greedy", "drafting fails") or "buckets" in name]
     sizes = set(TokenBuckets(6, 5).sizes)
     assert all(set(told["sizes"]) <= sizes and len(told["sizes"]) > 1 for told in with_buckets)
     assert all(told["accepted_by_graphs"] == told["steps"] - 1 for told in with_buckets)  # sampled ones, too

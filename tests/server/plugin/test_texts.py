@@ -1,35 +1,49 @@
-"""The engine's part in lookups across requests: whose texts are kept."""
+"""Texts that are kept for lookups across requests: whose, and of prompts with images too."""
 
 from __future__ import annotations
 
+from array import array
 from types import SimpleNamespace
 
 import pytest
+from sglang.srt.managers.schedule_batch import FINISH_LENGTH
 
-from outrider.drafters.corpora import OWNERS, Corpora
+from outrider.drafters.corpora import OWNERS, Corpora, Name
 from outrider.kernels.cpu import native
 from outrider.server.plugin.decode.texts import TextKeeper
 from outrider.server.plugin.options import RequestOptions
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
 
+VOCAB = 100
+IMAGE = 1_000_000 + (1 << 61)
+"""A token that SGLang puts in the place of an image's."""
+
 
 class Request(SimpleNamespace):
-    """A request that, as SGLang's, can be referred to weakly."""
+    """The part of SGLang's request that is read."""
 
-    __slots__ = ("__weakref__",)
+    __hash__ = object.__hash__
 
 
 def ask(keeper: TextKeeper, key: str, adapter: str | None = None, salt: str = "") -> int:
     """Number of the corpus in which a key's request is looked up; a corpus that was dropped comes back with another."""
     params = SimpleNamespace(custom_params=RequestOptions(corpus=key).to_custom_params())
-    request = Request(rid="", sampling_params=params, origin_input_ids=[1, 2, 3], lora_id=adapter, cache_salt=salt)
-    return int(keeper.admit([request])[0])
+    tokens = array("q", [1, 2, 3])
+    request = Request(
+        rid="",
+        sampling_params=params,
+        origin_input_ids=tokens,
+        lora_id=adapter,
+        cache_salt=salt,
+        multimodal_inputs=None,
+    )
+    return keeper.admit(request)
 
 
 def test_a_keys_adapters_displace_its_own_texts_alone() -> None:
     """The last ones asked for stay, salted or not; another key's stay whatever comes."""
-    keeper = TextKeeper(Corpora(4096))
+    keeper = TextKeeper(Corpora(4096), VOCAB)
     others = {key: ask(keeper, key) for key in ("bob", "cid")}
     numbers = {name: ask(keeper, "ann", name) for name in map(str, range(2 * OWNERS))}
     kept = list(numbers)[-(OWNERS - len(others)) :]
@@ -41,7 +55,7 @@ def test_a_keys_adapters_displace_its_own_texts_alone() -> None:
 
 def test_keys_get_their_share_of_one_that_has_more() -> None:
     """Until each has as much; then the one that has been silent longest goes."""
-    keeper = TextKeeper(Corpora(4096))
+    keeper = TextKeeper(Corpora(4096), VOCAB)
     adapters = [ask(keeper, "ann", f"adapter {n}") for n in range(OWNERS)]
     keys = {f"key {n}": ask(keeper, f"key {n}") for n in range(OWNERS - 1)}
     assert ask(keeper, "ann", f"adapter {OWNERS - 1}") == adapters[-1]
@@ -49,3 +63,25 @@ def test_keys_get_their_share_of_one_that_has_more() -> None:
     ask(keeper, "one more")
     assert ask(keeper, "key 0") == keys["key 0"]
     assert ask(keeper, "ann", f"adapter {OWNERS - 1}") != adapters[-1]
+
+
+@pytest.mark.parametrize("images", [0, 1, 3])
+def test_an_image_is_no_text(images: int) -> None:
+    """It cannot be drafted; the words around it can."""
+    keeper, prompt, answer = TextKeeper(Corpora(1 << 10), VOCAB), array("q"), [7, 8, 9]
+    for number in range(images):
+        prompt.extend([10 + number, 11 + number, *[IMAGE + number] * 40])
+    prompt.extend([4, 5, 6])
+    req = Request(
+        rid="a", lora_id=None, cache_salt=None, origin_input_ids=prompt, output_ids_through_stop=answer,
+        finished_reason=FINISH_LENGTH(3), multimodal_inputs=SimpleNamespace() if images else None,
+        sampling_params=SimpleNamespace(custom_params=RequestOptions(corpus="me").to_custom_params()),
+    )  # fmt: skip
+    assert keeper.admit(req) == keeper.admit(req) > 0
+    keeper.finished("a")
+    ((name, kept),) = keeper.corpora.contents()
+    assert name == Name.of("me", "")
+    texts = " ".join(map(str, kept.tolist())).split("-1")
+    assert [text.split() for text in texts if text] == [
+        *([str(10 + number), str(11 + number)] for number in range(images)), [*"456"], [*"456789"],
+    ]  # fmt: skip

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from prometheus_client import CollectorRegistry
 
 from outrider.scheduler.calibration.classes import CLASSES
+from outrider.server.plugin.decode.boundary import Boundary
+from outrider.server.plugin.decode.metrics import SpeculationMetrics
 from outrider.server.plugin.decode.trace import ACROSS, KEY, LOOKUP, MODEL, TARGET, StepTrace
 
 CONFIDENCE = torch.tensor([[0.9, 0.5, 0.25], [0.75, 0.5, 0.1], [0.6, 0.2, 0.1]])
@@ -59,6 +63,13 @@ def test_steps_follow_the_prefill_and_other_information_stays() -> None:
     StepTrace.of_first_tokens(np.array([True]), "cpu").consume(SimpleNamespace(reqs=[asking]), [commit(1)])
     step([True, False, False]).consume(SimpleNamespace(reqs=[asking, None, None]), [commit(3), None, None])
     assert [maker for maker, _ in asking.customized_info[KEY]] == [TARGET, MODEL, MODEL, TARGET]
+
+
+def test_a_copy_that_fails_leaves_the_trace_on_the_device(registry: CollectorRegistry) -> None:
+    metrics = SpeculationMetrics(3, "dspark", registry)
+    trace = replace(step([True, True, True]), optional=Boundary(metrics.failures))
+    assert trace.copy_to_host(lambda tensor: 1 / 0) is trace
+    assert trace.optional.off == {"tracing"}
 
 
 def test_a_step_on_a_device_is_copied_when_sglang_copies_the_rest() -> None:

@@ -16,6 +16,8 @@ times as often.
 
 profile-costs: steps cost what the profile says, however long they take here, so that the planner decides alike on every
 machine.
+
+failures: optional parts of speculation fail on request, in the file that OUTRIDER_TEST_FAILURES names; see `Failing`.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -117,7 +120,101 @@ def swap_adapters(module: ModuleType) -> None:
     module.DirectForward.verify = swapped
 
 
+class Failing:
+    """Raises in calls through `Boundary.run`. The file has three words: a number, which differs each time; a call, as
+    its part and name; and the place: before, within (behind half of the calls that it makes) or after it. A new number
+    switches everything on again."""
+
+    def __init__(self) -> None:
+        self.words = ["", "", ""]
+        self.made: int | None = None  # calls that it makes, once that is known
+        self.renewed: set[int] = set()
+
+    def look(self) -> None:
+        """Read the file."""
+        words = Path(os.environ["OUTRIDER_TEST_FAILURES"]).read_text().split()
+        if words and words != self.words:
+            self.words, self.made = words, None
+            self.renewed.clear()
+
+    def is_new(self, each: Any) -> bool:
+        """True the first time that this object is seen since the file has changed."""
+        new = id(each) not in self.renewed
+        self.renewed.add(id(each))
+        return new
+
+    def failing(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The call, which fails."""
+
+        def fails(*args: Any, **options: Any) -> Any:
+            place = self.words[2]
+            if place == "within":
+                return self.run_half(call, *args, **options)
+            if place == "after":
+                call(*args, **options)
+            raise RuntimeError(f"planted {place} {call.__name__}")
+
+        return fails
+
+    def run_half(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """The first time count the calls that it makes; then fail behind half of them."""
+        made = 0
+
+        def count(frame: Any, event: str, arg: Any) -> None:
+            nonlocal made
+            made += event == "call"
+            if self.made is not None and made > self.made // 2:
+                raise RuntimeError(f"planted within {call.__name__}, in {frame.f_code.co_name}")
+
+        sys.setprofile(count)
+        try:
+            found = call(*args, **options)
+        finally:
+            sys.setprofile(None)
+        if self.made is not None:
+            raise RuntimeError(f"planted within {call.__name__}, at its end")
+        self.made = made
+        return found
+
+
+FAILING = Failing()
+
+
+def fail_on_request(module: ModuleType) -> None:
+    """Change `server/plugin/decode/boundary.py`: calls fail that are to."""
+    run = module.Boundary.run
+
+    def planted(boundary: Any, part: str, otherwise: Any, call: Any, /, *args: Any, **options: Any) -> Any:
+        FAILING.look()
+        if FAILING.is_new(boundary):
+            boundary.off.clear()
+            boundary.counts = dict.fromkeys(boundary.counts, 0)
+        name = getattr(call, "__name__", "").strip("<>")
+        if FAILING.words[1] == f"{part}:{name}":
+            call = FAILING.failing(call)
+        return run(boundary, part, otherwise, call, *args, **options)
+
+    module.Boundary.run = planted
+
+
+def draft_again(module: ModuleType) -> None:
+    """Change `server/plugin/decode/requests.py`: drafts that were stopped go on with the next number."""
+    admit = module.RequestTable.admit
+
+    def admitted(table: Any, *args: Any) -> None:
+        FAILING.look()
+        if FAILING.is_new(table):
+            table.longest = table.gamma
+        admit(table, *args)
+
+    module.RequestTable.admit = admitted
+
+
 CHANGES = {
+    "failures": {
+        "outrider.server.plugin.decode.boundary": fail_on_request,
+        "outrider.server.plugin.decode.requests": draft_again,
+    },
     "overlap": {
         "sglang.srt.managers.scheduler": say_so,
         "outrider.server.processes.sglang_args": ask_for_overlap,

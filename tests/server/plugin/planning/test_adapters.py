@@ -31,7 +31,7 @@ def planning(make, registry):
     found.adapters = AdapterOutcomes({"a": SimpleNamespace(lora_name="a")}, GAMMA, registry)
     found.watch = Watch()
     prefill(found, 2, 5)
-    found.requests.adapters[[2, 5]] = found.adapters.admit([requested(each) for each in (None, "a")])
+    found.requests.adapters[[2, 5]] = [found.adapters.admit(requested(each)) for each in (None, "a")]
     return found
 
 

@@ -35,9 +35,8 @@ class Model(Drafter):
 
 
 def worker_of(planning, drafter):
-    return SimpleNamespace(
-        drafter=drafter, planning=planning, target_worker=SimpleNamespace(model_config=SimpleNamespace(vocab_size=97))
-    )
+    target = SimpleNamespace(model_config=SimpleNamespace(vocab_size=97))
+    return SimpleNamespace(drafter=drafter, planning=planning, target_worker=target, optional=planning.optional)
 
 
 def test_the_model_drafts_for_all_and_other_tokens_are_verified(make):

@@ -183,6 +183,7 @@ def test_a_profile_that_was_damaged_meanwhile_leaves_the_plan_as_it_is(make, tmp
     (tmp_path / "profile.json").write_text("{")
     planning, config = make(), PluginConfig(drafter="dspark", profile=str(tmp_path))
     planner = planning.planner
-    worker = SimpleNamespace(planning=planning, config=config, exchange=SimpleNamespace(in_use=""))
+    exchange = SimpleNamespace(in_use="")
+    worker = SimpleNamespace(planning=planning, config=config, exchange=exchange, optional=planning.optional)
     SpeculativeWorker.reload_profile(worker)
     assert planning.planner is planner

@@ -1,0 +1,174 @@
+"""Every optional call of a step fails, one after another, in servers under load: no request fails and no text changes.
+
+The list of calls comes from the source: one that is new fails the tests until it has a place here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from adapters import write_adapter
+from asking import MODEL, ask_as
+from diffusion_servers import ALL, GREEDY, OFF, SEEDED, serve
+from failing_parts import PLUGIN, Failures, direct_calls, optional_calls
+from learned_drafters import offer, wait_until_tried
+from running import HTTP, ForkedServer, Server, free_port
+from small_target import SmallTarget
+from tiny_diffusion import TinyDiffusion
+
+from outrider.server.http.keys import key_file
+
+from .conftest import SHARING, jagged_profile
+
+BODIES: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.8, "seed": 3}]
+KEYS = {
+    "adapters:admit", "adapters:flush", "adapters:observe", "drafting:_draft", "drafting:observe", "drafting:prefilled",
+    "learning:admit", "learning:finished", "learning:observe", "learning:take_back_if_worse", "lookups:admit",
+    "lookups:finished", "lookups:save", "metrics:flush", "metrics:observe_draft_and_planner", "metrics:observe_step",
+    "metrics:observe_time", "own_drafters:admit", "own_drafters:finished", "own_drafters:observe", "planning:admit",
+    "planning:_curve", "planning:begin", "planning:finish", "planning:flush", "planning:interrupt", "questions:_live",
+    "tracing:_tell", "tracing:send",
+}  # fmt: skip
+"""Calls of a server with a drafter for each key, adapters, and texts that are looked up."""
+KEY_GONE = {"own_drafters:drop_owner"}
+SHARED = {"calibration:observe", "learning:take", "planning:plan_again", "questions:lambda", "questions:outrider_state"}
+"""The same with one drafter that learns and assesses itself."""
+DIFFUSION = {
+    "drafting:choose", "drafting:learn", "drafting:remember", "metrics:_count", "metrics:_record", "metrics:flush",
+    "planning:_time",
+}  # fmt: skip
+PAIR = {"drafting:_keep_state", "drafting:_restore_state"}
+"""In test_disaggregation.py."""
+DEVICE = {"tracing:_copied"}
+"""In tests/server/plugin/test_trace.py."""
+INSIDE = {"_set_up", "_draft", "primary_draft_kv_pool", "init_cuda_graphs", "outrider_state", "outrider_live"}
+INSIDE |= {"forget_records"}
+"""Functions of the worker that run as it starts, or through the boundary."""
+
+
+def test_every_optional_call_has_a_place() -> None:
+    assert optional_calls() == KEYS | KEY_GONE | SHARED | DIFFUSION | PAIR | DEVICE
+
+
+def test_optional_parts_are_called_through_the_boundary_alone() -> None:
+    decode = PLUGIN / "decode"
+    assert direct_calls(decode / "worker.py", INSIDE) == {"_decode: self.planning.least_bucket"}
+    assert not direct_calls(decode / "request_parts.py", set())
+    assert direct_calls(PLUGIN / "diffusion" / "spiffy.py", {"_time"}) == {"generate: self.drafting.nothing"}
+
+
+def ask_all(
+    server: Server, secrets: list[str], models: tuple[str, ...], prompts: list[str], *, speculate: bool
+) -> list[list[int]]:
+    """Token ids of what each key gets from each model to each prompt, greedily and with a seed, eight at once."""
+    cases = list(itertools.product(secrets, models, prompts, BODIES))
+
+    def ask(case: tuple[str, str, str, dict[str, Any]]) -> list[int]:
+        secret, model, prompt, body = case
+        return ask_as(server, secret, prompt, speculate=speculate, model=model, **body)["choices"][0]["token_ids"]
+
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(ask, cases))
+
+
+@pytest.mark.server
+def test_with_a_drafter_for_each_key_and_adapters(
+    tmp_path: Path, small_target: SmallTarget, prompts: list[str]
+) -> None:
+    failures = Failures(tmp_path / "failures", metrics=free_port())
+    gone = [f"gone-{number}" for number in range(6)]
+    secrets = {name: key_file.new() for name in ("ann", "bob", *gone)}
+    for name, secret in secrets.items():
+        key_file.add(tmp_path / "keys.toml", key_file.Key(name=name, digest=key_file.digest(secret.encode())))
+    stay = [secrets["ann"], secrets["bob"]]
+    made = {"model": str(small_target.folder), "drafter": "dspark", "drafter_path": str(small_target.dspark)}
+    profile = jagged_profile(tmp_path, **made)
+    adapter = write_adapter(tmp_path / "sql", small_target.model, 1, strength=1.0)
+    server = ForkedServer(
+        tmp_path / "log", *SHARING, *small_target.flags(), "--profile", str(profile), "--learn",
+        "--learn-folder", str(tmp_path / "learned"), "--learn-per", "key", "--api-keys", str(tmp_path / "keys.toml"),
+        "--lookup-across", "--lookup-store", str(tmp_path / "texts"), "--enable-lora", "--lora-paths", f"sql={adapter}",
+        "--metrics-port", str(failures.metrics), **failures.environment,
+    )  # fmt: skip
+    try:
+        server.wait_until_ready()
+        ask = partial(ask_all, server, stay, (MODEL, "sql"), prompts[:2])
+        plain = ask(speculate=False)
+
+        def use() -> None:
+            assert ask(speculate=True) == plain
+            live = HTTP.get(f"{server.url}/outrider/live", headers={"Authorization": f"Bearer {stay[0]}"}, timeout=20)
+            assert live.status_code in (200, 503), live.text
+
+        def lose_two_keys() -> None:
+            ask_all(server, [secrets[name] for name in gone[:2]], (MODEL,), prompts[:1], speculate=True)
+            for _ in range(2):
+                key_file.remove(tmp_path / "keys.toml", gone.pop(0))
+            use()
+
+        use()
+        failures.of_each(server, KEYS, use)
+        failures.of_each(server, KEY_GONE, lose_two_keys)
+    finally:
+        server.kill()
+
+
+@pytest.mark.server
+def test_with_a_drafter_that_learns_and_assesses_itself(
+    tmp_path: Path, small_target: SmallTarget, prompts: list[str]
+) -> None:
+    failures, learned = Failures(tmp_path / "failures"), tmp_path / "learned"
+    server = ForkedServer(
+        tmp_path / "log", *SHARING, *small_target.flags("eagle3"), "--learn", "--learn-folder", str(learned),
+        **failures.environment,
+    )  # fmt: skip
+    names = map("{:04}".format, itertools.count(1))
+    try:
+        server.wait_until_ready()
+        ask = partial(ask_all, server, ["none"], (MODEL,), prompts[:4])
+        plain = ask(speculate=False)
+
+        def use() -> None:
+            assert ask(speculate=True) == plain
+
+        def learn() -> None:
+            for name in itertools.islice(names, 2):
+                offer(learned, name, small_target, broken=False, drafter="eagle3")
+                wait_until_tried(learned, name)
+                use()
+
+        def tune() -> None:
+            said = HTTP.post(f"{server.url}/outrider/tune", json={"quick": True, "rounds": 1}, timeout=60)
+            assert "error" in json.loads(said.text.splitlines()[-1]), said.text
+            use()
+
+        ways = {"calibration": use, "learning": learn, "planning": learn, "questions": tune}
+        for call in sorted(SHARED):
+            failures.of_each(server, [call], ways[call.partition(":")[0]])
+        use()
+    finally:
+        server.kill()
+
+
+@pytest.mark.server
+def test_with_block_diffusion(tmp_path: Path) -> None:
+    failures = Failures(tmp_path / "failures")
+    for served in serve(tmp_path, TinyDiffusion(tied=False), *ALL, threshold=None, **failures.environment):
+        prompts = served.prompts([9, 14, 22, 5])
+
+        def ask(**options: Any) -> list[list[int]]:
+            return [answer for body in (GREEDY, SEEDED) for answer in served.ask_all(prompts, 24, 4, **body, **options)]  # noqa: B023
+
+        plain = ask(**OFF)
+
+        def use() -> None:
+            assert ask() == plain  # noqa: B023
+
+        use()
+        failures.of_each(served.server, DIFFUSION, use)

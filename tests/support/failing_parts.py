@@ -1,0 +1,85 @@
+"""Calls that may fail without a request failing, found in the source, and servers in which they do."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from metrics_page import MetricsPage
+from running import Server, changed, wait_until
+
+from outrider.server.plugin.decode.boundary import PARTS
+
+PLUGIN = Path(__file__).parents[2] / "server" / "plugin"
+PLACES = ("before", "within", "after")
+PARTS_OF_WORKER = {"drafter", "planning", "texts", "adapters", "by_owner", "keeper", "exchange", "watch", "drafting"}
+"""Names of the optional parts, as attributes."""
+
+
+def optional_calls() -> set[str]:
+    """What is called through `Boundary.run`, as its part and name."""
+    found = set()
+    for path in PLUGIN.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("optional.run", "run")):
+                part = node.args[0] if node.args else None
+                if isinstance(part, ast.Constant) and part.value in PARTS:
+                    call = node.args[2]
+                    name = call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "lambda")
+                    found.add(f"{part.value}:{name}")
+                else:
+                    assert not ast.unparse(node.func).endswith("optional.run"), f"{path}:{node.lineno}: which part?"
+    return found
+
+
+def direct_calls(path: Path, inside: set[str]) -> set[str]:
+    """Calls of optional parts in a module, as function and call, but for functions that are called `inside`."""
+    found = set()
+    for function in ast.walk(ast.parse(path.read_text())):
+        if isinstance(function, ast.FunctionDef) and function.name not in inside:
+            for node in ast.walk(function):
+                if isinstance(node, ast.Call) and PARTS_OF_WORKER & {*ast.unparse(node.func).split(".")[:-1]}:
+                    found.add(f"{function.name}: {ast.unparse(node.func)}")
+    return found
+
+
+class Failures:
+    """Has optional calls fail in a server that was started with `environment`. metrics: its port for them; None: its
+    own."""
+
+    def __init__(self, file: Path, metrics: int | None = None) -> None:
+        self.file, self.metrics, self._numbers = file, metrics, itertools.count(1)
+        file.write_text("")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return changed("failures", "hurries") | {"OUTRIDER_TEST_FAILURES": str(self.file)}
+
+    def plant(self, call: str, place: str) -> None:
+        self.file.write_text(f"{next(self._numbers)} {call} {place}")
+
+    def of_each(
+        self, server: Server, calls: Iterable[str], use: Callable[[], None], places: Sequence[str] = PLACES
+    ) -> None:
+        """Have each call fail at each place while the server is used, which asserts that no text changes; prints a
+        line for each. The metrics count failures, and the log has a line with the cause."""
+        server.may_fail = True
+        for call, place in itertools.product(sorted(calls), places):
+            before, lines = self.counted(server), len(server.failures())
+            self.plant(call, place)
+            use()
+            wait_until(lambda: self.counted(server) != before, 20)  # noqa: B023
+            self.plant("nothing", "before")
+            part, now = call.partition(":")[0], self.counted(server)
+            assert {name: now[name] - before[name] for name in now if now[name] != before[name]}.keys() == {part}
+            said = server.failures()[lines:]
+            assert len(said) == min(now[part] - before[part], max(PARTS[part], 1)), said
+            assert all(f"{part} failed" in line and f"planted {place}" in line for line in said), said
+            print(f"{call:36} {place:7} failures: {now[part] - before[part]:.0f}, texts changed: 0")
+
+    def counted(self, server: Server) -> dict[str, float]:
+        """Failures so far, by part."""
+        page = MetricsPage(f"http://127.0.0.1:{self.metrics or server.port}")
+        return {part: page.value("outrider_speculation_failures_total", part=part) for part in PARTS}
