@@ -197,7 +197,7 @@ def test_the_scheduler_waits_for_no_store(tmp_path: Path) -> None:
     for number in range(2 * OPEN_STORES):
         req = request(str(number), learner=f"keys/{number % (OPEN_STORES + 3)}")
         req.origin_input_ids = [number]
-        keeper.admit([req])
+        keeper.admit(req)
         keeper.finished(req.rid)
         req.output_ids_through_stop.clear()  # SGLang may use it again
     assert not opened
