@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,14 +19,10 @@ from outrider.server.plugin.grammars import worker
 
 TOKENS = 3000
 """Of an answer; a second one has no room in the cache beside it, and waits."""
-SCHEMA = {"name": "slow", "schema": json.loads(slow_schema())}
 QUESTION = [{"role": "user", "content": "Count."}]
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "queued": ("responses", {"input": "Count.", "max_output_tokens": TOKENS}),
-    "grammar": (
-        "chat/completions",
-        {"messages": QUESTION, "response_format": {"type": "json_schema", "json_schema": SCHEMA}},
-    ),
+    "grammar": ("completions", {"prompt": "Count.", "max_tokens": TOKENS}),
     "prefill": ("chat/completions", {"messages": [{"role": "user", "content": "no " * 1000}], "max_tokens": TOKENS}),
     "decode": ("messages", {"messages": QUESTION, "max_tokens": TOKENS}),
     "choices": ("completions", {"prompt": ["One,", "Two,"], "n": 2, "max_tokens": TOKENS // 4}),
@@ -69,6 +66,8 @@ def work_after_leaving(server: Server, kind: str, *, stream: bool) -> float:
 
     def ask(kind: str, *, stream: bool) -> Any:
         path, body = KINDS[kind]
+        if kind == "grammar":  # a new one, of which nothing is remembered
+            body = body | {"json_schema": json.dumps(json.loads(slow_schema()) | {"title": uuid.uuid4().hex})}
         return asked(server, f"/v1/{path}", body | {"ignore_eos": True, "stream": stream})
 
     def begun() -> bool:
