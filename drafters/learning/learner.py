@@ -328,11 +328,10 @@ class Learner:
     def _write_candidate(self, run: DraftRun[Any], folder: Path) -> tuple[float, bool]:
         """Write what the run has come to, with as much of the first drafter as general answers ask for.
 
-        Returns the share of the trained weights, and whether these are below the aim on general answers. The gate's
-        are others.
+        Returns the share of the trained weights, and whether these are below the aim on the answers that choose it.
         """
-        choosing = self.general.choosing
-        answers, first = self.general.sequences(choosing), self.drafters.folder_of(None)
+        choosing, first = self.general.choosing, self.drafters.folder_of(None)
+        answers = self.general.sequences(choosing)
         shutil.rmtree(folder, ignore_errors=True)
         with run.optimiser.averaged():
             self.drafters.save(run.model, folder)
@@ -359,9 +358,8 @@ class Learner:
         return tau(self._follow_general(name, numbers) or [])
 
     def _follow_general(self, name: str | None, numbers: list[int]) -> list[Followed] | None:
-        store = self.general.store
-        answers = {store.entries[i].digest: partial(store.__getitem__, i) for i in numbers}
-        return self.drafters.follow_once(name, answers)
+        kept = self.general.store
+        return self.drafters.follow_once(name, {kept.entries[i].digest: partial(kept.__getitem__, i) for i in numbers})
 
     def _gate_items(self) -> list[Item]:
         """The newest held-out answers."""
