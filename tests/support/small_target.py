@@ -8,7 +8,6 @@ greedy answers do not run into short loops, and some of them end.
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -99,19 +98,20 @@ class SmallTarget(Exact):
 
 def write_tokenizer(folder: Path) -> None:
     """The embedded model's tokenizer and chat template, with its first VOCAB tokens and the merges that make them."""
-    (folder / "tokenizer.json").write_text(first_tokens())
-    for name in ("tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(Path(target.plain_folder(None)) / name, folder)
+    for name, content in tokenizer_files().items():
+        (folder / name).write_text(content)
 
 
 @cache
-def first_tokens() -> str:
-    """The tokenizer's file; half a second."""
-    content = json.loads((Path(target.plain_folder(None)) / "tokenizer.json").read_text())
+def tokenizer_files() -> dict[str, str]:
+    """What `write_tokenizer` writes, by name; they take half a second to make."""
+    theirs = Path(target.plain_folder(None))
+    content = json.loads((theirs / "tokenizer.json").read_text())
     model = content["model"]
     model["vocab"] = {word: number for word, number in model["vocab"].items() if number < VOCAB}
     model["merges"] = [(a, b) for a, b in model["merges"] if {a, b, a + b} <= model["vocab"].keys()]
-    return json.dumps(content)
+    others = {name: (theirs / name).read_text() for name in ("tokenizer_config.json", "chat_template.jinja")}
+    return {"tokenizer.json": json.dumps(content)} | others
 
 
 def _target() -> LlamaForCausalLM:

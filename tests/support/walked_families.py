@@ -19,7 +19,7 @@ from typing import Any
 
 import tiny_families
 import torch
-from small_target import first_tokens
+from small_target import tokenizer_files
 from tiny_diffusion import TinyDiffusion
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -206,7 +206,7 @@ def main(folder: str, *tasks: str) -> None:
     from outrider.server.processes import engine
 
     engine.load_plugin()
-    first_tokens()  # once for all families, as what is imported here
+    tokenizer_files()  # once for all families, as what is imported here
     from sglang.srt.dllm import algorithm  # noqa: F401
     from sglang.srt.managers import tp_worker  # noqa: F401
     from sglang.srt.models import registry  # noqa: F401
