@@ -80,8 +80,11 @@ class TokenTrace:
         text, ids, makers = content["text"], content["output_ids"], content["meta_info"].get(KEY, [])
         upto = min(len(ids), len(makers))
         entries = []
-        for token, (maker, confidence) in zip(ids[self._seen : upto], makers[self._seen : upto], strict=True):
+        for token, told in zip(ids[self._seen : upto], makers[self._seen : upto], strict=True):
             self._decoded = self._after(token, text)
+            if told is None:  # the engine failed to tell; the next token gets the text
+                continue
+            maker, confidence = told
             begin, self._sent = self._sent, max(self._sent, self._decoded)
             entries.append(
                 {

@@ -55,6 +55,15 @@ def test_pieces_of_a_stream_together_are_the_whole() -> None:
     assert found == list("déjà vu")
 
 
+def test_a_token_of_which_the_engine_failed_to_tell_has_no_entry() -> None:
+    tokenizer = Bytes()
+    content = tokenizer.content("déjà vu")
+    content["meta_info"][KEY][2:5] = [None] * 3
+    entries = TokenTrace(tokenizer).follow(content)
+    assert len(entries) == len(content["output_ids"]) - 3
+    assert "".join(entry["token"] for entry in entries) == "déjà vu"
+
+
 def test_what_a_stop_string_cuts_off_belongs_to_no_token() -> None:
     tokenizer = Bytes()
     entries = TokenTrace(tokenizer).follow(tokenizer.content("one two", "one "))
