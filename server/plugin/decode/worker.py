@@ -166,7 +166,7 @@ class SpeculativeWorker(BaseSpecWorker):
 
     def save(self) -> None:
         """Write the texts of lookups and the answers to learn from that are not on the disk yet."""
-        for each in (self.texts, self.keeper):
+        for each in (self.parts.texts, self.parts.keeper):
             if each is not None:
                 each.save()
 
