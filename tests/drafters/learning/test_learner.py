@@ -88,8 +88,9 @@ def test_it_goes_on_after_a_kill_anywhere(
     if kind == "eagle3":
         command = [*command, "--start", "target"]
     trained_steps = 0
+    passing = {"gate__FIRST_TAU": 1.01, "gate__CHANCE": 1e6, "gate__GENERAL_KEPT": 0.0, "learner__PATIENCE": 1000}
     for fault in filter(None, FAULTS):
-        assert run(command, fault, gate__FIRST_TAU=1.01, learner__PATIENCE=1000) == -signal.SIGKILL, fault
+        assert run(command, fault, **passing) == -signal.SIGKILL, fault
         candidates(folder)
         if (folder / "learner.json").exists():
             steps = numbers(folder)["steps"]
