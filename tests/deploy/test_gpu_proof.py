@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import lzma
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psutil
@@ -16,11 +18,19 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "gpu"
-sys.path[:0] = [str(FOLDER), str(FOLDER / "simulated")]
 
-import pack  # noqa: E402
-import simulated  # noqa: E402
 
+def load(path: Path) -> ModuleType:
+    """A script of deploy/gpu as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+pack, simulated = load(FOLDER / "pack.py"), load(FOLDER / "simulated" / "simulated.py")
 MODEL = b"weights" * 1000
 TILE = "NS7_ILi128EEENS7_ILi176EEE"
 
