@@ -37,7 +37,7 @@ LEFT_OUT = re.compile(
     r"sglang/kernels/(ops/diffusion/.*\.(cu|cuh)|aot/|jit/benchmark/)|bin/|"
     r"sgl_kernel/(sm100/|flashmla_ops|infllm_ops|spatial_ops)|soundfile/.*\.so"
 )
-"""Of installed packages."""
+"""Files of installed packages that the proof goes without."""
 CHANGED = {
     "sglang/srt/layers/dual_gemm.py": (
         # A product for Blackwell; looking for it imports cutlass.
@@ -45,7 +45,7 @@ CHANGED = {
         b"        return None\n",
     )
 }
-"""Places of packages that are changed: what stands there, and what shall."""
+"""Files of packages that are changed: the text to find, and its replacement."""
 LARGE = re.compile(r"drafters/weights/(?!smollm2-135m-instruct/dspark/)|docs/.*\.png|profiles/results/|deploy/(?!gpu/)")
 """Tracked files that the proof goes without."""
 ATTENTION = re.compile(
@@ -164,7 +164,7 @@ def steps() -> Iterator[tuple[str, bytes]]:
 
 
 def metadata() -> Iterator[tuple[str, bytes]]:
-    """What an installation would say of this tree: its version and its entry points."""
+    """Metadata of an installed Outrider: its version and its entry points."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     folder = f"plugin/outrider-{project['version']}.dist-info"
     yield f"{folder}/METADATA", f"Metadata-Version: 2.1\nName: outrider\nVersion: {project['version']}\n".encode()

@@ -216,7 +216,7 @@ def train(environment: dict[str, str], args: argparse.Namespace, seconds: float)
 
 
 def summary(records: Path, done: dict[str, str]) -> list[str]:
-    """What was proved, what not, and the numbers that matter most."""
+    """Each step's outcome, and the numbers that matter most."""
     lines = [f"{name:12} {state}" for name, state in done.items()]
     read = {file.stem: json.loads(file.read_text()) for file in records.glob("gpu-*.json")}
     if found := read.get("gpu-launches"):

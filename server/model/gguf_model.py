@@ -144,7 +144,7 @@ def _config(file: GgufFile, architecture: Architecture) -> dict[str, Any]:
     for name, gguf_name in (("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding")):
         token = file.number(f"tokenizer.ggml.{gguf_name}_token_id", -1)
         config[name] = token if token >= 0 else None  # transformers' own defaults are those of one vocabulary
-    config["eos_token_id"] = ends if len(ends) > 1 else next(iter(ends), None)
+    config["eos_token_id"] = ends if len(ends) > 1 else next(iter(ends), None)  # keys keep their order: it is hashed
     return config | architecture.config(file, config)
 
 

@@ -18,7 +18,7 @@ from shapes import write_drafter, write_model
 from timing import DEVICE, TINY, say, write
 
 CONFIDENCE = 0.8
-"""As in simulated.py."""
+"""The same as in simulated.py."""
 LOADS = (1, 2) if TINY else (1, 8, 32, 128)
 CONTEXT, NEW_TOKENS = (64, 8) if TINY else (128, 96)
 

@@ -18,7 +18,7 @@ QWEN3_8B: dict[str, Any] = {
     "hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
     "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-"""https://huggingface.co/Qwen/Qwen3-8B; the two tokens are those of the tokenizer that stands beside it here."""
+"""https://huggingface.co/Qwen/Qwen3-8B; first and last token are the embedded model's, whose tokenizer is copied."""
 DSPARK: dict[str, Any] = {
     "architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", "attention_bias": False, "block_size": 7,
     "confidence_head_with_markov": True, "enable_confidence_head": True, "head_dim": 128, "hidden_act": "silu",
