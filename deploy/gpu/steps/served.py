@@ -59,6 +59,8 @@ def measured(
         texts: dict[tuple[int, int], list[str]] = {}
         for number in range(ROUNDS):
             for concurrency in loads:
+                if trace and number == 0:
+                    results.setdefault("steps", {})[str(concurrency)] = await _trace(load, questions, concurrency, arms)
                 for arm in harness.rotated(arms, number):
                     if seconds_left() < 20:
                         results["cut short"] = f"round {number}, {concurrency} in flight"
@@ -71,10 +73,6 @@ def measured(
                     row = dataclasses.asdict(dataclasses.replace(summary, differ=differ))
                     results["loads"][str(concurrency)][arm].append(_short(row))
                 _report(name, results, concurrency)
-                _keep(name, resolved, results)
-        if trace:
-            for concurrency in [one for one in loads if one in (1, 32)] or loads[:1]:
-                results.setdefault("steps", {})[str(concurrency)] = await _trace(load, questions, concurrency, arms)
                 _keep(name, resolved, results)
         return results
 
