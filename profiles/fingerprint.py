@@ -1,4 +1,4 @@
-"""Fingerprints: the machine, models and versions of a measurement. Other profiles are refused, naming what differs."""
+"""Fingerprints: the machine, models and versions of a measurement. A profile with another fingerprint is refused."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 """Weights of a model that is a folder with config.json."""
 SAMPLE_BYTES = 1 << 20
 STEP_REVISION = {"cpu": 4, "cuda": 5}
-"""Raise a device's when a change to kernels or worker makes an engine's steps there take another time: profiles
-measured before are then refused, and measured anew. A release that leaves steps alone keeps it, and with it everybody's
-profiles."""
+"""Raise a device's number when a change to kernels or worker changes its step times: older profiles are then refused
+and measured anew. Keep it otherwise, so that users keep their profiles."""
 EQUAL_STEPS = ({"0.5.21", "0.5.23"},)
 """Sets of SGLang's versions with which a CPU's steps take as long: `outrider bench micro steps` of both in turn. A
 CPU's profile that was measured with one of a set fits the others of it."""
@@ -46,7 +45,7 @@ class Fingerprint:
     step_revision: int
 
     def differences(self, here: Fingerprint) -> list[str]:
-        """One "field: this one's, here other's" for each field in which they differ; see `EQUAL_STEPS`."""
+        """"field: its value, here another" for each field that differs; see `EQUAL_STEPS`."""
         mine, theirs = asdict(self), asdict(here)
         if self.instruction_set and any({self.sglang, here.sglang} <= versions for versions in EQUAL_STEPS):
             del mine["sglang"]
@@ -103,10 +102,10 @@ def package_version(name: str) -> str:
 
 
 def folder_digest(folder: str | Path) -> str:
-    """16 hex digits that tell a checkpoint folder from others: its config.json and, of each file with weights, the
-    size, the beginning (where safetensors describes its tensors) and the end. Reads 2 MiB a file, however large.
+    """16 hex digits that identify a checkpoint folder.
 
-    Raises FileNotFoundError where the folder has neither.
+    Hashes config.json and the size, the beginning (where safetensors describes its tensors) and the end of each file
+    with weights: at most 2 MiB of a file. Raises FileNotFoundError if the folder has neither.
     """
     folder = Path(folder)
     patterns = (*WEIGHT_FILES, "*.gguf")

@@ -18,8 +18,8 @@ SCHEMA = 2
 class PartialMeasurement:
     """The points measured so far, on disk as soon as `add` returns.
 
-    path: the file, made if need be. fingerprint: of the engine that is being measured.
-    points: what was found there of such an engine and added since. seconds: that measuring has taken.
+    path: the file, made if it is missing. fingerprint: of the engine. points: earlier ones of the same engine in the
+    file, and all added since. seconds: time spent measuring so far.
     """
 
     def __init__(self, path: Path, fingerprint: Fingerprint):
@@ -73,7 +73,7 @@ class PartialMeasurement:
             return False
 
     def _read(self, lines: list[str]) -> None:
-        """Take in what a file begun earlier holds."""
+        """Read the points of an earlier measurement."""
         for line in lines:
             try:
                 content = json.loads(line)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def plot_steps_per_second(cost: StepCost, figure: Figure) -> None:
     """Draw SPS(B) for each measured number of requests.
 
-    Dots were measured (bars: fastest and slowest repetition), lines are what the planner assumes in between. The
-    smallest context is drawn, without drafting.
+    Dots are measurements (bars: fastest and slowest repetition), lines the planner's interpolation. The plot shows the
+    smallest context, without drafting.
     """
     figure.set_size_inches(7, 4.5)
     axis = figure.subplots()

@@ -1,7 +1,7 @@
 """Profiles on disk: a folder `NAME/` with `profile.json` (fingerprint and measured grid) and `calibration.json`, or
 `draft-graphs.json` of a block-diffusion model.
 
-Profiles are looked for in the user's folder first and then among those that come with Outrider.
+The user's folder is searched first, then the profiles that ship with Outrider.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class ProfileError(ValueError):
-    """A profile that cannot be used; the message says why and what to do."""
+    """A profile that cannot be used. The message gives the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +74,8 @@ def save(
 ) -> Profile:
     """Write the profile to `root`/NAME/, over one of the same name; the profile with its folder.
 
-    Whoever reads or is killed meanwhile finds an old or a new file. Without `calibration` or `graphs` former ones are
-    removed. Raises OSError, and leaves what was there.
+    A reader finds an old or a new file, also after a kill. Without `calibration` or `graphs` former ones are removed.
+    Raises OSError and then keeps the old files.
     """
     if not NAME.fullmatch(profile.name):
         raise ProfileError(f"a profile's name is letters, digits, dots, dashes and underscores, not {profile.name!r}")
@@ -99,7 +99,7 @@ def save(
 
 
 def read(folder: Path) -> Profile:
-    """The profile in `folder`; raises ProfileError saying what is wrong with it."""
+    """Read the profile in `folder`. Raises ProfileError with the reason if it is damaged."""
     path = folder / PROFILE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -132,8 +132,10 @@ def read(folder: Path) -> Profile:
 
 
 def load(wanted: str, here: Fingerprint, roots: Sequence[Path]) -> Profile:
-    """The profile that the user named, by path or by name in one of `roots`; ProfileError naming each difference unless
-    it was measured on an engine like this one."""
+    """The profile that the user named, by path or by name in one of `roots`.
+
+    Raises ProfileError with each difference if it was measured on another engine than this one.
+    """
     profile = locate(wanted, roots)
     if differ := profile.fingerprint.differences(here):
         raise ProfileError(

@@ -14,13 +14,13 @@ MODE = 0o644
 
 @contextlib.contextmanager
 def replacing(path: Path, mode: int = MODE, *, alone: bool = False) -> Iterator[Path]:
-    """Yield an empty file beside `path`, to be written by its name; it takes the place of `path` when the block ends.
+    """Yield an empty file to write; it replaces `path` when the block ends.
 
-    Its content is on the disk before it does, and the change of name when this returns. If the block raises, `path`
-    stays as it was, and no file is left beside it.
+    The content is on the disk before the replacement, and the replacement before this returns. If the block raises,
+    `path` keeps its content and the new file is removed.
 
-    mode: permissions of the new file. alone: no other process writes `path`, so what killed writers left of it is
-    removed first. Raises OSError.
+    mode: permissions of the new file. alone: no other process writes `path`, so the files of killed writers are removed
+    first. Raises OSError.
     """
     prefix = f".{path.name}."
     if alone:
@@ -40,12 +40,12 @@ def replacing(path: Path, mode: int = MODE, *, alone: bool = False) -> Iterator[
 
 
 def replace(texts: Mapping[Path, str], mode: int = MODE) -> None:
-    """Replace the files in this order once all of them are on the disk: where it is full, none is changed.
+    """Replace the files in this order once all of them are on the disk: if it is full, none changes.
 
     Raises OSError.
     """
     with contextlib.ExitStack() as stack:
-        for path, text in reversed(list(texts.items())):  # what is entered last is put in place first
+        for path, text in reversed(list(texts.items())):  # the file entered last is replaced first
             temporary = stack.enter_context(replacing(path, mode))
             temporary.write_text(text, encoding="utf-8")
             sync(temporary)

@@ -19,7 +19,7 @@ _CGROUP_LIMITS = (
 
 @functools.cache
 def gpu_count() -> int:
-    """GPUs that an NVIDIA driver answers for. Asked without importing torch, which takes seconds."""
+    """Number of GPUs that an NVIDIA driver reports. Does not import torch, which takes seconds."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return 0
@@ -38,7 +38,7 @@ def has_gpu() -> bool:
 def instruction_set() -> str:
     """Instruction set of the compiled CPU kernels, "none" without them; the first call compiles them, for a minute.
 
-    Raises UserError where an instruction set is forced that this processor does not run.
+    Raises UserError if the user forces an instruction set that this processor does not run.
     """
     from outrider.kernels.cpu import native
 

@@ -6,7 +6,7 @@ import ipaddress
 import re
 
 HOST = r"\[[0-9a-f:.]+\]|[a-z0-9_.-]+"
-"""A name or an address, as it stands in a URL."""
+"""A name or an address, as written in a URL."""
 AUTHORITY = re.compile(rf"({HOST})(?::\d*)?", re.ASCII | re.IGNORECASE)
 
 

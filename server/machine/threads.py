@@ -1,7 +1,7 @@
 """Threads of an engine: their number, how long they spin for each other, and the cores that they are bound to.
 
 Most of it is the environment of the scheduler's process, as its OpenMP runtime (GNU's, which torch comes with) reads it
-when it is loaded. What the user has set there stands: OMP_PROC_BIND=false leaves the threads unbound.
+when it is loaded. The user's own variables win: OMP_PROC_BIND=false leaves the threads unbound.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .topology import Topology
 SHARED_CORES = 4
 """Up to this number of cores, HTTP and detokenizer share them with the engine, see `default`."""
 SPINS = 2000
-"""Turns that a thread waits for the others before it sleeps: longer than the gaps between the operations of a step, and
-much shorter than the time slice that a thread is away for when another process takes its core."""
+"""Turns that a thread spins before it sleeps: longer than the gaps between a step's operations, and much shorter than
+the time slice for which another process may take a thread's core."""
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 _BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
 
@@ -25,9 +25,9 @@ _BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
 def default(topology: Topology, environ: Mapping[str, str] = os.environ) -> int:
     """OMP_NUM_THREADS where that is set, else one per physical core, one core less where there are more than four.
 
-    That one is for HTTP and detokenizer. On two cores they take some per cent of a core's time, and more as steps get
-    shorter; the engine, whose threads wait for the slowest, loses as much
-    if they are on one of its cores. From about five cores on that is more than a core's share.
+    That core runs HTTP and detokenizer. On two cores they take a few per cent of a core's time, and more as steps get
+    shorter. An engine waits for its slowest thread, so sharing a core costs it that much on every core: from about
+    five cores on, more than giving one up.
     """
     wanted = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if wanted.isdigit() and int(wanted):
@@ -40,8 +40,8 @@ def default(topology: Topology, environ: Mapping[str, str] = os.environ) -> int:
 class Placement:
     """Environment and processors of a scheduler's process.
 
-    environment: variables. main: processors of its main thread, and of those threads that are not bound to one; empty:
-    as the user's own variables say.
+    environment: variables. main: processors of its main thread and of all unbound threads; empty: as the user's own
+    variables say.
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)

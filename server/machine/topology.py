@@ -45,8 +45,11 @@ class Topology:
         return len({core.node for core in self.cores})
 
     def split(self, parts: int) -> tuple[Topology, ...]:
-        """Into `parts` of neighbouring cores, each with its share of the quota: the nodes if there are as many, else
-        even ones. Raises ValueError where there are fewer cores."""
+        """Split into `parts` of neighbouring cores, each with its share of the quota.
+
+        The parts are the NUMA nodes if there are as many, else equally large. Raises ValueError if there are fewer
+        cores.
+        """
         if not 1 <= parts <= len(self.cores):
             raise ValueError(f"{len(self.cores)} cores cannot be split into {parts} parts")
         quota = None if self.quota is None else self.quota / parts
@@ -67,8 +70,8 @@ def here() -> Topology:
 def read(root: Path, affinity: Set[int]) -> Topology:
     """root: of the file system. affinity: processors that the process may run on.
 
-    What the kernel does not tell (there may be no /sys in a sandbox) is taken to be simple: a processor is a core,
-    all are on node 0, and there is no quota.
+    Where the kernel gives no information (a sandbox may have no /sys), each processor is taken for a core, all on node
+    0, without a quota.
     """
     devices = root / "sys/devices/system"
     nodes = {
@@ -98,13 +101,13 @@ def _numbers(path: Path) -> list[int]:
 
 
 def _quota(root: Path) -> float | None:
-    """The least of the limits of this process's cgroup and those above it."""
+    """The lowest limit among this process's cgroup and its parents."""
     limits = [limit for folder in _cgroups(root) if (limit := _limit(folder)) is not None]
     return min(limits, default=None)
 
 
 def _cgroups(root: Path) -> Iterator[Path]:
-    """Folders of the process's cgroups and of those above them, for the processor.
+    """Folders of the process's cgroups for the processor, and of their parents.
 
     Inside a container the path in /proc may be the host's, which is not there: the mount itself is then the cgroup.
     """

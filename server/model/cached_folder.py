@@ -1,4 +1,4 @@
-"""Folders that are made once in the user's cache, and checked whenever they are used."""
+"""Folders in the user's cache: made once, checked on every use."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MANIFEST = "outrider-manifest.json"
 
 
 def cached(target: Path, fill: Callable[[Path], None], *, what: str, needs: int) -> Path:
-    """Return the folder `target`, made or mended if need be.
+    """Return the folder `target`; make or repair it first where needed.
 
-    Safe against two starts at once (a lock, which the system drops when its holder is killed) and against being
-    killed halfway (the folder appears by one rename, when it is complete and on the disk).
+    Two processes may start at once: a lock lets one make the folder, and the system releases the lock if its holder is
+    killed. A process killed halfway leaves no broken folder: one rename publishes it when it is complete and on disk.
 
-    fill: writes the files into an empty folder. what: is in it, for people. needs: free bytes that it takes.
+    fill: writes the files into an empty folder. what: a name of the content, for messages. needs: free bytes needed.
     """
     if is_intact(target):
         return target

@@ -1,8 +1,8 @@
-"""The architectures that SGLang has: which of them are served, and why the others are not.
+"""SGLang's architectures: which ones are served, and the reason for each refusal.
 
-Both are known from tests: `tests/server/model/test_families.py` finds every name of SGLang's registry here, and
-`test_families_served.py` compares answers with those of Transformers. A name that is not here is no architecture of
-SGLang's own; SGLang then runs Transformers' model with its layers, or says that it cannot.
+Tests keep the lists true: `tests/server/model/test_families.py` checks that every name of SGLang's registry is here,
+and `test_families_served.py` compares answers with Transformers. For a name that is not here SGLang has no model of
+its own; it runs Transformers' model with its layers, or reports that it cannot.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .target import Model
 class Refused:
     """Architectures that are refused for one reason.
 
-    kind: what they have in common. on_gpu: refused on GPUs too. names: separated by white space.
+    kind: their common property. on_gpu: refused on GPUs too. names: separated by white space.
     """
 
     kind: str
@@ -67,7 +67,7 @@ LagunaForCausalLM Llama4ForCausalLM LlamaForCausalLM MellumForCausalLM Ministral
 Phi3ForCausalLM Qwen3ForCausalLM Qwen3MoeForCausalLM SmolLM3ForCausalLM
 """
 SHOWING = RECURRENT | {*SHOWING_NAMES.split()}
-"""Those whose hidden states SGLang shows to drafters, of those that are served on a CPU or have known drafters."""
+"""Architectures that let drafters read hidden states, among the ones served on a CPU or with known drafters."""
 REFUSED = (
     Refused(
         "embeddings, scores, classes",
@@ -228,7 +228,7 @@ REASONS = {name: each for each in REFUSED for name in each.names.split()}
 
 
 def is_recurrent(model: Model) -> bool:
-    """The model is one of those served that keep a state of each request."""
+    """True for a served model that keeps a state of each request."""
     return next(iter(model.config.get("architectures") or ()), "") in RECURRENT
 
 

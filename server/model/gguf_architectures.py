@@ -1,4 +1,4 @@
-"""Architectures of GGUF files: names of their tensors, and the fields of config.json that only they have.
+"""Architectures of GGUF files: tensor names, and the fields of config.json that only one architecture has.
 
 Names and order of rows follow llama.cpp's converter.
 """
@@ -53,9 +53,9 @@ class Architecture:
     """An architecture that is served.
 
     model_class, model_type: in transformers and SGLang. layer: tensors of a layer by their names in the file.
-    experts: those of them that hold a matrix for each expert. permuted: rows of queries and keys lie in pairs.
-    norms_from_one: a norm's weight w stands as 1 + w in the file.
-    config: further fields of config.json, from the file and the fields that all have.
+    experts: tensors that hold a matrix for each expert. permuted: rows of queries and keys lie in pairs.
+    norms_from_one: the file stores a norm's weight w as 1 + w.
+    config: makes this architecture's further fields of config.json from the file and the common fields.
     """
 
     model_class: str

@@ -1,7 +1,7 @@
-"""A GGUF file as a model: what SGLang and transformers need beside the weights, in a folder that links to the file.
+"""Serve a GGUF file: make a folder with config.json and tokenizer for SGLang and transformers, and a link to the file.
 
-Names and shapes follow llama.cpp's converter and its documentation of the format. The weights stay where they are;
-`plugin/loading/gguf_weights.py` reads them. Whoever needs an ordinary folder gets one from `unpack`.
+Names and shapes follow llama.cpp's converter and its documentation of the format. The weights stay in the file, where
+`plugin/loading/gguf_weights.py` reads them. `unpack` makes an ordinary folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .gguf_file import GgufFile, parts_of
 if TYPE_CHECKING:
     from ..plugin.loading.gguf_weights import Stored
 
-# Part of a folder's name: raise it when what is written there changes, and old folders are no longer used.
+# Part of a folder's name. Raise it when the folder's content changes: old folders are then no longer used.
 FORMAT = 7
 TYPES = (
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
@@ -59,7 +59,7 @@ def folder(file: Path, name: str) -> Path:
 
 
 def prepare(file: Path, name: str, sampling: Mapping[str, float] = MappingProxyType({})) -> Path:
-    """The folder of a GGUF file, made if need be; raises UserError, in one line, where the file cannot be served.
+    """Return a GGUF file's folder, made where needed. Raises UserError, in one line, if the file cannot be served.
 
     sampling: recommended for the model (keys of `SAMPLING`), where the file does not say it itself.
     """
@@ -67,7 +67,7 @@ def prepare(file: Path, name: str, sampling: Mapping[str, float] = MappingProxyT
 
 
 def unpack(prepared: Path) -> Path:
-    """An ordinary Hugging Face folder with the weights of a prepared one in bfloat16, for those who need one."""
+    """Make an ordinary Hugging Face folder from a prepared one, with the weights in bfloat16."""
     from ..plugin.loading.gguf_weights import GgufWeights
 
     weights = GgufWeights(prepared)
@@ -101,7 +101,7 @@ def _write(path: Path, into: Path, sampling: Mapping[str, float]) -> None:
     stops = {name: config[name] for name in ("bos_token_id", "eos_token_id") if config[name] is not None}
     recommended = dict(sampling) | _sampling(file)
     if recommended:
-        recommended["do_sample"] = True  # without it transformers warns that nothing of the rest has an effect
+        recommended["do_sample"] = True  # otherwise transformers warns that the other fields have no effect
     (into / "generation_config.json").write_text(json.dumps(stops | recommended))
     gguf_tokenizer.write(file, into, config["max_position_embeddings"])
     write_index(into, stored)
@@ -143,7 +143,7 @@ def _config(file: GgufFile, architecture: Architecture) -> dict[str, Any]:
     ends = gguf_tokenizer.end_tokens(file)
     for name, gguf_name in (("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding")):
         token = file.number(f"tokenizer.ggml.{gguf_name}_token_id", -1)
-        config[name] = token if token >= 0 else None  # transformers' own defaults are those of one vocabulary
+        config[name] = token if token >= 0 else None  # transformers' defaults belong to one vocabulary
     config["eos_token_id"] = ends if len(ends) > 1 else next(iter(ends), None)  # keys keep their order: it is hashed
     return config | architecture.config(file, config)
 

@@ -13,7 +13,7 @@ LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.we
 TENSORS = (LLAMA_3_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 """Factors of the wavelengths of a head's pairs."""
 PARTIAL = ("phi3",)
-"""Architectures whose heads may be rotated in part."""
+"""Architectures that may rotate a part of each head."""
 
 
 def parameters(file: GgufFile, head: int) -> dict[str, Any]:

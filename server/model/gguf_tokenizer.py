@@ -126,7 +126,7 @@ def _sentence_pieces(file: GgufFile, longest: int) -> Any:
 
 
 def _merges(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
-    """The pairs of tokens whose union is a token, by its score, the highest first."""
+    """Pairs of tokens that together form a token, ordered by its score, highest first."""
     score, found = dict(zip(tokens, scores, strict=True)), []
     for token in score:
         cuts = [(token[:i], token[i:]) for i in range(1, len(token))]

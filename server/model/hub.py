@@ -17,7 +17,7 @@ NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 @contextmanager
 def hub_errors(name: str, flag: str) -> Iterator[None]:
-    """Turn errors of a hub download into a UserError of one line. flag: whose value `name` is."""
+    """Turn errors of a hub download into a UserError of one line. flag: the flag that has the value `name`."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -41,7 +41,7 @@ def hub_errors(name: str, flag: str) -> Iterator[None]:
 
 
 def cached(name: str) -> Path | None:
-    """Folder of a repository that is in the local cache with its weights; asks no network."""
+    """Folder of a repository in the local cache, if its weights are there. Uses no network."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 

@@ -11,9 +11,9 @@ from .gguf_file import PART, stem_of
 
 NAME = re.compile(r"(?P<host>(https://)?(hf\.co|huggingface\.co)/)?(?P<repo>[\w.-]+/[\w.-]+?)(:(?P<type>[\w.-]+))?")
 PREFERRED = "Q4_K_M"
-"""The type that is taken where none is asked for and the repository has it, as llama.cpp does."""
+"""llama.cpp's default type, taken if the name gives no type and the repository has it."""
 NO_MODELS = re.compile(r"mmproj|imatrix", re.IGNORECASE)
-"""Files beside a model: what reads images, and statistics for quantising."""
+"""Files of a repository that are no model: image encoders, and statistics for quantising."""
 
 
 def names_gguf(name: str) -> bool:
@@ -23,9 +23,9 @@ def names_gguf(name: str) -> bool:
 
 
 def fetch(name: str) -> Path:
-    """The file that a name asks for, all its parts fetched; raises UserError, in one line, where there is none.
+    """Fetch the file of a name, with all its parts. Raises UserError, in one line, where there is none.
 
-    Without a connection, what the hub's cache has is taken.
+    Without a connection the hub's cache is searched.
     """
     from huggingface_hub import hf_hub_download
 
@@ -54,7 +54,7 @@ def _files(repo: str) -> list[str]:
 
 
 def _choose(repo: str, files: list[str], kind: str | None) -> list[str]:
-    """The files of one model, parts in order; kind: the type asked for."""
+    """The files of one model, parts in order; kind: the requested type."""
     models: dict[str, list[str]] = {}
     for file in sorted(files):
         models.setdefault(str(Path(file).with_name(stem_of(Path(file)))), []).append(file)

@@ -27,9 +27,9 @@ class Model:
     """A model that was found.
 
     path: folder or hub name, as SGLang takes it.
-    name: what requests call it.
-    config: its config.json, the text model's part of it where it has several, with the whole's
-        quantization_config and architectures, or those of the text alone.
+    name: the model's name in requests.
+    config: its config.json. A model of several parts has the text model's fields here, with quantization_config and
+        architectures of the whole, or of the text if it is served alone.
     folder: None while the weights are still on the hub.
     """
 
@@ -89,7 +89,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     text = config.get("text_config")
     kind = (text or config).get("model_type", "")
     named = {"architectures": names and [text_of(name, kind) for name in names]}
-    if not text:  # older folders have the text's fields beside those of images
+    if not text:  # older folders have the fields of text and images in one object
         return config | named if names else config
     kept = {name: config[name] for name in ("quantization_config",) if name in config}
     return {**text, **named, **kept}
@@ -104,14 +104,16 @@ def _from_hub(name: str) -> Model:
 
 
 def plain_folder(requested: str | None) -> str:
-    """A model for those who know no GGUF: of such a file or the embedded model a folder with its weights in bfloat16,
-    made if need be; all others as `Model.path`."""
+    """Find the model as a folder that transformers reads: a GGUF file and the embedded model are unpacked to bfloat16.
+
+    Any other model is returned as `Model.path`.
+    """
     model = find(requested)
     return str(gguf_model.unpack(model.folder)) if model.folder and is_prepared(model.folder) else model.path
 
 
 def check_heads(model: Model, ranks: int) -> None:
-    """Raise UserError where so many tensor-parallel ranks cannot share the model's attention heads."""
+    """Raise UserError if `ranks` tensor-parallel ranks cannot share the model's attention heads."""
     heads = model.config.get("num_attention_heads")
     if ranks == 1 or not heads:
         return
@@ -130,10 +132,10 @@ def check_heads(model: Model, ranks: int) -> None:
 
 
 def weight_bytes(model: Model, float_size: int | None, in_blocks: bool = False) -> int:
-    """Bytes of the weights once loaded; 0 where that cannot be told beforehand.
+    """Bytes of the weights once loaded; 0 if that is unknown before loading.
 
-    float_size: bytes per number they are converted to; None keeps each tensor's own.
-    in_blocks: what a GGUF file keeps in blocks that the kernels know stays so.
+    float_size: bytes per number after conversion; None keeps each tensor's own.
+    in_blocks: tensors that a GGUF file stores in blocks known to the kernels stay in blocks.
     """
     if model.folder is None:
         return 0

@@ -1,7 +1,7 @@
-"""The choice of `--activations auto`: what multiplies this model's blocks faster on this processor, at one row.
+"""Choose `--activations auto`: the format that multiplies one row with this model's blocks faster on this processor.
 
 The choice changes texts, so it must not vary from start to start. It is measured once for a processor, a number format
-and the kinds of a model's blocks, and kept in the cache folder; later starts take what is kept.
+and the kinds of a model's blocks. The cache folder keeps the result for later starts.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from .settings import Settings
 MARGIN = 1.1
 """Least ratio of float's time to int8's for which int8 is chosen: float is the more accurate of the two."""
 SAMPLE_BYTES = 32 << 20
-"""Most bytes of a weight that are multiplied with: more than caches hold, few enough to be laid out in no time."""
+"""Bytes of a weight to multiply with, at most: more than caches hold, and quick to lay out."""
 ROUNDS = 15
 
 
 class Sample(NamedTuple):
-    """Some rows [outputs, bytes of a row] of the largest weight of a kind; weighing: bytes of all of that kind."""
+    """rows: of the largest weight of a kind [outputs, bytes of a row]. weighing: bytes of all weights of that kind."""
 
     rows: torch.Tensor
     depth: int
@@ -47,11 +47,11 @@ class Sample(NamedTuple):
 
 
 def with_activations(settings: Settings, model: Model, say: Callable[[str], None] = lambda line: None) -> Settings:
-    """Settings whose activations are named; say: takes the reason, in one line.
+    """Replace `auto` by a format. say: receives the reason, in one line.
 
-    A model takes those of its profile that was shipped for this processor, if there is one.
+    A profile shipped for this model and processor decides, if there is one.
 
-    Raises UserError where int8 was asked for and no weight can be multiplied so.
+    Raises UserError if the user asks for int8 and no weight can be multiplied in int8.
     """
     if settings.activations == "float":
         return settings
@@ -81,7 +81,7 @@ def _of_shipped_profile(settings: Settings, model: Model) -> str | None:
 
 
 def obstacle(settings: Settings, model: Model) -> str | None:
-    """The reason why no product of this engine can be one of integers; None where there is none."""
+    """The reason why this engine cannot multiply integers; None if it can."""
     if settings.resolved_device != "cpu":
         return "it is made for CPUs"
     if settings.quantization != "none":
@@ -100,14 +100,16 @@ def obstacle(settings: Settings, model: Model) -> str | None:
 
 
 def _groups_of(model: Model) -> int:
-    """Numbers in a group of an AWQ or GPTQ checkpoint; 0 of any other."""
+    """Group size of an AWQ or GPTQ checkpoint, in numbers; 0 for any other model."""
     config = model.config.get("quantization_config") or model.config.get("compression_config") or {}
     return int(config.get("group_size") or 0)
 
 
 def measured(settings: Settings, model: Model) -> tuple[dict[str, float], Path]:
-    """Milliseconds by activations, as they are kept for this processor and the model's kinds of blocks, measured where
-    there are none yet; and the file."""
+    """Milliseconds by activations, for this processor and the model's kinds of blocks, and the file that keeps them.
+
+    Measures them if the file is missing.
+    """
     from filelock import FileLock
 
     known: dict[str, Any] = {
@@ -133,7 +135,7 @@ def measured(settings: Settings, model: Model) -> tuple[dict[str, float], Path]:
 
 
 def _read(path: Path) -> dict[str, float] | None:
-    """Milliseconds in a file; None where it is not there, or damaged."""
+    """Milliseconds in a file; None if it is missing or damaged."""
     with contextlib.suppress(FileNotFoundError, ValueError, TypeError, KeyError):
         kept = json.loads(path.read_text())["milliseconds"]
         if all(kept[name] > 0 for name in ACTIVATIONS):
@@ -188,8 +190,8 @@ def _sample_of_groups(model: Model) -> dict[str, Sample]:
 def _measure(settings: Settings, samples: dict[str, Sample]) -> dict[str, float]:
     """Milliseconds of one row through all blocks of a model, by activations.
 
-    Processor time of one thread, the shortest of several turns: what else the machine does disturbs it least, and a
-    busy moment must not decide for good.
+    Takes the processor time of one thread, the shortest of several turns: other work on the machine disturbs it least,
+    and a busy moment must not decide for good.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)

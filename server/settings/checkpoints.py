@@ -69,7 +69,7 @@ def own_layer(model: Model) -> Path:
 
 
 def read_config(folder: Path) -> networks.Config:
-    """Shape of a folder's drafter; raises UserError where none can be read."""
+    """Shape of a folder's drafter. Raises UserError if the folder has no readable one."""
     try:
         return networks.read_config(folder)
     except CheckpointError as error:
@@ -77,7 +77,7 @@ def read_config(folder: Path) -> networks.Config:
 
 
 def find(wanted: str) -> Path:
-    """A drafter's folder: itself, or what has that name on the hub, downloaded once; raises UserError."""
+    """Folder of a drafter given as a folder or a hub name; downloads it once. Raises UserError."""
     folder = Path(wanted).expanduser()
     if folder.exists() or folder.is_absolute() or wanted.startswith((".", "~")) or not hub.NAME.fullmatch(wanted):
         return folder

@@ -1,6 +1,6 @@
-"""The search for a drafter of a model: in its folder, beside it, and by the names of public ones in the hub's cache.
+"""Find a model's drafters: in its folder, next to its folder, and public ones in the hub's cache.
 
-`--drafter auto` takes the first that fits, and fetches nothing; `outrider drafters` shows them all.
+`--drafter auto` takes the first that fits, without a download; `outrider drafters` shows them all.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ SNAPSHOT = "models--"
 class Candidate:
     """A drafter that may fit a model.
 
-    name: repository, or folder. kind: as `registry.serving` takes it; "" where a folder does not say. origin: where it
-    was found, or which page names it. folder: None where it is not here. obstacle: why it cannot be taken; "": it fits,
-    as far as is known without its weights, or is not here.
+    name: repository, or folder. kind: as `registry.serving` takes it; "" if the folder does not say. origin: the place
+    it was found in, or the page that names it. folder: None if it is not on this machine. obstacle: the reason against
+    it; "" if it is not here, or fits as far as its config tells.
     """
 
     name: str
@@ -45,8 +45,8 @@ class Candidate:
 
 
 def candidates(settings: Settings, model: Model) -> list[Candidate]:
-    """All drafters of a model, by preference: those in its folder, then public ones, by the registry's order, then its
-    own MTP layer."""
+    """All drafters of a model, by preference: drafters in its folder, public ones in the registry's order, and its own
+    MTP layer."""
     if settings.model is None:
         folders = dict.fromkeys(shipped(model, name) for name in CHECKPOINT_DRAFTERS)
         origin = "comes with Outrider"
@@ -67,13 +67,13 @@ def candidates(settings: Settings, model: Model) -> list[Candidate]:
 
 
 def with_found_drafter(settings: Settings, model: Model, say: Callable[[str], None] = lambda line: None) -> Settings:
-    """Settings with the drafter that `auto` takes of a model that comes with none; say: takes the reason, in one line.
+    """Replace `auto` by a drafter for a model that ships without one. say: receives the reason, in one line.
 
-    The weights of the one that is taken are read first, so that a damaged one stops no server.
+    Reads the drafter's weights first, so that damaged ones stop no server.
     """
     if settings.drafter != "auto" or settings.drafter_path is not None or settings.model is None:
         return settings
-    if settings.parallel.nnodes > 1:  # which all have to find the same
+    if settings.parallel.nnodes > 1:  # all of them have to find the same drafter
         return settings
     found = candidates(settings, model)
     refused = []
@@ -96,7 +96,7 @@ def with_found_drafter(settings: Settings, model: Model, say: Callable[[str], No
 
 
 def _public(settings: Settings, model: Model) -> Iterator[public.PublicDrafter]:
-    """Public drafters of the names that a model has: its own, what was asked for, its repository in the hub's cache."""
+    """Public drafters for each name of a model: its own, the requested one, its repository in the hub's cache."""
     names = [model.name, str(settings.model)]
     if model.folder is not None and model.folder.parent.name == "snapshots":
         names.append(model.folder.parents[1].name.removeprefix(SNAPSHOT).replace("--", "/"))
@@ -105,7 +105,7 @@ def _public(settings: Settings, model: Model) -> Iterator[public.PublicDrafter]:
 
 
 def _here(repo: str, settings: Settings, model: Model) -> tuple[Path | None, str]:
-    """Folder of a repository beside the model, or in the hub's cache, and which of them; None where it is not here."""
+    """Folder of a repository next to the model or in the hub's cache, and its origin; None if it is in neither."""
     place = Path(str(settings.model)).expanduser().parent if model.folder is not None else None
     if place is not None:
         for folder in (place / repo.rpartition("/")[2], place / repo, place.parent / repo):
@@ -131,7 +131,7 @@ def _in_folder(folder: Path, name: str, origin: str, settings: Settings, model: 
 
 
 def _unserved(kind: str, settings: Settings, model: Model) -> str:
-    """The reason why no drafter of a kind goes with a model and these settings; "": it does."""
+    """The reason why a kind of drafter does not work with this model and these settings; "" if it does."""
     architecture = next(iter(model.config.get("architectures") or ()), "")
     if settings.learns_per_owner and kind not in BLOCK_KINDS:
         return f"--learn-per {settings.learn_per} trains {' and '.join(BLOCK_KINDS)} alone"

@@ -1,4 +1,4 @@
-"""The start of `--learn`: the learner's folder, the drafter that is trained, and the one learned so far."""
+"""Start `--learn`: find the learner's folder, the drafter to train, and the drafter learned so far."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from .settings import Settings
 
 START = "start"
-"""Folder, in a learner's, of the untrained drafter of a model that has none."""
+"""Subfolder for the untrained drafter of a model that ships without a drafter."""
 DRAFTERS = "drafters"
-"""The same of those that were learned."""
+"""Subfolder for learned drafters."""
 
 
 def root() -> Path:
@@ -40,7 +40,7 @@ def folder_of(settings: Settings, model: Model, kind: str) -> Path:
 def with_start(settings: Settings, model: Model) -> Settings:
     """Settings with the learner's folder, and with a drafter that learns; raises UserError where none can.
 
-    A model without a drafter gets one that is untrained: the planner asks it for nothing until it has learned.
+    A model without a drafter gets an untrained one, which the planner leaves at rest until it has learned.
     """
     if not settings.learn:
         return settings
@@ -83,7 +83,7 @@ def with_start(settings: Settings, model: Model) -> Settings:
 
 
 def _trained_kind(settings: Settings, kind: str) -> str:
-    """The drafter that --drafter-path holds; kind: where --drafter tells. Raises UserError where it is not trained."""
+    """Kind of the drafter in --drafter-path; `kind` is that of --drafter. Raises UserError if it cannot be trained."""
     from outrider.drafters import networks, registry
 
     from .checkpoints import find, read_config
@@ -95,7 +95,7 @@ def _trained_kind(settings: Settings, kind: str) -> str:
 
 
 def in_use(folder: Path) -> str:
-    """Folder of the learned drafter that serves; "" for the one of the start."""
+    """Folder of the learned drafter in use; "" while the first one is."""
     from outrider.drafters.learning.answers import ServerState
 
     name = ServerState.read(folder).in_use

@@ -35,7 +35,7 @@ def with_lookup_store(settings: Settings, model: Model) -> Settings:
 
 
 def tokenizer_digest(model: Model) -> str:
-    """16 hex digits that tell a model's tokenizer from others, by its files, else by the model's name."""
+    """16 hex digits that identify a model's tokenizer, from its files, or from the model's name if it has none."""
     digest = hashlib.sha256(str(model.config.get("vocab_size")).encode())
     files = [] if model.folder is None else [model.folder / name for name in TOKENIZER_FILES]
     found = [file for file in files if file.is_file()]

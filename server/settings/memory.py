@@ -19,22 +19,22 @@ from .settings import Settings
 PROCESS_BYTES = int(1.8 * 2**30)
 # Of each further rank of an engine.
 RANK_BYTES = int(0.7 * 2**30)
-# The most that a CPU server's KV cache takes unless told, where one request of the whole context does not need more.
+# Default limit of a CPU server's KV cache, unless one request of the whole context needs more.
 DEFAULT_KV_BYTES = 2 * 2**30
-# Requests in flight that it has room for unless --max-running-requests says, tokens of each, and tokens beside them for
-# prefixes that later requests share.
+# Default room of the cache: requests in flight (unless --max-running-requests is given), tokens of each, and further
+# tokens for prefixes that later requests share.
 REQUESTS, REQUEST_TOKENS, PREFIX_TOKENS = 32, 1024, 8192
 # States that a request of a recurrent model may hold: its own, its prompt's for later requests, and one that it copies.
 STATES_OF_REQUEST = 3
-# Of what is free, the share that a KV cache nobody asked for may take.
+# Share of free memory that a KV cache of default size may take.
 MAX_KV_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """max_total_tokens: size of each engine's KV cache in tokens; None leaves it to SGLang (on a GPU it profiles).
-    reason: that size, its MB and why, for people; "": not known. states: recurrent states that each engine keeps, of
-    requests and of prefixes; None: the model has none."""
+    """max_total_tokens: size of each engine's KV cache in tokens; None leaves it to SGLang, which measures on a GPU.
+    reason: the size, its MB and the cause, in words; "" if unknown. states: recurrent states that each engine keeps for
+    requests and prefixes; None for a model without such layers."""
 
     max_total_tokens: int | None
     reason: str = ""

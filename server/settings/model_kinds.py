@@ -1,6 +1,6 @@
-"""Models of special kinds, quantised, recurrent or of block diffusion: whether they are served, and with what settings.
+"""Check quantised, recurrent and block-diffusion models, and adapt the settings to them.
 
-Of quantised checkpoints a CPU serves AWQ and GPTQ with 4-bit codes in groups; all others are refused.
+A CPU serves quantised checkpoints of AWQ and GPTQ with 4-bit codes in groups, and refuses all others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OF_DIFFUSION = ("unmasking", "unmasking_tokens", "unmasking_threshold", "block_s
 
 
 def check_quantized(settings: Settings, model: Model) -> None:
-    """Raises UserError, with one line, where the model's weights are kept in a way that our kernels do not read."""
+    """Raise UserError, with one line, if our kernels do not read the format of the model's weights."""
     config = model.config.get("quantization_config") or model.config.get("compression_config")
     if not config or settings.resolved_device != "cpu":
         return
@@ -67,8 +67,10 @@ def _wrong_with_groups(bits: Any, size: Any) -> str | None:
 
 
 def with_recurrent(settings: Settings, model: Model) -> Settings:
-    """Settings with a bound of requests, for which states are kept; others as they are. Raises UserError where states
-    would be divided over ranks, or sent."""
+    """Bound the requests of a recurrent model by its states; leave other models alone.
+
+    Raises UserError for settings that would divide states over ranks or send them.
+    """
     if not families.is_recurrent(model):
         return settings
     if settings.parallel.tp_size > 1:
@@ -79,7 +81,7 @@ def with_recurrent(settings: Settings, model: Model) -> Settings:
 
 
 def with_diffusion(settings: Settings, model: Model) -> Settings:
-    """Settings that say what the model is, where it is a block-diffusion model; raises UserError with one line."""
+    """Add a block-diffusion model's description to the settings. Raises UserError with one line."""
     try:
         target = recognise(model.config, settings.block_size)
     except DiffusionConfigError as error:
@@ -110,7 +112,7 @@ def with_diffusion(settings: Settings, model: Model) -> Settings:
 
 
 def _changed(settings: Settings, names: tuple[str, ...]) -> str | None:
-    """The flag of the first of these settings that is not the default."""
+    """The flag of the first setting in `names` that differs from its default."""
     defaults = Settings()
     for name in names:
         if getattr(settings, name) != getattr(defaults, name):

@@ -1,10 +1,10 @@
-"""Over how many ranks, machines and servers a model is spread: SGLang's own flags, known before SGLang is loaded.
+"""Spread a model over ranks, machines and servers: reads SGLang's own flags before SGLang is loaded.
 
-SGLang calls a machine a node. Each node is started with the same flags but for its `--node-rank`; the first takes the
-requests, and its first rank decides what all of them compute (`plugin/decode/ranks.py`).
+SGLang calls a machine a node. Each node is started with the same flags except its `--node-rank`. The first node takes
+the requests, and its first rank decides for all ranks (`plugin/decode/ranks.py`).
 
-PD disaggregation is SGLang's name of prefill and decode in servers of their own: one reads prompts and sends their keys
-and values to the other, which writes the answers; a router in front sends each request to both.
+PD disaggregation is SGLang's name for prefill and decode in separate servers: one reads prompts and sends their keys
+and values to the other, which writes the answers; a router sends each request to both.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ class Parallel:
     """tp_size: tensor-parallel ranks of an engine, on all nodes together. node_rank: this node's number.
 
     dist_init_addr: HOST:PORT at which the nodes find each other, an address of node 0. role: "prefill", "decode", or ""
-    where one server does both. backend: SGLang's name of the transfer between them. others: the flags that say
-    something else.
+    for one server that does both. backend: SGLang's name of the transfer between them. others: all further flags.
     """
 
     tp_size: int = 1
@@ -46,7 +45,7 @@ class Parallel:
 
     @classmethod
     def of(cls, flags: Sequence[str]) -> Parallel:
-        """Read them among SGLang's flags; raises UserError for what cannot be."""
+        """Read SGLang's flags. Raises UserError for a wrong one."""
         known, others = _PARSER.parse_known_args(list(flags))
         given = vars(known)
         del given["disaggregation_bootstrap_port"]
@@ -82,7 +81,10 @@ class Parallel:
             )
 
     def check_one_server(self, needs_one_server: Mapping[str, bool]) -> None:
-        """Raise UserError where this cannot be one of two servers. needs_one_server: flags, and if they are given."""
+        """Raise UserError if prefill and decode are separate but a flag needs one server.
+
+    needs_one_server: such flags, and True for each that is given.
+    """
         if not self.role:
             return
         if found := next((flag for flag, given in needs_one_server.items() if given), None):
@@ -102,13 +104,13 @@ class Parallel:
 
     @property
     def step_flags(self) -> tuple[str, ...]:
-        """All flags that a step's time depends on: not where the nodes are."""
+        """All flags that change a step's time; addresses of nodes do not."""
         sizes = (("--tp-size", self.tp_size), ("--nnodes", self.nnodes))
         return (*self.others, *(word for flag, size in sizes if size > 1 for word in (flag, str(size))))
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port of `dist_init_addr`; raises UserError for what is none."""
+        """Host and port of `dist_init_addr`. Raises UserError for a malformed address."""
         host, _, port = (self.dist_init_addr or "").rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         if not host or not port.isdigit() or not 1 <= int(port) <= 65535:

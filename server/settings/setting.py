@@ -28,10 +28,10 @@ class Flags(Protocol):
 class Flag:
     """The flag of a setting.
 
-    group: heading in `outrider serve --help`. help: for `--help` and server/README, in Markdown. metavar: of
-    the value, where not as usual for its type. unset: what happens without the flag, where the default is None.
-    choices: all values that the flag takes. bounds: least and most of a number; exempt: a value beside them.
-    environment: variables that stand in for the flag, the first that is set.
+    group: heading in `outrider serve --help`. help: for `--help` and server/README, in Markdown. metavar: name of the
+    value, if not the usual one of its type. unset: effect of leaving the flag out, if the default is None. choices: all
+    values that the flag takes. bounds: least and most of a number; exempt: a further value. environment: variables that
+    replace the flag; the first that is set counts.
     """
 
     group: str
@@ -55,7 +55,7 @@ def name_of(name: str) -> str:
 
 
 def check(settings: Any) -> None:
-    """Raise UserError for the first setting whose value is none of its choices, or outside its bounds."""
+    """Raise UserError for the first setting with a value outside its choices or bounds."""
     for each, flag in declared(type(settings)):
         value = getattr(settings, each.name)
         if flag.choices and value not in flag.choices:
@@ -65,7 +65,7 @@ def check(settings: Any) -> None:
 
 
 def require_between(name: str, value: float, least: float, most: float) -> None:
-    """Raise UserError where the value of setting `name` is outside its bounds."""
+    """Raise UserError if `value` of setting `name` is outside its bounds."""
     if not least <= value <= most:
         raise UserError(f"{name_of(name)} is a number from {least} to {most}, not {value}")
 
@@ -81,7 +81,7 @@ def groups(settings: type) -> list[str]:
 
 
 def add_flags(parser: Flags, settings: type, names: Iterable[str], **changed: dict[str, Any]) -> None:
-    """Add the flags of the named settings. changed: argparse's options of some, in place of the declared ones."""
+    """Add the flags of the named settings. changed: argparse options, by setting, that replace the declared ones."""
     known = {each.name: (each, flag) for each, flag in declared(settings)}
     types = typing.get_type_hints(settings)
     for name in names:
@@ -146,7 +146,7 @@ def table(settings: type) -> str:
 
 
 def with_table(document: str, settings: type) -> str:
-    """The document with the table between its two marks brought up to date."""
+    """Return the document with an up-to-date table between the two marks."""
     before, _, rest = document.partition(TABLE_BEGINS)
     _, _, after = rest.partition(TABLE_ENDS)
     return f"{before}{TABLE_BEGINS}\n{table(settings)}\n{TABLE_ENDS}{after}"

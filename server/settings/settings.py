@@ -19,11 +19,11 @@ from .setting import check, require_between
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(Declared):
-    """Everything `outrider serve` can be told.
+    """All settings of `outrider serve`.
 
-    diffusion: what the model is, where it is a block-diffusion model. learned: folder of the learned drafter that
-    serves in place of the one of drafter_path; "": none. lookup_tokenizer: digest for `lookup_store`. `resolve` finds
-    these. sglang_flags: further flags, as SGLang's own command line takes them.
+    `resolve` finds the first three. diffusion: description of a block-diffusion model. learned: folder of the learned
+    drafter that replaces the one of drafter_path; "": none. lookup_tokenizer: digest for `lookup_store`.
+    sglang_flags: further flags, as SGLang's own command line takes them.
     """
 
     diffusion: DiffusionTarget | None = None
@@ -120,14 +120,14 @@ class Settings(Declared):
 
     @property
     def resolved_engines(self) -> int:
-        """Number of engines. With SGLang's own flags, which may spread one over nodes, only those asked for."""
+        """Number of engines. SGLang's own flags may spread one over nodes: with them the default is one."""
         if self.engines is not None:
             return self.engines
         return 1 if self.resolved_device == "cuda" or self.sglang_flags else topology.here().nodes
 
     @property
     def parallel(self) -> Parallel:
-        """Spread of an engine over ranks, machines and servers; raises UserError for flags that cannot be."""
+        """Spread of an engine over ranks, machines and servers. Raises UserError for wrong flags."""
         return Parallel.of(self.sglang_flags)
 
     @property
@@ -148,12 +148,12 @@ class Settings(Declared):
 
     @property
     def has_adapters(self) -> bool:
-        """True where adapters are served, or may come."""
+        """True if the server has adapters or may load some."""
         return self.enable_lora or bool(self.lora_paths)
 
     @property
     def looks_up(self) -> bool:
-        """True where prompt lookup stands beside the drafter."""
+        """True if prompt lookup supplements the drafter."""
         return self.lookup and self.drafter in CHECKPOINT_DRAFTERS
 
     @property

@@ -1,4 +1,4 @@
-"""OpenTelemetry traces: SGLang's own, a trace per request with what each of its processes did for it.
+"""SGLang's OpenTelemetry traces: a trace per request, with the work of each process for it.
 
 A request that names a trace (`traceparent`) becomes part of it. Spans per decode step would cost time, and come only
 with SGLANG_TRACE_LEVEL=3.
@@ -20,7 +20,7 @@ HTTP_PORT, HTTP_ROUTE = 4318, "/v1/traces"
 
 
 def check(endpoint: str) -> None:
-    """Raises UserError where it is no address, or the packages that send traces are missing."""
+    """Raise UserError for a malformed address, or if the packages that send traces are missing."""
     protocol_of(endpoint)
     for name in ("sdk", "exporter.otlp.proto.grpc", "exporter.otlp.proto.http"):
         try:
