@@ -45,7 +45,7 @@ class Fingerprint:
     step_revision: int
 
     def differences(self, here: Fingerprint) -> list[str]:
-        """"field: its value, here another" for each field that differs; see `EQUAL_STEPS`."""
+        """ "field: its value, here another" for each field that differs; see `EQUAL_STEPS`."""
         mine, theirs = asdict(self), asdict(here)
         if self.instruction_set and any({self.sglang, here.sglang} <= versions for versions in EQUAL_STEPS):
             del mine["sglang"]

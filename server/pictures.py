@@ -1,7 +1,6 @@
 """A blank figure to draw on, saved as a file.
 
-What is drawn knows how to draw itself (`plot_…` functions, which are given the figure); only this module needs
-matplotlib, which is optional.
+`plot_…` functions elsewhere draw on the figure; only this module needs matplotlib, which is optional.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ def available() -> bool:
 
 
 def require(flag: str) -> None:
-    """Raise UserError where `flag` asks for a picture and matplotlib is missing. Call it before a long measurement."""
+    """Raise UserError if matplotlib is missing for the picture of `flag`. Call it before a long measurement."""
     if not available():
         raise UserError(f"{flag} needs matplotlib: pip install matplotlib, or leave {flag} out")
 
 
 @contextmanager
 def figure(path: Path) -> Iterator[Figure]:
-    """A blank figure, saved to `path` when the block ends; its suffix says the format (PNG without one)."""
+    """A blank figure, saved to `path` when the block ends, in the format of its suffix (PNG without one)."""
     from matplotlib.figure import Figure
 
     blank = Figure(layout="tight")

@@ -1,4 +1,4 @@
-"""Files of prompts that a measurement asks."""
+"""Files of prompts for measurements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .errors import UserError
 BUILT_IN = Path(outrider.profiles.__file__).parent / "prompts.jsonl"
 """Code, mathematics and chat in turn, ours."""
 SAMPLED = (1.0, 0.7, 0.4)
-"""Temperatures of the sampled class: how far confidences are off changes with the temperature, and it has one fit."""
+"""Temperatures of the sampled class. The error of confidences depends on the temperature, and the class has one fit."""
 
 
 def read_questions(path: Path) -> list[str]:

@@ -1,8 +1,8 @@
-"""Say what is wrong with this installation, and what to do.
+"""Check this installation, and give a remedy for each problem.
 
-Takes the flags of `outrider serve`, and looks at whatever a server started with them would need. Nothing is started;
-kernels that are not compiled yet are. It prints a line for each check, with what to do; the exit code is 1 if there is
-a problem.
+Takes the flags of `outrider serve` and checks everything that a server with these flags needs. Starts no server, but
+compiles the kernels if that is not done yet. Prints a line for each check, with the remedy; the exit code is 1 if there
+is a problem.
 
 examples:
   outrider doctor
@@ -25,14 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     try:
         from . import serve
-    except ImportError:  # a package is missing, which `run` says
+    except ImportError:  # a package is missing; `run` reports it
         parser.epilog = "Packages are missing: only --json is understood until they are there."
     else:
         serve.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what was found; 1 where there is a problem."""
+    """Print the findings; returns 1 if there is a problem."""
     findings = []
     for finding in examine(args):
         findings.append(finding)
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine(args: argparse.Namespace) -> Iterator[Finding]:
-    """Run all checks, the slowest last. Where packages are missing, checks that need them are left out."""
+    """Run all checks, the slowest last. Skips checks that need a missing package."""
     yield from installation.python()
     device = getattr(args, "device", "auto")
     packages = list(_guarded("packages", lambda: installation.packages(device)))
@@ -81,7 +81,7 @@ def examine(args: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _guarded(subject: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """Findings of a check; one that raises an exception has found a problem too."""
+    """Findings of a check. An exception in it counts as a problem."""
     try:
         yield from check()
     except Exception as error:

@@ -1,9 +1,9 @@
-"""List the drafters of a model: those in its folder, beside it, in the hub's cache, and public ones that are not here.
+"""List a model's drafters: in its folder, next to it, in the hub's cache, and public ones that are not here yet.
 
-A drafter fits if it is of a kind that is served and was trained for a model of this hidden size, vocabulary and number
-of layers. `outrider serve --model MODEL` takes the first that is here and fits; another is served with --drafter-path,
-which fetches a public one by its name. How fast one drafts is known from the profile of a server that has used it
-(`outrider tune`), or with --measure from a few drafts, made now beside a target of random weights.
+A drafter fits if its kind is served and it was trained for a model of this hidden size, vocabulary and number of
+layers. `outrider serve --model MODEL` takes the first drafter on this machine that fits. --drafter-path serves another,
+and fetches a public one by its name. Draft times come from the profile of a server that has used the drafter
+(`outrider tune`); --measure times a few drafts now, for a target of random weights.
 
 examples:
   outrider drafters ./Qwen3-8B
@@ -30,7 +30,7 @@ SHAPE = {"hidden_size": "hidden size", "vocab_size": "vocabulary", "num_hidden_l
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Seconds of a draft for one request. step: of a verification of all of it; None: not known. how: it is known."""
+    """Seconds of a draft for one request. step: seconds to verify all of it, None: unknown. how: their source."""
 
     draft: float
     step: float | None
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the list; nothing is fetched but the model's config.json."""
+    """Print the list. Fetches only the model's config.json."""
     settings = Settings(model=args.model, gamma=args.gamma)
 
     from ..model import target
@@ -103,7 +103,7 @@ def _as_json(
 
 
 def _speed(settings: Settings, model: Model, one: Candidate, measure: bool) -> Speed | None:
-    """Time of a draft, of a profile or measured now; None where it is not known."""
+    """Time of a draft, from a profile or measured now; None if unknown."""
     from outrider.drafters import registry
 
     settings = replace(settings, drafter=registry.serving(one.kind)[0], drafter_path=str(one.folder))

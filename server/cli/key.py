@@ -1,7 +1,7 @@
 """Make an API key and add it to a file of keys for `outrider serve --api-keys FILE`, list the keys, or remove one.
 
-The key is printed once; the file holds its hash. A running server takes a changed file up within a second. Tokens are
-those of prompts and answers together, as `usage` in the answers counts them, those from the cache too.
+The key is printed once; the file holds its hash. A running server reads a changed file within a second. Token limits
+count prompts and answers together, like `usage` in the answers, cached tokens included.
 
 examples:
   outrider key team-a --api-keys keys.toml --rate 600/minute --concurrency 8
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the key, or the list; nothing else goes to stdout."""
+    """Print the key, or the list, alone to stdout."""
     given = [name for name in LIMITS if getattr(args, name) not in (None, False)]
     if args.list or args.remove:
         if given:
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _create(args: argparse.Namespace) -> str:
-    """A new key, which is in the file now."""
+    """Make a key and add it to the file."""
     for name in key_file.NUMBERS:
         number = getattr(args, name)
         if number is not None and not 1 <= number <= key_file.MOST:

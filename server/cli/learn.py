@@ -1,4 +1,4 @@
-"""Look at what a server with `--learn` has learned, delete it, or take the drafter out.
+"""Show, delete or export the drafters that a server with `--learn` has learned.
 
   outrider learn status                        answers kept, drafters tried, the one in use
   outrider learn forget                        delete answers and learned drafters; a running server goes back at once
@@ -6,7 +6,7 @@
   outrider learn status --key team-a           the same of one key, of a server with --learn-per key
   outrider learn status --adapter sql          of one adapter, of a server with --learn-per adapter
 
-Without --learn-folder it is the only folder of the cache, as `outrider serve --learn` makes it.
+Without --learn-folder it takes the only learner's folder in the cache, as `outrider serve --learn` makes it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do it; returns the exit status."""
+    """Run the command; returns the exit status."""
     from outrider.drafters.learning.answers import ServerState, forget
 
     folder = whole = _folder(args.learn_folder)
@@ -95,7 +95,7 @@ def _status(folder: Path, in_use: str | None, refused: tuple[str, ...]) -> dict[
 
 
 def _learner(whole: Path, key: str | None, adapter: str | None) -> Path:
-    """The learner's folder of a key or an adapter; raises UserError where there is none, or more than one."""
+    """The learner's folder of a key or an adapter. Raises UserError if there is none, or more than one."""
     from outrider.drafters.learning.answers import ADAPTERS, KEYS
     from outrider.drafters.learning.owners import Owner, learners, owner_of
 
@@ -115,7 +115,7 @@ def _learner(whole: Path, key: str | None, adapter: str | None) -> Path:
 
 
 def _owners(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """Each key's or adapter's name, drafter in use and answers, where these have drafters of their own."""
+    """Name, drafter in use and answers of each key or adapter that has its own drafter."""
     from outrider.drafters.learning.answers import ServerState
     from outrider.drafters.learning.owners import learners, owner_of
 
@@ -132,7 +132,7 @@ def _owners(folder: Path, kind: str) -> list[dict[str, Any]]:
 def _parsed(line: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
-    except ValueError:  # half a line of one who was killed
+    except ValueError:  # half a line, from a killed writer
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -1,6 +1,6 @@
 """The `outrider` command. Each command is a module with `add_arguments(parser)` and `run(args)`, or with `COMMANDS`.
 
-Only the module of the command that was asked for is imported, so that `--help` answers at once.
+Imports only the requested command's module, so that `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ MOVED = {"gpu-check": "`make test-gpu` in a checkout (docs/gpu.md)"}
 
 
 class WideHelp(argparse.RawDescriptionHelpFormatter):
-    """Descriptions as they are written; a command's line of help beside its name, however long that is."""
+    """Keeps the line breaks of descriptions, and puts a command's help on the line of its name, even a long one."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=28)
@@ -65,7 +65,7 @@ class WideHelp(argparse.RawDescriptionHelpFormatter):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the return value is the exit code."""
-    # Numpy's products here are small, and threads that share them spin beside the engine's. Read as numpy is imported.
+    # Numpy's products here are small, and its threads would compete with the engine's. Numpy reads it on import.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _stopped_as_by_ctrl_c() -> Iterator[None]:
-    """SIGTERM is SIGINT while this is entered, so that a command ends its servers and keeps what it has measured."""
+    """Treat SIGTERM as SIGINT meanwhile, so that a command ends its servers and keeps its measurements."""
     before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         yield
@@ -106,7 +106,7 @@ def _stopped_as_by_ctrl_c() -> Iterator[None]:
 def add_commands(subparsers: Any, commands: Mapping[str, tuple[str, str]], argv: Sequence[str]) -> None:
     """Add the commands of a table, and the arguments of the one that `argv` chooses.
 
-    Raises UserError for a command or a flag in its module's `MOVED` table, with what answers its question now.
+    Raises UserError for a command or flag in its module's `MOVED` table, with the replacement.
     """
     chosen = next((word for word in argv if not word.startswith("-")), None)
     for name, (module_name, summary) in commands.items():

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from ..settings.resolve import resolve
 
     logs.configure(settings)
-    # Bound now and used later: a port in use is told before the model is loaded, and nobody takes it meanwhile.
+    # Bind now: a port in use is reported before the model loads, and no other program takes it meanwhile.
     listeners = listen.Listeners.open(settings)
     if listeners.tls is not None:
         listeners.tls.warn()
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compute_for_another(resolved: Resolved, listeners: Listeners) -> int:
-    """Be a node of an engine whose first node takes the requests."""
+    """Run a further node of an engine; the first node takes the requests."""
     from ..processes import engine as engines
 
     parallel, grace = resolved.settings.parallel, 0.0
@@ -88,7 +88,7 @@ def _compute_for_another(resolved: Resolved, listeners: Listeners) -> int:
 
         _say(f"Ready: node {parallel.node_rank} of {parallel.nnodes}; requests go to node 0")
         exit_code = worker_node.serve(resolved, processes, listeners)
-        if exit_code == 0 and processes.dead_processes():  # node 0 ends those of all ranks
+        if exit_code == 0 and processes.dead_processes():  # node 0 ends the processes of all ranks
             grace = engines.EXIT_SECONDS
         return exit_code
     finally:
@@ -96,7 +96,7 @@ def _compute_for_another(resolved: Resolved, listeners: Listeners) -> int:
 
 
 async def _refine(engine: Engine, resolved: Resolved, traffic: Traffic) -> None:
-    """Make a quick profile a thorough one while nobody is served."""
+    """Turn a quick profile into a thorough one while the server is idle."""
     from outrider.profiles import store
 
     from ..tune import measure
@@ -114,7 +114,7 @@ async def _refine(engine: Engine, resolved: Resolved, traffic: Traffic) -> None:
             "of work in all, on one core on average (--no-tune stops that)"
         )
         tuned = await measure.tune(engine, resolved, IDLE, how="in idle time", refined=quick, run=idle.run)
-    except Exception as error:  # whatever it is, the server goes on with what it has
+    except Exception as error:  # the server goes on with the quick profile
         _say(f"The profile is not refined: {str(error) or repr(error)}")
     else:
         _say(f"Profile {tuned.profile.name} is refined, and nothing more is measured: {tuned.summary}")
@@ -148,5 +148,5 @@ def _announce(settings: Settings, engine: Engine) -> None:
 
 
 def _on_early_sigterm(signum: int, frame: object) -> None:
-    # Nothing is under way while the model loads, so nothing needs to be drained.
+    # No request runs while the model loads, so there is nothing to drain.
     raise SystemExit(0)

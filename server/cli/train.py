@@ -1,11 +1,11 @@
 """Train a drafter for a target.
 
 The target answers the prompts, its features are stored, the drafter is trained on them, and its accepted length (tau,
-tokens per step) is measured. Without prompts of your own the target writes some itself. The same command resumes a run
-that was interrupted.
+tokens per step) is measured. Without prompts of your own the target writes some itself. The same command resumes an
+interrupted run.
 
-With --from-log the model writes nothing: it reads answers it has given before. Those it would not have given are left
-out, and answers to one prompt in eight are held out.
+With --from-log training uses earlier answers from a log. Answers that the model would not give are left out, and the
+answers to one prompt in eight are held out.
 
 OUT/drafter is what `outrider serve --drafter dspark --drafter-path` takes. `eagle3` trains an EAGLE-3 head by
 training-time test, each step over the states of the one before: SGLang's EAGLE3 takes its OUT/drafter too. `dllm`

@@ -1,4 +1,4 @@
-"""Print the versions of Outrider and of what it stands on."""
+"""Print the versions of Outrider and its main dependencies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking an engine in this process."""
+"""Send requests to an engine from this process."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ async def generate(
 ) -> dict[str, Any]:
     """One complete answer of SGLang's tokenizer manager: `text`, `output_ids` and `meta_info`.
 
-    Of several engines the first one's, whose records `worker_rpc.read` returns. stream: have every step's tokens sent
-    here, as for a client that reads along. logprobs_from: the prompt's logprobs, from this token on, are wanted.
-    Cancelled, it has the engine give the request up.
+    Asks the first of several engines, the one whose records `worker_rpc.read` returns. stream: receive the tokens of
+    every step, as a streaming client does. logprobs_from: return the prompt's logprobs from this token on. Cancelling
+    the coroutine aborts the request.
     """
     from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST
     from sglang.srt.managers.io_struct import GenerateReqInput
@@ -31,12 +31,12 @@ async def generate(
         return_logprob=logprobs_from is not None,
         logprob_start_len=logprobs_from,
         routed_dp_rank=0,
-        log_metrics=False,  # nobody's request
+        log_metrics=False,  # no client's request
         bootstrap_host=FAKE_BOOTSTRAP_HOST if apart else None,  # there is no other server in it
         bootstrap_room=0 if apart else None,
     )
     answer: dict[str, Any] = {}
-    async for piece in manager.generate_request(request):  # SGLang gives a request up where this is cancelled
+    async for piece in manager.generate_request(request):  # cancelling it makes SGLang abort the request
         answer = piece
     return answer
 
@@ -44,9 +44,9 @@ async def generate(
 async def run_beside(
     manager: Any, prompts: Sequence[list[int]], new_tokens: int, options: Sequence[dict[str, Any] | None]
 ) -> None:
-    """Answer prompts beside each other, streamed, with exactly `new_tokens` each. options: custom parameters of each.
+    """Answer prompts concurrently, with exactly `new_tokens` each. options: custom parameters of each.
 
-    Answers are streamed, as they mostly are when served: the processes that bring tokens to a client share the cores.
+    Answers are streamed, as most clients ask: the processes that bring tokens to a client share the cores.
     """
     await asyncio.gather(
         *(
@@ -72,8 +72,7 @@ def chat_ids(manager: Any, question: str) -> list[int]:
 
 
 async def answer(engine: Engine, question: str, new_tokens: int, **sampling: Any) -> None:
-    """Have one user turn answered with at most `new_tokens`, fewer where the context ends before; not at all
-    where the question fills it."""
+    """Have one user turn answered with at most `new_tokens`, or as many as the context leaves; skip it if none."""
     ids = chat_ids(engine.tokenizer_manager, question)
     room = engine.context_length - len(ids) - 1
     if room > 0:

@@ -1,9 +1,9 @@
-"""Several engines behind one HTTP process: SGLang's data parallelism, made fit for how we start and watch processes.
+"""Run several engines for one HTTP process: SGLang's data parallelism, with our start and watch of processes.
 
-SGLang's controller is a process between the tokenizer manager and one scheduler per engine, which it starts. A request
-goes to the engine that has the fewest tokens, everything else to all of them. Each engine stays on a part of the
-machine's cores of its own, a NUMA node where there are several; its memory is there too, because who touches a page
-first decides where it lies.
+SGLang's controller is a process between the tokenizer manager and the schedulers, one per engine, which it starts. A
+request goes to the engine with the fewest tokens; other messages go to all engines. Each engine has its own part of the
+machine's cores, a NUMA node if there are several. Its memory is on the same node, because the first thread that touches
+a page decides its place.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from ..machine.topology import Topology
 from .process import StartupReport, die_with, engine_index, run_scheduler
 
 BALANCE = "total_tokens"
-"""SGLang's name for: to the engine with the fewest tokens, waiting ones included."""
+"""SGLang's name of the policy that picks the engine with the fewest tokens, waiting requests included."""
 RENDEZVOUS = "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"
 WATCHDOG_SECONDS = 1.0
 """Time between two signs of life to SGLang's watchdog while no messages come."""
 
 
 def environment(parts: Sequence[Topology]) -> dict[str, str]:
-    """Environment of schedulers on these parts of a CPU: engines, or ranks of one. SGLang otherwise allows one per NUMA
-    node."""
+    """Environment of schedulers on these parts of a CPU: engines, or ranks of one engine.
+
+    Without it SGLang allows one scheduler per NUMA node.
+    """
     return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(",".join(map(str, part.cpus)) for part in parts)}
 
 
@@ -71,27 +73,27 @@ class _Multiprocessing:
 
 
 class _Scheduler(multiprocessing.Process):
-    """An engine's, started with `environment`, and watched."""
+    """An engine's scheduler, started with `environment`, and watched."""
 
     def __init__(self, environment: Mapping[str, str], target: Callable[..., None], args: tuple[Any, ...]) -> None:
         super().__init__(target=target, args=args)
         self._environment = environment
 
     def start(self) -> None:
-        """SGLang calls it for one at a time."""
+        """Start the process. SGLang starts one at a time."""
         with threads.child_environment(self._environment):
             super().start()
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
-        """The controller of a scheduler that has failed would wait for it, and send it requests, for ever."""
+        """End the controller if a scheduler fails: it would wait for it, and send it requests, for ever."""
         self.join()
         if self.exitcode:
             os._exit(1)
 
 
 def _dispatch(controller: Any) -> None:
-    """SGLang's loop, which asks for messages without a pause and takes a whole core for that, asleep in between."""
+    """SGLang's message loop, made to sleep between messages: SGLang's own polls without a pause and takes a core."""
     inbox = controller.recv_from_tokenizer
     from sglang.srt.managers.io_struct import sock_recv
 

@@ -1,8 +1,8 @@
-"""Tokens become text in the process that serves HTTP, by SGLang's own code, where SGLang starts a process for it.
+"""Detokenize in the HTTP process, by SGLang's own code, instead of in SGLang's separate process.
 
-Schedulers send their output straight to the tokenizer manager. On a CPU the way through another process takes more of
-the cores that the engine's threads want than the decoding: each step's output is written, sent and read once more. On
-a GPU cores are left, and the event loop may be what bounds the tokens of many requests: there SGLang's process stays.
+Schedulers send their output straight to the tokenizer manager. On a CPU a further process costs the engine's threads
+more core time than the decoding of tokens itself: each step's output is written, sent and read once more. On a GPU
+machine cores are free and the event loop may limit the throughput of many requests, so SGLang's process stays.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 class Detokenizer(DetokenizerManager):
     """SGLang's detokenizer without a process: its handlers are called.
 
-    tokenizer: the one of Transformers' that SGLang has made for a model of text; else it makes its own.
+    tokenizer: Transformers' tokenizer that SGLang has made for a text model; None: make one.
     """
 
     def __init__(self, server_args: ServerArgs, tokenizer: Any) -> None:
@@ -35,7 +35,7 @@ class Detokenizer(DetokenizerManager):
         super().__init__(server_args, None)
 
     def init_ipc_channels(self, port_args: Any, server_args: ServerArgs) -> None:
-        """It has no sockets."""
+        """Open no sockets."""
 
     def init_tokenizer(self, server_args: ServerArgs) -> None:
         if isinstance(self.tokenizer, PreTrainedTokenizerBase):
@@ -44,7 +44,7 @@ class Detokenizer(DetokenizerManager):
             super().init_tokenizer(server_args)
 
     def init_running_status(self, server_args: ServerArgs) -> None:
-        """State without SGLang's watchdog and meter of processor time: the tokenizer manager has this process's."""
+        """Set up without SGLang's watchdog and processor time meter: this process has the tokenizer manager's."""
         self.decode_status = LimitedCapacityDict(capacity=DETOKENIZER_MAX_STATES)
         self.disable_tokenizer_batch_decode = get_serving().disable_tokenizer_batch_decode
         self.is_tool_call_parser_gpt_oss = get_serving().tool_call_parser == "gpt-oss"
@@ -52,7 +52,7 @@ class Detokenizer(DetokenizerManager):
 
 
 class DetokenizingManager(TokenizerManager):
-    """SGLang's tokenizer manager, which makes the text of schedulers' tokens itself."""
+    """SGLang's tokenizer manager that also detokenizes the schedulers' output."""
 
     def __init__(self, server_args: ServerArgs, port_args: PortArgs) -> None:
         super().__init__(server_args, port_args)
@@ -65,6 +65,6 @@ class DetokenizingManager(TokenizerManager):
                 recv_obj = self._detokenizer.handle_batch_token_id_out(recv_obj)
             except BaseException:  # a panic of the tokenizers' library is no Exception
                 logger.exception("the text of tokens could not be made")
-                os.kill(os.getpid(), signal.SIGQUIT)  # as SGLang's process tells of its failure
-                await asyncio.Event().wait()  # nothing comes any more, as from a process that has ended
+                os.kill(os.getpid(), signal.SIGQUIT)  # SGLang's own process reports its failure the same way
+                await asyncio.Event().wait()  # send no more output, like a process that has ended
         await super()._handle_batch_output(recv_obj)

@@ -48,10 +48,9 @@ class EngineDied(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Engine(EngineProcesses):
-    """A running engine: SGLang's tokenizer manager here, its scheduler in a process of its own. Its detokenizer is here
-    on a CPU, else in a third.
+    """A running engine, or several: SGLang's tokenizer manager in this process, each scheduler in its own.
 
-    Where there are several engines: all of them. max_total_tokens is then that of each.
+    On a CPU this process also detokenizes; on a GPU another process does. max_total_tokens: of each engine.
     """
 
     tokenizer_manager: TokenizerManager
@@ -60,16 +59,16 @@ class Engine(EngineProcesses):
     context_length: int
 
     def begin(self) -> None:
-        """Begin to take its answers, on the running event loop; SGLang installs signal handlers with that."""
+        """Start to receive answers on the running event loop. SGLang installs signal handlers here."""
         from sglang.srt.managers.tokenizer_manager import ServerStatus
 
         self.tokenizer_manager.auto_create_handle_loop()
         self.tokenizer_manager.server_status = ServerStatus.Up
 
     def fail_requests(self, message: str) -> None:
-        """End every request that is under way with an error, as the scheduler would have ended it.
+        """End every running request with an error, as the scheduler would.
 
-        Not with 503, after which proxies try another server: what a request did to this engine it would do there.
+        The status is not 503: proxies would then send a request that killed this engine to the next server.
         """
         from sglang.srt.managers.io_struct import AbortReq
 
@@ -78,11 +77,11 @@ class Engine(EngineProcesses):
             self.tokenizer_manager._handle_abort_req(AbortReq(rid=request_id, finished_reason=reason))
 
     def abort_requests(self) -> None:
-        """Tell the scheduler to give up everything."""
+        """Tell the scheduler to abort all requests."""
         self.tokenizer_manager.abort_request(abort_all=True)
 
     def ask_to_exit(self) -> None:
-        """Ask the scheduler to free what it holds and leave; called in the event loop that talks to it."""
+        """Ask the scheduler to free its memory and exit. Call it in the event loop that talks to it."""
         from sglang.srt.managers.io_struct import ShutdownReq
 
         self.tokenizer_manager._dispatch_to_scheduler(ShutdownReq())
@@ -91,14 +90,14 @@ class Engine(EngineProcesses):
 def start(resolved: Resolved, engines: int = 1) -> Engine:
     """Load the model and start the processes; returns when requests can be sent.
 
-    engines: how many of the settings' engines; they share this process and the detokenizer. Raises UserError with the
-    reason in one line when one cannot start.
+    engines: number of engines; they share this process and the detokenizer. Raises UserError with the reason in one
+    line if one cannot start.
     """
     return _start(resolved, engines, _launch)
 
 
 def join(resolved: Resolved) -> EngineProcesses:
-    """Start this machine's part of an engine whose first machine is another; returns when all of it is there."""
+    """Start this machine's part of an engine led by another machine; returns when all parts run."""
     return _start(resolved, 1, _launch_ranks)
 
 
@@ -109,7 +108,7 @@ def _start(resolved: Resolved, engines: int, launch: Callable[[Resolved, _Launch
         _set_environment(settings, run_folder.path)
         _silence_sglang(settings)
         report = StartupReport(run_folder.path / "failure")
-        # On a GPU, or with flags of SGLang's own, there may be several, of which SGLang knows more.
+        # On a GPU, or with SGLang's own flags, there may be several schedulers, which SGLang places better.
         alone = settings.resolved_device == "cpu" and not settings.sglang_flags
         placements, waiting = [Placement()] * engines, None
         environment: dict[str, str] = {}
@@ -152,7 +151,7 @@ def _launch(resolved: Resolved, inputs: _LaunchInputs) -> Engine:
     if resolved.settings.otlp_endpoint is not None:
         traces.begin(arguments)
     inputs.run_folder.attach(Path(manager.load_snapshot_reader.path))
-    # EngineProcesses.wait_for_death does the watching, at once instead of every second.
+    # EngineProcesses.wait_for_death notices a death at once; SGLang's watchdog polls every second.
     watchdog.stop()
     return Engine(
         processes=dict(zip(watchdog._names, watchdog._processes, strict=True)),
@@ -175,7 +174,7 @@ def _launch_ranks(resolved: Resolved, inputs: _LaunchInputs) -> EngineProcesses:
 
 
 def _launch_processes(resolved: Resolved, inputs: _LaunchInputs) -> tuple[ServerArgs, tuple[Any, ...]]:
-    """SGLang's settings, and what its launcher returns; raises UserError with the reason in one line."""
+    """Run SGLang's launcher; returns its settings and its results. Raises UserError with the reason in one line."""
     from sglang.srt.entrypoints.engine import init_tokenizer_manager
 
     from . import sglang_args
@@ -236,12 +235,12 @@ def _set_environment(settings: Settings, run_dir: Path) -> None:
         if seconds is not None:
             os.environ[f"SGLANG_REQ_{name}_TIMEOUT"] = str(seconds)
     if settings.resolved_device == "cpu":
-        # Nothing of ours needs a GPU then, and libraries stop looking for one.
+        # The server then needs no GPU, and libraries stop looking for one.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def load_plugin() -> None:
-    """SGLang logs a plugin that fails and goes on without it; a server of ours must not."""
+    """Load our plugin, or raise: SGLang would log a failing plugin and go on without it."""
     from sglang.srt.plugins import load_plugins
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 

@@ -19,7 +19,7 @@ from .run_folder import RunFolder
 class EngineProcesses:
     """The processes of an engine that run on this node; on the first node an `Engine`.
 
-    report: says why an engine could not start.
+    report: gives the reason if an engine cannot start.
     """
 
     processes: dict[str, BaseProcess]
@@ -34,7 +34,7 @@ class EngineProcesses:
         return not any(process.exitcode for process in self.processes.values())
 
     async def wait_for_death(self) -> list[str]:
-        """Return as soon as a process has ended, with the names of those that have."""
+        """Return as soon as a process has ended, with the names of all ended processes."""
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
         # A sentinel becomes readable when its process ends: no polling.
@@ -51,16 +51,16 @@ class EngineProcesses:
         return names
 
     def fail_requests(self, message: str) -> None:
-        """End every request that is under way with an error. The first machine has them; here is none."""
+        """End every running request with an error. Only the first machine has requests."""
 
     def abort_requests(self) -> None:
-        """Tell the scheduler to give up everything."""
+        """Tell the scheduler to abort all requests."""
 
     def ask_to_exit(self) -> None:
-        """Ask the schedulers to free what they hold and leave; the first machine does."""
+        """Ask the schedulers to free their memory and exit. Only the first machine asks."""
 
     def stop(self, grace: float) -> None:
-        """Wait for the schedulers to leave, then end what is left; returns when all processes are gone."""
+        """Wait up to `grace` seconds for the schedulers to exit, then kill the rest. Returns when all are gone."""
         deadline = time.monotonic() + grace
         for name, process in self.processes.items():
             if name.startswith("scheduler"):
@@ -70,7 +70,7 @@ class EngineProcesses:
 
 
 def kill_children() -> None:
-    """End everything that this process has started, at once."""
+    """Kill all processes that this one has started."""
     signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # a process of the engine may send it as its sibling dies
     children = psutil.Process().children(recursive=True)
     for child in children:

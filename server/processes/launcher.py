@@ -1,4 +1,4 @@
-"""SGLang's launcher of its processes, with what we add to how they are started."""
+"""SGLang's launcher with our targets, environment and signal handling for its processes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .process import signals_blocked
 
 
 class Launcher(engine.Engine):
-    """Starts processes that leave signals to us, and uses the scheduler that is already waiting, if there is one.
+    """Starts processes that leave signals to us, and uses a waiting scheduler if there is one.
 
-    environment: of the scheduler's process, beyond this one's. detokenizes: this process makes the text of tokens, see
-    `detokenizer.py`. controller: target of the process that starts schedulers where there are several engines.
-    schedulers: the processes that were started, or their controller.
+    environment: further variables of the scheduler's process. detokenizes: this process detokenizes, see
+    `detokenizer.py`. controller: target of the process that starts the schedulers of several engines. schedulers: the
+    started processes, or their controller.
     """
 
     waiting: ClassVar[WaitingScheduler | None] = None

@@ -1,4 +1,4 @@
-"""The learner's process: started beside the engine, stopped while requests run."""
+"""The learner's process: it runs while the engine is idle, and is paused while requests run."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ BOUND_TO_PARENT = (
     f"import ctypes, runpy; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {int(signal.SIGKILL)}); "
     "runpy.run_module('outrider.drafters.learning.process', run_name='__main__')"
 )
-"""The learner, which may be stopped as soon as it runs, and is then ended with its parent all the same."""
+"""Code that ends the learner with its parent, even if it is paused right after its start."""
 
 
 class LearnerProcess:
     """A process that trains the drafter (`drafters/learning/process.py`), at the lowest priority.
 
-    It ends with this process, and whatever ends it, its folder is whole.
+    It ends with this process. However it ends, its folder stays intact.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -43,7 +43,7 @@ class LearnerProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, or start it again."""
+        """Start or restart the process."""
         environment = {**os.environ, "OMP_NUM_THREADS": self.command[self.command.index("--threads") + 1]}
         environment.pop("PROMETHEUS_MULTIPROC_DIR", None)
         self._process = subprocess.Popen(self.command, env=environment, stdin=subprocess.DEVNULL)
@@ -54,15 +54,15 @@ class LearnerProcess:
         return self._process is not None and self._process.poll() is None
 
     def pause(self) -> None:
-        """Stop it where it stands."""
+        """Pause the process at once."""
         self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Let it go on."""
+        """Let the paused process continue."""
         self._signal(signal.SIGCONT)
 
     def end(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         self._signal(signal.SIGKILL)
         if self._process is not None:
             self._process.wait()

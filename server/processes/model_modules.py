@@ -1,4 +1,4 @@
-"""Model modules of SGLang that a scheduler need not import: it would import 200, for over a second, to serve one."""
+"""Keep a scheduler from importing 200 model modules of SGLang, which takes over a second, to serve one model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ENV = "SGLANG_DISABLED_MODEL_ARCHS"
-"""SGLang does not look into modules that are named here."""
+"""Environment variable: SGLang skips the modules named in it."""
 
 
 def sglangs() -> Path:
@@ -20,9 +20,9 @@ def sglangs() -> Path:
 
 
 def unneeded(architectures: Sequence[str], folder: Path) -> list[str]:
-    """Names of the modules whose EntryClass, SGLang's list of what a module offers, has none of the architectures.
+    """Names of the modules without any of the architectures in EntryClass, SGLang's list of a module's models.
 
-    None where no module has one: SGLang then says what it knows, or takes another library's.
+    Empty if no module has one: SGLang then lists its models in an error, or runs another library's.
     """
     if not architectures:
         return []

@@ -1,19 +1,19 @@
-"""A scheduler process that is started before it is known what it will be told, to save seconds of a start.
+"""Start the scheduler's process before its arguments are known, which saves seconds of a start.
 
-What takes the scheduler longest is importing SGLang and torch, and its parent imports them as well before it can say
-what to serve. So the process is started first and imports meanwhile. SGLang's launcher starts its processes itself,
-though, from arguments that it works out itself. The trick is to be what it starts them with:
+The scheduler spends most of its start on importing SGLang and torch, and its parent imports them too before it knows
+the arguments. So the process starts first and imports meanwhile. SGLang's launcher starts its processes itself, from
+arguments that it computes. We replace the module that it starts them with:
 
 1. `WaitingScheduler` starts a process that imports the scheduler and then waits at a pipe.
-2. `launcher.Launcher` puts it in the place of the module `multiprocessing` (`mp`) in `sglang.srt.entrypoints.engine`,
-   for as long as SGLang launches its one scheduler.
-3. There `mp.Pipe(duplex=False)` gives the pipe that the process waits at, `mp.Process(target=…, args=…)` the process,
-   and its `start()` sends target, arguments and environment down the pipe. Of the arguments, SGLang's writing end of
-   the pipe becomes the end that the process holds already.
+2. `launcher.Launcher` replaces the module `multiprocessing` (`mp`) in `sglang.srt.entrypoints.engine` by it while
+   SGLang launches its one scheduler.
+3. Then `mp.Pipe(duplex=False)` returns the pipe that the process waits at, `mp.Process(target=…, args=…)` the process,
+   and its `start()` sends target, arguments and environment through the pipe. SGLang's writing end of the pipe is
+   among the arguments; the process already holds that end and uses its own.
 
-It relies on SGLang to ask `mp` for these two, so called, and once each. `tests/server/processes/test_prefork.py` has
-SGLang launch a process that way. Should a later SGLang ask for more, the start fails with an AttributeError or
-TypeError that names it; not using a WaitingScheduler (`engine.start`) costs the seconds and is otherwise the same.
+SGLang must call `mp.Pipe` and `mp.Process` once each. `tests/server/processes/test_prefork.py` lets SGLang launch a
+process that way. If a later SGLang needs more, the start fails with an AttributeError or TypeError that names it;
+`engine.start` without a WaitingScheduler is slower by those seconds and otherwise the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .process import StartupReport, die_with, last_line, quick_imports, signals_
 
 
 class _ChildsEnd:
-    """Stands for the child's end of the pipe until the child has its task: an end cannot be sent through itself."""
+    """Placeholder of the child's end among the arguments: a pipe's end cannot be sent through itself."""
 
 
 class WaitingScheduler:
@@ -48,11 +48,11 @@ class WaitingScheduler:
         childs_end.close()
 
     def Pipe(self, duplex: bool) -> tuple[Connection, type[_ChildsEnd]]:
-        """The parent's end, and what stands for the child's among the arguments of its process."""
+        """The parent's end, and the placeholder of the child's."""
         return self._connection, _ChildsEnd
 
     def Process(self, target: Callable[..., None], args: tuple[Any, ...]) -> BaseProcess:
-        """The process that waits; its `start` sends it what to do."""
+        """The waiting process; its `start` sends the task."""
 
         def start() -> None:
             self._connection.send((target, args, dict(os.environ)))

@@ -1,4 +1,4 @@
-"""SGLang's processes: what runs in them beyond SGLang's own code, so that none outlives or surprises its parent."""
+"""Targets of SGLang's processes: they run SGLang's code, end with their parent, and report why a start failed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..machine.threads import Placement
 
 PR_SET_PDEATHSIG = 1
 LOG_LEVEL = "OUTRIDER_LOG_LEVEL"
-"""Environment, of a started process: what its parts of ours log. SGLang gives all loggers its own level."""
+"""Environment variable of a started process: our loggers' level there. SGLang gives all loggers its own level."""
 
 PEER_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 """Errors of gloo and NCCL when another rank has ended."""
@@ -27,7 +27,7 @@ PEER_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pi
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Import without looking for garbage among a million objects that stay, which takes a quarter of the time."""
+    """Import without garbage collection, which takes a quarter of the time: a million objects stay."""
     gc.disable()
     try:
         yield
@@ -40,11 +40,11 @@ def quick_imports() -> Iterator[None]:
 def signals_blocked() -> Iterator[None]:
     """Processes started inside leave SIGINT and SIGTERM to their parent.
 
-    Ctrl-C in a terminal, and some supervisors, signal the whole process group. A scheduler that obeyed would take
-    the requests along that we are about to drain. A blocked signal stays blocked in a started process; here it
-    is delivered as soon as the block ends.
+    Ctrl-C in a terminal, and some supervisors, signal the whole process group. A scheduler that obeyed would end the
+    requests that we are about to drain. A started process inherits the block; this process receives the signal when
+    the block ends.
     """
-    # Python's resource tracker, once it is started, would lift the block: so it is started before.
+    # Python's resource tracker lifts the block when it starts: so start it before.
     resource_tracker.ensure_running()
     signals = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -55,7 +55,7 @@ def signals_blocked() -> Iterator[None]:
 
 
 class StartupReport:
-    """Carries the reason why a process could not start to its parent: a file that exists only during the start."""
+    """Brings the reason of a failed start from a process to its parent, in a file that exists only during the start."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -91,13 +91,12 @@ def run_scheduler(
 
 
 def engine_index(scheduler_args: tuple[Any, ...]) -> int:
-    """The number of the engine that SGLang starts a scheduler of, its data-parallel rank; 0 where there is but one."""
+    """Number of the scheduler's engine, its data-parallel rank; 0 if there is only one."""
     return scheduler_args[5] or 0
 
 
 def scheduler_index(scheduler_args: tuple[Any, ...]) -> int:
-    """The number of a scheduler on its machine, or one that differs by a multiple of how many there are: they are
-    either engines or the ranks of one."""
+    """Number of a scheduler on its machine, modulo the number of schedulers there: engines, or ranks of one engine."""
     return engine_index(scheduler_args) + int(scheduler_args[3])
 
 
@@ -124,7 +123,7 @@ def _run(
     try:
         target(*args, **kwargs)
     except Exception as error:
-        # SGLang catches what happens inside its loop; this is what happens before it.
+        # SGLang catches exceptions inside its loop; this one comes from before it.
         report.write(last_line("".join(traceback.format_exception(error))))
         if verbose or not report.starting:
             raise
@@ -132,7 +131,7 @@ def _run(
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent is gone, also if it went while we were importing."""
+    """Have the kernel kill this process when its parent ends, also if that ended during our imports."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -140,8 +139,8 @@ def die_with(parent: int) -> None:
 
 
 class FailureFilter(logging.Filter):
-    """Takes the traceback SGLang logs when a process fails; during the start, or when another rank has failed, one line
-    of it is enough."""
+    """Shortens the traceback that SGLang logs for a failed process to one line, during the start and after a failure of
+    another rank."""
 
     def __init__(self, report: StartupReport, verbose: bool) -> None:
         super().__init__()

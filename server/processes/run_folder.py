@@ -1,6 +1,6 @@
-"""The folder of a running server: the sockets between its processes, and their metrics.
+"""The folder of a running server, for the sockets between its processes and for their metrics.
 
-It goes with the server, or with the next one where that was killed.
+The server removes it at its end; if it is killed, the next server does.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 
 PREFIX = "outrider-run-"
 GRAMMARS = "grammars"
-"""Compiled grammars, and what they are compiled for: `outrider.server.plugin.grammars.folder`."""
+"""Subfolder of compiled grammars: `outrider.server.plugin.grammars.folder`."""
 LINK_PREFIX = "elsewhere-"
-"""Prefix of links to files that go with the folder."""
+"""Prefix of links to files that are removed with the folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +29,17 @@ class RunFolder:
 
     @classmethod
     def make(cls) -> RunFolder:
-        """Make the folder, and remove those that killed servers of this user have left behind."""
+        """Make the folder, and remove folders of this user's killed servers."""
         for path in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
             _remove_if_stale(path)
         while True:
             path = Path(tempfile.mkdtemp(prefix=PREFIX))
             if (lock := _lock(path)) is not None:
                 return cls(path, lock)
-            # Another server, starting too, took it for one that was left, between the two lines.
+            # Between the two lines another starting server removed it as a leftover.
 
     def attach(self, file: Path) -> None:
-        """Have a file that lies elsewhere go with the folder."""
+        """Remove a file outside the folder together with the folder."""
         (self.path / f"{LINK_PREFIX}{file.name}").symlink_to(file)
 
     def remove(self) -> None:
@@ -62,7 +62,7 @@ def _remove_if_stale(path: Path) -> None:
 
 
 def _lock(path: Path) -> int | None:
-    """The folder, open and locked; None where another process has the lock, or has removed it."""
+    """Open and lock the folder; None if another process holds the lock or has removed the folder."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:

@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 def run(resolved: Resolved, work: Callable[[Engine], Awaitable[T]]) -> T:
-    """Start the engine, run `work(engine)` on its event loop, stop the engine; what `work` returned.
+    """Start the engine, run `work(engine)` on its event loop, stop the engine; returns the result of `work`.
 
-    Raises UserError with one line where the engine cannot start.
+    Raises UserError with one line if the engine cannot start.
     """
-    # By default tqdm's lock is one between processes, which would be missed when the engine's processes are ended.
+    # tqdm's default lock spans processes and would be lost when the engine's processes are killed.
     tqdm.set_lock(threading.RLock())
     engine = engines.start(resolved)
 

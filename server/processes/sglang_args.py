@@ -1,4 +1,4 @@
-"""Our settings as SGLang's ServerArgs."""
+"""Translate our settings to SGLang's ServerArgs."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ SET_BY_OUTRIDER = {each.name: name_of(each.name) for each, _ in declared(Setting
     "dllm_algorithm": "--unmasking",
     "dllm_algorithm_config": "--unmasking",
 }
-"""Flags of SGLang that belong to a setting of ours, by their fields: those that are called the same, and others."""
+"""Our flag for each field of SGLang's that a setting of ours sets, with the same name or another."""
 NAMED_ALIKE = (
     *("host", "port", "disable_radix_cache", "sampling_defaults", "max_running_requests", "chunked_prefill_size"),
     *("tool_call_parser", "reasoning_parser", "chat_template"),
 )
-"""Settings that SGLang has by the same name, and chooses itself where they are None."""
+"""Settings with the same name in SGLang, which chooses a value if ours is None."""
 KV_ONLY = "what it brings back has keys and values alone, not the tokens and drafter states that go with them"
-# Flags of SGLang whose feature lives in its own HTTP server, which is not running here, or would not go with ours.
+# Flags of SGLang for its own HTTP server, which does not run here, or in conflict with ours.
 UNAVAILABLE = {
     "tokenizer_worker_num": "one tokenizer process",
     "enable_dp_attention": "all ranks verify the same drafts, whose lengths the first one decides; "
@@ -76,14 +76,14 @@ UNAVAILABLE = {
 }
 
 GRAMMAR_BACKENDS = ("xgrammar", "none")
-"""Grammars of others are bounded in neither time nor memory: one request's could stop all."""
+"""SGLang's other backends bound neither time nor memory of a grammar: one request could stop all."""
 
 JSON_WHITESPACE = 8
-"""White space between two tokens of JSON that follows a schema. Without a bound models may write nothing else."""
+"""White space between two tokens of JSON by a schema, at most. Without a bound a model may write it for ever."""
 
 
 def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) -> ServerArgs:
-    """Translate. Plugins must be loaded before, since they add choices to SGLang's flags."""
+    """Make SGLang's arguments. Load plugins first: they add choices to SGLang's flags."""
     from sglang.srt.server_args import ServerArgs
 
     context = settings.context_length
@@ -147,9 +147,9 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
 
 
 def _decoding(settings: Settings, context: int, cache: int | None) -> dict[str, Any]:
-    """The arguments that bring our worker, or block diffusion, in.
+    """The arguments that select our worker, or block diffusion.
 
-    context: tokens of prompt and answer together. cache: tokens of the KV cache, where that is known.
+    context: tokens of prompt and answer together. cache: tokens of the KV cache; None: unknown.
     """
     if settings.diffusion is None:
         # Our worker also runs without a drafter (every step then verifies the anchor alone), so that sampling, seeds
@@ -170,7 +170,7 @@ def _decoding(settings: Settings, context: int, cache: int | None) -> dict[str, 
 
 
 def parse_flags(flags: Sequence[str]) -> dict[str, Any]:
-    """The flags after `--`, by the name of their field; only those that were given."""
+    """Values of the flags given after `--`, by the name of their field."""
     if not flags:
         return {}
     from sglang.srt.server_args import ServerArgs

@@ -83,8 +83,8 @@ class Parallel:
     def check_one_server(self, needs_one_server: Mapping[str, bool]) -> None:
         """Raise UserError if prefill and decode are separate but a flag needs one server.
 
-    needs_one_server: such flags, and True for each that is given.
-    """
+        needs_one_server: such flags, and True for each that is given.
+        """
         if not self.role:
             return
         if found := next((flag for flag, given in needs_one_server.items() if given), None):
