@@ -1,7 +1,7 @@
-"""Prometheus metrics of the HTTP layer, and the page that shows them with the engine's.
+"""Prometheus metrics of the HTTP layer, and the route that shows them with the engine's.
 
-SGLang's processes and ours write to files in one folder (prometheus_client's multiprocess mode); the folder is named
-in the environment by SGLang before anything here is imported, and is new with every start.
+SGLang's processes and ours write to files in one folder (prometheus_client's multiprocess mode). SGLang makes a new
+folder at every start, and names it in the environment before this module is imported.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 ANSWERING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 MOST_KEYS = 100
 OTHER = "other"
-"""Label of paths without a route, and of keys beyond MOST_KEYS: a file may hold thousands, and each is four series."""
+"""Label of paths without a route, and of keys beyond MOST_KEYS: a file may hold thousands, with four series each."""
 OUTCOMES = ("completed", "cancelled", "refused", "overloaded", "failed")
 
 
 class HttpMetrics:
-    """Answered requests, those under way, and what it is that answers them.
+    """Answered and running requests, and `outrider_info`.
 
-    about: labels of `outrider_info`. paths: those counted by name; others are "other", because clients choose paths and
-        must not choose how many series there are.
+    about: labels of `outrider_info`. paths: paths with a series of their own. All further ones share "other": clients
+        choose paths, and must not choose the number of series.
     """
 
     def __init__(self, about: Mapping[str, str], paths: Collection[str]) -> None:
@@ -59,7 +59,7 @@ class HttpMetrics:
             ["outcome"],
             buckets=REQUEST_SECONDS,
         )
-        # All there from the start: a rate needs a series before its first event.
+        # Make all series at the start: a rate needs one before its first event.
         self._seconds = {outcome: seconds.labels(outcome) for outcome in OUTCOMES}
 
     def finished(self, path: str, status: int) -> None:
@@ -90,7 +90,7 @@ class ConnectionMetrics:
 
 
 class AnswerMetrics:
-    """Answers that came to their end, and the service levels that they were asked for."""
+    """Finished answers, and whether they met the requested service levels."""
 
     def __init__(self) -> None:
         self._per_token = Histogram(
@@ -102,13 +102,13 @@ class AnswerMetrics:
             "outrider_service_level_requests", "Finished requests that asked for a minimum speed.", ["met"]
         )
         self._levels = {reached: levels.labels(str(reached).lower()) for reached in (True, False)}
-        self.reached = {True: 0, False: 0}  # requests that met, and missed, the level they asked for
+        self.reached = {True: 0, False: 0}  # requests that met, and missed, their level
         self._goodput = Counter(
             "outrider_goodput_tokens", "Tokens of finished requests that met their service level, or asked for none."
         )
 
     def finished(self, tokens: int, per_token: float | None, speed: float | None, level: float) -> None:
-        """per_token: seconds; speed: tokens per second; level: tokens per second asked for, 0 for none."""
+        """per_token: seconds; speed: tokens per second; level: requested tokens per second, 0 for none."""
         if per_token is not None:
             self._per_token.observe(per_token)
         reached = level <= 0 or (speed is not None and speed >= level)
@@ -137,14 +137,14 @@ class KeyMetrics:
         return name if name in self._names else OTHER
 
     def count_request(self, name: str) -> None:
-        """A request has come with the key of this name."""
+        """Count a request with the key of this name."""
         label = self._label(name)
         self._requests.labels(label).inc()
         for kind in ("prompt", "cached", "completion"):  # a rate needs a series before its first event
             self._tokens.labels(label, kind)
 
     def count_tokens(self, request: Admission) -> None:
-        """The engine has nothing of the request any more."""
+        """Count a request's tokens, once the engine is done with it."""
         if request.key_usage is None:
             return
         label, tokens = self._label(request.key_usage.key.name), request.tokens
@@ -153,7 +153,7 @@ class KeyMetrics:
 
 
 def render() -> tuple[bytes, str]:
-    """Page and content type. A fresh registry each time, as the multiprocess mode wants."""
+    """Page and content type. Makes a new registry each time, as the multiprocess mode requires."""
     registry = CollectorRegistry()
     multiprocess.MultiProcessCollector(registry)
     return generate_latest(registry), CONTENT_TYPE_LATEST

@@ -1,7 +1,7 @@
-"""Threads for the work on large requests and answers, while the event loop goes on with other streams.
+"""Process large requests and answers in threads, while the event loop serves other streams.
 
-Two threads, so that requests of a common size do not wait behind the largest. No more, since each takes its turn of
-Python's interpreter lock before the event loop gets its own.
+Two threads: requests of a common size do not wait for the largest. A third would delay the event loop, which competes
+with them for Python's interpreter lock.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import ParamSpec, TypeVar
 LARGE_BYTES = 128 * 1024
 """Bodies and answers from this size on run in the second thread."""
 SWITCH_SECONDS = 0.001
-"""A thread with the interpreter lock gives it up after this time when another wants it."""
+"""A thread releases the interpreter lock after this time if another thread wants it."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,7 +27,7 @@ _large = ThreadPoolExecutor(1, "outrider-prepare-large")
 
 
 def shorten_switch_interval() -> None:
-    """Have threads give up the interpreter lock soon; called once by the process of the server."""
+    """Make threads release the interpreter lock sooner. The server's process calls it once."""
     sys.setswitchinterval(SWITCH_SECONDS)
 
 
@@ -38,7 +38,7 @@ def freeze_loaded_objects() -> None:
 
 
 async def run(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run `work` in one of the threads; returns or raises what it does. size: bytes of the body or the answer."""
+    """Run `work` in one of the threads and return its result. size: bytes of the body or the answer."""
     context = contextvars.copy_context()
     executor = _large if size >= LARGE_BYTES else _common
     loop = asyncio.get_running_loop()

@@ -1,6 +1,6 @@
-"""/openapi.json, made from the models that parse requests; /docs shows it (`routes/page.py`).
+"""Make /openapi.json from the models that parse requests; /docs shows it (`routes/page.py`).
 
-A field is described if it is taken; bounds and defaults are those of the running server.
+It describes the accepted fields, with bounds and defaults of the running server.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ NOT_SERVED = (
     *(f"ChatCompletionMessageContent{kind}" for kind in ("Image", "Video", "Audio", "ToolReference", "Thinking")),
     *("LegacyStructuralTag", "StructuralTag"),
 )
-"""Prefixes of SGLang's models that no request may hold."""
+"""Prefixes of SGLang's models that are not accepted in requests."""
 TAGS = {"/v1/messages": "Anthropic", "/v1/": "OpenAI", "/": "Outrider"}
-"""Beginnings of paths, with whose they are."""
+"""Prefixes of paths, with the API they belong to."""
 DESCRIPTION = """\
 OpenAI's and Anthropic's routes, and a few of Outrider's. What a request may not carry is refused, and the error says
 why. null, [] and {} ask for nothing, wherever they stand; `cache_control` and `annotations` are taken anywhere, and no
@@ -42,7 +42,7 @@ answer depends on them."""
 
 
 class ErrorDetail(BaseModel):
-    """message: what was wrong, what was expected, what to do. param: the field. code: for programs."""
+    """message: the mistake, the expected value and the remedy. param: the field. code: for programs."""
 
     message: str
     type: str
@@ -51,7 +51,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """Every error, as OpenAI's API writes them."""
+    """Body of every error, in the format of OpenAI's API."""
 
     error: ErrorDetail
 
@@ -72,7 +72,7 @@ def responses(
     """`responses` of a route: 200 with this model, or with a body of another kind that `text` describes."""
     good: dict[str, Any] = {"model": model} if model else {}
     if kind:
-        good["content"] = {kind: {"schema": {"description": text}}}  # no type: of a stream, some read it as an event's
+        good["content"] = {kind: {"schema": {"description": text}}}  # no type: some tools take it for a stream event's
     return {200: good}
 
 
@@ -104,7 +104,7 @@ def _document(
         properties = schemas[kind.model.__name__]["properties"]
         for name, value in sampling.applied.items():
             properties[name]["default"] = value
-        if has_key:  # which model is served is not for everybody
+        if has_key:  # the model's name is not public
             properties["model"] = {"type": ["string", "null"]}
     chat = schemas[CHAT.model.__name__]["properties"]
     for dialect in dialects:
@@ -123,7 +123,7 @@ def _document(
 
 
 class _Served(GenerateJsonSchema):
-    """Schemas without alternatives that SGLang's models take and `requests` refuses."""
+    """Schemas without the alternatives that SGLang's models accept and `requests` refuses."""
 
     def generate_inner(self, schema: Any) -> dict[str, Any]:
         name = schema.get("schema_ref") or getattr(schema.get("cls"), "__name__", "")
@@ -133,9 +133,9 @@ class _Served(GenerateJsonSchema):
 
 
 def _request_schemas(kind: Kind, limits: Limits) -> dict[str, Any]:
-    """The schema of a kind of request, and those that it refers to, by name."""
+    """The schema of a kind of request, and all schemas that it refers to, by name."""
     known = kind.model.model_fields
-    # null is taken as not given, whatever the field.
+    # In every field null means: not given.
     given: dict[str, Any] = {
         name: (field.annotation if field.is_required() else Optional[field.annotation], field)  # noqa: UP045
         for name, field in known.items()
@@ -167,7 +167,7 @@ def _without_effect() -> dict[str, Any]:
 
 
 def _dialect_schemas(dialect: Dialect, chat: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a request of another API, and those that it refers to, by name. chat: fields of a chat request."""
+    """The schema of another API's request, and all schemas that it refers to, by name. chat: fields of a chat."""
     schema = dialect.model.model_json_schema(ref_template=REF)
     named = schema.pop("$defs", {})
     schema["properties"] |= {name: chat[name] for name in sorted(dialect.passed)}

@@ -1,4 +1,4 @@
-"""Learning with a drafter for each API key, or for each LoRA adapter and the model: what a learner offers serves its
+"""Learning with a drafter for each API key, or for each LoRA adapter and the model. A learned drafter serves its
 owner's requests alone."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MEANS = ("in_use_tau", "candidate_tau")
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """A learner's folder as it is: its state, its newest candidate and its numbers (`progress.Numbers`)."""
+    """Content of a learner's folder: its state, its newest candidate and its numbers (`progress.Numbers`)."""
 
     learner: str
     owner: Owner
@@ -43,10 +43,10 @@ class Survey:
 
 @dataclass
 class OwnerLearning(Learning, ABC):
-    """Learning of several owners. Requests name their owner's drafter, so the engine is told of none.
+    """Learning of several owners. Each request names its owner's drafter, so the engine needs no other notice.
 
-    states: of each learner that was asked for or has answers, as its state.json says; this is its only writer beside
-    `outrider learn forget`.
+    states: content of state.json of each learner with requests or answers. Besides this class only
+    `outrider learn forget` writes it.
     """
 
     states: dict[str, ServerState] = field(default_factory=dict)
@@ -66,10 +66,10 @@ class OwnerLearning(Learning, ABC):
 
     @abstractmethod
     async def _leave(self, known: dict[str, Owner]) -> None:
-        """Let go of learners whose owners are not among the known ones."""
+        """Drop the learners of unknown owners."""
 
     def _in_use(self, learner: str) -> str:
-        """Name of the learned drafter that serves; "": that of the start does. The first request reads it."""
+        """Name of the learned drafter in use; "" while the first one is. The first request reads it."""
         if learner not in self.states:
             folder = self.folder / learner
             self.states[learner] = state = ServerState.read(folder)
@@ -78,10 +78,10 @@ class OwnerLearning(Learning, ABC):
         return self.states[learner].in_use or ""
 
     async def _settle(self) -> None:
-        """Nothing: a drafter that the engine cannot use is noticed when its owner first asks."""
+        """Do nothing: an owner's first request finds out if the engine cannot use its drafter."""
 
     async def _look(self) -> None:
-        """Put each owner's newest candidate to use, notice what the engine took back, drop owners that are gone."""
+        """Promote each owner's newest candidate, note drafters that the engine took back, drop owners that are gone."""
         known = self.owners()
         await self._leave(known)
         surveys = await asyncio.to_thread(self._surveys, known)
@@ -91,7 +91,7 @@ class OwnerLearning(Learning, ABC):
         self._sum(surveys)
 
     def _surveys(self, known: dict[str, Owner]) -> list[Survey]:
-        """The learners of these owners that there are, but those whose files are damaged."""
+        """The existing learners of these owners, without any that has damaged files."""
         found = []
         for learner, owner in known.items():
             folder = self.folder / learner
@@ -113,7 +113,7 @@ class OwnerLearning(Learning, ABC):
         await worker_rpc.command(self.manager, worker_rpc.DROP_OWNER, learner)
 
     async def _attend(self, survey: Survey, refused: set[str]) -> None:
-        """One owner's part of a look. refused: drafters that an engine took back, as "learner/name"."""
+        """Look after one owner. refused: drafters that an engine took back, as "learner/name"."""
         learner, state = survey.learner, survey.state
         drafters = self.folder / learner / DRAFTERS
         former = self.states.get(learner)
@@ -139,7 +139,7 @@ class OwnerLearning(Learning, ABC):
             self._note(survey, "promotion", drafter=name, before=state.in_use, **taus)
 
     def _set(self, learner: str, in_use: str | None, refused: str = "") -> None:
-        """Say what is in use from now on, and which candidate is refused."""
+        """Record the drafter in use, and a refused candidate."""
         new = ServerState(in_use, self.states[learner].refused + ((refused,) if refused else ()))
         new.write(self.folder / learner)
         self.states[learner] = new
@@ -149,7 +149,7 @@ class OwnerLearning(Learning, ABC):
         append_event(self.folder / survey.learner, name, **numbers)
 
     def _sum(self, surveys: list[Survey]) -> None:
-        """Numbers of all owners together: nothing is shown of a single one."""
+        """Sum the numbers of all owners: no single owner's are shown."""
         numbers = [survey.numbers for survey in surveys if survey.numbers]
         found: dict[str, Any] = {name: sum(each[name] for each in numbers) for name in SUMMED}
         for name in MEANS:
@@ -177,7 +177,7 @@ class OwnerLearning(Learning, ABC):
 
 @dataclass
 class KeyLearning(OwnerLearning):
-    """Learning of all API keys that allow it. What a key that is gone has taught is deleted."""
+    """Learning of all API keys that allow it. Removing a key deletes its drafters and answers."""
 
     access: Access = field(kw_only=True)
 
@@ -202,8 +202,8 @@ class KeyLearning(OwnerLearning):
 
 @dataclass
 class AdapterLearning(OwnerLearning):
-    """Learning of the model and of all loaded adapters. What an adapter has taught stays on the disk when it is
-    unloaded, for the same one."""
+    """Learning of the model and of all loaded adapters. An unloaded adapter's drafters stay on the disk for its next
+    load."""
 
     adapters: Adapters = field(kw_only=True)
 

@@ -1,4 +1,4 @@
-"""Watches the engine's progress: while it has requests, its steps have to end."""
+"""Watch the engine's progress: while it has requests, its steps have to end."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ POLL_SECONDS = 1.0
 
 
 class Progress:
-    """Tells an engine that computes, however slowly, from one that stands still.
+    """Distinguishes a slow engine from a stalled one.
 
     A scheduler publishes its numbers after every chunk of a prompt, every 15 decode steps and while requests wait for
-    room; a step changes them. With answers that come from it they are the signs of progress. A client that reads
-    nothing holds none of them up.
+    room. Changed numbers and arriving answers are signs of progress; a client that stops reading delays neither.
 
-    manager: SGLang's tokenizer manager. seconds: without a sign, with requests under way, that are too many.
+    manager: SGLang's tokenizer manager. seconds: longest time without a sign while requests run.
     """
 
     def __init__(self, manager: Any, seconds: float) -> None:
         self._manager = manager
         self._seconds = seconds
         self._seen: dict[int, LoadSnapshot] = {}  # by engine
-        self._since: dict[int, float] = {}  # by engine: its last sign, or when it last had nothing to do
+        self._since: dict[int, float] = {}  # by engine: its last sign, or the last time it was idle
         self._received: object = None
         self._last_sign = time.monotonic()
         self._stalled_seconds = 0.0
@@ -40,11 +39,11 @@ class Progress:
 
     @property
     def stalled(self) -> float | None:
-        """Seconds without progress, where those are too many."""
+        """Seconds without progress if they are too many, else None."""
         return self._stalled_seconds if self._stalled_seconds >= self._seconds else None
 
     async def watch(self) -> None:
-        """Look from time to time; the log has the beginning and the end of a stall."""
+        """Check every second, and log the beginning and the end of a stall."""
         while True:
             await asyncio.sleep(min(POLL_SECONDS, self._seconds / 5))
             before = self.stalled
@@ -62,7 +61,7 @@ class Progress:
         """now: seconds of a monotonic clock."""
         loads = _read(self._manager.load_snapshot_reader)
         for load in loads:
-            load.timestamp = 0.0  # it goes on while requests only wait
+            load.timestamp = 0.0  # it advances even if requests only wait
             if load != self._seen.get(load.dp_rank):
                 self._seen[load.dp_rank], self._last_sign = load, now
                 self._since[load.dp_rank] = now
@@ -72,14 +71,14 @@ class Progress:
             self._received, self._last_sign = received, now
         if not self._seen or not _under_way(self._manager):
             self._last_sign, self._since = now, dict.fromkeys(self._since, now)
-        # With several engines, others' progress says nothing of the one that stands still.
+        # One of several engines may stall while the rest makes progress.
         signs = self._since.values() if len(self._since) > 1 else ()
         self._stalled_seconds = now - min([self._last_sign, *signs])
         if self._stalled_seconds >= self._seconds / 2 and not any(map(_busy, self._seen.values())):
             self._probe_schedulers()
 
     def _probe_schedulers(self) -> None:
-        """Schedulers that had nothing to do may stand still before what was sent to them; their answer is a sign."""
+        """Ping idle schedulers, which may stall before they read a request; an answer is a sign of progress."""
         if self._probe is None or self._probe.done():
             self._probe = asyncio.get_running_loop().create_task(worker_rpc.read_live(self._manager))
 
@@ -89,7 +88,7 @@ def _busy(load: LoadSnapshot) -> bool:
 
 
 def _under_way(manager: Any) -> bool:
-    """Tell whether the engine has been sent a request whose end has not come back."""
+    """True if a request that was sent to the engine has not ended."""
     states = manager.rid_to_state.values()
     return any(getattr(state, "dispatched", True) and not state.finished for state in states)
 
@@ -97,7 +96,7 @@ def _under_way(manager: Any) -> bool:
 def _read(reader: Any) -> list[LoadSnapshot]:
     """Published states of this machine's schedulers.
 
-    They are read without their lock, which a stopped scheduler may hold; a record that is being written is left out.
+    Reads them without their lock, which a stopped scheduler may hold, and skips a record that is being written.
     """
     from sglang.srt.managers.load_snapshot import ShmLoadSnapshotReader
 

@@ -1,7 +1,6 @@
-"""Outermost middleware: gives every request an id and, when it has ended, a count and a line in the log. Ends a
-request at once when its client leaves.
+"""Outermost middleware: gives every request an id, counts and logs its end, and cancels it when its client leaves.
 
-Plain ASGI, so that streams and disconnects pass unbuffered. Nothing here happens once per token.
+Plain ASGI, so that streams and disconnects pass unbuffered. Adds no work per token.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ logger = logging.getLogger(REQUESTS)
 
 ID_HEADER = "X-Request-Id"
 CLIENTS_ID = re.compile(rb"[!-~]{1,128}")
-"""Ids that are taken from a client; any other is replaced: they go into logs and answers."""
+"""Ids accepted from clients. Any other is replaced, because ids appear in logs and answers."""
 FOR_CLIENTS = "/v1/"
-"""Routes whose work is given up when their client leaves. An administrator's measurement or adapter is not left half
-done."""
+"""Prefix of routes that are cancelled when their client leaves. An administrator's measurement or adapter is
+completed."""
 LEFT = 499
-"""Status, in log and metrics, of a request whose client left before its answer began; nginx has it too."""
+"""Status, in log and metrics, if the client left before the answer began; nginx uses the same."""
 PROBES = frozenset({"/health", "/ready", "/metrics"})
-"""Asked for every few seconds; they have no line of their own unless they fail."""
+"""Routes that are polled every few seconds; only their failures are logged."""
 
 
 @dataclass(slots=True)
 class RequestContext:
-    """Data of a request under way.
+    """Data of a running request.
 
-    error: status of an error that its stream ended with. fields: further fields of its log line.
+    error: status of the error that ended its stream. fields: further fields of its log line.
     """
 
     request_id: str
@@ -55,12 +54,12 @@ _current: ContextVar[RequestContext | None] = ContextVar("request_context", defa
 
 
 def current() -> RequestContext | None:
-    """The request that the running code works for; None beside any."""
+    """The request that the running code works for; None outside any."""
     return _current.get()
 
 
 class RequestMiddleware:
-    """Plain ASGI middleware around the whole app, its handling of its own errors included.
+    """Plain ASGI middleware around the whole app, including its error handling.
 
     log: write a line per request, to the logger `outrider.requests`.
     """
@@ -75,7 +74,7 @@ class RequestMiddleware:
             await self.app(scope, receive, send)
             return
         context = RequestContext(_request_id(scope))
-        # The server's connection leaves out the body of an answer to HEAD.
+        # The server's connection drops the body of an answer to HEAD.
         asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         began, complete, left = time.monotonic(), False, False
         status: int | None = None
@@ -142,7 +141,7 @@ def outcome_of(status: int) -> str:
 
 
 def name_requests_in_logs() -> None:
-    """Have every log record that is made for a request carry its id; lines of JSON show it."""
+    """Add the request's id to every log record made for it; JSON lines show it."""
 
     def name(record: logging.LogRecord) -> bool:
         if (context := current()) is not None:
@@ -167,7 +166,7 @@ def _request_id(scope: Scope) -> str:
 def once_whole(receive: Receive, begin: Callable[[], object]) -> Receive:
     """`receive` of an ASGI app; calls `begin` once, with a request's last byte.
 
-    Before that byte a request costs the server a connection, and it may never come whole.
+    Until that byte a request costs the server only a connection, and may never be complete.
     """
     whole = False
 

@@ -1,6 +1,6 @@
 """HTTP server of a worker node, which computes a part of a model for node 0: probes and metrics.
 
-Its processes follow those of node 0, and end when those do.
+Its processes follow node 0's processes and end with them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
 class WorkerNodeLifecycle(Lifecycle):
-    """The first node ends an engine on all of them: one that is to stop waits for that, `drain_seconds` at most."""
+    """Waits for the first node to end the engine on all nodes when told to stop, `drain_seconds` at most."""
 
     async def _drain(self) -> None:
         logger.warning("stopping with node 0, in %g s at the latest", self.drain_seconds)

@@ -1,1 +1,1 @@
-"""Connections: accepted up to a limit, with TLS, time limits, and checks of the host that they ask for."""
+"""Connections: accepted up to a limit, with TLS, time limits, and checks of the requested host."""

@@ -1,6 +1,6 @@
 """Accepts connections up to a limit, with a time limit on TLS handshakes.
 
-uvicorn accepts any number of connections, and knows of none before its handshake is over.
+uvicorn accepts any number of connections, and does not see them before the handshake ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_CONNECTIONS = 4096
 RESERVED_FILES = 512
-"""Open files of this process beside clients' connections: the engine's sockets, metrics, the metrics port."""
+"""Open files kept free of clients' connections: for the engine's sockets, metrics, the metrics port."""
 METRICS_CONNECTIONS = 128
 """Most connections to the metrics port at a time; they are among the reserved files."""
 BACKLOG = 2048
@@ -39,8 +39,8 @@ RETRY_SECONDS = 0.1
 def connection_limit(wanted: int | None) -> int:
     """Number of connections that a server accepts at a time, below the system's limit on open files.
 
-    wanted: `--max-connections`. Raises this process's own limit on open files where it is lower; raises UserError where
-    the system does not allow that.
+    wanted: `--max-connections`. Increases this process's limit on open files where needed. Raises UserError if the
+    system does not allow that.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     bounded = hard != resource.RLIM_INFINITY
@@ -69,7 +69,7 @@ class OpenConnections:
         self._counts = counts
 
     def enter(self) -> Callable[[], None] | None:
-        """Count a connection; a function that counts its end, once. None where there are as many as may be."""
+        """Count a connection. Returns a function that counts its end, once; None if the limit is reached."""
         if self.count >= self.limit:
             if self._counts is not None:
                 self._counts.refused()
@@ -99,8 +99,8 @@ class OpenConnections:
 class Acceptor:
     """Accepts a socket's connections until it is closed; for uvicorn, in place of asyncio's server.
 
-    make: a connection's protocol. One beyond the limit is answered 503 and closed at once, with TLS closed without an
-    answer. context: of TLS, whose handshake may take as long as a request to come.
+    make: makes a connection's protocol. A connection beyond the limit gets 503 and is closed at once; with TLS it is
+    closed without an answer. context: of TLS; a handshake may take as long as receiving a request.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Acceptor:
         self._accepting = asyncio.get_running_loop().create_task(self._accept(listener))
 
     def close(self) -> None:
-        """Accept no more; connections that are open stay."""
+        """Stop accepting; open connections stay."""
         self._accepting.cancel()
 
     async def wait_closed(self) -> None:

@@ -1,8 +1,8 @@
-"""HTTP connections: a request has to be received whole, headers and body together, within a time, and a client that
-closes the connection, or its side of it, does not want the answer any more.
+"""HTTP connections with a time limit for receiving a request, headers and body together.
 
-uvicorn waits for ever for the end of headers and bodies, and for the first byte of a new connection. While it
-holds back a further request, it does not notice that the client leaves.
+A client that closes the connection, or its side of it, no longer wants the answer. uvicorn alone waits for ever for the
+end of headers and bodies, and for the first byte of a new connection; and while it holds back a further request, it
+does not notice that the client leaves.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ..errors import ApiError
 
 AHEAD_BYTES = 64 * 1024
-"""Bytes of further requests that are taken during an answer; beyond them nothing is read until it ends."""
+"""Bytes of further requests read during an answer, at most; reading continues when it ends."""
 
 
 class Connection(H11Protocol):
-    """A client's connection, closed when a request on it takes longer than `receive_seconds` to come.
+    """A client's connection, closed when receiving a request takes longer than `receive_seconds`.
 
     The time begins with the connection, or with the first byte of a further request, and ends with a request's last
     byte. Between requests uvicorn's keep-alive time counts, during an answer `--max-stall-seconds`.
@@ -51,7 +51,7 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.conn.their_state is h11.SEND_BODY:  # of a further request, whose headers came during the answer
+        if self.conn.their_state is h11.SEND_BODY:  # of a further request: its headers arrived during the answer
             self._watch_receiving()
 
     def _should_upgrade(self) -> bool:
@@ -86,7 +86,7 @@ class Connection(H11Protocol):
         self.transport.close()
 
     def _give_up_answer(self) -> None:
-        """Tell whoever handles a request that nothing more can be sent."""
+        """Tell the request's handler that the client is gone."""
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -105,5 +105,5 @@ class Connection(H11Protocol):
 
 
 def protocol(receive_seconds: float) -> type[Connection]:
-    """The class of connections whose requests may take so long to come."""
+    """The class of connections with this limit on receiving a request."""
     return type("Connection", (Connection,), {"receive_seconds": receive_seconds})

@@ -1,7 +1,8 @@
-"""Checks of `Host` and `Origin`: a browser must not carry requests of foreign pages to a server without a key.
+"""Check `Host` and `Origin`: a browser must not send requests of foreign pages to a server without a key.
 
-A page whose name resolves to 127.0.0.1 (DNS rebinding) has the server's own origin for the browser and may read its
-answers, but `Host` has its name. A page of another origin may send without reading; browsers name it in `Origin`.
+If a page's name resolves to 127.0.0.1 (DNS rebinding), the browser takes the server for the page's origin and lets the
+page read answers; `Host` then has the page's name. A page of another origin may send without reading; browsers name it
+in `Origin`.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ SHOWN = 80
 
 @dataclass(frozen=True, slots=True)
 class AllowedHosts:
-    """The policy. names: hosts that are answered, on any port; None: all. origins: True if `Origin` is checked too."""
+    """The policy. names: allowed hosts, on any port; None: all. origins: True if `Origin` is checked too."""
 
     names: frozenset[str] | None
     origins: bool
 
     @classmethod
     def of(cls, settings: Settings, listener: socket.socket, *, host: str, key_required: bool) -> AllowedHosts:
-        """Make the policy of a server at `host` whose socket is `listener`.
+        """Make the policy of a server at `host` with the socket `listener`.
 
-        Where a key is asked for, or machines beyond this one reach the server, any host is answered unless
-        --allowed-hosts names some.
+        If the server needs a key, or other machines can reach it, any host is allowed unless --allowed-hosts names
+        some.
         """
         local = address_of(str(listener.getsockname()[0]))
         reached_from_here = local is not None and local.is_loopback
@@ -43,10 +44,10 @@ class AllowedHosts:
         return cls(named | LOOPBACK | {canonical(host)}, origins=not key_required)
 
     def check(self, scope: Scope) -> None:
-        """Raises ApiError for a request to a foreign host, or of a foreign page.
+        """Raise ApiError for a request to a foreign host, or of a foreign page.
 
-        One without `Host` (HTTP/1.0, some probes) is no browser's. The address that a connection came to is no foreign
-        name: probes use it.
+        A request without `Host` (HTTP/1.0, some probes) comes from no browser. The connection's own address is allowed,
+        because probes use it.
         """
         if self.names is None:
             return
@@ -74,7 +75,7 @@ class AllowedHosts:
 
 
 class HostGuard:
-    """Plain ASGI middleware around `AuthMiddleware`: a foreign request learns nothing of keys either."""
+    """Plain ASGI middleware around `AuthMiddleware`: foreign requests are refused before keys are checked."""
 
     def __init__(self, app: ASGIApp, hosts: AllowedHosts) -> None:
         self.app = app

@@ -1,4 +1,4 @@
-"""TLS: the certificate's files, checked before anything slow begins, and loaded again when they are renewed."""
+"""TLS: check the certificate's files before anything slow begins, and reload them when they are renewed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POLL_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Files in PEM format. clients: certificates of the authorities one of which must have signed a client's."""
+    """Files in PEM format. clients: certificates of the authorities that may sign clients' certificates."""
 
     certificate: str
     key: str | None
@@ -28,7 +28,7 @@ class Tls:
 
     @classmethod
     def of(cls, settings: Settings) -> Tls | None:
-        """None where plain HTTP is served; raises UserError where the files do not go together."""
+        """TLS of the settings, None for plain HTTP. Raises UserError if the files do not fit together."""
         if settings.ssl_certfile is None:
             return None
         password = os.environ.get("OUTRIDER_SSL_KEYFILE_PASSWORD")
@@ -40,21 +40,21 @@ class Tls:
         return tls
 
     def refusal(self) -> str | None:
-        """Reason for which every client will refuse the certificate, mostly that it has expired; None if there is none.
+        """The reason why clients will refuse the certificate, usually that it has expired; None if they accept it.
 
-        Found by a handshake in memory.
+        Tries a handshake in memory.
         """
         server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._load(server)
         client.load_verify_locations(self.certificate)
-        client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # what signed it is not asked for
-        client.check_hostname = False  # nor by what name it is reached
+        client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # its issuer is not checked
+        client.check_hostname = False  # nor is the name of the server
         there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
         asking, answering = client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)
         for end in (asking, answering, asking):
             try:
                 end.do_handshake()
-            except ssl.SSLWantReadError:  # it is the other's turn
+            except ssl.SSLWantReadError:  # the other side's turn
                 continue
             except ssl.SSLCertVerificationError as error:
                 return error.verify_message
@@ -74,7 +74,7 @@ class Tls:
         return context
 
     async def watch(self, context: ssl.SSLContext) -> None:
-        """Give the context that serves the files' content whenever it has changed; new connections have it then."""
+        """Reload the files into the server's context when they change; new connections use them."""
         seen = self._changed()
         while True:
             await asyncio.sleep(POLL_SECONDS)
@@ -82,7 +82,7 @@ class Tls:
                 continue
             seen = now
             try:
-                self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # a half-written pair must not reach the other
+                self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # keep a half-written pair from the server's context
                 self._load(context)
             except ValueError as error:
                 logger.error("the certificate stays as it was: %s", error)

@@ -1,4 +1,4 @@
-"""The keys in force, and what each has used of its limits."""
+"""The keys in force, and the use of their limits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FLAG_KEY_NAME = "--api-key"
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A limit of tokens with what has been taken of it. name: for messages."""
+    """A limit of tokens and its use. name: for messages."""
 
     name: str
     limit: int
@@ -36,7 +36,7 @@ class Budget:
 
 
 class KeyUsage:
-    """A key and what it has used; it outlives changes of the key's limits.
+    """A key and its use, which survives changes of the key's limits.
 
     clock: seconds since 1970, monotonic. used_today: tokens, known from an earlier start.
     """
@@ -54,13 +54,13 @@ class KeyUsage:
         self.key = key
 
     def begin(self) -> None:
-        """Count a request of one choice as under way, until `end`; raises ApiError where the key may not."""
+        """Count a running request of one choice, until `end`. Raises ApiError if the key's limits forbid it."""
         self._require_places(1)
         if self._requests is not None:
-            now = self._requests.now()  # monotonic: no jump of the clock opens or closes the door
+            now = self._requests.now()  # monotonic: a jump of the clock changes no limit
             self._requests.leak(now)
             decision = self._requests.put_decision(RateItem(self.key.name, now))
-            assert isinstance(decision, Decision)  # of a bucket in memory nothing is awaited
+            assert isinstance(decision, Decision)  # a bucket in memory awaits nothing
             if not decision.allowed:
                 raise ApiError(
                     f"key {self.key.name} may send {self.key.rate}",
@@ -71,7 +71,7 @@ class KeyUsage:
         self.under_way += 1
 
     def add_choices(self, choices: int) -> None:
-        """Count so many more choices of a request that was begun; raises ApiError where the key may not."""
+        """Count further choices of a begun request. Raises ApiError if the key's limit forbids them."""
         if self.key.concurrency is not None and choices >= self.key.concurrency:
             raise ApiError(
                 f"the request has {choices + 1} choices (n for each prompt), and key {self.key.name} may have "
@@ -101,7 +101,7 @@ class KeyUsage:
         return [Budget(name, limit, count) for name, limit, count in limits if limit is not None]
 
     def take(self, tokens: int) -> tuple[Grant, Grant]:
-        """Take tokens of the minute and of the day; raises ApiError where the key has not so many left."""
+        """Take tokens of the minute and of the day. Raises ApiError if the key has fewer left."""
         now = self.clock()
         for budget in self.budgets:
             if (wait := budget.count.wait(tokens, budget.limit, now)) > 0:
@@ -116,7 +116,7 @@ class KeyUsage:
         return self.minute.take(tokens, now), self.day.take(tokens, now)
 
     def settle(self, grants: Sequence[tuple[Grant, Grant]], used: int) -> None:
-        """Give back what a request did not use of its grants; what it used beyond them is taken."""
+        """Return a request's unused tokens to its grants, or take the tokens that it used beyond them."""
         now, unused = self.clock(), sum(minute.tokens for minute, _ in grants) - used
         for minute, day in reversed(grants):
             rest = max(0, min(unused, minute.tokens))
@@ -162,9 +162,9 @@ def _request_bucket(rate: Rate | None) -> InMemoryBucket | None:
 class Access:
     """The keys in force.
 
-    api_key: one without limits, an administrator's. path: of the file of keys. With neither, everybody may do
-    everything. clock: seconds since 1970, monotonic. used: today's tokens by the keys' names, from an earlier start.
-    Raises BadKeys where the file cannot be used.
+    api_key: an administrator's key without limits. path: of the file of keys. With neither, requests need no key.
+    clock: seconds since 1970, monotonic. used: today's tokens by the keys' names, from an earlier start. Raises BadKeys
+    if the file cannot be used.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class Access:
         return matching[0] if matching else None
 
     async def reload_if_changed(self) -> None:
-        """Read the file again if it has changed. One that cannot be used leaves the keys as they are."""
+        """Read the file again if it has changed. An unusable file leaves the keys as they are."""
         signature = _signature(self.path)
         if self.path is None or signature == self._seen:
             return
@@ -216,7 +216,7 @@ class Access:
             self._set_keys(await asyncio.to_thread(key_file.read, self.path))  # a large one must not hold up streams
         except BadKeys as error:
             logger.error("the API keys stay as they were: %s", error)
-        except Exception as error:  # whatever was written there, the server goes on, and looks again
+        except Exception as error:  # the server keeps its keys and looks again later
             logger.exception("the API keys stay as they were: %s cannot be used: %r", self.path, error)
         else:
             logger.warning("API keys read again: %d in %s", len(self._key_usages) - bool(self._flag_key), self.path)
@@ -231,7 +231,7 @@ class Access:
         return KeyUsage(key, self.clock, self._used.pop(key.name, 0))
 
     def used_today(self) -> tuple[int, dict[str, int]]:
-        """The day, see `token_limits.day_of`, and the tokens that each key has taken of it, by its name."""
+        """The day, see `token_limits.day_of`, and each key's tokens of that day, by its name."""
         now = self.clock()
         return day_of(now), {
             key_usage.key.name: taken for key_usage in self._key_usages if (taken := key_usage.day.taken(now))
@@ -253,5 +253,5 @@ def _signature(path: Path | None) -> tuple[int, ...] | None:
         found = os.stat(path) if path is not None else None
     except OSError:
         return ()
-    # The time of change tells new permissions too, with which a file that could not be read can be.
+    # The time of change also shows new permissions, which may make an unreadable file readable.
     return None if found is None else (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)

@@ -1,8 +1,8 @@
 """One request's share of its key's limits and of the queue, from its arrival to the last of its tokens.
 
-A request comes in as one choice. When its body is read, `add_choices` adds the others. When its prompts are counted,
-`reserve` takes the tokens that it may become. When its answer has ended and the engine has let go of it, what it did
-not use is given back.
+A request counts as one choice on arrival. When its body is read, `add_choices` adds the rest. When its prompts are
+counted, `reserve` takes the most tokens that it may need. When its answer has ended and the engine is done with it, the
+unused tokens are returned.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .token_limits import Grant
 
 @dataclass(slots=True)
 class Tokens:
-    """Counts as in an answer's usage: cached ones are among those of the prompt."""
+    """Counts as in an answer's usage: `prompt` includes `cached`."""
 
     prompt: int = 0
     cached: int = 0
@@ -37,8 +37,8 @@ class Tokens:
 class Admission:
     """A request's share of its key's limits.
 
-    key_usage: None where no key is needed. on_released: called once the engine is done with the request. refusal: why
-    it was not sent to the engine; SGLang's handlers pass only its text on. forget: has SGLang forget a choice.
+    key_usage: None if no key is needed. on_released: called once the engine is done with the request. refusal: the
+    error that kept it from the engine; SGLang's handlers pass only its text on. forget: makes SGLang forget a choice.
     """
 
     key_usage: KeyUsage | None
@@ -55,20 +55,20 @@ class Admission:
     _cached: dict[str, int] = field(default_factory=dict)
     _open: dict[str, Any] = field(default_factory=dict)
     _finished: int = 0
-    _passes: int = 0  # for several choices without seeds SGLang reads each prompt first, as a request of its own
+    _passes: int = 0  # for several choices without seeds SGLang first reads each prompt as a separate request
     _ended: bool = False
 
     def add_choices(self, n: int, prompts: int) -> None:
-        """Count n choices for each prompt; raises ApiError where that is beyond the key's limit."""
+        """Count n choices for each prompt. Raises ApiError beyond the key's limit."""
         if self.key_usage is not None and n * prompts > 1:
             self.key_usage.add_choices(n * prompts - 1)
         self.choices, self.prompts = n * prompts, prompts
 
     def reserve(self, prompt: int, samples: int, answer: int | None, room: int, most: int | None) -> int | None:
-        """Take the tokens of a prompt and of `samples` answers to it; returns how long each may be, None for any.
+        """Take the tokens of a prompt and of `samples` answers to it. Returns the most tokens of an answer; None: any.
 
-        answer: as asked for. room: what the context leaves for it. most: tokens that any request may have. Raises
-        ApiError where the key has not so many left, or the request could never be answered.
+        answer: requested tokens. room: tokens that the context leaves for it. most: limit of any request. Raises
+        ApiError if the key has fewer tokens left, or could never answer the request.
         """
         n = self.choices // self.prompts
         if samples < n and self._reserved_choices % n:
@@ -77,7 +77,7 @@ class Admission:
             self._passes += 1
         if limits := self._limits(most):
             limit, who = min(limits)
-            if answer is None:  # as long as it may be, beside those that come
+            if answer is None:  # as long as the key's other requests allow
                 share = (limit - self._reserved) * samples // max(samples, self.choices - self._reserved_choices)
                 answer = max(1, min(room, (share - prompt) // samples))
             tokens = prompt + samples * answer
@@ -96,7 +96,7 @@ class Admission:
         return answer
 
     def _limits(self, most: int | None) -> list[tuple[int, str]]:
-        """Limits on the tokens of one request, each with whose limit it is."""
+        """Limits on the tokens of one request, each with its name for messages."""
         found = [(most, "a request to this server")] if most is not None else []
         if self.key_usage is not None:
             name = f"one of key {self.key_usage.key.name}"
@@ -105,7 +105,7 @@ class Admission:
         return found
 
     def opened(self, request_id: str, state: Any) -> None:
-        """Record that SGLang has a choice, or does something for one. state: SGLang's."""
+        """Record that SGLang has begun a choice. state: SGLang's."""
         self._open[request_id] = state
 
     def closed(self, request_id: str) -> None:
@@ -145,9 +145,9 @@ class Admission:
         )
 
     def end(self) -> None:
-        """Record the end of the answer, in whatever way; what is still in the engine has been aborted there."""
+        """Record the end of the answer, however it came. The engine has aborted its remaining choices."""
         for request_id, state in list(self._open.items()):
-            if not state.dispatched:  # SGLang leaves those that it made for `n` and did not need
+            if not state.dispatched:  # SGLang keeps unneeded ones that it made for `n`
                 self.forget(request_id)
         self._ended = True
         if self.key_usage is not None:
@@ -175,7 +175,7 @@ def current() -> Admission | None:
 
 @contextlib.contextmanager
 def admitted(key_usage: KeyUsage | None) -> Iterator[Admission]:
-    """Hold a key's place until the answer ends, however it does; a stream ends with its last byte or its client."""
+    """Hold a key's place until the answer ends. A stream ends with its last byte or when its client leaves."""
     if key_usage is not None:
         key_usage.begin()
     admission = Admission(key_usage)

@@ -1,4 +1,4 @@
-"""Authentication of every request: it checks the key and its limits, and answers with what is left of them."""
+"""Authenticate every request: check the key and its limits, and report the rest of the limits in headers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from . import admission
 from .access import Access, KeyUsage
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/", "/docs", "/openapi.json"})
-"""Routes without a key: probes carry none, nor do browsers that open a page; the description reveals only this version.
-Every other route asks for a key."""
+"""Routes without a key. Probes and browsers that open a page send none; the description reveals only this version.
+Every other route needs a key."""
 OPEN_FOLDER = "/page/"
 ADMIN_PATHS = frozenset({"/outrider/tune", "/load_lora_adapter", "/unload_lora_adapter"})
-"""Routes that ask for an administrator's key."""
+"""Routes that need an administrator's key."""
 
 
 class AuthMiddleware:
@@ -40,14 +40,14 @@ class AuthMiddleware:
             key_usage = self._key_usage(scope)
             send = _with_limit_headers(key_usage, send)
             if scope["method"] == "POST":
-                # A key's concurrency counts requests that are still received: what never comes whole takes places of
-                # its own key, and nothing of others.
+                # A key's concurrency also counts requests that are still arriving: incomplete ones take places of their
+                # own key alone.
                 with self._admitted(key_usage), contextlib.ExitStack() as under_way:
                     whole = once_whole(receive, lambda: under_way.enter_context(self.lifecycle.request()))
                     await self.app(scope, whole, send)
             else:
                 await self.app(scope, receive, send)
-        except ApiError as refusal:  # ours: those of the routes are answered there
+        except ApiError as refusal:  # raised here; routes answer their own
             await refusal.response()(scope, receive, send)
 
     @contextlib.contextmanager
@@ -65,7 +65,7 @@ class AuthMiddleware:
                     context.fields |= admitted.tokens.fields()
 
     def _key_usage(self, scope: Scope) -> KeyUsage | None:
-        """Usage of the request's key, None where none is needed; raises ApiError for a wrong or missing key."""
+        """Usage of the request's key; None if none is needed. Raises ApiError for a wrong or missing key."""
         if self.access.open or scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_FOLDER):
             return None
         header = _header(scope, b"authorization")
@@ -91,7 +91,7 @@ class AuthMiddleware:
 
 
 def _with_limit_headers(key_usage: KeyUsage | None, send: Send) -> Send:
-    """Add headers with what the key has left of its limits."""
+    """Add headers with the rest of the key's limits."""
     if key_usage is None:
         return send
 

@@ -12,8 +12,8 @@ TOML, one table per key, by the name that stands for it in logs and metrics:
   admin = true                   # may also measure the server
   learn = false                  # its answers are not kept for the drafter to learn from
 
-A limit that is left out does not apply; `admin` is false by default, `learn` true. The keys themselves are in no file.
-They are random, so a plain hash of them cannot be searched.
+A missing limit does not apply; `admin` is false by default, `learn` true. The file does not hold the keys themselves:
+they are random, so nobody can search for a key with a given plain hash.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NUMBERS = {
     "tokens_per_day": "tokens",
     "max_tokens_per_request": "tokens",
 }
-"""Limits that are numbers, with what they count."""
+"""Limits that are numbers, with their units."""
 MOST = 10**15
 """Largest of them."""
 FIELDS = ("sha256", "rate", *NUMBERS, "admin", "learn")
@@ -60,7 +60,7 @@ LOCK_SECONDS = 10.0
 
 
 class BadKeys(UserError):
-    """A file of keys that cannot be used; the message says where and why."""
+    """An unusable file of keys. The message gives the place and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def new() -> str:
 
 
 def read(path: Path) -> tuple[Key, ...]:
-    """The keys of a file; raises BadKeys, whatever the file is."""
+    """The keys of a file. Raises BadKeys for anything else."""
     try:
         tables = tomllib.loads(_content(path).decode("utf-8"))
     except OSError as error:
@@ -129,7 +129,7 @@ def read(path: Path) -> tuple[Key, ...]:
 
 
 def _content(path: Path) -> bytes:
-    """Read the file without waiting for a pipe; raises OSError, or BadKeys for what is no file or too large."""
+    """Read the file without waiting for a pipe. Raises OSError, or BadKeys if it is no file or too large."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise BadKeys(f"the file of API keys {path} is not a file")
@@ -140,7 +140,7 @@ def _content(path: Path) -> bytes:
 
 
 def add(path: Path, key: Key) -> None:
-    """Add a key to the file, which need not exist; it is replaced at once. Raises BadKeys, and UserError."""
+    """Add a key to the file, or make the file; replaces it atomically. Raises BadKeys, and UserError."""
     if not NAME.fullmatch(key.name):
         raise UserError(f"a key's name is up to 64 letters, digits, dashes and underscores, not {key.name!r}")
     with _locked(path):
@@ -198,7 +198,7 @@ def _without(text: str, name: str) -> str:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the file's lock, so that of two commands that change it at once each sees what the other wrote."""
+    """Hold the file's lock, so that two commands at once see each other's changes."""
     lock = FileLock(path.parent / f".{path.name}.lock", timeout=LOCK_SECONDS, mode=0o600)
     try:
         lock.acquire()

@@ -1,7 +1,7 @@
-"""Hooks into SGLang's tokenizer manager, which count a request's choices and check its limits.
+"""Hook into SGLang's tokenizer manager to count a request's choices and check its limits.
 
-Two places of it are ours: the check of a prompt when its tokens are known, and the table of what is with the engine. A
-choice is in the table from before it is sent until the engine has ended it, whoever waits for it.
+We replace two parts: the check of a prompt when its tokens are known, and the table of choices in the engine. A choice
+is in the table from before it is sent until the engine has ended it, even if no client waits for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ChoiceTable(dict[str, Any]):
         super().__init__()
         self.owners: dict[str, Admission] = {}
         self.requests: set[Admission] = set()
-        """Requests whose choices are counted, until the engine is done with them."""
+        """Counted requests, until the engine is done with them."""
 
     @property
     def under_way(self) -> int:
@@ -39,7 +39,7 @@ class ChoiceTable(dict[str, Any]):
             owner.opened(request_id, state)
 
     def update(self, *states: Any, **more: Any) -> None:
-        """SGLang adds all choices of a request by it; a dict's own would pass `__setitem__` by."""
+        """Add the choices of a request one by one: SGLang calls `update`, and a dict's own bypasses `__setitem__`."""
         for request_id, state in dict(*states, **more).items():
             self[request_id] = state
 
@@ -57,8 +57,8 @@ class ChoiceTable(dict[str, Any]):
 
 
 def meter(manager: Any, context_length: int, most: int | None) -> ChoiceTable:
-    """Hook the counting of requests, and their limits, into SGLang's tokenizer manager; and bound answers to what their
-    prompts leave of the context.
+    """Count requests and check their limits in SGLang's tokenizer manager, and bound each answer to the rest of the
+    context.
 
     manager: SGLang's tokenizer manager, before its first request. context_length: tokens that a prompt and its answer
     can have. most: tokens that a request may have, its prompts and answers together; None is any number.

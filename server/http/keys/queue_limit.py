@@ -1,4 +1,4 @@
-"""Limit on waiting choices: those beyond it are refused at once, instead of late."""
+"""Limit the waiting choices: refuse more at once instead of late."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class QueueLimit:
         self._check(1)
 
     def check_choices(self, choices: int) -> None:
-        """Count the choices of a request that was read; raises ApiError where they are too many now, or always."""
+        """Count the choices of a request after reading it. Raises ApiError if they are too many now, or always."""
         if self.most is not None and choices > self._running_limit() + self.most:
             raise ApiError(
                 f"the request has {choices} choices (n for each prompt); this server runs {self._running_limit()} at a "
@@ -51,8 +51,8 @@ class QueueLimit:
         return sum(load.max_running_requests for load in self.manager.load_snapshot_reader.read_all())
 
     def _check(self, more: int) -> None:
-        """Check the schedulers' published queue and, since that lags in a burst, the choices under way here, which are
-        never more than the schedulers run plus the limit."""
+        """Check the schedulers' published queue. It lags in a burst, so also bound the choices counted here by the
+        number that the schedulers run plus the limit."""
         if self.most is None:
             return
         under_way = self.table.under_way + self._entering

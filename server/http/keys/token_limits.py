@@ -1,7 +1,7 @@
-"""Counters of the tokens that a key has taken: of the last minute, and of the day.
+"""Count a key's tokens of the last minute and of the day.
 
-Tokens are taken before a request runs, as many as it may become, and what it did not use is given back when it has
-ended. So the sum that is taken in a window is never above its limit, however many requests run beside each other.
+A request takes the most tokens that it may need before it runs, and returns the unused ones at its end. So the sum in a
+window never exceeds its limit, however many requests run at once.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ DAY_SECONDS = 86400
 
 
 class ServerClock:
-    """Seconds since 1970 as the wall clock had them at the start, and by the monotonic clock from then on.
+    """Seconds since 1970 from the wall clock at the start, and from the monotonic clock afterwards.
 
-    So a jump of the wall clock begins no new day under a running server.
+    A jump of the wall clock thus starts no new day in a running server.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -32,14 +32,14 @@ class ServerClock:
 
 @dataclass(slots=True)
 class Grant:
-    """Tokens taken at a time; `tokens` falls as they are given back."""
+    """Tokens taken at once; `tokens` falls as they are returned."""
 
     at: float
     tokens: int
 
 
 class TokenWindow:
-    """Tokens taken within any `seconds`; those taken earlier than that count no more."""
+    """Tokens taken within the last `seconds`."""
 
     def __init__(self, seconds: float = MINUTE_SECONDS) -> None:
         self.seconds = seconds
@@ -66,7 +66,7 @@ class TokenWindow:
         grant.tokens -= tokens
 
     def wait(self, tokens: int, limit: int, now: float) -> float:
-        """Seconds until so many more fit, if nothing is given back; 0 where they do now."""
+        """Seconds until `tokens` more fit without returns; 0 if they fit now."""
         excess = self.taken(now) + tokens - limit
         for grant in self._grants:
             if excess <= 0:
@@ -77,7 +77,7 @@ class TokenWindow:
         return 0.0 if excess <= 0 else math.inf
 
     def reset(self, now: float) -> float:
-        """Seconds until everything that was taken counts no more."""
+        """Seconds until all taken tokens have expired."""
         return self._grants[-1].at + self.seconds - now if self.taken(now) else 0.0
 
 
@@ -99,14 +99,14 @@ class DayCount:
         return Grant(now, tokens)
 
     def give_back(self, grant: Grant, tokens: int, now: float) -> None:
-        """Take back tokens of a grant, as many as it has at most; those of an earlier day no longer count."""
+        """Take back tokens of a grant, as many as it has at most. Tokens of an earlier day no longer count."""
         self.taken(now)
         if day_of(grant.at) == self.day:
             self._taken -= tokens
         grant.tokens -= tokens
 
     def wait(self, tokens: int, limit: int, now: float) -> float:
-        """Seconds until so many more fit, if nothing is given back; 0 where they do now."""
+        """Seconds until `tokens` more fit without returns; 0 if they fit now."""
         if self.taken(now) + tokens <= limit:
             return 0.0
         return self.reset(now) if tokens <= limit else math.inf

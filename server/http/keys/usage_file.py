@@ -1,8 +1,8 @@
-"""File of each key's use of its day, which outlives restarts.
+"""Keep each key's tokens of the day in a file, which survives restarts.
 
-JSON: the day, and tokens by the keys' names. Requests under way count whole, so that a server that is killed does not
-give away what they were given. It is written every few seconds, and at the end; what was used in the last of them is
-lost where the server is killed.
+JSON: the day, and tokens by the keys' names. Running requests count with all the tokens that they took, so that killing
+the server returns none of them. The file is written every few seconds and at the end; a kill loses the use since the
+last write.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WRITE_SECONDS = 5.0
-"""Time between two writes, where anything has changed."""
+"""Time between two writes, if something has changed."""
 MAX_BYTES = 1 << 22
 FIRST_DAY = datetime.date(1970, 1, 1)
 
@@ -37,8 +37,8 @@ FIRST_DAY = datetime.date(1970, 1, 1)
 class UsageFile:
     """The file of one server: no other may write to it meanwhile.
 
-    path: made if there is none, with its folder. Raises UserError where it cannot be read, is not one, or is another
-    server's.
+    path: made with its folder if missing. Raises UserError if it cannot be read, has another format, or belongs to
+    another server.
     """
 
     def __init__(self, path: Path) -> None:
@@ -77,7 +77,7 @@ class UsageFile:
         return self.used if self.day >= day else {}
 
     async def keep(self, access: Access) -> None:
-        """Write what has changed, again and again."""
+        """Write changes every few seconds until cancelled."""
         while True:
             await asyncio.sleep(WRITE_SECONDS)
             await asyncio.to_thread(self.write, access.used_today())
