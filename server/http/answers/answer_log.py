@@ -1,8 +1,8 @@
-"""Metrics and log fields of a whole answer: its time per token, and whether its service level was met.
+"""Metrics and log fields of a whole answer: its time per token, and whether it met its service level.
 
-SGLang's tokenizer manager shows every answer that has come to its end to its request logger, with the scheduler's
-times, streamed or not. Answers that were cut off by their client never get there, and those that the engine aborted are
-left out here: what is measured is what a user got.
+SGLang's tokenizer manager passes every finished answer, streamed or not, to its request logger, with the scheduler's
+times. An answer cut off by its client never gets there, and an answer aborted by the engine is skipped here: metrics
+count answers that a user received.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..metrics import AnswerMetrics
 
 
 class AnswerLogger(RequestLogger):
-    """Replacement of SGLang's request logger, whose own flags keep working.
+    """Replaces SGLang's request logger; SGLang's flags for it keep working.
 
     tokenizer: of the model. content: put prompts and answers into the request's log line.
     """
@@ -30,7 +30,7 @@ class AnswerLogger(RequestLogger):
 
     @property
     def levels(self) -> dict[str, int]:
-        """Number of whole answers that met, and missed, the service level of their request."""
+        """Number of whole answers that met, and missed, their service level."""
         return {"met": self._answers.reached[True], "missed": self._answers.reached[False]}
 
     def log_finished_request(self, obj: Any, out: Any, request: Any = None) -> None:
@@ -39,7 +39,7 @@ class AnswerLogger(RequestLogger):
         reason = meta.get("finish_reason") or {}
         self._count(obj, meta, reason)
         if not obj.log_metrics or reason.get("length") == 0:
-            return  # a measurement of our own; a prompt without an answer, as SGLang reads one once for several choices
+            return  # our own measurement, or a prompt alone: SGLang reads it once for several choices
         finish = reason.get("type")
         timing = Timing(meta)
         if finish != "abort":
@@ -80,7 +80,7 @@ class AnswerLogger(RequestLogger):
 class Timing:
     """Times of a whole answer, from SGLang's `meta_info`; None where one is missing.
 
-    tokens: completion tokens. first: seconds to the first token. per_token: between the tokens behind it.
+    tokens: completion tokens. first: seconds to the first token. per_token: seconds between later tokens.
     speed: tokens per second, from the beginning of its first prefill on.
     """
 

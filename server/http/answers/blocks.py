@@ -1,4 +1,4 @@
-"""An answer to a chat as blocks in a row: reasoning, texts, calls of tools. Other APIs' answers are made of them."""
+"""Split a chat's answer into blocks: reasoning, texts, calls of tools. Other APIs' answers consist of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Kind = Literal["reasoning", "text", "call"]
 
 @dataclass(slots=True)
 class Block:
-    """index: among the blocks of the answer. text: of a call its arguments. logprobs: a chat's, of a text."""
+    """index: among the blocks of the answer. text: arguments, for a call. logprobs: a chat's, for a text."""
 
     kind: Kind
     index: int
@@ -23,7 +23,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A change of one block. text, logprobs: what is new where it grows. cut: it ends for want of tokens."""
+    """A change of one block. text, logprobs: new ones. cut: the token limit ended it."""
 
     change: Literal["begin", "grow", "end"]
     block: Block
@@ -35,7 +35,7 @@ class Step:
 class Blocks:
     """The blocks of one answer, made of its deltas or of its whole message.
 
-    White space between calls, or between reasoning and a call, is no block.
+    White space between calls, or between reasoning and a call, is dropped.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Blocks:
             yield from self._call(call.get("index") or index, call)
 
     def end(self, *, cut: bool) -> Iterator[Step]:
-        """The changes by the end of the answer. cut: it had no more tokens."""
+        """The changes by the end of the answer. cut: the token limit ended it."""
         if self._space and not self._calls:
             yield from self._grow("text", self._space)
         yield from self._close(cut=cut)

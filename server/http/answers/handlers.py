@@ -1,4 +1,4 @@
-"""SGLang's OpenAI handlers, with our errors and our additions to what they send to the scheduler."""
+"""SGLang's OpenAI handlers, with our errors and our options for the scheduler."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from .tool_stream import TokenwiseChat
 
 TRACE_HEADERS = ("traceparent", "tracestate")
 
-# It warns of every request that asks for the logprobs of its prompt, which it can return all the same.
+# It warns of every request for logprobs of its prompt, though it returns them.
 logging.getLogger(serving_completions.__name__).addFilter(
     lambda record: "Echo is not compatible" not in str(record.msg)
 )
@@ -77,7 +77,7 @@ class _Handler:
         return await offload.run(answer.size, answer.build)
 
     async def _refused_grammar(self, internal: GenerateReqInput, request: Any) -> Response | None:
-        """The answer to a request whose grammar the scheduler must not see; None for any other."""
+        """The error for a request with a grammar that the scheduler must not see; None if the grammar is fine."""
         parameters = internal.sampling_params
         if isinstance(parameters, list):  # of choices, which share the grammar
             parameters = parameters[0]
@@ -123,7 +123,7 @@ class _Handler:
         return internal, request
 
     def _resolve_lora_path(self, request_model: str, explicit_lora_path: str | None) -> str | None:
-        # SGLang would look for an adapter behind a colon of the model's name.
+        # SGLang would take the part after a colon in the model's name for an adapter.
         base = self.tokenizer_manager.served_model_name  # type: ignore[attr-defined]
         return None if request_model == base else request_model
 
@@ -206,19 +206,21 @@ class ChatHandler(_Handler, TokenwiseChat):
         return await OpenAIServingChat.handle_request(prepared, request, raw_request)
 
     def _prepared(self, request: ChatRequest, raw: Request) -> ChatHandler:
-        """A copy with the results of what SGLang does before its first wait: checking tools, rendering and tokenising
-        the template. For a thread."""
+        """A copy with the results of SGLang's work before its first wait: checking tools, rendering and tokenising the
+        template. For a thread."""
         prepared = copy.copy(self)
         prepared._validate_request = _result_of(self._validate_request, request)  # type: ignore[method-assign]
-        with contextlib.suppress(Exception):  # comes again where SGLang asks for the result
+        with contextlib.suppress(Exception):  # raised again when SGLang asks for the result
             if prepared._validate_request(request) is None:
                 convert = _result_of(self._convert_to_internal_request, request, raw)
                 prepared._convert_to_internal_request = convert  # type: ignore[method-assign]
         return prepared
 
     def prompt_ids(self, request: ChatRequest) -> list[int]:
-        """The tokens of the prompt that the request would send to the engine; raises ApiError where it has none. For a
-        thread, if it may be long."""
+        """The tokens of the prompt that the request would send to the engine. For a thread, if it may be long.
+
+        Raises ApiError if the prompt is wrong.
+        """
         try:
             if (refusal := self._validate_request(request)) is not None:
                 raise ValueError(refusal)
@@ -244,12 +246,12 @@ class ChatHandler(_Handler, TokenwiseChat):
         try:
             return super()._render_and_encode_chat_template(*args, **kwargs)
         except (ArithmeticError, AttributeError, LookupError, RecursionError, ValueError) as error:
-            # What a template does with a client's values is the client's error, as its TypeError is for SGLang.
+            # A template's failure on a client's values is the client's error, as its TypeError is for SGLang.
             raise TypeError(f"the chat template cannot use these messages and chat_template_kwargs: {error}") from None
 
 
 def _result_of(work: Callable[..., Any], *args: Any) -> Callable[..., Any]:
-    """Do the work; a function that returns what it returned, or raises what it raised."""
+    """Do the work. Returns a function with its result: a value, or an exception to raise."""
     try:
         value = work(*args)
     except Exception as error:
@@ -265,10 +267,10 @@ def _result_of(work: Callable[..., Any], *args: Any) -> Callable[..., Any]:
 class TextHandler(_Handler, OpenAIServingCompletion):
     """/v1/completions
 
-    A request that names no sampling gets the model's (`--sampling-defaults`); SGLang does that for chats alone.
+    A request without sampling parameters gets the model's (`--sampling-defaults`); SGLang does that for chats alone.
 
-    With `echo` and `logprobs` the prompt's own come first, each of a token given those before it; the first has none.
-    With `max_tokens` 0 nothing follows: SGLang draws a token all the same, and it is dropped here.
+    With `echo` and `logprobs` the prompt's logprobs come first; its first token has none. With `max_tokens` 0 the
+    answer is empty: SGLang draws a token anyway, and it is dropped here.
     """
 
     def _convert_to_internal_request(self, request: Any, raw_request: Request | None = None) -> tuple[Any, Any]:
@@ -317,9 +319,9 @@ def _keep_prompt_only(answer: dict[str, Any]) -> None:
 
 
 def _without_control_headers(raw: Request, kept_names: Collection[str]) -> Request:
-    """The request with these headers alone.
+    """Drop all other headers of a request.
 
-    Others let a client choose the engine, its priority, where SGLang fetches a cache from, and fields of the answer.
+    SGLang's headers let a client choose the engine, its priority, the source of a cache, and fields of the answer.
     """
     kept = [(name, value) for name, value in raw.scope["headers"] if name.decode("latin-1") in kept_names]
     return Request({**raw.scope, "headers": kept}, raw.receive)
@@ -333,7 +335,7 @@ async def answer(handler: ChatHandler | TextHandler, request: ChatRequest | Text
     result = await handler.handle_request(request, _without_control_headers(raw, kept_names))
     if isinstance(result, StreamingResponse):
         stream: Any = result.body_iterator
-        first = await anext(stream)  # which SGLang has waited for
+        first = await anext(stream)  # SGLang has waited for it
         if (failure := errors.of_stream(first)) is not None:
             await stream.aclose()
             return failure

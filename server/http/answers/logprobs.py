@@ -1,6 +1,6 @@
-"""The logprobs of answers as OpenAI writes them, made from what SGLang's tokenizer manager yields.
+"""Write the logprobs of answers in OpenAI's format, from the output of SGLang's tokenizer manager.
 
-A prompt or an answer that fills the context has some hundred thousand of them. SGLang makes a pydantic model of each
+A prompt or an answer that fills the context has some hundred thousand logprobs. SGLang makes a pydantic model of each
 on the event loop, which takes seconds; here a thread writes them as JSON, token by token.
 """
 
@@ -23,17 +23,17 @@ from sglang.srt.entrypoints.openai.utils import (
 from .. import offload
 
 ENTRY_BYTES = 64
-"""About how long one logprob is in an answer."""
+"""Estimated bytes of one logprob in an answer."""
 MAX_DECODED = 65_536
-"""Decoded tokens that are kept."""
+"""Number of decoded tokens to keep."""
 
 Logprob = tuple[float | None, int]
 """A token's logprob and its id."""
 
 
 class DecodedToken(NamedTuple):
-    """A token in chat: its text, and its bytes, which a text cannot hold where they are no whole character. lossless:
-    its text in completions, where such bytes are written as Latin-1."""
+    """text, bytes: of a token in a chat; a text cannot hold bytes that are no whole character. lossless: text in
+    completions, which writes such bytes as Latin-1."""
 
     text: str
     bytes: list[int]
@@ -46,7 +46,7 @@ class DecodedTokens(dict[int, DecodedToken]):
     def __init__(self, tokenizer: Any) -> None:
         super().__init__()
         self._tokenizer = tokenizer
-        # Found out once: SGLang reads all of a vocabulary for it.
+        # Computed once: SGLang reads all of a vocabulary for it.
         self._byte_level = tokenizer is not None and _is_byte_level_tokenizer(tokenizer)
 
     def __missing__(self, token: int) -> DecodedToken:
@@ -68,7 +68,7 @@ def decoded_tokens(tokenizer: Any) -> DecodedTokens:
 
 
 def install(manager: Any) -> None:
-    """Have SGLang's tokenizer manager keep logprobs without texts, which would be written on the event loop."""
+    """Make SGLang's tokenizer manager keep logprobs without texts, which it would write on the event loop."""
 
     def keep_logprobs(logprobs: list[float | None], tokens: list[int], _: bool) -> list[Logprob]:
         return list(zip(logprobs, tokens, strict=True))
@@ -107,7 +107,7 @@ def _chat_entry(tokens_by_id: DecodedTokens, logprob: float | None, token: int) 
 
 
 def text_logprobs(tokens_by_id: DecodedTokens, meta: dict[str, Any], *, prompt: bool) -> orjson.Fragment:
-    """A completion's `logprobs`, as JSON. prompt: those of the prompt come first."""
+    """A completion's `logprobs`, as JSON. prompt: begin with the prompt's logprobs."""
     sides = ("input", "output") if prompt else ("output",)
     tokens = [one for side in sides for one in meta.get(f"{side}_token_logprobs") or ()]
     tops = [one for side in sides for one in meta.get(f"{side}_top_logprobs") or ()]
@@ -147,7 +147,7 @@ serving_completions.to_openai_style_logprobs = _chunk_logprobs
 
 
 class EchoedPrompt:
-    """Gives a streamed completion the logprobs of its prompt, which SGLang does not get to see."""
+    """Adds the logprobs of its prompt to a streamed completion; SGLang leaves them out."""
 
     def __init__(self, tokens_by_id: DecodedTokens) -> None:
         self._tokens_by_id = tokens_by_id
@@ -156,7 +156,7 @@ class EchoedPrompt:
         """`meta_info` with the logprobs of the first chunk, by choice."""
 
     def add(self, content: dict[str, Any]) -> None:
-        """Take the prompt's logprobs out of what SGLang's tokenizer manager yields."""
+        """Take the prompt's logprobs out of the tokenizer manager's output."""
         index, meta = content.get("index", 0), content["meta_info"]
         if index not in self._begun and meta.get("input_token_logprobs"):
             count = meta["output_token_logprobs_length"]  # SGLang's lists grow while this waits
@@ -183,7 +183,7 @@ class EchoedPrompt:
 
 
 def entries_of(meta: dict[str, Any]) -> int:
-    """About how many logprobs `meta_info` holds."""
+    """Estimated number of logprobs in `meta_info`."""
     count = 0
     for side in ("input", "output"):
         top = meta.get(f"{side}_top_logprobs") or ()

@@ -1,4 +1,4 @@
-"""Schemas of answers: SGLang's models, and what `speculation` adds to them."""
+"""Schemas of answers: SGLang's models, with the fields that `speculation` adds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sglang.srt.entrypoints.openai.protocol import (
 
 
 class CompletionTokensDetails(BaseModel):
-    """OpenAI's; drafted tokens that the target accepted, and those that it rejected."""
+    """OpenAI's: draft tokens that the target accepted, and draft tokens that it rejected."""
 
     reasoning_tokens: int
     accepted_prediction_tokens: int
@@ -27,7 +27,7 @@ class Usage(UsageInfo):
 
 
 class SpeculativeDecoding(BaseModel):
-    """vLLM's. Steps are those behind the first token; acceptance_histogram[j]: steps that accepted j drafted tokens."""
+    """vLLM's. Steps exclude the first token; acceptance_histogram[j]: steps that accepted j draft tokens."""
 
     mean_acceptance_length: float
     draft_acceptance_rate: float
@@ -43,7 +43,7 @@ class Metrics(BaseModel):
 
 
 class TracedToken(BaseModel):
-    """token: its text. confidence: how likely it was to be accepted if those before it were; null for the target's."""
+    """token: its text. confidence: probability of acceptance if all earlier drafts are kept; null for the target's."""
 
     token: str
     source: Literal["target", "model", "lookup", "across"]

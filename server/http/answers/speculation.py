@@ -14,13 +14,13 @@ from tokenizers.decoders import DecodeStream
 from ...plugin.decode.trace import KEY, MAKERS
 
 USAGE_CHUNK = '"choices":[]'
-"""Part of a stream's chunk with the usage; no text contains it, since its quotes would be escaped."""
+"""Part of a stream's chunk with the usage. A text cannot contain it: its quotes would be escaped."""
 
 
 class SpeculationCollector:
-    """Collector of a request's speculation data, filled while SGLang's handler makes a stream of the answer.
+    """Collects a request's speculation data while SGLang's handler streams the answer.
 
-    trace: also who made each token; otherwise only the totals at the end. width: of the longest draft.
+    trace: also collect each token's source; otherwise only the totals at the end. width: of the longest draft.
     keep_special: special tokens are in the text.
     """
 
@@ -31,7 +31,7 @@ class SpeculationCollector:
         self._pending: dict[int, list[dict[str, Any]]] = defaultdict(list)
 
     def add(self, content: dict[str, Any]) -> None:
-        """content: what SGLang's tokenizer manager yields of one choice."""
+        """content: the tokenizer manager's output for one choice."""
         index, meta = content.get("index", 0), content["meta_info"]
         self._latest[index] = meta
         if self.trace:
@@ -40,7 +40,7 @@ class SpeculationCollector:
             self._pending[index] += self._traces[index].follow(content)
 
     async def annotate(self, stream: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
-        """Yield the chunks of the stream, with trace entries and usage totals added where they belong."""
+        """Yield the chunks of the stream, with trace entries and usage totals."""
         async with aclosing(stream):
             async for chunk in stream:
                 yield self._annotated(chunk)
@@ -53,17 +53,17 @@ class SpeculationCollector:
             add_totals(body, list(self._latest.values()), self.width)
         for choice in body.get("choices") or ():
             if choice.get("delta", {}).get("role"):
-                continue  # which opens a stream; the text that was seen by now comes in the next
+                continue  # it opens a stream; the text so far comes in the next chunk
             if entries := self._pending.pop(choice["index"], None):
                 choice["speculation"] = {"trace": entries}
         return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
 class TokenTrace:
-    """The tokens of one choice: the text of each, who made it, and how sure of it they were.
+    """The tokens of one choice: text, source and confidence of each.
 
-    The texts put together are the answer's text. Of a character of several tokens the last has it all; what a stop
-    string cuts off has none.
+    The texts together are the answer's text. A character of several tokens belongs to the last of them; tokens that a
+    stop string cuts off have no text.
     """
 
     def __init__(self, tokenizer: Any, *, keep_special: bool = False):
@@ -71,9 +71,7 @@ class TokenTrace:
         self._stream = DecodeStream(skip_special_tokens=not keep_special)
         self._seen = 0
         self._decoded = 0  # end of the last token's text
-        self._sent = (
-            0  # characters given out; may be ahead: the engine shows a word before a character that is not whole
-        )
+        self._sent = 0  # characters returned; may be ahead: the engine shows a word before an incomplete character
 
     def follow(self, content: dict[str, Any]) -> list[dict[str, Any]]:
         """Entries of the tokens that are new in `content`, the answer so far. The last gets the rest of the text."""
@@ -82,7 +80,7 @@ class TokenTrace:
         entries = []
         for token, told in zip(ids[self._seen : upto], makers[self._seen : upto], strict=True):
             self._decoded = self._after(token, text)
-            if told is None:  # the engine failed to tell; the next token gets the text
+            if told is None:  # missing: the engine failed to record it; the next token gets the text
                 continue
             maker, confidence = told
             begin, self._sent = self._sent, max(self._sent, self._decoded)
@@ -104,19 +102,19 @@ class TokenTrace:
         piece = self._tokenizer and self._stream.step(self._tokenizer, token)
         if not piece:
             return self._decoded
-        # Some tokenizers leave out the space before the first word.
+        # Some tokenizers drop the space before the first word.
         begin = max(text.find(piece, self._decoded, self._decoded + len(piece) + 1), self._decoded)
         return min(begin + len(piece), len(text))
 
 
 class Collector(Protocol):
-    """A receiver of the values that the tokenizer manager yields for a request."""
+    """Receives the tokenizer manager's output for a request."""
 
     def add(self, content: dict[str, Any]) -> None: ...
 
 
 class CollectingTokenizerManager:
-    """SGLang's tokenizer manager, which also gives a collector every value that it yields."""
+    """SGLang's tokenizer manager that also passes its output to a collector."""
 
     def __init__(self, manager: Any, collector: Collector):
         self._manager, self._collector = manager, collector
@@ -132,7 +130,7 @@ class CollectingTokenizerManager:
 
 
 def add_to_answer(body: dict[str, Any], contents: Sequence[dict[str, Any]], collector: SpeculationCollector) -> None:
-    """Add the data to a whole answer; contents: what the tokenizer manager yielded for each choice."""
+    """Add the data to a whole answer. contents: the tokenizer manager's output for each choice."""
     add_totals(body, [content["meta_info"] for content in contents], collector.width)
     if collector.trace:
         for choice, content in zip(body["choices"], contents, strict=True):
@@ -141,7 +139,7 @@ def add_to_answer(body: dict[str, Any], contents: Sequence[dict[str, Any]], coll
 
 
 def add_totals(body: dict[str, Any], choices: Sequence[dict[str, Any]], width: int) -> None:
-    """Counts of drafted tokens in the usage, as OpenAI has them, and acceptance as vLLM reports it, which AIPerf reads.
+    """Add counts of draft tokens to the usage, in OpenAI's format, and acceptance in vLLM's, which AIPerf reads.
 
     choices: SGLang's `meta_info` of each. width: of the longest draft.
     """
@@ -169,5 +167,5 @@ def add_totals(body: dict[str, Any], choices: Sequence[dict[str, Any]], width: i
 
 
 def _drafts(steps: Iterable[int]) -> int:
-    """steps: how many verified 0, 1, 2 … tokens, the one before the drafts included."""
+    """Number of draft tokens. steps: number of steps that verified 0, 1, 2 … tokens, the anchor included."""
     return sum((length - 1) * count for length, count in enumerate(steps))

@@ -1,4 +1,4 @@
-"""The text that each token of an answer adds, whatever runs of tokens the engine hands over."""
+"""Find the text of each token of an answer, however the engine groups tokens."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from typing import Any
 from sglang.srt.utils.patch_tokenizer import decode_without_hf_kwargs
 
 INCOMPLETE = "�"
-"""Character that a decoder writes for bytes that do not make a whole character yet."""
+"""Character that a decoder writes for an incomplete character."""
 
 
 class TokenTexts:
     """Cuts the text of one answer where its tokens end.
 
-    The cuts depend on the tokens alone, not on the runs in which they arrive. They follow SGLang's detokenizer as it
-    works with one token at a time: a token that leaves a character incomplete adds nothing, and the token that
-    completes it adds all of it.
+    The cuts depend on the tokens alone, not on their grouping. They equal those of SGLang's detokenizer with one token
+    at a time: a token that leaves a character incomplete adds no text, and the token that completes it adds all of it.
 
     skip_special, spaces_between: how the engine decodes special tokens of this answer.
     """
 
     def __init__(self, tokenizer: Any, *, skip_special: bool, spaces_between: bool):
         self._tokenizer, self._skip_special, self._spaces_between = tokenizer, skip_special, spaces_between
-        # The tokens read last, before those that are not read yet: how a word is spelled depends on the one before it.
+        # The last decoded tokens: the spelling of a word depends on the one before it.
         self._ids: list[int] = []
         self._read, self._context = 0, ""
         self._texts: deque[str] = deque()  # of tokens whose text the engine has not sent yet
@@ -34,8 +33,8 @@ class TokenTexts:
     def add(self, text: str, ids: Sequence[int], *, finished: bool = False) -> list[str]:
         """The texts of the tokens that are complete now.
 
-        text, ids: what is new; of either some may be missing until the next call. finished: nothing follows; then the
-        last item is what is left of the text, often "". All items put together are all text.
+        text, ids: new ones; some of either may come with the next call. finished: the answer ends; the last item is
+        then the rest of the text, often "". All items together are the whole text.
         """
         for token in ids:
             self._decode(token)
@@ -60,7 +59,7 @@ class TokenTexts:
             self._read, self._context = len(self._ids), self._text_of(self._ids)
 
     def _length(self) -> int | None:
-        """Characters of the pending text that belong to its first token; None where they are not all there."""
+        """Characters of the pending text that belong to its first token; None if some are missing."""
         text = self._texts[0]
         if not self._begun and not self._pending.startswith(text):
             # Without the prompt before it a decoder may leave out the space of the first word.

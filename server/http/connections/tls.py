@@ -82,7 +82,7 @@ class Tls:
                 continue
             seen = now
             try:
-                self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # keep a half-written pair from the server's context
+                self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # keep a half-written pair out of the next one
                 self._load(context)
             except ValueError as error:
                 logger.error("the certificate stays as it was: %s", error)

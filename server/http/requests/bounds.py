@@ -1,7 +1,7 @@
-"""Limits on the amount of everything in a request, checked in plain code on the decoded body.
+"""Limit the size of every part of a request, in plain code on the decoded body.
 
-What comes after takes longer with each of them: models of messages and tools, the chat template, the tokenizer, the
-scheduler. The first thing wrong is the error; a model of types would collect one for each of a million parts.
+Later stages take longer the more there is: models of messages and tools, the chat template, the tokenizer, the
+scheduler. The first violation is the error; a model of types would collect one for each of a million parts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAY_BE_EMPTY = ("assistant", "tool", "function")
-"""Roles whose messages need no content: of turns that are calls alone, and of tools that return nothing."""
+"""Roles with optional content: a turn may consist of calls alone, and a tool may return an empty result."""
 
 MAX_MESSAGES = 2048
 MAX_TOOLS = 128
@@ -36,7 +36,7 @@ BIAS_LIMIT = 100.0
 MAX_TEXT = 4096
 """Characters of a field that is one short text."""
 MAX_OPTION_CHARACTERS = 512 * 1024
-"""Characters of everything beside the prompt together: tools, schemas, grammars."""
+"""Characters of all parts other than the prompt together: tools, schemas, grammars."""
 MAX_DEPTH = 64
 SHORT_TEXTS = ("model", "user", "cache_salt")
 MAX_TOP_LOGPROBS = 20
@@ -53,7 +53,7 @@ class Range:
 
 RANGES = {
     "temperature": Range(0, 100, "a number from 0 to 100"),
-    # A probability far below these is none in float32, and nothing would be left to draw from.
+    # A probability far below these is 0 in float32: no token could be drawn.
     "top_p": Range(1e-6, 1, "a number from 0.000001 to 1"),
     "min_p": Range(0, 1, "a number from 0 to 1"),
     "top_k": Range(-1, 2**31 - 1, f"-1, or a number from 1 to {2**31 - 1}"),
@@ -64,7 +64,7 @@ RANGES = {
     "seed": Range(-(2**63), 2**63 - 1, "an integer of 64 bits"),
     "min_tokens_per_second": Range(1e-3, 1e6, "a number of tokens per second from 0.001 to 1000000"),
 }
-"""Ranges that no model changes."""
+"""Ranges that hold for every model."""
 
 
 def check_sizes(body: dict[str, Any], vocab_size: int) -> None:
@@ -81,7 +81,7 @@ def check_sizes(body: dict[str, Any], vocab_size: int) -> None:
 def check_messages(messages: Any, images: Images | None = None) -> None:
     """Check number and form; pydantic would report an error for each member of the union of messages.
 
-    images: checks those of a model that reads them.
+    images: checks the images for a model that reads them.
     """
     if messages is None:
         raise ApiError("'messages' is required", param="messages", code="missing_required_parameter")
@@ -115,7 +115,7 @@ def texts_of(messages: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _check_content(message: dict[str, Any], path: str, images: Images | None) -> int:
-    """The patches of the images in a message; raises ApiError for content that is not served."""
+    """Number of image patches in a message. Raises ApiError for unsupported content."""
     content, patches = message.get("content"), 0
     if content is None:
         if message["role"] in MAY_BE_EMPTY:
@@ -148,7 +148,7 @@ def _check_content(message: dict[str, Any], path: str, images: Images | None) ->
 
 
 def check_prompt(prompt: Any, vocab_size: int, max_choices: int, context_length: int) -> list[str] | list[list[int]]:
-    """The prompts of a completion, in a list; raises ApiError for what is none, or too many token ids."""
+    """The prompts of a completion, in a list. Raises ApiError for a malformed prompt, or too many token ids."""
     if prompt is None:
         raise ApiError("'prompt' is required", param="prompt", code="missing_required_parameter")
     prompts = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)) else [prompt]
@@ -209,7 +209,7 @@ def _check_biases(biases: Any, vocab_size: int) -> None:
 
 
 def _check_options(body: dict[str, Any]) -> None:
-    """Check the number of tools, and characters and depth of everything beside the prompt."""
+    """Check the number of tools, and characters and depth of all parts other than the prompt."""
     messages = body.get("messages") or []
     tools = [body.get("tools"), *(message.get("tools") for message in messages)]
     if (count := sum(len(some) for some in tools if isinstance(some, list))) > MAX_TOOLS:
@@ -290,7 +290,7 @@ def ranges_of(model: type, context_length: int, max_choices: int) -> Mapping[str
 
 
 def check_numbers(body: dict[str, Any], ranges: Mapping[str, Range]) -> None:
-    """Raise ApiError for the first number out of its range. What is no number is left to the check of types."""
+    """Raise ApiError for the first number out of its range. Other types are left to the check of types."""
     for name, range_ in ranges.items():
         check_number(name, body.get(name), range_)
     if body.get("top_k") == 0:
@@ -298,7 +298,7 @@ def check_numbers(body: dict[str, Any], ranges: Mapping[str, Range]) -> None:
 
 
 def check_number(name: str, value: Any, range_: Range) -> None:
-    """Raise ApiError for a number out of the range; NaN is out of every one."""
+    """Raise ApiError for a number out of the range; NaN is out of every range."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and not range_.low <= value <= range_.high:
         raise out_of_range(name, range_.expected, value)
 

@@ -1,4 +1,4 @@
-"""Requests of other APIs than chat completions: each becomes a chat or a completion, and passes the checks of that."""
+"""Requests of other APIs than chat completions: each is translated to a chat or a completion and checked as one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PASSED = frozenset(
         "chat_template_kwargs",
     ]
 )
-"""Fields of a chat that mean the same in other APIs, OpenAI's, SGLang's and ours."""
+"""Fields with the same meaning in a chat and in other APIs: OpenAI's, SGLang's and ours."""
 
 
 class Strict(BaseModel):
@@ -48,7 +48,7 @@ def _tag(value: Any) -> str:
 class Translated:
     """A request as another kind of request.
 
-    body: its fields. places: where each of its messages stood, for errors. original: the request that came, parsed.
+    body: its fields. places: place of each message in the original, for errors. original: the client's request, parsed.
     """
 
     kind: Kind
@@ -58,14 +58,17 @@ class Translated:
 
 
 def parse_own(model: type[T], body: dict[str, Any]) -> T:
-    """The body's own fields of an API as its model; raises ApiError."""
+    """Parse the fields of an API's own model. Raises ApiError."""
     return parse(model.model_validate_json, {name: body[name] for name in body if name in model.model_fields})
 
 
 def begin_chat(
     body: dict[str, Any], passed: frozenset[str], messages: Iterable[tuple[str, dict[str, Any]]]
 ) -> tuple[dict[str, Any], list[str]]:
-    """A chat with the fields that are passed on and the messages, of which each comes with its place; and these."""
+    """Make a chat from the passed fields and the messages. Returns it and the places of its messages.
+
+    messages: each with its place in the original request.
+    """
     placed = list(messages)
     chat = {name: value for name, value in body.items() if name in passed}
     chat["messages"] = [message for _, message in placed]
@@ -78,10 +81,9 @@ def begin_chat(
 class Dialect:
     """Another API.
 
-    model: describes its own fields. passed: further fields, which mean what they mean in a chat. unsupported: fields
-    of the API that are refused, with the reason. names: patterns of chat fields, with what they are called here,
-    for errors.
-    translate: raises ApiError for a body that it cannot translate. ids: bodies may hold token ids.
+    model: describes its own fields. passed: further fields, with the meaning that they have in a chat. unsupported:
+    fields of the API that are refused, with the reason. names: patterns of chat fields, with their names in this API,
+    for errors. translate: makes a chat of a body, or raises ApiError. ids: bodies may hold token ids.
     """
 
     model: type[BaseModel]
@@ -92,11 +94,11 @@ class Dialect:
     ids: bool = False
 
     def given_fields(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The fields of a body; raises ApiError for any that is not taken."""
+        """The fields of a body. Raises ApiError for a field that is not accepted."""
         return given_fields(body, self.model.model_fields.keys() | self.passed, self.unsupported, {})
 
     def renamed(self, message: str, param: str | None, places: Sequence[str] = ()) -> tuple[str, str | None]:
-        """Text and field of a translated request's error, with the names and places of the request that came."""
+        """Text and field of a translated request's error, with the names and places of the original."""
 
         def place(found: re.Match[str]) -> str:
             index = int(found[1])

@@ -1,4 +1,4 @@
-"""Drops the fields of a request's body that cannot change its answer, in every API's requests and wherever they stand.
+"""Drop the fields of a request's body that cannot change its answer, at any depth and in every API.
 
 Clients send many: SDKs dump earlier answers with all of their fields, and editors set caching and billing options.
 """
@@ -14,19 +14,19 @@ WITHOUT_EFFECT = frozenset(
         *("service_tier", "speed"),
     ]
 )
-"""Fields that are taken, with any value. All prefixes are cached, and drafts are looked up in all of the prompt."""
+"""Fields accepted with any value. All prefixes are cached, and drafts are looked up in all of the prompt."""
 EMPTY: tuple[Any, ...] = (None, [], {})
-"""Values that ask for nothing."""
+"""Values without effect."""
 USER_DATA = frozenset(
     ("arguments", "chat_template_kwargs", "input", "input_schema", "metadata", "parameters", "schema")
 )
-"""Objects that are the user's and not looked into: schemas, notes, arguments of tools and of the chat template."""
+"""The user's own objects, kept unchanged: schemas, notes, arguments of tools and of the chat template."""
 MAX_DEPTH = 16
 """No API's own fields are nested deeper."""
 
 
 def with_effect(body: dict[str, Any]) -> dict[str, Any]:
-    """The body without fields that are null, [] or {} and those of `WITHOUT_EFFECT`. Items of arrays stay."""
+    """The body without the fields of `WITHOUT_EFFECT` and fields that are null, [] or {}. Items of arrays stay."""
     return _object_with_effect(body, 0)
 
 

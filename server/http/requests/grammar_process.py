@@ -1,4 +1,4 @@
-"""Asks the process that compiles grammars, and remembers what it said."""
+"""Send grammars to the process that compiles them, and keep its verdicts."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from ...plugin.grammars.folder import GrammarFolder, name_of
 logger = logging.getLogger(__name__)
 
 MAX_VERDICTS = 4096
-"""Verdicts that are kept, of the latest grammars."""
+"""Number of kept verdicts, of the latest grammars."""
 MAX_FOLDER_BYTES = 128 * 1024 * 1024
-"""Compiled grammars that are kept in the folder."""
+"""Bytes of compiled grammars kept in the folder."""
 GRACE_SECONDS = 2.0
-"""Seconds beyond its own limit after which a process that has not answered is taken for stuck."""
+"""Seconds beyond its own limit after which a silent process counts as stuck."""
 START_SECONDS = 30.0
 SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4)
 
 
 class GrammarMetrics:
-    """Counters of the grammars that requests brought, by outcome.
+    """Counters of requests' grammars, by outcome.
 
     registry: a process can have a metric once in each; other than the default only for tests.
     """

@@ -1,5 +1,5 @@
-"""Images of requests: checked before anything is made of them, and prepared for SGLang's scheduler beside the event
-loop. They come within the request; nothing is fetched."""
+"""Images of requests: check them before decoding, and prepare them for SGLang's scheduler in a thread. Images are part
+of the request; the server fetches none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .protocol import ChatRequest, TextRequest
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 URL = re.compile(rf"data:image/(?:{'|'.join(FORMATS).lower()});base64,")
 MAX_PIXELS = 2**25
-"""Pixels of an image as it comes: 100 MB once it is decoded."""
+"""Pixels of an image as sent: 100 MB once it is decoded."""
 MAX_PATCHES = 2**14
 """Patches of all images of a request. The model compares each with each."""
 
@@ -42,7 +42,7 @@ class Images:
         """Patches that make a token."""
 
     def check(self, part: dict[str, Any], place: str) -> int:
-        """The patches of an image in a message; raises ApiError for a part that is no image as it is served."""
+        """Number of patches of an image in a message. Raises ApiError for a part that is no supported image."""
         image = part.get("image_url")
         if not isinstance(image, dict) or not isinstance(url := image.get("url"), str):
             raise ApiError(f"'{place}.image_url.url' has to be a string", param=place, code="invalid_type")
@@ -67,7 +67,7 @@ class Images:
             raise invalid_value(place, f"{place!r}: {error}") from None
 
     def tokens_of(self, patches: int) -> int:
-        """The tokens that patches of a request's images make; raises ApiError for more than are allowed."""
+        """Number of tokens of this many patches in a request. Raises ApiError for too many."""
         if patches > MAX_PATCHES:
             raise invalid_value(
                 "messages", f"the images make {patches} patches; {MAX_PATCHES} are allowed: send smaller ones or fewer"
@@ -75,7 +75,7 @@ class Images:
         return patches // self._merged
 
     def within(self, request: ChatRequest | TextRequest) -> bool:
-        """True where a checked request has an image."""
+        """True if a checked request has an image."""
         return isinstance(request, ChatRequest) and any(
             part.type == "image_url"
             for message in request.messages
@@ -104,7 +104,7 @@ class Images:
                 offsets=[place],
                 model_specific_data={"image_grid_thw": grid[None]},
             )
-            # SGLang's own names an image by its pixels alone: those of one colour are alike in any shape.
+            # SGLang identifies an image by its pixels alone: images of one colour would be equal in any shape.
             item.set_identity(hashlib.sha256(grid.numpy().tobytes() + pixels.numpy().tobytes()).digest())
             items.append(item)
         positions = positions_of(len(expanded), places, grids // torch.tensor([1, *[self._processor.merge_size] * 2]))
@@ -119,7 +119,7 @@ class Images:
 
 
 def opened(url: str) -> Image.Image:
-    """The image in a data URL, not decoded yet; raises ValueError, in one line, for what is none."""
+    """The image in a data URL, not decoded yet. Raises ValueError, in one line, for other URLs."""
     try:
         data = base64.b64decode(url[url.index(",") + 1 :], validate=True)
         image = Image.open(io.BytesIO(data), formats=FORMATS)
@@ -141,7 +141,7 @@ def decoded(url: str) -> Image.Image:
 
 
 def placed(ids: Sequence[int], token: int, counts: Sequence[int]) -> tuple[list[tuple[int, int]], list[int]]:
-    """First and last places of images of so many tokens in a prompt, and the prompt with all of their tokens."""
+    """First and last place of each image in a prompt, and the prompt with all tokens. counts: tokens of each image."""
     left, places, expanded = iter(counts), list[tuple[int, int]](), list[int]()
     for one in ids:
         count = next(left) if one == token else 1
@@ -152,9 +152,9 @@ def placed(ids: Sequence[int], token: int, counts: Sequence[int]) -> tuple[list[
 
 
 def positions_of(length: int, places: Sequence[tuple[int, int]], grids: torch.Tensor) -> torch.Tensor:
-    """[3, length] frame, row and column of each token. grids: [images, 3] numbers of these of each image's tokens.
+    """[3, length] frame, row and column of each token. grids: [images, 3] frames, rows and columns of each image.
 
-    A token of text is one place behind all that is before it, in each of the three.
+    A token of text comes one place after all earlier tokens, in each of the three.
     """
     positions, behind, end = torch.empty(3, length, dtype=torch.int64), 0, 0
     for (first, last), grid in zip(places, grids.tolist(), strict=True):
@@ -167,7 +167,7 @@ def positions_of(length: int, places: Sequence[tuple[int, int]], grids: torch.Te
 
 
 def install(manager: Any, context_length: int) -> Images | None:
-    """Have SGLang's tokenizer manager read images; None for a model that reads none."""
+    """Make SGLang's tokenizer manager read images; None for a model without images."""
     if not hasattr(manager.model_config.hf_config, AXES):
         return None
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil

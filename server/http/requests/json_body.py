@@ -1,8 +1,7 @@
-"""A request's body as JSON: its size in values, counted before it is parsed, and its values.
+"""A request's body as JSON: count its values before parsing, then parse it.
 
-A parser in C holds Python's interpreter lock for as long as it runs, in a thread too, so every stream of the server
-waits for it. Bodies that would take it long are refused while they are read, or parsed in a way that lets others go on
-(`yielding_json`).
+A parser in C holds Python's interpreter lock while it runs, in a thread too, so every stream of the server waits for
+it. Bodies that would take it long are refused while they arrive, or parsed in small pieces (`yielding_json`).
 """
 
 from __future__ import annotations
@@ -15,23 +14,23 @@ from ..errors import ApiError
 from . import yielding_json
 
 SMALL_BYTES = 4096
-"""A body up to this size is prepared on the event loop: nothing that fits takes it as long as a change of threads."""
+"""A body up to this size is prepared on the event loop: it takes less time than a change of threads."""
 
 MAX_CONTAINERS = 16_384
 """Objects and arrays of a body: 2,048 messages of two parts and a tool call each."""
 MAX_STRINGS = 65_536
 """Keys of objects included."""
 FAST_VALUES = 32_768
-"""Values and escaped characters that the parser in C reads within some milliseconds."""
+"""Values and escaped characters that the parser in C reads within a few milliseconds."""
 
 _SLICE = 65_536
 _NAMES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
 
 
 class Meter:
-    """Counts what a body holds while it arrives, up to the first byte that is no JSON.
+    """Counts a body's values while it arrives, up to the first byte that is no JSON.
 
-    numbers: how many a body may have, as far as commas tell.
+    numbers: most numbers in a body, estimated from commas.
     """
 
     def __init__(self, numbers: int) -> None:
@@ -42,7 +41,7 @@ class Meter:
 
     @property
     def values(self) -> int:
-        """About how many things a parser makes of it; an escaped character takes a quarter of a value's time."""
+        """Estimated number of values; an escaped character takes a quarter of a value's time."""
         return self.containers + self.strings + self.commas + self.escapes // 4
 
     def feed(self, chunk: bytes) -> None:
@@ -52,7 +51,7 @@ class Meter:
             self._refuse_too_much()
 
     def _count(self, data: bytes) -> None:
-        # A backslash that escapes what the next piece begins with waits for it.
+        # A backslash at the end escapes the first byte of the next piece: keep it for then.
         odd = (len(data) - len(data.rstrip(b"\\"))) % 2
         self._rest = data[len(data) - odd :]
         data = data[: len(data) - odd]
@@ -77,7 +76,7 @@ class Meter:
 
 
 def decode(data: bytes, values: int = 0) -> dict[str, Any]:
-    """The object that a body holds; raises ApiError for anything else. values: `Meter.values`, which chooses how."""
+    """The object in a body. Raises ApiError for anything else. values: `Meter.values`; it selects the parser."""
     try:
         if values <= FAST_VALUES:
             body = pydantic_core.from_json(data, allow_inf_nan=False)
@@ -101,7 +100,7 @@ def _reason(data: bytes, error: ValueError) -> str:
 
 
 def name_of(value: Any) -> str:
-    """A JSON value in an error message."""
+    """Name of a JSON value's type, for an error message."""
     if isinstance(value, str):
         return repr(value) if len(value) < 40 else "a string"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""A decoded body as a model, or an error of one line that names the field."""
+"""Parse a decoded body to a model, or raise an error of one line that names the field."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 
 def parse(validate: Callable[..., T], body: dict[str, Any]) -> T:
-    """The body as a model; types are strict, since a "5" taken for 5 hides a client's mistake."""
+    """Parse the body with strict types: accepting "5" for 5 would hide a client's mistake."""
     try:
-        # As JSON once more: strict validation of Python objects would refuse what JSON cannot express.
+        # From JSON again: strict validation of Python objects refuses types that JSON cannot express.
         return validate(pydantic_core.to_json(body), strict=True)
     except ValidationError as error:
         raise _describe(error, body) from None
@@ -57,7 +57,7 @@ def _describe(error: ValidationError, body: dict[str, Any]) -> ApiError:
 
 
 def _path(location: tuple[int | str, ...], body: Any) -> list[int | str]:
-    """The parts of a pydantic location that lead somewhere in the JSON; the others name types."""
+    """The parts of a pydantic location that exist in the JSON; the remaining parts name types."""
     path: list[int | str] = []
     for part in location:
         if isinstance(body, dict) and part in body:  # noqa: SIM114

@@ -1,6 +1,6 @@
-"""Fields of requests: SGLang's request models with our additions, less what this server does not support.
+"""Fields of requests: SGLang's request models with our additions, without unsupported fields.
 
-A field that can change an answer is accepted or refused by name; none of them is ignored.
+A field that can change an answer is accepted or refused by name, never ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..errors import ApiError, unsupported
 
 
 class SpeculationOptions(BaseModel):
-    """enabled: false makes the server decode this request without drafts. trace: say of each token who made it."""
+    """enabled: false decodes this request without drafts. trace: report the source of each token."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -28,11 +28,11 @@ class SpeculationOptions(BaseModel):
 
 
 class _Request(BaseModel):
-    """Our additions to both kinds of request. metadata: taken; no answer depends on it.
+    """Our additions to both kinds of request. metadata: accepted; no answer depends on it.
 
-    _body_bytes: size of the body that it came in. _learn: the drafter may learn from its answer. _own: the drafter of
-    its owner. _corpus, _stored: `RequestOptions.corpus` and `stored`. _original: the request of another API that it was
-    made of.
+    _body_bytes: size of its body. _learn: the drafter may learn from its answer. _own: the drafter of its owner.
+    _corpus, _stored: `RequestOptions.corpus` and `stored`. _original: another API's request that it was translated
+    from.
     """
 
     _body_bytes: int = PrivateAttr(default=0)
@@ -48,7 +48,7 @@ class _Request(BaseModel):
 
 
 class ChatRequest(_Request, ChatCompletionRequest):
-    """A chat. add_generation_prompt: as vLLM has it; beside `continue_final_message` it may be false."""
+    """A chat. add_generation_prompt: vLLM's; it may be false only with `continue_final_message`."""
 
     add_generation_prompt: bool | None = None
 
@@ -84,7 +84,7 @@ CHAT_FIELDS = SHARED_FIELDS | _names(
 )
 TEXT_FIELDS = SHARED_FIELDS | _names("prompt echo best_of json_schema return_token_ids")
 
-# Known elsewhere, not here, with the reason where there is more to say than that.
+# Fields of other servers that are unsupported here, with a reason where there is one.
 UNSUPPORTED = dict.fromkeys(
     _names(
         """
@@ -109,12 +109,12 @@ MEANINGLESS: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "verbosity": ("medium",),
 }
-"""Values of unsupported fields that ask for nothing, beside the defaults of SGLang's models."""
+"""Values of unsupported fields without effect, in addition to the defaults of SGLang's models."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of request. fields: those that it takes. ids: they may hold token ids."""
+    """A kind of request. fields: accepted ones. ids: they may hold token ids."""
 
     model: type[ChatRequest] | type[TextRequest]
     fields: frozenset[str]
@@ -127,7 +127,7 @@ class Kind:
 
     @cached_property
     def meaningless(self) -> dict[str, tuple[Any, ...]]:
-        """Values of refused fields that ask for nothing."""
+        """Values of refused fields without effect."""
         return {name: (field.default,) for name, field in self.model.model_fields.items()} | MEANINGLESS
 
     @property
@@ -137,7 +137,7 @@ class Kind:
 
 
 LONGEST_NAME, LONGEST_PATH = 64, 256
-"""Characters of an unknown field that are compared with known ones, and shown."""
+"""Characters of an unknown field used to find a similar known one, and shown."""
 
 CHAT = Kind(ChatRequest, CHAT_FIELDS)
 TEXT = Kind(TextRequest, TEXT_FIELDS, ids=True)
@@ -149,9 +149,9 @@ def given_fields(
     refused: Mapping[str, str],
     meaningless: Mapping[str, tuple[Any, ...]],
 ) -> dict[str, Any]:
-    """The known fields at the top of a request; raises ApiError for any other that asks for something.
+    """The known fields at the top of a request. Raises ApiError for any other field with an effect.
 
-    refused: fields that are refused, with the reason. meaningless: their values that ask for nothing.
+    refused: fields that are refused, with the reason. meaningless: their values without effect.
     """
     for name, value in body.items():
         if name in known:
@@ -170,13 +170,13 @@ def reject_unknown_nested_fields(parsed: BaseModel, body: dict[str, Any]) -> Non
 
 
 def _unknown_fields(parsed: Any, raw: Any, path: str) -> Iterator[tuple[str, str, set[str]]]:
-    """Walk a validated model beside the JSON it came from: the model tells which of a union's types it was."""
+    """Walk a validated model together with its JSON: the model gives the type that a union resolved to."""
     if isinstance(parsed, BaseModel) and isinstance(raw, dict):
         fields = {field.alias or name: name for name, field in type(parsed).model_fields.items()}
         for key, value in raw.items():
             if key in fields:
                 yield from _unknown_fields(getattr(parsed, fields[key]), value, f"{path}.{key}" if path else key)
-            elif path:  # the top level is given_fields's
+            elif path:  # given_fields checks the top level
                 yield path, key, set(fields)
     elif isinstance(parsed, list) and isinstance(raw, list):
         for index, (parsed_item, raw_item) in enumerate(zip(parsed, raw, strict=False)):
@@ -184,7 +184,7 @@ def _unknown_fields(parsed: Any, raw: Any, path: str) -> Iterator[tuple[str, str
 
 
 def unknown_field(path: str, name: str, known: Iterable[str]) -> ApiError:
-    """path: where it is. known: names that may be there, of which the nearest is offered."""
+    """The error for an unknown field. path: its place. known: allowed names; the error suggests the nearest."""
     close = difflib.get_close_matches(name[:LONGEST_NAME], known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     path = path if len(path) <= LONGEST_PATH else path[:LONGEST_PATH] + "…"

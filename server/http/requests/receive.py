@@ -1,6 +1,6 @@
-"""Makes a checked request of a body's bytes, or raises an error that says what was wrong.
+"""Turn a body's bytes into a checked request, or raise an error with the mistake.
 
-Every route with a body reads it here, so that none can leave out a check.
+Every route with a body reads it here, so that no route can skip a check.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ async def receive(
     limits: Limits,
     entering: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> ChatRequest | TextRequest:
-    """A request that SGLang's handlers can answer; raises ApiError for the first thing wrong.
+    """Return a request that SGLang's handlers can answer. Raises ApiError for the first mistake.
 
-    entering: entered when the body has come whole, around its checks.
+    entering: context around the checks, entered when the body is complete.
     """
     numbers_allowed = limits.max_choices * limits.context_length if form.ids else 0
     data, values = await _read(raw, limits.max_body_bytes, MAX_CONTAINERS + numbers_allowed)
@@ -62,7 +62,7 @@ async def receive(
 
 
 def _may_learn(header: str | None, limits: Limits) -> bool:
-    """True on a server that learns, unless the request or its key refuses; raises ApiError for another header."""
+    """True on a server that learns, unless the request or its key refuses. Raises ApiError for a wrong header."""
     if header is not None and header.lower() not in ("on", "off"):
         raise ApiError(f"header {LEARN_HEADER} is on or off, not {clipped(header)}", code="invalid_value")
     key = _key()
@@ -70,14 +70,14 @@ def _may_learn(header: str | None, limits: Limits) -> bool:
 
 
 def _key() -> Key | None:
-    """The key of the request that the running code works for; None where none is needed."""
+    """The key of the current request; None if none is needed."""
     current = admission.current()
     return current.key_usage.key if current is not None and current.key_usage is not None else None
 
 
 def _set_apart(request: ChatRequest | TextRequest, limits: Limits) -> None:
-    """Name the owner of the texts that are looked up for the request. Name the drafter of its key or adapter, where
-    these have their own, and have it share prefixes with nothing but what was drafted by the same drafter."""
+    """Set the owner of the texts that lookup searches for the request, and the drafter of its key or adapter, if these
+    have their own. Such a request shares prefixes only with requests of the same drafter."""
     key = _key()
     if limits.looks_across:
         request._corpus = "" if key is None else key.digest.hex()
@@ -87,7 +87,7 @@ def _set_apart(request: ChatRequest | TextRequest, limits: Limits) -> None:
 
 
 async def receive_as(model: type[T], raw: Request, limits: Limits) -> T:
-    """A body with the fields of `model`, a dataclass that checks its own values; raises ApiError like `receive`."""
+    """Parse a body to `model`, a dataclass that checks its own values. Raises ApiError like `receive`."""
     data, _ = await _read(raw, min(limits.max_body_bytes, SMALL_BYTES), 0)
     body = decode(data)
     known = [field.name for field in fields(model)]  # type: ignore[arg-type]
@@ -100,7 +100,7 @@ async def receive_as(model: type[T], raw: Request, limits: Limits) -> T:
 def _checked(
     data: bytes, values: int, form: Kind | Dialect, limits: Limits, level: str | None, learn: bool
 ) -> ChatRequest | TextRequest:
-    """The request in the bytes of a body, checked. level: the header of that name. learn: see `_may_learn`."""
+    """Parse and check the bytes of a body. level: header with the service level. learn: see `_may_learn`."""
     whole = with_effect(decode(data, values))
     translated = form.translate(form.given_fields(whole)) if isinstance(form, Dialect) else Translated(form, whole)
     try:
@@ -137,8 +137,8 @@ def _checked_body(whole: dict[str, Any], kind: Kind, limits: Limits, level: str 
 
 
 def _check_amounts(body: dict[str, Any], kind: Kind, limits: Limits) -> Any:
-    """Refuse what is too much. The prompt of a completion is checked here and returned, and a short one left in its
-    place: no model of types need look at a million token ids."""
+    """Refuse too large bodies. Checks and returns the prompt of a completion, and replaces it in the body by a short
+    one, so that no model of types checks a million token ids."""
     prompt = None
     if kind.model is ChatRequest:
         bounds.check_messages(body.get("messages"), limits.images if kind.is_answered else None)
@@ -155,9 +155,9 @@ def _check_amounts(body: dict[str, Any], kind: Kind, limits: Limits) -> Any:
 
 
 async def _read(request: Request, limit: int, numbers_allowed: int) -> tuple[bytes, int]:
-    """The body, read no further than `limit` bytes, and `Meter.values` of one that is not small.
+    """Read the body, at most `limit` bytes, and count `Meter.values` unless it is small.
 
-    Raises ClientDisconnect where it does not come whole.
+    Raises ClientDisconnect if it ends early.
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
@@ -186,8 +186,8 @@ async def _read(request: Request, limit: int, numbers_allowed: int) -> tuple[byt
 
 
 def _fill_in(request: ChatRequest | TextRequest, level: str | None, limits: Limits) -> None:
-    """Set what the body left to others: the model to the one there is, the service level to the header's; and bound
-    the answer to the context. `metering` bounds it to what the prompt leaves of that.
+    """Set missing fields: the model to the served one, the service level to the header's. Bound the answer to the
+    context; `metering` bounds it to the rest after the prompt.
 
     The header is for clients and proxies that cannot change the body; the body wins.
     """

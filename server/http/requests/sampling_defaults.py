@@ -1,4 +1,4 @@
-"""Sampling of a request that names none: the model's recommendation, or OpenAI's (`--sampling-defaults`)."""
+"""Default sampling of a request: the model's recommendation, or OpenAI's (`--sampling-defaults`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from .bounds import RANGES
 
 OPENAI: dict[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-"""Defaults of OpenAI's API, and of SGLang for the fields that OpenAI does not have; -1 and 0 turn one off."""
+"""Defaults of OpenAI's API, and SGLang's for further fields; -1 and 0 turn one off."""
 TURNED_OFF = {"top_k": 0}
 """Values by which Transformers and llama.cpp turn a parameter off, and which SGLang refuses."""
 
@@ -18,7 +18,7 @@ TURNED_OFF = {"top_k": 0}
 class SamplingDefaults:
     """recommended: values of the model's authors, by field; empty with `--sampling-defaults openai`.
 
-    ignored: those among them that no request may carry.
+    ignored: recommended fields that requests may not set.
     """
 
     recommended: dict[str, float]
@@ -30,7 +30,7 @@ class SamplingDefaults:
         found: dict[str, float] = manager.model_config.get_default_sampling_params()
         found = {name: value for name, value in found.items() if value != TURNED_OFF.get(name)}
         if manager.config_value("dllm_algorithm"):
-            found.pop("repetition_penalty", None)  # which block diffusion cannot apply, see `validation`
+            found.pop("repetition_penalty", None)  # block diffusion cannot apply it, see `validation`
         usable = {name: value for name, value in found.items() if RANGES[name].low <= value <= RANGES[name].high}
         return cls(usable, {name: value for name, value in found.items() if name not in usable})
 
@@ -40,7 +40,7 @@ class SamplingDefaults:
         return OPENAI | self.recommended
 
     def announce(self, log: Callable[..., None]) -> None:
-        """Log what the model recommends; nothing where it recommends nothing."""
+        """Log the model's recommendation, if it has one."""
         if self.ignored:
             log(f"Sampling that the model recommends and no request may have is ignored: {_in_words(self.ignored)}")
         if self.recommended:

@@ -1,4 +1,4 @@
-"""Tokenizing of prompts: beside the event loop for long ones, refused early where they cannot fit the context."""
+"""Tokenize prompts: long ones in a thread, and refuse early if they cannot fit the context."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ..errors import NO_TOKEN
 from . import bounds
 
 SURELY_FAST_BYTES = 200_000
-"""A text of so many bytes has no more tokens than that, which the tokenizer hands over within a few milliseconds."""
+"""A text of this many bytes has no more tokens than bytes, which the tokenizer returns within a few milliseconds."""
 SLICE_CHARACTERS = 8192
 CUT_TOKENS = 32
 """Tokens that a cut can add: the pieces of a word on both sides of it."""
 SHORT_CHARACTERS = 2048
-"""A text up to this length is tokenised where it is: in less than a few milliseconds, whatever it says."""
+"""A text up to this length is tokenised on the event loop: it takes less than a few milliseconds."""
 
 
 class PromptLength:
@@ -25,13 +25,13 @@ class PromptLength:
         self.context_length = context_length
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         vocabulary = tokenizer.get_vocab() if tokenizer is not None else {}
-        # In characters of the vocabulary's own writing, which for bytes has one for each byte.
+        # In characters of the vocabulary's encoding, which has one for each byte.
         self._longest = max(map(len, vocabulary), default=0)
 
     def check(self, texts: Iterable[str], param: str) -> None:
-        """Raise ApiError where the texts of one prompt are surely longer than the context. May take long; for a thread.
+        """Raise ApiError if the texts of one prompt are surely longer than the context. May take long; for a thread.
 
-        Texts are read in slices until the context is full, so a prompt that is longer takes as long as one that fits.
+        Reads texts in slices until the context is full, so that a longer prompt takes no more time than one that fits.
         """
         texts = list(texts)
         characters = sum(map(len, texts))
@@ -52,9 +52,9 @@ class PromptLength:
 
 
 def install(manager: Any) -> None:
-    """Have SGLang's tokenizer manager tokenize all but short texts in a thread, and refuse texts of no token.
+    """Make SGLang's tokenizer manager tokenize all but short texts in a thread, and refuse texts without tokens.
 
-    Its tokenizer has to give up the interpreter lock while it works.
+    Its tokenizer has to release the interpreter lock meanwhile.
     """
     tokenize = manager._tokenize_texts
     has_a_thread = getattr(manager, "async_dynamic_batch_tokenizer", None) is not None
@@ -74,7 +74,7 @@ def install(manager: Any) -> None:
 
 
 def _finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine that waits for nothing, and return its result."""
+    """Run a coroutine that never waits, and return its result."""
     try:
         coroutine.send(None)
     except StopIteration as done:

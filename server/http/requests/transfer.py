@@ -1,4 +1,4 @@
-"""The fields that a router gives a request whose prefill and decode are servers of their own."""
+"""Fields that a router adds to a request if prefill and decode are separate servers."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from ..errors import ApiError, invalid_value, unsupported
 from .protocol import ChatRequest, TextRequest
 
 ROUTER_FIELDS = {"bootstrap_port": 65535, "bootstrap_room": 2**63 - 1}
-"""Its numbers, with the largest of each: the prefill server's port for transfers, and the request's there."""
+"""Its numbers, with their largest values: the prefill server's port for transfers, and the request's room there."""
 HOST = "bootstrap_host"
 LONGEST_HOST = 253
 NOWHERE = "2.2.2.2"
-"""SGLang's name of a prefill server that sends nothing: what others left in the cache would be read as the prompt."""
+"""SGLang's address of a prefill server that sends no data: the prompt would be read from other requests' leftovers."""
 
 
 def take(body: dict[str, Any], role: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The body without the router's fields, and these; raises ApiError where they are missing or wrong.
+    """Split the router's fields off the body. Raises ApiError if they are missing or wrong.
 
-    role: `PluginConfig.role`. A server that does both takes none of them.
+    role: `PluginConfig.role`. A server that does both accepts none of them.
     """
     if not role:
         return body, {}
@@ -40,7 +40,7 @@ def take(body: dict[str, Any], role: str) -> tuple[dict[str, Any], dict[str, Any
 
 
 def check(request: ChatRequest | TextRequest) -> None:
-    """Raise ApiError for what two servers cannot answer together."""
+    """Raise ApiError for a request that two servers cannot answer together."""
     if request.n != 1:
         raise unsupported("n", "prefill and decode are apart here, for one choice; send the request n times")
     if isinstance(request, TextRequest) and request.echo and request.logprobs is not None:

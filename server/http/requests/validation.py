@@ -1,4 +1,4 @@
-"""Checks of a well-formed request before it reaches the scheduler. They change nothing."""
+"""Check a well-formed request before it reaches the scheduler. Changes no field."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RESERVED_FOR_TEMPLATE = frozenset(
         *("tokenizer_kwargs", "processor_kwargs"),
     ]
 )
-"""Arguments of transformers' `apply_chat_template`, and what it hands to the template itself."""
+"""Arguments of transformers' `apply_chat_template`, and variables that it gives to the template."""
 
 UNORDERED = "a block-diffusion model draws tokens before those on their left are known"
 LOGPROBS = "the tokens of a block-diffusion model have no probability given those before them"
@@ -45,14 +45,14 @@ NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
 class Limits:
     """Limits of the running server.
 
-    model: the name it answers to.
+    model: its name in requests.
     context_length: tokens of prompt and answer together.
     max_body_bytes: of a request's body.
     diffusion: the model fills blocks of tokens, see `NEUTRAL`.
     prompt_length: refuses texts that are longer than the context; None leaves that to the tokenizer.
-    learns: answers are kept for the drafter to learn from, where nobody refuses.
-    looks_across: other requests' texts of the same key are looked up.
-    adapters: names of LoRA adapters that are served beside the model.
+    learns: the server keeps answers for the drafter to learn from, unless a request or key refuses.
+    looks_across: lookup searches the texts of the key's earlier requests.
+    adapters: names of served LoRA adapters.
     role: see `PluginConfig`.
     images: checks images; None: the model reads none.
     drafter_of: finds the drafter by key and model, with one for each key or adapter; None: all share one.
@@ -75,7 +75,7 @@ class Limits:
 
 
 def check(request: ChatRequest | TextRequest, limits: Limits) -> None:
-    """Raise ApiError for the first thing that cannot be served."""
+    """Raise ApiError for the first field that cannot be served."""
     check_model(request.model, limits)
     if limits.diffusion:
         _check_diffusion(request)
@@ -89,7 +89,7 @@ def check(request: ChatRequest | TextRequest, limits: Limits) -> None:
 
 
 def check_model(name: str, limits: Limits) -> None:
-    """Raise ApiError where neither the model nor an adapter has this name."""
+    """Raise ApiError if neither the model nor an adapter has this name."""
     served = (limits.model, *limits.adapters())
     if name not in served:
         shown = " or ".join(map(repr, served))
@@ -141,7 +141,7 @@ def prompt_count(request: ChatRequest | TextRequest) -> int:
 
 
 def _check_max_tokens(request: ChatRequest | TextRequest, limits: Limits) -> None:
-    # What does not fit together with the prompt, SGLang finds out: only it has counted the prompt.
+    # SGLang checks prompt and answer together: only it has counted the prompt.
     if isinstance(request, TextRequest) and request.max_tokens == 0 and (request.stream or not request.echo):
         raise out_of_range("max_tokens", "a number from 1 on", 0)
     longest = getattr(request, "max_completion_tokens", None) or request.max_tokens

@@ -1,7 +1,7 @@
-"""JSON read without holding Python's interpreter lock for long: the standard library's parser in Python, in which long
-strings and long arrays of integers go through its parts in C piece by piece.
+"""Parse JSON without holding Python's interpreter lock for long: the standard library's parser in Python, which passes
+long strings and long arrays of integers to its parts in C piece by piece.
 
-For a thread beside an event loop. Slower than a parser in C, and other threads run between its steps.
+For a thread next to an event loop. It is slower than a parser in C, but other threads run between its steps.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import pydantic_core
 _TEXT = re.compile(
     r'(?:[^"\\]{1,4096}|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|\\u[0-9a-fA-F]{4}|\\[^u]){1,1024}', re.DOTALL
 )
-"""A part of a string that can be read by itself: it ends in no escape, and not between two surrogates."""
+"""A part of a string that can be parsed alone: it ends neither in an escape nor between two surrogates."""
 _INTEGERS = re.compile(r"(?:[ \t\r\n]*-?(?:0|[1-9][0-9]{0,17})[ \t\r\n]*,){16,4096}")
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def loads(text: str) -> Any:
-    """The value; raises ValueError for what is no JSON, RecursionError for what is nested too deeply."""
+    """The value of a JSON text. Raises ValueError if it is malformed, RecursionError if it is nested too deeply."""
     return _DECODER.decode(text)
 
 
@@ -71,5 +71,5 @@ _OBJECT = types.FunctionType(
     vars(json.decoder) | {"scanstring": _string},
     argdefs=json.decoder.JSONObject.__defaults__,  # type: ignore[attr-defined]
 )
-"""The standard library's own, which reads keys with a function of its module; here with ours."""
+"""The standard library's function, made to read keys with ours."""
 _DECODER = _Decoder()
