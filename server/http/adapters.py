@@ -1,4 +1,4 @@
-"""The adapters that requests may name, as they are loaded and unloaded while the server runs."""
+"""Load and unload adapters while the server runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class UnloadAdapter:
 class Adapters:
     """The names of loaded adapters. manager: SGLang's tokenizer manager.
 
-    owners: where adapters have drafters of their own, SGLang's id of each and the owner, by name.
+    owners: if adapters have their own drafters, SGLang's id and the owner of each, by name.
     """
 
     def __init__(self, resolved: Resolved, manager: Any) -> None:
@@ -54,7 +54,7 @@ class Adapters:
         return self._names
 
     async def load(self, name: str, folder: str) -> None:
-        """Load an adapter; raises ApiError where it cannot be."""
+        """Load an adapter. Raises ApiError if that fails."""
         from sglang.srt.managers.io_struct import LoadLoRAAdapterReqInput
 
         self._check_allowed()

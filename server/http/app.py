@@ -1,4 +1,4 @@
-"""The HTTP surface, put together: the gate around the routes, with errors in one format."""
+"""Build the HTTP app: routes, guards, and errors in one format."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def build(
     learning: Learning | None,
     loaded: Adapters,
 ) -> RequestMiddleware:
-    """hosts: those that are answered for. loaded: the adapters that are.
+    """Build the app for requests. hosts: allowed ones. loaded: loaded adapters.
 
-    lifespan is entered before the first request is taken, and left after the last.
+    lifespan is entered before the first request and left after the last.
     """
     settings, manager = resolved.settings, engine.tokenizer_manager
     limits = Limits(
@@ -101,14 +101,14 @@ def build(
 
 
 def bare(lifespan: Lifespan | None = None) -> FastAPI:
-    """An app without routes. It redirects nobody: FastAPI would send /docs/ to /docs of whatever `Host` says."""
+    """An app without routes. It never redirects: FastAPI would send /docs/ to /docs at the address in `Host`."""
     app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False, responses=openapi.ERROR)
     errors.install(app)
     return app
 
 
 def guarded(app: FastAPI, settings: Settings, model: str, hosts: AllowedHosts) -> RequestMiddleware:
-    """The app behind the checks of hosts, with ids, counts and log lines of its requests."""
+    """Wrap the app in the check of hosts, and in ids, counts and log lines of its requests."""
     app.add_middleware(HostGuard, hosts=hosts)
     app.add_middleware(MessageErrors)
     name_requests_in_logs()

@@ -19,14 +19,14 @@ TYPES: dict[int, str] = {
     HTTPStatus.SERVICE_UNAVAILABLE: "service_unavailable_error",
     HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
 }
-"""Others are `server_error` and `invalid_request_error`."""
+"""Types by status; all further ones are `server_error` and `invalid_request_error`."""
 AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 """Statuses after which a client may retry, after a second unless the error names another time."""
 NO_TOKEN = "'prompt' has no token: this model's vocabulary has none of its characters"
 
 
 class ApiError(Exception):
-    """A request that is answered with an error. retry_after: seconds, after which it may be asked again."""
+    """The error that answers a request. retry_after: seconds until the client may retry."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ def _error_type(status: int) -> str:
 
 
 def of_stream(event: str) -> JSONResponse | None:
-    """The answer with a status of its own to a stream whose first event is an error; None if that is none."""
+    """If a stream's first event is an error, the answer with its status in place of the stream, else None."""
     if not event.startswith('data: {"error":'):
         return None
     error = json.loads(event.removeprefix("data: "))["error"]
@@ -92,7 +92,7 @@ def of_engine(message: str, status: int, param: str | None = None) -> ApiError:
     if "running timeout reached" in message:
         return ApiError("the request ran longer than it may here; ask for less", status=504, code="request_timeout")
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
-        status = HTTPStatus.INTERNAL_SERVER_ERROR  # 503 says that nothing was done: proxies then ask another server
+        status = HTTPStatus.INTERNAL_SERVER_ERROR  # with 503, "not done", proxies try another server
     if "LoRA adapter" in message and "loaded" in message:  # unloaded since it was named
         return ApiError("the adapter is not served here any more", status=404, param="model", code="model_not_found")
     if message == NO_TOKEN:
@@ -103,7 +103,7 @@ def of_engine(message: str, status: int, param: str | None = None) -> ApiError:
 
 
 def install(app: FastAPI) -> None:
-    """Have every error of the app, those of the framework included, leave in this format."""
+    """Send every error of the app and the framework in this format."""
 
     @app.exception_handler(ApiError)
     async def on_api_error(request: Request, error: ApiError) -> JSONResponse:

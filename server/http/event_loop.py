@@ -1,8 +1,7 @@
-"""The watchdog of the event loop: how long its own work held it, and how late its turns came.
+"""Measure how late the event loop's turns come, and how much of that its own work causes.
 
-A turn comes late for one of two reasons. The loop's thread worked, which is the fault of whatever it ran. Or it waited
-for a core or for Python's interpreter lock, which a busy machine does to every process. The thread's processor time
-tells the two apart.
+A turn comes late for one of two reasons. Either the loop's thread worked, or it waited for a core or for Python's
+interpreter lock, as any process does on a busy machine. The thread's processor time distinguishes the two.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from collections import deque
 from prometheus_client import Gauge, Histogram
 
 SAMPLE_SECONDS = 0.01
-"""The loop is asked for a turn so often; work is measured to within this."""
+"""Time between two requested turns; the precision of measured work."""
 NOTED_SECONDS = 0.01
-"""Shorter ones are not counted."""
+"""Shorter delays are not counted."""
 WINDOW_SECONDS = 60.0
 BUCKETS = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 
@@ -49,8 +48,8 @@ class EventLoopWatchdog:
             self.note(now, late=now - due, work=worked - worked_before)
 
     def note(self, now: float, *, late: float, work: float) -> None:
-        """now: seconds on the clock of `time.monotonic`. late: seconds that a turn came late. work: processor time of
-        the loop's thread since the turn before; what is more than `late` was done in turns that came in time."""
+        """Count a turn. now: seconds of `time.monotonic`. late: seconds that it came late. work: processor time of the
+        loop's thread since the last turn; time beyond `late` belongs to turns that came in time."""
         work = min(work, late)
         if work >= NOTED_SECONDS:
             self._works.observe(work)
@@ -65,7 +64,7 @@ class Longest:
         self.gauge = Gauge(name, text, multiprocess_mode="max")
         self.gauge.set(0)
         self._recent: deque[tuple[float, float]] = deque()
-        """(when, how long), each longer than all that came later."""
+        """(time, duration), each longer than all later ones."""
 
     def note(self, now: float, seconds: float) -> None:
         """now: seconds on the clock of `time.monotonic`."""

@@ -1,4 +1,4 @@
-"""Learning beside the requests: the learner goes on while nobody is served, and what it offers is put to use."""
+"""Run the learner while the server is idle, and promote the drafters that it offers."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from .lifecycle import Lifecycle
 logger = logging.getLogger(__name__)
 
 QUIET_SECONDS = 1.0
-"""Without a request before the learner goes on; it is stopped at once when one comes."""
+"""Idle time before the learner continues. A request pauses it at once."""
 LOOK_SECONDS = 2.0
-"""Between looks at what the learner offers, and at the engine's drafter."""
+"""Time between two looks at the learner's candidates and the engine's drafter."""
 RESTART_SECONDS = 60.0
-"""Until a learner that has ended is started again."""
+"""Time until an ended learner is restarted."""
 SHOWN_EVENTS = 64
 """Promotions and rollbacks that the page shows at most."""
 GREEDY = CLASSES.index("greedy, model")
@@ -70,7 +70,7 @@ class LearningMetrics:
 
 @dataclass
 class Learning:
-    """One server's learning. state: what state.json says, of which this is the only writer."""
+    """One server's learning. state: content of state.json, which only this class writes."""
 
     settings: Settings
     manager: Any
@@ -125,13 +125,13 @@ class Learning:
             self.process.pause()
 
     async def _settle(self) -> None:
-        """Have state.json say what the engine started with: a drafter that is gone or damaged is not in use."""
+        """Record the engine's drafter in state.json: a missing or damaged drafter is not in use."""
         exchanges = await self._exchanges()
         if self.state.in_use and any(each["in_use"] != self._path(self.state.in_use) for each in exchanges):
             self._write(None, refused=self.state.in_use)
 
     async def _look(self) -> None:
-        """Put the newest candidate to use, notice what the engine took back, and read the learner's numbers."""
+        """Promote the newest candidate, note a drafter that the engine took back, and read the learner's numbers."""
         self.state = ServerState.read(self.folder)  # `outrider learn forget` may have written it
         await self._notice_rollback()
         if name := newest(self.folder, self.state):
@@ -155,23 +155,23 @@ class Learning:
         self._event("promotion", drafter=name, before=before, **taus)
 
     async def _prepare(self, folder: Path) -> dict[str, Any] | None:
-        """Write a candidate's calibration; returns its taus, None where it cannot be used, which is logged."""
+        """Write a candidate's calibration and return its taus; log an unusable candidate and return None."""
         try:
             found = json.loads((folder / "gate.json").read_text())
             await asyncio.to_thread(write_calibration, folder, self.settings.profile)
             return {"tau": found["candidate_tau"], "tau_before": found["in_use_tau"]}
-        except Exception as error:  # whatever is wrong with its files
+        except Exception as error:  # its files may be damaged in any way
             logger.warning("the learned drafter %s is not used: %s", folder.name, str(error) or repr(error))
             return None
 
     async def _notice_rollback(self) -> None:
-        """Have all engines draft with the drafter in use, or with the one before, where one has taken it back."""
+        """Give all engines the drafter in use; if one engine took it back, give all the previous one."""
         exchanges, worse = await self._exchanges(), self.state.in_use
         wanted = self._path(worse) if worse else ""
         if not (others := [each["in_use"] for each in exchanges if each["in_use"] != wanted]):
             return
         if not worse or not any(wanted in each["refused"] for each in exchanges):
-            # All was forgotten, or a promotion did not come to its end: an engine or the disk refused it.
+            # The user deleted everything, or an engine or the disk refused a promotion.
             await worker_rpc.command(self.manager, worker_rpc.USE, wanted)
             return
         now = others[0]
@@ -187,7 +187,7 @@ class Learning:
         return str(self.folder / DRAFTERS / name)
 
     def _write(self, in_use: str | None, refused: str = "") -> None:
-        """Say what is in use from now on, and which candidate is refused."""
+        """Record the drafter in use, and a refused candidate."""
         new = ServerState(in_use, self.state.refused + ((refused,) if refused else ()))
         new.write(self.folder)
         self.state = new
@@ -224,10 +224,10 @@ def newest(folder: Path, state: ServerState) -> str | None:
 
 
 def write_calibration(folder: Path, profile: str | None) -> None:
-    """Write a learned drafter's calibration, fitted on what it drafted of half the answers that it had not seen, and
-    judged on the other half.
+    """Write a learned drafter's calibration, fitted on its drafts for half of the held-out answers and judged on the other
+    half.
 
-    Greedy drafts of its model have their own; the others keep the profile's.
+    The model's greedy drafts get a calibration of their own; all further classes keep the profile's.
     """
     found = store.read(Path(profile)) if profile and (Path(profile) / store.PROFILE).is_file() else None
     if found is None or found.calibration is None:

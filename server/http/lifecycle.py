@@ -33,8 +33,8 @@ class State(Enum):
 class Lifecycle:
     """One server's life: STARTING, then UP, then DRAINING or FAILED.
 
-    drain_seconds: how long requests may go on after a signal. lame_duck_seconds: how long, before that, more are taken
-    while `/ready` says no already. progress: of its engine, where it is watched.
+    drain_seconds: time for running requests after a signal. lame_duck_seconds: time before that in which new requests
+    are accepted while `/ready` already says no. progress: watches the engine; None: not watched.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class Lifecycle:
         self.progress = progress
         self.state = State.STARTING
         self.in_flight = 0
-        self.stopping = asyncio.Event()  # the engine has died, or the server was told to stop
+        self.stopping = asyncio.Event()  # the engine died, or a signal stops the server
         self._last_served = time.monotonic()
-        self._changed = asyncio.Event()  # somebody is served, or the server stops
+        self._changed = asyncio.Event()  # a request runs, or the server stops
         self.server: uvicorn.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._watcher: asyncio.Task[None] | None = None
@@ -78,7 +78,7 @@ class Lifecycle:
 
     @property
     def accepting(self) -> bool:
-        """True while requests that arrive are taken, also in the lame-duck time."""
+        """True while new requests are accepted, also in the lame-duck time."""
         return self.ready or (self._lame_duck and self.healthy)
 
     @property
@@ -111,7 +111,7 @@ class Lifecycle:
 
     @contextlib.contextmanager
     def request(self) -> Iterator[None]:
-        """Counts a request as under way, from when it was received whole."""
+        """Count a running request, from the moment it is complete."""
         self.in_flight += 1
         self._changed.set()
         try:
@@ -122,29 +122,29 @@ class Lifecycle:
 
     @property
     def idle(self) -> bool:
-        """Requests are taken, and there are none."""
+        """True if requests are accepted and none runs."""
         return self.state is State.UP and not self.in_flight
 
     async def wait_until_quiet(self, seconds: float) -> None:
-        """Return when nobody has been served for so long; never, once the server stops."""
+        """Return when the server has been idle for `seconds`; never, once the server stops."""
         while not (self.idle and time.monotonic() - self._last_served >= seconds):
             await asyncio.sleep(0.5)
 
     async def wait_for_request(self) -> None:
-        """Return when somebody is served, or the server stops."""
+        """Return when a request runs, or the server stops."""
         while self.idle:
             self._changed.clear()
             await self._changed.wait()
 
     def fail(self, reason: str) -> None:
-        """The engine is lost: end what is under way with errors, and the server with it."""
+        """The engine is lost: end running requests with errors, and then the server."""
         if self.state is State.FAILED:
             return
         starting = self.state is State.STARTING
         self.state = State.FAILED
         self.stopping.set()
         self._changed.set()
-        if starting:  # whoever starts the server is waiting for an answer of the engine, and gets this one
+        if starting:  # the start waits for an answer of the engine, and gets this one
             self.engine.fail_requests(reason)
             return
         logger.error("%s; stopping", reason)
@@ -184,7 +184,7 @@ class Lifecycle:
         self.stop_http()
 
     def stop_http(self) -> None:
-        """Have the server end once what it answers has ended."""
+        """End the server once its answers have ended."""
         if self.server is not None:
             self.server.should_exit = True
 

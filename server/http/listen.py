@@ -42,7 +42,7 @@ SAVE_SECONDS = 5.0
 
 
 def bind(host: str, port: int, flag: str = "--port", host_flag: str = "--host") -> socket.socket:
-    """A socket on the address, not listening yet; raises UserError, which names a flag, where there can be none."""
+    """Bind a socket, without listening yet. Raises UserError, which names a flag, if that fails."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror:
@@ -65,7 +65,7 @@ def bind(host: str, port: int, flag: str = "--port", host_flag: str = "--host") 
 class Listeners:
     """The server's sockets.
 
-    metrics: a socket for metrics alone. max_connections: to `requests`, at a time.
+    metrics: a socket for metrics alone. max_connections: connections to `requests` at a time.
     """
 
     requests: socket.socket
@@ -82,14 +82,14 @@ class Listeners:
             usage_file.read(settings.usage_file)
         tls, most = Tls.of(settings), connection_limit(settings.max_connections)
         requests, metrics = bind(settings.host, settings.port), None
-        # The system ends a connection whose client takes nothing of what is sent to it for so long.
+        # The system closes a connection if its client reads no data for this long.
         requests.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * settings.max_stall_seconds))
         if settings.metrics_port is not None:
             metrics = bind(settings.metrics_host, settings.metrics_port, "--metrics-port", "--metrics-host")
         return cls(requests, metrics, tls, most)
 
     def hosts(self, settings: Settings) -> tuple[AllowedHosts, AllowedHosts]:
-        """The hosts that are answered on the port for requests, and on that for metrics, which asks for no key."""
+        """Allowed hosts of the port for requests, and of the metrics port, which needs no key."""
         key_required = settings.api_key is not None or settings.api_keys is not None
         requests = AllowedHosts.of(settings, self.requests, host=settings.host, key_required=key_required)
         if self.metrics is None:
@@ -108,8 +108,8 @@ def run(
 ) -> int:
     """Listen until the lifecycle ends; the return value is the exit code.
 
-    build: makes the app of the port for requests. answering: entered before the first request is taken, left after the
-    last; it has brought the lifecycle up.
+    build: makes the app of the port for requests. answering: entered before the first request and left after the last;
+    it brings the lifecycle up.
     """
     from .app import build_for_metrics
     from .metrics import ConnectionMetrics
@@ -121,7 +121,7 @@ def run(
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with answering(app):
-            if lifecycle.accepting:  # nobody has told it to stop meanwhile
+            if lifecycle.accepting:  # no signal has come meanwhile
                 lifecycle.run(access.watch())
                 if tls is not None and context is not None:
                     lifecycle.run(tls.watch(context))
@@ -133,7 +133,7 @@ def run(
 
     plain: dict[str, Any] = {
         "http": protocol(settings.max_receive_seconds),
-        "log_config": None,  # the log is that of all other parts
+        "log_config": None,  # log like all other parts
         "server_header": False,
     }
     config = uvicorn.Config(
@@ -164,8 +164,8 @@ def serve(
 ) -> int:
     """Answer requests until a signal, or until the engine dies; the return value is the exit code.
 
-    before_first: awaited once the engine has answered, before the first request is taken. beside: run from then on.
-    Raises UserError where the engine does not answer.
+    before_first: awaited once the engine has answered, before the first request. beside: runs from then on. Raises
+    UserError if the engine does not answer.
     """
     # Imports SGLang, which reads the environment that the engine was started with.
     with quick_imports():
@@ -238,8 +238,8 @@ def serve(
 
 
 async def _until_stopping(lifecycle: Lifecycle, work: Awaitable[None]) -> None:
-    """Wait for `work`, which asks the engine, or give it up when the server is told to stop; raises RuntimeError when
-    the engine has died and answers no more."""
+    """Wait for `work`, a request to the engine; cancel it when a signal stops the server. Raises RuntimeError if the
+    engine dies."""
     working, ending = asyncio.ensure_future(work), asyncio.ensure_future(lifecycle.stopping.wait())
     await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
     ending.cancel()
@@ -277,12 +277,12 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # Signals are the lifecycle's: uvicorn would stop listening at once, and refuse connections while draining.
+        # The lifecycle handles signals: uvicorn would stop listening at once, and refuse connections while draining.
         yield
 
 
 async def _begin(engine: Engine, lifecycle: Lifecycle, answer_tokens: int) -> None:
-    """Begin receiving from the engine, and have it answer once: what comes later is then known to work and warm."""
+    """Begin to receive from the engine, and have it answer once: that shows that it works, and warms it up."""
     engine.begin()
     # After the line above, which installs SGLang's signal handlers, so that ours replace them.
     lifecycle.begin()

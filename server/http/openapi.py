@@ -61,7 +61,7 @@ ERROR: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorBody, "descr
 
 
 def request_body(model: type, **example: Any) -> dict[str, Any]:
-    """`openapi_extra` of a route whose body is this model. example: fields that /docs offers to try."""
+    """`openapi_extra` of a route with a body of this model. example: fields that /docs offers to try."""
     body = {"schema": {"$ref": REF.format(model=model.__name__)}} | ({"example": example} if example else {})
     return {"requestBody": {"required": True, "content": {"application/json": body}}}
 

@@ -1,1 +1,1 @@
-"""Answers: SGLang's OpenAI handlers, and what is added to what they write."""
+"""Answers: SGLang's OpenAI handlers, and our additions to their output."""

@@ -1,1 +1,1 @@
-"""API keys: the file of them, who may do what, and the limits on requests and tokens."""
+"""API keys: their file, their rights, and their limits on requests and tokens."""
