@@ -224,8 +224,7 @@ def newest(folder: Path, state: ServerState) -> str | None:
 
 
 def write_calibration(folder: Path, profile: str | None) -> None:
-    """Write a learned drafter's calibration, fitted on its drafts for half of the held-out answers and judged on the other
-    half.
+    """Write a learned drafter's calibration, fitted on its drafts for half the held-out answers, judged on the other.
 
     The model's greedy drafts get a calibration of their own; all further classes keep the profile's.
     """
