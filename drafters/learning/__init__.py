@@ -1,1 +1,1 @@
-"""A drafter that learns from what is served: answers kept, training in idle time, a gate before any exchange."""
+"""Train the drafter on served answers: keep answers, train in idle time, and pass a gate before any exchange."""

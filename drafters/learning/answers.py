@@ -1,7 +1,7 @@
-"""Finished answers on disk, in segments of lines, of which the oldest is deleted where there are too many tokens.
+"""Finished answers on disk, in segments of lines. The oldest segment is deleted when there are too many tokens.
 
-One process appends, others read. A line is `{"prompt_ids": [...], "response_ids": [...], "temperature": 0.7, "at": unix
-seconds}`. A killed writer leaves at most half a last line, which readers leave out and the next writer cuts off.
+One process appends, other processes read. A line is `{"prompt_ids": [...], "response_ids": [...], "temperature": 0.7,
+"at": unix seconds}`. A killed writer leaves at most half a last line; readers skip it and the next writer removes it.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from pathlib import Path
 from outrider.storage.replacing import replace
 
 SEGMENTS = 16
-"""Parts of the bound that are deleted at once."""
+"""Number of segments; each holds this part of the bound."""
 LONGEST = 2048
-"""Tokens of a prompt with its answer that are kept; longer prompts are not."""
+"""Tokens to keep of a prompt and its answer; longer prompts are dropped."""
 FOLDERS = ("answers", "features", "run", "drafters")
 KEYS, ADAPTERS = "keys", "adapters"
-"""Folders of the learners of single API keys and of LoRA adapters, in that of a server's."""
+"""Subfolders of a server's learner, for the learners of single API keys and LoRA adapters."""
 NAMED_IN = {KEYS: "key.json", ADAPTERS: "adapter.json"}
-"""File in each of them that says whose it is."""
+"""File in each of them that names the owner."""
 CONTENTS = (*FOLDERS, "start", "state.json", "events.jsonl", "learner.json", *NAMED_IN, *NAMED_IN.values())
 """Names in a learner's folder."""
 FORGOTTEN = ".{}.forgotten."
-"""Beginning of the name of a folder that is being deleted."""
+"""Prefix of a folder's name during its deletion."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A finished answer: token ids, and the temperature it was drawn at."""
+    """A finished answer: token ids and temperature."""
 
     prompt_ids: list[int]
     response_ids: list[int]
@@ -48,7 +48,7 @@ class Answer:
 
 
 def kept_part(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> list[int]:
-    """The answer, cut where prompt and answer get longer than `LONGEST`; empty if it is not worth keeping."""
+    """The answer, cut to `LONGEST` tokens with its prompt; empty if it is too short to keep."""
     response = list(response_ids[: max(0, LONGEST - len(prompt_ids))])
     return response if len(response) >= 2 and len(prompt_ids) else []
 
@@ -56,7 +56,7 @@ def kept_part(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> list[in
 class AnswerStore:
     """Appends finished answers to `folder`/answers, of at most `most_tokens` tokens, prompts included.
 
-    The only writer of its folder. Raises OSError where the folder cannot be written.
+    No other process may write to the folder. Raises OSError if it cannot be written.
     """
 
     def __init__(self, folder: str | Path, most_tokens: int) -> None:
@@ -72,7 +72,7 @@ class AnswerStore:
             return False
         row = {"prompt_ids": list(prompt_ids), "response_ids": response, "temperature": temperature}
         line = json.dumps({**row, "at": round(time.time(), 3)}, separators=(",", ":")).encode() + b"\n"
-        if self._file < 0 or not os.fstat(self._file).st_nlink:  # forgotten, or not to be written
+        if self._file < 0 or not os.fstat(self._file).st_nlink:  # deleted, or not opened
             self._open()
         last = max(self._tokens)
         if self._tokens[last] >= self.most_tokens // SEGMENTS:
@@ -94,7 +94,7 @@ class AnswerStore:
             self._file = -1
 
     def _open(self) -> None:
-        """Go on with the newest segment, after the last whole line."""
+        """Continue the newest segment after its last whole line."""
         for made in (self.folder.parent, self.folder):
             made.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._tokens, end = {}, 0
@@ -104,7 +104,7 @@ class AnswerStore:
         self._begin(max(self._tokens, default=0), end)
 
     def _begin(self, number: int, end: int = 0) -> int:
-        """Append to this segment from now on, whose whole lines are `end` bytes."""
+        """Append to this segment from now on. end: bytes of its whole lines."""
         self.close()
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         self._file = os.open(segment_path(self.folder, number), flags, 0o600)
@@ -115,16 +115,16 @@ class AnswerStore:
 
 @dataclass
 class AnswerReader:
-    """Reads what is new in `folder`/answers since the last call; segments may disappear meanwhile.
+    """Reads new answers in `folder`/answers; segments may disappear meanwhile.
 
-    ends: bytes of each segment that were read.
+    ends: bytes read of each segment.
     """
 
     folder: Path
     ends: dict[int, int] = field(default_factory=dict)
 
     def read(self) -> list[Answer]:
-        """New answers, the oldest first; after the answers were forgotten, all that there are."""
+        """Answers since the last call, the oldest first; all answers after a deletion."""
         found: list[Answer] = []
         numbers = segment_numbers(self.folder / "answers")
         self.ends = {number: end for number, end in self.ends.items() if number in numbers}
@@ -142,20 +142,20 @@ def segment_path(folder: Path, number: int) -> Path:
 
 
 def segment_numbers(folder: Path) -> list[int]:
-    """Numbers of the segments that there are, rising."""
+    """Numbers of the existing segments, ascending."""
     with contextlib.suppress(FileNotFoundError):
         return sorted(int(name[:8]) for name in os.listdir(folder) if re.fullmatch(r"\d{8}\.jsonl", name))
     return []
 
 
 def read_lines(path: Path, start: int) -> tuple[list[Answer], int]:
-    """Answers in the whole lines from byte `start` on, and where those end; lines that are no answer are left out."""
+    """Answers in the whole lines from byte `start` on, and the end of these lines. Skips malformed lines."""
     lines, end = whole_lines(path, start)
     return [answer for line in lines.splitlines() if (answer := _parse(line))], end
 
 
 def whole_lines(path: Path, start: int) -> tuple[bytes, int]:
-    """The whole lines from byte `start` on, and where those end."""
+    """The whole lines from byte `start` on, and their end."""
     try:
         with path.open("rb") as file:
             start = min(start, os.fstat(file.fileno()).st_size)
@@ -178,10 +178,10 @@ def _parse(line: bytes) -> Answer | None:
 
 
 def forget(folder: str | Path) -> None:
-    """Delete all that was kept and learned: answers, features, runs and drafters, keys' and adapters' too.
+    """Delete everything kept and learned: answers, features, runs and drafters, including keys' and adapters'.
 
-    A server that uses a learned drafter goes back to its first one within seconds. Numbers of drafters go on. Raises
-    ValueError, with nothing deleted, where the folder holds anything that is not a learner's.
+    A server that uses a learned drafter returns to its first one within seconds. The numbering of drafters continues.
+    Raises ValueError, and deletes nothing, if the folder holds anything that is not a learner's.
     """
     folder = Path(folder)
     names = {path.name for path in folder.iterdir()} if folder.is_dir() and not folder.is_symlink() else set()
@@ -198,24 +198,24 @@ def forget(folder: str | Path) -> None:
             forget(learner)
     last = max(candidate_names(folder), default=None)
     for name in names:
-        if any(name.startswith(FORGOTTEN.format(part)) for part in FOLDERS):  # of one that was killed
+        if any(name.startswith(FORGOTTEN.format(part)) for part in FOLDERS):  # left by a killed process
             shutil.rmtree(folder / name, ignore_errors=True)
     clear(folder, "answers")
     ServerState(None, (last,) if last else ()).write(folder)
 
 
 def sweep(folder: Path) -> None:
-    """Delete what is left of learners of single keys whose deletion was cut off."""
+    """Finish interrupted deletions of single keys' learners."""
     for path in folder.glob(f"{KEYS}/{FORGOTTEN.format('*')}"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def clear(folder: Path, *more: str) -> None:
-    """Delete what was learned, and more of the folders."""
+    """Delete everything learned, and further folders."""
     for name in (*more, "features", "run", "drafters"):
         aside = folder / f"{FORGOTTEN.format(name)}{os.getpid()}"
         with contextlib.suppress(FileNotFoundError):
-            (folder / name).rename(aside)  # others may be adding to it
+            (folder / name).rename(aside)  # other processes may add to it
             shutil.rmtree(aside)
     for name in ("events.jsonl", "learner.json"):
         (folder / name).unlink(missing_ok=True)
@@ -223,14 +223,14 @@ def clear(folder: Path, *more: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """A server's word on candidates: the one in use, None for the drafter it started with, and those it refused."""
+    """The server's decisions on candidates. in_use: name; None: the drafter of its start. refused: names."""
 
     in_use: str | None = None
     refused: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, folder: Path) -> ServerState:
-        """Read state.json; nothing is in use where there is none."""
+        """Read state.json; without it no candidate is in use."""
         try:
             found = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -243,7 +243,7 @@ class ServerState:
 
 
 def candidate_names(folder: Path) -> list[str]:
-    """Names that candidates have or had, as far as anything knows them."""
+    """All known names of present and past candidates."""
     state = ServerState.read(folder)
     there = os.listdir(folder / "drafters") if (folder / "drafters").is_dir() else []
     return sorted(name for name in {*there, *state.refused, state.in_use} if name and name.isdigit())

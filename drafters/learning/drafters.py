@@ -32,18 +32,18 @@ from .gate import Followed, follow
 from .start import FROM_TARGET
 
 KEPT = 2
-"""Candidates kept that are older than the one in use, to go back to, and that are newer."""
+"""Number of kept candidates older than the one in use, to go back to, and of newer ones."""
 
 
 class Drafters:
-    """The drafter that the server started with, named None, and the candidates by their names."""
+    """The server's first drafter, named None, and the candidates by their names."""
 
     def __init__(self, args: argparse.Namespace, target: TargetModel) -> None:
         self.args, self.target, self.candidates = args, target, Path(args.folder) / "drafters"
         self.followed: dict[str | None, dict[str, Followed]] = {}
 
     def folder_of(self, name: str | None) -> Path | None:
-        """A drafter's folder, that of the first one where a learned one is gone; None for none yet."""
+        """A drafter's folder; the first one's if a learned one is gone; None if there is none yet."""
         if name and (self.candidates / name / "config.json").exists():
             return self.candidates / name
         return None if self.args.start == FROM_TARGET else Path(self.args.start)
@@ -57,7 +57,7 @@ class Drafters:
         networks.save(model, frozen_part(model, self.target).head, folder)
 
     def schedule(self, model: TrainedModel) -> Schedule | None:
-        """The steps in which one that denoises drafts; None for others."""
+        """Denoising schedule of the drafter; None if it does not denoise."""
         args = self.args
         return train.schedule_of(args.kind, model.config.gamma, args.denoising_steps, args.denoising_order)
 
@@ -68,7 +68,7 @@ class Drafters:
         return follow(drafts, BatchMaker(model.config, model.vocab, device=self.target.device), sequences)
 
     def follow_once(self, name: str | None, answers: Mapping[str, Callable[[], Sequence]]) -> list[Followed] | None:
-        """Answers by digest, followed by this drafter, each once; None where there is none in use."""
+        """Follow answers, by digest, with this drafter, each once; None if no drafter is in use."""
         if (folder := self.folder_of(name)) is None:
             return None
         kept = self.followed.setdefault(name, {})
@@ -79,7 +79,7 @@ class Drafters:
 
 
 def next_name(learner: Path) -> str:
-    """A name that no candidate of this learner had."""
+    """A new name among this learner's candidates."""
     return f"{1 + max(map(int, candidate_names(learner)), default=0):04}"
 
 
@@ -87,8 +87,8 @@ def next_name(learner: Path) -> str:
 def mixed(first: TrainedModel, trained: TrainedModel, share: float) -> TrainedModel:
     """`first` with weights on the line to those of `trained`, `share` of the way.
 
-    Most of what was learned stays there, and most of what was forgotten comes back (Wortsman et al., Robust fine-tuning
-    of zero-shot models, 2022, equation 1). Raises ValueError where the two have other shapes.
+    Such a mixture keeps most of the training's gain, and recovers most of its loss elsewhere (Wortsman et al., Robust
+    fine-tuning of zero-shot models, 2022, equation 1). Raises ValueError if the shapes differ.
     """
     theirs = dict(trained.named_parameters())
     for name, weight in first.named_parameters():
@@ -99,8 +99,8 @@ def mixed(first: TrainedModel, trained: TrainedModel, share: float) -> TrainedMo
 
 
 def complete(folder: Path, verdict: dict[str, Any], found: list[Followed]) -> None:
-    """Write what the gate saw beside a candidate's weights: gate.json, and held-out.npz, of which a server makes its
-    calibration: confidence [N, gamma] float32, accepted and reach [N] int64, as of `Followed`; answer [N] int64, the
+    """Write the gate's data to a candidate's folder: gate.json, and held-out.npz, from which the server makes its
+    calibration: confidence [N, gamma] float32, accepted and reach [N] int64, as in `Followed`; answer [N] int64, the
     number of each draft's answer."""
     replace({folder / "gate.json": json.dumps(verdict) + "\n"}, 0o600)
     columns = ("confidence", "accepted", "reach")
@@ -113,15 +113,15 @@ def complete(folder: Path, verdict: dict[str, Any], found: list[Followed]) -> No
 
 
 def offer(folder: Path, drafters: Path, name: str) -> None:
-    """Put a candidate that is on the disk where the server looks. Raises OSError."""
+    """Move a written candidate to the folder that the server watches. Raises OSError."""
     drafters.mkdir(mode=0o700, exist_ok=True)
     folder.rename(drafters / name)
     sync(drafters)
 
 
 def prune(drafters: Path, state: ServerState, newest: str, *, keep: str | None = None) -> None:
-    """Delete candidates that were refused, and all but the last ones before and behind the one in use; keep: the one
-    that the run began with, of whose shape it is."""
+    """Delete refused candidates, and all but the last ones before and after the one in use. keep: the run's first
+    drafter, which has its shape."""
     used, there = state.in_use or newest, sorted(os.listdir(drafters))
     older, newer = [n for n in there if n < used], [n for n in there if n > used]
     for name in {*older[:-KEPT], *newer[:-KEPT], *state.refused} - {keep}:

@@ -1,10 +1,10 @@
-"""The gate: a candidate is taken only if it drafts better than the drafter in use on answers neither was trained on.
+"""The gate: a candidate passes only if it drafts better than the drafter in use on answers new to both.
 
-Both follow the same answers teacher-forced, greedily (`training/validate.py`). The steps that the candidate saves are
-added up by prompt, so that one prompt asked often is one observation. If the two drafters do not differ, each sum could
-as well have the other sign. That gives the exact chance of such a total, however few prompts there are (Fisher, The
-Design of Experiments, 1935, section 21). Candidates are compared again and again on the same answers, so each attempt
-has a part of the chance that is allowed.
+Both follow the same answers teacher-forced, greedily (`training/validate.py`). The candidate's saved steps are summed
+by prompt, so that a frequent prompt is one observation. If the two drafters are equally good, each sum is as likely to
+have the other sign. That gives the exact chance of such a total, however few prompts there are (Fisher, The Design of
+Experiments, 1935, section 21). Candidates are compared repeatedly on the same answers, so each attempt gets a part of
+the allowed chance.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHANCE = 0.025
 GENERAL_KEPT = 0.98
 """Smallest tau on general answers, relative to the drafter in use and to the one the server started with."""
 FIRST_TAU = 1.3
-"""Smallest tau of the first drafter, where none is in use."""
+"""Smallest tau of a first drafter, if none is in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,9 @@ def follow(drafts: Drafts, maker: BatchMaker, sequences: Iterable[Sequence]) -> 
 class Verdict:
     """A comparison of a candidate with the drafter in use.
 
-    ratio: tau of the candidate over that in use on held-out answers.
-    chance: that a candidate that is no better saves as many steps; level: the largest that passes at this attempt.
-    reason: why the candidate was refused; "" if it passed.
+    ratio: tau of the candidate over tau of the drafter in use, on held-out answers.
+    chance: that an equally good candidate saves as many steps; level: the largest that passes at this attempt.
+    reason: of the refusal; "" if the candidate passed.
     """
 
     reason: str
@@ -95,24 +95,24 @@ class Verdict:
         return not self.reason
 
     def numbers(self) -> dict[str, object]:
-        """The fields for people and files, with four significant digits."""
+        """The fields with four significant digits, for logs and files."""
         return {name: float(f"{v:.4g}") if isinstance(v, float) else v for name, v in asdict(self).items()}
 
 
 def level(attempt: int) -> float:
-    """The chance that an attempt has, counted from 1: the sum over all attempts is `CHANCE`."""
+    """The chance allotted to an attempt, counted from 1; all attempts together have `CHANCE`."""
     return CHANCE / (attempt * (attempt + 1))
 
 
 def enough(prompts: int, attempt: int) -> bool:
-    """True if a candidate that is better for each of so many held-out prompts passes at this attempt."""
+    """True if a candidate that is better for every one of `prompts` held-out prompts passes at this attempt."""
     return 0.5**prompts <= level(attempt)
 
 
 def chance_of(saved: np.ndarray) -> float:
     """The chance that `saved` [N] int64 sums to as much or more if either sign of each number is as likely."""
     lost = int(-saved[saved < 0].sum())
-    sums = np.eye(1, lost + 1)[0]  # chance of each sum of what is negative, up to `lost`
+    sums = np.eye(1, lost + 1)[0]  # chance of each sum of the negative numbers, up to `lost`
     for size in np.abs(saved):
         sums = (sums + np.concatenate([np.zeros(size), sums])[: lost + 1]) / 2
     return float(sums.sum())
@@ -124,8 +124,8 @@ def compare(
 ) -> Verdict:  # fmt: skip
     """Judge a candidate on the answers that both followed, in the same order; prompts: each answer's.
 
-    None in use: the candidate is compared with one token a step, and has to reach `FIRST_TAU`.
-    first_general: tau on general answers of the drafter the server started with.
+    in_use None: the candidate is compared with one token a step, and has to reach `FIRST_TAU`.
+    first_general: tau of the server's first drafter on general answers.
     attempt: number of this comparison since the last candidate, from 1.
     """
     saved: dict[str, int] = dict.fromkeys(prompts, 0)

@@ -1,7 +1,7 @@
-"""The learner: it trains the drafter on kept answers, and offers what passes the gate; its process is `process.py`.
+"""The learner: it trains the drafter on kept answers and offers candidates that pass the gate. `process.py` runs it.
 
 It may be stopped and continued (SIGSTOP, SIGCONT) or killed at any point: every file is whole, and the next process
-goes on from them.
+continues from them.
 """
 
 from __future__ import annotations
@@ -40,26 +40,27 @@ from .supply import MORE, PROMPTS, Item, Supply, general_answers
 
 LEAST_ANSWERS = 24
 GENERAL_EVERY, GENERAL_AFTER_LOSS, GENERAL_AIM = 4, 2, 0.99
-"""One step in so many trains on a general answer, and in so many after a gate where tau on general answers was below
-the aim, relative to the drafter in use: the gate refuses what gets much worse there, however much better elsewhere."""
+"""Steps per step on a general answer; the same after a gate with tau on general answers below the aim; and the aim,
+relative to the drafter in use. The gate refuses candidates that get much worse on general answers."""
 BISECTIONS = 3
-"""Mixtures with the first drafter that are tried for the largest share of what was trained that reaches the aim."""
+"""Number of tried mixtures with the first drafter, to find the largest share of trained weights that reaches the
+aim."""
 FIRST_GATE, GATE_EVERY = 60, 150
 """Steps of a run before its first gate, and between gates."""
 LOOK_EVERY = 20
-"""Steps between looks at new answers and at what the server says."""
+"""Steps between looks at new answers and at the server's state."""
 GATE_TOKENS = 4096
 """Answer tokens that the gate follows at most, the newest."""
 PATIENCE, BETTER, GROWTH = 6, 1.005, 1.1
-"""Gates in a row without a candidate, or a tau so many times the best of the run, after which the learner waits until
-it has read so many times the answers."""
+"""After this many gates without a candidate, or without a tau this many times the best of the run, the learner waits
+until its answers have grown by the last factor."""
 READ_AT_ONCE = 16
-"""Answers read between two looks at whether to go on."""
+"""Answers read between two checks whether to continue."""
 PAUSE = 0.5
 
 
 class Forgotten(Exception):
-    """Somebody deleted what the learner knows: it starts anew."""
+    """The user deleted the learner's data: it starts anew."""
 
 
 @dataclass
@@ -74,7 +75,7 @@ class Patience:
 class Learner:
     """One learner's state. `training` is None before the run begins.
 
-    general: folder of the general answers. patience: of a former turn. turn_over: asked after every gate, where several
+    general: folder of the general answers. patience: of an earlier turn. turn_over: called after every gate if several
     learners take turns; None: this one learns for ever.
     """
 
@@ -110,7 +111,7 @@ class Learner:
         self.made = self.features.stat().st_ino
 
     def run(self) -> None:
-        """Learn for ever, or until the turn is over or there is nothing to do; raises Forgotten."""
+        """Learn for ever, or until the turn is over or no work is left. Raises Forgotten."""
         try:
             self._open()
             self._learn()
@@ -119,7 +120,7 @@ class Learner:
             raise
 
     def _open(self) -> None:
-        """Have the target write the general answers, open the stored features."""
+        """Let the target write the general answers, and open the stored features."""
         self.progress.phase("reading")
         self._write_general()
         self.supply = Supply(self.features, self.target, self._layers(), self.args.most_feature_bytes)
@@ -161,7 +162,7 @@ class Learner:
 
     @property
     def waits(self) -> bool:
-        """True if there is nothing to do until there are more answers."""
+        """True if there is no work until more answers come."""
         return self.progress.numbers.phase == "waiting"
 
     def _layers(self) -> tuple[int, ...]:
@@ -171,12 +172,12 @@ class Learner:
         return networks.layers_of(folder, self.target.config.num_hidden_layers)
 
     def _look(self) -> None:
-        """Read new answers, and what the server says."""
+        """Read new answers and the server's state."""
         self._check_forgotten()
         self.look_at = LOOK_EVERY + (self.training.step if self.training else 0)
         self.state = ServerState.read(self.folder)
         refused = bool(set(self.lineage) & set(self.state.refused))
-        if self.lineage and (refused or self.state.in_use not in self.lineage):  # that is not this run's work or start
+        if self.lineage and (refused or self.state.in_use not in self.lineage):  # neither this run's work nor its start
             self.patience.wait_for = self._more_answers() if refused else 0
             self._drop_run()
         self.unread = self.supply.missing(self.unread + self.reader.read())
@@ -211,7 +212,7 @@ class Learner:
         if self.patience.wait_for:
             self.patience.wait_for = self.patience.fruitless = 0
             if self.drafters.folder_of(self.state.in_use):
-                self._drop_run()  # it did not get beyond what is in use
+                self._drop_run()  # it did not surpass the drafter in use
         return ""
 
     @property
@@ -295,10 +296,10 @@ class Learner:
                 return self.supply[item]
 
     def _gate(self, run: DraftRun[Any]) -> None:
-        """Compare what the run has come to, as it would be served, with the drafter in use; offer what is better."""
+        """Compare the run's present weights, as they would be served, with the drafter in use; offer them if better."""
         self.progress.phase("gate")
         numbers = self.progress.numbers
-        numbers.attempts += 1  # on the disk before anything is seen
+        numbers.attempts += 1  # on the disk before the comparison
         means = {name: round(value, 4) for name, value in self.means.take().items()}
         self.progress.event("training", steps=run.step, anchors=run.anchors, seconds=round(run.seconds, 1), **means)
         folder = self.folder / "run" / "candidate"
@@ -317,7 +318,7 @@ class Learner:
             self._write_general(MORE)
         patience = self.patience
         better = verdict.candidate_tau > patience.best_tau * BETTER
-        undecided = self.lineage[-1] not in (None, self.state.in_use)  # then only something better is worth another
+        undecided = self.lineage[-1] not in (None, self.state.in_use)  # then only a better one is offered
         if offers := verdict.passed and (better or not undecided):
             self._offer(run, folder, verdict, found + general)
         patience.fruitless = 0 if better or offers else patience.fruitless + 1
@@ -326,9 +327,9 @@ class Learner:
             patience.wait_for = self._more_answers()
 
     def _write_candidate(self, run: DraftRun[Any], folder: Path) -> tuple[float, bool]:
-        """Write what the run has come to, with as much of the first drafter as general answers ask for.
+        """Write the run's present weights, mixed with the first drafter as far as general answers require.
 
-        Returns the share of the trained weights, and whether these are below the aim on the answers that choose it.
+        Returns the share of the trained weights, and True if they alone are below the aim on the choosing answers.
         """
         choosing, first = self.general.choosing, self.drafters.folder_of(None)
         answers = self.general.sequences(choosing)
@@ -354,7 +355,7 @@ class Learner:
         return low, True
 
     def _general_tau(self, name: str | None, numbers: list[int]) -> float:
-        """Tau of a drafter on these general answers; 1 where there is none in use."""
+        """Tau of a drafter on these general answers; 1 if none is in use."""
         return tau(self._follow_general(name, numbers) or [])
 
     def _follow_general(self, name: str | None, numbers: list[int]) -> list[Followed] | None:
@@ -373,7 +374,7 @@ class Learner:
         return chosen
 
     def _judge(self, items: list[Item], found: list[Followed], general: list[Followed]) -> Verdict:
-        """Compare with what the server says is in use."""
+        """Compare with the server's drafter in use."""
         self.state = ServerState.read(self.folder)
         for name in self.drafters.followed.keys() - {None, self.state.in_use}:
             del self.drafters.followed[name]

@@ -1,7 +1,7 @@
 """Owners of drafters: API keys, or LoRA adapters and the model.
 
-Each has a learner with answers, drafters and state of its own, in a folder of the server's learner's folder; the
-model's is that folder itself.
+Each has a learner with its own answers, drafters and state, in a subfolder of the server's learner's folder; the
+model's learner has that folder itself.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ..adapter_folder import AdapterFolder
 from .answers import ADAPTERS, FORGOTTEN, KEYS, NAMED_IN
 
 MODEL = "."
-"""Learner of the model's requests, where adapters have their own."""
+"""Learner of the model's requests, if adapters have their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """An API key, a LoRA adapter, or the model, whose name is "".
+    """An API key, a LoRA adapter, or the model with the name "".
 
-    digest: what the adapter's folder `path` holds (`AdapterFolder.digest`); "": it is none.
+    digest: of the adapter's folder `path` (`AdapterFolder.digest`); "": no adapter.
     """
 
     name: str
@@ -39,19 +39,19 @@ class Owner:
 
     @property
     def label(self) -> str:
-        """Its name, an adapter's with the beginning of the digest: several may have had the name."""
+        """Its name; an adapter's with the beginning of the digest, since several may have had the name."""
         return f"{self.name}@{self.digest[:8]}" if self.digest else self.name
 
     @property
     def learner(self) -> str:
-        """Its learner's folder, in that of a server's. Another adapter by the same name has another."""
+        """Its learner's subfolder. Another adapter with the same name has another folder."""
         if not self.digest:
             return f"{KEYS}/{hashlib.sha256(self.name.encode()).hexdigest()[:32]}"
         return f"{ADAPTERS}/{hashlib.sha256(f'{self.digest} {self.name}'.encode()).hexdigest()[:32]}"
 
 
 def make(folder: Path, owner: Owner) -> Path:
-    """The learner's folder of an owner, in that of a server, made if it is not there. Raises OSError."""
+    """The learner's folder of an owner, made where needed. folder: the server's. Raises OSError."""
     made = folder / owner.learner
     if owner_of(made) != owner:
         for each in (folder, made.parent, made):
@@ -69,7 +69,7 @@ def learners(folder: Path, kind: str) -> list[Path]:
 
 
 def owner_of(learner: Path) -> Owner | None:
-    """The owner of a learner's folder; None where it is not known, and of the model's."""
+    """The owner of a learner's folder; None if it is unknown or the model."""
     try:
         found = Owner(**json.loads((learner / NAMED_IN[learner.parent.name]).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
@@ -78,7 +78,7 @@ def owner_of(learner: Path) -> Owner | None:
 
 
 def adapter_of(owner: Owner | None) -> AdapterFolder | None:
-    """An owner's adapter; None of a key and of the model. Raises ValueError where it is gone or another one by now."""
+    """An owner's adapter; None for a key or the model. Raises ValueError if it is gone or has changed."""
     if owner is None or not owner.digest:
         return None
     found = AdapterFolder.open(Path(owner.path))
@@ -88,8 +88,8 @@ def adapter_of(owner: Owner | None) -> AdapterFolder | None:
 
 
 def forget_owner(learner: Path) -> None:
-    """Delete a learner with all that it kept and learned, at once for those who look for it. Raises OSError."""
+    """Delete a learner with all its data; it disappears at once for other processes. Raises OSError."""
     aside = learner.with_name(FORGOTTEN.format(learner.name))
-    shutil.rmtree(aside, ignore_errors=True)  # of one that was killed
+    shutil.rmtree(aside, ignore_errors=True)  # left by a killed process
     learner.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The learner's process, beside a server: it learns in idle time, of one drafter or of those of several owners in turn.
+"""The learner's process: it trains one drafter, or several owners' drafters in turn, while its server is idle.
 
     python -m outrider.drafters.learning.process --folder F --target PATH --kind dspark --start FOLDER \
         --general prompts.jsonl --threads 1
@@ -28,7 +28,7 @@ from .turns import Turns
 
 
 def step_aside() -> None:
-    """Run only where nothing else wants to, and end with the parent, stopped or not."""
+    """Run at the lowest priority, and end with the parent, even if stopped."""
     parent = os.getppid()
     with contextlib.suppress(OSError, AttributeError):
         os.nice(19)
@@ -61,7 +61,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def main(given: list[str] | None = None) -> int:
-    """Learn until ended; returns 1, with one line of error in learner.json and on stderr, where that cannot be."""
+    """Learn until ended. If that fails, returns 1, with one line of error in learner.json and on stderr."""
     args = arguments().parse_args(given)
     step_aside()
     args.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def main(given: list[str] | None = None) -> int:
         progress.phase("failed")
         print(f"learner: {progress.numbers.error}", file=sys.stderr)
         if not isinstance(error, (ValueError, OSError)):
-            raise  # a fault of ours: where it was matters
+            raise  # our own fault: keep the traceback
         return 1
     finally:
         os.close(lock)

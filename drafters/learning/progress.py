@@ -1,4 +1,4 @@
-"""A learner's progress for others: learner.json, replaced as a whole, and events.jsonl, which grows."""
+"""Publish a learner's progress: learner.json, replaced as a whole, and events.jsonl, which grows."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ WRITE_SECONDS = 3.0
 class Numbers:
     """Content of learner.json.
 
-    phase: "waiting", "reading", "training", "gate" or "failed". answers, held_out, tokens: stored answers that are
-    trained on, those for the gate, and tokens of both. anchors, steps, gates, candidates, seconds of processor time
-    spent training: since the folder was made. attempts: gates since the last candidate. in_use_tau, candidate_tau: of
-    the last gate.
+    phase: "waiting", "reading", "training", "gate" or "failed". answers, held_out, tokens: stored answers for training,
+    stored answers for the gate, and tokens of both. anchors, steps, gates, candidates, seconds of processor time: spent
+    on training since the folder was made. attempts: gates since the last candidate. in_use_tau, candidate_tau: of the
+    last gate.
     """
 
     phase: str = "waiting"
@@ -42,7 +42,7 @@ class Numbers:
 
 
 class Progress:
-    """Keeps both files of `folder`; counts go on from those of a process before."""
+    """Writes both files of `folder`; counts continue from an earlier process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._written = folder, 0.0
@@ -74,7 +74,7 @@ class Progress:
 
 
 def append_event(folder: Path, name: str, **numbers: Any) -> dict[str, Any]:
-    """Append a whole line to `folder`/events.jsonl, to which the server writes as well; returns the event."""
+    """Append a whole line to `folder`/events.jsonl, which the server also writes; returns the event."""
     event = {"at": round(time.time(), 3), "event": name, **numbers}
     handle = os.open(folder / "events.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:

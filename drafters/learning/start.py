@@ -1,4 +1,4 @@
-"""The drafter that a learner starts from, and its recipe, as flags of `outrider train`."""
+"""Make the first drafter of a learner, and its recipe as flags of `outrider train`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..training.forward import frozen_part
 from ..training.target import TargetModel
 
 KINDS = tuple(name for name in registry.names() if registry.find(name).needs_checkpoint and registry.find(name).trained)
-"""Drafters that are learned."""
+"""Drafters that can learn."""
 FROM_TARGET = "target"
 COMMON = "--sequences 1 --anchors 96 --decay-steps 0 --steps 1000000000 --ema 0.998"
 GOING_ON = f"{COMMON} --lr 5e-4 --warmup 30 --alpha-ce 0 --alpha-kl 0.3 --kl-falloff 1 --short-steps 0"
@@ -23,9 +23,9 @@ FROM_NOTHING = f"{COMMON} --lr 1.2e-3 --warmup 60 --short-block 4 --short-steps 
 
 
 def settings(kind: str, target: TargetModel, start: str) -> argparse.Namespace:
-    """The flags of `outrider train` that the learner trains by; start: a drafter folder, or "target".
+    """The learner's flags of `outrider train`. start: a drafter folder, or "target".
 
-    Raises ValueError for a kind that is not learned.
+    Raises ValueError for a kind that cannot learn.
     """
     if kind not in KINDS:
         raise ValueError(f"learning drafters are {', '.join(KINDS)}, not {kind}")
@@ -38,10 +38,10 @@ def settings(kind: str, target: TargetModel, start: str) -> argparse.Namespace:
 def first_drafter(
     args: argparse.Namespace, target: TargetModel, counts: torch.Tensor | None, tokens: torch.Tensor
 ) -> TrainedModel:
-    """A drafter of the target's layers, in float32; raises ValueError where their shape does not allow it.
+    """A drafter made of the target's layers, in float32. Raises ValueError if their shape does not allow it.
 
-    counts: [V] how often each token is wanted in drafts; None: lower ids first, the earlier merges of most tokenizers.
-    tokens: as of `shapes.fresh_drafter`.
+    counts: [V] frequency of each token in answers; None: lower ids first, the earlier merges of most tokenizers.
+    tokens: as in `shapes.fresh_drafter`.
     """
     config = shapes.drafter_config(args, args.kind, target, shapes.target_layers(args.kind, target))
     vocab = None
@@ -53,8 +53,8 @@ def first_drafter(
 
 
 def write_start(folder: str | Path, target_path: str, kind: str) -> None:
-    """Write the untrained drafter of a target as a checkpoint folder, for its shape; the first one that is learned may
-    draft from other tokens, but as many. Raises ValueError and OSError."""
+    """Write a target's untrained drafter as a checkpoint folder, which fixes its shape. The first learned drafter may
+    have another draft vocabulary of the same size. Raises ValueError and OSError."""
     target = TargetModel.load(target_path)
     args = settings(kind, target, FROM_TARGET)
     model = first_drafter(args, target, None, torch.arange(min(256, target.config.vocab_size)))

@@ -1,7 +1,7 @@
 """Features of answers on disk.
 
-Those of kept answers are bounded: segments that are feature stores, of which the oldest is deleted. General ones, which
-a drafter is not to forget, are the target's own, to prompts of a file, written once.
+Features of kept answers are bounded: each segment is a feature store, and the oldest is deleted. General answers, which
+a drafter should not forget, are the target's answers to the prompts of a file, written once.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from ..training.target import TargetModel
 from .answers import Answer
 
 SEGMENTS = 8
-"""Parts of the bound that are deleted at once."""
+"""Number of segments; each holds this part of the bound."""
 TOP = 32
-"""Likeliest tokens of the target that are kept for each token of an answer."""
+"""Number of the target's likeliest tokens kept for each token of an answer."""
 PROMPTS, MORE = 48, 144
-"""General prompts at first, and of a drafter that forgets: few answers are soon known by heart."""
+"""Number of general prompts at first, and for a drafter that gets worse on them: few answers are soon memorised."""
 JUDGING, CHOOSING = 3, 6
-"""One of the first prompts in so many is for the gate, and one of all in so many chooses how much of the first drafter
-a candidate has; the others are trained on."""
+"""One in JUDGING of the first prompts is for the gate. One in CHOOSING of all prompts chooses the candidate's share of
+the first drafter. The rest is for training."""
 ANSWER_TOKENS, LONGEST_PROMPT = 96, 1024
 
 
 def read_layers(target: TargetModel, layers: tuple[int, ...]) -> tuple[FeatureSpec, int, dict[str, Any]]:
-    """The features kept of each answer: layers and likeliest tokens, number of columns, and the store's notes."""
+    """The stored features of an answer: layers and likeliest tokens, number of columns, and the store's notes."""
     name = checkpoint.target_identity(target.config, target.embedding)["embedding"]
     return FeatureSpec(layers, TOP), len(layers) * target.config.hidden_size, {"layers": list(layers), "target": name}
 
@@ -57,9 +57,9 @@ class Item:
 
 
 class Supply:
-    """The stored answers of `folder`/00000001, …, of at most `most_bytes` in all; the only writer there.
+    """The stored answers of `folder`/00000001, …, at most `most_bytes` in all. No other process may write there.
 
-    Answers that the target did not write are left out and counted in `foreign`.
+    Answers that the target did not write are skipped and counted in `foreign`.
     """
 
     def __init__(self, folder: Path, target: TargetModel, layers: tuple[int, ...], most_bytes: int) -> None:
@@ -90,7 +90,7 @@ class Supply:
         return item.segment in self.segments
 
     def missing(self, answers: list[Answer]) -> list[Answer]:
-        """Those of the answers that are worth reading: the newest that fit beside each other, if not there yet."""
+        """The answers to read: the newest that fit together, without the stored ones."""
         room, wanted = self.most_bytes * (SEGMENTS - 1) // SEGMENTS, []
         for answer in reversed(answers):
             room -= self._bytes(len(answer.tokens), len(answer.response_ids))
@@ -101,7 +101,7 @@ class Supply:
         return wanted[::-1]
 
     def read(self, answers: list[Answer]) -> Iterator[int]:
-        """Have the target read the answers, in batches; yields the number of answers done after each, on the disk."""
+        """Let the target read the answers in batches; yields the number of answers on the disk after each batch."""
         texts = [(answer.tokens, len(answer.prompt_ids)) for answer in answers]
         for batch in read_texts(self.target, texts, self.spec.layers, self.spec.top):
             number = self._room_for(sum(self._bytes(len(s.tokens), len(s.tokens) - s.prompt) for s in batch.values()))
@@ -121,7 +121,7 @@ class Supply:
         return tokens * (4 + 2 * self.width) + answer_tokens * 6 * TOP
 
     def _room_for(self, coming: int) -> int:
-        """The segment to append so many bytes to; the oldest is deleted where all together would be too large."""
+        """The segment for `coming` more bytes. Deletes the oldest segment if all together would be too large."""
         sizes = {number: self._bytes(*store.rows) for number, store in self.segments.items()}
         last = max(sizes, default=1)
         if sizes.get(last) and sizes[last] + coming > self.most_bytes // SEGMENTS:
@@ -141,11 +141,11 @@ class Supply:
 
 
 def open_store(folder: Path, width: int, meta: dict[str, Any]) -> FeatureStore:
-    """The store of a folder, emptied where it was made of another target or other layers, or is damaged; raises
-    StoreInUse where another process writes to it."""
+    """Open a folder's store; empty it if it is damaged or of another target or other layers. Raises StoreInUse if
+    another process writes to it."""
     try:
         store = FeatureStore(folder, width=width, top=TOP, meta=meta)
-        with store.writing():  # cuts what a killed process left
+        with store.writing():  # cuts off a killed process's rest
             return store
     except StoreInUse:
         raise
@@ -156,8 +156,8 @@ def open_store(folder: Path, width: int, meta: dict[str, Any]) -> FeatureStore:
 
 @dataclass(frozen=True, slots=True)
 class General:
-    """The general answers: numbers in the store of those trained on, of those that choose a candidate's share of the
-    first drafter, and of those for the gate."""
+    """The general answers: numbers in the store of the answers for training, for choosing a candidate's share of the
+    first drafter, and for the gate."""
 
     store: FeatureStore
     training: list[int]
@@ -165,15 +165,15 @@ class General:
     judging: list[int]
 
     def sequences(self, numbers: list[int]) -> list[Sequence]:
-        """Those answers, read from the disk."""
+        """Read these answers from the disk."""
         return [self.store[number] for number in numbers]
 
 
 def general_answers(
     folder: Path, target: TargetModel, layers: tuple[int, ...], prompts: Path, count: int = PROMPTS
 ) -> General:
-    """The target's greedy answers to `count` prompts of a JSONL file, the first `PROMPTS` of them spread over it; those
-    in `folder` are not written again.
+    """The target's greedy answers to `count` prompts of a JSONL file, the first `PROMPTS` spread over it. Keeps the
+    answers that `folder` already has.
 
     Raises OSError and BadLine for a file that cannot be used.
     """
