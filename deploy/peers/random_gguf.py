@@ -19,7 +19,7 @@ from outrider.server.model import bundled_model
 
 
 @dataclass(frozen=True)
-class Shape:
+class RandomShape:
     """The sizes of a Qwen3 model with tied embeddings."""
 
     layers: int
@@ -32,9 +32,9 @@ class Shape:
 
 
 SHAPES = {
-    "qwen3-0.6b": Shape(28, 1024, 3072, 16),
-    "qwen3-1.7b": Shape(28, 2048, 6144, 16),
-    "qwen3-4b": Shape(36, 2560, 9728, 32),
+    "qwen3-0.6b": RandomShape(28, 1024, 3072, 16),
+    "qwen3-1.7b": RandomShape(28, 2048, 6144, 16),
+    "qwen3-4b": RandomShape(36, 2560, 9728, 32),
 }
 SIZES = {"Q4_K": 144, "Q6_K": 210}
 """Bytes of a block of 256 weights."""
@@ -54,7 +54,7 @@ def blocks(draw: np.random.Generator, kind: str, rows: int, depth: int) -> np.nd
     return made.reshape(rows, -1)
 
 
-def matrices(shape: Shape) -> Iterator[tuple[str, str, int, int]]:
+def matrices(shape: RandomShape) -> Iterator[tuple[str, str, int, int]]:
     """Name, type, rows and depth of each matrix."""
     yield "token_embd.weight", "Q6_K", shape.vocabulary, shape.width
     queries, keys = shape.heads * shape.head, shape.kv_heads * shape.head
@@ -71,7 +71,7 @@ def matrices(shape: Shape) -> Iterator[tuple[str, str, int, int]]:
         yield f"blk.{i}.ffn_down.weight", more, shape.width, shape.mlp
 
 
-def write(shape: Shape, path: Path) -> None:
+def write(shape: RandomShape, path: Path) -> None:
     writer, draw = GGUFWriter(path, "qwen3"), np.random.default_rng(0)
     for name, number in {
         "context_length": 8192,

@@ -43,8 +43,8 @@ from ..training.diffusion import DiffusionRun
 from ..training.features import build_store, sample_texts
 from ..training.forward import frozen_part, load_drafter
 from ..training.logs import LogReader, held_out_prompts, written_by_target
-from ..training.loop import DraftRun, Recipe, Run, TrainingRun
-from ..training.prompts import Sample, read_samples
+from ..training.loop import DraftRun, ReaderRun, Recipe, TrainingRun
+from ..training.prompts import AnsweredPrompt, read_samples
 from ..training.start import start_markov
 from ..training.store import FeatureStore
 from ..training.synthesise import FeatureSink, answer, drawn_openings, write_prompts
@@ -64,7 +64,7 @@ AUTHORS = {
 
 def gather_samples(
     args: argparse.Namespace, target: TargetModel, data: Path, keep: FeatureSink, deadline: Deadline
-) -> list[Sample]:
+) -> list[AnsweredPrompt]:
     """Stage 1: answered samples, from files and written by the target, whose features are kept on the way."""
     given = [s for path in args.prompts for s in read_samples(path)]
     answered = [s for s in given if s.response_ids]
@@ -288,7 +288,7 @@ def make_run(
         assert schedule is not None
         return DiffusionRun(folder, model, frozen, recipe, schedule=schedule, alpha=alpha)
     assert isinstance(model, BlockModel | EagleModel)
-    return Run(folder, model, frozen, recipe)
+    return ReaderRun(folder, model, frozen, recipe)
 
 
 def schedule_of(kind: str, gamma: int, steps: int = 0, order: str = "left") -> Schedule | None:

@@ -70,7 +70,7 @@ def follow(drafts: Drafts, maker: BatchMaker, sequences: Iterable[Sequence]) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GateVerdict:
     """A comparison of a candidate with the drafter in use.
 
     ratio: tau of the candidate over tau of the drafter in use, on held-out answers.
@@ -121,7 +121,7 @@ def chance_of(saved: np.ndarray) -> float:
 def compare(
     candidate: list[Followed], in_use: list[Followed] | None, prompts: list[str], candidate_general: list[Followed],
     in_use_general: list[Followed] | None, first_general: float = 0.0, *, attempt: int = 1,
-) -> Verdict:  # fmt: skip
+) -> GateVerdict:  # fmt: skip
     """Judge a candidate on the answers that both followed, in the same order; prompts: each answer's.
 
     in_use None: the candidate is compared with one token a step, and has to reach `FIRST_TAU`.
@@ -144,7 +144,7 @@ def compare(
         reason = f"tau below {FIRST_TAU}"
     elif general < GENERAL_KEPT * kept:
         reason = "worse on general answers"
-    return Verdict(
+    return GateVerdict(
         reason, len(saved), sum(answer.tokens for answer in candidate), tau(candidate), tau(in_use) if in_use else 1.0,
         ratio, attempt, chance, allowed, general, kept,
     )  # fmt: skip

@@ -33,8 +33,8 @@ from ..training.store import Sequence
 from ..training.target import TargetModel
 from .answers import Answer, AnswerReader, ServerState
 from .drafters import Drafters, complete, mixed, next_name, offer, prune
-from .gate import GENERAL_KEPT, Followed, Verdict, compare, enough, tau
-from .progress import Progress
+from .gate import GENERAL_KEPT, Followed, GateVerdict, compare, enough, tau
+from .progress import LearnerProgress
 from .start import FROM_TARGET, first_drafter, settings
 from .supply import MORE, PROMPTS, Item, Supply, general_answers
 
@@ -93,7 +93,7 @@ class Learner:
         self.patience, self.turn_over = patience or Patience(), turn_over
         for leftover in [*self.folder.glob(".learner.json.*"), *self.folder.glob("run/.lineage.json.*")]:
             leftover.unlink()
-        self.progress = Progress(self.folder)
+        self.progress = LearnerProgress(self.folder)
         self.reader = AnswerReader(self.folder)
         self.unread: list[Answer] = []
         self.training: DraftRun[Any] | None = None
@@ -373,7 +373,7 @@ class Learner:
             chosen.append(item)
         return chosen
 
-    def _judge(self, items: list[Item], found: list[Followed], general: list[Followed]) -> Verdict:
+    def _judge(self, items: list[Item], found: list[Followed], general: list[Followed]) -> GateVerdict:
         """Compare with the server's drafter in use."""
         self.state = ServerState.read(self.folder)
         for name in self.drafters.followed.keys() - {None, self.state.in_use}:
@@ -385,7 +385,7 @@ class Learner:
             self._general_tau(None, judging), attempt=self.progress.numbers.attempts,
         )  # fmt: skip
 
-    def _offer(self, run: DraftRun[Any], folder: Path, verdict: Verdict, found: list[Followed]) -> None:
+    def _offer(self, run: DraftRun[Any], folder: Path, verdict: GateVerdict, found: list[Followed]) -> None:
         """Make a numbered folder of the candidate, for the server to use."""
         name = next_name(self.folder)
         complete(folder, {**verdict.numbers(), "steps": run.step}, found)

@@ -22,7 +22,7 @@ import torch
 from ..training.target import TargetModel, keep_freed_memory
 from .answers import clear
 from .learner import Forgotten, Learner
-from .progress import Progress
+from .progress import LearnerProgress
 from .start import settings
 from .turns import Turns
 
@@ -80,7 +80,7 @@ def main(given: list[str] | None = None) -> int:
             except Forgotten:
                 clear(args.folder)
     except Exception as error:
-        progress = Progress(args.folder)
+        progress = LearnerProgress(args.folder)
         progress.numbers.error = " ".join(str(error).split()) or type(error).__name__
         progress.phase("failed")
         print(f"learner: {progress.numbers.error}", file=sys.stderr)

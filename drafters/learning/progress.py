@@ -41,7 +41,7 @@ class Numbers:
     error: str = ""
 
 
-class Progress:
+class LearnerProgress:
     """Writes both files of `folder`; counts continue from an earlier process."""
 
     def __init__(self, folder: Path) -> None:

@@ -13,7 +13,7 @@ from ..training.target import TargetModel
 from . import learner, owners
 from .answers import ADAPTERS, KEYS, clear, segment_numbers, segment_path
 from .learner import Forgotten, Learner, Patience
-from .progress import Progress
+from .progress import LearnerProgress
 
 TURN_GATES = 3
 """Gates of a turn while others have something to do."""
@@ -103,7 +103,7 @@ class Turns:
                 raise
         except ValueError as error:  # damaged files of one owner are not the others' trouble
             turn.waits, turn.ends = True, sizes(folder)
-            progress = Progress(folder)
+            progress = LearnerProgress(folder)
             progress.numbers.error = " ".join(str(error).split())
             progress.phase("failed")
         else:

@@ -14,7 +14,7 @@ from ..config_file import CheckpointError, Fields, LayerShape
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class MtpLayout:
     """The MTP layer of some architectures.
 
     prefix: of its tensors, with the target's number of layers. names: beginnings behind it, and those that they have
@@ -34,7 +34,7 @@ class Layout:
     experts: str
 
 
-QWEN = Layout(
+QWEN = MtpLayout(
     prefix="mtp.",
     names={"pre_fc_norm_embedding.": "embedding_norm.", "pre_fc_norm_hidden.": "hidden_norm."},
     repeated=(),
@@ -44,7 +44,7 @@ QWEN = Layout(
     sigmoid=False,
     experts="num_experts",
 )
-GLM = Layout(
+GLM = MtpLayout(
     prefix="model.layers.{layers}.",
     names={
         "eh_proj.": "fc.",
@@ -112,7 +112,7 @@ class MtpConfig(LayerShape):
     gamma: int = 1
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> MtpLayout:
         return LAYOUTS[self.architecture]
 
     @property
@@ -150,7 +150,7 @@ class MtpConfig(LayerShape):
         )
 
 
-def experts_of(fields: Fields, layout: Layout) -> ExpertsConfig:
+def experts_of(fields: Fields, layout: MtpLayout) -> ExpertsConfig:
     """The mixture of experts of a target's config."""
     size = fields.integer("moe_intermediate_size")
     found = ExpertsConfig(

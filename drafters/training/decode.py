@@ -34,7 +34,7 @@ class FeatureSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class WrittenText:
     """A text that has ended. number: its prompt's; ids: what was written; finish: "eos" or "limit".
 
     sequence: prompt and text with what was wanted of them, on the CPU; None if nothing was.
@@ -93,7 +93,7 @@ def decode(
     seeds: list[int],
     rows: int = 64,
     wanted: FeatureSpec | None = None,
-) -> Iterator[Text]:
+) -> Iterator[WrittenText]:
     """Continue every prompt, `rows` of them at a time; a text comes as soon as it has ended.
 
     A text depends on its own prompt, temperature and seed alone, but for what rounding does in other company.
@@ -140,7 +140,9 @@ def decode(
                 free_slots += text.slots
                 del live[row]
                 sequence = kept.take(text) if kept else None
-                yield Text(text.number, text.ids[text.prompt :], "eos" if token in stop_ids else "limit", sequence)
+                yield WrittenText(
+                    text.number, text.ids[text.prompt :], "eos" if token in stop_ids else "limit", sequence
+                )
 
 
 def _flatten(live: dict[int, _Row], table: torch.Tensor) -> tuple[FlatBatch, torch.Tensor]:

@@ -13,7 +13,7 @@ import torch
 from tqdm import tqdm
 
 from .deadline import NEVER, Deadline
-from .prompts import Sample
+from .prompts import AnsweredPrompt
 from .store import FeatureStore, Sequence
 from .target import TargetModel
 
@@ -83,7 +83,7 @@ def read_texts(
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class AnsweredText:
     """A prompt of `prompt` tokens with its answer, and what a store notes of it."""
 
     tokens: list[int]
@@ -92,29 +92,29 @@ class Text:
     source: str
 
 
-def sample_texts(target: TargetModel, samples: Iterable[Sample]) -> Iterator[Text]:
+def sample_texts(target: TargetModel, samples: Iterable[AnsweredPrompt]) -> Iterator[AnsweredText]:
     """The answered samples as chats of the target."""
     for sample in samples:
         prompt = target.chat_ids(list(sample.turns))
-        yield Text(prompt + list(sample.response_ids), len(prompt), sample.temperature, sample.source)
+        yield AnsweredText(prompt + list(sample.response_ids), len(prompt), sample.temperature, sample.source)
 
 
 def build_store(
     target: TargetModel,
-    texts: Iterable[Text],
+    texts: Iterable[AnsweredText],
     store: FeatureStore,
     *,
     layers: tuple[int, ...],
     top: int,
     max_tokens: int = 1024,
     deadline: Deadline = NEVER,
-    keep: Callable[[Text, Sequence], bool] = lambda text, sequence: True,
+    keep: Callable[[AnsweredText, Sequence], bool] = lambda text, sequence: True,
 ) -> int:
     """Add every text to `store` that is not in it yet, in their order; raises OutOfTime at the deadline.
 
     keep: decides on each text that has been read. Returns the number of those that were not kept.
     """
-    missing: list[Text] = []
+    missing: list[AnsweredText] = []
     for text in texts:
         text = replace(text, tokens=text.tokens[:max_tokens])
         if usable(len(text.tokens), text.prompt) and text.tokens not in store:
@@ -136,9 +136,9 @@ def build_store(
     return left_out
 
 
-def _parts(texts: list[Text]) -> Iterator[list[Text]]:
+def _parts(texts: list[AnsweredText]) -> Iterator[list[AnsweredText]]:
     """Consecutive texts of about `PART_TOKENS` tokens."""
-    part: list[Text] = []
+    part: list[AnsweredText] = []
     for text in texts:
         part.append(text)
         if sum(len(each.tokens) for each in part) >= PART_TOKENS:

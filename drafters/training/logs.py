@@ -20,7 +20,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from .features import Text
+from .features import AnsweredText
 from .prompts import BadLine
 from .store import FeatureStore, Sequence, digest
 from .target import TargetModel
@@ -47,7 +47,7 @@ class LogReader:
     target: TargetModel
     skipped: Counter[str] = field(default_factory=Counter)
 
-    def read(self, paths: list[str]) -> Iterator[Text]:
+    def read(self, paths: list[str]) -> Iterator[AnsweredText]:
         """Every answer of these files; raises BadLine for a line that no answer can be read from, and OSError."""
         for path in paths:
             with (
@@ -61,7 +61,7 @@ class LogReader:
                     if line.strip():
                         yield from self._texts(line, f"{path}:{number}")
 
-    def _texts(self, line: bytes, where: str) -> Iterator[Text]:
+    def _texts(self, line: bytes, where: str) -> Iterator[AnsweredText]:
         try:
             row: Any = json.loads(line)
         except ValueError as error:
@@ -89,7 +89,7 @@ class LogReader:
                     "no text" if not prompt or not response else f"a prompt of more than {LONGEST_PROMPT} tokens"
                 ] += 1
                 continue
-            yield Text(prompt + response, len(prompt), float(temperature), prompt_name(prompt))
+            yield AnsweredText(prompt + response, len(prompt), float(temperature), prompt_name(prompt))
 
     def _prompt(self, request: dict[str, Any], row: dict[str, Any], where: str) -> list[int]:
         """Token ids of what was asked; empty for what is not text alone, which is counted."""
@@ -176,7 +176,7 @@ def held_out(prompt: str) -> bool:
     return int(prompt, 16) % HELD_OUT == 0
 
 
-def written_by_target(text: Text, sequence: Sequence) -> bool:
+def written_by_target(text: AnsweredText, sequence: Sequence) -> bool:
     """True if the target may have written this answer."""
     return agreement(sequence, text.temperature) >= LEAST_AGREEMENT
 

@@ -357,7 +357,7 @@ class DraftRun(TrainingRun[Model]):
 Reader = TypeVar("Reader", bound=BlockModel | EagleModel)
 
 
-class Run(DraftRun[Reader]):
+class ReaderRun(DraftRun[Reader]):
     """Training of a drafter that reads the target's hidden states."""
 
     def maker(self) -> BatchMaker:

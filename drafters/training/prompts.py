@@ -18,7 +18,7 @@ class BadLine(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class AnsweredPrompt:
     """A prompt, and the target's answer where it is known."""
 
     turns: tuple[str, ...]
@@ -31,7 +31,7 @@ class Sample:
         return json.dumps(asdict(self), ensure_ascii=False)
 
 
-def parse_line(text: str, where: str) -> Sample:
+def parse_line(text: str, where: str) -> AnsweredPrompt:
     """Parse one line; `where` (file:line) goes into the error message."""
     try:
         row: Any = json.loads(text)
@@ -48,7 +48,7 @@ def parse_line(text: str, where: str) -> Sample:
     temperature = row.get("temperature", 0.0)
     if not isinstance(temperature, int | float) or temperature < 0:
         raise BadLine(f"{where}: `temperature` must be a number of at least 0, got {temperature!r}")
-    return Sample(
+    return AnsweredPrompt(
         turns=tuple(turns),
         source=str(row.get("source", "")),
         temperature=float(temperature),
@@ -56,7 +56,7 @@ def parse_line(text: str, where: str) -> Sample:
     )
 
 
-def read_samples(path: str | Path) -> Iterator[Sample]:
+def read_samples(path: str | Path) -> Iterator[AnsweredPrompt]:
     """All samples of a JSONL file; blank lines are skipped, the first bad line raises `BadLine`."""
     path = Path(path)
     if not path.exists():

@@ -22,7 +22,7 @@ from outrider.storage.appending import appending
 from .deadline import NEVER, Deadline
 from .decode import FeatureSpec, decode
 from .features import usable
-from .prompts import Sample, read_samples
+from .prompts import AnsweredPrompt, read_samples
 from .store import FeatureStore, Sequence
 from .target import TargetModel
 
@@ -44,7 +44,7 @@ class FeatureSink:
     wanted: FeatureSpec
     max_tokens: int
 
-    def add(self, sequence: Sequence, answer: Sample) -> None:
+    def add(self, sequence: Sequence, answer: AnsweredPrompt) -> None:
         """Put an answer's sequence into the store, cut to size."""
         cut = sequence.first(self.max_tokens)
         if usable(len(cut.tokens), cut.prompt):
@@ -69,7 +69,7 @@ def write_prompts(
     *,
     seed: int,
     rows: int = 64,
-) -> list[Sample]:
+) -> list[AnsweredPrompt]:
     """Prompts by the target: its own user turns, each beginning with one of `openings` ("" for a free turn).
 
     Turns that do not end within `PROMPT_TOKENS` are dropped, so fewer than `count` may come back.
@@ -85,12 +85,12 @@ def write_prompts(
         turn = (chosen[text.number] + target.tokenizer.decode(text.ids, skip_special_tokens=True)).strip()
         if text.finish == "eos" and len(turn) > 12:
             texts[text.number] = turn
-    return [Sample(turns=(texts[number],), source="self") for number in sorted(texts)]
+    return [AnsweredPrompt(turns=(texts[number],), source="self") for number in sorted(texts)]
 
 
 def answer(
     target: TargetModel,
-    samples: list[Sample],
+    samples: list[AnsweredPrompt],
     out: Path,
     *,
     temperatures: list[float],
@@ -124,7 +124,7 @@ def answer(
     with appending(out, SYNCED_ANSWERS) as append:
         for text in tqdm(written, total=len(prompts), desc="answers", unit="answer"):
             sample = samples[numbers[text.number]]
-            made = Sample(sample.turns, sample.source, heat[text.number], tuple(text.ids))
+            made = AnsweredPrompt(sample.turns, sample.source, heat[text.number], tuple(text.ids))
             append(made.to_json())
             if keep and text.sequence:
                 keep.add(text.sequence, made)
@@ -136,7 +136,7 @@ def seeds_of(numbers: Iterable[int], seed: int) -> list[int]:
     return [(seed << 32) + number for number in numbers]
 
 
-def answers_so_far(path: Path) -> list[Sample]:
+def answers_so_far(path: Path) -> list[AnsweredPrompt]:
     """The samples of a file that a killed run left; half a last line is cut off."""
     if not path.exists():
         return []

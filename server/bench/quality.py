@@ -54,7 +54,7 @@ LONGEST = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ReadAnswer:
     """An answer of the first arm. prompt, tokens: ids. temperature: at which it was drawn."""
 
     prompt: list[int]
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1)
     with tempfile.TemporaryDirectory() as folder, pool:
 
-        def of(arm: str, answers: Sequence[Answer]) -> tuple[list[Answer], Path]:
+        def of(arm: str, answers: Sequence[ReadAnswer]) -> tuple[list[ReadAnswer], Path]:
             """The answers that an arm read (its own, where there are none yet), and the file of their logits."""
             harness.log(f"{arm}: {'reads' if answers else 'answers and reads'}")
             path = Path(folder) / arm
@@ -123,15 +123,15 @@ def run(args: argparse.Namespace) -> int:
 def _turn(
     resolved: Resolved,
     path: Path,
-    answers: Sequence[Answer],
+    answers: Sequence[ReadAnswer],
     questions: Sequence[str],
     temperatures: Sequence[float],
     args: argparse.Namespace,
-) -> list[Answer]:
+) -> list[ReadAnswer]:
     """Start an engine and have it read the answers, after it has given them where there are none."""
     os.environ[prompt_logits.ENV] = str(path)  # for the scheduler's process
 
-    async def work(engine: Engine) -> list[Answer]:
+    async def work(engine: Engine) -> list[ReadAnswer]:
         own = list(answers) or await _answers(engine, questions, temperatures, args)
         await _read(engine, own)
         return own
@@ -141,18 +141,18 @@ def _turn(
 
 async def _answers(
     engine: Engine, questions: Sequence[str], temperatures: Sequence[float], args: argparse.Namespace
-) -> list[Answer]:
+) -> list[ReadAnswer]:
     """Answers with `args.tokens` tokens together; raises UserError where the prompts give fewer."""
     manager = engine.tokenizer_manager
 
-    async def ask(asked: tuple[int, str, float]) -> Answer:
+    async def ask(asked: tuple[int, str, float]) -> ReadAnswer:
         number, question, temperature = asked
         room = min(engine.context_length, LONGEST) - args.new_tokens - 2
         ids = client.chat_ids(manager, question)[-room:]
         given = await client.generate(
             manager, ids, temperature=temperature, max_new_tokens=args.new_tokens, sampling_seed=number
         )
-        return Answer(ids, list(given["output_ids"]), temperature)
+        return ReadAnswer(ids, list(given["output_ids"]), temperature)
 
     # Each question at one of the temperatures; only then at the next.
     turns = [
@@ -160,7 +160,7 @@ async def _answers(
         for number in range(len(temperatures))
         for i, question in enumerate(questions)
     ]
-    answers: list[Answer] = []
+    answers: list[ReadAnswer] = []
     while sum(len(one.tokens) for one in answers) < args.tokens:
         wave = turns[len(answers) : len(answers) + IN_FLIGHT]
         if not wave:
@@ -169,7 +169,7 @@ async def _answers(
     return answers
 
 
-async def _read(engine: Engine, answers: Sequence[Answer]) -> None:
+async def _read(engine: Engine, answers: Sequence[ReadAnswer]) -> None:
     """Have the engine read the answers behind their prompts, one after another: `prompt_logits` writes."""
     for one in answers:
         start = len(one.prompt) - 1
@@ -177,7 +177,7 @@ async def _read(engine: Engine, answers: Sequence[Answer]) -> None:
         await client.generate(engine.tokenizer_manager, ids, logprobs_from=start, temperature=0.0, max_new_tokens=1)
 
 
-def divergences(answers: Sequence[Answer], reference: Path, other: Path) -> dict[str, Divergence]:
+def divergences(answers: Sequence[ReadAnswer], reference: Path, other: Path) -> dict[str, Divergence]:
     """Distances of the logits in one file from those in another, over the same answers, by temperature and of all.
 
     The files hold for each answer one row [V] a token, which predicts it, and one more behind them.

@@ -17,7 +17,7 @@ LEARNER = "learner"
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ProcessSample:
     """Memory of each process at one moment, MB by name: resident in all, and the part that is no file's.
 
     seconds: since the watch began.
@@ -35,14 +35,14 @@ class ServerProcesses:
     processes: Mapping[str, psutil.Process]
     began: float
 
-    def sample(self) -> Sample:
+    def sample(self) -> ProcessSample:
         """The memory now, of those that still live."""
         resident, anonymous = {}, {}
         for name, process in self.processes.items():
             with contextlib.suppress(psutil.NoSuchProcess):
                 memory = process.memory_info()  # what is shared is files' and shared memory's
                 resident[name], anonymous[name] = memory.rss / MB, (memory.rss - memory.shared) / MB
-        return Sample(time.monotonic() - self.began, resident, anonymous)
+        return ProcessSample(time.monotonic() - self.began, resident, anonymous)
 
     def shared_once(self) -> float:
         """Memory of all together, MB; what several share counts once."""

@@ -79,7 +79,7 @@ def _create(args: argparse.Namespace) -> str:
         if number is not None and not 1 <= number <= key_file.MOST:
             raise UserError(f"--{name.replace('_', '-')} is a number from 1 to {key_file.MOST}, not {number}")
     try:
-        rate = key_file.Rate.parse(args.rate) if args.rate is not None else None
+        rate = key_file.RequestRate.parse(args.rate) if args.rate is not None else None
     except ValueError as error:
         raise UserError(f"--rate: {error}") from None
     secret = key_file.new()

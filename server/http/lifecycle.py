@@ -14,7 +14,7 @@ from typing import Any
 import uvicorn
 
 from ..processes.engine_processes import EngineProcesses
-from .progress import Progress
+from .progress import EngineProgress
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Lifecycle:
         engine: EngineProcesses,
         drain_seconds: float,
         lame_duck_seconds: float = 0.0,
-        progress: Progress | None = None,
+        progress: EngineProgress | None = None,
     ) -> None:
         self.engine = engine
         self.drain_seconds = drain_seconds

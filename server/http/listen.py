@@ -27,7 +27,7 @@ from .connections.hosts import AllowedHosts
 from .connections.tls import Tls
 from .keys import key_file, usage_file
 from .lifecycle import Lifecycle, State
-from .progress import Progress
+from .progress import EngineProgress
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -181,7 +181,7 @@ def serve(
     usage, clock = UsageFile.of(settings), ServerClock()
     used = usage.used_on(day_of(clock())) if usage is not None else {}
     access = Access(settings.api_key, settings.api_keys, clock=clock, used=used)
-    progress = Progress(engine.tokenizer_manager, settings.max_step_seconds)
+    progress = EngineProgress(engine.tokenizer_manager, settings.max_step_seconds)
     lifecycle = Lifecycle(engine, settings.drain_seconds, settings.lame_duck_seconds, progress)
     learning: Learning | None = None
     loaded = Adapters(resolved, engine.tokenizer_manager)

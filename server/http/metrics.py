@@ -23,7 +23,7 @@ from prometheus_client import (
 from ..plugin.buckets import REQUEST_SECONDS, TOKEN_SECONDS
 
 if TYPE_CHECKING:
-    from .keys.admission import Admission
+    from .keys.admission import RequestAdmission
 
 ANSWERING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 MOST_KEYS = 100
@@ -143,7 +143,7 @@ class KeyMetrics:
         for kind in ("prompt", "cached", "completion"):  # a rate needs a series before its first event
             self._tokens.labels(label, kind)
 
-    def count_tokens(self, request: Admission) -> None:
+    def count_tokens(self, request: RequestAdmission) -> None:
         """Count a request's tokens, once the engine is done with it."""
         if request.key_usage is None:
             return

@@ -18,7 +18,7 @@ POLL_SECONDS = 1.0
 """Shortest time between two looks at the schedulers."""
 
 
-class Progress:
+class EngineProgress:
     """Distinguishes a slow engine from a stalled one.
 
     A scheduler publishes its numbers after every chunk of a prompt, every 15 decode steps and while requests wait for

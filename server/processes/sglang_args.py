@@ -175,7 +175,7 @@ def parse_flags(flags: Sequence[str]) -> dict[str, Any]:
         return {}
     from sglang.srt.server_args import ServerArgs
 
-    parser = _Parser(prog="SGLang", add_help=False, allow_abbrev=False)
+    parser = _FlagParser(prog="SGLang", add_help=False, allow_abbrev=False)
     ServerArgs.add_cli_args(parser)
     for action in parser._actions:
         action.default = argparse.SUPPRESS
@@ -201,6 +201,6 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-class _Parser(argparse.ArgumentParser):
+class _FlagParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(f"among the flags for SGLang: {message}")

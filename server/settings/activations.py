@@ -38,7 +38,7 @@ SAMPLE_BYTES = 32 << 20
 ROUNDS = 15
 
 
-class Sample(NamedTuple):
+class WeightSample(NamedTuple):
     """rows: of the largest weight of a kind [outputs, bytes of a row]. weighing: bytes of all weights of that kind."""
 
     rows: torch.Tensor
@@ -158,7 +158,7 @@ def _multiplied(weights: GgufWeights) -> Iterator[tuple[str, str, int]]:
             yield stored.kind, name, stored.size
 
 
-def _samples(model: Model) -> dict[str, Sample]:
+def _samples(model: Model) -> dict[str, WeightSample]:
     """Some rows of the largest weight of each kind of blocks."""
     if model.folder is None or not is_prepared(model.folder):
         return _sample_of_groups(model)
@@ -172,11 +172,11 @@ def _samples(model: Model) -> dict[str, Sample]:
     for kind, (_, name) in largest.items():
         depth = weights.stored[name].shape[-1]
         rows = weights.raw(name).view(-1, depth // block_depth(kind) * KINDS[kind])
-        found[kind] = Sample(rows[: max(1, SAMPLE_BYTES // rows.shape[1])].clone(), depth, total[kind])
+        found[kind] = WeightSample(rows[: max(1, SAMPLE_BYTES // rows.shape[1])].clone(), depth, total[kind])
     return found
 
 
-def _sample_of_groups(model: Model) -> dict[str, Sample]:
+def _sample_of_groups(model: Model) -> dict[str, WeightSample]:
     """Random codes in a layer's shape: a checkpoint's own come in several orders, and their values do not matter."""
     groups = _groups_of(model)
     depth = -(-int(model.config.get("hidden_size") or 4096) // groups) * groups
@@ -184,10 +184,10 @@ def _sample_of_groups(model: Model) -> dict[str, Sample]:
     codes = torch.randint(0, 16, (outputs, depth), dtype=torch.uint8)
     shared = (outputs, depth // groups)
     rows, kind = group_blocks(codes, torch.full(shared, 8), torch.full(shared, 2.0**-8))
-    return {kind: Sample(rows, depth, rows.numel())}
+    return {kind: WeightSample(rows, depth, rows.numel())}
 
 
-def _measure(settings: Settings, samples: dict[str, Sample]) -> dict[str, float]:
+def _measure(settings: Settings, samples: dict[str, WeightSample]) -> dict[str, float]:
     """Milliseconds of one row through all blocks of a model, by activations.
 
     Takes the processor time of one thread, the shortest of several turns: other work on the machine disturbs it least,

@@ -134,13 +134,13 @@ def interface_of(address: str, interfaces: Mapping[str, Sequence[Any]]) -> str |
     return next((name for name, found in interfaces.items() if any(a.address == address for a in found)), None)
 
 
-class _Parser(argparse.ArgumentParser):
+class _ParallelParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(f"among the flags for SGLang: {message}")
 
 
-def _parser() -> _Parser:
-    parser = _Parser(prog="SGLang", add_help=False, allow_abbrev=False)
+def _parser() -> _ParallelParser:
+    parser = _ParallelParser(prog="SGLang", add_help=False, allow_abbrev=False)
     parser.add_argument("--tp-size", "--tensor-parallel-size", dest="tp_size", type=int, default=1)
     parser.add_argument("--nnodes", type=int, default=1)
     parser.add_argument("--node-rank", type=int, default=0)

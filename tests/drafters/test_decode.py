@@ -11,7 +11,7 @@ from tiny_drafters import TERMS, save_target
 from outrider.drafters.training.decode import FeatureSpec, decode
 from outrider.drafters.training.features import build_store, sample_texts
 from outrider.drafters.training.flat import CompiledLayers, ModuleLayers, flat_layers
-from outrider.drafters.training.prompts import Sample, read_samples
+from outrider.drafters.training.prompts import AnsweredPrompt, read_samples
 from outrider.drafters.training.store import FeatureStore
 from outrider.drafters.training.synthesise import FeatureSink, answer
 from outrider.drafters.training.target import TargetModel
@@ -59,7 +59,7 @@ def test_written_tokens_follow_the_targets_distribution(target_folder: Path) -> 
 
 def test_answers_go_on_where_a_kill_left_them(target_folder: Path, tmp_path: Path) -> None:
     target = TargetModel.load(str(target_folder), dtype=torch.float32)
-    samples = [Sample((f"w{i % 5} w9",)) for i in range(12)]  # some prompts twice
+    samples = [AnsweredPrompt((f"w{i % 5} w9",)) for i in range(12)]  # some prompts twice
     options = {"temperatures": [0.0, 1.0], "max_new_tokens": 9, "seed": 3, "rows": 4}
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     answer(target, samples, whole, **options)
@@ -73,7 +73,7 @@ def test_answers_go_on_where_a_kill_left_them(target_folder: Path, tmp_path: Pat
 
 def test_features_kept_while_writing_are_those_of_a_pass_over_the_answer(target_folder: Path, tmp_path: Path) -> None:
     target = TargetModel.load(str(target_folder), dtype=torch.float32)
-    samples = [Sample((f"w{i} w9 w{i + 20}",), "here") for i in range(10)]
+    samples = [AnsweredPrompt((f"w{i} w9 w{i + 20}",), "here") for i in range(10)]
     wanted, cut = FeatureSpec((1, 4, 5), 6), 12
     meta = {"width": 96, "top": wanted.top, "meta": {}}
     kept, later = (FeatureStore(tmp_path / name, **meta) for name in ("kept", "later"))

@@ -27,7 +27,7 @@ from outrider.drafters.training.batches import BatchMaker
 from outrider.drafters.training.deadline import Deadline
 from outrider.drafters.training.features import answer_chances, sequence_features
 from outrider.drafters.training.forward import FrozenTarget, hidden_states
-from outrider.drafters.training.loop import Recipe, Run
+from outrider.drafters.training.loop import ReaderRun, Recipe
 from outrider.drafters.training.loss import LossWeights
 from outrider.drafters.training.optimise import learning_rate
 from outrider.drafters.training.prompts import BadLine, parse_line, read_samples
@@ -372,7 +372,7 @@ def test_draft_layers_start_as_the_targets_last(target_folder: Path) -> None:
 def test_rate_falls_by_the_clock_before_a_deadline(tmp_path: Path) -> None:
     frozen = FrozenTarget(torch.randn(96, 32), torch.randn(96, 32))
     recipe = Recipe(steps=1000, warmup=0, decay_steps=0, decay_minutes=2.0)
-    training = Run(tmp_path, make_model(TINY).requires_grad_(True), frozen, recipe)
+    training = ReaderRun(tmp_path, make_model(TINY).requires_grad_(True), frozen, recipe)
     for left, rate in ((5.0, 1.0), (1.0, 0.5), (-1.0, 0.0)):
         training.deadline = Deadline(left)
         assert training._rate(10) == pytest.approx(rate, abs=0.01)

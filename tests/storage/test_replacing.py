@@ -11,7 +11,7 @@ import pytest
 from tiny_drafters import TINY
 
 from outrider.drafters.block.model import BlockModel
-from outrider.drafters.training.loop import Recipe, Run
+from outrider.drafters.training.loop import ReaderRun, Recipe
 from outrider.server.model import cached_folder
 from outrider.storage import replacing
 from outrider.storage.replacing import replace
@@ -100,7 +100,7 @@ def test_what_killed_writers_left_goes_where_nobody_else_writes(tmp_path: Path) 
 def test_a_checkpoint_of_a_training_run_is_on_the_disk_before_it_replaces_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run(tmp_path, BlockModel(TINY), None, Recipe(steps=1))
+    run = ReaderRun(tmp_path, BlockModel(TINY), None, Recipe(steps=1))
     (tmp_path / ".checkpoint.pt.killed").touch()
     calls = Calls(monkeypatch)
     run.save()

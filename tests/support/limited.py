@@ -29,7 +29,7 @@ class Limited:
         self.client = httpx.Client(timeout=120)  # one for all: to make one takes longer than to be answered
         self.add("operator", admin=True)
         self.add("two", concurrency=2)
-        self.add("rare", rate=key_file.Rate(3, 3600))
+        self.add("rare", rate=key_file.RequestRate(3, 3600))
         self.add("minute", tokens_per_minute=MINUTE_TOKENS)
         self.add("day", tokens_per_day=DAY_TOKENS)
         self.add("short", max_tokens_per_request=40)

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from outrider.server.bench import quality
-from outrider.server.bench.quality import Answer
+from outrider.server.bench.quality import ReadAnswer
 from outrider.server.settings.resolve import resolve
 from outrider.server.settings.settings import Settings
 
@@ -23,7 +23,7 @@ QUESTIONS = ["What is a river?", "Count from one to twenty."] * 2
 
 def main(folder: str) -> None:
     args = argparse.Namespace(tokens=60, new_tokens=20)
-    answers: list[Answer] = []
+    answers: list[ReadAnswer] = []
     for arm in ("float", "int8"):
         resolved = resolve(Settings(threads=1, drafter="off", disable_radix_cache=True, **quality.ARMS[arm]))
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:

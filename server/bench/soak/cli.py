@@ -36,11 +36,11 @@ from ...errors import UserError
 from ...prompt_files import BUILT_IN, read_mixed_questions
 from .. import harness, record, remote, server_processes
 from ..remote import Remote
-from ..server_processes import Sample, ServerProcesses
+from ..server_processes import ProcessSample, ServerProcesses
 from . import report, traffic
 from .attacks import Attacked
 from .report import Soak
-from .traffic import Counts, Question
+from .traffic import SoakCounts, SoakQuestion
 
 SAMPLE_SECONDS = 2.0
 SAY_SECONDS = 30.0
@@ -99,10 +99,10 @@ def run(args: argparse.Namespace) -> int:
     return 1 if soak.faults() else 0
 
 
-def _questions(args: argparse.Namespace) -> list[Question]:
+def _questions(args: argparse.Namespace) -> list[SoakQuestion]:
     texts = list(dict.fromkeys(read_mixed_questions(args.prompts)))[: args.count]
     lengths = random.Random(args.seed)
-    return [Question(text, lengths.randint(min(8, args.new_tokens), args.new_tokens)) for text in texts]
+    return [SoakQuestion(text, lengths.randint(min(8, args.new_tokens), args.new_tokens)) for text in texts]
 
 
 async def _soak(args: argparse.Namespace) -> Soak:
@@ -115,7 +115,7 @@ async def _soak(args: argparse.Namespace) -> Soak:
         questions, failures = await traffic.ask_alone(server, questions, args.timeout)
         if failures:
             raise UserError(f"the idle server did not answer {len(failures)} prompts: {failures[0]}")
-        counts, samples = Counts(), list[Sample]()
+        counts, samples = SoakCounts(), list[ProcessSample]()
         attacked = Attacked() if args.attack else None
         seconds = args.minutes * 60
         watch = asyncio.create_task(_watch(watched, samples, counts))
@@ -140,7 +140,7 @@ async def _soak(args: argparse.Namespace) -> Soak:
     )
 
 
-async def _watch(watched: ServerProcesses | None, samples: list[Sample], counts: Counts) -> None:
+async def _watch(watched: ServerProcesses | None, samples: list[ProcessSample], counts: SoakCounts) -> None:
     said = began = time.monotonic()
     while True:
         if watched is not None:

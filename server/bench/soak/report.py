@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..server_processes import Sample
+from ..server_processes import ProcessSample
 from .attacks import Attacked
-from .traffic import Counts
+from .traffic import SoakCounts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,8 +50,8 @@ class Soak:
     the others' waits beside attackers over that without.
     """
 
-    counts: Counts
-    samples: Sequence[Sample]
+    counts: SoakCounts
+    samples: Sequence[ProcessSample]
     seconds: float
     warm_up: float
     most_growth: float

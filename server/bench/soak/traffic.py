@@ -39,7 +39,7 @@ SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class SoakQuestion:
     """A prompt with its answer's length, and the greedy answer that it got alone."""
 
     text: str
@@ -55,7 +55,7 @@ class Question:
 
 
 @dataclass(slots=True)
-class Counts:
+class SoakCounts:
     """Outcomes of the requests.
 
     whole: answers that came to their end, by kind. failures: by HTTP status or what broke, of all kinds. compared:
@@ -83,26 +83,28 @@ class Counts:
             self.examples.append(example)
 
 
-async def ask_alone(remote: Remote, questions: Sequence[Question], timeout: float) -> tuple[list[Question], list[str]]:
+async def ask_alone(
+    remote: Remote, questions: Sequence[SoakQuestion], timeout: float
+) -> tuple[list[SoakQuestion], list[str]]:
     """The questions with their greedy answers, asked one at a time; what failed instead, in words."""
     answered, failures = [], []
     for question in questions:
         reply = await remote.ask(CHAT, question.body(), timeout=timeout)
         if reply.failure:
             failures.append(f"{reply.failure}: {reply.detail}")
-        answered.append(Question(question.text, question.new_tokens, reply.text))
+        answered.append(SoakQuestion(question.text, question.new_tokens, reply.text))
     return answered, failures
 
 
 async def press(
     remote: Remote,
-    questions: Sequence[Question],
+    questions: Sequence[SoakQuestion],
     *,
     concurrency: int,
     seconds: float,
     seed: int,
     timeout: float,
-    counts: Counts,
+    counts: SoakCounts,
     attacked: Attacked | None = None,
     stretch: float = 60.0,
 ) -> None:
@@ -145,7 +147,12 @@ async def press(
 
 
 async def _ask(
-    kind: str, remote: Remote, body: dict[str, Any], timeout: float, counts: Counts, abort_after: float | None = None
+    kind: str,
+    remote: Remote,
+    body: dict[str, Any],
+    timeout: float,
+    counts: SoakCounts,
+    abort_after: float | None = None,
 ) -> Reply:
     counts.asked[kind] += 1
     attacked = counts.under_attack
@@ -161,7 +168,9 @@ async def _ask(
     return reply
 
 
-async def _greedy(remote: Remote, question: Question, random_: random.Random, timeout: float, counts: Counts) -> str:
+async def _greedy(
+    remote: Remote, question: SoakQuestion, random_: random.Random, timeout: float, counts: SoakCounts
+) -> str:
     body = question.body() | {"stream": random_.random() < 0.5}
     reply = await _ask("greedy", remote, body, timeout, counts)
     if not reply.failure:
@@ -172,7 +181,9 @@ async def _greedy(remote: Remote, question: Question, random_: random.Random, ti
     return reply.failure
 
 
-async def _sampled(remote: Remote, question: Question, random_: random.Random, timeout: float, counts: Counts) -> str:
+async def _sampled(
+    remote: Remote, question: SoakQuestion, random_: random.Random, timeout: float, counts: SoakCounts
+) -> str:
     body = question.body() | {
         "temperature": random_.uniform(0.2, 1.5),
         "top_p": random_.choice([1.0, 0.9, 0.5]),
@@ -187,7 +198,9 @@ async def _sampled(remote: Remote, question: Question, random_: random.Random, t
     return (await _ask("sampled", remote, body, timeout, counts)).failure
 
 
-async def _schema(remote: Remote, question: Question, random_: random.Random, timeout: float, counts: Counts) -> str:
+async def _schema(
+    remote: Remote, question: SoakQuestion, random_: random.Random, timeout: float, counts: SoakCounts
+) -> str:
     body = question.body() | {
         "max_tokens": 2 * question.new_tokens,
         "temperature": random_.choice([0.0, 1.0]),
@@ -201,7 +214,9 @@ async def _schema(remote: Remote, question: Question, random_: random.Random, ti
     return reply.failure
 
 
-async def _given_up(remote: Remote, question: Question, random_: random.Random, timeout: float, counts: Counts) -> str:
+async def _given_up(
+    remote: Remote, question: SoakQuestion, random_: random.Random, timeout: float, counts: SoakCounts
+) -> str:
     body = question.body() | {"stream": random_.random() < 0.7, "temperature": random_.choice([0.0, 1.0])}
     reply = await _ask("given up", remote, body, timeout, counts, abort_after=random_.expovariate(0.5))
     return reply.failure

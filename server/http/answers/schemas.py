@@ -50,16 +50,16 @@ class TracedToken(BaseModel):
     confidence: float | None
 
 
-class Trace(BaseModel):
+class TracedTokens(BaseModel):
     trace: list[TracedToken]
 
 
 class ChatChoice(ChatCompletionResponseChoice):
-    speculation: Trace | None = None
+    speculation: TracedTokens | None = None
 
 
 class TextChoice(CompletionResponseChoice):
-    speculation: Trace | None = None
+    speculation: TracedTokens | None = None
 
 
 class ChatAnswer(ChatCompletionResponse):

@@ -15,7 +15,7 @@ from pyrate_limiter import Decision, InMemoryBucket, RateItem
 
 from ..errors import ApiError
 from . import key_file
-from .key_file import BadKeys, Key, Rate
+from .key_file import BadKeys, Key, RequestRate
 from .token_limits import DayCount, Grant, ServerClock, TokenWindow, day_of
 
 logger = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ def _duration(seconds: float) -> str:
     return (f"{hours}h" if hours else "") + (f"{minutes}m" if hours or minutes else "") + f"{left}s"
 
 
-def _request_bucket(rate: Rate | None) -> InMemoryBucket | None:
+def _request_bucket(rate: RequestRate | None) -> InMemoryBucket | None:
     return None if rate is None else InMemoryBucket([pyrate_limiter.Rate(rate.requests, 1000 * rate.seconds)])
 
 

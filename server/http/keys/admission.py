@@ -34,7 +34,7 @@ class Tokens:
 
 
 @dataclass(slots=True, eq=False)
-class Admission:
+class RequestAdmission:
     """A request's share of its key's limits.
 
     key_usage: None if no key is needed. on_released: called once the engine is done with the request. refusal: the
@@ -44,7 +44,7 @@ class Admission:
     key_usage: KeyUsage | None
     refusal: ApiError | None = None
     forget: Callable[[str], None] = field(default=lambda request_id: None)
-    on_released: list[Callable[[Admission], None]] = field(default_factory=list)
+    on_released: list[Callable[[RequestAdmission], None]] = field(default_factory=list)
     choices: int = 1
     prompts: int = 1
     _reserved_choices: int = 0
@@ -165,20 +165,20 @@ class Admission:
             self.on_released.pop()(self)
 
 
-_current: ContextVar[Admission | None] = ContextVar("admission", default=None)
+_current: ContextVar[RequestAdmission | None] = ContextVar("admission", default=None)
 
 
-def current() -> Admission | None:
+def current() -> RequestAdmission | None:
     """Admission of the current request; None outside any."""
     return _current.get()
 
 
 @contextlib.contextmanager
-def admitted(key_usage: KeyUsage | None) -> Iterator[Admission]:
+def admitted(key_usage: KeyUsage | None) -> Iterator[RequestAdmission]:
     """Hold a key's place until the answer ends. A stream ends with its last byte or when its client leaves."""
     if key_usage is not None:
         key_usage.begin()
-    admission = Admission(key_usage)
+    admission = RequestAdmission(key_usage)
     token = _current.set(admission)
     try:
         yield admission

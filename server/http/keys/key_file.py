@@ -64,14 +64,14 @@ class BadKeys(UserError):
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class RequestRate:
     """Limit on requests in any window of `seconds`."""
 
     requests: int
     seconds: int
 
     @classmethod
-    def parse(cls, text: str) -> Rate:
+    def parse(cls, text: str) -> RequestRate:
         """Parse "600/minute"; raises ValueError."""
         found = RATE.fullmatch(text)
         if found is None:
@@ -88,7 +88,7 @@ class Key:
 
     name: str
     digest: bytes
-    rate: Rate | None = None
+    rate: RequestRate | None = None
     concurrency: int | None = None
     tokens_per_minute: int | None = None
     tokens_per_day: int | None = None
@@ -245,7 +245,7 @@ def _key(path: Path, name: str, table: Any) -> Key:
     rate, flags = table.get("rate"), {"admin": table.get("admin", False), "learn": table.get("learn", True)}
     if rate is not None:
         try:
-            rate = Rate.parse(str(rate))
+            rate = RequestRate.parse(str(rate))
         except ValueError:
             raise wrong("rate", 'a number per second, minute or hour, like "600/minute"') from None
     numbers: dict[str, Any] = {field: table.get(field) for field in NUMBERS}

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import ApiError
 from . import admission
-from .admission import Admission
+from .admission import RequestAdmission
 
 
 class ChoiceTable(dict[str, Any]):
@@ -18,8 +18,8 @@ class ChoiceTable(dict[str, Any]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.owners: dict[str, Admission] = {}
-        self.requests: set[Admission] = set()
+        self.owners: dict[str, RequestAdmission] = {}
+        self.requests: set[RequestAdmission] = set()
         """Counted requests, until the engine is done with them."""
 
     @property
@@ -27,7 +27,7 @@ class ChoiceTable(dict[str, Any]):
         """Choices that wait or run in the engine, those of our own measurements included."""
         return len(self) - len(self.owners) + sum(request.places for request in self.requests)
 
-    def add_request(self, request: Admission) -> None:
+    def add_request(self, request: RequestAdmission) -> None:
         self.requests.add(request)
         request.on_released.append(self.requests.discard)
 

@@ -15,7 +15,7 @@ from typing import Any
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
 from ...plugin.grammars import worker
-from ...plugin.grammars.examine import Outcome, Verdict
+from ...plugin.grammars.examine import GrammarVerdict, Outcome
 from ...plugin.grammars.folder import GrammarFolder, name_of
 
 logger = logging.getLogger(__name__)
@@ -50,17 +50,17 @@ class GrammarMetrics:
     def known(self) -> None:
         self._outcomes["known"].inc()
 
-    def examined(self, verdict: Verdict) -> None:
+    def examined(self, verdict: GrammarVerdict) -> None:
         self._outcomes[verdict.outcome].inc()
         if verdict.outcome is Outcome.ACCEPTED:
             self._seconds.observe(verdict.seconds)
 
 
 @dataclass(slots=True)
-class Question:
+class GrammarQuestion:
     """A grammar that is being examined. waiting: requests that wait for the verdict."""
 
-    verdict: asyncio.Task[Verdict]
+    verdict: asyncio.Task[GrammarVerdict]
     waiting: int = 0
 
 
@@ -70,16 +70,16 @@ class GrammarProcess:
     def __init__(self, folder: Path, metrics: GrammarMetrics | None = None) -> None:
         self.folder, self._limits = GrammarFolder(folder), worker.CompileLimits()
         self._metrics = metrics or GrammarMetrics()
-        self._verdicts: OrderedDict[str, Verdict] = OrderedDict()
+        self._verdicts: OrderedDict[str, GrammarVerdict] = OrderedDict()
         self._folder_bytes = 0
-        self._questions: dict[str, Question] = {}
-        self._replies: dict[int, tuple[str, asyncio.Future[Verdict]]] = {}
+        self._questions: dict[str, GrammarQuestion] = {}
+        self._replies: dict[int, tuple[str, asyncio.Future[GrammarVerdict]]] = {}
         self._numbers = itertools.count()
         self._starting = asyncio.Lock()
         self.running: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
 
-    async def examine(self, kind: str, text: str, name: str | None = None) -> Verdict:
+    async def examine(self, kind: str, text: str, name: str | None = None) -> GrammarVerdict:
         """The verdict on a grammar: may the scheduler follow it? Given within some seconds.
 
         kind: json, regex, ebnf or structural_tag. name: that the scheduler knows it by, if not this text's. All are
@@ -87,13 +87,13 @@ class GrammarProcess:
         """
         name = name or name_of(kind, text)
         if not self.folder.ready:
-            return Verdict(Outcome.ACCEPTED)
+            return GrammarVerdict(Outcome.ACCEPTED)
         if (known := self._verdicts.get(name)) is not None:
             self._verdicts.move_to_end(name)
             self._metrics.known()
             return known
         if name not in self._questions:
-            self._questions[name] = Question(asyncio.create_task(self._examine(kind, text, name)))
+            self._questions[name] = GrammarQuestion(asyncio.create_task(self._examine(kind, text, name)))
         question = self._questions[name]
         question.waiting += 1
         try:
@@ -109,19 +109,19 @@ class GrammarProcess:
         if self.folder.ready:
             await self._start()
 
-    async def _examine(self, kind: str, text: str, name: str) -> Verdict:
+    async def _examine(self, kind: str, text: str, name: str) -> GrammarVerdict:
         try:
             verdict = await self._query({"kind": kind, "text": text, "name": name})
         except (OSError, EOFError, TimeoutError) as error:
             logger.warning("the process that compiles grammars has failed (%r); it will be started again", error)
-            verdict = Verdict(Outcome.BUSY, "grammars cannot be compiled at the moment; try again")
+            verdict = GrammarVerdict(Outcome.BUSY, "grammars cannot be compiled at the moment; try again")
         self._metrics.examined(verdict)
         return verdict
 
-    async def _query(self, job: dict[str, str]) -> Verdict:
+    async def _query(self, job: dict[str, str]) -> GrammarVerdict:
         process = await asyncio.shield(asyncio.create_task(self._start()))  # a start is for others, too
         number = next(self._numbers)
-        answer: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[GrammarVerdict] = asyncio.get_running_loop().create_future()
         self._replies[number] = job["name"], answer
         try:
             _write(process, {"number": number, **job})
@@ -135,7 +135,7 @@ class GrammarProcess:
                 _write(process, {"withdrawn": number})
             raise
 
-    def _remember(self, name: str, verdict: Verdict) -> None:
+    def _remember(self, name: str, verdict: GrammarVerdict) -> None:
         self._verdicts[name] = verdict
         self._folder_bytes += verdict.carried
         while len(self._verdicts) > MAX_VERDICTS or self._folder_bytes > MAX_FOLDER_BYTES:
@@ -172,7 +172,7 @@ class GrammarProcess:
             name, answer = self._replies.pop(fields.pop("number"), ("", None))
             if answer is None or not fields:  # it was withdrawn
                 continue
-            verdict = Verdict.from_json(fields)
+            verdict = GrammarVerdict.from_json(fields)
             if verdict.outcome is not Outcome.BUSY:
                 self._remember(name, verdict)
             if not answer.done():

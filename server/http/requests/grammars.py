@@ -10,7 +10,7 @@ from typing import Any
 from sglang.srt.constrained.json_schema_validation import validate_xgrammar_json_schema
 
 from ...plugin.grammars import schemas
-from ...plugin.grammars.examine import Outcome, Verdict
+from ...plugin.grammars.examine import GrammarVerdict, Outcome
 from ...plugin.grammars.folder import name_of
 from ...plugin.grammars.rewrite import rewritten
 from ..errors import ApiError, invalid_value, unsupported
@@ -123,7 +123,7 @@ def _name_of(request: ChatRequest | TextRequest, kind: str) -> str:
     return "tools"
 
 
-async def _failing_tool(process: GrammarProcess, request: Any, verdict: Verdict) -> tuple[str, Verdict]:
+async def _failing_tool(process: GrammarProcess, request: Any, verdict: GrammarVerdict) -> tuple[str, GrammarVerdict]:
     """The tool whose schema alone is refused, with the reason; all of them where it takes several."""
     names = [f"tools[{index}].function.parameters" for index in range(len(request.tools))]
     if len(names) == 1:
@@ -144,7 +144,7 @@ async def _failing_tool(process: GrammarProcess, request: Any, verdict: Verdict)
     return slow[0] if len(slow) == 1 else "tools", verdict
 
 
-def _refused(name: str, verdict: Verdict) -> ApiError:
+def _refused(name: str, verdict: GrammarVerdict) -> ApiError:
     if verdict.outcome is Outcome.BUSY:
         return ApiError(verdict.reason, status=429, param=name, code="grammars_busy")
     if verdict.outcome is Outcome.INVALID:

@@ -34,7 +34,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GrammarVerdict:
     """reason: why it was not accepted. seconds: of processor time. carried: bytes of the compiled grammar's file; 0:
     there is none."""
 
@@ -47,7 +47,7 @@ class Verdict:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Verdict:
+    def from_json(cls, fields: dict[str, Any]) -> GrammarVerdict:
         return cls(**fields | {"outcome": Outcome(fields["outcome"])})
 
 
@@ -66,7 +66,7 @@ class Examiner:
         tokenizer = xgrammar.TokenizerInfo.deserialize_json(options.tokenizer)
         return cls(folder, options, tokenizer, Walker.of(tokenizer), threads)
 
-    def examine(self, kind: str, text: str, name: str) -> Verdict:
+    def examine(self, kind: str, text: str, name: str) -> GrammarVerdict:
         """Compile the grammar and walk through it; takes as long, and as much memory, as it takes.
 
         kind: json, regex, ebnf or structural_tag. name: what a grammar that is carried is called.
@@ -77,26 +77,26 @@ class Examiner:
         except SchemaError as error:
             place = "/".join(str(part) for part in error.absolute_path)
             where = f" (at {place[:MAX_REASON]})" if place else ""
-            return Verdict(Outcome.INVALID, f"{error.message[:MAX_REASON]}{where}")
+            return GrammarVerdict(Outcome.INVALID, f"{error.message[:MAX_REASON]}{where}")
         except RecursionError:
-            return Verdict(Outcome.INVALID, "nested too deeply")
+            return GrammarVerdict(Outcome.INVALID, "nested too deeply")
         except (RuntimeError, ValueError) as error:
             if "bad_alloc" in str(error):
                 raise MemoryError from None
-            return Verdict(Outcome.INVALID, _reason(error))
+            return GrammarVerdict(Outcome.INVALID, _reason(error))
         seconds = time.process_time() - begun
         if self.walker.too_slow(compiled, self.options.override_stop_tokens):
-            return Verdict(Outcome.COSTLY, "takes too long to follow; simplify its repetitions and alternatives")
+            return GrammarVerdict(Outcome.COSTLY, "takes too long to follow; simplify its repetitions and alternatives")
         if not self.walker.begins(compiled, self.options.override_stop_tokens):
-            return Verdict(Outcome.INVALID, "this model's vocabulary has no token to begin it with")
+            return GrammarVerdict(Outcome.INVALID, "this model's vocabulary has no token to begin it with")
         carried = 0
         if seconds > CARRY_SECONDS:
             written = compiled.serialize_json()
             if len(written) > MAX_CARRIED_BYTES:
-                return Verdict(Outcome.COSTLY, "is too large when compiled; simplify it")
+                return GrammarVerdict(Outcome.COSTLY, "is too large when compiled; simplify it")
             self.folder.write(name, written)
             carried = len(written)
-        return Verdict(Outcome.ACCEPTED, seconds=time.process_time() - begun, carried=carried)
+        return GrammarVerdict(Outcome.ACCEPTED, seconds=time.process_time() - begun, carried=carried)
 
     def _compile(self, kind: str, text: str) -> xgrammar.CompiledGrammar:
         compiler = xgrammar.GrammarCompiler(self.tokenizer, max_threads=self.threads, cache_enabled=False)

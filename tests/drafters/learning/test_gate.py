@@ -24,7 +24,7 @@ from outrider.drafters.learning.start import KINDS, first_drafter, settings
 from outrider.drafters.training.batches import BatchMaker, anchor_range
 from outrider.drafters.training.features import sequence_features
 from outrider.drafters.training.forward import frozen_part
-from outrider.drafters.training.loop import Recipe, Run
+from outrider.drafters.training.loop import ReaderRun, Recipe
 from outrider.drafters.training.store import Sequence
 from outrider.drafters.training.target import TargetModel
 from outrider.drafters.training.validate import drafts_of
@@ -50,7 +50,7 @@ def prompts(count: int) -> list[str]:
 GENERAL = answers([30] * 4)
 
 
-def judge(candidate: list[int], in_use: list[int] | None, **how: object) -> gate.Verdict:
+def judge(candidate: list[int], in_use: list[int] | None, **how: object) -> gate.GateVerdict:
     names = how.pop("prompts", prompts(len(candidate)))
     general = how.pop("general", GENERAL)
     used = None if in_use is None else answers(in_use)
@@ -274,7 +274,7 @@ def test_what_was_learned_by_heart_does_not_pass(
     torch.manual_seed(0)
     model = BlockModel(dataclasses.replace(TINY, head_dim=8))
     before = [following(model, target, part) for part in (noise[:8], held)]
-    run = Run(tmp_path, model, frozen_part(model, target), Recipe(steps=10**6, lr=0.01, decay_steps=0, warmup=5))
+    run = ReaderRun(tmp_path, model, frozen_part(model, target), Recipe(steps=10**6, lr=0.01, decay_steps=0, warmup=5))
     maker = BatchMaker(model.config, model.vocab, device=torch.device("cpu"))
     for i in range(120):
         s = noise[i % 8]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from outrider.drafters.learning.answers import Answer
-from outrider.drafters.training.features import Text
+from outrider.drafters.training.features import AnsweredText
 from outrider.drafters.training.logs import LogReader, held_out
 from outrider.drafters.training.prompts import BadLine
 from outrider.drafters.training.store import FeatureStore
@@ -32,7 +32,7 @@ def write(log: Path, *rows: Any) -> None:
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def texts(log: Path, target: TargetModel) -> list[Text]:
+def texts(log: Path, target: TargetModel) -> list[AnsweredText]:
     return list(LogReader(target).read([str(log)]))
 
 

@@ -13,10 +13,10 @@ from own_process import found_by_fork
 
 from outrider.kernels.cpu import native
 from outrider.server.bench import quality
-from outrider.server.bench.quality import Answer
+from outrider.server.bench.quality import ReadAnswer
 from outrider.server.errors import UserError
 
-ANSWERS = [Answer([1, 2], [3, 4], 0.0), Answer([5], [6], 1.0)]
+ANSWERS = [ReadAnswer([1, 2], [3, 4], 0.0), ReadAnswer([5], [6], 1.0)]
 VOCABULARY = 50
 
 
@@ -59,7 +59,7 @@ def test_logits_of_fewer_tokens_are_noticed(tmp_path: Path) -> None:
 @pytest.mark.skipif(not native.available(), reason="without compiled kernels no weight is multiplied in blocks")
 def test_rows_predict_the_tokens_and_rounding_moves_them_a_little(tmp_path: Path) -> None:
     """An engine that reads its own greedy answers finds each token on top: reading gives decoding's bits."""
-    answers = [Answer(**fields) for fields in found_by_fork(Path(quality_turns.__file__), str(tmp_path))]
+    answers = [ReadAnswer(**fields) for fields in found_by_fork(Path(quality_turns.__file__), str(tmp_path))]
     rows = np.fromfile(tmp_path / "float", np.float32).reshape(sum(len(one.tokens) + 1 for one in answers), -1)
     assert sum(len(one.tokens) for one in answers) >= 60
     assert {one.temperature for one in answers} == {0.0, 1.0}

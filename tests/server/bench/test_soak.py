@@ -15,10 +15,10 @@ from aiohttp import web
 from small_openai import Handler, SmallServer, answer
 
 from outrider.server.bench import record, remote, server_processes
-from outrider.server.bench.server_processes import Sample
+from outrider.server.bench.server_processes import ProcessSample
 from outrider.server.bench.soak import attacks, cli
 from outrider.server.bench.soak.report import Soak
-from outrider.server.bench.soak.traffic import Counts
+from outrider.server.bench.soak.traffic import SoakCounts
 from outrider.server.cli.main import main
 
 pytestmark = pytest.mark.slow
@@ -145,7 +145,7 @@ def test_a_server_that_an_attack_breaks_is_found(tmp_path: Path, capsys: pytest.
 
 def test_a_server_that_attacks_slow_down_is_found() -> None:
     def found(beside: float) -> list[str]:
-        counts = Counts(waits=([1.0] * 90 + [2.0] * 10, [1.0] * 90 + [beside] * 10))
+        counts = SoakCounts(waits=([1.0] * 90 + [2.0] * 10, [1.0] * 90 + [beside] * 10))
         return Soak(counts, [], 60.0, 20.0, 64.0, True, 0.0, {}, attacks.Attacked(), most_slower=1.5).faults()
 
     assert found(2.9) == []
@@ -167,8 +167,12 @@ def test_memory_counts_by_what_is_held_not_by_what_a_step_works_with() -> None:
         for second, mb in enumerate(held):
             anonymous = {"scheduler": mb + 500 * (second % 3), "server": 100.0}
             files = 80.0 if second < 150 else second  # pages that the machine took away and that were read again
-            samples.append(Sample(float(second), {name: files + mb for name, mb in anonymous.items()}, anonymous))
-        return Soak(Counts(), samples, len(held), 100.0, most_growth=32.0, may_not_change=True, emptied=0.0, held={})
+            samples.append(
+                ProcessSample(float(second), {name: files + mb for name, mb in anonymous.items()}, anonymous)
+            )
+        return Soak(
+            SoakCounts(), samples, len(held), 100.0, most_growth=32.0, may_not_change=True, emptied=0.0, held={}
+        )
 
     warming = [100.0 + second for second in range(100)]
     assert found(warming + [200.0] * 200).faults() == []

@@ -152,7 +152,7 @@ def file_of(folder: Path, **fields: dict[str, Any]) -> tuple[Path, dict[str, byt
 
 
 def test_each_key_has_its_own_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, header = file_of(tmp_path, slow={"rate": key_file.Rate(2, 3600)}, free={})
+    path, header = file_of(tmp_path, slow={"rate": key_file.RequestRate(2, 3600)}, free={})
     passed = Passed(answer, file=path)
 
     def ask(name: str, method: str = "POST") -> int:
@@ -172,7 +172,7 @@ def test_each_key_has_its_own_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_rate_is_of_any_stretch_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, header = file_of(tmp_path, key={"rate": key_file.Rate(2, 60)})
+    path, header = file_of(tmp_path, key={"rate": key_file.RequestRate(2, 60)})
     passed, now = Passed(answer, file=path), 1_000_000
     monkeypatch.setattr("pyrate_limiter.clocks.monotonic_ns", lambda: now * 1_000_000)
     asked = []

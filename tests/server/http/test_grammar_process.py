@@ -13,7 +13,7 @@ from small_grammars import nested_repeats, small_schema, with_options
 
 from outrider.server.http.requests import grammar_process
 from outrider.server.http.requests.grammar_process import GrammarMetrics, GrammarProcess
-from outrider.server.plugin.grammars.examine import Outcome, Verdict
+from outrider.server.plugin.grammars.examine import GrammarVerdict, Outcome
 from outrider.server.plugin.grammars.folder import GrammarFolder
 
 
@@ -106,7 +106,7 @@ def test_carried_grammars_are_kept_within_their_bytes(tmp_path: Path, monkeypatc
     process = GrammarProcess(tmp_path, GrammarMetrics(CollectorRegistry()))
     for index in range(10):
         process.folder.write(str(index), "x" * 300)
-        process._remember(str(index), Verdict(Outcome.ACCEPTED, carried=300))
+        process._remember(str(index), GrammarVerdict(Outcome.ACCEPTED, carried=300))
     there = [index for index in range(10) if process.folder.read(str(index)) is not None]
     assert there == [7, 8, 9]
 

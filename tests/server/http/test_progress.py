@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sglang.srt.managers.load_snapshot import LoadSnapshot, ShmLoadSnapshotReader, ShmLoadSnapshotWriter, file_lock
 
-from outrider.server.http.progress import Progress
+from outrider.server.http.progress import EngineProgress
 
 SECONDS = 100.0
 
@@ -26,7 +26,7 @@ class Engine:
         self.manager = SimpleNamespace(
             load_snapshot_reader=ShmLoadSnapshotReader(str(path), engines), rid_to_state={}, last_receive_tstamp=0.0
         )
-        self.progress = Progress(self.manager, SECONDS)
+        self.progress = EngineProgress(self.manager, SECONDS)
         self.now, self.steps = 1000.0, 0
         self.asked = 0
         self.manager.get_internal_state_communicator = self._asked

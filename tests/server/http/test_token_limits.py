@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from outrider.server.http.errors import ApiError
 from outrider.server.http.keys.access import KeyUsage
-from outrider.server.http.keys.admission import Admission
+from outrider.server.http.keys.admission import RequestAdmission
 from outrider.server.http.keys.key_file import Key
 from outrider.server.http.keys.token_limits import (
     DAY_SECONDS,
@@ -121,7 +121,7 @@ def test_whatever_runs_beside_each_other_no_window_is_given_more_than_its_limit(
     key_usage = key_usage_of(time, **limits)
     codes: set[str | None] = set()
     used: list[tuple[float, int]] = []  # when it was admitted, with all that it wrote
-    running: list[tuple[float, Admission, int, bool]] = []
+    running: list[tuple[float, RequestAdmission, int, bool]] = []
 
     def until(moment: float) -> None:
         for ends, admission, tokens, left in sorted(running, key=lambda one: one[0]):
@@ -138,7 +138,7 @@ def test_whatever_runs_beside_each_other_no_window_is_given_more_than_its_limit(
     for after, prompt, choices, asked, share, seconds, leaves in requests:
         until(time.now + after)
         key_usage.begin()
-        admission = Admission(key_usage)
+        admission = RequestAdmission(key_usage)
         try:
             admission.add_choices(choices, 1)
             answer = admission.reserve(prompt, choices, asked, 1000, None)
@@ -173,10 +173,10 @@ def test_a_request_takes_what_it_may_become_and_gives_the_rest_back() -> None:
     time = Time()
     key_usage = key_usage_of(time, tokens_per_minute=100)
     key_usage.begin()
-    one = Admission(key_usage)
+    one = RequestAdmission(key_usage)
     assert one.reserve(10, 1, 60, 1000, None) == 60
     key_usage.begin()
-    other = Admission(key_usage)
+    other = RequestAdmission(key_usage)
     refusal = refused(other.reserve, 10, 1, 21, 1000, None)
     assert (refusal.status, refusal.code, refusal.retry_after) == (429, "token_limit_exceeded", 60)
     assert "100 tokens a minute and has 30 left; this request may take 31" in refusal.message
@@ -193,7 +193,7 @@ def test_what_a_client_left_counts_when_the_engine_has_let_go() -> None:
     time = Time()
     key_usage = key_usage_of(time, tokens_per_day=100)
     key_usage.begin()
-    admission, seen = Admission(key_usage), []
+    admission, seen = RequestAdmission(key_usage), []
     admission.on_released.append(lambda one: seen.append(one.tokens))
     admission.reserve(10, 1, 60, 1000, None)
     state = Choice(output_ids=[1] * 5)
@@ -211,7 +211,7 @@ def test_what_never_ran_costs_nothing() -> None:
     key_usage = key_usage_of(time, tokens_per_day=100)
     for waited in (False, True):
         key_usage.begin()
-        admission = Admission(key_usage)
+        admission = RequestAdmission(key_usage)
         admission.reserve(10, 1, 60, 1000, None)
         if waited:  # in the engine's queue, for longer than it may
             admission.opened("a", Choice())
@@ -225,7 +225,7 @@ def test_states_that_sglang_leaves_are_forgotten() -> None:
     forgotten, time = [], Time()
     key_usage = key_usage_of(time, tokens_per_day=100)
     key_usage.begin()
-    admission = Admission(key_usage)
+    admission = RequestAdmission(key_usage)
     admission.reserve(10, 1, 60, 1000, None)
 
     def forget(request_id: str) -> None:
@@ -246,7 +246,7 @@ def test_states_that_sglang_leaves_are_forgotten() -> None:
     assert key_usage.day.taken(time.now) == 12
 
     key_usage.begin()
-    admission = Admission(key_usage)
+    admission = RequestAdmission(key_usage)
     admission.forget = forget
     admission.reserve(10, 1, 60, 1000, None)
     admission.opened("left", Choice(dispatched=False))
@@ -271,13 +271,13 @@ def test_without_max_tokens_an_answer_is_as_long_as_it_may_be(
 ) -> None:
     key_usage = key_usage_of(Time(), **limits)
     key_usage.begin()
-    assert Admission(key_usage).reserve(10, 1, None, 300, most) == answer
+    assert RequestAdmission(key_usage).reserve(10, 1, None, 300, most) == answer
 
 
 def test_several_prompts_share_what_a_request_may_have() -> None:
     key_usage = key_usage_of(Time(), max_tokens_per_request=100)
     key_usage.begin()
-    admission = Admission(key_usage)
+    admission = RequestAdmission(key_usage)
     admission.add_choices(2, 2)
     answers = [admission.reserve(10, 2, None, 1000, None) for _ in range(2)]
     assert answers == [20, 20]
@@ -288,7 +288,7 @@ def test_a_prompt_that_is_sent_for_each_choice_counts_once() -> None:
     time = Time()
     key_usage = key_usage_of(time, tokens_per_day=1000)
     key_usage.begin()
-    admission = Admission(key_usage)
+    admission = RequestAdmission(key_usage)
     admission.add_choices(3, 2)
     for _ in range(6):
         admission.reserve(10, 1, 5, 1000, None)
@@ -300,7 +300,7 @@ def test_what_could_never_be_is_refused_for_good(limits: dict[str, int]) -> None
     key_usage = key_usage_of(Time(), **limits)
     key_usage.begin()
     for prompt, answer in ((10, 41), (50, None), (60, 1)):
-        refusal = refused(Admission(key_usage).reserve, prompt, 1, answer, 1000, None)
+        refusal = refused(RequestAdmission(key_usage).reserve, prompt, 1, answer, 1000, None)
         assert (refusal.status, refusal.code) == (400, "request_too_many_tokens")
         assert "one of key k may have 50" in refusal.message
 
@@ -308,10 +308,10 @@ def test_what_could_never_be_is_refused_for_good(limits: dict[str, int]) -> None
 def test_choices_weigh() -> None:
     key_usage = key_usage_of(Time(), concurrency=4)
     key_usage.begin()
-    one = Admission(key_usage)
+    one = RequestAdmission(key_usage)
     one.add_choices(3, 1)
     key_usage.begin()
-    two = Admission(key_usage)
+    two = RequestAdmission(key_usage)
     refusal = refused(two.add_choices, 2, 1)
     assert (refusal.status, refusal.code) == (429, "concurrency_limit_exceeded")
     refusal = refused(two.add_choices, 2, 3)
@@ -321,7 +321,7 @@ def test_choices_weigh() -> None:
     one.end()
     assert key_usage.under_way == 0
     key_usage.begin()
-    Admission(key_usage).add_choices(4, 1)
+    RequestAdmission(key_usage).add_choices(4, 1)
 
 
 def test_headers_say_what_is_left() -> None:

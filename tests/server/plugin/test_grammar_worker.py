@@ -19,7 +19,7 @@ import pytest
 from small_grammars import nested_repeats, options, small_schema, with_options
 
 from outrider.server.plugin.grammars import examine, worker
-from outrider.server.plugin.grammars.examine import Examiner, Outcome, Verdict
+from outrider.server.plugin.grammars.examine import Examiner, GrammarVerdict, Outcome
 from outrider.server.plugin.grammars.folder import GrammarFolder
 from outrider.server.plugin.grammars.worker import READY, Compilations, CompileLimits, Job
 
@@ -28,7 +28,7 @@ from outrider.server.plugin.grammars.worker import READY, Compilations, CompileL
 class Kinds:
     """Does what the kind of a job names, in the copy of the process."""
 
-    def examine(self, kind: str, text: str, name: str) -> Verdict:
+    def examine(self, kind: str, text: str, name: str) -> GrammarVerdict:
         if kind == "spin":
             while True:
                 pass
@@ -40,7 +40,7 @@ class Kinds:
             os.kill(os.getpid(), signal.SIGSEGV)
         if kind == "fail":
             raise KeyError(text)
-        return Verdict(Outcome.ACCEPTED, reason=text)
+        return GrammarVerdict(Outcome.ACCEPTED, reason=text)
 
 
 @contextmanager
@@ -154,7 +154,7 @@ def folder(tmp_path: Path) -> GrammarFolder:
 def test_grammars_are_accepted_and_refused_for_what_they_are(folder: GrammarFolder) -> None:
     examiner = Examiner.of(folder, options(), threads=1)
 
-    def outcome(kind: str, text: str) -> Verdict:
+    def outcome(kind: str, text: str) -> GrammarVerdict:
         return examiner.examine(kind, text, text)
 
     assert outcome("json", small_schema("name")).outcome is Outcome.ACCEPTED
