@@ -94,27 +94,31 @@ class Pauses:
         most = max(self.bound - self.step, self.bound / 2) if answering else ALONE * self.bound
         room, least = most - self.paused, self.cost.least
         if not self.paused:  # answers have just had a step: a chunk smaller than that would be wasted
-            room = max(room, self.cost.seconds(least, pairs_of([least], [context])))
-        whole = self._whole(queue, unfinished, room)
+            room = max(room, self.cost.seconds(*_size(Prompt(least, context, 0))))
+        whole, passing = self._whole(queue, unfinished, room)
         first = self.page if unfinished else None
         tokens = max(self.cost.largest(room, context) // self.page, 1) * self.page
         if self._owed > 0 or tokens < least - self.page:
             return Chunk(whole + (first or 0), first) if whole else None
-        if not whole or unfinished is None:
-            return Chunk(tokens)
-        return Chunk(tokens, max(tokens - whole, self.page))
+        if unfinished is not None:
+            return Chunk(tokens, max(tokens - whole, self.page) if whole else None)
+        # A prompt that fits into a chunk of its own is not cut to fill this one.
+        cuts = passing < len(queue) and self.cost.seconds(*_size(queue[passing])) > most
+        return Chunk(tokens if cuts or not whole else whole)
 
-    def _whole(self, queue: Sequence[Prompt], unfinished: Prompt | None, room: float) -> int:
-        """Tokens of the first prompts that together take at most `room` seconds, before the turn of `unfinished`."""
+    def _whole(self, queue: Sequence[Prompt], unfinished: Prompt | None, room: float) -> tuple[int, int]:
+        """Tokens and number of the first prompts that together take at most `room` seconds, before the turn of
+        `unfinished`."""
         if unfinished is not None and not self.in_turn:
-            return 0
+            return 0, 0
         tokens, pages, pairs = 0, 0, 0.0
-        for prompt in queue:
-            tokens, pairs = tokens + prompt.tokens, pairs + pairs_of([prompt.tokens], [prompt.context])
+        for number, prompt in enumerate(queue):
+            more = _size(prompt)
+            tokens, pairs = tokens + more[0], pairs + more[1]
             if self.cost.seconds(tokens, pairs) > room or (unfinished is not None and prompt.turn > unfinished.turn):
-                break
+                return pages, number
             pages += math.ceil(prompt.tokens / self.page) * self.page
-        return pages
+        return pages, len(queue)
 
     def launch(self, seconds: float, *, long: bool, level_share: float) -> None:
         """A chunk is launched that will take `seconds`. long: one of its prompts is not finished by it."""
@@ -142,3 +146,8 @@ class Pauses:
         self.step += (STEP_RATE if self.step else 1.0) * (seconds - self.step)
         self._owed = max(self._owed - seconds, -self.step)  # a step's end seldom is the debt's
         self._owed_to_levels = max(self._owed_to_levels - seconds, -self.step)
+
+
+def _size(prompt: Prompt) -> tuple[int, float]:
+    """Tokens and pairs, see `PrefillCost.seconds`."""
+    return prompt.tokens, pairs_of([prompt.tokens], [prompt.context])

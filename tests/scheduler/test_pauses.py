@@ -198,6 +198,16 @@ def test_a_bound_that_one_forward_breaks_still_reads_chunks_worth_a_forward() ->
     assert taken(chunk.tokens) - FORWARD >= 0.8 * FORWARD
 
 
+def test_a_prompt_that_fits_into_a_chunk_is_not_cut() -> None:
+    pauses = Pauses(BOUND, made_cost())
+    chunk = pauses.choose([Prompt(200, 0, 0), Prompt(250, 0, 1), Prompt(50, 0, 2)], None)
+    assert chunk is not None
+    assert chunk.tokens == 200
+    filled = pauses.choose([Prompt(200, 0, 0), Prompt(2500, 0, 1)], None)
+    assert filled is not None
+    assert 200 < filled.tokens < 450
+
+
 def test_chunks_end_where_pages_do() -> None:
     pauses = Pauses(BOUND, made_cost(), page=64)
     chunk = pauses.choose([Prompt(50, 0, 0)], Prompt(6000, 512, 9e9))

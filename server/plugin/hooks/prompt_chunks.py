@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -64,7 +65,7 @@ def _build(original: Callable[..., Any], scheduler: Any, *, running_batch: Any, 
             batch, running_batch = original(scheduler, running_batch=running_batch, **others)
         finally:
             scheduler.chunked_prefill_size = configured
-    reader.launched(batch, running_batch)
+    reader.optional.run("prompts", None, reader.launched, batch)
     return batch, running_batch
 
 
@@ -116,7 +117,8 @@ class Counts:
 
 
 class PromptReader:
-    """Reads the prompts of one scheduler. limit: tokens that the next forward reads of the prompt that was begun."""
+    """Reads the prompts of one scheduler. limit: tokens that the next forward reads of the prompt that was begun.
+    answering: requests that decode wait for what is read next."""
 
     def __init__(self, scheduler: Any, pauses: Pauses):
         self.scheduler, self.pauses = scheduler, pauses
@@ -124,7 +126,7 @@ class PromptReader:
         self.optional = self.worker.optional
         self.counts = Counts()
         self.limit: int | None = None
-        self._answering = False  # requests that decode wait for the next prefill
+        self.answering = False
         self._level_share = 0.0
         # A result comes after its own pass through `choose`, or after the next one's where steps overlap.
         self._passes: deque[float] = deque(maxlen=2 if scheduler.enable_overlap else 1)
@@ -145,13 +147,13 @@ class PromptReader:
         self._passes.append(time.monotonic())
         self.limit = None
         scheduler, waiting, worker = self.scheduler, self.scheduler.waiting_queue, self.worker
-        self._answering = not (running_batch.is_empty() or running_batch.is_prefill_only)
-        if not self._answering:
+        self.answering = not (running_batch.is_empty() or running_batch.is_prefill_only)
+        if not self.answering:
             self._resumed = 0.0
         if REPLACED in vars(worker):  # requests of a measurement begin together
             return AS_CONFIGURED
         if scheduler.chunked_req is None and not scheduler.grammar_manager.has_waiting_grammars():
-            full = running_batch.batch_is_full and self._answering
+            full = running_batch.batch_is_full and self.answering
             if not waiting or (full and not (scheduler.enable_priority_preemption or scheduler.is_hybrid_swa)):
                 return AS_CONFIGURED
         if self.pauses.in_turn and waiting:
@@ -178,11 +180,25 @@ class PromptReader:
         if (req := scheduler.chunked_req) is not None:
             left = _tokens(req) - req.extend_end
             begun = Prompt(left, req.extend_end, turn_of(req.arrival_processed_tokens, left))
+            # What decode steps and shorter prompts would take of its room in the cache, no retraction could give back.
+            room = self._free() - left - 2 * (running_batch.new_tokens_required_next_decode() if self.answering else 0)
+            if room < 0:
+                return AS_CONFIGURED, 0
+            queue = [
+                prompt
+                for prompt, total in zip(queue, accumulate(p.tokens for p in queue), strict=True)
+                if total <= room
+            ]
         if not pauses.cost.known:
             return AS_CONFIGURED, 0
-        self._level_share = self._share_of_levels(running_batch) if self._answering else 0.0
-        chunk = pauses.choose(queue, begun, answering=self._answering)
+        self._level_share = self._share_of_levels(running_batch) if self.answering else 0.0
+        chunk = pauses.choose(queue, begun, answering=self.answering)
         return (DECODE_FIRST, 0) if chunk is None else (chunk.tokens, chunk.unfinished or 0)
+
+    def _free(self) -> int:
+        """Tokens of the cache that nobody holds."""
+        scheduler = self.scheduler
+        return int(scheduler.token_to_kv_pool_allocator.available_size() + scheduler.tree_cache.evictable_size())
 
     def _share_of_levels(self, running_batch: Any) -> float:
         levels = self.worker.requests.levels[running_batch.req_pool_indices_cpu.numpy()]
@@ -192,11 +208,11 @@ class PromptReader:
         tokens = metrics.accepted_length.total / max(metrics.request_steps.total, 1)
         return level_share(levels, max(tokens, 1.0) / self.pauses.step)
 
-    def launched(self, batch: Any, running_batch: Any) -> None:
+    def launched(self, batch: Any) -> None:
         """SGLang has built `batch` of prompts, or runs a decode step, if it can."""
         if batch is None:
             self.pauses.stepped()
-        elif self._answering:
+        elif self.answering:
             seconds, long = self.pauses.cost.seconds(*_size(batch)), batch.chunked_req is not None
             self.pauses.launch(seconds, long=long, level_share=self._level_share)
 
