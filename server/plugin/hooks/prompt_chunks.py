@@ -33,6 +33,8 @@ MATCHED_FROM = 256
 """Shorter prompts are not looked up in the cache until they are read."""
 MOST_MATCHED = 128
 """Prompts looked up for their order."""
+MATCHED = "outrider_matched"
+"""Attribute of SGLang's request: tokens of prompts that had been read when it was looked up."""
 READER = "outrider_prompts"
 """Attribute of SGLang's scheduler, and of its policy: the `PromptReader`, or None."""
 DECODE_FIRST, AS_CONFIGURED = -1, 0
@@ -157,18 +159,24 @@ class PromptReader:
             if not waiting or (full and not (scheduler.enable_priority_preemption or scheduler.is_hybrid_swa)):
                 return AS_CONFIGURED
         if self.pauses.in_turn and waiting:
-            from sglang.srt.mem_cache.common import match_kv_cache
-
-            for req in waiting[:MOST_MATCHED]:
-                if _tokens(req) >= MATCHED_FROM:
-                    match_kv_cache(req, scheduler.tree_cache)
-            waiting.sort(key=_turn)
+            self._sort(waiting)
         decided = AS_CONFIGURED, 0
         if worker.ranks.decides:
             decided = self.optional.run("prompts", decided, self._decide, waiting[:MOST_MATCHED], running_batch)
         tokens, limit = worker.ranks.agree(decided)
         self.limit = limit or None
         return tokens
+
+    def _sort(self, waiting: list[Any]) -> None:
+        """Sort by turns; where prompts were read since, the cache may hold more of those that wait."""
+        from sglang.srt.mem_cache.common import match_kv_cache
+
+        read = self.scheduler.processed_tokens_counter
+        for req in waiting[:MOST_MATCHED]:
+            if _tokens(req) >= MATCHED_FROM and getattr(req, MATCHED, None) != read:
+                match_kv_cache(req, self.scheduler.tree_cache)
+                setattr(req, MATCHED, read)
+        waiting.sort(key=_turn)
 
     def _decide(self, waiting: Sequence[Any], running_batch: Any) -> tuple[int, int]:
         """Tokens as `choose` returns them, and of the prompt that was begun at most; 0: all."""
