@@ -92,7 +92,7 @@ def test_cut_prompts_have_the_answers_of_whole_ones(cut: Server, whole: dict[str
     chunks = "outrider_prefill_chunk_tokens_count"
     before = MetricsPage(cut.url).value(chunks)
     assert answers(cut, 8, speculate=True, model=model) == whole[model]
-    assert MetricsPage(cut.url).value(chunks) - before > 2 * len(whole[model])  # otherwise little was cut
+    assert MetricsPage(cut.url).value(chunks) - before > len(whole[model])  # whole, each forward ends a prompt or more
 
 
 @pytest.mark.server
