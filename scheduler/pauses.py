@@ -29,7 +29,7 @@ MOST_SHARE = 0.9
 PATIENCE = 4
 """A prompt lets others pass that come while this many times its own tokens are read."""
 ALONE = 2
-"""A chunk takes this many times the bound while no answers are under way: whoever comes next waits for it."""
+"""A chunk takes this many times the bound while no answers are under way: the next request waits for it."""
 STEP_RATE = 0.1
 """Weight of one decode step in the running average of their time."""
 

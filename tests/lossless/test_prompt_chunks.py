@@ -11,12 +11,12 @@ import pytest
 from adapters import write_adapter
 from asking import MODEL, asked, complete, tokens
 from metrics_page import MetricsPage, until_retracted
-from running import ForkedServer, Server, changed
+from running import TAKES_MANY, ForkedServer, Server, changed
 from small_target import SmallTarget
 
 from .conftest import jagged_profile
 
-CACHE = ("--dtype", "float32", "--context-length", "1024", "--max-total-tokens", "4096", "--no-lookup-across")
+CACHE = ("--dtype", "float32", "--context-length", "1024", "--max-total-tokens", "3072", "--no-lookup-across")
 BODIES: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.8, "seed": 3}]
 TOKENS = 32
 WHOLE = ("--max-pause", "0", "--chunked-prefill-size", "8192")
@@ -74,7 +74,8 @@ def cut(
     made = {"model": str(small_target.folder), "drafter": "dspark", "drafter_path": str(small_target.dspark)}
     flags = (*CACHE, "--chunked-prefill-size", "8192", "--profile", str(jagged_profile(folder, **made)), *adapter)
     flags += (request.param,) if request.param else ()
-    server = ForkedServer(folder / "log", *flags, *small_target.flags(), **changed("any-chunks", "profile-costs"))
+    changes = changed("any-chunks", "profile-costs") | TAKES_MANY
+    server = ForkedServer(folder / "log", *flags, *small_target.flags(), **changes)
     try:
         yield server.wait_until_ready()
     finally:

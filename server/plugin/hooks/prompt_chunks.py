@@ -119,8 +119,8 @@ class Counts:
 
 
 class PromptReader:
-    """Reads the prompts of one scheduler. limit: tokens that the next forward reads of the prompt that was begun.
-    answering: requests that decode wait for what is read next."""
+    """Chooses the chunks of one scheduler. limit: tokens that the next forward reads of the prompt that was begun.
+    answering: the running batch decodes."""
 
     def __init__(self, scheduler: Any, pauses: Pauses):
         self.scheduler, self.pauses = scheduler, pauses
@@ -168,7 +168,7 @@ class PromptReader:
         return tokens
 
     def _sort(self, waiting: list[Any]) -> None:
-        """Sort by turns; where prompts were read since, the cache may hold more of those that wait."""
+        """Sort by turns. Prompts are looked up in the cache again once others were read."""
         from sglang.srt.mem_cache.common import match_kv_cache
 
         read = self.scheduler.processed_tokens_counter
@@ -188,7 +188,7 @@ class PromptReader:
         if (req := scheduler.chunked_req) is not None:
             left = _tokens(req) - req.extend_end
             begun = Prompt(left, req.extend_end, turn_of(req.arrival_processed_tokens, left))
-            # What decode steps and shorter prompts would take of its room in the cache, no retraction could give back.
+            # A prompt that was begun is not retracted: decode steps and other prompts leave it room in the cache.
             room = self._free() - left - 2 * (running_batch.new_tokens_required_next_decode() if self.answering else 0)
             if room < 0:
                 return AS_CONFIGURED, 0
@@ -204,7 +204,7 @@ class PromptReader:
         return (DECODE_FIRST, 0) if chunk is None else (chunk.tokens, chunk.unfinished or 0)
 
     def _free(self) -> int:
-        """Tokens of the cache that nobody holds."""
+        """Free tokens of the cache."""
         scheduler = self.scheduler
         return int(scheduler.token_to_kv_pool_allocator.available_size() + scheduler.tree_cache.evictable_size())
 
