@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.scheduler.cost.model import StepCost
+from outrider.scheduler.cost.prefill import PrefillPoint
 from outrider.scheduler.cost.step_times import Point
 from outrider.storage.replacing import replace
 
@@ -38,6 +39,7 @@ class ProfileError(ValueError):
 class Profile:
     """The measurements of one engine.
 
+    prefills: measured chunks of prompts; older profiles have none, and chunks that are served tell instead.
     thorough: False: a quick one, to be refined. measured_at: ISO 8601, UTC. measured_how: the command, for people.
     folder: where it lies; None until it is saved.
     """
@@ -48,6 +50,7 @@ class Profile:
     thorough: bool
     measured_at: str
     measured_how: str
+    prefills: tuple[PrefillPoint, ...] = ()
     folder: Path | None = None
 
     @property
@@ -88,6 +91,7 @@ def save(
         "measured_how": profile.measured_how,
         "fingerprint": profile.fingerprint.to_json(),
         "points": [point.to_json() for point in profile.points],
+        "prefills": [point.to_json() for point in profile.prefills],
     }
     beside: dict[str, Any] = {CALIBRATION: calibration, GRAPHS: graphs}
     files = {folder / name: _json(found) for name, found in beside.items() if found is not None}
@@ -122,6 +126,7 @@ def read(folder: Path) -> Profile:
             thorough=content["thorough"] is True,
             measured_at=str(content["measured_at"]),
             measured_how=str(content["measured_how"]),
+            prefills=tuple(PrefillPoint.from_json(point) for point in content.get("prefills", ())),
             folder=folder,
         )
     except KeyError as error:

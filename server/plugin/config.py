@@ -36,6 +36,7 @@ class PluginConfig:
     lookup_tokens: of other requests' texts that are looked up, for each key at most; 0: none are. lookup_store: their
         file; "": none. lookup_tokenizer: digest of the tokenizer they are of.
     role: "prefill" or "decode" where these have servers of their own; "": one server does both.
+    max_pause: seconds for which answers may stand still while prompts are read; 0: SGLang cuts prompts as configured.
     """
 
     drafter: str = "off"
@@ -63,6 +64,7 @@ class PluginConfig:
     lookup_store: str = ""
     lookup_tokenizer: str = ""
     role: str = ""
+    max_pause: float = 0.0
 
     @property
     def by_block(self) -> bool:

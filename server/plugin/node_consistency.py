@@ -72,6 +72,7 @@ def settings(server_args: Any, config: PluginConfig) -> dict[str, Any]:
         "--lookup-gamma": config.lookup_gamma,
         "--quantization": config.quantization,
         "--activations": config.activations,
+        "--max-pause": config.max_pause,
     }
     return found
 

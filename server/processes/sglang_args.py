@@ -139,7 +139,7 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
             hidden_states=settings.drafter != "off" and drafters.find(settings.drafter).reads_states,
             adapters=settings.has_adapters,
         )
-    arguments |= _decoding(settings, context or model.context_length, memory.max_total_tokens)
+    arguments |= _decoding(settings, context or model.context_length, memory.max_total_tokens) | _order(settings)
     try:
         return ServerArgs(**(arguments | parse_flags(settings.sglang_flags)))
     except (TypeError, ValueError) as error:
@@ -167,6 +167,17 @@ def _decoding(settings: Settings, context: int, cache: int | None) -> dict[str, 
         # The open block ends within the context, and SGLang holds a page back from the longest request.
         "context_length": min(context, (cache or context + block) - block) // block * block,
     }
+
+
+def _order(settings: Settings) -> dict[str, Any]:
+    """The argument that has short prompts read first, where prompts are read in chunks of ours."""
+    if not settings.reads_in_chunks or settings.disable_radix_cache:
+        return {}
+    return (
+        {}
+        if parse_flags(settings.sglang_flags).get("enable_priority_scheduling")
+        else {"schedule_policy": "shortest-prefill-first"}
+    )
 
 
 def parse_flags(flags: Sequence[str]) -> dict[str, Any]:

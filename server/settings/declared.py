@@ -25,6 +25,8 @@ SMALLEST_KV = 256
 """Tokens of the smallest KV cache."""
 DAY = 86400
 ANY = 1 << 40
+MAX_PAUSE = {"cpu": 0.2, "cuda": 0.05}
+"""Seconds, by device."""
 
 
 def _each(names: Sequence[str], find: Callable[[str], drafters.Entry | planners.Entry]) -> str:
@@ -231,6 +233,13 @@ class Declared:
     )
     chunked_prefill_size: int | None = _capacity(
         None, "prompt tokens per step; -1: all at once", unset="SGLang's", exempt=-1, bounds=(1, ANY)
+    )
+    max_pause: float | None = _capacity(
+        None,
+        "seconds for which answers may stand still while prompts are read: [prompts are read in chunks]"
+        "(../docs/scale.md#long-prompts) with decode steps between them, short prompts first; 0: at once, in order",
+        unset=f"{MAX_PAUSE['cpu']} on a CPU, {MAX_PAUSE['cuda']} on a GPU",
+        bounds=(0, DAY),
     )
     disable_radix_cache: bool = _capacity(False, "share no prefixes between requests")
 

@@ -12,7 +12,7 @@ from ..machine.topology import Topology
 from ..plugin.config import PluginConfig
 from ..plugin.diffusion.target import DiffusionTarget
 from . import traces
-from .declared import CHECKPOINT_DRAFTERS, DENOISING_DRAFTERS, PROFILED_PLANNERS, Declared
+from .declared import CHECKPOINT_DRAFTERS, DENOISING_DRAFTERS, MAX_PAUSE, PROFILED_PLANNERS, Declared
 from .parallel import Parallel
 from .setting import check, require_between
 
@@ -119,6 +119,18 @@ class Settings(Declared):
         return hardware.faster_dtype("cpu")
 
     @property
+    def resolved_max_pause(self) -> float:
+        if self.max_pause is not None:
+            return self.max_pause
+        return MAX_PAUSE[self.resolved_device]
+
+    @property
+    def reads_in_chunks(self) -> bool:
+        """True where prompts are read in chunks that keep `max_pause`."""
+        one_server = self.diffusion is None and not self.parallel.role
+        return one_server and self.chunked_prefill_size != -1 and self.resolved_max_pause > 0
+
+    @property
     def resolved_engines(self) -> int:
         """Number of engines. SGLang's own flags may spread one over nodes: with them the default is one."""
         if self.engines is not None:
@@ -213,4 +225,5 @@ class Settings(Declared):
             lookup_store=str(self.lookup_store or ""),
             lookup_tokenizer=self.lookup_tokenizer,
             role=self.parallel.role,
+            max_pause=self.resolved_max_pause if self.reads_in_chunks else 0.0,
         )

@@ -61,8 +61,9 @@ class Effort:
     """Thoroughness of a measurement.
 
     tokens: per request, the anchor included; None: as many as a model drafts, one by one. steps: timed per shape and
-    round. prompts, new_tokens: of the answers that the calibration is fitted on, greedy
-    and sampled. seconds: stop measuring shapes after that long; None for no limit. answer_seconds: the same of answers.
+    round. prompts, new_tokens: of the answers that the calibration is fitted on, greedy and sampled. prefill_seconds:
+    of reading prompts, about. seconds: stop measuring shapes after that long; None for no limit. answer_seconds: the
+    same of answers.
     final: no more is measured in idle time.
     """
 
@@ -73,6 +74,7 @@ class Effort:
     rounds: int = 3
     prompts: int = 144
     new_tokens: int = 128
+    prefill_seconds: float = 20.0
     seconds: float | None = None
     answer_seconds: float | None = None
     final: bool = True
@@ -116,6 +118,7 @@ QUICK = Effort(
     rounds=3,
     prompts=16,
     new_tokens=48,
+    prefill_seconds=2.0,
     seconds=20.0,
     final=False,
 )
@@ -129,6 +132,7 @@ IDLE = Effort(
     rounds=2,
     prompts=48,
     new_tokens=96,
+    prefill_seconds=6.0,
     seconds=90.0,
     answer_seconds=45.0,
 )

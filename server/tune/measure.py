@@ -30,6 +30,7 @@ from .effort import MARGIN_STEPS, QUICK, Effort, Shape
 from .events import Progress
 from .grid import CONCURRENCY, Run, answer_all, capacity_of, measure_grid, merge_refined, prompt_of
 from .idle import run_now
+from .prefill import measure_prefills
 from .report import Tuned, TunedGraphs
 
 if TYPE_CHECKING:
@@ -150,6 +151,7 @@ async def tune(
     points = await measure_grid(manager, shapes, measure_shape, effort, partial, progress, run)
     if refined is not None:
         points = merge_refined(points, refined.points)
+    prefills = await measure_prefills(manager, capacity.context // 2, effort.prefill_seconds, run)
     record = partial_of(record_answers, engine, new_tokens=effort.new_tokens, gamma=settings.gamma)
     none = to_records(NO_RECORDS, settings.gamma)
     parts = [
@@ -158,7 +160,7 @@ async def tune(
     ]
     dataset = f"{len(asked)} prompts, greedy and sampled"
     calibration = fit_table(*parts, dataset=dataset, verification=settings.verification)
-    saved = result.write(resolved, points, effort, how, calibration=calibration.to_json())
+    saved = result.write(resolved, points, effort, how, calibration=calibration.to_json(), prefills=prefills)
     partial.discard()
     await worker_rpc.command(manager, worker_rpc.RELOAD)
     return Tuned(saved, calibration, len(parts[1]))

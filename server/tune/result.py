@@ -28,7 +28,7 @@ def begin(resolved: Resolved) -> PartialMeasurement:
 
 def write(resolved: Resolved, points: Iterable[Point], effort: Effort, how: str, **beside: Any) -> Profile:
     """Save what was measured to the folder `resolved.settings.profile`. how: the command, for people.
-    beside: `calibration` and `graphs` of `store.save`."""
+    beside: `prefills` of the profile, `calibration` and `graphs` of `store.save`."""
     folder = _folder(resolved)
     profile = Profile(
         name=folder.name,
@@ -37,6 +37,7 @@ def write(resolved: Resolved, points: Iterable[Point], effort: Effort, how: str,
         thorough=effort.final,
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         measured_how=how,
+        prefills=tuple(beside.get("prefills", ())),
     )
     return store.save(profile, folder.parent, beside.get("calibration"), beside.get("graphs"))
 

@@ -32,8 +32,8 @@ KEYS = {
     "learning:admit", "learning:finished", "learning:observe", "learning:take_back_if_worse", "lookups:admit",
     "lookups:finished", "lookups:save", "metrics:flush", "metrics:observe_draft_and_planner", "metrics:observe_step",
     "metrics:observe_time", "own_drafters:admit", "own_drafters:finished", "own_drafters:observe", "planning:admit",
-    "planning:_curve", "planning:begin", "planning:finish", "planning:flush", "planning:interrupt", "questions:_live",
-    "tracing:_tell", "tracing:send",
+    "planning:_curve", "planning:begin", "planning:finish", "planning:flush", "planning:interrupt", "prompts:_decide",
+    "prompts:launched", "prompts:observe", "questions:_live", "tracing:_tell", "tracing:send",
 }  # fmt: skip
 """Calls of a server with a drafter for each key, adapters, and texts that are looked up."""
 KEY_GONE = {"own_drafters:drop_owner"}

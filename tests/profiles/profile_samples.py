@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from outrider.profiles.fingerprint import Fingerprint
 from outrider.profiles.store import Profile
+from outrider.scheduler.cost.prefill import PrefillPoint
 from outrider.scheduler.cost.step_times import Point
 
 HERE = Fingerprint(
@@ -40,4 +41,5 @@ def profile(name: str = "epyc", fingerprint: Fingerprint = HERE, measured_at: st
         thorough=True,
         measured_at=measured_at,
         measured_how="outrider tune",
+        prefills=(PrefillPoint(128, 0, 0.05), PrefillPoint(64, 1024, 0.04)),
     )

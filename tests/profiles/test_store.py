@@ -173,6 +173,14 @@ def test_points_keep_their_repetitions(tmp_path: Path) -> None:
     assert set(store.locate("epyc", [tmp_path]).points) == set(POINTS)
 
 
+def test_profiles_measured_before_prompts_were_have_none(tmp_path: Path) -> None:
+    path = store.save(profile(), tmp_path, None).folder / store.PROFILE
+    content = json.loads(path.read_text())
+    assert len(content.pop("prefills")) == len(profile().prefills)
+    path.write_text(json.dumps(content))
+    assert store.read(path.parent).prefills == ()
+
+
 def save_on_a_full_disk(root: Path, room: int) -> None:
     """Exits with 0 where that fails as it does on a full disk; no file may become larger than `room`."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))

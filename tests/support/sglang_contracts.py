@@ -91,7 +91,11 @@ sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_decode
 sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend
 sglang.srt.managers.schedule_policy.PrefillAdder._account_prefill_cache_admission
 sglang.srt.managers.schedule_policy.PrefillAdder._commit_prefill_admission
+sglang.srt.managers.schedule_policy.PrefillAdder._select_prefill_admission
 sglang.srt.managers.schedule_policy.PrefillAdder._get_running_request_total_token_offset
+sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req
+sglang.srt.managers.scheduler.Scheduler._add_request_to_queue
+sglang.srt.managers.scheduler.Scheduler.get_next_batch_to_run
 sglang.srt.managers.scheduler.Scheduler._release_aborted_request
 sglang.srt.managers.scheduler.Scheduler._try_apply_padded_mm_input_ids
 sglang.srt.managers.scheduler.Scheduler.can_schedule_lora_req
@@ -119,6 +123,7 @@ sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation
 sglang.srt.managers.utils.GenerationBatchResult
 sglang.srt.mem_cache.allocator.PagedTokenToKVPoolAllocator
 sglang.srt.mem_cache.common.checkpoint_kv_cache
+sglang.srt.mem_cache.common.match_kv_cache
 sglang.srt.mem_cache.common.release_kv_cache
 sglang.srt.mem_cache.memory_pool.MHATokenToKVPool._create_buffers_normal
 sglang.srt.mem_cache.memory_pool.MHATokenToKVPool._init_kv_copy_and_warmup

@@ -37,6 +37,7 @@ PARTS = {
     "own_drafters": 3,
     "adapters": 3,
     "learning": 3,
+    "prompts": 3,
     "metrics": 3,
     "questions": 0,
 }

@@ -58,6 +58,29 @@ class SpeculationMetrics(BufferedMetrics):
             "outrider_planner_seconds", "Time of the planner per decode step.", buckets=PLANNER_BUCKETS
         )
 
+        self.prefill_tokens = histogram(
+            "outrider_prefill_chunk_tokens",
+            "Prompt tokens read per forward.",
+            buckets=[float(1 << n) for n in range(4, 15)],
+        )
+        self.prefill_seconds = histogram(
+            "outrider_prefill_seconds", "Time of the forwards that read prompts.", buckets=TOKEN_SECONDS
+        )
+        self.stream_pauses = histogram(
+            "outrider_stream_pause_seconds",
+            "Time from one decode step's end to the next one's, prefills between them included.",
+            buckets=TOKEN_SECONDS,
+        )
+
+    def observe_prefill(self, tokens: int, seconds: float) -> None:
+        """Count a forward that read `tokens` of prompts."""
+        self.prefill_tokens.observe(tokens)
+        self.prefill_seconds.observe(seconds)
+
+    def observe_pause(self, seconds: float) -> None:
+        """Count the time for which answers stood still."""
+        self.stream_pauses.observe(seconds)
+
     def observe_step(
         self,
         step: Step,

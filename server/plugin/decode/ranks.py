@@ -47,6 +47,18 @@ class Ranks:
         """Receive what `broadcast_bucket` was given, as any other rank."""
         return int(self._between_hosts(torch.tensor(0)))
 
-    def _between_hosts(self, number: torch.Tensor) -> torch.Tensor:
-        torch.distributed.broadcast(number, self.group.first_rank, group=self.group.cpu_group)
-        return number
+    @property
+    def decides(self) -> bool:
+        """True on the first rank."""
+        return bool(self.group.rank_in_group == 0)
+
+    def agree(self, numbers: tuple[int, int]) -> tuple[int, int]:
+        """The numbers that the first rank was given, on every rank."""
+        if self.group.world_size == 1:
+            return numbers
+        first, second = self._between_hosts(torch.tensor(numbers)).tolist()
+        return first, second
+
+    def _between_hosts(self, numbers: torch.Tensor) -> torch.Tensor:
+        torch.distributed.broadcast(numbers, self.group.first_rank, group=self.group.cpu_group)
+        return numbers

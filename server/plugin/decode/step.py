@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from outrider.scheduler.calibration.records import Recorder
+from outrider.scheduler.cost.prefill import PrefillPoint
 from outrider.scheduler.planners.base import Budget, StepView
 
 from .readback import DeviceTime, PendingCopy
@@ -20,6 +21,7 @@ from .requests import Entries
 
 RECORDED_REQUEST_STEPS = 1 << 15
 RECORDED_STEPS = 1 << 12
+RECORDED_PREFILLS = 1 << 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,21 +131,25 @@ class StepTime:
 
 
 class Recording:
-    """blocks: what became of drafted blocks of which anything was verified. steps: what steps held and took."""
+    """blocks: what became of drafted blocks of which anything was verified. steps: what steps held and took. prefills:
+    chunks of one prompt."""
 
     def __init__(self, gamma: int):
         self.blocks = Recorder(RECORDED_REQUEST_STEPS, gamma)
         self.steps: deque[StepTime] = deque(maxlen=RECORDED_STEPS)
+        self.prefills: deque[PrefillPoint] = deque(maxlen=RECORDED_PREFILLS)
 
     def clear(self) -> None:
         self.blocks.clear()
         self.steps.clear()
+        self.prefills.clear()
 
     def to_lists(self) -> dict[str, Any]:
         """The records as one list per field, for another process."""
         blocks = self.blocks.records()
         return {
             "steps": {field.name: [getattr(step, field.name) for step in self.steps] for field in fields(StepTime)},
+            "prefills": [point.to_json() for point in self.prefills],
             "records": {
                 "confidence": blocks.confidence.tolist(),
                 "verify_lens": blocks.verify_lens.tolist(),

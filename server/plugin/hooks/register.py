@@ -20,6 +20,7 @@ from . import (
     disaggregation,
     draft_memory,
     grammars,
+    prompt_chunks,
     prompt_logits,
     request_guard,
     sglang_overhead_patches,
@@ -46,6 +47,7 @@ def _register_all() -> None:
     grammars.register()
     answer_ends.register()
     disaggregation.register()
+    prompt_chunks.register()
     _load_one_tokenizer()
     _widen_page_table()
     _leave_room_for_a_step()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from outrider.profiles import store
 from outrider.scheduler.calibration.table import CalibrationTable
+from outrider.scheduler.cost.prefill import PrefillPoint
 from outrider.scheduler.draft_graphs.calibration import untuned_graph
 from outrider.scheduler.draft_graphs.fingerprint import by_temperature
 from outrider.scheduler.draft_graphs.graph import DraftGraph
@@ -48,6 +49,13 @@ def load_plan(config: PluginConfig, learned: str = "") -> tuple[Planner, Calibra
         )  # fmt: skip
     planner = registry.make(config.planner, gamma=config.longest, threshold=config.threshold, cost=profile.cost())
     return planner, calibration
+
+
+def load_prefills(config: PluginConfig) -> tuple[PrefillPoint, ...]:
+    """Measured chunks of prompts; none where the profile is older, or there is none."""
+    if not (Path(config.profile) / store.PROFILE).is_file():
+        return ()
+    return store.read(Path(config.profile)).prefills
 
 
 def load_calibration(path: Path, longest: int) -> CalibrationTable:

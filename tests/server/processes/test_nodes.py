@@ -14,7 +14,7 @@ import pytest
 import torch
 from asking import accepted_tokens
 from metrics_page import metric
-from running import HTTP, ForkedServer, Server, free_port, wait_until
+from running import HTTP, ForkedServer, Server, changed, free_port, wait_until
 from tiny_drafters import TINY, make_model, save_target
 from transformers import LlamaForCausalLM
 
@@ -51,10 +51,11 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Iterator[Nodes]:
-    """The first one drafts, with a model and by lookup; the second knows the drafter's name only."""
+    """The first one drafts, with a model and by lookup; the second knows the drafter's name only. Prompts are cut at
+    random, by the first one's numbers."""
     folder = tmp_path_factory.mktemp("nodes")
     save_compact(make_model(TINY), folder / "drafter")
-    meeting = f"127.0.0.1:{free_port()}"
+    meeting, cut = f"127.0.0.1:{free_port()}", changed("any-chunks")
 
     def start(rank: int) -> Server:
         flags = ("--model", str(target), "--served-model-name", NAME, "--dtype", "float32", "--threads", "1")
@@ -62,7 +63,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Iterator[No
         if rank == 0:
             drafter += ("--drafter-path", str(folder / "drafter"))
         spread = ("--tp-size", "2", "--nnodes", "2", "--node-rank", str(rank), "--dist-init-addr", meeting)
-        return ForkedServer(folder / f"log{rank}", *flags, *drafter, "--max-total-tokens", "2048", "--", *spread)
+        return ForkedServer(folder / f"log{rank}", *flags, *drafter, "--max-total-tokens", "2048", "--", *spread, **cut)
 
     started = Nodes(start(0), start(1))
     try:

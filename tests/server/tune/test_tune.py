@@ -84,7 +84,9 @@ def profile(cache: Path, engine: tuple[str, ...]) -> Path:
 
 @pytest.mark.server
 def test_what_was_measured_is_complete(profile: Path, cache: Path) -> None:
-    points = json.loads((profile / "profile.json").read_text())["points"]
+    content = json.loads((profile / "profile.json").read_text())
+    points = content["points"]
+    assert {32, 128} <= {prefill["tokens"] for prefill in content["prefills"]}
     alone = {(p["requests"], p["tokens"]) for p in points if p["tokens"]}
     assert alone == {(r, r * n) for r in (1, 2) for n in (1, 3, 8)}
     table = CalibrationTable.load(profile / "calibration.json")

@@ -17,12 +17,15 @@ times as often.
 profile-costs: steps cost what the profile says, however long they take here, so that the planner decides alike on every
 machine.
 
+any-chunks: prompts are read in chunks of random lengths with decode steps and other prompts between them.
+
 failures: optional parts of speculation fail on request, in the file that OUTRIDER_TEST_FAILURES names; see `Failing`.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
@@ -118,6 +121,24 @@ def swap_adapters(module: ModuleType) -> None:
         return verify(direct, flat, seq_lens, rows, changed)
 
     module.DirectForward.verify = swapped
+
+
+def cut_anywhere(module: ModuleType) -> None:
+    """Change `server/plugin/hooks/prompt_chunks.py`: chunks are random, within what the cache has room for."""
+    decide, numbers = module.PromptReader._decide, random.Random(5)
+
+    def at_random(reader: Any, *args: Any) -> tuple[int, int]:
+        tokens, limit = decide(reader, *args)
+        if tokens == module.AS_CONFIGURED:
+            return tokens, limit
+        if reader.answering and numbers.random() < 0.4:
+            return module.DECODE_FIRST, 0
+        if limit:
+            fewer = numbers.randint(1, limit)
+            return tokens - limit + fewer, fewer
+        return int(2 ** numbers.uniform(0, 10)), 0
+
+    module.PromptReader._decide = at_random
 
 
 class Failing:
@@ -221,6 +242,7 @@ CHANGES = {
         "sglang.srt.managers.overlap_utils": stand_in_for_streams,
         "outrider.server.plugin.decode.worker": keep_lengths,
     },
+    "any-chunks": {"outrider.server.plugin.hooks.prompt_chunks": cut_anywhere},
     "one-call": {
         "outrider.server.plugin.cpu.fused_model": demand("_prepare"),
         "outrider.server.plugin.cpu.direct_forward": demand("direct_forward"),

@@ -1,0 +1,124 @@
+"""However prompts are cut, and whatever runs between their chunks, answers are the same to the last token."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from adapters import write_adapter
+from asking import MODEL, asked, complete, tokens
+from metrics_page import MetricsPage, until_retracted
+from running import TAKES_MANY, ForkedServer, Server, changed
+from small_target import SmallTarget
+
+from .conftest import jagged_profile
+
+CACHE = ("--dtype", "float32", "--context-length", "1024", "--max-total-tokens", "3072", "--no-lookup-across")
+BODIES: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.8, "seed": 3}]
+TOKENS = 32
+WHOLE = ("--max-pause", "0", "--chunked-prefill-size", "8192")
+
+
+def long_prompts() -> list[list[int]]:
+    """Prompts of 3 to 900 tokens; every third begins as the one before, so that the cache has a part of it."""
+    draw, found = random.Random(11), list[list[int]]()
+    for number, length in enumerate([900, 40, 500, 3, 900, 700, 64, 250, 300]):
+        beginning = found[-1][: length // 2] if number % 3 == 2 else []
+        found.append(beginning + [draw.randrange(20, 700) for _ in range(length - len(beginning))])
+    return found
+
+
+def answers(server: Server, at_once: int, *, speculate: bool, max_tokens: int = TOKENS, **body: Any) -> list[list[int]]:
+    """The first tokens of answers, which may be longer."""
+    cases = [(prompt, each) for each in BODIES for prompt in long_prompts()]
+
+    def ask(case: tuple[list[int], dict[str, Any]]) -> list[int]:
+        body_of_all = {"max_tokens": max_tokens, "ignore_eos": True} | body
+        return tokens(complete(server, case[0], speculate=speculate, **case[1], **body_of_all))[:TOKENS]
+
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(ask, cases))
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> tuple[str, ...]:
+    folder = write_adapter(tmp_path_factory.mktemp("adapters") / "sql", small_target.model, 1, strength=1.0)
+    return ("--lora-paths", f"sql={folder}")
+
+
+@pytest.fixture(scope="module")
+def whole(
+    tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget, adapter: tuple[str, ...]
+) -> Iterator[dict[str, list[list[int]]]]:
+    """Answers to prompts that were read whole, one after another, without speculation, by model."""
+    log = tmp_path_factory.mktemp("whole") / "log"
+    server = ForkedServer(log, *CACHE, *WHOLE, *small_target.flags("off"), *adapter).wait_until_ready()
+    try:
+        yield {model: answers(server, 1, speculate=False, model=model) for model in (MODEL, "sql")}
+    finally:
+        server.kill()
+
+
+@pytest.fixture(scope="module")
+def cut(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    small_target: SmallTarget,
+    adapter: tuple[str, ...],
+) -> Iterator[Server]:
+    """A server that cuts prompts at random; without shared prefixes it reads them in the order of arrival."""
+    folder = tmp_path_factory.mktemp("cut")
+    made = {"model": str(small_target.folder), "drafter": "dspark", "drafter_path": str(small_target.dspark)}
+    flags = (*CACHE, "--chunked-prefill-size", "8192", "--profile", str(jagged_profile(folder, **made)), *adapter)
+    flags += (request.param,) if request.param else ()
+    changes = changed("any-chunks", "profile-costs") | TAKES_MANY
+    server = ForkedServer(folder / "log", *flags, *small_target.flags(), **changes)
+    try:
+        yield server.wait_until_ready()
+    finally:
+        server.kill()
+
+
+SHARING = pytest.mark.parametrize("cut", [""], indirect=True)
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(
+    ("cut", "model"), [("", MODEL), ("", "sql"), ("--disable-radix-cache", MODEL)], indirect=["cut"]
+)
+def test_cut_prompts_have_the_answers_of_whole_ones(cut: Server, whole: dict[str, list[list[int]]], model: str) -> None:
+    chunks = "outrider_prefill_chunk_tokens_count"
+    before = MetricsPage(cut.url).value(chunks)
+    assert answers(cut, 8, speculate=True, model=model) == whole[model]
+    assert MetricsPage(cut.url).value(chunks) - before > len(whole[model])  # whole, each forward ends a prompt or more
+
+
+@pytest.mark.server
+@SHARING
+def test_a_cache_too_small_for_all(cut: Server, whole: dict[str, list[list[int]]]) -> None:
+    """Requests lose their places while prompts are half read; none is given up."""
+
+    def ask() -> None:
+        assert answers(cut, 18, speculate=True, max_tokens=120) == whole[MODEL]
+
+    until_retracted(cut.url, ask)
+
+
+@pytest.mark.server
+@SHARING
+def test_clients_that_leave_while_their_prompt_is_read(cut: Server, whole: dict[str, list[list[int]]]) -> None:
+    draw = random.Random(3)
+
+    def leave(number: int) -> None:
+        prompt = [draw.randrange(20, 700) for _ in range(900)]
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": 40, "stream": number % 2 == 0}
+        with asked(cut, "/v1/completions", body):
+            pass
+
+    with ThreadPoolExecutor(4) as pool:
+        leaving = [pool.submit(leave, number) for number in range(16)]
+        assert answers(cut, 8, speculate=True) == whole[MODEL]
+        assert all(each.result() is None for each in leaving)
