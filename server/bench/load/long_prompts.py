@@ -96,7 +96,8 @@ async def _measure(args: argparse.Namespace, lengths: Sequence[int], streams: in
         countings = {name: await Counting.of(server, TIMEOUT) for name, server in servers.items()}
         for number, tokens, arm in harness.alternate_arms(args.rounds or ROUNDS, lengths, list(servers)):
             texts = np.random.default_rng([args.seed or 0, number, tokens])
-            asked = harness.rotated(questions, number * streams)[:streams]
+            turn = number * len(lengths) + lengths.index(tokens)
+            asked = harness.rotated(questions, turn * streams)[:streams]
             one = await interrupt(servers[arm], countings[arm], texts, asked, tokens)
             results.setdefault(tokens, {}).setdefault(arm, []).append(one)
 

@@ -74,6 +74,7 @@ def prompt_table(results: Results, unit: str) -> str:
         + "".join(f" {f'TTFT p50, p99 {name}':>24}" for name in names)
     ]
     for load, arms in results.items():
+        first_arm = next(iter(arms))
         for arm, rounds in arms.items():
             gaps = [one.gap for one in rounds if one.gap]
             p50, p99, longest = (
@@ -84,6 +85,12 @@ def prompt_table(results: Results, unit: str) -> str:
             for name in names:
                 first = [one.ttft_by_prompt[name] for one in rounds if name in one.ttft_by_prompt]
                 line += f" {_cell((f.p50 for f in first), 2):>14} {_cell((f.p99 for f in first), 2):>7} s"
+            compared = {
+                "tok/s with prompts": ratio(rounds, arms[first_arm], lambda one: one.with_prompts),
+                "longest gap": ratio(rounds, arms[first_arm], lambda one: one.gap.largest if one.gap else None),
+            }
+            if arm != first_arm:
+                line += "".join(f"  {name} {found.cell} × {first_arm}" for name, found in compared.items() if found)
             lines.append(line)
     return "\n".join(lines)
 
@@ -138,9 +145,7 @@ def _remarks(arm: str, arms: Mapping[str, Sequence[Summary]]) -> str:
 
 
 BESIDE: dict[str, Callable[[Summary], float | None]] = {
-    "with prompts": lambda one: one.with_prompts,
     "p99 gap": lambda one: one.gap.p99 if one.gap else None,
-    "longest gap": lambda one: one.gap.largest if one.gap else None,
     "processor time a token": lambda one: one.processor_ms,
 }
 """Ratios to the first arm that stand beside that of throughputs."""
