@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,23 +77,32 @@ def run(args: argparse.Namespace) -> int:
     if len(streams) != 1:
         raise UserError("--long-prompts takes one number of streams as --concurrency")
     results: Interruptions = {}
+    models: dict[str, str] = {}
     try:
-        asyncio.run(_measure(args, lengths, streams[0], results))
+        asyncio.run(_measure(args, lengths, streams[0], results, models))
     finally:
         if results:
             print(table(results))
             named = {f"{tokens:g}": arms for tokens, arms in results.items()}
-            record.write(args.json, "long prompts", named, streams=streams[0])
+            record.write(args.json, "long prompts", named, streams=streams[0], models=models)
     return 0
 
 
-async def _measure(args: argparse.Namespace, lengths: Sequence[int], streams: int, results: Interruptions) -> None:
+async def _measure(
+    args: argparse.Namespace,
+    lengths: Sequence[int],
+    streams: int,
+    results: Interruptions,
+    models: dict[str, str],
+) -> None:
+    """Fill `results`, turn by turn, and `models`, the file name of each server's model."""
     questions = read_mixed_questions(args.prompts or [BUILT_IN])
     async with AsyncExitStack() as stack:
         servers = {
             name: await stack.enter_async_context(remote.connect(url, args.api_key, args.model))
             for name, url in by_url.urls(args).items()
         }
+        models |= {name: Path(server.model).name for name, server in servers.items()}
         countings = {name: await Counting.of(server, TIMEOUT) for name, server in servers.items()}
         for number, tokens, arm in harness.alternate_arms(args.rounds or ROUNDS, lengths, list(servers)):
             texts = np.random.default_rng([args.seed or 0, number, tokens])

@@ -18,8 +18,9 @@ CURVE_POINTS = 96
 def snapshot(metrics: SpeculationMetrics, curve: PlannedCurve | None) -> dict[str, Any]:
     """Counts since the start, up to the last flush, and the curve of the last step planned.
 
-    tokens: that decode steps brought. chunks: forwards that read prompts. sources: of each, drafts of which the target saw at least one token, and tokens
-    accepted. calibration: of each source, by bin of confidence: drafted tokens observed, accepted, and expected.
+    tokens: that decode steps brought. chunks: forwards that read prompts. sources: of each, drafts of which the target
+    saw at least one token, and tokens accepted. calibration: of each source, by bin of confidence: drafted tokens
+    observed, accepted, and expected.
     """
     positions, bins = _by_source(metrics.acceptance.by_position.totals), _by_source(metrics.acceptance.by_bin.totals)
     return {
