@@ -250,7 +250,7 @@ QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]
     ),
     "mixed prompts by URL": (
         "Short and long prompts at once", "Prompts of 50 to 6,000 tokens (`deploy/loadtest/mixed.toml`): gaps between "
-        "pieces of an answer; requests that got their service level; of all, those that got it and their first token in "
+        "pieces of an answer; requests that got their service level; of all, those with it and a first token in "
         "time.",
         _mixed
     ),
