@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def _mixed(one: Record) -> Iterable[tuple[Row, Row]]:
     for load, arms in sorted(one["results"].items(), key=lambda found: float(found[0])):
         for arm, rounds in arms.items():
             gaps = [f"{statistics.median(r['gap'][name] for r in rounds) * 1e3:.0f}" for name in ("p99", "largest")]
-            rates = [_over_first(arms, arm, lambda r, name=name: r[name]) for name in ("throughput", "with_prompts")]
+            rates = [_over_first(arms, arm, itemgetter(name)) for name in ("throughput", "with_prompts")]
             shares = [
                 "–" if any(r[name] is None for r in rounds) else f"{statistics.median(r[name] for r in rounds):.0%}"
                 for name in ("level_kept", "good")
