@@ -22,7 +22,7 @@ import numpy as np
 from .cost.prefill import PrefillCost, pairs_of
 from .service_levels import MARGIN
 
-SHARE = 0.375
+SHARE = 0.36
 """Share of the time that answers have while a long prompt is read: its first token takes 1 / (1 - SHARE) as long."""
 MOST_SHARE = 0.9
 """The same where service levels need more: prompts are read, however high these are."""
@@ -67,8 +67,8 @@ def level_share(levels: np.ndarray, speed: float) -> float:
 
 
 class Pauses:
-    """Chooses chunks. bound: seconds that answers may stand still, the decode step after it included. page: tokens of a
-    page of the cache. in_turn: prompts wait by their turns, and others pass the one that was begun."""
+    """Chooses chunks. bound: seconds of prefills between two decode steps. page: tokens of a page of the cache.
+    in_turn: prompts wait by their turns, and others pass the one that was begun."""
 
     def __init__(self, bound: float, cost: PrefillCost, page: int = 1, *, in_turn: bool = True):
         self.bound, self.cost, self.page, self.in_turn = bound, cost, page, in_turn
@@ -91,7 +91,7 @@ class Pauses:
         if self._owed_to_levels > 0:
             return None
         context = next((prompt.context for prompt in (unfinished, *queue) if prompt), 0)
-        most = max(self.bound - self.step, self.bound / 2) if answering else ALONE * self.bound
+        most = self.bound if answering else ALONE * self.bound
         room, least = most - self.paused, self.cost.least
         if not self.paused:  # answers have just had a step: a chunk smaller than that would be wasted
             room = max(room, self.cost.seconds(*_size(Prompt(least, context, 0))))

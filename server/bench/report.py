@@ -74,10 +74,14 @@ def read_all(folder: Path) -> dict[str, Record]:
 
 
 def _question(one: Record) -> str:
-    """The record's question, but two kinds of loads by URL have their own: those of a single token, of learning."""
+    """The record's question, but three kinds of loads by URL have their own: of a single token, of prompts of all
+    lengths, of learning."""
     asked = one.get("scenario", {}).get("requests", [])
     if asked and all(a["output_tokens"]["mean"] == 1 for a in asked):
         return "prompts by URL"
+    lengths = [length for a in asked if (length := a.get("input_tokens"))]
+    if any(length["mean"] is None for length in lengths):
+        return "mixed prompts by URL"
     return "learning by URL" if one.get("learning") else one["question"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,39 @@ def _prompts(one: Record) -> Iterable[tuple[Row, Row]]:
             over = f" = {harness.ratio(times[arm], times[first]).cell} × {first}" if arm != first else ""
             cells.append(f"{statistics.median(times[arm]):.2f}{over}")
         yield ["model", "tokens", "arm", *(f"{load} in flight" for load in results)], [model(one), tokens, arm, *cells]
+
+
+def _long_prompts(one: Record) -> Iterable[tuple[Row, Row]]:
+    """A row for each length and arm: medians, the ratio to the first arm in brackets."""
+    columns = ["longest pause, s", "pace kept", "first token, s", "× alone", "short prompt behind, s", "tokens/s"]
+    for tokens, arms in sorted(one["results"].items(), key=lambda found: float(found[0])):
+        for arm, rounds in arms.items():
+            found = [[r["pause"], r["pace"], r["beside"], r["beside"] / r["alone"], r["short"]] for r in rounds]
+            cells = [f"{statistics.median(values):.2f}" for values in zip(*found, strict=True)]
+            cells.append(_over_first(arms, arm, lambda r: r["throughput"]))
+            yield ["model", "tokens", "arm", *columns], [model(one), tokens, arm, *cells]
+
+
+def _mixed(one: Record) -> Iterable[tuple[Row, Row]]:
+    """A row for each load and arm."""
+    columns = ["p99 gap, ms", "longest, ms", "tokens/s", "with prompts", "levels kept", "in time"]
+    unit = "in flight" if one["scenario"]["arrivals"]["kind"] == "closed" else "requests/s"
+    for load, arms in sorted(one["results"].items(), key=lambda found: float(found[0])):
+        for arm, rounds in arms.items():
+            gaps = [f"{statistics.median(r['gap'][name] for r in rounds) * 1e3:.0f}" for name in ("p99", "largest")]
+            rates = [_over_first(arms, arm, itemgetter(name)) for name in ("throughput", "with_prompts")]
+            shares = [
+                "–" if any(r[name] is None for r in rounds) else f"{statistics.median(r[name] for r in rounds):.0%}"
+                for name in ("level_kept", "good")
+            ]
+            yield ["model", unit, "arm", *columns], [model(one), load, arm, *gaps, *rates, *shares]
+
+
+def _over_first(arms: Mapping[str, Sequence[Record]], arm: str, read: Callable[[Record], float]) -> str:
+    """Median of an arm, with its ratio to the first one."""
+    first, values = next(iter(arms)), [read(one) for one in arms[arm]]
+    over = "" if arm == first else f" = {harness.ratio(values, [read(one) for one in arms[first]]).cell} × {first}"
+    return f"{statistics.median(values):.0f}{over}"
 
 
 def _steps(one: Record) -> Iterable[tuple[Row, Row]]:
@@ -209,6 +243,17 @@ QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]
     ),
     "prompts by URL": (
         "Prompts beside other engines", "Seconds to the first token over HTTP, by the tokens of a prompt.", _prompts
+    ),
+    "long prompts": (
+        "A long prompt beside four streams", "The streams' longest pause and the share of their pace that they keep "
+        "meanwhile; first tokens of that prompt, and of one of 50 tokens sent 0.5 s later; prompts count in tokens/s.",
+        _long_prompts
+    ),
+    "mixed prompts by URL": (
+        "Short and long prompts at once", "Prompts of 50 to 6,000 tokens (`deploy/loadtest/mixed.toml`): gaps between "
+        "pieces of an answer; requests that got their service level; of all, those with it and a first token in "
+        "time.",
+        _mixed
     ),
     "drafters": (
         "Drafters trained alike", "Without a server or lookup: tokens a step, and the share kept of drafts behind kept "

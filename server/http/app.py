@@ -121,7 +121,9 @@ def guarded(app: FastAPI, settings: Settings, model: str, hosts: AllowedHosts) -
         "engines": str(settings.resolved_engines),
     }
     paths = {route.path for route in app.routes if isinstance(route, Route)} - {openai.ELSEWHERE}
-    return RequestMiddleware(app, HttpMetrics(about, paths), log=settings.log_requests != "none")
+    return RequestMiddleware(
+        app, HttpMetrics(about, paths, settings.plugin_config.max_pause), log=settings.log_requests != "none"
+    )
 
 
 def build_for_metrics(engine: EngineProcesses, lifecycle: Lifecycle, hosts: AllowedHosts) -> FastAPI:

@@ -36,15 +36,17 @@ class HttpMetrics:
     """Answered and running requests, and `outrider_info`.
 
     about: labels of `outrider_info`. paths: paths with a series of their own. All further ones share "other": clients
-        choose paths, and must not choose the number of series.
+        choose paths, and must not choose the number of series. max_pause: seconds; 0: pauses are not bounded.
     """
 
-    def __init__(self, about: Mapping[str, str], paths: Collection[str]) -> None:
+    def __init__(self, about: Mapping[str, str], paths: Collection[str], max_pause: float) -> None:
         self._paths = paths
         info = Gauge("outrider_info", "1, with what is served and how.", list(about), multiprocess_mode="max")
         info.labels(*about.values()).set(1)
         started = Gauge("outrider_start_time_seconds", "When the server was started.", multiprocess_mode="max")
         started.set_to_current_time()
+        bound = Gauge("outrider_max_pause_seconds", "--max-pause; 0: off.", multiprocess_mode="max")
+        bound.set(max_pause)
         self._requests = Counter(
             "outrider_http_requests", "HTTP requests answered, by path and status.", ["path", "status"]
         )

@@ -109,7 +109,7 @@ def test_answers_never_stand_still_longer_than_the_bound() -> None:
     arrivals = [(float(when), int(rng.choice([50, 200, 1000, 6000]))) for when in np.cumsum(rng.exponential(1.0, 100))]
     simulation = Simulation(Pauses(BOUND, made_cost()), arrivals)
     simulation.run(120)
-    assert max(simulation.gaps) <= BOUND * 1.02
+    assert max(simulation.gaps) <= BOUND * 1.02 + STEP
     assert np.quantile(simulation.gaps, 0.99) > BOUND / 2  # the bound is used
 
 
@@ -118,14 +118,14 @@ def test_the_bound_holds_once_a_server_without_measurements_has_read_two_prompts
     cost.observe(6, pairs_of([6], [0]), taken(6))  # the request that warms up
     simulation = Simulation(Pauses(BOUND, cost), [(0.5, 5000), (12.0, 5000), (24.0, 5000)])
     simulation.run(40)
-    assert max(simulation.gaps) <= BOUND * 1.25
-    assert max(gap for gap in simulation.gaps[len(simulation.gaps) // 3 :]) <= BOUND * 1.1
+    assert max(simulation.gaps) <= BOUND * 1.25 + STEP
+    assert max(gap for gap in simulation.gaps[len(simulation.gaps) // 3 :]) <= BOUND * 1.1 + STEP
 
 
 def test_a_machine_that_becomes_slower_is_noticed_while_serving() -> None:
     simulation = Simulation(Pauses(BOUND, made_cost(0.4)), [(0.0, 5000), (10.0, 5000)])
     simulation.run(25)
-    assert max(simulation.gaps[-40:]) <= BOUND * 1.05
+    assert max(simulation.gaps[-40:]) <= BOUND * 1.05 + STEP
 
 
 def test_answers_keep_their_share_and_the_prompt_waits_no_longer() -> None:
@@ -163,7 +163,7 @@ def test_decode_steps_go_on_in_a_flood_of_prompts() -> None:
     flood = [(when, 100) for when in np.arange(0.0, 60, 0.04).tolist()]
     simulation = Simulation(Pauses(BOUND, made_cost()), flood)
     simulation.run(20)
-    assert max(simulation.gaps) <= BOUND * 1.02
+    assert max(simulation.gaps) <= BOUND * 1.02 + STEP
 
 
 def test_service_levels_get_the_time_they_need_from_every_prompt() -> None:
@@ -173,7 +173,7 @@ def test_service_levels_get_the_time_they_need_from_every_prompt() -> None:
     simulation = Simulation(Pauses(BOUND, made_cost()), flood, share=share)
     simulation.run(20)
     assert simulation.stepping / simulation.clock >= share * 0.98
-    assert max(simulation.gaps) <= BOUND * 1.02
+    assert max(simulation.gaps) <= BOUND * 1.02 + STEP
 
 
 def test_levels_that_no_step_keeps_bound_nothing() -> None:

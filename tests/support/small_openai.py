@@ -68,9 +68,16 @@ class SmallServer:
 
 
 async def answer(
-    request: web.Request, body: dict[str, Any], *, text: str = "a b c d", ttft: float = 0.0, tpot: float = 0.0
+    request: web.Request,
+    body: dict[str, Any],
+    *,
+    text: str = "a b c d",
+    ttft: float = 0.0,
+    tpot: float = 0.0,
+    free: asyncio.Event | None = None,
 ) -> web.StreamResponse:
-    """The words of `text`, at most max_tokens of them, streamed if the body says so; a word is a token."""
+    """The words of `text`, at most max_tokens of them, streamed if the body says so; a word is a token. free: a word
+    waits for it."""
     words = text.split()[: body["max_tokens"]]
     count = len(body["messages"][0]["content"].split())
     usage = {"prompt_tokens": 3 + 2 * count, "completion_tokens": len(words)}
@@ -83,6 +90,8 @@ async def answer(
     for index, word in enumerate(words):
         if index:
             await asyncio.sleep(tpot)
+        if free:
+            await free.wait()
         await send(response, {"choices": [{"delta": {"content": word if not index else f" {word}"}}]})
     await send(response, {"choices": [{"delta": {}, "finish_reason": "stop"}]})
     await send(response, {"choices": [], "usage": usage})

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -138,17 +137,17 @@ class Load:
 
         async def ask(numbered: tuple[int, str]) -> Record:
             index, question = numbered
-            level = self.level if ask_level and index % LEVEL_EVERY == 0 else None
+            level = None if index % LEVEL_EVERY else self.level
             due = time.perf_counter() - start
             most = random.Random(index).randint(*self.new_tokens)
-            reply = await self._answer(question, most, replace(options, min_tokens_per_second=level))
-            return Record("", due, 0.0, reply)
+            asked = level if ask_level else None
+            reply = await self._answer(question, most, replace(options, min_tokens_per_second=asked))
+            return Record("", due, 0.0, reply, level)
 
         records, seconds = await harness.closed_loop(ask, enumerate(questions), concurrency)
         summary = summarise(records, concurrency, 0.0, seconds, Objectives())
         counts = _counted(before, await self._counts())
-        summary = replace(summary, counts=counts, level_kept=level_kept([one.reply for one in records], self.level))
-        return summary, [one.reply.text for one in records]
+        return replace(summary, counts=counts), [one.reply.text for one in records]
 
     async def _answer(self, question: str, most: int, options: RequestOptions) -> Reply:
         from sglang.srt.managers.io_struct import GenerateReqInput
@@ -206,12 +205,6 @@ def _counted(before: Any, after: Any) -> dict[str, Any]:
         return {"cycles": found.cycles, "tokens": found.tokens, **found.counts()}
     more = {name: after[name] - before[name] for name in after}
     return more | {"tau": more["tokens"] / more["request_forwards"] if more["request_forwards"] else 0.0}
-
-
-def level_kept(replies: Sequence[Reply], level: float | None) -> float | None:
-    """Share of the replies with a service level that came at that speed, in tokens per second; None without levels."""
-    with_level = replies[::LEVEL_EVERY] if level else []
-    return statistics.mean(reply.tpot * level <= 1 for reply in with_level) if level and with_level else None
 
 
 def acceptance_of(results: Results) -> dict[str, Acceptance]:

@@ -67,6 +67,7 @@ def add_flags(flags: Flags) -> None:
     add("--input-tokens", type=int, metavar="N", help="made-up prompts of this length instead of --prompts")
     add("--goodput", nargs="+", metavar="NAME:MS", help="times in ms that a good answer keeps, like ttft:500 tpot:50")
     add("--seed", type=int, metavar="N", help="seed of times, lengths and texts (default: 0)")
+    add("--long-prompts", metavar="LIST", help="instead: streams, and one prompt of so many tokens in between")
     add("--csv", type=Path, metavar="FILE", help="write a row per request there")
 
 
@@ -136,8 +137,10 @@ async def _measure(test: Scenario, args: argparse.Namespace, measured: Measured)
         measured.learning += learners
         measured.models |= {name: Path(server.model).name for name, server in servers.items()}
         rounds = args.rounds or (1 if len(servers) == 1 else ROUNDS)
-        for number, load, arm in harness.alternate_arms(rounds, test.arrivals.loads, list(servers)):
-            work, turn, here = Workload(test, countings[arm]), (load, arm, number), watched[arm]
+        loads = test.arrivals.loads
+        for number, load, arm in harness.alternate_arms(rounds, loads, list(servers)):
+            work = Workload(test, countings[arm], (number, loads.index(load)))
+            turn, here = (load, arm, number), watched[arm]
             if learners:
                 await asyncio.sleep(LEARNER_SECONDS)
             with server_processes.suspended(found for name, found in learners.items() if name != arm):

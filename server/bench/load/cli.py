@@ -12,6 +12,11 @@ where more come than can be served. Each load is one row; docs/loadtest.md expla
   E2E          time to the end of the answer
   good         share of all requests that kept every one of --goodput's times; goodput: such requests per second
 
+  level kept   share of the requests with min_tokens_per_second whose tokens after the first came at that speed
+With prompts of different lengths a second table has the gaps between pieces of an answer, and TTFT by prompt length.
+
+With --long-prompts, streams are under way, a long prompt arrives, and a short one behind it.
+
 Several servers (--url ours=http://… vllm=http://…) take turns, round by round, each alone at its turn; "× ours" is the
 ratio of throughputs in the same round. Scripts in deploy/peers start other engines.
 
@@ -26,6 +31,7 @@ first, as a server does.
 examples:
   outrider bench load --url http://127.0.0.1:30000 --rate 0.5,1,2,4 --seconds 60 --goodput ttft:500 tpot:50
   outrider bench load --url ours=http://127.0.0.1:30000 vllm=http://127.0.0.1:8000 --concurrency 1,8 --seconds 20
+  outrider bench load --url http://127.0.0.1:30000 --long-prompts 1000,5000
   outrider bench load --scenario deploy/loadtest/chat.toml --json chat.json --csv chat.csv --plot chat.png
   outrider bench load --prompts sessions.jsonl --concurrency 1 --count 10 --arms planned across
   outrider bench load --prompts code.jsonl math.jsonl chat.jsonl --concurrency 1,8,32 --plot load.png
@@ -40,7 +46,7 @@ from typing import Any
 from ...errors import UserError
 from ...settings.flags import Flags, add_engine_flags, add_unmasking_flags
 from .. import harness
-from . import arms, by_url
+from . import arms, by_url, long_prompts
 
 SHARED = ("model",)
 """The engine flag that a server by URL takes too: the name that it is asked for."""
@@ -84,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
     if args.rounds is not None:
         harness.check_positive(args, "rounds")
     harness.check_outputs(args)
+    if args.long_prompts:
+        return long_prompts.run(args)
     results = (by_url if chosen else arms).run(args)
     return 0 if any(one.whole for of_load in results.values() for rounds in of_load.values() for one in rounds) else 1
 

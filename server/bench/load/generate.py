@@ -25,6 +25,7 @@ ask a thousand times a second."""
 @dataclass(frozen=True, slots=True)
 class Record:
     """One request. due: seconds from the load's start; late: seconds until it was really sent, which is ours to blame.
+    level: its service level, tokens per second.
 
     What the user waited counts from when the request was due, so that a client too slow flatters no server.
     """
@@ -33,6 +34,12 @@ class Record:
     due: float
     late: float
     reply: Reply
+    level: float | None = None
+
+    @property
+    def level_kept(self) -> bool:
+        """True if the whole answer came at its level, or has none."""
+        return not self.reply.failure and self.reply.tpot * (self.level or 0.0) <= 1
 
     @property
     def ttft(self) -> float:
@@ -59,7 +66,7 @@ async def at_load(
     async def one(ask: Ask, due: float) -> Reply:
         late = max(0.0, time.perf_counter() - start - due)
         reply = await remote.ask(CHAT, ask.body, timeout=scenario.timeout)
-        records.append(Record(ask.name, due, late, reply))
+        records.append(Record(ask.name, due, late, reply, ask.level))
         return reply
 
     if isinstance(scenario.arrivals, Closed):
@@ -85,7 +92,7 @@ async def _when_due(
 ) -> AsyncIterator[tuple[float, Ask]]:
     """Requests with their times, each at its time."""
     if isinstance(scenario.arrivals, Trace):
-        requests = ((traced.at / load, workload.traced(traced, rng)) for traced in trace)
+        requests = ((traced.at / load, workload.traced(traced)) for traced in trace)
     else:
         assert not isinstance(scenario.arrivals, Closed)
         # Of a generator of their own, so that at every rate the same requests come.

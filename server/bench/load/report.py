@@ -32,6 +32,8 @@ OURS, ALSO_OURS = "planned", "no levels"
 def show(results: Results, unit: str, picture: Path | None) -> None:
     """Print the table, and draw the picture where --plot was given."""
     print(table(results, unit))
+    if any(len(one.ttft_by_prompt) > 1 for arms in results.values() for rounds in arms.values() for one in rounds):
+        print(prompt_table(results, unit))
     if picture:
         with pictures.figure(picture) as figure:
             plot(results, unit, figure)
@@ -61,6 +63,41 @@ def table(results: Results, unit: str) -> str:
     if compared := [one.differ for one in every if one.differ is not None]:
         lines.append(f"answers that differ between arms: {sum(compared)}")
     return "\n".join(lines)
+
+
+def prompt_table(results: Results, unit: str) -> str:
+    """A row per load and arm, medians over the rounds: gaps, tokens of prompts and answers, TTFT by prompt length."""
+    every = [one for arms in results.values() for rounds in arms.values() for one in rounds]
+    names = dict.fromkeys(name for one in every for name in one.ttft_by_prompt)
+    lines = [
+        f"{unit:>9} {'arm':>16} {'gap p50':>8} {'p99':>6} {'longest':>8} {'tok/s with prompts':>19}"
+        + "".join(f" {f'TTFT p50, p99 {name}':>24}" for name in names)
+    ]
+    for load, arms in results.items():
+        first_arm = next(iter(arms))
+        for arm, rounds in arms.items():
+            gaps = [one.gap for one in rounds if one.gap]
+            p50, p99, longest = (
+                _cell((getattr(gap, name) * 1e3 for gap in gaps), 0) for name in ("p50", "p99", "largest")
+            )
+            tokens = _cell((one.with_prompts for one in rounds), 0)
+            line = f"{load:>9g} {arm:>16} {p50:>8} {p99:>6} {longest:>5} ms {tokens:>19}"
+            for name in names:
+                first = [one.ttft_by_prompt[name] for one in rounds if name in one.ttft_by_prompt]
+                line += f" {_cell((f.p50 for f in first), 2):>14} {_cell((f.p99 for f in first), 2):>7} s"
+            compared = {
+                "tok/s with prompts": ratio(rounds, arms[first_arm], lambda one: one.with_prompts),
+                "longest gap": ratio(rounds, arms[first_arm], lambda one: one.gap.largest if one.gap else None),
+            }
+            if arm != first_arm:
+                line += "".join(f"  {name} {found.cell} × {first_arm}" for name, found in compared.items() if found)
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def _cell(values: Iterable[float], digits: int) -> str:
+    median = _median(values)
+    return NOTHING if median is None else f"{median:.{digits}f}"
 
 
 def _columns(rounds: Sequence[Summary]) -> str:

@@ -29,9 +29,9 @@ class _Table(BaseModel):
 
 
 class Length(_Table):
-    """Tokens, normally distributed and cut at min and max."""
+    """Tokens, normally distributed and cut at min and max; without a mean log-uniform from min to max."""
 
-    mean: PositiveFloat
+    mean: PositiveFloat | None = None
     stdev: NonNegativeFloat = 0.0
     min: PositiveInt = 1
     max: PositiveInt = 1 << 20
@@ -40,6 +40,14 @@ class Length(_Table):
     @classmethod
     def _from_number(cls, value: Any) -> Any:
         return {"mean": value} if isinstance(value, int) else value
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Length:
+        if self.mean is None and "max" not in self.model_fields_set:
+            raise ValueError("give a mean, or min and max")
+        if self.min > self.max:
+            raise ValueError("min is above max")
+        return self
 
 
 class Closed(_Table):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from .generate import Record
 from .scenario import Objectives
 
 PERCENTILES = (50, 90, 95, 99)
+PROMPTS = (256, 1024, 4096)
+"""Most tokens of the prompts of each class, but the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +47,17 @@ class Summary:
     failures: the others, by HTTP status or what broke.
     throughput: output tokens per second within the measured time, each answer's spread evenly from its first to its
     last token; those of the warm-up's requests that fall into it count. requests_per_second: ended within it.
+    with_prompts: the same with the prompts' tokens, each prompt's spread evenly from when it was due to its answer's
+    first token.
     per_user: tokens per second of one answer after its first token, median.
-    gap: between two pieces of an answer, as a client sees them.
-    goodput: whole answers per second, of those due in it, that kept every objective; good: their share of all asked.
-    None without objectives. late: how much later than due requests were sent, 99th percentile.
+    gap: between two pieces of an answer, as a client sees them. ttft_by_prompt: by the prompt's tokens, see PROMPTS.
+    goodput: whole answers per second, of those due in it, that kept every objective and their service level; good:
+    their share of all asked. None without objectives.
+    level_kept: share of the requests with a service level that got it after their first token; None without.
+    late: how much later than due requests were sent, 99th percentile.
     processor_ms: processor time of the server's processes a token, in milliseconds, the learner's left out and the
     warm-up included; None where they are not on this machine.
-    The rest is known only of an engine of our own. level_kept: share of the requests with a service level that got it.
+    The rest is known only of an engine of our own.
     counts: `tau`, tokens per request and step, with what drafts came to. differ: answers that are not the first arm's.
     """
 
@@ -60,6 +67,7 @@ class Summary:
     whole: int
     failures: dict[str, int]
     throughput: float
+    with_prompts: float
     requests_per_second: float
     per_user: float | None
     input_tokens: float | None
@@ -68,11 +76,12 @@ class Summary:
     tpot: Spread | None
     e2e: Spread | None
     gap: Spread | None
+    ttft_by_prompt: dict[str, Spread]
     goodput: float | None
     good: float | None
+    level_kept: float | None
     late: float
     processor_ms: float | None = None
-    level_kept: float | None = None
     counts: dict[str, Any] | None = None
     differ: int | None = None
 
@@ -98,17 +107,22 @@ def summarise(
     whole = [record for record in measured if not record.reply.failure]
     spoken = [record for record in whole if record.reply.completion_tokens > 1]
     failures = Counter(record.reply.failure for record in measured if record.reply.failure)
-    good = sum(objectives.kept(record.ttft, record.reply.tpot, record.e2e) for record in whole)
+    good = sum(r.level_kept and objectives.kept(r.ttft, r.reply.tpot, r.e2e) for r in whole)
+    with_level = [record.level_kept for record in measured if record.level]
     window = (warm_up, warm_up + seconds)
     tpot = [record.reply.tpot for record in spoken]
+    answered = [record for record in records if not record.reply.failure]
+    throughput = sum(_tokens_within(record, *window) for record in answered) / seconds
+    prompts = sum(_within(r.reply.prompt_tokens, r.due, r.due + r.ttft, *window) for r in answered) / seconds
     return Summary(
         load=load,
         seconds=seconds,
         asked=len(measured),
         whole=len(whole),
         failures=dict(failures),
-        throughput=sum(_tokens_within(record, *window) for record in records if not record.reply.failure) / seconds,
-        requests_per_second=sum(window[0] <= r.end < window[1] for r in records if not r.reply.failure) / seconds,
+        throughput=throughput,
+        with_prompts=throughput + prompts,
+        requests_per_second=sum(window[0] <= record.end < window[1] for record in answered) / seconds,
         per_user=1 / float(np.median(tpot)) if tpot and np.median(tpot) > 0 else None,
         input_tokens=float(np.mean([record.reply.prompt_tokens for record in whole])) if whole else None,
         output_tokens=float(np.mean([record.reply.completion_tokens for record in whole])) if whole else None,
@@ -116,8 +130,10 @@ def summarise(
         tpot=Spread.of(tpot),
         e2e=Spread.of([record.e2e for record in whole]),
         gap=Spread.of([gap for record in whole for gap in record.reply.gaps]),
+        ttft_by_prompt=_by_prompt(whole),
         goodput=good / seconds if objectives else None,
         good=good / len(measured) if objectives and measured else None,
+        level_kept=float(np.mean(with_level)) if with_level else None,
         late=float(np.percentile([record.late for record in measured], 99)) if measured else 0.0,
         processor_ms=processor_seconds * 1e3 / tokens if processor_seconds is not None and tokens else None,
     )
@@ -125,7 +141,20 @@ def summarise(
 
 def _tokens_within(record: Record, begin: float, end: float) -> float:
     """Tokens of an answer that came from `begin` to `end`, as if they had come evenly."""
-    first, last = record.due + record.ttft, record.end
+    return _within(record.reply.completion_tokens, record.due + record.ttft, record.end, begin, end)
+
+
+def _within(tokens: int, first: float, last: float, begin: float, end: float) -> float:
+    """Tokens between `begin` and `end`, of those that came evenly from `first` to `last`."""
     if last - first <= 0:
-        return record.reply.completion_tokens if begin <= last < end else 0.0
-    return record.reply.completion_tokens * max(0.0, min(last, end) - max(first, begin)) / (last - first)
+        return tokens if begin <= last < end else 0.0
+    return tokens * max(0.0, min(last, end) - max(first, begin)) / (last - first)
+
+
+def _by_prompt(records: Sequence[Record]) -> dict[str, Spread]:
+    """Times to the first token by class of prompt, with the most tokens of the class as its name."""
+    names = [*(f"to {most}" for most in PROMPTS), f"over {PROMPTS[-1]}"]
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for record in records:
+        times[names[bisect_left(PROMPTS, record.reply.prompt_tokens)]].append(record.ttft)
+    return {name: spread for name, values in times.items() if (spread := Spread.of(values))}

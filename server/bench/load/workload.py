@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -26,6 +26,11 @@ class Ask:
     name: str
     body: Mapping[str, Any]
 
+    @property
+    def level(self) -> float | None:
+        """Its service level, tokens per second."""
+        return self.body.get("min_tokens_per_second")
+
 
 @dataclass(frozen=True, slots=True)
 class Counting:
@@ -43,8 +48,8 @@ class Counting:
         counted = []
         rng = np.random.default_rng(0)
         for count in CALIBRATION_WORDS:
-            body = _body(made_up(rng, count), 1, {"temperature": 0.0})
-            reply = await remote.ask(CHAT, {**body, "stream": False}, timeout=timeout)
+            asked = body(made_up(rng, count), 1, {"temperature": 0.0, "stream": False})
+            reply = await remote.ask(CHAT, asked, timeout=timeout)
             if reply.failure or not reply.prompt_tokens:
                 raise UserError(f"the server does not count a prompt's tokens: {reply.failure} {reply.detail}")
             counted.append(reply.prompt_tokens)
@@ -53,12 +58,14 @@ class Counting:
 
 
 class Workload:
-    """Makes the requests of a scenario, the same ones for the same seed."""
+    """Makes the requests of a scenario, of the same kinds and lengths for the same seed."""
 
-    def __init__(self, scenario: Scenario, counting: Counting | None) -> None:
-        """counting: needed where text is made up. Raises UserError where a file holds no prompts."""
+    def __init__(self, scenario: Scenario, counting: Counting | None, turn: Sequence[int] = ()) -> None:
+        """counting: needed where text is made up. turn: numbers of a measurement. Each has texts of its own, which no
+        earlier one has left in a server's cache. Raises UserError where a file holds no prompts."""
         self.scenario = scenario
         self.counting = counting
+        self.texts = np.random.default_rng([scenario.seed, *turn])
         self.questions = [
             read_mixed_questions(one.prompts or [BUILT_IN]) if one.input_tokens is None else []
             for one in scenario.requests
@@ -72,7 +79,7 @@ class Workload:
             kind = int(rng.choice(len(weights), p=weights / weights.sum()))
             one = self.scenario.requests[kind]
             if one.input_tokens is not None:
-                text = made_up(rng, self._words(draw(one.input_tokens, rng) - one.shared_prefix_tokens))
+                text = made_up(self.texts, self._words(draw(one.input_tokens, rng) - one.shared_prefix_tokens))
             else:
                 text = self.questions[kind][order[kind] % len(self.questions[kind])]
                 order[kind] += 1
@@ -80,17 +87,17 @@ class Workload:
                 text = f"{self._block(kind, one.shared_prefix_tokens)} {text}"
             yield self._ask(one, text, draw(one.output_tokens, rng))
 
-    def traced(self, traced: Traced, rng: np.random.Generator) -> Ask:
+    def traced(self, traced: Traced) -> Ask:
         """A request of a trace; of text that it does not have, some is made up."""
         text = traced.prompt
         if not text:
             shared = " ".join(self._block(block, BLOCK_TOKENS) for block in traced.blocks[:-1])
             rest = traced.input_tokens - BLOCK_TOKENS * max(0, len(traced.blocks) - 1)
-            text = f"{shared} {made_up(rng, self._words(rest))}".strip()
+            text = f"{shared} {made_up(self.texts, self._words(rest))}".strip()
         return self._ask(self.scenario.requests[0], text, traced.output_tokens)
 
     def _ask(self, one: Requests, text: str, output_tokens: int) -> Ask:
-        return Ask(one.name, _body(text, output_tokens, {**self.scenario.body, **one.body}))
+        return Ask(one.name, body(text, output_tokens, {**self.scenario.body, **one.body}))
 
     def _words(self, tokens: float) -> int:
         assert self.counting is not None
@@ -110,6 +117,8 @@ def needs_counting(scenario: Scenario, trace: list[Traced]) -> bool:
 
 def draw(length: Length, rng: np.random.Generator) -> int:
     """Tokens, by the length's distribution."""
+    if length.mean is None:
+        return round(length.min * (length.max / length.min) ** rng.random())
     return int(np.clip(round(rng.normal(length.mean, length.stdev)), length.min, length.max))
 
 
@@ -124,5 +133,5 @@ def _vocabulary() -> list[str]:
     return sorted(word for word in words if word.isalpha() and word.isascii())
 
 
-def _body(text: str, output_tokens: int, more: Mapping[str, Any]) -> dict[str, Any]:
+def body(text: str, output_tokens: int, more: Mapping[str, Any]) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "max_tokens": output_tokens, "stream": True, **more}

@@ -37,6 +37,7 @@ const LINES = [
     series: [
       { name: "predicted", label: "predicted", colour: "model", dashed: true, show: round(1) },
       { name: "taken", label: "taken", colour: "target", show: round(1) },
+      { name: "chunk", label: "chunk of a prompt", colour: "lookup", show: round(1) },
     ],
     more: { name: "error", label: "off by", show: percent },
   },

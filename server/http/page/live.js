@@ -60,6 +60,7 @@ export function between(a, b) {
     wasted: steps ? more("wasted") / steps : null,
     predicted: predictable > 0 && step ? 1000 * step * (more("predicted_seconds") / predictable) : null,
     taken: step && 1000 * step,
+    chunk: more("chunks") ? (1000 * more("chunk_seconds")) / more("chunks") : null,
     error: ratio(more("error_seconds"), predictable),
     running: b.requests.running,
     queued: b.requests.queued,

@@ -18,8 +18,9 @@ CURVE_POINTS = 96
 def snapshot(metrics: SpeculationMetrics, curve: PlannedCurve | None) -> dict[str, Any]:
     """Counts since the start, up to the last flush, and the curve of the last step planned.
 
-    tokens: that decode steps brought. sources: of each, drafts of which the target saw at least one token, and tokens
-    accepted. calibration: of each source, by bin of confidence: drafted tokens observed, accepted, and expected.
+    tokens: that decode steps brought. chunks: forwards that read prompts. sources: of each, drafts of which the target
+    saw at least one token, and tokens accepted. calibration: of each source, by bin of confidence: drafted tokens
+    observed, accepted, and expected.
     """
     positions, bins = _by_source(metrics.acceptance.by_position.totals), _by_source(metrics.acceptance.by_bin.totals)
     return {
@@ -31,6 +32,8 @@ def snapshot(metrics: SpeculationMetrics, curve: PlannedCurve | None) -> dict[st
         "predicted_seconds": metrics.predicted_seconds.total,
         "predictable_seconds": metrics.predictable_seconds.total,
         "error_seconds": metrics.prediction_error_seconds.total,
+        "chunks": metrics.prefill_seconds.total_count,
+        "chunk_seconds": metrics.prefill_seconds.total,
         "drafted": metrics.drafted.total,
         "budget": metrics.budget.total,
         "verified": metrics.verified.total,

@@ -142,7 +142,8 @@ class PromptReader:
             return None
         in_turn = scheduler.policy.policy.value == SHORTEST_FIRST
         cost = PrefillCost(load_prefills(config))
-        return cls(scheduler, Pauses(config.max_pause, cost, scheduler.page_size, in_turn=in_turn))
+        page = scheduler.truncation_align_size or scheduler.page_size  # SGLang cuts prompts at multiples of it
+        return cls(scheduler, Pauses(config.max_pause, cost, page, in_turn=in_turn))
 
     def choose(self, running_batch: Any) -> int:
         """Tokens that the next forward reads, AS_CONFIGURED or DECODE_FIRST."""

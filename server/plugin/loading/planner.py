@@ -52,10 +52,14 @@ def load_plan(config: PluginConfig, learned: str = "") -> tuple[Planner, Calibra
 
 
 def load_prefills(config: PluginConfig) -> tuple[PrefillPoint, ...]:
-    """Measured chunks of prompts; none where the profile is older, or there is none."""
+    """Measured chunks of prompts; none where the profile is older, cannot be read, or is not there."""
     if not (Path(config.profile) / store.PROFILE).is_file():
         return ()
-    return store.read(Path(config.profile)).prefills
+    try:
+        return store.read(Path(config.profile)).prefills
+    except ValueError as error:
+        logger.warning("what prompts cost is learnt as they are served: %s", error)
+        return ()
 
 
 def load_calibration(path: Path, longest: int) -> CalibrationTable:

@@ -152,3 +152,28 @@ def test_drafters_trained_alike_and_what_they_serve_stay_whatever_is_shipped(tmp
     assert "| dflash, 1 step | chat | 9, 960 | 2.25 | 2.25 | .50 .00 |" in page
     assert "## Throughput, with speculation and without" not in page
     assert "| dflash | 2.00 (2.00–2.00) |" in page
+
+
+def test_pauses_beside_long_prompts() -> None:
+    def beside(pause: float, throughput: float) -> dict[str, float]:
+        return {"pause": pause, "pace": 0.4, "alone": 5.0, "beside": 8.0, "short": 0.1, "throughput": throughput}
+
+    def mixed(gap: float, throughput: float) -> dict[str, Any]:
+        rates = {"throughput": throughput, "with_prompts": 9 * throughput, "level_kept": 0.98, "good": None}
+        return {"gap": {"p99": gap, "largest": 2 * gap}, **rates}
+
+    models = {"models": {"before": "m", "after": "m"}}
+    arms = {"before": [beside(5.0, 900), beside(5.2, 800)], "after": [beside(0.2, 810), beside(0.2, 800)]}
+    found = report.page({"a.json": record("long prompts", {"5000": arms}, **models)})
+    assert "| m | 5000 | before | 5.10 | 0.40 | 8.00 | 1.60 | 0.10 | 850 |" in found
+    assert "| 5000 | after | 0.20 | 0.40 | 8.00 | 1.60 | 0.10 | 805 = 0.95 (0.90–1.00) × before |" in found
+    asked = [{"output_tokens": {"mean": 96}, "input_tokens": {"mean": None, "min": 50, "max": 6000}, "prompts": []}]
+    scenario = {"requests": asked, "arrivals": {"kind": "closed"}}
+    one = record(
+        "load by URL", {"8": {"before": [mixed(0.4, 100)], "after": [mixed(0.1, 99)]}}, scenario=scenario, **models
+    )
+    found = report.page({"a.json": one | {"question": report._question(one)}})
+    assert (
+        "| m | 8 | after | 100 | 200 | 99 = 0.99 (0.99–0.99) × before | 891 = 0.99 (0.99–0.99) × before | 98% | – |"
+        in found
+    )

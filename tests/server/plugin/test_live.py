@@ -24,6 +24,7 @@ def test_totals_by_source(registry) -> None:
     for _ in range(2):
         metrics.observe_step(step_of(3, GAMMA, Budget(True, 9)), confidence, classes, lens, lens, accepted, accepted)
         metrics.observe_time(0.5, 0.4)
+        metrics.observe_prefill(64, 0.25)
         metrics.flush()
     found = snapshot(metrics, None)
     assert json.loads(json.dumps(found)) == found
@@ -38,6 +39,7 @@ def test_totals_by_source(registry) -> None:
     assert sum(found["calibration"]["model"]["observed"]) == 10  # the third of the second request was not seen
     assert sum(found["calibration"]["lookup"]["expected"]) == 2
     assert (found["timed_steps"], found["step_seconds"]) == (2, 1.0)
+    assert (found["chunks"], found["chunk_seconds"]) == (2, 0.5)
     assert found["curve"] is None
 
 

@@ -10,7 +10,7 @@ import pytest
 from outrider.drafters.acceptance import Acceptance
 from outrider.server import pictures
 from outrider.server.bench.load import report
-from outrider.server.bench.load.arms import acceptance_of, level_kept
+from outrider.server.bench.load.arms import acceptance_of
 from outrider.server.bench.load.generate import Record
 from outrider.server.bench.load.scenario import Objectives
 from outrider.server.bench.load.summary import Summary, summarise
@@ -29,10 +29,16 @@ def rounds(*throughputs: float, **more: object) -> list[Summary]:
 
 def test_who_got_their_level() -> None:
     fast, slow = Reply(completion_tokens=11, ttft=0.5, seconds=1.5), Reply(completion_tokens=21, ttft=1.0, seconds=5.0)
-    replies = [fast, slow, slow, slow, fast, fast]  # the first and the fourth ask
-    assert level_kept(replies, 9.0) == 0.5  # 10 tokens per second against 9 asked for, and 5
-    assert level_kept(replies, None) is None
-    assert level_kept([], 9.0) is None
+
+    def kept(*asked: tuple[Reply, float | None], ttft: float | None = None) -> tuple[float | None, float | None]:
+        found = [Record("", 0.0, 0.0, reply, level) for reply, level in asked]
+        summary = summarise(found, 2, 0.0, 9.0, Objectives(ttft=ttft))
+        return summary.level_kept, summary.good
+
+    assert kept((fast, 9.0), (slow, None), (slow, 9.0))[0] == 0.5  # 10 tokens per second against 9 asked for, and 5
+    assert kept((fast, 9.0), (Reply(failure="429"), 9.0))[0] == 0.5
+    assert kept((fast, None)) == (None, None)
+    assert kept((fast, 9.0), (slow, None), (slow, 9.0), (slow, 4.0), ttft=900)[1] == 0.25  # first token and level
 
 
 def test_planned_is_compared_with_the_better_of_the_others(tmp_path: Path) -> None:

@@ -65,14 +65,16 @@ def test_a_load_is_summed_up(tmp_path: Path) -> None:
 
     records = [
         one(0.0, completion_tokens=11, ttft=1.0, seconds=11.0),  # of the warm-up: five of its tokens come after it
-        one(6.0, completion_tokens=11, ttft=0.5, seconds=1.5, gaps=[0.1] * 8 + [0.2]),
-        one(7.0, completion_tokens=5, ttft=2.0, seconds=4.0),
-        one(14.0, completion_tokens=11, ttft=0.5, seconds=2.0),  # ends after the measured time
+        one(6.0, completion_tokens=11, ttft=0.5, seconds=1.5, gaps=[0.1] * 8 + [0.2], prompt_tokens=100),
+        one(7.0, completion_tokens=5, prompt_tokens=5000, ttft=2.0, seconds=4.0),
+        one(14.0, completion_tokens=11, prompt_tokens=20, ttft=0.5, seconds=2.0),  # ends after the measured time
         one(8.0, failure="429", seconds=0.01),
     ]
     found = summarise(records, 2.0, warm_up=6.0, seconds=9.0, objectives=Objectives(ttft=1000, e2e=1900))
     assert (found.asked, found.whole, found.failures) == (4, 3, {"429": 1})
     assert found.throughput == pytest.approx((11 * 5 / 10 + 11 + 5 + 11 * 0.5 / 1.5) / 9)
+    assert found.with_prompts == pytest.approx(found.throughput + (100 + 5000 + 20) / 9)
+    assert {name: spread.p50 for name, spread in found.ttft_by_prompt.items()} == {"to 256": 0.5, "over 4096": 2.0}
     assert found.requests_per_second == pytest.approx(3 / 9)
     assert found.ttft.p50 == 0.5
     assert found.tpot.p50 == pytest.approx(0.15)
@@ -294,6 +296,30 @@ def test_lengths_are_in_the_tokens_of_the_server(capsys: pytest.CaptureFixture[s
     assert len({body["messages"][0]["content"] for body in server.asked[2:]}) > 8
 
 
+def test_every_turn_has_texts_of_its_own_in_the_same_lengths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Servers of the same round are asked the same; later rounds and loads find nothing in a cache."""
+    file = tmp_path / "mixed.toml"
+    file.write_text("[[requests]]\ninput_tokens = { min = 20, max = 2000 }\nbody = { min_tokens_per_second = 1e9 }\n")
+    written = tmp_path / "load.json"
+    with SmallServer(answer) as one, SmallServer(answer) as two:
+        flags = ("--arrivals", "fixed", "--rate", "20,30", "--seconds", "0.3", "--warm-up", "0", "--rounds", "2")
+        urls = (f"one={one.url}", f"two={two.url}")
+        code, shown = load(capsys, "--scenario", str(file), "--url", *urls, *flags, "--json", str(written))
+    assert code == 0
+    of_one, of_two = ([body["messages"][0]["content"] for body in server.asked[2:]] for server in (one, two))
+    assert of_one == of_two
+    assert len(set(of_one)) == len(of_one) == 30  # two rounds of 6 and 9 requests
+    lengths = [len(text.split()) for text in of_one]
+    assert lengths[:6] == lengths[6:12] == lengths[15:21]
+    assert min(lengths) < 100 < 300 < max(lengths)
+    for [measured, _] in record.read(written)["results"]["30"].values():
+        assert measured["level_kept"] == 0.0
+        assert len(measured["ttft_by_prompt"]) > 1
+    assert "longest" in shown
+
+
 def test_a_trace_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "trace.jsonl"
     lines = [
@@ -331,7 +357,7 @@ def test_ready_scenarios_are_valid(path: Path) -> None:
 
 
 def test_ready_scenarios_are_there() -> None:
-    assert {"chat", "code", "batch", "burst", "overload"} <= {path.stem for path in READY}
+    assert {"chat", "code", "batch", "burst", "mixed", "overload"} <= {path.stem for path in READY}
 
 
 def test_a_scenario_runs_and_flags_win_over_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -369,6 +395,7 @@ def test_a_scenario_runs_and_flags_win_over_it(tmp_path: Path, capsys: pytest.Ca
         ("[arrivals]\nkind = 'closed'\nconcurrency = []", "concurrency: List should have at least 1 item"),
         ("[arrivals]\nkind = 'often'", "arrivals: Input tag 'often'"),
         ("[[requests]]\nprompts = 'a'\ninput_tokens = 3", "prompts and input_tokens exclude each other"),
+        ("[[requests]]\ninput_tokens = { min = 3 }", "input_tokens: give a mean, or min and max"),
         ("seconds =", "is not TOML"),
     ],
 )
@@ -390,6 +417,8 @@ def test_a_wrong_scenario_says_what_is_wrong(
         (["--url", "http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9"),
         (["--url", "http://x", "--level", "3"], "--level goes without --url"),
         (["--rate", "3"], "--rate goes with --url"),
+        (["--long-prompts", "900"], "--long-prompts goes with --url"),
+        (["--url", "http://x", "--long-prompts", "9", "--concurrency", "1,2"], "one number of streams"),
         (["--url", "a=http://127.0.0.1:9", "a=http://127.0.0.1:8"], "--url names a twice"),
         (["--url", "http://x", "--rounds", "0"], "--rounds is at least 1"),
         (["--url", "http://x", "--rate", "3", "--concurrency", "3"], "exclude each other"),

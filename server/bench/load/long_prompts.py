@@ -1,0 +1,182 @@
+"""One long prompt arrives while streams are under way, and a short one behind it: pauses, pace and first tokens.
+
+Several servers take turns. The streams' prompts are of a file, the other texts are new in every turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import UserError
+from ...prompt_files import BUILT_IN, read_mixed_questions
+from .. import harness, record, remote
+from ..remote import CHAT, Remote, Reply
+from . import by_url, workload
+from .workload import Counting
+
+STREAMS = 4
+"""Unless --concurrency says otherwise."""
+ROUNDS = 3
+BEFORE_SECONDS = 2.0
+"""Streams run so long before the long prompt comes."""
+SHORT_TOKENS, SHORT_SECONDS = 50, 0.5
+"""The short prompt, and when it comes after the long one."""
+TIMEOUT = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """Streams during which a long prompt came. Times in seconds.
+
+    pause: the longest gap of a stream while the prompt was waited for, parts of gaps before and after it included.
+    pace: pieces of the streams per second meanwhile, over those before. alone, beside: from the prompt to its first
+    token, without and with the streams. short: to the first token of the short prompt behind it. throughput: tokens per
+    second from the first request to the end of the last, prompts included.
+    """
+
+    pause: float
+    pace: float
+    alone: float
+    beside: float
+    short: float
+    throughput: float
+
+    @property
+    def slower(self) -> float:
+        return self.beside / self.alone
+
+
+COLUMNS: dict[str, tuple[Callable[[Interruption], float], int]] = {
+    "longest pause, s": (lambda one: one.pause, 3),
+    "pace kept": (lambda one: one.pace, 2),
+    "TTFT alone, s": (lambda one: one.alone, 2),
+    "beside, s": (lambda one: one.beside, 2),
+    "× alone": (lambda one: one.slower, 2),
+    "short behind, s": (lambda one: one.short, 3),
+    "tok/s with prompts": (lambda one: one.throughput, 0),
+}
+Interruptions = dict[float, dict[str, list[Interruption]]]
+"""{tokens of the long prompt: {arm: [one per round]}}"""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure every length in turn; print and write what was measured."""
+    lengths = harness.positive_integers("--long-prompts", args.long_prompts)
+    streams = harness.positive_integers("--concurrency", args.concurrency or str(STREAMS))
+    if len(streams) != 1:
+        raise UserError("--long-prompts takes one number of streams as --concurrency")
+    results: Interruptions = {}
+    models: dict[str, str] = {}
+    try:
+        asyncio.run(_measure(args, lengths, streams[0], results, models))
+    finally:
+        if results:
+            print(table(results))
+            named = {f"{tokens:g}": arms for tokens, arms in results.items()}
+            record.write(args.json, "long prompts", named, streams=streams[0], models=models)
+    return 0
+
+
+async def _measure(
+    args: argparse.Namespace,
+    lengths: Sequence[int],
+    streams: int,
+    results: Interruptions,
+    models: dict[str, str],
+) -> None:
+    """Fill `results`, turn by turn, and `models`, the file name of each server's model."""
+    questions = read_mixed_questions(args.prompts or [BUILT_IN])
+    async with AsyncExitStack() as stack:
+        servers = {
+            name: await stack.enter_async_context(remote.connect(url, args.api_key, args.model))
+            for name, url in by_url.urls(args).items()
+        }
+        models |= {name: Path(server.model).name for name, server in servers.items()}
+        countings = {name: await Counting.of(server, TIMEOUT) for name, server in servers.items()}
+        for number, tokens, arm in harness.alternate_arms(args.rounds or ROUNDS, lengths, list(servers)):
+            texts = np.random.default_rng([args.seed or 0, number, tokens])
+            turn = number * len(lengths) + lengths.index(tokens)
+            asked = harness.rotated(questions, turn * streams)[:streams]
+            one = await interrupt(servers[arm], countings[arm], texts, asked, tokens)
+            results.setdefault(tokens, {}).setdefault(arm, []).append(one)
+
+
+async def interrupt(
+    server: Remote, counting: Counting, texts: np.random.Generator, questions: Sequence[str], tokens: int
+) -> Interruption:
+    """Ask a prompt of `tokens` alone, then another one beside a stream for each question.
+
+    Raises UserError where a request fails.
+    """
+
+    async def ask(text: str, new_tokens: int) -> Reply:
+        more: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
+        reply = await server.ask(CHAT, workload.body(text, new_tokens, more), timeout=TIMEOUT)
+        if reply.failure:
+            raise UserError(f"a request failed: {reply.failure} {reply.detail}")
+        return reply
+
+    async def read(length: int) -> Reply:
+        return await ask(workload.made_up(texts, counting.words(length)), 1)
+
+    alone = await read(tokens)
+    start = time.perf_counter()
+    running = [asyncio.create_task(ask(question, 128 + tokens // 8)) for question in questions]
+    await asyncio.sleep(BEFORE_SECONDS)
+    sent = time.perf_counter() - start
+    long = asyncio.create_task(read(tokens))
+    await asyncio.sleep(SHORT_SECONDS)
+    short = await read(SHORT_TOKENS)
+    beside, *streams = await asyncio.gather(long, *running)
+    seconds = time.perf_counter() - start
+    pause, pace = pauses([list(accumulate(one.gaps, initial=one.ttft)) for one in streams], sent, sent + beside.seconds)
+    every = [beside, short, *streams]
+    total = sum(one.prompt_tokens + one.completion_tokens for one in every)
+    return Interruption(pause, pace, alone.seconds, beside.seconds, short.seconds, total / seconds)
+
+
+def pauses(pieces: Sequence[Sequence[float]], begin: float, end: float) -> tuple[float, float]:
+    """Longest gap of the streams between `begin` and `end`, and pieces per second then over those before.
+
+    pieces: times of each stream's. A stream that ends earlier counts until then.
+    """
+    longest, before, during = 0.0, [0, 0.0], [0, 0.0]
+    for times in pieces:
+        gaps = [(b - a) for a, b in pairwise(times) if b > begin and a < end]
+        longest = max(longest, *gaps, 0.0)
+        for counted, first, last in ((before, times[0], begin), (during, begin, min(end, times[-1]))):
+            counted[0] += sum(first < at <= last for at in times)
+            counted[1] += max(last - first, 0.0)
+    if not (before[0] and during[1]):
+        raise UserError("the streams ended before the long prompt came, or began after it: use fewer streams")
+    return longest, during[0] / during[1] / (before[0] / before[1])
+
+
+def table(results: Interruptions) -> str:
+    """A row per length and arm, medians over the rounds; ratios to the first arm are of the same round."""
+    lines = [f"{'tokens':>7} {'arm':>16} " + " ".join(f"{name:>18}" for name in COLUMNS)]
+    for tokens, arms in results.items():
+        first = next(iter(arms))
+        for arm, rounds in arms.items():
+            cells = [
+                f"{statistics.median(read(one) for one in rounds):>18.{digits}f}" for read, digits in COLUMNS.values()
+            ]
+            lines.append(f"{tokens:>7g} {arm:>16} {' '.join(cells)}")
+            if arm != first and len(rounds) == len(arms[first]):
+                compared = [
+                    harness.ratio([read(one) for one in rounds], [read(one) for one in arms[first]]).cell
+                    for read, _ in COLUMNS.values()
+                ]
+                lines.append(f"{'':>7} {f'× {first}':>16} {' '.join(f'{cell:>18}' for cell in compared)}")
+    return "\n".join(lines)

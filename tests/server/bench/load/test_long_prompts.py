@@ -1,0 +1,72 @@
+"""`outrider bench load --long-prompts`: pauses of streams, and first tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from small_openai import SmallServer, answer
+
+from outrider.server.bench import record
+from outrider.server.bench.load import long_prompts
+from outrider.server.cli.main import main
+
+LONG = 200
+"""Words of a long prompt, at least."""
+READ_SECONDS = 0.8
+
+
+def test_pauses_and_pace() -> None:
+    even = [at / 10 for at in range(1, 101)]  # ten pieces per second, up to 10 s
+    stands = [at for at in even if not 4.05 < at < 6.05] + [11.0, 13.0]
+    pause, pace = long_prompts.pauses([even, stands], 4.0, 8.0)
+    assert pause == pytest.approx(2.1)
+    assert pace == pytest.approx((40 + 20) / 80, rel=0.05)
+    ends = [at for at in even if at <= 6.05]  # its pace counts while it lasts; its end is no pause
+    assert long_prompts.pauses([ends], 4.0, 8.0) == pytest.approx((0.1, 1.0), rel=0.05)
+
+
+@pytest.mark.slow
+def test_streams_stand_still_on_one_server_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One server answers nobody while it reads a long prompt, the other one goes on and reads for longer."""
+    monkeypatch.setattr(long_prompts, "BEFORE_SECONDS", 0.4)
+    monkeypatch.setattr(long_prompts, "SHORT_SECONDS", 0.2)
+
+    def reading(*, stops: bool) -> Any:
+        free = asyncio.Event()
+        free.set()
+
+        async def handler(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            if len(body["messages"][0]["content"].split()) >= LONG and body["stream"]:
+                if stops:
+                    free.clear()
+                await asyncio.sleep(READ_SECONDS * (1 if stops else 1.5))
+                free.set()
+            if body["max_tokens"] == 1:
+                await free.wait()
+                return await answer(request, body)
+            return await answer(request, body, text="a " * body["max_tokens"], tpot=0.01, free=free)
+
+        return handler
+
+    written = tmp_path / "long.json"
+    with SmallServer(reading(stops=True)) as stops, SmallServer(reading(stops=False)) as goes_on:
+        urls = (f"stops={stops.url}", f"goes on={goes_on.url}")
+        flags = ("--long-prompts", "500", "--concurrency", "2", "--rounds", "1", "--json", str(written))
+        assert main(["bench", "load", "--url", *urls, *flags]) == 0
+    arms = record.read(written)["results"]["500"]
+    [before], [after] = arms["stops"], arms["goes on"]
+    assert READ_SECONDS * 0.9 < before["pause"] < READ_SECONDS * 1.5
+    assert after["pause"] < READ_SECONDS / 2
+    assert before["pace"] < 0.3 < 0.8 < after["pace"]
+    assert after["short"] < 0.2 < 0.4 < before["short"]
+    assert before["alone"] == pytest.approx(before["beside"], abs=0.2)
+    shown = capsys.readouterr().out
+    assert "× stops" in shown
+    long_texts = [b["messages"][0]["content"] for b in stops.asked if len(b["messages"][0]["content"].split()) >= LONG]
+    assert len(long_texts) == len(set(long_texts))
