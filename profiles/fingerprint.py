@@ -13,7 +13,7 @@ from typing import Any
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 """Weights of a model that is a folder with config.json."""
 SAMPLE_BYTES = 1 << 20
-STEP_REVISION = {"cpu": 4, "cuda": 5}
+STEP_REVISION = {"cpu": 4, "cuda": 6}
 """Raise a device's when a change to kernels or worker makes an engine's steps there take another time: profiles
 measured before are then refused, and measured anew. A release that leaves steps alone keeps it, and with it everybody's
 profiles."""
