@@ -215,7 +215,9 @@ class Planning:
         if self.on_host:
             outcome = self._last = Outcome(admission, accept_lens)
         else:
+            self._ended = StepEnd(accept_lens.device, self._before)
             outcome = self._read_back(admission, accept_lens)
+            outcome.ended = self._ended
         self._unread.append(outcome)
 
     def _read_back(self, admission: Admission, accept_lens: torch.Tensor) -> Outcome:
@@ -225,7 +227,6 @@ class Planning:
         if looked_up is not None:
             ints.append(looked_up.long())
         floats = torch.stack([admission.raw.float(), admission.confidence.float()])
-        self._ended = StepEnd(accept_lens.device, self._before)
         arrival = self.readback.start(torch.stack(ints), floats)
         (verify_lens, draft_lens, ends, classes, accepted, *found), (raw, confidence) = arrival.copies
         return Outcome(
@@ -241,7 +242,6 @@ class Planning:
             ),
             accepted,
             arrival,
-            self._ended,
         )
 
     def interrupt(self) -> None:
@@ -262,7 +262,8 @@ class Planning:
         Of a device's only those that have arrived, unless all are wanted.
         """
         while len(self._unread) > lag:
-            if (arrival := self._unread[0].arrival) is not None and not _is_there(arrival, wait=not lag):
+            first = self._unread[0]
+            if (pending := first.arrival or first.ended) is not None and not _is_there(pending, wait=not lag):
                 break
             outcome = self._unread.popleft()
             self._read_steps.append((outcome, self._read(outcome)))
@@ -362,7 +363,7 @@ class Planning:
         self.recording.clear()
 
 
-def _is_there(arrival: PendingCopy, *, wait: bool) -> bool:
+def _is_there(pending: PendingCopy | StepEnd, *, wait: bool) -> bool:
     if wait:
-        arrival.wait()
-    return wait or arrival.done
+        pending.wait()
+    return wait or pending.done

@@ -22,6 +22,13 @@ class StepEnd:
         self._before = None if before is None else before._event
 
     @property
+    def done(self) -> bool:
+        return bool(self._event.query())
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+    @property
     def seconds(self) -> float | None:
         """From the end of the step before to this one, once this one has come; None where that is not known."""
         if self._before is None:
