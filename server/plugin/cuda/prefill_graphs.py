@@ -32,5 +32,5 @@ def capture(original: Callable[[Any], None], runner: Any) -> None:
         original(runner)
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        logger.warning("prefills run without CUDA graphs, which could not be captured: %s", reason)
+        logger.error("prefills run without CUDA graphs, which could not be captured: %s", reason)
         runner.can_run_graph = lambda forward_batch: False
