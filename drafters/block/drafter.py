@@ -24,6 +24,7 @@ from .checkpoint import check_shapes, check_target, target_identity
 from .checkpoint import load as load_model
 from .compiled import compile_block
 from .graphs import Block, DraftGraphs
+from .layers import DraftLayer
 from .model import BlockModel
 from .sampling import sample_block, sample_parallel, sample_path
 
@@ -74,6 +75,9 @@ class BlockDrafter(Drafter):
             self.compiled.allocate(self.pools)
         if self.model.lilicorr is not None:
             self.contexts = like.new_zeros(slots, config.hidden_size)
+        if self._rotates(self.model.vocab):  # its kernel is compiled before the first prompt comes
+            nowhere = torch.zeros(1, dtype=torch.int64, device=self.device)
+            self._store_context(like.new_zeros(1, config.hidden_size), nowhere, nowhere)
 
     def slot_state(self) -> list[torch.Tensor]:
         contexts = [] if self.contexts is None else [self.contexts]
@@ -133,12 +137,34 @@ class BlockDrafter(Drafter):
             context = self.compiled.observe(features)
         else:
             context = self.model.context(features.hidden.to(self.dtype))
-            states = self.model.keys_values(context, features.positions)
-            for (keys, values), (k, v) in zip(self.pools, states, strict=True):
-                keys[features.slots] = k
-                values[features.slots] = v
+            self._store_context(context, features.positions, features.slots)
         if self.contexts is not None:
             self.contexts[features.slots] = context
+
+    def _store_context(self, context: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
+        """Put keys and values of `context` [N, d] at positions [N] to slots [N]."""
+        if self._rotates(slots):
+            for number, layer in enumerate(self.model.draft_layers):
+                self._rotate_and_store(number, layer, layer.projected_context(context), positions, slots)
+            return
+        for (keys, values), (k, v) in zip(self.pools, self.model.keys_values(context, positions), strict=True):
+            keys[slots] = k
+            values[slots] = v
+
+    def _rotates(self, slots: torch.Tensor) -> bool:
+        """True if a kernel norms, rotates and stores."""
+        return not self.model.config.gemma and cuda.fits(slots)
+
+    def _rotate_and_store(
+        self, number: int, layer: DraftLayer, projected: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
+    ) -> torch.Tensor:
+        """q [N, Hq, D] of `DraftLayer.projected`; keys and values go to slots [N]."""
+        q_weight, k_weight = (getattr(norm, "weight", None) for norm in (layer.q_norm, layer.k_norm))
+        q: torch.Tensor = torch.ops.outrider_cuda.rotate_and_store(
+            projected, self.model.rotary.table, positions, slots, q_weight, k_weight, self.model.config.rms_norm_eps,
+            *self.pools[number],
+        )  # fmt: skip
+        return q
 
     @torch.inference_mode()
     def propose(self, batch: DraftBatch) -> Draft:
@@ -188,19 +214,30 @@ class BlockDrafter(Drafter):
         )
         scale = 1.0 if config.gemma else config.head_dim**-0.5
 
-        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            keys, values = self.pools[layer]
+        def attended(number: int, q: torch.Tensor) -> torch.Tensor:
+            window = config.window(number)
+            causal = window >= 0 and not config.open_windows
+            return flat_attention(q, *self.pools[number], flat, scale=scale, causal=causal, window=window)
+
+        def attend(number: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            keys, values = self.pools[number]
             keys[slots] = k
             values[slots] = v
-            window = config.window(layer)
-            causal = window >= 0 and not config.open_windows
-            return flat_attention(q, keys, values, flat, scale=scale, causal=causal, window=window)
+            return attended(number, q)
+
+        def attend_rotated(number: int, layer: DraftLayer, x: torch.Tensor) -> torch.Tensor:
+            projected = layer.projected(x, queries)
+            return attended(number, self._rotate_and_store(number, layer, projected, turned, slots))
 
         embedded = self.embedding[ids.flatten()].to(self.dtype)
         if config.gemma:
             embedded = embedded * config.hidden_size**0.5
-        turned = positions.clamp(max=config.max_positions - 1)  # what lies behind an answer's end may be beyond
-        hidden = self.model(embedded, turned.flatten(), attend, queries).view(requests, queries, -1)
+        turned = positions.flatten().clamp(max=config.max_positions - 1)  # behind an answer's end they may be beyond
+        if self._rotates(slots):
+            hidden = self.model.through(embedded, attend_rotated, queries)
+        else:
+            hidden = self.model(embedded, turned, attend, queries)
+        hidden = hidden.view(requests, queries, -1)
         hidden = hidden[:, config.first_row :].flatten(0, 1)  # a product of three dimensions may copy the head
         logits = hidden @ self.head.T
         return self._draw(logits.view(requests, -1, logits.shape[1]), hidden.view(requests, -1, hidden.shape[1]), batch)

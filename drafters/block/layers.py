@@ -114,20 +114,29 @@ class DraftLayer(nn.Module):
         self, context: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [N, Hkv, D] of projected target features [N, d]; these skip the input norm."""
-        kv = F.linear(context, self.qkv.weight[self.heads * self.dim :])
+        kv = self.projected_context(context)
         k, v = kv.view(-1, 2, self.kv_heads, self.dim).unbind(1)
         return rotate(self.k_norm(k), rope), v
+
+    def projected_context(self, context: torch.Tensor) -> torch.Tensor:
+        """The same [N, 2 Hkv D] before norms and rotation."""
+        return F.linear(context, self.qkv.weight[self.heads * self.dim :])
 
     def block_qkv(
         self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], rows: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q [N, Hq, D], k and v [N, Hkv, D] of block inputs x [N, d]."""
+        qkv = self.projected(x, rows).view(-1, self.heads + 2 * self.kv_heads, self.dim)
+        q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], 1)
+        return rotate(self.q_norm(q), rope), rotate(self.k_norm(k), rope), v
+
+    def projected(self, x: torch.Tensor, rows: int = 0) -> torch.Tensor:
+        """The same [N, (Hq + 2 Hkv) D] before norms and rotation."""
         x = self.input_layernorm(x)
         if self.attention_conv is not None:
             x = self.attention_conv(x, x, rows, 0)
-        qkv = self.qkv(x).view(-1, self.heads + 2 * self.kv_heads, self.dim)
-        q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], 1)
-        return rotate(self.q_norm(q), rope), rotate(self.k_norm(k), rope), v
+        projected: torch.Tensor = self.qkv(x)
+        return projected
 
     def finish(self, x: torch.Tensor, attended: torch.Tensor, rows: int = 0) -> torch.Tensor:
         """Layer output [N, d] from its input and the attention output [N, Hq, D]."""

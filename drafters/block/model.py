@@ -21,6 +21,8 @@ from .layers import DraftLayer, Rotary
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(layer, q [N, Hq, D], k [N, Hkv, D], v [N, Hkv, D]) of block inputs -> attention output [N, Hq, D] over the
 block's own keys and its request's context."""
+Attended = Callable[[int, DraftLayer, torch.Tensor], torch.Tensor]
+"""(its number, layer, input [N, d]) -> the same."""
 
 
 class TrainedModel(nn.Module):
@@ -59,9 +61,13 @@ class DraftModel(TrainedModel):
 
     def forward(self, embedded: torch.Tensor, positions: torch.Tensor, attend: Attend, rows: int = 0) -> torch.Tensor:
         """Normed hidden states [N, d] of inputs [N, d] at positions [N], blocks of so many rows."""
-        x, rope = embedded, self.rotary.rows(positions)
+        rope = self.rotary.rows(positions)
+        return self.through(embedded, lambda i, layer, x: attend(i, *layer.block_qkv(x, rope, rows)), rows)
+
+    def through(self, x: torch.Tensor, attended: Attended, rows: int = 0) -> torch.Tensor:
+        """The same, of a caller who also projects and rotates."""
         for i, layer in enumerate(self.draft_layers):
-            x = layer.finish(x, attend(i, *layer.block_qkv(x, rope, rows)), rows)
+            x = layer.finish(x, attended(i, layer, x), rows)
         return self.norm(x)
 
 

@@ -35,6 +35,7 @@ anything of a request without a seed, whose numbers are independent of every see
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -127,7 +128,8 @@ class FinishedStep:
     depth: tokens that the model drafted for each, at most; None: all that it can.
     tokens: of the forward, anchors and padding included.
     seconds: wall time of the step; None when it is not known or had other work in it. draft_seconds: of it for drafts;
-        None when it is not known. host_seconds: of it for looking up, planning and admitting, where no model drafted.
+        None when it is not known. host_seconds: of it for looking up, planning and admitting, where no model drafted; 0
+        on a GPU, whose host does so meanwhile.
     """
 
     view: StepView
@@ -169,6 +171,9 @@ class Planner(ABC):
     """Sizes of which a step has one, on a GPU: every budget then has a bound, which fills a bucket. None: any size."""
     admit_by: Admit | None = None
     """Compiled admission in one call. None: torch or numpy admit."""
+    draft_sizes: Sequence[int] = ()
+    """Numbers of requests, ascending, for which a GPU has graphs of drafts: a draft for any of R requests takes the
+    time of the smallest that holds all R. Empty: that of as many as it is for."""
     block: int | None = None
     """Tokens of a whole draft of the model's, where it may be asked for fewer. None: it always drafts as many."""
 

@@ -6,8 +6,6 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from outrider.drafters import registry as drafters
-
 from ..errors import UserError
 from ..machine import hardware
 from ..model import bundled_model, families
@@ -136,7 +134,6 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
             None if settings.diffusion else given.get("attention_backend") or arguments["attention_backend"],
             given,
             ranks=settings.parallel.tp_size,
-            hidden_states=settings.drafter != "off" and drafters.find(settings.drafter).reads_states,
             adapters=settings.has_adapters,
         )
     arguments |= _decoding(settings, context or model.context_length, memory.max_total_tokens) | _order(settings)

@@ -9,6 +9,11 @@ from ..errors import UserError
 from ..model.target import Model
 from ..plugin.attention_backends import OURS, Capability, Needs, fitting, unfit
 
+PREFILLS = (*(4, 8, 16, 32, 64, 128, 192, 256, 384), *range(512, 1024, 128), *range(1024, 2049, 256))
+"""Tokens of prefills for which graphs are captured. SGLang's own list is twice as long, and each graph takes time at
+start. From 512 tokens on, where padding takes time, it is less than a fifth."""
+PREFILL_FLAGS = ("cuda_graph_bs_prefill", "cuda_graph_max_bs_prefill", "cuda_graph_config")
+"""SGLang's flags that say which prefills are captured."""
 SCATTERING = ("moe_a2a_backend", "moe_dense_tp_size")
 """Flags of SGLang with which ranks share a step's tokens out; graphs are then for multiples of the ranks alone."""
 FLAGS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
@@ -41,18 +46,15 @@ def choose(capability: Capability, model: Model, given: dict[str, Any], dtype: s
     return chosen
 
 
-def graphs(
-    backend: str | None, given: dict[str, Any], *, ranks: int, hidden_states: bool, adapters: bool = False
-) -> dict[str, Any]:
-    """SGLang's arguments of CUDA graphs: of verification where its steps have buckets, of prefills where no drafter
-    wants what SGLang's graphs of prefills leave out.
+def graphs(backend: str | None, given: dict[str, Any], *, ranks: int, adapters: bool = False) -> dict[str, Any]:
+    """SGLang's arguments of CUDA graphs: of verifications where their steps have buckets, and of prefills.
 
-    backend: None where nothing is verified. given: as for `choose`. ranks: of tensor parallelism. hidden_states: the
-    drafter reads them. adapters: are served, with which SGLang starts no graphs of verifications.
+    backend: None where nothing is verified. given: as for `choose`. ranks: of tensor parallelism. adapters: are served,
+    with which SGLang starts no graphs of verifications.
     """
     if backend is None or adapters or (ranks > 1 and any(given.get(flag) for flag in SCATTERING)):
         return {"disable_cuda_graph": True}
-    return {"disable_prefill_cuda_graph": True} if hidden_states else {}
+    return {} if any(given.get(flag) for flag in PREFILL_FLAGS) else {"cuda_graph_bs_prefill": list(PREFILLS)}
 
 
 def needs_of(config: dict[str, Any], dtype: str = "auto", cache: str | None = None) -> Needs:

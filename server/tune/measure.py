@@ -26,7 +26,7 @@ from ..plugin.options import RequestOptions
 from ..processes import client
 from ..prompt_files import BUILT_IN, read_questions, with_temperatures
 from . import diffusion, result
-from .effort import MARGIN_STEPS, QUICK, Effort, Shape
+from .effort import MARGIN_STEPS, QUICK, QUICK_ON_GPU, Effort, Shape
 from .events import Progress
 from .grid import CONCURRENCY, Run, answer_all, capacity_of, measure_grid, merge_refined, prompt_of
 from .idle import run_now
@@ -42,6 +42,8 @@ T = TypeVar("T")
 NO_RECORDS: dict[str, list[Any]] = {"confidence": [], "verify_lens": [], "accepted": [], "classes": []}
 DRAFT_STEPS = 3
 """Drafts for the same number of requests whose median says something."""
+LEAST_DRAFT = 1e-6
+"""Seconds of a draft that other work hides."""
 
 
 async def measure_shape(manager: Any, shape: Shape, steps: int) -> list[Point]:
@@ -63,16 +65,21 @@ def _points(log: dict[str, list[Any]], shape: Shape, context: float) -> list[Poi
     exact = [i for i, found in enumerate(shapes) if found == (shape.requests, shape.tokens)][1:]
     if not exact:
         return []
-    step = statistics.median(log["seconds"][i] - log["draft_seconds"][i] for i in exact)
+    seconds, drafted = log["seconds"], log["draft_seconds"]
+    # On a GPU the seconds of a draft are not known: every other step goes without, and the difference is a draft's.
+    steps = [seconds[i] - drafted[i] for i in exact if drafted[i] is not None]
+    if not steps:
+        return []
+    step = statistics.median(steps)
     points = [Point(shape.requests, shape.tokens, context, (step,))]
     # By the number for which the model drafted: the others' text repeated itself, and lookup found their draft.
     drafts: dict[int, list[float]] = {}
     for i in exact:
-        drafts.setdefault(log["drafting"][i], []).append(log["draft_seconds"][i])
+        drafts.setdefault(log["drafting"][i], []).append(seconds[i] - step if drafted[i] is None else drafted[i])
     for drafting, times in drafts.items():
         if drafting and len(times) >= DRAFT_STEPS:
             tokens = context * drafting / shape.requests
-            points.append(Point(drafting, 0, tokens, (statistics.median(times),)))
+            points.append(Point(drafting, 0, tokens, (max(statistics.median(times), LEAST_DRAFT),)))
     return points
 
 
@@ -177,7 +184,8 @@ async def measure_first(engine: Engine, resolved: Resolved, say: Callable[[str],
         return
     say("No profile fits this engine: measuring a quick one (once; `outrider tune` measures a thorough one)")
     try:
-        tuned = await tune(engine, resolved, QUICK)
+        on_cpu = resolved.settings.resolved_device == "cpu"
+        tuned = await tune(engine, resolved, QUICK if on_cpu else QUICK_ON_GPU)
     except (OSError, ValueError, RuntimeError) as error:
         without = "costs are learnt as it serves" if resolved.settings.diffusion else "every draft is verified"
         say(f"Not measured ({error}); {without}")

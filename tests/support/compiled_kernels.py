@@ -19,7 +19,18 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from outrider.kernels.attention import MOST_CUDA_HEAD
-from outrider.kernels.cuda import acceptance, admission, attention, draft_block, experts, lookup, noise, ragged, rules
+from outrider.kernels.cuda import (
+    acceptance,
+    admission,
+    attention,
+    draft_block,
+    experts,
+    lookup,
+    noise,
+    ragged,
+    rotated,
+    rules,
+)
 
 ARCHITECTURES = (80, 90, 100)
 ALIGNED = [["tt.divisibility", 16]]
@@ -122,6 +133,14 @@ CASES = [
     Case(
         "experts", experts.products_kernel, "hhiihnNnN",
         {"ROWS": experts.ROWS, "COLUMNS": experts.COLUMNS, "DEPTH": experts.DEPTH}, {"num_stages": 3},
+    ),
+    Case(
+        "draft layer, rotated", rotated.rotate_kernel, "hhiihhhhhNnx",
+        {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "WIDE": 128, "NORMED": True}, {"num_warps": 1},
+    ),
+    Case(
+        "draft context, rotated", rotated.rotate_kernel, "hhiihhhhhNnx",
+        {"HEADS": 0, "KV_HEADS": 8, "DIM": 128, "WIDE": 128, "NORMED": True}, {"num_warps": 1},
     ),
     Case("draft block, token", draft_block.chosen_kernel, "fifjdjifn", {"NAMED": False, "CHUNKS": 32}, LAST),
 ]  # fmt: skip

@@ -45,7 +45,7 @@ def admit(planning, step, confidence=0.9, lens=GAMMA):
     asks = torch.from_numpy(step.draft_mask)
     tokens = torch.zeros(len(asks), GAMMA, dtype=torch.int64)
     draft = Draft(tokens, lens * asks, confidence * asks[:, None].repeat(1, GAMMA), drafting=int(asks.sum()))
-    return planning.admit(step, draft, 0.125)
+    return planning.admit(step, draft, 0.125 if planning.on_host else None)
 
 
 def run(planning, *rows, accepted=1, confidence=0.9):

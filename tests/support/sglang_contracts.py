@@ -192,11 +192,12 @@ load_plugins()
 from outrider.server import http, plugin, processes
 from outrider.server.plugin.diffusion import models
 from outrider.server.plugin.diffusion.target import DiffusionTarget
-from outrider.server.plugin.cuda import tuning
+from outrider.server.plugin.cuda import prefill_graphs, tuning
 from outrider.server.plugin.hooks import disaggregation, draft_memory, register
 from outrider.server.plugin.loading import more_models
 disaggregation.register_hooks()
 draft_memory.register()
+prefill_graphs.register()
 tuning.register()
 more_models.register()
 register._capture_verification()

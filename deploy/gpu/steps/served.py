@@ -146,7 +146,13 @@ def engine_settings(**chosen: Any) -> Settings:
     """Settings of an engine that answers the loads of this proof."""
     most = max(LOADS)
     flags = () if DEVICE == "cpu" else ("--cuda-graph-max-bs-decode", str(max(most, 8)))
-    given = {"disable_radix_cache": True, "max_running_requests": most, "max_total_tokens": 1 << 16}
+    # SGLang's log at this level has the start's timeline.
+    given = {
+        "disable_radix_cache": True,
+        "max_running_requests": most,
+        "max_total_tokens": 1 << 16,
+        "log_level": "info",
+    }
     return Settings(**(given | {"sglang_flags": flags} | chosen))
 
 

@@ -53,7 +53,7 @@ class SpeculationMetrics(BufferedMetrics):
         self.prediction_error_seconds = counter(
             "outrider_step_prediction_error_seconds", "Absolute differences between predicted and taken time."
         )
-        self.draft_seconds = counter("outrider_draft_seconds", "Time spent drafting, on the clock of what drafts.")
+        self.draft_seconds = counter("outrider_draft_seconds", "Time spent drafting; 0 on a GPU.")
         self.planner_seconds = histogram(
             "outrider_planner_seconds", "Time of the planner per decode step.", buckets=PLANNER_BUCKETS
         )

@@ -9,7 +9,9 @@ the device for the planner.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,9 +34,10 @@ from .boundary import Boundary
 from .learning import DrafterWatch
 from .metrics import SpeculationMetrics
 from .owner_drafters import OwnerDrafters
-from .readback import DeviceTime, PendingCopy, Readback
+from .readback import PendingCopy, Readback
 from .requests import Entries, RequestTable
 from .step import Admission, Outcome, Recording, Step, StepTime
+from .step_clock import StepEnd
 
 MOST_UNREAD = 16
 """Steps whose outcomes wait to be read, at most."""
@@ -47,7 +50,8 @@ class Planning:
 
     planner: decides for requests that leave the decision to it. calibration: of the drafter's confidences; None takes
     them as they are.
-    device: where the steps' tensors live. buckets: sizes of which a step has one; None: any. block: as in `Planner`.
+    device: where the steps' tensors live. buckets: sizes of which a step has one; None: any. block, draft_sizes: as in
+        `Planner`.
     corrects: outcomes correct the calibration while serving (`Drafter.assesses_itself`).
     watch: is shown what became of drafts, on a server that learns. by_owner: the same, where keys or adapters have
         drafters of their own, with their calibrations. adapters: the same of LoRA adapters.
@@ -63,13 +67,14 @@ class Planning:
         device: Any,
         buckets: TokenBuckets | None = None,
         block: int | None = None,
+        draft_sizes: Sequence[int] = (),
         watch: DrafterWatch | None = None,
         by_owner: OwnerDrafters | None = None,
         adapters: AdapterOutcomes | None = None,
         corrects: bool = False,
         optional: Boundary | None = None,
     ):
-        self.buckets, self.block = buckets, block
+        self.buckets, self.block, self.draft_sizes = buckets, block, draft_sizes
         self.requests = requests
         self.metrics = metrics
         self.optional = optional or Boundary()
@@ -81,18 +86,21 @@ class Planning:
         self.corrects = corrects and by_owner is None  # owners' drafters have calibrations of their own
         self._take(planner, calibration)
         self._last: Outcome | None = None  # the step that lasts until the next one begins; None: that cannot be told
+        # On a GPU: the end of the last step, and of the one before the step that has begun; None: others came between.
+        self._ended: StepEnd | None = None
+        self._before: StepEnd | None = None
         self._unread: deque[Outcome] = deque()
         self._read_steps: deque[tuple[Outcome, FinishedStep]] = deque()  # that may last still
         self._learning = 0.0  # seconds of the planner's, counted with the step that is read next
 
     def plan_by(self, planner: Planner, calibration: CalibrationTable | None) -> None:
         """Plan by these from the next step on; what steps before it show goes to the planner that planned them."""
-        self._last = None
+        self._last = self._ended = None
         self._catch_up(0)
         self._take(planner, calibration)
 
     def _take(self, planner: Planner, calibration: CalibrationTable | None) -> None:
-        planner.buckets, planner.block = self.buckets, self.block
+        planner.buckets, planner.block, planner.draft_sizes = self.buckets, self.block, self.draft_sizes
         planner.admit_by = None if self.on_host and not native.available() else admit
         self.planner, self.calibration = planner, calibration
         self.online = OnlineCalibration(self.requests.gamma, calibration) if self.corrects else None
@@ -104,6 +112,7 @@ class Planning:
         if self._last is not None:
             self._last.seconds = now - self._last.step.began
             self._last = None
+        self._before, self._ended = self._ended, None
         entries = self.requests.entries(rows)
         if entries.any_level:  # what requests have had so far counts
             self._catch_up(self.lag)
@@ -143,8 +152,8 @@ class Planning:
         """Tokens of a step that verifies nothing; None: as many as requests."""
         return None if self.buckets is None else self.buckets.round_up(requests)
 
-    def admit(self, step: Step, draft: Draft, draft_seconds: float | DeviceTime) -> Admission:
-        """A step's drafts are there: how many of each request's are verified."""
+    def admit(self, step: Step, draft: Draft, draft_seconds: float | None) -> Admission:
+        """A step's drafts are there: how many of each request's are verified. draft_seconds: as in `Admission`."""
         began = time.perf_counter()
         classes, ends, draft_lens, confidence = step.classes, draft.lens + 1, draft.lens, draft.confidence
         if drafted := step.drafts or draft.looked_up is not None:
@@ -203,8 +212,13 @@ class Planning:
 
     def finish(self, admission: Admission, accept_lens: torch.Tensor) -> None:
         """A step's tokens are decided: accept_lens [R], the bonus token included."""
-        self._last = Outcome(admission, accept_lens) if self.on_host else self._read_back(admission, accept_lens)
-        self._unread.append(self._last)
+        if self.on_host:
+            outcome = self._last = Outcome(admission, accept_lens)
+        else:
+            self._ended = StepEnd(accept_lens.device, self._before)
+            outcome = self._read_back(admission, accept_lens)
+            outcome.ended = self._ended
+        self._unread.append(outcome)
 
     def _read_back(self, admission: Admission, accept_lens: torch.Tensor) -> Outcome:
         """The same with tensors of the host, which are still under way."""
@@ -231,8 +245,8 @@ class Planning:
         )
 
     def interrupt(self) -> None:
-        """Requests are prefilled next, so how long the last step took cannot be told."""
-        self._last = None
+        """Requests are prefilled next: the last step of a CPU, and the next one of a GPU, cannot be timed."""
+        self._last = self._ended = None
         self.flush()
 
     def flush(self) -> None:
@@ -248,7 +262,8 @@ class Planning:
         Of a device's only those that have arrived, unless all are wanted.
         """
         while len(self._unread) > lag:
-            if (arrival := self._unread[0].arrival) is not None and not _is_there(arrival, wait=not lag):
+            first = self._unread[0]
+            if (pending := first.arrival or first.ended) is not None and not _is_there(pending, wait=not lag):
                 break
             outcome = self._unread.popleft()
             self._read_steps.append((outcome, self._read(outcome)))
@@ -287,9 +302,9 @@ class Planning:
             run("learning", None, self.watch.observe, *(part[base] for part in counted[:-1]))
         if drafted and self.by_owner is not None:
             run("own_drafters", None, self.by_owner.observe, step.entries.sets, *counted[:-1])
-        draft_seconds = float(admission.draft_seconds)
+        drafting, draft_seconds = self._paid_for(admission.drafting), admission.draft_seconds
         planner_seconds = admission.planner_seconds + self._learning
-        run("metrics", None, self.metrics.observe_draft_and_planner, draft_seconds, planner_seconds)
+        run("metrics", None, self.metrics.observe_draft_and_planner, draft_seconds or 0.0, planner_seconds)
         self._learning = 0.0
         return FinishedStep(
             view=step.view,
@@ -297,25 +312,32 @@ class Planning:
             verify_lens=verify_lens,
             accept_lens=accept_lens,
             draft_mask=step.draft_mask,
-            drafting=admission.drafting,
+            drafting=drafting,
             looked_up=looked_up,
             depth=step.depth,
             tokens=outcome.tokens,
-            draft_seconds=draft_seconds,
-            host_seconds=draft_seconds + admission.planner_seconds,
+            seconds=None if outcome.ended is None else outcome.ended.seconds,
+            draft_seconds=draft_seconds if drafting or self.on_host else 0.0,
+            host_seconds=(draft_seconds or 0.0) + admission.planner_seconds if self.on_host else 0.0,
         )
+
+    def _paid_for(self, drafting: int) -> int:
+        """Requests whose drafts a step pays for: those of the smallest graph that drafts for so many."""
+        place = bisect_left(self.draft_sizes, drafting)
+        return self.draft_sizes[place] if drafting and place < len(self.draft_sizes) else drafting
 
     def _learn(self, outcome: Outcome, finished: FinishedStep) -> None:
         """Show the planner a step that is over, and record how long it took."""
         began = time.perf_counter()
-        finished.seconds = seconds = outcome.seconds
+        if self.on_host:
+            finished.seconds = outcome.seconds
+        seconds = finished.seconds
         self.planner.observe(finished)
         self._learning += time.perf_counter() - began
         if seconds is not None:
             view, tokens, drafting = finished.view, finished.tokens, finished.drafting
-            draft_seconds = finished.draft_seconds or 0.0
             requests, context = len(view.rows), int(view.contexts.sum())
-            self.recording.steps.append(StepTime(requests, tokens, context, drafting, seconds, draft_seconds))
+            self.recording.steps.append(StepTime(requests, tokens, context, drafting, seconds, finished.draft_seconds))
             predicted = outcome.step.budget.predicted_seconds(tokens - requests)
             self.optional.run("metrics", None, self.metrics.observe_time, seconds, predicted)
 
@@ -341,7 +363,7 @@ class Planning:
         self.recording.clear()
 
 
-def _is_there(arrival: PendingCopy, *, wait: bool) -> bool:
+def _is_there(pending: PendingCopy | StepEnd, *, wait: bool) -> bool:
     if wait:
-        arrival.wait()
-    return wait or arrival.done
+        pending.wait()
+    return wait or pending.done

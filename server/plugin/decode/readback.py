@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,31 +50,3 @@ class Readback:
             )
             copied.record()
         return PendingCopy(copies, tensors, copied)
-
-
-class DeviceTime:
-    """Seconds that a device takes for what is launched between `begin` and `end`; known when it has done so."""
-
-    def __init__(self, device: Any):
-        module = torch.get_device_module(device)
-        self._began, self._ended = module.Event(enable_timing=True), module.Event(enable_timing=True)
-        self._began.record()
-
-    def end(self) -> None:
-        self._ended.record()
-
-    def __float__(self) -> float:
-        return float(self._began.elapsed_time(self._ended)) / 1e3
-
-
-def begin(device: torch.device) -> float | DeviceTime:
-    """Begin to time what a device is given from here on."""
-    return time.perf_counter() if device.type == "cpu" else DeviceTime(device)
-
-
-def since(began: float | DeviceTime) -> float | DeviceTime:
-    """Seconds from `begin` to what the device has been given by now."""
-    if isinstance(began, DeviceTime):
-        began.end()
-        return began
-    return time.perf_counter() - began

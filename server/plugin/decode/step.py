@@ -16,8 +16,9 @@ from outrider.scheduler.calibration.records import Recorder
 from outrider.scheduler.cost.prefill import PrefillPoint
 from outrider.scheduler.planners.base import Budget, StepView
 
-from .readback import DeviceTime, PendingCopy
+from .readback import PendingCopy
 from .requests import Entries
+from .step_clock import StepEnd
 
 RECORDED_REQUEST_STEPS = 1 << 15
 RECORDED_STEPS = 1 << 12
@@ -69,7 +70,7 @@ class Admission:
     ends: [R] int64, tokens that come out at most: fewer than gamma + 1 where the draft has an end of the answer in it.
     draft_lens, verify_lens: [R] int64. raw, confidence: [R, gamma] as the drafter gave them, and calibrated.
     drafting: requests for which the model drafted. looked_up: [R] bool, drafts of prompt lookup; None: there is none.
-    draft_seconds: spent drafting, on the clock of what drafts; of a device, known when it has drafted.
+    draft_seconds: spent drafting; None: on a GPU, which is not waited for.
     planner_seconds: that the planner has taken so far.
     """
 
@@ -82,7 +83,7 @@ class Admission:
     verify_lens: torch.Tensor
     drafting: int
     looked_up: torch.Tensor | None
-    draft_seconds: float | DeviceTime
+    draft_seconds: float | None
     planner_seconds: float
 
 
@@ -92,12 +93,14 @@ class Outcome:
 
     accept_lens: [R] int64 in 1..gamma+1, accepted drafts and the token of the target's behind them.
     arrival: until it is done the tensors are not to be read; None: they may be.
-    seconds: until the next decode step began; None while and where that is not known.
+    ended: on a GPU, when the step ends. seconds: on a CPU, until the next decode step began; None while and where that
+        is not known.
     """
 
     admission: Admission
     accept_lens: torch.Tensor
     arrival: PendingCopy | None = None
+    ended: StepEnd | None = None
     seconds: float | None = None
 
     @property
@@ -118,8 +121,8 @@ class StepTime:
     """A step that is over: what it held, and how long it took.
 
     tokens: of the forward, see `Outcome.tokens`. context: cached tokens, summed over the requests.
-    drafting: requests for which the drafter's model drafted.
-    seconds: until the next decode step began, drafting included. draft_seconds: spent drafting.
+    drafting: requests for which the drafter's model drafted; on a GPU, those that its graph holds.
+    seconds: of the step, drafting included, see `step_clock`. draft_seconds: spent drafting; None: not known.
     """
 
     requests: int
@@ -127,7 +130,7 @@ class StepTime:
     context: int
     drafting: int
     seconds: float
-    draft_seconds: float
+    draft_seconds: float | None
 
 
 class Recording:

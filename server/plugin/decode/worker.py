@@ -7,6 +7,7 @@ drafter and draws the first token; a decode step runs the seven stages of the de
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -42,7 +43,6 @@ from .metrics import SpeculationMetrics
 from .owner_drafters import OwnerDrafters
 from .planning import Planning
 from .ranks import Ranks
-from .readback import DeviceTime, begin, since
 from .request_parts import RequestParts
 from .requests import RequestTable, prefilled_chunks, rows_and_lengths
 from .results import decoded, prefilled
@@ -110,6 +110,7 @@ class SpeculativeWorker(BaseSpecWorker):
             device=self.device,
             buckets=buckets_of(runner, self.width),
             block=self.config.gamma if self.drafter is not None and self.drafter.shortens else None,
+            draft_sizes=captured_sizes(runner),
             watch=self.exchange.watch if self.config.learning else None,
             by_owner=self.by_owner,
             adapters=adapters,
@@ -294,9 +295,9 @@ class SpeculativeWorker(BaseSpecWorker):
         run("tracing", None, StepTrace.send, result, traced, self.optional, admission, accept_lens)
         return result
 
-    def _draft_or_nothing(self, step: Step | None, rows: torch.Tensor, *given: Any) -> tuple[Draft, float | DeviceTime]:
-        """Drafts for those that are asked for, and the seconds they took; prompt lookup drafts for all. Nobody has any
-        where drafting or planning, which has no step then, has failed."""
+    def _draft_or_nothing(self, step: Step | None, rows: torch.Tensor, *given: Any) -> tuple[Draft, float | None]:
+        """Drafts for those that are asked for, and their seconds (`Admission`); prompt lookup drafts for all. Nobody
+        has any where drafting or planning, which has no step then, has failed."""
         drafter = self.drafter
         if drafter is not None and step is not None and (step.drafts or (drafter.looks_up and step.looks_up)):
             drafted = self.optional.run("drafting", None, self._draft, step, rows, *given)
@@ -309,10 +310,10 @@ class SpeculativeWorker(BaseSpecWorker):
 
     def _draft(
         self, step: Step, rows: torch.Tensor, seq_lens: torch.Tensor, anchors: torch.Tensor, sampling: Sampling
-    ) -> tuple[Draft, float | DeviceTime]:
+    ) -> tuple[Draft, float | None]:
         """Drafts and seconds. Requests that switched speculation off get length 0."""
         assert self.drafter is not None
-        began = begin(anchors.device)
+        began = time.perf_counter()
         draft = (self.drafter.propose if step.drafts else self.drafter.look_up)(
             DraftBatch(
                 anchors=anchors,
@@ -332,7 +333,7 @@ class SpeculativeWorker(BaseSpecWorker):
                 **sampling.rules._asdict(),
             )
         )
-        seconds = since(began)
+        seconds = time.perf_counter() - began if anchors.is_cpu else None
         lens = torch.minimum(draft.lens, upload(step.view.limits, self.device))
         if draft.probs is not None and draft.points is None:
             lens = lens.clamp(max=draft.probs.shape[1])

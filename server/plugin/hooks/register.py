@@ -68,11 +68,12 @@ def _register_all() -> None:
         recurrent_models.register()
         text_models.register()
     else:
-        from ..cuda import norms, tuning
+        from ..cuda import norms, prefill_graphs, tuning
 
         draft_memory.register()
         norms.register()
         tuning.register()
+        prefill_graphs.register()
         _register_gpu_attention()
         _capture_verification()
         _allow_adapters()

@@ -185,7 +185,8 @@ def make_worker(
     worker.config = PluginConfig(drafter=drafter, planner=planner, initial_tokens=3 if BEGUN in drafter else 0)
     worker.ranks = TwoRanks(device) if rank else Ranks(SimpleNamespace(world_size=1), device)
     worker.drafter = make_drafter(drafter, device, layers)
-    worker.drafter.allocate(SLOTS)
+    with absent_gpu.watching():
+        worker.drafter.allocate(SLOTS)
     worker.width = worker.drafter.gamma + 1
     worker.history = SlotTokens(SLOTS, device)
     worker.requests = RequestTable(POOL, worker.width - 1, device)

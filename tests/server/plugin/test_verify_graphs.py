@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -63,21 +64,30 @@ def test_padding_without_a_slot_of_its_own_would_be_found_out(found):
 
 
 def test_with_adapters_none_are_asked_for():
-    given = {"ranks": 1, "hidden_states": False, "adapters": True}
-    assert gpu_attention.graphs("fa3", {}, **given) == {"disable_cuda_graph": True}
+    assert gpu_attention.graphs("fa3", {}, ranks=1, adapters=True) == {"disable_cuda_graph": True}
+
+
+PREFILLS = {"cuda_graph_bs_prefill": list(gpu_attention.PREFILLS)}
 
 
 @pytest.mark.parametrize(
-    ("backend", "given", "ranks", "hidden_states", "arguments"),
+    ("backend", "given", "ranks", "arguments"),
     [
-        ("fa3", {}, 1, True, {"disable_prefill_cuda_graph": True}),
-        ("fa3", {}, 1, False, {}),
-        ("trtllm_mha", {}, 1, False, {}),
-        ("fa3", {}, 2, False, {}),
-        ("fa3", {"moe_a2a_backend": "deepep"}, 1, False, {}),
-        ("fa3", {"moe_a2a_backend": "deepep"}, 2, False, {"disable_cuda_graph": True}),
-        (None, {}, 1, False, {"disable_cuda_graph": True}),  # nothing is verified
+        ("fa3", {}, 1, PREFILLS),
+        ("fa3", {"cuda_graph_max_bs_prefill": 64}, 1, {}),
+        ("trtllm_mha", {}, 1, PREFILLS),
+        ("fa3", {}, 2, PREFILLS),
+        ("fa3", {"moe_a2a_backend": "deepep"}, 1, PREFILLS),
+        ("fa3", {"moe_a2a_backend": "deepep"}, 2, {"disable_cuda_graph": True}),
+        (None, {}, 1, {"disable_cuda_graph": True}),  # nothing is verified
     ],
 )
-def test_graphs_are_asked_for_where_steps_have_buckets(backend, given, ranks, hidden_states, arguments):
-    assert gpu_attention.graphs(backend, given, ranks=ranks, hidden_states=hidden_states) == arguments
+def test_graphs_are_asked_for_where_steps_have_buckets(backend, given, ranks, arguments):
+    assert gpu_attention.graphs(backend, given, ranks=ranks) == arguments
+
+
+def test_graphs_of_prefills_have_little_padding():
+    """SGLang uses none that is more than twice as large; from 512 tokens on less than a fifth is padding."""
+    for below, size in itertools.pairwise(gpu_attention.PREFILLS):
+        assert size <= 2 * below
+        assert size <= 512 or size - below - 1 < size / 5

@@ -22,6 +22,21 @@ def test_drafts_are_told_apart_by_the_number_for_which_the_model_drafted():
     assert all(p.tokens == 0 for p in drafts)
 
 
+def test_on_a_gpu_a_draft_takes_what_its_steps_take_longer():
+    drafting = [0, 4, 0, 4, 0, 4, 0, 4]
+    log = {
+        "requests": [3] * 8,
+        "tokens": [6] * 8,
+        "drafting": drafting,
+        "draft_seconds": [None if n else 0.0 for n in drafting],
+        "seconds": [0.025 if n else 0.020 for n in drafting],
+    }
+    step, draft = _points(log, Shape(3, 6, 128), 300.0)
+    assert (step.requests, step.tokens, step.median) == (3, 6, 0.020)
+    assert (draft.requests, draft.tokens, round(draft.median, 6)) == (4, 0, 0.005)
+    assert _points(log | {"draft_seconds": [None] * 8}, Shape(3, 6, 128), 300.0) == []
+
+
 def test_nothing_comes_of_steps_of_another_shape():
     log = {name: [1, 1] for name in ("requests", "tokens", "drafting", "draft_seconds", "seconds")}
     assert _points(log, Shape(2, 6, 128), 266.0) == []

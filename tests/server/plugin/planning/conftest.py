@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+import torch
 from planned_steps import GAMMA, PAYS, ROWS
 from planning import curve_cost
 
@@ -23,8 +24,23 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
+    """The host's clock, and that of a device that has done at once what it is given."""
     clock = Clock()
+
+    class Event(torch.cpu.Event):
+        def __init__(self, enable_timing=False):
+            self.enable_timing = enable_timing
+
+        def record(self, stream=None):
+            self.at = clock.now
+
+        def elapsed_time(self, end):
+            assert self.enable_timing
+            assert end.enable_timing
+            return 1e3 * (end.at - self.at)
+
     monkeypatch.setattr(time, "perf_counter", clock)
+    monkeypatch.setattr(torch.cpu, "Event", Event)
     return clock
 
 
@@ -46,13 +62,13 @@ def value(metrics, value):
 
 @pytest.fixture
 def make(metrics):
-    """make(device, cost, calibration, held, corrects): a Planning with the asynchronous planner; its plans hold for one
-    step."""
+    """make(device, cost, calibration, held, corrects, draft_sizes): a Planning with the asynchronous planner; its plans
+    hold for one step."""
 
-    def make(device="cpu", cost=None, calibration=None, held=1, corrects=False):
+    def make(device="cpu", cost=None, calibration=None, held=1, corrects=False, draft_sizes=()):
         cost = cost or curve_cost(1, PAYS)
         table = RequestTable(ROWS, GAMMA, "cpu")
         planner = Asynchronous(cost, GAMMA, held=held)
-        return Planning(planner, calibration, table, metrics, device, corrects=corrects)
+        return Planning(planner, calibration, table, metrics, device, corrects=corrects, draft_sizes=draft_sizes)
 
     return make

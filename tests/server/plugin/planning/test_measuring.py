@@ -62,6 +62,13 @@ def test_the_model_drafts_for_all_and_other_tokens_are_verified(make):
     assert worker.drafter is served
 
 
+def test_on_a_gpu_every_other_step_goes_without_the_model():
+    nothing = torch.zeros(3, dtype=torch.int64, device="meta")
+    batch = DraftBatch(nothing, nothing, nothing[None], nothing, nothing.float(), nothing[:, None])
+    drafter = measuring.TimedDrafter(Model(), VOCABULARY)
+    assert [drafter.propose(batch).drafting for _ in range(5)] == [0, 3, 0, 3, 0]
+
+
 def test_all_drafts_are_verified_beyond_the_answers_end_and_teach_nothing(make, value):
     served = make()
     worker = worker_of(served, Model())

@@ -32,8 +32,9 @@ def test_steps_under_way_are_shown_to_the_planner_that_planned_them(make, device
     assert planning.requests.generated[2] == 5
     run(planning, 2)
     clock.now += 0.25
-    run(planning, 2)
-    begin(planning, 2)  # on a GPU this reads the first step of the new planner, which knows no other
+    for _ in range(2):
+        run(planning, 2)
+    begin(planning, 2)  # on a GPU this reads the first step of the new planner that was timed
     assert other.drift.plain != 1
     assert cost.drift.plain == drift
     before.budget(begin(planning, 2).view)
@@ -175,7 +176,8 @@ def test_the_planner_hears_who_was_asked_and_whose_draft_was_looked_up(make, dev
     assert half.looked_up == [False, True, True, False]
     assert half.drafting == 2
     assert (half.survival[1] > 0).tolist() == [True] * 3 + [False]
-    assert planning.recording.steps[0].drafting == 2
+    timed = [2] if device == "cpu" else []  # on a GPU the first step is not
+    assert [step.drafting for step in planning.recording.steps] == timed
 
 
 def test_a_profile_that_was_damaged_meanwhile_leaves_the_plan_as_it_is(make, tmp_path):
