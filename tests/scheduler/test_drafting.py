@@ -13,8 +13,8 @@ from planning import curve_cost, view
 
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
-from outrider.scheduler.planners.asynchronous import STALE, Asynchronous
-from outrider.scheduler.planners.probing import LEAST, LOOK_SHARE
+from outrider.scheduler.planner import STALE, Asynchronous
+from outrider.scheduler.probing import LEAST, LOOK_SHARE
 
 DEAR = [1.0 + 0.5 * k for k in range(2 * GAMMA + 1)]
 

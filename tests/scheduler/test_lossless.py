@@ -18,13 +18,12 @@ from finished import observe
 from planning import curve_cost, view
 
 from outrider.kernels.acceptance import Verification, accept
+from outrider.scheduler.admission import survival_of
+from outrider.scheduler.baselines import Synchronous, Threshold, VerifyAll
+from outrider.scheduler.contract import Planner
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
-from outrider.scheduler.planners.admission import survival_of
-from outrider.scheduler.planners.asynchronous import Asynchronous
-from outrider.scheduler.planners.base import Planner
-from outrider.scheduler.planners.baselines import Threshold, VerifyAll
-from outrider.scheduler.planners.synchronous import Synchronous
+from outrider.scheduler.planner import Asynchronous
 
 SAMPLES = 4000
 A, B = 0, 1

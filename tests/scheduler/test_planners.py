@@ -11,14 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning import curve_cost, prefixes, value, view
 
+from outrider.scheduler.baselines import Synchronous
+from outrider.scheduler.contract import FinishedStep
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
-from outrider.scheduler.planners.asynchronous import Asynchronous
-from outrider.scheduler.planners.base import FinishedStep
-from outrider.scheduler.planners.curve import convex
-from outrider.scheduler.planners.past import Issued, Past
-from outrider.scheduler.planners.survival_history import MOST_GROUPS, PROFILE_REQUESTS, Correction, SurvivalHistory
-from outrider.scheduler.planners.synchronous import Synchronous
+from outrider.scheduler.curve import convex
+from outrider.scheduler.history import MOST_GROUPS, PROFILE_REQUESTS, Correction, Issued, Past, SurvivalHistory
+from outrider.scheduler.planner import Asynchronous
 
 
 def jagged(rng: np.random.Generator, room: int) -> list[float]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outrider.scheduler.planners.sorting import RESOLUTION, largest
-from outrider.scheduler.planners.survival_history import Correction
+from outrider.scheduler.curve import RESOLUTION, largest
+from outrider.scheduler.history import Correction
 
 
 def sorted_first(survival: np.ndarray, count: int) -> np.ndarray:

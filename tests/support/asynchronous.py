@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from finished import observe
 
+from outrider.scheduler.admission import survival_of
+from outrider.scheduler.contract import StepView
 from outrider.scheduler.cost.model import StepCost
-from outrider.scheduler.planners.admission import survival_of
-from outrider.scheduler.planners.asynchronous import Asynchronous
-from outrider.scheduler.planners.base import StepView
+from outrider.scheduler.planner import Asynchronous
 
 GAMMA = 3
 CHEAP = [1.0 + 0.3 * k for k in range(2 * GAMMA + 1)]

@@ -26,17 +26,15 @@ from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.ngram import NgramDrafter
 from outrider.kernels import acceptance
 from outrider.kernels.cpu import native
+from outrider.scheduler.admission import survival_of
+from outrider.scheduler.baselines import Synchronous, Threshold, VerifyAll
 from outrider.scheduler.calibration.classes import CLASSES
 from outrider.scheduler.calibration.model import Calibration
 from outrider.scheduler.calibration.table import CalibrationTable
+from outrider.scheduler.contract import Planner
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
-from outrider.scheduler.planners import survival_history
-from outrider.scheduler.planners.admission import survival_of
-from outrider.scheduler.planners.asynchronous import Asynchronous
-from outrider.scheduler.planners.base import Planner
-from outrider.scheduler.planners.baselines import Threshold, VerifyAll
-from outrider.scheduler.planners.synchronous import Synchronous
+from outrider.scheduler.planner import Asynchronous
 from outrider.server.plugin.decode import sampling as worker_sampling
 from outrider.server.plugin.decode.sampling import Sampling
 from outrider.server.plugin.options import RequestOptions
@@ -229,7 +227,7 @@ def test_all_that_is_learnt_of_acceptance_may_be_used_at_once(monkeypatch):
     monkeypatch.setattr(survival_history, "ENOUGH", 1)
     monkeypatch.setattr(survival_history.Correction, "PRIOR", 0.5)
     for name, value in (("STALE", 0), ("REFRESH", 1)):
-        monkeypatch.setattr(f"outrider.scheduler.planners.asynchronous.{name}", value)
+        monkeypatch.setattr(f"outrider.scheduler.planner.{name}", value)
     for name in ("several steps looked at", "one budget", "who drafts", "lookups first"):
         scene = SCENES[name]
         found = scene.run()

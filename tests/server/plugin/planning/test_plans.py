@@ -10,9 +10,9 @@ from planned_steps import GAMMA, HALVED, PAYS, admit, begin, logged, on_every_de
 from planning import curve_cost
 
 from outrider.drafters.base import Draft
-from outrider.scheduler.planners.asynchronous import Asynchronous
-from outrider.scheduler.planners.base import Budget, Planner
-from outrider.scheduler.planners.synchronous import Synchronous
+from outrider.scheduler.baselines import Synchronous
+from outrider.scheduler.contract import Budget, Planner
+from outrider.scheduler.planner import Asynchronous
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.decode.worker import SpeculativeWorker
 
