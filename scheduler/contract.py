@@ -55,8 +55,7 @@ class Budget:
 
     draft: False: no drafter's model drafts in this step.
     tokens: K, most drafted tokens admitted, over all requests; None: no bound, which planners with buckets always set.
-    selected: [R] bool, requests for which a drafter's model drafts, where `draft`; None: all.
-    depth: tokens that it drafts for each, at most; None: all that it can.
+    depth: tokens that the model drafts for each, at most; None: all that it can.
     threshold: least corrected survival that is admitted; 0: no bound.
     first: [R] bool, requests served before all others (behind their level); None: nobody.
     seconds: [n+1] float64, predicted seconds of the step with 0..n drafted tokens admitted, drafting included; None
@@ -68,7 +67,6 @@ class Budget:
 
     draft: bool
     tokens: int | None
-    selected: np.ndarray | None = None
     threshold: float = 0.0
     first: np.ndarray | None = None
     seconds: np.ndarray | None = None
@@ -78,10 +76,8 @@ class Budget:
 
     def draft_mask(self, limits: np.ndarray) -> np.ndarray:
         """[R] bool, requests with draft limits [R] for which the model drafts."""
-        if not self.draft:
-            return np.zeros(len(limits), dtype=bool)
-        able: np.ndarray = limits > 0
-        return able if self.selected is None else able & self.selected
+        drafts: np.ndarray = limits > 0 if self.draft else np.zeros(len(limits), dtype=bool)
+        return drafts
 
     def predicted_seconds(self, admitted: int) -> float | None:
         """Seconds that the step was expected to take with `admitted` drafted tokens; None when not known."""

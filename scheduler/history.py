@@ -40,8 +40,8 @@ class Marks:
 
 
 class SurvivalHistory:
-    """The last DEPTH survivals [gamma] of every request, and the last POOL of all requests of a group; with each,
-    whether it was a draft of the model (1.0) or of prompt lookup (0.0).
+    """The last DEPTH survivals [gamma] of every request, and the last POOL of all requests of a group; with each, the
+    chance that the model had to draft for it: 1, or less where prompt lookup did.
 
     prior: confidence that is assumed before anything was written.
     """
@@ -58,13 +58,12 @@ class SurvivalHistory:
         rows: np.ndarray,
         generations: np.ndarray,
         survival: np.ndarray,
-        by_model: np.ndarray | None = None,
+        drafted: np.ndarray | float = 1.0,
         groups: np.ndarray | None = None,
     ) -> None:
-        """Append survival [R, gamma] of a step. by_model: [R] bool, drafts of the model; None: all are. groups: as in
-        `StepView`."""
+        """Append survival [R, gamma] of a step. drafted: [R] chances as above. groups: as in `StepView`."""
         records = np.empty((len(rows), survival.shape[1] + 1), dtype=np.float32)
-        records[:, :-1], records[:, -1] = survival, 1.0 if by_model is None else by_model
+        records[:, :-1], records[:, -1] = survival, drafted
         counts = self._count(rows, generations)
         self._records[rows * DEPTH + counts % DEPTH] = records
         self._counts[rows], self._generations[rows] = counts + 1, generations
@@ -74,8 +73,8 @@ class SurvivalHistory:
     def read(
         self, rows: np.ndarray, generations: np.ndarray, samples: int, groups: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Each request's latest survivals, newest first: [samples, R, gamma] float32, a copy. [samples, R]: 1.0 for
-        the model's drafts, 0.0 for lookups. [R] bool: requests that have drafted.
+        """Each request's latest survivals, newest first: [samples, R, gamma] float32, a copy. [samples, R] chances that
+        the model had to draft. [R] bool: requests that have any.
 
         A request with fewer drafts than `samples` repeats them; a request without drafts gets the mean of its group.
         More than one sample are followed by half as many of the group: the next passage of a text resembles the mean of
@@ -131,7 +130,7 @@ class _Pool:
         self._mean: np.ndarray | None = start
 
     def write(self, records: np.ndarray) -> None:
-        """Take in [n, gamma + 1], of many a part."""
+        """Take in [n, gamma], of many a part."""
         new = records[:: -(-len(records) // POOL)] if len(records) > POOL else records
         self._records[(self._place + np.arange(len(new))) % POOL] = new
         self._place += len(new)
@@ -139,13 +138,13 @@ class _Pool:
 
     @property
     def mean(self) -> np.ndarray:
-        """[gamma + 1]."""
+        """[gamma]."""
         if self._mean is None:
             self._mean = self._records.mean(0)
         return self._mean
 
     def spread(self, samples: int, requests: int) -> np.ndarray:
-        """[samples, requests, gamma + 1] records, each request's own where there are enough."""
+        """[samples, requests, gamma] records, each request's own where there are enough."""
         count = samples * requests
         places = np.arange(count).reshape(samples, requests) * max(POOL // max(count, 1), 1)
         return self._records[(self._place + places) % POOL]
@@ -153,8 +152,8 @@ class _Pool:
 
 class Correction:
     """Accepted over predicted draft tokens, of prompt lookups (0) and of drafts of requests that the model may draft
-    for (1): survivals are multiplied by it, so the planner notices within a few steps that drafts fail. The factor is the
-    one nearest to 1 that is not refuted: `SURE` standard deviations of the count are left to chance.
+    for (1). Survivals are multiplied by it, so the planner notices within a few steps that drafts fail. A factor is as
+    near to 1 as the outcomes allow, within `SURE` standard deviations of their number.
 
     A token counts only where it was verified. That was decided before it was drawn, so leaving out the others does not
     shift the ratio; counting an early rejection for the positions behind it would.

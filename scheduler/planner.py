@@ -21,7 +21,8 @@ A step, from top to bottom:
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,15 +66,15 @@ class PlannedStep:
 class Plan:
     """One way to run a step.
 
-    curve: its throughput curve, and `point` the best one. kept: service levels kept there. who: [R] bool, requests for
-    which the model drafts; None: nobody. depth: tokens of each draft; None: whole drafts. drafting: expected seconds of
-    the drafts, `discount` of which does not count when plans are compared.
+    curve: its throughput curve, and `point` the best one. kept: service levels kept there. drafts: the model drafts.
+    depth: tokens of each draft; None: whole drafts. drafting: expected seconds of the drafts, `discount` of which does
+    not count when plans are compared.
     """
 
     curve: Curve
     point: int
     kept: int
-    who: np.ndarray | None = None
+    drafts: bool = False
     depth: int | None = None
     drafting: float = 0.0
     discount: float = 0.0
@@ -122,7 +123,7 @@ class Asynchronous(Planner):
         self.probing = Probing()
         self._number, self._last_probe = 0, -LAG
         self._last: PlannedStep | None = None  # the last step for which a plan was made
-        self._planned, self._left_out = Marks(), Marks()  # its requests; of these, the ones without a model's draft
+        self._planned = Marks()  # its requests
         self._considered: tuple[list[Plan], Plan] | None = None  # plans, the best
         self._price = 0.0  # tokens per second of the last plan
         self._verified = 1.0  # draft tokens that it meant to verify
@@ -150,12 +151,8 @@ class Asynchronous(Planner):
             budget = self._decide(step, room)
             self._last = PlannedStep(self._number, step, budget)
             self._planned.put(step.rows, step.generations)
-            if budget.selected is not None:
-                self._left_out.put(step.rows[~budget.selected], step.generations[~budget.selected])
         else:
             budget = self._last.budget
-            if budget.selected is not None:
-                budget = replace(budget, selected=~self._left_out.has(step.rows, step.generations))
             if not budget.draft and budget.seconds is not None:
                 self.probing.save(float(budget.seconds[0]))
         self._open.append(PlannedStep(self._number, step, budget))
@@ -173,10 +170,10 @@ class Asynchronous(Planner):
         best = max(plans, key=lambda plan: plan.value)  # of equal ones the first, which drafts less
         self._considered, self._price, self._verified = (plans, best), best.throughput, max(best.verified, 1.0)
         first = behind(step.levels, step.progress) if np.count_nonzero(step.levels) else None
-        if best.who is not None:
+        if best.drafts:
             tokens, threshold = self._most(step, best, room), best.curve.threshold(best.point)
             expected = seconds + (self.cost.deciding + best.drafting)
-            return Budget(True, tokens, best.who, threshold, first, expected, depth=best.depth)
+            return Budget(True, tokens, threshold, first, expected, depth=best.depth)
         everyone = plans[-1]
         loss = self.cost.deciding + everyone.drafting
         if self.probing.due(loss, float(seconds[0]), news and self._number > self._last_probe + LAG):
@@ -184,7 +181,7 @@ class Asynchronous(Planner):
         if best is plans[0]:
             return Budget(draft=False, tokens=0, seconds=seconds[:1], look_up=False)
         tokens, threshold = self._most(step, best, room), best.curve.threshold(best.point)
-        return Budget(False, tokens, None, threshold, first, seconds + self.cost.deciding)
+        return Budget(False, tokens, threshold, first, seconds + self.cost.deciding)
 
     # -- plans ----------------------------------------------------------------------------------------------------
 
@@ -195,47 +192,37 @@ class Asynchronous(Planner):
         """
         requests, able, host = len(step.rows), step.limits > 0, self.cost.deciding
         samples = -(-self.smoothing // requests)
-        survival, by_model, known = self._read(self.history, step, samples)
+        survival, drafted, known = self._read(self.history, step, samples)
         plans, free = [self._plan(step, None, seconds[:1])], None
         if self.lookups is not None:
             free, _, looked_up = self._read(self.lookups, step, samples)
             known &= looked_up
             plans.append(self._plan(step, free, seconds + host))
-        price = self.required_return * max(self._price, plans[-1].throughput)
-        gain = np.maximum(survival[:, :, : self.block] - np.float32(price * self._marginal(seconds)), 0.0)
-        gain = (gain * (by_model * able)[:, :, None]).mean(0)
-        drafted = by_model.mean(0) * able  # the model drafts where the lookup is unsure, as often as it was
-        for who, depth in self._choices(gain, drafted, price):
-            drafting = float(self._drafting(drafted @ who, requests, depth))
-            seen = _seen(survival, free, who, depth, self.block)
-            plans.append(self._plan(step, seen, seconds + (host + drafting), who & able, depth, drafting))
+        drafted *= able
+        depth = self._depth(survival, drafted, seconds, plans[-1].throughput)
+        drafting = self._drafting(drafted, depth)
+        if depth is not None and depth < self.block:  # lookups are not cut
+            unseen = survival[:, :, depth : self.block]
+            np.minimum(unseen, 0.0 if free is None else free[:, :, depth : self.block], out=unseen)
+        plans.append(self._plan(step, survival, seconds + (host + drafting), True, depth, drafting))
         return plans, bool((~known & able).any())
 
-    def _choices(self, gain: np.ndarray, drafted: np.ndarray, price: float) -> list[tuple[np.ndarray, int | None]]:
-        """The requests that draft and the depth: those whose drafts pay (left out if nobody's do), and all.
-
-        gain: [R, block] tokens that a draft's tokens bring beyond the cost of their verification. drafted: [R] chance
-        that the model has to draft. price: tokens that a second costs.
-        """
-        depths = np.arange(1, gain.shape[1] + 1) if self.block is not None else np.array([self.gamma])
-        worth = gain.cumsum(1) if self.block is not None else gain.sum(1, keepdims=True)
-        count, requests = float(drafted.sum()), len(drafted)
-        alone, together = (price * self._drafting(drafts, requests, depths) for drafts in (min(count, 1.0), count))
-        each = (together - alone) / max(count - 1.0, 1.0)  # of a further draft; `alone` has the rest
-        net = np.maximum(worth - each * drafted[:, None], 0.0).sum(0) - (alone - each * min(count, 1.0))
-        best, whole = int(net.argmax()), int((worth.sum(0) - together).argmax())
-        who, everyone = worth[:, best] > each[best] * drafted, np.ones(requests, dtype=bool)
-        choices = [(everyone, whole)]
-        if net[best] > 0 and (best != whole or np.count_nonzero(who) < np.count_nonzero(drafted)):
-            choices.insert(0, (who, best))
-        return [(who, None if self.block is None else int(depths[index])) for who, index in choices]
+    def _depth(self, survival: np.ndarray, drafted: np.ndarray, seconds: np.ndarray, least: float) -> int | None:
+        """The best number of tokens to draft, where it may be chosen: the one whose tokens bring most beyond the cost
+        of verifying and drafting them at the throughput of the last plan, or `least`."""
+        if self.block is None:
+            return None
+        price = self.required_return * max(self._price, least)
+        gain = np.maximum(survival[:, :, : self.block] - np.float32(price * self._marginal(seconds)), 0.0)
+        brought = np.einsum("srk,sr->k", gain, drafted).cumsum() / len(gain)
+        return int((brought - price * self._drafting(drafted, np.arange(1, self.block + 1))).argmax()) + 1
 
     def _plan(
         self,
         step: StepView,
         survival: np.ndarray | None,
         seconds: np.ndarray,
-        who: np.ndarray | None = None,
+        drafts: bool = False,
         depth: int | None = None,
         drafting: float = 0.0,
     ) -> Plan:
@@ -255,17 +242,17 @@ class Asynchronous(Planner):
             kept[0] = levels_kept(step.levels[leveled], np.ones(requests)[leveled], curve.seconds[:1])[0]
             most = int(kept.max())
             point = int(np.where(kept == most, curve.throughput, 0.0).argmax())
-        return Plan(curve, point, most, who, depth, drafting, 1 - self.required_return)
+        return Plan(curve, point, most, drafts, depth, drafting, 1 - self.required_return)
 
     def _read(
         self, history: SurvivalHistory, step: StepView, samples: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """`SurvivalHistory.read`, corrected and cut to the limits."""
-        survival, by_model, known = history.read(step.rows, step.generations, samples, step.groups)
+        survival, drafted, known = history.read(step.rows, step.generations, samples, step.groups)
         survival *= np.float32(self.correction.factors[int(history is self.history)])
         if step.limits.min() < self.gamma:
             survival *= np.arange(self.gamma) < step.limits[:, None]
-        return survival, by_model, known
+        return survival, drafted, known
 
     def _seconds(self, step: StepView, room: int) -> np.ndarray:
         """[room+1] seconds with 0..room admitted tokens, without drafting. Prices of other work in a step, such as
@@ -275,10 +262,10 @@ class Asynchronous(Planner):
             tokens = self.buckets.round_up_each(tokens)
         return self.cost.seconds(len(step.rows), tokens, float(np.add.reduce(step.contexts)))
 
-    def _drafting(self, drafts: float, requests: int, depth: int | np.ndarray | None) -> float | np.ndarray:
-        """Mean seconds of the model's drafts of `depth` tokens, if it drafts `drafts` times in the mean."""
-        whole = self.charged_drafts(max(drafts, 1.0), requests, depth)
-        return min(drafts, 1.0) * self.cost.draft_seconds(whole)
+    def _drafting(self, drafted: np.ndarray, depth: Any) -> Any:
+        """Mean seconds of the model's drafts of `depth` tokens. drafted: [samples, R] chances that it has to draft."""
+        drafts, requests = float(drafted.sum()) / len(drafted), drafted.shape[1]
+        return min(drafts, 1.0) * self.cost.draft_seconds(self.charged_drafts(max(drafts, 1.0), requests, depth))
 
     def _marginal(self, seconds: np.ndarray) -> float:
         """Mean seconds that a further token adds, over as many tokens as the last plan verified, or a block."""
@@ -310,7 +297,7 @@ class Asynchronous(Planner):
         raise ValueError("observe() wants a step whose view budget() was given, each once and in step order")
 
     def _absorb(self) -> None:
-        """Learn from finished steps that are at least LAG before the step to be planned; of large ones from the last."""
+        """Learn from finished steps that are at least LAG old; of large steps from the last one."""
         while self._finished and self._finished[0][0].number <= self._number - LAG:
             planned, step = self._finished.popleft()
             newer = self._finished and self._finished[0][0].number <= self._number - LAG
@@ -327,23 +314,20 @@ class Asynchronous(Planner):
             self.correction.fade()
         if step.looked_up is not None:
             self.lookups = self.lookups or SurvivalHistory(self.gamma, prior=0.0)
-            self.lookups.write(view.rows, view.generations, survival * step.looked_up[:, None], groups=view.groups)
-        rows, generations, groups, by_model = view.rows, view.generations, view.groups, None
-        if not np.count_nonzero(drafting):
+            self.lookups.write(view.rows, view.generations, survival * step.looked_up[:, None], 0.0, view.groups)
+        if not (asked := int(np.count_nonzero(drafting))):
             return
-        if not drafting.all():
+        rows, generations, groups, drafted = view.rows, view.generations, view.groups, np.ones(asked, dtype=np.float32)
+        if asked < len(drafting):
             rows, generations, survival = rows[drafting], generations[drafting], survival[drafting]
             groups = None if groups is None else groups[drafting]
-        if step.looked_up is not None:
-            by_model = ~step.looked_up[drafting]
-        depth = planned.budget.depth
-        if depth is not None and self.block is not None and depth < self.block:
-            survival = np.where(
-                True if by_model is None else by_model[:, None],
-                self.history.extrapolated(survival, depth, self.block),
-                survival,
-            )
-        self.history.write(rows, generations, survival, by_model, groups)
+        by_model = None if step.looked_up is None else ~step.looked_up[drafting]
+        if by_model is not None and (lookups := asked - int(np.count_nonzero(by_model))):
+            drafted = np.where(by_model, 1.0, max(step.drafting + lookups - asked, 0) / lookups)
+        if (depth := planned.budget.depth) is not None and self.block is not None and depth < self.block:
+            whole = self.history.extrapolated(survival, depth, self.block)
+            survival = whole if by_model is None else np.where(by_model[:, None], whole, survival)
+        self.history.write(rows, generations, survival, drafted, groups)
 
     def curve(self) -> PlannedCurve | None:
         if self._considered is None:
@@ -353,19 +337,3 @@ class Asynchronous(Planner):
         shown = best if len(best.curve.throughput) > 1 else max(plans, key=lambda plan: len(plan.curve.throughput))
         requests = len(self._last.view.rows)
         return PlannedCurve(shown.curve.tokens, shown.curve.throughput, requests, (best.verified, best.throughput))
-
-
-def _seen(
-    survival: np.ndarray, free: np.ndarray | None, who: np.ndarray, depth: int | None, block: int | None
-) -> np.ndarray:
-    """Expected survivals [samples, R, gamma] of a step in which the model drafts `depth` tokens for `who` [R].
-
-    survival: of whole drafts for all. free: of prompt lookups alone, which no depth cuts; None: there are none.
-    """
-    if depth is not None and depth != block:
-        survival = survival.copy()
-        unseen = survival[:, :, depth:block]
-        np.minimum(unseen, 0.0 if free is None else free[:, :, depth:block], out=unseen)
-    if who.all():
-        return survival
-    return survival * who[:, None] if free is None else np.where(who[:, None], survival, free)
