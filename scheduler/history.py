@@ -153,7 +153,7 @@ class _Pool:
 class Correction:
     """Accepted over predicted draft tokens, of prompt lookups (0) and of drafts of requests that the model may draft
     for (1). Survivals are multiplied by it, so the planner notices within a few steps that drafts fail. A factor is as
-    near to 1 as the outcomes allow, within `SURE` standard deviations of their number.
+    near to 1 as the outcomes allow, within `SURE` standard deviations of the mean that they suggest.
 
     A token counts only where it was verified. That was decided before it was drawn, so leaving out the others does not
     shift the ratio; counting an early rejection for the positions behind it would.
@@ -194,6 +194,7 @@ class Correction:
         self._update()
 
     def _update(self) -> None:
-        chance, predicted = self.SURE * np.sqrt(self._predicted + 1), np.maximum(self._predicted, 1e-9)
-        least, most = (self._accepted - chance) / predicted, (self._accepted + chance) / predicted
-        self.factors = np.clip(np.clip(1.0, least, most), 0.0, self.MOST)
+        root = np.sqrt(self.SURE**2 + 4 * self._accepted)  # bounds of a Poisson mean
+        least, most = ((root - self.SURE) / 2) ** 2, ((root + self.SURE) / 2) ** 2
+        self.factors = np.clip(self._predicted, least, most) / np.maximum(self._predicted, 1e-9)
+        self.factors = np.where(self._predicted > 0, np.minimum(self.factors, self.MOST), 1.0)

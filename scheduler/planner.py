@@ -121,7 +121,7 @@ class Asynchronous(Planner):
         self.lookups: SurvivalHistory | None = None  # of prompt lookups alone; None before the first
         self.correction = Correction()
         self.probing = Probing()
-        self._number, self._last_probe = 0, -LAG
+        self._number, self._last_probe, self._has_rested = 0, -LAG, False
         self._last: PlannedStep | None = None  # the last step for which a plan was made
         self._planned = Marks()  # its requests
         self._considered: tuple[list[Plan], Plan] | None = None  # plans, the best
@@ -178,8 +178,9 @@ class Asynchronous(Planner):
         loss = self.cost.deciding + everyone.drafting
         if self.probing.due(loss, float(seconds[0]), news and self._number > self._last_probe + LAG):
             return Budget(draft=True, tokens=0, seconds=seconds + loss, probe=True, depth=everyone.depth)
-        if best is plans[0]:
-            return Budget(draft=False, tokens=0, seconds=seconds[:1], look_up=False)
+        if best is plans[0]:  # the first rest looks up, to see whether the drafter can
+            look_up, self._has_rested = self.lookups is None and not self._has_rested, True
+            return Budget(draft=False, tokens=0, seconds=seconds[:1], probe=look_up, look_up=look_up)
         tokens, threshold = self._most(step, best, room), best.curve.threshold(best.point)
         return Budget(False, tokens, threshold, first, seconds + self.cost.deciding)
 

@@ -37,5 +37,5 @@ def run(
 def uncorrected(cost: StepCost, gamma: int = GAMMA, smoothing: int = 1) -> Asynchronous:
     """A planner that takes survivals as they are, anew in every step."""
     planner = Asynchronous(cost, gamma, smoothing=smoothing, held=1, required_return=1.0)
-    planner.past.correction.observe = lambda *args, **kwargs: None
+    planner.correction.observe = planner.correction.fade = lambda *args: None
     return planner
