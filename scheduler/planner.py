@@ -202,7 +202,7 @@ class Asynchronous(Planner):
         drafted *= able
         depth = self._depth(survival, drafted, seconds, plans[-1].throughput)
         drafting = self._drafting(drafted, depth)
-        if depth is not None and depth < self.block:  # lookups are not cut
+        if depth is not None:  # no depth cuts lookups
             unseen = survival[:, :, depth : self.block]
             np.minimum(unseen, 0.0 if free is None else free[:, :, depth : self.block], out=unseen)
         plans.append(self._plan(step, survival, seconds + (host + drafting), True, depth, drafting))
@@ -331,7 +331,7 @@ class Asynchronous(Planner):
         self.history.write(rows, generations, survival, drafted, groups)
 
     def curve(self) -> PlannedCurve | None:
-        if self._considered is None:
+        if self._considered is None or self._last is None:
             return None
         plans, best = self._considered
         # Where nobody is to draft and nothing was looked up, that is a point; another shows what drafting would bring.

@@ -54,7 +54,7 @@ class RoundView:
     def goes_on(self, names: np.ndarray) -> bool:
         """True if a rest that began with requests `names` may go on: enough are left, and none has a service level."""
         there = np.count_nonzero(np.isin(self.names, names))
-        return not np.count_nonzero(self.levels) and there >= STILL_THERE * max(len(names), len(self.names))
+        return bool(not np.count_nonzero(self.levels) and there >= STILL_THERE * max(len(names), len(self.names)))
 
 
 class Acceptance:

@@ -134,11 +134,11 @@ def test_requests_that_are_not_planned_are_told_apart_in_the_order_of_the_batch(
     assert begin(planning, 2, 5).entries.planned.tolist() == [True, False]
 
 
-class Half(Planner):
-    """The model drafts for the first request only; what prompt lookup finds is verified whole."""
+class Hearing(Planner):
+    """Drafts for all, verifies whole drafts, and keeps what it hears of them."""
 
     def budget(self, step):
-        return Budget(draft=True, tokens=None, selected=np.arange(len(step.rows)) == 0)
+        return Budget(draft=True, tokens=None)
 
     def admit(self, confidence, draft_lens, budget):
         return draft_lens
@@ -151,13 +151,13 @@ class Half(Planner):
 @on_every_device
 def test_the_planner_hears_who_was_asked_and_whose_draft_was_looked_up(make, device, clock):
     planning = make(device)
-    half = Half()
-    planning.plan_by(half, None)
+    hearing = Hearing()
+    planning.plan_by(hearing, None)
     prefill(planning, 2, 5)
     prefill(planning, 3, enabled=False)
     prefill(planning, 6, planned=False)
     step = begin(planning, 2, 5, 3, 6)
-    assert step.draft_mask.tolist() == [True, False, False, True]
+    assert step.draft_mask.tolist() == [True, True, False, True]
     draft = Draft(
         torch.zeros(4, GAMMA, dtype=torch.int64),
         torch.tensor([GAMMA, 3, 0, GAMMA]),
@@ -171,10 +171,10 @@ def test_the_planner_hears_who_was_asked_and_whose_draft_was_looked_up(make, dev
     clock.now += 0.5
     begin(planning, 2)
     planning.state()
-    assert half.draft_mask == [True, False, False, True]
-    assert half.looked_up == [False, True, True, False]
-    assert half.drafting == 2
-    assert (half.survival[1] > 0).tolist() == [True] * 3 + [False]
+    assert hearing.draft_mask == [True, True, False, True]
+    assert hearing.looked_up == [False, True, True, False]
+    assert hearing.drafting == 2
+    assert (hearing.survival[1] > 0).tolist() == [True] * 3 + [False]
     assert planning.recording.steps[0].drafting == 2
 
 
