@@ -169,7 +169,7 @@ class StatePlanner:
         """Once a round, before anything is made: whether drafts are to be made and weighed in it at all."""
         if self._rest is not None and view.goes_on(self._rest):
             deciding = self._load(len(view.names)).deciding
-            if not self._looking.due(deciding, self._round, False):
+            if not self._looking.due(deciding, self._round):
                 return False
         self._rest = None
         return True

@@ -37,7 +37,7 @@ def test_steps_under_way_are_shown_to_the_planner_that_planned_them(make, device
     assert other.drift.plain != 1
     assert cost.drift.plain == drift
     before.budget(begin(planning, 2).view)
-    assert before.history.read(np.array([2]), planning.requests.generations[[2]], 1)[2].all()
+    assert before.history.knows(np.array([2]), planning.requests.generations[[2]]).all()
 
 
 @on_every_device
@@ -63,7 +63,7 @@ def test_confidences_are_calibrated_for_the_planner_and_recorded_as_they_are(mak
     np.testing.assert_allclose(planning.state()["records"]["confidence"], 0.9, rtol=1e-6)
     begin(planning, 2)
     begin(planning, 2)
-    survival, _, _ = planning.planner.history.read(np.array([2]), planning.requests.generations[[2]], 1)
+    survival, _ = planning.planner.history.read(np.array([2]), planning.requests.generations[[2]], 1)
     np.testing.assert_allclose(survival[0, 0], 0.75 ** np.arange(1, GAMMA + 1), rtol=1e-6)
 
 
