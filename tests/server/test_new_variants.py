@@ -42,8 +42,8 @@ class Halves(Planner):
 from outrider.drafters import registry as drafters
 from outrider.scheduler import registry as planners
 
-drafters.DRAFTERS["sevens"] = drafters.Entry("sevens:Sevens", ("gamma", "device"), "drafts of sevens")
-planners.PLANNERS["halves"] = planners.Entry("halves:Halves", ("gamma",), "half of each draft")
+drafters.DRAFTERS["sevens"] = drafters.DrafterEntry("sevens:Sevens", ("gamma", "device"), "drafts of sevens")
+planners.PLANNERS["halves"] = planners.PlannerEntry("halves:Halves", ("gamma",), "half of each draft")
 """,
 }
 SETTINGS = """
