@@ -125,9 +125,9 @@ def kept(logits: torch.Tensor, step: TrainingStep, columns: torch.Tensor, chance
     points = torch.rand(target.shape, generator=chances.generator).to(target.device)
     return points * target < drafted
 
-"""Which tokens [A, gamma] behind a step's anchors a draft hits, bool: greedy, or drawn where there are chances."""
+
 Hits = Callable[[TrainingStep, Chances | None], torch.Tensor]
-"""TrainingStep -> tokens [A, gamma] bool behind its anchors that a draft hits: greedy, or drawn where there are chances."""
+"""Which tokens [A, gamma] behind a step's anchors a draft hits, bool: greedy, or drawn where there are chances."""
 
 
 def hits_of(model: TrainedModel, frozen: FrozenTarget, columns: torch.Tensor, schedule: Schedule | None) -> Hits:

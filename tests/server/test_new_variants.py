@@ -65,7 +65,7 @@ import torch
 from outrider.drafters.base import DraftBatch
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.loading.drafter import load_drafter
-from outrider.server.plugin.loading.planner import load_plan
+from outrider.server.plugin.loading.from_profile import load_plan
 
 config = PluginConfig(drafter="sevens", planner="halves", gamma=4)
 target = SimpleNamespace(hf_text_config=SimpleNamespace(vocab_size=96))

@@ -16,7 +16,7 @@ import torch
 from sglang.srt.mem_cache.common import evict_from_tree_cache
 
 from ..decode import live
-from ..loading.planner import load_graphs, load_round_cost
+from ..loading.from_profile import load_graphs, load_round_cost
 from .algorithm import BlockDiffusion, StepOutcome
 from .drafting import Drafting, Round, ServedRequest
 from .drafts import BlockOutcome, Draft, found, with_drafts
