@@ -7,7 +7,7 @@ levels bound rounds as they bound steps of other models (`admission.py`).
 
 Where drafts do not pay for themselves and for the host's time to make and weigh them, the planner rests: nothing is
 filled or scored, and a round costs what it does without speculation. A rest ends when other requests have come, or now
-and then for a look, which is paid from a bounded share of the time (`planners/probing.py`). A look drafts only what
+and then for a look, which is paid from a bounded share of the time (`probing.py`). A look drafts only what
 pays. It is enough to learn from: what becomes of a block does not depend on what is drafted, so it tells of every
 filled state that is one step ahead whether it would have been accepted.
 """
@@ -20,9 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..cost.model import StepCost
-from ..planners.base import StepView
-from ..planners.probing import LOOK_SHARE, Probing
-from ..planners.resting import Resting
+from ..planner import STILL_THERE
+from ..probing import Probing
 from .admission import Admitted, Levels, admitted
 
 BINS, DEPTHS = 10, 4
@@ -52,10 +51,10 @@ class RoundView:
     levels: np.ndarray
     progress: np.ndarray
 
-    def step_view(self) -> StepView:
-        """The round as `Resting` reads it."""
-        none = np.zeros(len(self.names))
-        return StepView(self.names, np.zeros_like(self.names), none, none, self.levels, self.progress)
+    def goes_on(self, names: np.ndarray) -> bool:
+        """True if a rest that began with requests `names` may go on: enough are left, and none has a service level."""
+        there = np.count_nonzero(np.isin(self.names, names))
+        return bool(not np.count_nonzero(self.levels) and there >= STILL_THERE * max(len(names), len(self.names)))
 
 
 class Acceptance:
@@ -150,8 +149,8 @@ class StatePlanner:
 
     def __init__(self, cost: RoundCost | None = None) -> None:
         self.cost = cost or RoundCost()
-        self._resting = Resting()
-        self._looking = Probing(LOOK_SHARE)
+        self._rest: np.ndarray | None = None  # names of the requests that it began with
+        self._looking = Probing()
         self._round = 0.0  # seconds of one without drafts
         self._loads: dict[int, _Load] = {}  # by the power of two that the number of open blocks has reached
         self._steps, self._tokens = 0.0, 0.0  # of late, that steps revealed
@@ -159,7 +158,7 @@ class StatePlanner:
     @property
     def rests(self) -> bool:
         """Nothing was drafted in this round, nor will be in the next one: what this one said need not be kept."""
-        return self._resting.on and not self._looking.ready
+        return self._rest is not None and not self._looking.ready
 
     @property
     def step_tokens(self) -> float:
@@ -168,13 +167,11 @@ class StatePlanner:
 
     def looks(self, view: RoundView) -> bool:
         """Once a round, before anything is made: whether drafts are to be made and weighed in it at all."""
-        step = view.step_view()
-        if self._resting.on and self._resting.holds(step):
+        if self._rest is not None and view.goes_on(self._rest):
             deciding = self._load(len(view.names)).deciding
-            if not self._looking.due(deciding, self._round, False):
-                self._resting.extend(step)
+            if not self._looking.due(deciding, self._round):
                 return False
-        self._resting.end()
+        self._rest = None
         return True
 
     def admit(
@@ -210,10 +207,8 @@ class StatePlanner:
         """The saving of a round with drafts relative to rounds without, and whether to rest."""
         load = self._load(len(view.names))
         load.observe_gain(found.steps / len(view.names) * found.without - found.seconds - load.deciding)
-        if load.gain > 0:
-            self._looking.reset_backoff()
-        elif load.rounds == LOOKS:
-            self._resting.begin(view.step_view())
+        if load.gain <= 0 and load.rounds == LOOKS:
+            self._rest = view.names
 
     def _load(self, open_blocks: int) -> _Load:
         return self._loads.setdefault(open_blocks.bit_length(), _Load())

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from outrider.drafters import registry as drafters
-from outrider.scheduler.planners import registry as planners
+from outrider.scheduler import registry as planners
 
 from ..plugin.diffusion.target import UNMASKINGS
 from . import traces
@@ -29,7 +29,7 @@ MAX_PAUSE = {"cpu": 0.2, "cuda": 0.05}
 """Seconds, by device."""
 
 
-def _each(names: Sequence[str], find: Callable[[str], drafters.Entry | planners.Entry]) -> str:
+def _each(names: Sequence[str], find: Callable[[str], drafters.DrafterEntry | planners.PlannerEntry]) -> str:
     return ", ".join(f"`{name}` ({find(name).help})" for name in names)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from outrider.drafters import registry as drafters
-from outrider.scheduler.planners import registry as planners
+from outrider.scheduler import registry as planners
 
 DRAFTERS, PLANNERS = (*drafters.names(), "sevens"), (*planners.names(), "halves")
 FILES = {
@@ -29,7 +29,7 @@ class Sevens(Drafter):
         return Draft(torch.full(shape, 7, device=self.device), lens, torch.ones(shape))
 """,
     "halves.py": """
-from outrider.scheduler.planners.base import Planner
+from outrider.scheduler.contract import Planner
 
 class Halves(Planner):
     def __init__(self, gamma):
@@ -40,10 +40,10 @@ class Halves(Planner):
 """,
     "entries.py": """
 from outrider.drafters import registry as drafters
-from outrider.scheduler.planners import registry as planners
+from outrider.scheduler import registry as planners
 
-drafters.DRAFTERS["sevens"] = drafters.Entry("sevens:Sevens", ("gamma", "device"), "drafts of sevens")
-planners.PLANNERS["halves"] = planners.Entry("halves:Halves", ("gamma",), "half of each draft")
+drafters.DRAFTERS["sevens"] = drafters.DrafterEntry("sevens:Sevens", ("gamma", "device"), "drafts of sevens")
+planners.PLANNERS["halves"] = planners.PlannerEntry("halves:Halves", ("gamma",), "half of each draft")
 """,
 }
 SETTINGS = """
@@ -65,7 +65,7 @@ import torch
 from outrider.drafters.base import DraftBatch
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.loading.drafter import load_drafter
-from outrider.server.plugin.loading.planner import load_plan
+from outrider.server.plugin.loading.from_profile import load_plan
 
 config = PluginConfig(drafter="sevens", planner="halves", gamma=4)
 target = SimpleNamespace(hf_text_config=SimpleNamespace(vocab_size=96))

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from outrider.scheduler.calibration.records import Recorder
+from outrider.scheduler.contract import Budget, StepView
 from outrider.scheduler.cost.prefill import PrefillPoint
-from outrider.scheduler.planners.base import Budget, StepView
 
 from .readback import PendingCopy
 from .requests import Entries

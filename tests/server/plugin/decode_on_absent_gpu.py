@@ -49,10 +49,10 @@ from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.slot_tokens import SlotTokens
 from outrider.drafters.wrappers import Initialised
 from outrider.kernels.cuda import native as cuda
+from outrider.scheduler import registry
+from outrider.scheduler.buckets import TokenBuckets
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
-from outrider.scheduler.planners import registry
-from outrider.scheduler.planners.token_buckets import TokenBuckets
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.decode import warm_up
 from outrider.server.plugin.decode import worker as worker_module
@@ -61,9 +61,9 @@ from outrider.server.plugin.decode.follower import FollowerWorker
 from outrider.server.plugin.decode.learning import Exchange
 from outrider.server.plugin.decode.logit_rules import LogitRules
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
-from outrider.server.plugin.decode.planning import Planning
 from outrider.server.plugin.decode.ranks import Ranks
 from outrider.server.plugin.decode.requests import RequestTable
+from outrider.server.plugin.decode.step_planner import StepPlanner
 from outrider.server.plugin.decode.verify_tail import VerifyTail
 
 POOL, CONTEXT, SLOTS, REQUESTS = 80, 128, 600, 3
@@ -196,7 +196,7 @@ def make_worker(
     buckets = TokenBuckets(POOL, worker.width)
     worker.exchange, worker.optional = Exchange(PluginConfig(), worker.drafter), Boundary()
     watch = worker.exchange.watch
-    worker.planning = Planning(made, None, worker.requests, metrics, device, buckets, watch=watch)
+    worker.planning = StepPlanner(made, None, worker.requests, metrics, device, buckets, watch=watch)
     page_table = torch.zeros(POOL, CONTEXT, dtype=torch.int32, device=device)
     worker.req_to_token_pool = SimpleNamespace(req_to_token=page_table, size=POOL)
     worker.rules = LogitRules(worker.history, page_table)

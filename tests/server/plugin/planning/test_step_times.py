@@ -6,7 +6,7 @@ import torch
 from planned_steps import GAMMA, admit, begin, logged, on_every_device, prefill, run
 from planning import curve_cost
 
-from outrider.scheduler.planners.asynchronous import Asynchronous
+from outrider.scheduler.planner import Asynchronous
 
 
 def test_a_step_lasts_until_the_next_one_begins(make, clock, value):

@@ -21,11 +21,11 @@ import torch
 from outrider.drafters.base import Draft
 from outrider.kernels.cpu import native
 from outrider.kernels.drafts import Parameters, admit, weigh_drafts
+from outrider.scheduler.admission import survival_of
+from outrider.scheduler.buckets import TokenBuckets
 from outrider.scheduler.calibration.online import OnlineCalibration
 from outrider.scheduler.calibration.table import CalibrationTable, parameters_of_each
-from outrider.scheduler.planners.admission import survival_of
-from outrider.scheduler.planners.base import Budget, FinishedStep, PlannedCurve, Planner, StepView
-from outrider.scheduler.planners.token_buckets import TokenBuckets
+from outrider.scheduler.contract import Budget, FinishedStep, PlannedCurve, Planner, StepView
 from outrider.scheduler.upload import upload
 
 from . import live
@@ -45,8 +45,8 @@ DEVICE_LAG = 1
 """Steps that are still under way on a GPU when the next one is prepared; their results are not read yet."""
 
 
-class Planning:
-    """Asks the planner before a step, tells it afterwards.
+class StepPlanner:
+    """Runs the planner around each decode step: requests a budget before it, reports outcomes after it.
 
     planner: decides for requests that leave the decision to it. calibration: of the drafter's confidences; None takes
     them as they are.

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..cost.model import StepCost
-    from .base import Planner
+    from .contract import Planner
+    from .cost.model import StepCost
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PlannerEntry:
     """One planner.
 
     make: "module:callable", what makes it.
@@ -34,15 +34,17 @@ class Entry:
         return "cost" in self.takes
 
 
-HERE = "outrider.scheduler.planners"
+HERE = "outrider.scheduler"
 
 PLANNERS = {
-    "asynchronous": Entry(
-        f"{HERE}.asynchronous:Asynchronous", ("cost", "gamma"), "most tokens per second, as measured"
+    "asynchronous": PlannerEntry(
+        f"{HERE}.planner:Asynchronous", ("cost", "gamma"), "most tokens per second, as measured"
     ),
-    "synchronous": Entry(f"{HERE}.synchronous:Synchronous", ("cost",), "tokens that raise throughput, as measured"),
-    "threshold": Entry(f"{HERE}.baselines:Threshold", ("threshold",), "tokens whose survival is high enough"),
-    "verify-all": Entry(f"{HERE}.baselines:VerifyAll", (), "every drafted token"),
+    "synchronous": PlannerEntry(
+        f"{HERE}.baselines:Synchronous", ("cost",), "tokens that raise throughput, as measured"
+    ),
+    "threshold": PlannerEntry(f"{HERE}.baselines:Threshold", ("threshold",), "tokens whose survival is high enough"),
+    "verify-all": PlannerEntry(f"{HERE}.baselines:VerifyAll", (), "every drafted token"),
 }
 
 
@@ -50,7 +52,7 @@ def names() -> tuple[str, ...]:
     return tuple(PLANNERS)
 
 
-def find(name: str) -> Entry:
+def find(name: str) -> PlannerEntry:
     """Raises ValueError with the known names."""
     if name not in PLANNERS:
         raise ValueError(f"a planner is one of {', '.join(names())}, not {name!r}")
