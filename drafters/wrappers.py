@@ -59,7 +59,7 @@ class DeferredObserve(Wrapper):
 
     def __init__(self, model: Drafter):
         super().__init__(model)
-        self._waiting: list[tuple[torch.Tensor, torch.Tensor]] = []  # hidden states, and places as `_places` makes them
+        self._waiting: list[tuple[torch.Tensor, torch.Tensor]] = []  # hidden states; tokens, positions, slots, sets
         self._tokens = 0  # that wait
 
     def observe(self, features: Features) -> None:
@@ -71,7 +71,8 @@ class DeferredObserve(Wrapper):
         if count > ROWS:
             self.model.observe(features)
             return
-        self._waiting.append((features.hidden.clone(), _places(features)))
+        others = features.tokens, features.positions, features.slots, features.sets
+        self._waiting.append((features.hidden.clone(), torch.stack([each for each in others if each is not None])))
         self._tokens += count
 
     def propose(self, batch: DraftBatch) -> Draft:
@@ -91,19 +92,13 @@ class DeferredObserve(Wrapper):
         if not self._waiting:
             return
         hidden = torch.cat([states for states, _ in self._waiting])
-        places = torch.cat([each for _, each in self._waiting], 1)
-        slots = places[2].tolist()
+        others = torch.cat([each for _, each in self._waiting], 1)
+        slots = others[2].tolist()
         if len(set(slots)) < len(slots):
             latest = torch.tensor(list({slot: index for index, slot in enumerate(slots)}.values()))
-            hidden, places = hidden[latest], places[:, latest]
-        self.model.observe(Features(hidden, *places))
+            hidden, others = hidden[latest], others[:, latest]
+        self.model.observe(Features(hidden, *others))
         self._waiting, self._tokens = [], 0
-
-
-def _places(features: Features) -> torch.Tensor:
-    """A copy of tokens, positions, slots and, if there are, sets: [3, N] or [4, N]."""
-    given = features.tokens, features.positions, features.slots, features.sets
-    return torch.stack([each for each in given if each is not None])
 
 
 class Initialised(Wrapper):

@@ -30,7 +30,6 @@ Turn = tuple[float, str, int]
 """Load, arm and round."""
 OBJECTIVES = ("ttft", "tpot", "e2e")
 UNDRAFTED = {"speculation": {"enabled": False}}
-"""Field of a request that turns speculation off."""
 
 
 @dataclass(slots=True)
