@@ -59,20 +59,21 @@ class DeferredObserve(Wrapper):
 
     def __init__(self, model: Drafter):
         super().__init__(model)
-        self.waiting: list[tuple[torch.Tensor, ...]] = []  # fields of `Features`
+        self._waiting: list[tuple[torch.Tensor, torch.Tensor]] = []  # hidden states; tokens, positions, slots, sets
+        self._tokens = 0  # that wait
 
     def observe(self, features: Features) -> None:
         if features.hidden is None:
             raise ValueError("a drafter model needs the target's hidden states")
         count = len(features.slots)
-        if sum(len(slots) for *_, slots, _ in self.waiting) + count > ROWS:
+        if self._tokens + count > ROWS:
             self.flush()
         if count > ROWS:
             self.model.observe(features)
             return
-        sets = torch.zeros_like(features.slots) if features.sets is None else features.sets
-        shown = features.hidden, features.tokens, features.positions, features.slots, sets
-        self.waiting.append(tuple(each.clone() for each in shown))
+        others = features.tokens, features.positions, features.slots, features.sets
+        self._waiting.append((features.hidden.clone(), torch.stack([each for each in others if each is not None])))
+        self._tokens += count
 
     def propose(self, batch: DraftBatch) -> Draft:
         self.flush()
@@ -88,15 +89,16 @@ class DeferredObserve(Wrapper):
 
     def flush(self) -> None:
         """Show the model what waits. A slot that was freed and given to another token keeps the latter's state."""
-        if not self.waiting:
+        if not self._waiting:
             return
-        hidden, *others = map(torch.cat, zip(*self.waiting, strict=True))
+        hidden = torch.cat([states for states, _ in self._waiting])
+        others = torch.cat([each for _, each in self._waiting], 1)
         slots = others[2].tolist()
         if len(set(slots)) < len(slots):
             latest = torch.tensor(list({slot: index for index, slot in enumerate(slots)}.values()))
-            hidden, *others = (each[latest] for each in (hidden, *others))
+            hidden, others = hidden[latest], others[:, latest]
         self.model.observe(Features(hidden, *others))
-        self.waiting = []
+        self._waiting, self._tokens = [], 0
 
 
 class Initialised(Wrapper):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny_drafters import WIDE, make_drafter
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from outrider.drafters.base import DraftBatch, Drafter, Features
 from outrider.drafters.wrappers import ROWS, DeferredObserve
 
 SLOTS = 512
+NAMES = ("hidden", "tokens", "positions", "slots")
 
 
 def features(slots: torch.Tensor) -> Features:
@@ -75,6 +79,43 @@ def test_the_model_is_left_alone_until_somebody_drafts_or_much_waits() -> None:
     assert spy.seen == [ROWS, 1]
     deferred.propose(batch([5]))
     assert spy.seen == [ROWS, 1]
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations of torch while it is entered."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("sets", [None, torch.tensor([1])])
+def test_a_step_without_drafts_copies_its_tokens_and_no_more(sets: torch.Tensor | None) -> None:
+    """A server that rests pays for these operations at every step."""
+    deferred, shown = DeferredObserve(Spy(make_drafter(WIDE, slots=SLOTS))), features(torch.tensor([3]))
+    with Operations() as operations:
+        deferred.observe(replace(shown, sets=sets))
+    assert operations.count == 2, "hidden states, and the other numbers together"
+
+
+def test_drafts_after_a_rest_are_those_of_a_server_that_drafted_at_every_step() -> None:
+    """A long text comes in steps of a few tokens, on which one drafts each time and the other at the end alone."""
+    resting, drafting = (DeferredObserve(make_drafter(WIDE, slots=SLOTS)) for _ in range(2))
+    torch.manual_seed(2)
+    ends = torch.cumsum(torch.tensor([90, *[1, 3, 1, 8, 2] * 2]), 0).tolist()
+    for begin, end in zip([0, *ends], ends, strict=False):
+        slots = torch.arange(begin, end)
+        shown = [features(slots + SLOTS // 4 * row) for row in range(3)]
+        joined = Features(*(torch.cat([getattr(one, name) for one in shown]) for name in NAMES))
+        resting.observe(joined)
+        drafting.observe(joined)
+        asked = batch([end] * 3)
+        every_step = drafting.propose(asked)
+    after_rest = resting.propose(asked)
+    assert torch.equal(after_rest.tokens, every_step.tokens)
+    assert torch.equal(after_rest.confidence, every_step.confidence)
 
 
 def test_what_is_shown_may_be_overwritten_afterwards() -> None:

@@ -29,6 +29,7 @@ LEARNER_SECONDS = 2.0
 Turn = tuple[float, str, int]
 """Load, arm and round."""
 OBJECTIVES = ("ttft", "tpot", "e2e")
+UNDRAFTED = {"speculation": {"enabled": False}}
 
 
 @dataclass(slots=True)
@@ -54,6 +55,7 @@ def add_flags(flags: Flags) -> None:
         metavar="[NAME=]URL",
         help=f"address of an OpenAI server, or of several that take turns (default with --scenario: {URL})",
     )
+    add("--undrafted", nargs="+", default=[], metavar="NAME", help="names of --url whose requests turn speculation off")
     add("--scenario", type=Path, metavar="FILE", help="a load test as a file, see deploy/loadtest; flags win over it")
     add("--api-key", default=os.environ.get("OUTRIDER_API_KEY"), metavar="KEY", help="key (default: OUTRIDER_API_KEY)")
     add("--arrivals", choices=["closed", "fixed", "poisson", "bursts", "trace"], help="when requests come")
@@ -83,7 +85,7 @@ def run(args: argparse.Namespace) -> Results:
 
 
 def urls(args: argparse.Namespace) -> dict[str, str]:
-    """Addresses by the names of their arms; raises UserError where two have one name."""
+    """Addresses by the names of their arms; raises UserError where two have one name, or --undrafted another."""
     found: dict[str, str] = {}
     for text in args.url or [URL]:
         name, named, url = text.partition("=")
@@ -92,6 +94,8 @@ def urls(args: argparse.Namespace) -> dict[str, str]:
         if name in found:
             raise UserError(f"--url names {name} twice")
         found[name] = url
+    if unknown := [name for name in args.undrafted if name not in found]:
+        raise UserError(f"--undrafted takes names of --url, {', '.join(found)}, not {', '.join(unknown)}")
     return found
 
 
@@ -139,7 +143,8 @@ async def _measure(test: Scenario, args: argparse.Namespace, measured: Measured)
         rounds = args.rounds or (1 if len(servers) == 1 else ROUNDS)
         loads = test.arrivals.loads
         for number, load, arm in harness.alternate_arms(rounds, loads, list(servers)):
-            work = Workload(test, countings[arm], (number, loads.index(load)))
+            asked = test.model_copy(update={"body": test.body | UNDRAFTED}) if arm in args.undrafted else test
+            work = Workload(asked, countings[arm], (number, loads.index(load)))
             turn, here = (load, arm, number), watched[arm]
             if learners:
                 await asyncio.sleep(LEARNER_SECONDS)

@@ -255,6 +255,17 @@ def test_several_servers_take_turns(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "processor time a token" in shown
 
 
+def test_one_server_takes_turns_with_speculation_and_without(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--concurrency", "1", "--seconds", "0.1", "--warm-up", "0", "--rounds", "1", "--new-tokens", "2")
+    with SmallServer(answer) as server:
+        urls = (f"planned={server.url}", f"never={server.url}")
+        code, shown = load(capsys, "--url", *urls, *flags, "--undrafted", "never")
+    assert code == 0
+    assert "× planned" in shown
+    turns = [speculation for speculation, _ in itertools.groupby(body.get("speculation") for body in server.asked)]
+    assert turns == [None, {"enabled": False}]
+
+
 @pytest.mark.slow
 def test_failures_stand_apart(capsys: pytest.CaptureFixture[str]) -> None:
     """A refusal, a stream that breaks off, one with an error and one that hangs: none is in the times."""
@@ -420,6 +431,7 @@ def test_a_wrong_scenario_says_what_is_wrong(
         (["--long-prompts", "900"], "--long-prompts goes with --url"),
         (["--url", "http://x", "--long-prompts", "9", "--concurrency", "1,2"], "one number of streams"),
         (["--url", "a=http://127.0.0.1:9", "a=http://127.0.0.1:8"], "--url names a twice"),
+        (["--url", "a=http://127.0.0.1:9", "--undrafted", "b"], "--undrafted takes names of --url, a, not b"),
         (["--url", "http://x", "--rounds", "0"], "--rounds is at least 1"),
         (["--url", "http://x", "--rate", "3", "--concurrency", "3"], "exclude each other"),
         (["--url", "http://x", "--goodput", "ttft:fast"], "milliseconds above 0"),
