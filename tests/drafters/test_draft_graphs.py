@@ -115,8 +115,8 @@ def test_what_no_graph_fits_is_drafted_without(drafter):
 
 @pytest.mark.parametrize("dim", [80, 96, 256, 512])
 def test_on_a_gpu_heads_of_any_published_size_are_drafted_by_graphs(dim, monkeypatch):
-    monkeypatch.setattr(cuda, "fits", lambda *_: True)
     made = make_drafter(replace(CONFIGS["dspark"], head_dim=dim))
+    monkeypatch.setattr(cuda, "fits", lambda *_: True)
     assert made.reserve_probs(4) is not None
 
 
