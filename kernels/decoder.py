@@ -118,18 +118,21 @@ class Decoder:
         batch: FlatBatch,
         captured: Sequence[int] = (),
         causal: bool = True,
+        read: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run N embedded tokens `residual` [N, H], which is changed, through all layers and the last norm.
 
         positions: [N] int64. slots: [N] int64, where their keys and values go. batch: which tokens belong to which
         request. captured: rising numbers of C layers, none of them 0. causal: as of `flat_attention`.
+        read: [M] int64, rising rows whose output is wanted: of others the last layer computes keys and values alone,
+        and `residual` is no sum afterwards. None: all.
 
         Returns
         -------
-        The normed states [N, H], and the sums that entered the captured layers [N, C, H].
+        The normed states [N, H], or [M, H] of the rows read, and the sums that entered the captured layers [N, C, H].
         """
         arrays = batch.qo_indptr, batch.kv_lens, batch.rows, batch.page_table
-        return self._native.forward(residual, positions, slots, *arrays, causal, list(captured))
+        return self._native.forward(residual, positions, slots, *arrays, causal, list(captured), read)
 
 
 def forward_by_operations(
@@ -140,6 +143,7 @@ def forward_by_operations(
     batch: FlatBatch,
     captured: Sequence[int] = (),
     causal: bool = True,
+    read: torch.Tensor | None = None,
     added: Added | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run `Decoder.forward` one operation after the other: its reference, with the same bits; and, slower than it, the
@@ -167,4 +171,5 @@ def forward_by_operations(
         normed = fused.add_rms_norm(product(OUT, attended.flatten(1)), residual, between, layer.eps)
         x = product(DOWN, fused.silu_mul(product(UP, normed)))
     normed = fused.add_rms_norm(x, residual, decoder.norm, decoder.layers[0].eps)
+    normed = normed if read is None else normed[read]
     return normed, torch.stack(kept, 1) if kept else residual.new_empty(len(residual), 0, residual.shape[1])

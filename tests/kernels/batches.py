@@ -163,7 +163,17 @@ def assert_same_bits(layers: list[DecoderLayer], dtype: torch.dtype, batches: di
                 normed, kept = run(decoder, residual, batch.positions, slots, batch, captured, causal)
                 found.append((normed, kept, residual, *(pool for pair in pools for pool in pair)))
             assert found[0][1].shape == (batch.tokens, len(captured), hidden)
-            for got, expected in zip(*found, strict=True):
-                assert got.dtype == dtype
-                same = (got == expected) | (got.isnan() & expected.isnan())  # slots nobody owns hold NaN
-                assert same.all(), f"{name}, captured {captured}, causal {causal}"
+            for read in (batch.qo_indptr[1:].long() - 1, torch.arange(0, batch.tokens, 3)) if causal else ():
+                pools = [(k_pool.to(dtype, copy=True), v_pool.to(dtype, copy=True)) for _ in layers]
+                decoder = Decoder(layers, pools, norm, cos_sin)
+                some = decoder.forward(x.clone(), batch.positions, slots, batch, captured, read=read)
+                all_rows = found[0][0][read], found[0][1], *found[0][3:]
+                assert_equal((*some, *(pool for pair in pools for pool in pair)), all_rows, f"{name}, read {read}")
+            assert_equal(*found, f"{name}, captured {captured}, causal {causal}")
+
+
+def assert_equal(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], case: str) -> None:
+    """Equal bits; slots nobody owns hold NaN."""
+    for got, wanted in zip(found, expected, strict=True):
+        assert got.dtype == wanted.dtype
+        assert ((got == wanted) | (got.isnan() & wanted.isnan())).all(), case

@@ -1,10 +1,13 @@
 // All layers of a Llama-like decoder in one call, by one team of threads.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/index_select.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
 #include <numeric>
+#include <optional>
 
+#include "read_rows.h"
 #include "stages.h"
 
 namespace outrider {
@@ -96,10 +99,12 @@ class Decoder : public torch::CustomClassHolder {
 
   // residual: [N, H], the embedded tokens; it becomes the sum of all layers. positions, slots: [N]. The rest as of
   // flat_attention. captured: before which layers the sum is kept, rising, none the first.
-  // Returns the last norm's output [N, H] and the kept sums [N, captured, H].
+  // read: rows of the last norm's output that are wanted, rising; none: all. Of other rows the last layer computes keys
+  // and values alone, and residual is not the sum afterwards.
+  // Returns the last norm's output [N, H], or of the rows read, and the kept sums [N, captured, H].
   std::tuple<Tensor, Tensor> forward(Tensor residual, Tensor positions, Tensor slots, Tensor qo_indptr, Tensor kv_lens,
                                      Tensor rows, Tensor page_table, bool causal,
-                                     std::vector<int64_t> captured) const {
+                                     std::vector<int64_t> captured, std::optional<Tensor> read) const {
     const int64_t tokens = residual.size(0);
     TORCH_CHECK(residual.dim() == 2 && residual.is_contiguous() && residual.size(1) == hidden_ &&
                     type_of(residual, "residual") == type_,
@@ -114,11 +119,20 @@ class Decoder : public torch::CustomClassHolder {
     const AttentionPlan plan = plan_attention(tokens, heads_, kv_heads_, width_, value_width_, qo_indptr, kv_lens, rows,
                                               page_table, causal);
     Buffers buffers = buffers_for(tokens, residual, plan);
+    std::optional<ReadRows> few;
+    if (read) {
+      check_dense(*read, at::kLong, {read->numel()}, "read");
+      check_range(*read, 0, tokens, "read");
+      if (causal && read->numel() <= shares(tokens, at::get_num_threads()).second)
+        few.emplace(plan.args, *read, qo_indptr, kv_lens, rows, page_table);
+    }
     const Tensor kept = at::empty({tokens, int64_t(captured.size()), hidden_}, residual.options());
     const std::vector<int32_t> cached = cached_slots(plan.args, kv_lens.numel(), tokens);
-    const Step step{residual, kept, plan, rope_of(buffers.qkv, positions, slots), captured, cached, buffers};
+    const Step step{residual, kept, plan, rope_of(buffers.qkv, positions, slots), captured, cached, buffers,
+                    few ? &*few : nullptr};
     run_team([&](TeamMember& member) { Pass(*this, step, member).run(); });
-    return {buffers.normed, kept};
+    const Tensor normed = few ? buffers.normed.narrow(0, 0, read->numel()) : buffers.normed;
+    return {read && !few ? normed.index_select(0, *read) : normed, kept};
   }
 
  private:
@@ -130,6 +144,7 @@ class Decoder : public torch::CustomClassHolder {
     const std::vector<int64_t>& captured;
     const std::vector<int32_t>& cached;
     Buffers& buffers;
+    const ReadRows* read;  // null: all rows
   };
 
   // A member's share of a step. Between two attentions lie the rest of a layer, the norm, and the start of the next
@@ -161,7 +176,10 @@ class Decoder : public torch::CustomClassHolder {
         }
         member_.run_shared();
         captured_ += captures(i);
-        if (i < layers) attend(d.layers_[i]);
+        if (i == layers) break;
+        const bool few = step_.read && i + 1 == layers;
+        if (few) keep_read_rows();
+        attend(d.layers_[i], few ? step_.read->plan : step_.plan, few ? step_.read->partials : b.partials);
       }
     }
 
@@ -220,8 +238,24 @@ class Decoder : public torch::CustomClassHolder {
       stages_.rope(rope, layer.before);
     }
 
-    void attend(const Layer& layer) {
-      AttentionArgs a = step_.plan.args;
+    // From here on the rows that are read are all there are.
+    void keep_read_rows() {
+      const std::vector<int64_t>& numbers = step_.read->numbers;
+      member_.run_once([&] {
+        for (const Tensor& rows : {b.qkv, step_.residual})
+          for (size_t i = 0; i < numbers.size(); ++i)
+            std::memmove(at(rows, i), at(rows, numbers[i]), rows.size(1) * size_);
+      });
+      own_rows_ = false;
+      begin_ = 0;
+      end_ = at_once_ = numbers.size();
+      x_ = data(b.x);
+      up_ = data(b.up);
+      gated_ = data(b.gated);
+    }
+
+    void attend(const Layer& layer, const AttentionPlan& plan, const Tensor& partials) {
+      AttentionArgs a = plan.args;
       a.q = data(b.qkv);
       a.out = data(b.attended);
       a.q_stride = b.qkv.size(1);
@@ -232,7 +266,7 @@ class Decoder : public torch::CustomClassHolder {
       a.scale = layer.scale;
       a.window = layer.window;
       a.logit_cap = layer.logit_cap;
-      stages_.attention(a, step_.plan, b.partials.defined() ? b.partials.data_ptr<float>() : nullptr);
+      stages_.attention(a, plan, partials.defined() ? partials.data_ptr<float>() : nullptr);
     }
 
     const Decoder& d;
@@ -271,14 +305,18 @@ class Decoder : public torch::CustomClassHolder {
 
   // True if members take rows of their own through all but attention, and how many at once: with many rows and fast
   // products, moving rows between cores' caches takes longer than expanding all weights on each core. Otherwise members
-  // share the products of all rows.
+  // share the products of the rows, as many at once as stay in their caches.
   std::pair<bool, int64_t> shares(int64_t tokens, int64_t threads) const {
-    constexpr int64_t LEAST = 128;
+    constexpr int64_t LEAST = 128, MOST = 5 * ROW_GROUP, WHOLE_TILES = 24;
+    const auto even = [](int64_t rows, int64_t most) {
+      const int64_t parts = (rows + most - 1) / most;
+      return (rows + parts - 1) / parts;
+    };
     const int64_t room = kernels().cache_bytes_for_rows[type_] / (2 * mlp_ * (type_ ? 2 : 4)),
                   each = (tokens + threads - 1) / threads;
-    if (each < LEAST || rounds_ || !room) return {false, tokens};
-    const int64_t parts = (each + std::max(LEAST, room) - 1) / std::max(LEAST, room);
-    return {true, (each + parts - 1) / parts};
+    if (each >= LEAST && !rounds_ && room) return {true, even(each, std::max(LEAST, room))};
+    if (tokens <= MOST) return {false, tokens};
+    return {false, (even(tokens, MOST) + WHOLE_TILES - 1) / WHOLE_TILES * WHOLE_TILES};
   }
 
   // Slots that attention reads, in its order, as many as fit a shared cache; none for few tokens, whose products are
@@ -315,7 +353,7 @@ class Decoder : public torch::CustomClassHolder {
       b.partials = at::empty({plan.partials_size()}, like.options().dtype(at::kFloat));
     if (!rounds_) return b;
     for (const Layer& layer : layers_)
-      for (const Weight* w : {&layer.qkv, &layer.out, &layer.up, &layer.down}) b.rounded.reserve(tokens, *w);
+      for (const Weight* w : {&layer.qkv, &layer.out, &layer.up, &layer.down}) b.rounded.reserve(at_once, *w);
     return b;
   }
 

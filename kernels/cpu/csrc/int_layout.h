@@ -110,24 +110,38 @@ void pack_int_blocks(const uint8_t* raw, uint8_t* panels, int64_t outputs, int64
     }
 }
 
-// `count` numbers to the nearest codes of -127 to 127, ties to even; returns their scale: NaN, and codes of 0, if one
-// is not finite.
-template <typename T>
-inline float round_block(const T* x, int64_t count, int8_t* codes) {
+// The largest of all lanes, and their sum.
+inline int32_t highest(IntVec x) {
+  return std::bit_cast<int32_t>(fold(reinterpret_cast<Vec>(x), [](Vec a, Vec b) {
+    const IntVec left = reinterpret_cast<IntVec>(a), right = reinterpret_cast<IntVec>(b);
+    return reinterpret_cast<Vec>(left > right ? left : right);
+  }));
+}
+inline int32_t sum(IntVec x) {
+  return std::bit_cast<int32_t>(fold(reinterpret_cast<Vec>(x), [](Vec a, Vec b) {
+    return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(a) + reinterpret_cast<IntVec>(b));
+  }));
+}
+
+// COUNT numbers to the nearest codes of -127 to 127, ties to even; returns their scale: NaN, and codes of 0, if one is
+// not finite. total: the codes' sum, by lanes.
+template <int64_t COUNT, typename T>
+inline float round_block(const T* x, int8_t* codes, IntVec& total) {
   IntVec largest{};
-  for (int64_t i = 0; i < count; i += W) {
+  for (int64_t i = 0; i < COUNT; i += W) {
     const IntVec size = reinterpret_cast<IntVec>(load(x + i)) & 0x7fffffff;
     largest = size > largest ? size : largest;
   }
-  int32_t most = 0;
-  for (int i = 0; i < W; ++i) most = std::max(most, int32_t(largest[i]));
+  total = IntVec{};
+  const int32_t most = highest(largest);
   const float scale = most < 0x7f800000 ? std::bit_cast<float>(most) / 127.f : NAN;
-  if (!(scale > 0)) return std::memset(codes, 0, count), scale;
-  for (int64_t i = 0; i < count; i += W) {
+  if (!(scale > 0)) return std::memset(codes, 0, COUNT), scale;
+  for (int64_t i = 0; i < COUNT; i += W) {
     const Vec within = min(max(load(x + i) / scale, splat(-127.f)), splat(127.f));  // beyond where scales are subnormal
     const IntVec rounded = __builtin_convertvector(within + 12582912.f - 12582912.f, IntVec);
     const auto bytes = __builtin_convertvector(rounded, Bytes);
     std::memcpy(codes + i, &bytes, W);
+    total += rounded;
   }
   return scale;
 }
@@ -136,19 +150,19 @@ inline float round_block(const T* x, int64_t count, int8_t* codes) {
 template <typename T, typename B>
 void round_rows(const void* x, void* out, int64_t depth, int64_t begin, int64_t end) {
   constexpr int64_t COUNT = sizeof(B::codes);
-  const auto sum_of = [](const int8_t* codes, int count) {
-    int32_t sum = 0;
-    for (int i = 0; i < count; ++i) sum += codes[i];
-    return sum;
-  };
   const T* from = static_cast<const T*>(x) + begin * depth;
   B* to = static_cast<B*>(out) + begin * (depth / COUNT);
   for (int64_t n = (end - begin) * (depth / COUNT); n > 0; --n, ++to, from += COUNT) {
-    to->scale = round_block(from, COUNT, to->codes);
+    IntVec total;
+    to->scale = round_block<COUNT>(from, to->codes, total);
     if constexpr (COUNT == BLOCK) {
-      to->sum = sum_of(to->codes, BLOCK);
+      to->sum = sum(total);
     } else {
-      for (int i = 0; i < COUNT / 16; ++i) to->halves[i] = int16_t(-16 * sum_of(to->codes + 16 * i, 16));
+      for (int i = 0; i < COUNT / 16; ++i) {
+        int32_t half = 0;
+        for (int k = 0; k < 16; ++k) half += to->codes[16 * i + k];
+        to->halves[i] = int16_t(-16 * half);
+      }
       for (int i = 0; i < COUNT / BLOCK; ++i) to->sums[i] = int16_t((to->halves[2 * i] + to->halves[2 * i + 1]) / -16);
     }
   }

@@ -53,10 +53,29 @@ def _in_one_call(original: Callable[..., Any]) -> Callable[..., Any]:
         captured = captured_layers(self)
         slots = forward_batch.out_cache_loc
         embedded = self.embed_tokens(input_ids)
-        hidden, kept = run(self, decoder, embedded, positions, slots, backend.batch, captured, backend.causal)
+        read = _read_rows(forward_batch, backend, bool(captured))
+        hidden, kept = run(self, decoder, embedded, positions, slots, backend.batch, captured, backend.causal, read)
+        if read is not None:  # SGLang reads these rows alone, at their places
+            hidden = embedded.new_zeros(embedded.shape).index_copy_(0, read, hidden)
         return (hidden, kept.flatten(1)) if captured else hidden
 
     return forward
+
+
+def _read_rows(forward_batch: Any, backend: Any, captured: bool) -> torch.Tensor | None:
+    """The last row of each request where a prompt is read and the output gives the next token's logits alone; else
+    None: all rows are read.
+
+    captured: hidden states that are asked for come from other layers.
+    """
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    if forward_batch.forward_mode not in (ForwardMode.EXTEND, ForwardMode.MIXED) or not backend.causal:
+        return None
+    if forward_batch.return_logprob or (forward_batch.capture_hidden_mode.is_full() and not captured):
+        return None
+    ends = backend.batch.qo_indptr.long()
+    return ends[1:] - 1 if bool((ends.diff() > 0).all()) else None
 
 
 def run(
@@ -68,13 +87,14 @@ def run(
     batch: FlatBatch,
     captured: list[int],
     causal: bool,
+    read: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """All layers, as `Decoder.forward`; one operation after the other where the forward has adapters."""
     adapters = model.outrider_adapters
     if adapters is None or not adapters.active:
-        return decoder.forward(embedded, positions, slots, batch, captured, causal)
+        return decoder.forward(embedded, positions, slots, batch, captured, causal, read)
     added = adapters.added_to_layer
-    return forward_by_operations(decoder, embedded, positions, slots, batch, captured, causal, added)
+    return forward_by_operations(decoder, embedded, positions, slots, batch, captured, causal, read, added)
 
 
 def captured_layers(model: Any) -> list[int]:
