@@ -9,8 +9,8 @@ import numpy as np
 
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import level_contexts
-from outrider.scheduler.draft_graphs.calibration import Counts
-from outrider.scheduler.draft_graphs.graph import DraftGraph
+from outrider.scheduler.spiffy.calibration import Counts
+from outrider.scheduler.spiffy.graph import DraftGraph
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,11 +14,11 @@ from functools import partial as partial_of
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+from outrider.profiles import draft_graphs
+from outrider.profiles.draft_graphs import TEMPERATURES
 from outrider.profiles.store import Profile
 from outrider.scheduler.cost.step_times import Point
-from outrider.scheduler.draft_graphs import fingerprint
-from outrider.scheduler.draft_graphs.calibration import NODES, Counts, choose, untuned_graph
-from outrider.scheduler.draft_graphs.fingerprint import TEMPERATURES
+from outrider.scheduler.spiffy.calibration import NODES, Counts, choose, untuned_graph
 
 from ..plugin import worker_rpc
 from ..plugin.options import RequestOptions
@@ -75,7 +75,7 @@ async def tune(
     untuned = untuned_graph(rounds.block, step_tokens)
     graphs = {name: choose(own, NODES, step_tokens) if own.nodes else untuned for name, own in counts.items()}
     written = [
-        fingerprint.to_json(graph, graph_fingerprint(settings, resolved.model, name)) for name, graph in graphs.items()
+        draft_graphs.to_json(graph, graph_fingerprint(settings, resolved.model, name)) for name, graph in graphs.items()
     ]
     saved = result.write(resolved, points, effort, how, graphs=written)
     partial.discard()

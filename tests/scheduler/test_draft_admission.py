@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.scheduler.draft_graphs.admission import Admitted, Levels, admitted
 from outrider.scheduler.service_levels import MARGIN
+from outrider.scheduler.spiffy.admission import Admitted, Levels, admitted
 
 CHANCES = st.lists(st.floats(0, 1), max_size=4)
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.scheduler.draft_graphs import fingerprint
-from outrider.scheduler.draft_graphs.calibration import Counts, Trajectory, choose, following, steps_ahead
-from outrider.scheduler.draft_graphs.fill import Candidates, fill, ranked_positions
-from outrider.scheduler.draft_graphs.fingerprint import GraphError, GraphFingerprint
-from outrider.scheduler.draft_graphs.graph import ROOT, DraftGraph
-from outrider.scheduler.draft_graphs.lookup import follow
-from outrider.scheduler.draft_graphs.prune import admission_order, scores
+from outrider.profiles import draft_graphs
+from outrider.profiles.draft_graphs import GraphError, GraphFingerprint
+from outrider.scheduler.spiffy.calibration import Counts, Trajectory, choose, following, steps_ahead
+from outrider.scheduler.spiffy.fill import Candidates, fill, ranked_positions
+from outrider.scheduler.spiffy.graph import ROOT, DraftGraph
+from outrider.scheduler.spiffy.lookup import follow
+from outrider.scheduler.spiffy.prune import admission_order, scores
 
 MASK = 99
 HERE = GraphFingerprint(model="abc", policy="static 1", block_size=4, temperature="greedy")
@@ -75,7 +75,7 @@ def test_smaller_nodes_stand_first_and_edges_lead_as_said():
 
 @given(graphs())
 def test_json_brings_the_same_graph_back(graph):
-    again = fingerprint.from_json(fingerprint.to_json(graph, HERE), HERE)
+    again = draft_graphs.from_json(draft_graphs.to_json(graph, HERE), HERE)
     assert again.nodes == graph.nodes
     assert again.parents == graph.parents
 
@@ -90,10 +90,10 @@ def test_json_brings_the_same_graph_back(graph):
     ],
 )
 def test_a_graph_of_another_target_is_refused(change, says):
-    data = fingerprint.to_json(CHAIN, HERE)
+    data = draft_graphs.to_json(CHAIN, HERE)
     data["fingerprint"] |= change
     with pytest.raises(GraphError, match=says):
-        fingerprint.from_json(data, HERE)
+        draft_graphs.from_json(data, HERE)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_graph_of_another_target_is_refused(change, says):
 )
 def test_what_is_no_graph_is_refused(nodes, says):
     with pytest.raises(GraphError, match=says):
-        fingerprint.from_json({"fingerprint": vars_of(HERE), "nodes": nodes}, HERE)
+        draft_graphs.from_json({"fingerprint": vars_of(HERE), "nodes": nodes}, HERE)
 
 
 def vars_of(here: GraphFingerprint) -> dict[str, object]:

@@ -9,9 +9,9 @@ import torch
 from spiffy_reference import Denoiser, Policy, base_decode, best_candidates
 
 from outrider.kernels.noise import Purpose, gumbel_argmax, streams, substreams, torch_exponentials
-from outrider.scheduler.draft_graphs.calibration import Counts, Trajectory, choose
-from outrider.scheduler.draft_graphs.fill import Candidates
-from outrider.scheduler.draft_graphs.graph import DraftGraph
+from outrider.scheduler.spiffy.calibration import Counts, Trajectory, choose
+from outrider.scheduler.spiffy.fill import Candidates
+from outrider.scheduler.spiffy.graph import DraftGraph
 
 MASK = 0
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.scheduler.draft_graphs.fill import Candidates, fill
-from outrider.scheduler.draft_graphs.graph import DraftGraph
-from outrider.scheduler.draft_graphs.planning import Acceptance
-from outrider.scheduler.draft_graphs.prune import admission_order, scores
+from outrider.scheduler.spiffy.fill import Candidates, fill
+from outrider.scheduler.spiffy.graph import DraftGraph
+from outrider.scheduler.spiffy.planning import Acceptance
+from outrider.scheduler.spiffy.prune import admission_order, scores
 
 from .drafts import Draft
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from outrider.scheduler.draft_graphs.calibration import Counts, Trajectory
-from outrider.scheduler.draft_graphs.fill import Candidates
-from outrider.scheduler.draft_graphs.fingerprint import TEMPERATURES
+from outrider.profiles.draft_graphs import TEMPERATURES
+from outrider.scheduler.spiffy.calibration import Counts, Trajectory
+from outrider.scheduler.spiffy.fill import Candidates
 
 RECORDED_ROUNDS = 4096
 RANKS = 8

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from outrider.profiles import store
+from outrider.profiles.draft_graphs import by_temperature
 from outrider.scheduler.calibration.table import CalibrationTable
-from outrider.scheduler.draft_graphs.calibration import untuned_graph
-from outrider.scheduler.draft_graphs.fingerprint import by_temperature
-from outrider.scheduler.draft_graphs.graph import DraftGraph
-from outrider.scheduler.draft_graphs.planning import RoundCost
 from outrider.scheduler.planners import registry
 from outrider.scheduler.planners.base import Planner
 from outrider.scheduler.planners.baselines import VerifyAll
+from outrider.scheduler.spiffy.calibration import untuned_graph
+from outrider.scheduler.spiffy.graph import DraftGraph
+from outrider.scheduler.spiffy.planning import RoundCost
 
 from ..config import PluginConfig
 

@@ -17,9 +17,9 @@ import torch
 from chi_square import p_value
 
 from outrider.kernels.sampling import Rules
-from outrider.scheduler.draft_graphs.calibration import Counts, Trajectory, choose
-from outrider.scheduler.draft_graphs.fill import Candidates, fill
-from outrider.scheduler.draft_graphs.planning import RoundView
+from outrider.scheduler.spiffy.calibration import Counts, Trajectory, choose
+from outrider.scheduler.spiffy.fill import Candidates, fill
+from outrider.scheduler.spiffy.planning import RoundView
 from outrider.server.plugin import measuring
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.diffusion import drafts as draft_rows
