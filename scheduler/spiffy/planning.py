@@ -1,50 +1,41 @@
-"""The number of draft states of a forward: as many, over all requests, as pay for themselves.
+"""The planner of block-diffusion models: how many draft states of each open block stand in a forward.
 
-A forward over R open blocks brings R steps, and one more for each draft that is accepted. What is admitted raises steps
-per second; none at all is one of the choices. What a plan looks at (scores, times, other requests) changes which states
-are drafted, and no text: a draft is accepted where it is the state that base decoding comes to (`lookup.py`). Service
-levels bound rounds as they bound steps of other models (`admission.py`).
+A forward over R open blocks brings R steps, and one more for each accepted draft. Drafts of all requests are put in one
+order, and the first n are admitted that make most steps per second, or none. Scores, times and other requests change
+which states are drafted and no text: a draft is accepted if base decoding comes to it (`fill.follow`).
 
-Where drafts do not pay for themselves and for the host's time to make and weigh them, the planner rests: nothing is
-filled or scored, and a round costs what it does without speculation. A rest ends when other requests have come, or now
-and then for a look, which is paid from a bounded share of the time (`planners/probing.py`). A look drafts only what
-pays. It is enough to learn from: what becomes of a block does not depend on what is drafted, so it tells of every
-filled state that is one step ahead whether it would have been accepted.
+A round keeps a service level (`service_levels.py`) if it is expected to bring the request as many tokens, per second of
+the round, as it asked for. As many levels are kept as any choice keeps; only then steps per second count.
+
+If drafts do not pay for themselves and for the host's time, the planner rests as the planner of other models does: a
+round then costs what it does without speculation. A rest ends with a probe (`probing.py`), or when under three quarters
+of its requests remain. A probe drafts only what pays: whether a filled state one step ahead would have been accepted
+shows without drafting it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..cost.model import StepCost
-from ..planners.base import StepView
 from ..planners.probing import LOOK_SHARE, Probing
-from ..planners.resting import Resting
-from .admission import Admitted, Levels, admitted
+from ..service_levels import MARGIN
+from .learning import MEMORY, RoundCost
 
-BINS, DEPTHS = 10, 4
-PRIOR = 4.0
-"""Weight of a score, taken as a chance, in drafts observed."""
-WINDOW = 400.0
-"""Drafts of one depth and score after which old ones have faded."""
-MEMORY = 0.99
-"""Weight of the past when a round is added to it."""
-ENOUGH = 8.0
-"""Rounds after which their cost is known."""
 LOOKS = 24
-"""Rounds with something to draft whose mean decides whether the planner rests; it does not before so many."""
+"""Rounds with drafts to choose from whose mean decides whether the planner rests."""
+STILL_THERE = 0.75
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundView:
     """The state of R open blocks before anything is drafted.
 
-    names: [R] int64, of their requests, each with a name that no other one ever has. context: tokens in the cache, in
-    sum. levels: [R] tokens per second that they asked for; 0: none. progress: [R] that they have had so far; inf where
-    they have just begun.
+    names: [R] int64, of their requests, unique for ever. context: tokens in the cache, summed over the requests.
+    levels: [R] tokens per second that they asked for; 0: none. progress: [R] that they have had so far; inf where they
+    have just begun.
     """
 
     names: np.ndarray
@@ -52,114 +43,86 @@ class RoundView:
     levels: np.ndarray
     progress: np.ndarray
 
-    def step_view(self) -> StepView:
-        """The round as `Resting` reads it."""
-        none = np.zeros(len(self.names))
-        return StepView(self.names, np.zeros_like(self.names), none, none, self.levels, self.progress)
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StatePlan:
+    """counts: [R] drafts of each request. steps, seconds: expected of the round. kept: service levels kept."""
+
+    counts: np.ndarray
+    steps: float
+    seconds: float
+    kept: int
 
 
-class Acceptance:
-    """Acceptance rates of drafts by score and by steps ahead, learnt while serving."""
+def plan_states(
+    view: RoundView,
+    chances: Sequence[np.ndarray],
+    sizes: Sequence[np.ndarray],
+    seconds: Callable[[np.ndarray], np.ndarray],
+    step_tokens: float = 1.0,
+) -> StatePlan:
+    """The best number of drafts of R requests.
 
-    def __init__(self) -> None:
-        middles = (np.arange(BINS) + 0.5) / BINS
-        chances = np.stack([middles ** (depth + 1) for depth in range(DEPTHS)])
-        self._seen = np.full((DEPTHS, BINS), PRIOR)
-        self._accepted = PRIOR * chances
+    chances, sizes: of each request, [n] chances of its drafts in their order of admission, and the mean rows that each
+    adds. seconds: from the rows [n] that drafts add to a round to its seconds [n]. step_tokens: that a step reveals.
 
-    def chances(self, scores: np.ndarray, depths: np.ndarray) -> np.ndarray:
-        """Rates in 0..1 of drafts with `scores` that are `depths` steps ahead, counted from 1; all of one shape."""
-        at = _cells(scores, depths)
-        chances: np.ndarray = self._accepted[at] / self._seen[at]
-        return chances
-
-    def observe(self, scores: np.ndarray, depths: np.ndarray, accepted: np.ndarray) -> None:
-        """Take in outcomes of drafts; accepted: [n] bool."""
-        at = _cells(scores, depths)
-        np.add.at(self._seen, at, 1.0)
-        np.add.at(self._accepted, at, accepted.astype(float))
-        fade = np.minimum(WINDOW / self._seen, 1.0)
-        self._seen *= fade
-        self._accepted *= fade
-
-
-def _cells(scores: np.ndarray, depths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return np.minimum(depths, DEPTHS) - 1, np.minimum((scores * BINS).astype(np.int64), BINS - 1)
-
-
-class RoundCost:
-    """Seconds of a round by its rows: as measured before, corrected by rounds of late; else a line through those.
-
-    Rounds of one size say nothing of the line's slope, and noise says what is not so. Therefore it begins with a slope
-    that lets half of a round's time be for its rows, as if a round of twice the rows had been seen.
-
-    measured: of rounds, whose tokens are those of all rows. block_size: tokens of a row.
+    With levels two orders are compared: the drafts that pay first, of late requests before others; and all drafts of
+    late requests first, then of others with a level, since a draft that does not pay for all may do so for its request.
     """
+    requests = len(chances)
+    owners = np.repeat(np.arange(requests), [len(own) for own in chances])
+    chance, size = np.concatenate(chances), np.concatenate(sizes)
+    # A draft is worth no more than the drafts before it, which it needs.
+    worth = np.concatenate([np.minimum.accumulate(own / rows) for own, rows in zip(chances, sizes, strict=True)])
 
-    def __init__(self, measured: StepCost | None = None, block_size: int = 1) -> None:
-        self.measured, self._block = measured, block_size
-        self._sums = np.zeros(5)  # weight, rows, seconds, rows², rows × seconds
+    def best(order: np.ndarray, leveled: np.ndarray) -> StatePlan:
+        """The best plan that admits drafts in this order. leveled: requests with a level, as numbers."""
+        steps = requests + np.append(0.0, chance[order].cumsum())
+        taken = seconds(np.append(0.0, size[order].cumsum()))
+        accepted = np.where(owners[order] == leveled[:, None], chance[order], 0.0).cumsum(1)
+        tokens = step_tokens * (1.0 + np.pad(accepted, ((0, 0), (1, 0))))
+        kept = (tokens >= MARGIN * view.levels[leveled, None] * taken).sum(0)
+        point = int(np.where(kept == kept.max(), steps / taken, 0.0).argmax())
+        counts = np.bincount(owners[order[:point]], minlength=requests)
+        return StatePlan(counts, float(steps[point]), float(taken[point]), int(kept[point]))
 
-    @property
-    def known(self) -> bool:
-        """True if costs are known."""
-        return self.measured is not None or bool(self._sums[0] > ENOUGH)
-
-    def observe(self, rows: int, seconds: float, open_blocks: int = 1, context: float = 0.0) -> None:
-        """A round took so long. context: tokens in the cache, summed over the requests."""
-        if self.measured is not None:
-            self.measured.observe(open_blocks, rows * self._block, context, 0, seconds)
-        self._sums = MEMORY * self._sums + np.array([1.0, rows, seconds, rows * rows, rows * seconds])
-
-    def seconds(self, rows: np.ndarray, open_blocks: int = 1, context: float = 0.0) -> np.ndarray:
-        """[n] seconds of rounds of `rows` [n], which may be means; they never fall with more rows, and are above 0."""
-        if self.measured is not None:
-            tokens = np.rint(rows * self._block).astype(np.int64)
-            return np.maximum.accumulate(self.measured.seconds(open_blocks, tokens, context))
-        weight, x, y, xx, xy = self._sums
-        middle, mean = x / weight, y / weight
-        slope = max((xy - x * mean + middle * mean / 2) / (xx - x * middle + middle**2), 0.0)
-        line: np.ndarray = np.maximum(mean + slope * (rows - middle), 1e-9)
-        return line
+    by_worth = np.argsort(-worth, kind="stable")
+    plan = best(by_worth, np.zeros(0, dtype=np.int64))
+    if not np.count_nonzero(view.levels):
+        return plan
+    on_time, without = ~(view.progress < view.levels)[owners], (view.levels == 0)[owners]
+    pays = np.zeros(len(worth), dtype=bool)
+    pays[by_worth[: plan.counts.sum()]] = True
+    orders = np.lexsort((-worth, on_time, ~pays)), np.lexsort((-worth, without, on_time))
+    plans = [best(order, np.flatnonzero(view.levels)) for order in orders]
+    return max(plans, key=lambda plan: (plan.kept, plan.steps / plan.seconds))
 
 
 @dataclass(slots=True)
 class _Load:
-    """The value of drafts while about so many blocks are open.
+    """Rounds with about so many open blocks. saved: mean seconds that drafts saved of late, of `rounds`, up to LOOKS.
+    deciding: mean seconds in which the host makes and weighs drafts."""
 
-    gain: mean seconds that they saved of late, per round with some to choose from. rounds: it is of, up to LOOKS.
-    deciding: mean seconds in which the host makes and weighs them, in a round that does.
-    """
-
-    gain: float = 0.0
+    saved: float = 0.0
     rounds: int = 0
     deciding: float = 0.0
 
-    def observe_gain(self, seconds: float) -> None:
-        self.rounds = min(self.rounds + 1, LOOKS)
-        self.gain += (seconds - self.gain) / self.rounds
-
-    def observe_deciding(self, seconds: float) -> None:
-        if not self.deciding:
-            self.deciding = seconds
-        self.deciding += (min(seconds, 2 * self.deciding) - self.deciding) / LOOKS
-
 
 class StatePlanner:
-    """Decides in each round what is drafted for whom, by the chances of the drafts and what rounds take."""
+    """Decides in each round how many states are drafted for each request."""
 
     def __init__(self, cost: RoundCost | None = None) -> None:
         self.cost = cost or RoundCost()
-        self._resting = Resting()
-        self._looking = Probing(LOOK_SHARE)
-        self._round = 0.0  # seconds of one without drafts
+        self._probing = Probing(LOOK_SHARE)
+        self._resting: np.ndarray | None = None  # names of the requests that the rest began with
+        self._without = 0.0  # seconds of a round without drafts
         self._loads: dict[int, _Load] = {}  # by the power of two that the number of open blocks has reached
         self._steps, self._tokens = 0.0, 0.0  # of late, that steps revealed
 
     @property
     def rests(self) -> bool:
-        """Nothing was drafted in this round, nor will be in the next one: what this one said need not be kept."""
-        return self._resting.on and not self._looking.ready
+        """True if this round drafts nothing, nor will the next one: its predictions need not be kept."""
+        return self._resting is not None and not self._probing.ready
 
     @property
     def step_tokens(self) -> float:
@@ -167,14 +130,13 @@ class StatePlanner:
         return self._tokens / self._steps if self._steps else 1.0
 
     def looks(self, view: RoundView) -> bool:
-        """Once a round, before anything is made: whether drafts are to be made and weighed in it at all."""
-        step = view.step_view()
-        if self._resting.on and self._resting.holds(step):
-            deciding = self._load(len(view.names)).deciding
-            if not self._looking.due(deciding, self._round, False):
-                self._resting.extend(step)
+        """True if drafts are to be made and weighed in this round. Call it once a round, before they are."""
+        if self._resting is not None and not np.count_nonzero(view.levels):
+            left = np.count_nonzero(np.isin(view.names, self._resting))
+            still = left >= STILL_THERE * max(len(self._resting), len(view.names))
+            if still and not self._probing.due(self._load(len(view.names)).deciding, self._without, False):
                 return False
-        self._resting.end()
+        self._resting = None
         return True
 
     def admit(
@@ -182,38 +144,36 @@ class StatePlanner:
     ) -> list[int]:
         """Number of drafts of each of R requests, the first ones in its order; only if `looks` was true.
 
-        rows: of the round without them. chances, sizes: of each request, [n] chances of its drafts in their order of
-        admission, and the mean of the rows that they cost.
+        rows: of the round without them. chances, sizes: as of `plan_states`.
         """
         blocks = len(view.names)
         if not self.cost.known:
             return [0] * blocks
-        levels = None
-        if np.count_nonzero(view.levels):
-            levels = Levels(view.levels, view.progress < view.levels, self.step_tokens)
-        found = admitted(chances, sizes, lambda more: self.cost.seconds(rows + more, blocks, view.context), levels)
-        self._round = found.without
-        if any(map(len, chances)) and levels is None:
-            self._weigh(found, view)
-        return found.counts.tolist()
+
+        def seconds(more: np.ndarray) -> np.ndarray:
+            return self.cost.seconds(rows + more, blocks, view.context)
+
+        plan = plan_states(view, chances, sizes, seconds, self.step_tokens)
+        self._without = float(seconds(np.zeros(1))[0])
+        if any(map(len, chances)) and not np.count_nonzero(view.levels):
+            load = self._load(blocks)
+            load.rounds = min(load.rounds + 1, LOOKS)
+            saved = plan.steps / blocks * self._without - plan.seconds - load.deciding
+            load.saved += (saved - load.saved) / load.rounds
+            if load.saved <= 0 and load.rounds == LOOKS:
+                self._resting = view.names
+        return plan.counts.tolist()
 
     def observe_deciding(self, seconds: float, open_blocks: int) -> None:
-        """The host has made and weighed drafts for so long in a round."""
-        self._load(open_blocks).observe_deciding(seconds)
+        """Learn that the host made and weighed drafts for `seconds` in a round."""
+        load = self._load(open_blocks)
+        load.deciding = load.deciding or seconds
+        load.deciding += (min(seconds, 2 * load.deciding) - load.deciding) / LOOKS
 
     def observe_steps(self, steps: int, tokens: int) -> None:
         """Learn that so many steps of open blocks revealed so many tokens."""
         self._steps = MEMORY * self._steps + steps
         self._tokens = MEMORY * self._tokens + tokens
-
-    def _weigh(self, found: Admitted, view: RoundView) -> None:
-        """The saving of a round with drafts relative to rounds without, and whether to rest."""
-        load = self._load(len(view.names))
-        load.observe_gain(found.steps / len(view.names) * found.without - found.seconds - load.deciding)
-        if load.gain > 0:
-            self._looking.reset_backoff()
-        elif load.rounds == LOOKS:
-            self._resting.begin(view.step_view())
 
     def _load(self, open_blocks: int) -> _Load:
         return self._loads.setdefault(open_blocks.bit_length(), _Load())

@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from outrider.profiles import draft_graphs
 from outrider.profiles.draft_graphs import GraphError, GraphFingerprint
 from outrider.scheduler.spiffy.calibration import Counts, Trajectory, choose, following, steps_ahead
-from outrider.scheduler.spiffy.fill import Candidates, fill, ranked_positions
+from outrider.scheduler.spiffy.fill import Candidates, admission_order, fill, follow, ranked_positions, scores
 from outrider.scheduler.spiffy.graph import ROOT, DraftGraph
-from outrider.scheduler.spiffy.lookup import follow
-from outrider.scheduler.spiffy.prune import admission_order, scores
 
 MASK = 99
 HERE = GraphFingerprint(model="abc", policy="static 1", block_size=4, temperature="greedy")

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
 from outrider.scheduler.planners.probing import LOOK_SHARE
-from outrider.scheduler.spiffy.planning import LOOKS, WINDOW, Acceptance, RoundCost, RoundView, StatePlanner
+from outrider.scheduler.spiffy.learning import WINDOW, Acceptance, RoundCost
+from outrider.scheduler.spiffy.planning import LOOKS, RoundView, StatePlanner
 
 
 def cost(fixed: float, per_row: float) -> RoundCost:

@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from outrider.scheduler.spiffy.fill import Candidates, fill
+from outrider.scheduler.spiffy.fill import Candidates, admission_order, fill, follow, scores
 from outrider.scheduler.spiffy.graph import DraftGraph
-from outrider.scheduler.spiffy.lookup import follow
-from outrider.scheduler.spiffy.prune import admission_order, scores
 
 Denoiser = Callable[[np.ndarray], np.ndarray]
 """A model: from states [N, B] int64 to distributions [N, B, V]; that of the mask token is 0."""

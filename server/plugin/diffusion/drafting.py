@@ -14,7 +14,8 @@ import torch
 from outrider.kernels.noise import torch_exponentials
 from outrider.kernels.sampling import Rules, likeliest, target_probs
 from outrider.scheduler.spiffy.graph import DraftGraph
-from outrider.scheduler.spiffy.planning import Acceptance, RoundCost, RoundView, StatePlanner
+from outrider.scheduler.spiffy.learning import Acceptance, RoundCost
+from outrider.scheduler.spiffy.planning import RoundView, StatePlanner
 
 from ..options import RequestOptions
 from .algorithm import Step

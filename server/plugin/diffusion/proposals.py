@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.scheduler.spiffy.fill import Candidates, fill
+from outrider.scheduler.spiffy.fill import Candidates, admission_order, fill, scores
 from outrider.scheduler.spiffy.graph import DraftGraph
-from outrider.scheduler.spiffy.planning import Acceptance
-from outrider.scheduler.spiffy.prune import admission_order, scores
+from outrider.scheduler.spiffy.learning import Acceptance
 
 from .drafts import Draft
 

@@ -16,7 +16,7 @@ from outrider.scheduler.planners.base import Planner
 from outrider.scheduler.planners.baselines import VerifyAll
 from outrider.scheduler.spiffy.calibration import untuned_graph
 from outrider.scheduler.spiffy.graph import DraftGraph
-from outrider.scheduler.spiffy.planning import RoundCost
+from outrider.scheduler.spiffy.learning import RoundCost
 
 from ..config import PluginConfig
 
