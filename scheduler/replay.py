@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from .admission import survival_of
 from .calibration.classes import CLASSES
 from .calibration.model import logit, sigmoid
 from .calibration.table import CalibrationTable
+from .contract import FinishedStep, Planner, StepView
 from .cost.model import StepCost
-from .planners.admission import survival_of
-from .planners.base import FinishedStep, Planner, StepView
 
 MADE_ANSWERS = 64
 CONCENTRATION = 3.0

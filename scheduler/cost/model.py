@@ -44,9 +44,7 @@ class StepCost:
             raise ValueError("a step-cost model needs at least one measured step without drafting")
         self._curves = _curves(verify)
         self._sizes = [curve.requests for curve in self._curves]
-        self._draft_sizes = np.array(list(draft) or [1], dtype=np.float64)
-        self._draft_times = np.array(list(draft.values()) or [0.0], dtype=np.float64)
-        self._draft_cached = np.zeros(1)  # measured seconds by requests, as far as was asked
+        self._draft_sizes, self._draft_times = _draft_knots(draft)
         self.drift = Drift()
         self.deciding = 0.0
         """Seconds that the host looks up, plans and admits, in a step that does."""
@@ -64,39 +62,15 @@ class StepCost:
         columns = tokens - requests
         if columns.min() < 0:
             raise ValueError(f"{requests} requests verify at least as many tokens, not {tokens.min()}")
-        dense = self._dense(requests, int(columns.max()) + 1)
-        plain, drift = dense.one(0, context), self.drift
-        result = dense.at(columns, context)
-        result *= drift.tokens
-        result += plain * (drift.plain - drift.tokens)
-        return result
+        return self._dense(requests, int(columns.max()) + 1).at(columns, context) * self.drift.plain
 
-    def draft_seconds(self, drafts: float) -> float:
-        """Seconds that so many whole drafts add to a step; 0 where drafting was not measured. Two drafts of half the
-        tokens count as one, and take no less than one."""
-        return self._draft_measured(drafts) * self.drift.plain * self.drift.draft
+    def draft_seconds(self, drafts: Any) -> Any:
+        """Seconds that drafts add to a step, for a number of whole drafts or an array of numbers; 0 where drafting was
+        not measured. Two drafts of half the tokens count as one, and any draft takes at least the time of one."""
+        return self._draft_measured(drafts) * (self.drift.plain * self.drift.draft)
 
-    def draft_curves(self, requests: int, shares: np.ndarray) -> np.ndarray:
-        """[n, requests + 1] float64, `draft_seconds` of 0, 1, ... requests with `shares` [n] of a whole draft each."""
-        counts = np.arange(requests + 1) * shares[:, None]
-        found = np.interp(counts, np.arange(requests + 1), self._draft_times_of(requests)[: requests + 1])
-        np.maximum(found, self._draft_times_of(1)[1], out=found, where=counts > 0)
-        return found * (self.drift.plain * self.drift.draft)
-
-    def _draft_measured(self, drafts: float) -> float:
-        """Seconds of so many whole drafts, without drift."""
-        if not drafts:
-            return 0.0
-        times, drafts = self._draft_times_of(math.ceil(drafts)), max(drafts, 1.0)
-        below = int(drafts)
-        return float(times[below] + (drafts - below) * (times[math.ceil(drafts)] - times[below]))
-
-    def _draft_times_of(self, requests: int) -> np.ndarray:
-        """Seconds by requests, at least up to that many, without drift."""
-        if requests >= len(self._draft_cached):
-            counts = np.arange(1, 2 * requests + 1, dtype=np.float64)
-            self._draft_cached = np.append(0.0, _along(self._draft_sizes, self._draft_times[None], counts))
-        return self._draft_cached
+    def _draft_measured(self, drafts: Any) -> Any:
+        return np.interp(np.maximum(drafts, 1.0), self._draft_sizes, self._draft_times) * np.sign(drafts)
 
     # -- slow drift -----------------------------------------------------------------------------------------------
 
@@ -111,18 +85,20 @@ class StepCost:
     ) -> None:
         """Learn from a step that took `seconds` in all, that of so many whole drafts included, see `draft_seconds`.
 
-        draft_seconds: how much of it that was; None where it is not known. Impossible times are ignored.
+        draft_seconds: how much of it that was; None where it is not known: the step's excess then teaches the draft's
+        time alone. Impossible times are ignored.
         """
         if not (math.isfinite(seconds) and seconds > (draft_seconds or 0.0) >= 0):
             return
-        if drafts and draft_seconds and (measured := self._draft_measured(drafts)):
-            self.drift.observe_draft(measured, draft_seconds)
-        if draft_seconds is None:
-            draft_seconds = self.draft_seconds(drafts) if drafts else 0.0
-        dense = self._dense(requests, tokens - requests + 1)
-        plain = dense.one(0, context)
-        further = max(dense.one(tokens - requests, context) - plain, 0.0)
-        self.drift.observe(plain, further, max(seconds - draft_seconds, 1e-9))
+        measured = self._dense(requests, tokens - requests + 1).one(tokens - requests, context)
+        drafting = float(self._draft_measured(drafts))
+        if drafting and draft_seconds is None:
+            left = seconds - measured * self.drift.plain
+            self.drift.observe_draft(drafting, left, drafting / (measured + drafting))
+            return
+        if drafting and draft_seconds:
+            self.drift.observe_draft(drafting, draft_seconds)
+        self.drift.observe(measured, seconds - (draft_seconds or 0.0))
 
     def observe_deciding(self, seconds: float) -> None:
         """Learn from a step in which the host has looked up, planned and admitted for `seconds`."""
@@ -229,6 +205,15 @@ class _Curve:
         slopes = np.diff(times, axis=0) / np.diff(self._contexts)[:, None]
         knot = np.clip(np.searchsorted(self._contexts, contexts, side="right") - 1, 0, len(slopes) - 1)
         return times[knot] + np.clip(contexts - self._contexts[knot], 0, None)[:, None] * slopes[knot]
+
+
+def _draft_knots(draft: dict[int, float]) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of drafts and their seconds, never falling, with a far one that goes on at the steepest rise."""
+    sizes = np.array([*draft, 1 << 24], dtype=np.float64) if draft else np.array([1.0, 2.0])
+    times = np.maximum.accumulate([*draft.values(), 0.0]) if draft else np.zeros(2)
+    rises = np.diff(times[:-1]) / np.diff(sizes[:-1]) if len(draft) > 1 else times[:1] / sizes[:1]
+    times[-1] = times[-2] + rises.max() * (sizes[-1] - sizes[-2])
+    return sizes, times
 
 
 def _along(xs: np.ndarray, ys: np.ndarray, x: np.ndarray) -> np.ndarray:

@@ -20,13 +20,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..planners.probing import LOOK_SHARE, Probing
+from ..curve import Curve
+from ..planner import STILL_THERE, Plan
+from ..probing import Probing
 from ..service_levels import MARGIN
 from .learning import MEMORY, RoundCost
 
 LOOKS = 24
 """Rounds with drafts to choose from whose mean decides whether the planner rests."""
-STILL_THERE = 0.75
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,24 +45,14 @@ class RoundView:
     progress: np.ndarray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StatePlan:
-    """counts: [R] drafts of each request. steps, seconds: expected of the round. kept: service levels kept."""
-
-    counts: np.ndarray
-    steps: float
-    seconds: float
-    kept: int
-
-
 def plan_states(
     view: RoundView,
     chances: Sequence[np.ndarray],
     sizes: Sequence[np.ndarray],
     seconds: Callable[[np.ndarray], np.ndarray],
     step_tokens: float = 1.0,
-) -> StatePlan:
-    """The best number of drafts of R requests.
+) -> tuple[np.ndarray, Plan]:
+    """[R] drafts of each request, and the plan: a point of the curve of steps per second by admitted drafts.
 
     chances, sizes: of each request, [n] chances of its drafts in their order of admission, and the mean rows that each
     adds. seconds: from the rows [n] that drafts add to a round to its seconds [n]. step_tokens: that a step reveals.
@@ -75,7 +66,7 @@ def plan_states(
     # A draft is worth no more than the drafts before it, which it needs.
     worth = np.concatenate([np.minimum.accumulate(own / rows) for own, rows in zip(chances, sizes, strict=True)])
 
-    def best(order: np.ndarray, leveled: np.ndarray) -> StatePlan:
+    def best(order: np.ndarray, leveled: np.ndarray) -> tuple[np.ndarray, Plan]:
         """The best plan that admits drafts in this order. leveled: requests with a level, as numbers."""
         steps = requests + np.append(0.0, chance[order].cumsum())
         taken = seconds(np.append(0.0, size[order].cumsum()))
@@ -84,18 +75,17 @@ def plan_states(
         kept = (tokens >= MARGIN * view.levels[leveled, None] * taken).sum(0)
         point = int(np.where(kept == kept.max(), steps / taken, 0.0).argmax())
         counts = np.bincount(owners[order[:point]], minlength=requests)
-        return StatePlan(counts, float(steps[point]), float(taken[point]), int(kept[point]))
+        return counts, Plan(Curve(steps / taken, taken), point, int(kept[point]))
 
     by_worth = np.argsort(-worth, kind="stable")
-    plan = best(by_worth, np.zeros(0, dtype=np.int64))
+    counts, plan = best(by_worth, np.zeros(0, dtype=np.int64))
     if not np.count_nonzero(view.levels):
-        return plan
+        return counts, plan
     on_time, without = ~(view.progress < view.levels)[owners], (view.levels == 0)[owners]
     pays = np.zeros(len(worth), dtype=bool)
-    pays[by_worth[: plan.counts.sum()]] = True
+    pays[by_worth[: plan.point]] = True
     orders = np.lexsort((-worth, on_time, ~pays)), np.lexsort((-worth, without, on_time))
-    plans = [best(order, np.flatnonzero(view.levels)) for order in orders]
-    return max(plans, key=lambda plan: (plan.kept, plan.steps / plan.seconds))
+    return max((best(order, np.flatnonzero(view.levels)) for order in orders), key=lambda found: found[1].value)
 
 
 @dataclass(slots=True)
@@ -113,7 +103,7 @@ class StatePlanner:
 
     def __init__(self, cost: RoundCost | None = None) -> None:
         self.cost = cost or RoundCost()
-        self._probing = Probing(LOOK_SHARE)
+        self._probing = Probing()
         self._resting: np.ndarray | None = None  # names of the requests that the rest began with
         self._without = 0.0  # seconds of a round without drafts
         self._loads: dict[int, _Load] = {}  # by the power of two that the number of open blocks has reached
@@ -153,16 +143,16 @@ class StatePlanner:
         def seconds(more: np.ndarray) -> np.ndarray:
             return self.cost.seconds(rows + more, blocks, view.context)
 
-        plan = plan_states(view, chances, sizes, seconds, self.step_tokens)
-        self._without = float(seconds(np.zeros(1))[0])
+        counts, plan = plan_states(view, chances, sizes, seconds, self.step_tokens)
+        self._without = float(plan.curve.seconds[0])
         if any(map(len, chances)) and not np.count_nonzero(view.levels):
             load = self._load(blocks)
             load.rounds = min(load.rounds + 1, LOOKS)
-            saved = plan.steps / blocks * self._without - plan.seconds - load.deciding
-            load.saved += (saved - load.saved) / load.rounds
+            saved = (plan.throughput * self._without / blocks - 1.0) * float(plan.curve.seconds[plan.point])
+            load.saved += (saved - load.deciding - load.saved) / load.rounds
             if load.saved <= 0 and load.rounds == LOOKS:
                 self._resting = view.names
-        return plan.counts.tolist()
+        return counts.tolist()
 
     def observe_deciding(self, seconds: float, open_blocks: int) -> None:
         """Learn that the host made and weighed drafts for `seconds` in a round."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outrider.kernels.attention import MOST_CUDA_HEAD
-from outrider.scheduler.planners.token_buckets import TokenBuckets
+from outrider.scheduler.buckets import TokenBuckets
 
 if TYPE_CHECKING:
     import torch

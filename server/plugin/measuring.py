@@ -15,8 +15,8 @@ from outrider.drafters.base import Draft, DraftBatch, Drafter, Features, Prefill
 from outrider.drafters.dummy import FixedDrafter
 from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.wrappers import Initialised
-from outrider.scheduler.planners.base import StepView
-from outrider.scheduler.planners.baselines import VerifyAll
+from outrider.scheduler.baselines import VerifyAll
+from outrider.scheduler.contract import StepView
 
 from .decode.metrics import SpeculationMetrics
 from .decode.planning import Planning

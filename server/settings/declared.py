@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from outrider.drafters import registry as drafters
-from outrider.scheduler.planners import registry as planners
+from outrider.scheduler import registry as planners
 
 from ..plugin.diffusion.target import UNMASKINGS
 from . import traces

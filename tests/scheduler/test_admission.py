@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning import check_nothing_is_read_behind_a_token, curve_cost, prefixes, value, view
 
-from outrider.scheduler.planners import admission
-from outrider.scheduler.planners.admission import survival_of, survival_torch, top_k
-from outrider.scheduler.planners.asynchronous import Asynchronous
-from outrider.scheduler.planners.base import Budget, Planner
-from outrider.scheduler.planners.baselines import StaticGamma, Threshold, VerifyAll
-from outrider.scheduler.planners.synchronous import Synchronous
+from outrider.scheduler import admission
+from outrider.scheduler.admission import survival_of, survival_torch, top_k
+from outrider.scheduler.baselines import StaticGamma, Synchronous, Threshold, VerifyAll
+from outrider.scheduler.contract import Budget, Planner
+from outrider.scheduler.planner import Asynchronous
 
 GAMMA = 3
 # Few distinct values, so that ties are common; broken ones among them.

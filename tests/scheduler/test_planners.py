@@ -7,18 +7,13 @@ import pytest
 import torch
 from asynchronous import CHEAP, GAMMA, LIKELY, UNLIKELY, run, uncorrected
 from finished import observe
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from planning import curve_cost, prefixes, value, view
 
+from outrider.scheduler.baselines import Synchronous
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
-from outrider.scheduler.planners.asynchronous import Asynchronous
-from outrider.scheduler.planners.base import FinishedStep
-from outrider.scheduler.planners.curve import convex
-from outrider.scheduler.planners.past import Issued, Past
-from outrider.scheduler.planners.survival_history import MOST_GROUPS, PROFILE_REQUESTS, Correction, SurvivalHistory
-from outrider.scheduler.planners.synchronous import Synchronous
+from outrider.scheduler.history import MOST_GROUPS, POOL, Correction, SurvivalHistory
+from outrider.scheduler.planner import Asynchronous
 
 
 def jagged(rng: np.random.Generator, room: int) -> list[float]:
@@ -87,16 +82,16 @@ def test_the_search_gets_over_a_cliff():
 def test_a_plan_holds_for_a_few_steps_of_the_same_requests():
     """Budgets that follow every step in turn, made anew when a plan is old and when a request joins."""
     planner = Asynchronous(curve_cost(2, CHEAP), GAMMA, smoothing=1, held=3)
-    planner.past.correction.observe = lambda *args, **kwargs: None
+    planner.correction.observe = lambda *args, **kwargs: None
     less = np.full((2, GAMMA), 0.75, dtype=np.float32)
     order = [LIKELY] * 4 + [less] * 4 + [LIKELY] * 4
     budgets = [run(planner, view(2, GAMMA), confidence) for confidence in order]
     changes = [n for n in range(3, len(budgets)) if budgets[n] != budgets[n - 1]]
     assert changes
     assert all(n % 3 == 0 for n in changes)
-    made = planner._plan
+    made = planner._last
     run(planner, view(2, GAMMA, generations=[1, 2]), LIKELY)
-    assert planner._plan is not made
+    assert planner._last is not made
     with pytest.raises(ValueError, match="held"):
         Asynchronous(curve_cost(2, CHEAP), GAMMA, held=0)
 
@@ -163,11 +158,11 @@ def test_history_belongs_to_a_request(other):
     good_then_bad = np.array([[0.99] * GAMMA, [0.2] * GAMMA], dtype=np.float32)
     for _ in range(50):
         run(planner, view(2, GAMMA), good_then_bad, draft=True)
-    same, _, known = planner.past.history.read(view(2, GAMMA).rows, np.array([1, 1]), 1)
+    same, _, known = planner.history.read(view(2, GAMMA).rows, np.array([1, 1]), 1)
     assert known.all()
     assert same[0] == pytest.approx(good_then_bad.cumprod(1), rel=1e-5)
     changed = view(2, GAMMA, **other)
-    found, _, known = planner.past.history.read(changed.rows, changed.generations, 1)
+    found, _, known = planner.history.read(changed.rows, changed.generations, 1)
     assert known.tolist() == [False, True]
     assert found[0, 0] == pytest.approx(good_then_bad.cumprod(1).mean(0), rel=0.05)
     assert found[0, 1] == pytest.approx(good_then_bad[1].cumprod(), rel=1e-5)
@@ -176,8 +171,8 @@ def test_history_belongs_to_a_request(other):
 def test_groups_know_nothing_of_each_other():
     history, groups = SurvivalHistory(GAMMA), np.array([0, 7])
     bad, good = (np.full(GAMMA, share, dtype=np.float32) for share in (0.1, 0.9))
-    for step in range(PROFILE_REQUESTS):
-        history.write(np.array([0, 1]), np.ones(2, dtype=int), np.stack([good, bad]), step, groups=groups)
+    for _ in range(POOL):
+        history.write(np.array([0, 1]), np.ones(2, dtype=int), np.stack([good, bad]), groups=groups)
     for samples in (1, 8):
         found, _, known = history.read(np.array([2, 3, 0]), np.ones(3, dtype=int), samples, np.array([7, 0, 0]))
         assert known.tolist() == [False, False, True]
@@ -185,7 +180,7 @@ def test_groups_know_nothing_of_each_other():
         assert found[:, 1:] == pytest.approx(np.full((len(found), 2, GAMMA), 0.9), abs=0.02)
     for group in range(100, 100 + 2 * MOST_GROUPS):
         history.read(np.array([2]), np.array([1]), 1, np.array([group]))
-    assert len(history._groups) == MOST_GROUPS
+    assert len(history._pools) == MOST_GROUPS
 
 
 def test_a_late_write_of_the_former_request_does_not_leak():
@@ -196,7 +191,7 @@ def test_a_late_write_of_the_former_request_does_not_leak():
     run(planner, view(1, GAMMA, generations=[2]), new, draft=True)  # planned before the last of `old` is absorbed
     run(planner, view(1, GAMMA, generations=[2]), new, draft=True)
     run(planner, view(1, GAMMA, generations=[2]), new, draft=True)
-    found, _, known = planner.past.history.read(np.array([0]), np.array([2]), 4)
+    found, _, known = planner.history.read(np.array([0]), np.array([2]), 4)
     found = found[:4]  # its own; others' follow
     assert known.all()
     assert found == pytest.approx(np.broadcast_to(new.cumprod(1), found.shape), rel=1e-5)
@@ -206,7 +201,7 @@ def test_requests_without_speculation_leave_no_history():
     planner = uncorrected(curve_cost(2, CHEAP))
     for _ in range(4):
         run(planner, view(2, GAMMA, limits=[0, GAMMA]), LIKELY, draft=True)
-    _, _, known = planner.past.history.read(np.array([0, 1]), np.array([1, 1]), 1)
+    _, _, known = planner.history.read(np.array([0, 1]), np.array([1, 1]), 1)
     assert known.tolist() == [False, True]
     assert not planner.budget(view(2, GAMMA, limits=[0, 0])).draft
 
@@ -224,17 +219,6 @@ def test_smoothing_takes_the_mean_of_the_curves():
     assert len(by_smoothing[64]) == 1
 
 
-@given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=12))
-def test_a_convex_curve_is_the_largest_below(steps):
-    """Brute force finds it: at each point the lowest straight line between two others, or itself."""
-    seconds = np.cumsum(steps)
-    found = convex(seconds)
-    points = range(len(seconds))
-    for at in points:
-        lines = [np.interp(at, [a, b], seconds[[a, b]]) for a in points[: at + 1] for b in points[at:] if a < b]
-        assert found[at] == pytest.approx(min([*lines, seconds[at]]))
-
-
 def test_memory_does_not_grow_with_uptime():
     planner = Asynchronous(curve_cost(2, CHEAP), GAMMA)
     rng = np.random.default_rng(0)
@@ -243,12 +227,12 @@ def test_memory_does_not_grow_with_uptime():
         for i in range(steps):
             rows = rng.choice(100, 2, replace=False).tolist()
             run(planner, view(2, GAMMA, rows=rows, generations=[i + 1, i + 1]), LIKELY, accepted=2)
-        return sum(kept.nbytes for kept in vars(planner.past.history).values() if isinstance(kept, np.ndarray))
+        return sum(kept.nbytes for kept in vars(planner.history).values() if isinstance(kept, np.ndarray))
 
     after_few = live(300)
     assert live(2000) == after_few
     assert after_few < 200 * (16 * GAMMA * 4 + 16) + 1
-    assert len(planner._issued) == 0
+    assert len(planner._open) == 0
     assert len(planner._finished) <= 2
 
 
@@ -278,67 +262,48 @@ def test_calibrated_confidences_are_left_alone_whatever_is_verified():
         accepted = (rng.random((8, 7)) < confidence).cumprod(1).sum(1)
         verify_lens = (survival > 0.4).sum(1)  # the later, the more is censored
         asked = np.ones(8, dtype=bool)
-        planner.past.correction.observe(survival, verify_lens, np.minimum(accepted, verify_lens) + 1, asked)
-    seen = np.linspace(0.0, 1.0, 21)
-    for kind in (True, False):
-        assert planner.past.correction.apply(seen, kind) == pytest.approx(seen, abs=0.04)
+        planner.correction.observe(survival, verify_lens, np.minimum(accepted, verify_lens) + 1, asked)
+    assert planner.correction.factors == pytest.approx(np.ones(2), abs=0.02)
 
 
 def test_requests_with_rules_of_their_own_teach_the_others_nothing():
     """A grammar refuses every draft of the first request; the second's are accepted as expected."""
 
-    def corrected(ruled: list[bool] | None) -> float:
-        past, rng = Past(1), np.random.default_rng(0)
+    def factor(ruled: list[bool] | None) -> float:
+        planner, rng = Asynchronous(curve_cost(2, [1.0] * 3), 1, held=1), np.random.default_rng(0)
         one, asked = np.ones(2, dtype=np.int64), np.ones(2, dtype=bool)
-        for number in range(2000):
-            survival = np.full((2, 1), 0.75, dtype=np.float32)
-            accepted = np.array([0, rng.random() < 0.75])
-            issued = Issued(number, view(2, 1, ruled=ruled), 2)
-            past.absorb(issued, FinishedStep(issued.view, survival, one, accepted + 1, asked, 2), None)
-        return float(past.correction.apply(np.array([0.75]), by_model=True)[0])
+        for _ in range(2000):
+            step, survival = view(2, 1, ruled=ruled), np.full((2, 1), 0.75, dtype=np.float32)
+            planner.budget(step)
+            observe(planner, step, survival, one, np.array([1, 1 + (rng.random() < 0.75)]), asked)
+        return float(planner.correction.factors[1])
 
-    assert corrected([True, False]) == pytest.approx(0.75, abs=0.03)
-    assert corrected([True, True]) == 0.75
-    assert corrected(None) < 0.45  # as if both were of one kind
+    assert factor([True, False]) == pytest.approx(1.0, abs=0.04)
+    assert factor([True, True]) == 1.0
+    assert factor(None) < 0.6  # as if both were of one kind
 
 
-def test_what_is_looked_up_is_corrected_by_its_size_and_the_model_is_left_alone():
-    """Middling lookups are accepted half as often as expected, good ones as expected."""
+@pytest.mark.parametrize("requests", [1, 32])
+@pytest.mark.parametrize("stated", [0.4, 0.9])
+def test_a_drafter_whose_drafts_all_fail_rests_within_a_few_steps(requests, stated):
+    """And drafts little more than its probes afterwards, however sure it is."""
+    planner = Asynchronous(curve_cost(requests, [1.0 + 0.05 * k for k in range(requests * GAMMA + 1)], 0.2), GAMMA)
+    confidence = np.full((requests, GAMMA), stated, dtype=np.float32)
+    drafts = [run(planner, view(requests, GAMMA), confidence) is not None for _ in range(600)]
+    assert sum(drafts[:50]) <= 30
+    assert sum(drafts[300:]) <= 0.15 * 300
+
+
+def test_the_correction_tells_lookups_from_the_model():
+    """Half of what is looked up is accepted, the model's drafts as expected."""
     correction, rng = Correction(), np.random.default_rng(0)
-    asked = np.arange(64) < 32
+    asked, one = np.arange(64) < 32, np.ones(64, dtype=np.int64)
     for _ in range(400):
         survival = rng.random((64, 1)).astype(np.float32)
-        chance = np.where(asked | (survival[:, 0] > 0.8), survival[:, 0], 0.5 * survival[:, 0])
-        accepted = (rng.random(64) < chance).astype(np.int64)
-        correction.observe(survival, np.ones(64, dtype=np.int64), accepted + 1, asked)
-    sizes = np.array([0.25, 0.45, 0.65, 0.95])
-    assert correction.apply(sizes, by_model=True) == pytest.approx(sizes, abs=0.05)
-    assert correction.apply(sizes, by_model=False) == pytest.approx([0.125, 0.225, 0.325, 0.95], abs=0.05)
-    assert correction.least(0.325, by_model=False) == pytest.approx(0.65, abs=0.05)
-
-
-@given(
-    st.lists(st.tuples(st.floats(0, 1, width=32), st.booleans(), st.booleans()), max_size=40),
-    st.lists(st.floats(0, 1, width=32), min_size=2, max_size=9),
-    st.floats(0.01, 1.3),
-)
-@settings(deadline=None)
-def test_corrected_prefixes_stay_prefixes(outcomes, sizes, worth):
-    """Whatever was seen: a larger survival is worth no less, and `least` says from where on it is worth enough."""
-    correction = Correction()
-    for survival, accepted, asked in outcomes:
-        block = np.full((64, 1), survival, dtype=np.float32)
-        ones = np.ones(64, dtype=np.int64)
-        correction.observe(block, ones, ones + accepted, np.full(64, asked))
-    ordered = np.sort(np.array(sizes))[::-1]
-    for asked in (False, True):
-        found = correction.apply(ordered, asked)
-        assert (np.diff(found) <= 0).all()
-        assert found.max() <= 1.0
-        least = correction.least(worth, asked)
-        enough = ordered >= least
-        assert (found[enough] >= worth - 1e-5).all()
-        assert (found[~enough] <= worth + 1e-5).all()
+        accepted = rng.random(64) < np.where(asked, survival[:, 0], 0.5 * survival[:, 0])
+        correction.observe(survival, one, accepted + 1, asked)
+    assert correction.factors == pytest.approx([0.5, 1.0], abs=0.07)
+    assert correction.least(0.3, asked)[[0, 63], 0] == pytest.approx([0.3, 0.6], abs=0.08)
 
 
 def test_a_planner_for_a_real_grid():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from planning import curve_cost
 
-from outrider.scheduler.planners import registry
-from outrider.scheduler.planners.base import Planner
+from outrider.scheduler import registry
+from outrider.scheduler.contract import Planner
 
 ALL = {"gamma": 3, "threshold": 0.5}
 

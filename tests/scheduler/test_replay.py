@@ -12,12 +12,11 @@ from planning import curve_cost
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
 from outrider.drafters.lookup_first import LookupFirst
+from outrider.scheduler.baselines import StaticGamma, Synchronous, Threshold, VerifyAll
+from outrider.scheduler.contract import Budget, FinishedStep, Planner, StepView
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.synthetic import SyntheticCost
-from outrider.scheduler.planners.asynchronous import Asynchronous
-from outrider.scheduler.planners.base import Budget, FinishedStep, Planner, StepView
-from outrider.scheduler.planners.baselines import StaticGamma, Threshold, VerifyAll
-from outrider.scheduler.planners.synchronous import Synchronous
+from outrider.scheduler.planner import Asynchronous
 from outrider.scheduler.replay import Drafting, Positions, Replay
 
 GAMMA, LONGEST = 3, 5

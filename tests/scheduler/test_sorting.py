@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outrider.scheduler.planners.sorting import RESOLUTION, largest
-from outrider.scheduler.planners.survival_history import Correction
+from outrider.scheduler.curve import RESOLUTION, largest
+from outrider.scheduler.history import Correction
 
 
 def sorted_first(survival: np.ndarray, count: int) -> np.ndarray:
@@ -20,7 +20,7 @@ def test_largest_is_what_its_reference_says(seed: int) -> None:
     rng = np.random.default_rng(seed)
     samples, n = int(rng.integers(1, 6)), int(rng.integers(1, 300))
     count = int(rng.integers(0, n + 3))
-    survival = rng.beta(5, 1, (samples, n)).astype(np.float32) * np.float32(rng.uniform(*Correction.BOUNDS))
+    survival = rng.beta(5, 1, (samples, n)).astype(np.float32) * np.float32(rng.uniform(0, Correction.MOST))
     survival[rng.random((samples, n)) < 0.2] = 0.0  # not drafted
     survival[rng.random((samples, n)) < 0.2] = survival[0, 0]  # ties
     expected = sorted_first(survival, count)
@@ -31,5 +31,5 @@ def test_largest_is_what_its_reference_says(seed: int) -> None:
 
 
 def test_the_largest_correction_of_the_largest_survival_fits() -> None:
-    most = np.full((1, 2), Correction.BOUNDS[1], dtype=np.float32)
-    assert largest(most.copy(), 2).tolist() == [[int(RESOLUTION * Correction.BOUNDS[1])] * 2]
+    most = np.full((1, 2), Correction.MOST, dtype=np.float32)
+    assert largest(most.copy(), 2).tolist() == [[int(RESOLUTION * Correction.MOST)] * 2]

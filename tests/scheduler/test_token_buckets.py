@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from planning import check_nothing_is_read_behind_a_token, curve_cost, view
 
 from outrider.kernels import drafts
-from outrider.scheduler.planners.admission import survival_of, top_k
-from outrider.scheduler.planners.asynchronous import Asynchronous
-from outrider.scheduler.planners.base import Planner
-from outrider.scheduler.planners.baselines import StaticGamma, Threshold, VerifyAll
-from outrider.scheduler.planners.curve import mean_curve
-from outrider.scheduler.planners.synchronous import Synchronous, until_first_drop
-from outrider.scheduler.planners.token_buckets import RecentDemand, TokenBuckets
+from outrider.scheduler.admission import survival_of, top_k
+from outrider.scheduler.baselines import StaticGamma, Synchronous, Threshold, VerifyAll, until_first_drop
+from outrider.scheduler.buckets import RecentDemand, TokenBuckets
+from outrider.scheduler.contract import Planner
+from outrider.scheduler.curve import mean_curve
+from outrider.scheduler.planner import Asynchronous
 
 GAMMA, REQUESTS = 3, 5
 BUCKETS = TokenBuckets(REQUESTS, GAMMA + 1)

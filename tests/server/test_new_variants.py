@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from outrider.drafters import registry as drafters
-from outrider.scheduler.planners import registry as planners
+from outrider.scheduler import registry as planners
 
 DRAFTERS, PLANNERS = (*drafters.names(), "sevens"), (*planners.names(), "halves")
 FILES = {
@@ -29,7 +29,7 @@ class Sevens(Drafter):
         return Draft(torch.full(shape, 7, device=self.device), lens, torch.ones(shape))
 """,
     "halves.py": """
-from outrider.scheduler.planners.base import Planner
+from outrider.scheduler.contract import Planner
 
 class Halves(Planner):
     def __init__(self, gamma):
@@ -40,7 +40,7 @@ class Halves(Planner):
 """,
     "entries.py": """
 from outrider.drafters import registry as drafters
-from outrider.scheduler.planners import registry as planners
+from outrider.scheduler import registry as planners
 
 drafters.DRAFTERS["sevens"] = drafters.Entry("sevens:Sevens", ("gamma", "device"), "drafts of sevens")
 planners.PLANNERS["halves"] = planners.Entry("halves:Halves", ("gamma",), "half of each draft")

@@ -8,7 +8,7 @@ import torch
 from batches import admission
 from hypothesis import strategies as st
 
-from outrider.scheduler.planners.admission import largest, survival_of
+from outrider.scheduler.admission import largest, survival_of
 
 
 class Case(NamedTuple):

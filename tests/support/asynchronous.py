@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from finished import observe
 
+from outrider.scheduler.admission import survival_of
+from outrider.scheduler.contract import StepView
 from outrider.scheduler.cost.model import StepCost
-from outrider.scheduler.planners.admission import survival_of
-from outrider.scheduler.planners.asynchronous import Asynchronous
-from outrider.scheduler.planners.base import StepView
+from outrider.scheduler.planner import Asynchronous
 
 GAMMA = 3
 CHEAP = [1.0 + 0.3 * k for k in range(2 * GAMMA + 1)]
@@ -37,5 +37,5 @@ def run(
 def uncorrected(cost: StepCost, gamma: int = GAMMA, smoothing: int = 1) -> Asynchronous:
     """A planner that takes survivals as they are, anew in every step."""
     planner = Asynchronous(cost, gamma, smoothing=smoothing, held=1, required_return=1.0)
-    planner.past.correction.observe = lambda *args, **kwargs: None
+    planner.correction.observe = planner.correction.fade = lambda *args: None
     return planner

@@ -23,10 +23,10 @@ from prometheus_client import CollectorRegistry
 from table_models import TableModel
 
 from outrider.drafters.base import Draft, Drafter, Features
+from outrider.scheduler.admission import survival_of
 from outrider.scheduler.calibration.classes import classes_of
 from outrider.scheduler.calibration.table import CalibrationTable
-from outrider.scheduler.planners.admission import survival_of
-from outrider.scheduler.planners.base import Planner
+from outrider.scheduler.contract import Planner
 from outrider.server.plugin.decode.boundary import Boundary
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
 from outrider.server.plugin.decode.planning import Planning

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from planning import view
 
-from outrider.scheduler.planners.admission import survival_of
-from outrider.scheduler.planners.base import FinishedStep, Planner, StepView
+from outrider.scheduler.admission import survival_of
+from outrider.scheduler.contract import FinishedStep, Planner, StepView
 
 
 def observe(

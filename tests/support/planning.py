@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from outrider.scheduler.contract import Budget, Planner, StepView
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
-from outrider.scheduler.planners.base import Budget, Planner, StepView
 from outrider.server.plugin.decode.requests import RequestTable
 from outrider.server.plugin.decode.step import Step
 

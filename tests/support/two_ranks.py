@@ -33,8 +33,8 @@ from sglang.srt.managers.scheduler import GenerationBatchResult  # noqa: E402
 from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E402
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features  # noqa: E402
-from outrider.scheduler.planners.asynchronous import Asynchronous  # noqa: E402
-from outrider.scheduler.planners.token_buckets import TokenBuckets  # noqa: E402
+from outrider.scheduler.buckets import TokenBuckets  # noqa: E402
+from outrider.scheduler.planner import Asynchronous  # noqa: E402
 from outrider.server.plugin.config import PluginConfig  # noqa: E402
 from outrider.server.plugin.decode import follower as following  # noqa: E402
 from outrider.server.plugin.decode import worker as decode  # noqa: E402

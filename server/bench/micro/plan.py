@@ -21,10 +21,10 @@ import numpy as np
 from outrider.drafters.lookup_first import LOOKUP_THRESHOLD
 from outrider.kernels.cpu import native
 from outrider.kernels.drafts import admit
+from outrider.scheduler import registry
+from outrider.scheduler.baselines import StaticGamma
+from outrider.scheduler.contract import Planner
 from outrider.scheduler.cost.synthetic import SyntheticCost
-from outrider.scheduler.planners import registry
-from outrider.scheduler.planners.base import Planner
-from outrider.scheduler.planners.baselines import StaticGamma
 from outrider.scheduler.replay import Drafting, Positions, Replay
 
 from .. import harness, record

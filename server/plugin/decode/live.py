@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from outrider.scheduler.calibration.classes import SAMPLING, SOURCES
-from outrider.scheduler.planners.base import PlannedCurve
+from outrider.scheduler.contract import PlannedCurve
 
 from .metrics import SpeculationMetrics
 

@@ -19,11 +19,11 @@ import torch
 from outrider.drafters.base import Draft
 from outrider.kernels.cpu import native
 from outrider.kernels.drafts import Parameters, admit, weigh_drafts
+from outrider.scheduler.admission import survival_of
+from outrider.scheduler.buckets import TokenBuckets
 from outrider.scheduler.calibration.online import OnlineCalibration
 from outrider.scheduler.calibration.table import CalibrationTable, parameters_of_each
-from outrider.scheduler.planners.admission import survival_of
-from outrider.scheduler.planners.base import Budget, FinishedStep, PlannedCurve, Planner, StepView
-from outrider.scheduler.planners.token_buckets import TokenBuckets
+from outrider.scheduler.contract import Budget, FinishedStep, PlannedCurve, Planner, StepView
 from outrider.scheduler.upload import upload
 
 from . import live

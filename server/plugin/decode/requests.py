@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from outrider.drafters.base import Prefilled
-from outrider.scheduler.planners.base import StepView
+from outrider.scheduler.contract import StepView
 from outrider.scheduler.upload import upload
 
 from ..options import RequestOptions

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from outrider.scheduler.calibration.records import Recorder
-from outrider.scheduler.planners.base import Budget, StepView
+from outrider.scheduler.contract import Budget, StepView
 
 from .readback import DeviceTime, PendingCopy
 from .requests import Entries

@@ -16,7 +16,7 @@ from outrider.kernels.acceptance import Verification, accept_logits
 from outrider.kernels.noise import Purpose, streams, uniforms
 from outrider.kernels.ragged import commit
 from outrider.kernels.sampling import Rules
-from outrider.scheduler.planners.token_buckets import TokenBuckets
+from outrider.scheduler.buckets import TokenBuckets
 
 from .logit_rules import has_rules
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from outrider.profiles import store
 from outrider.profiles.draft_graphs import by_temperature
+from outrider.scheduler import registry
+from outrider.scheduler.baselines import VerifyAll
 from outrider.scheduler.calibration.table import CalibrationTable
-from outrider.scheduler.planners import registry
-from outrider.scheduler.planners.base import Planner
-from outrider.scheduler.planners.baselines import VerifyAll
+from outrider.scheduler.contract import Planner
 from outrider.scheduler.spiffy.calibration import untuned_graph
 from outrider.scheduler.spiffy.graph import DraftGraph
 from outrider.scheduler.spiffy.learning import RoundCost

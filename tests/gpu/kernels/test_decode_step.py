@@ -11,7 +11,7 @@ import torch
 from gpu_device import INTERPRETED, captured, differing, nobody_waits, triton
 from random_decoder import Decoder, decoder
 
-from outrider.scheduler.planners.token_buckets import TokenBuckets
+from outrider.scheduler.buckets import TokenBuckets
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from outrider.drafters.base import Draft
 from outrider.kernels.acceptance import Verification, with_point_masses
 from outrider.kernels.ragged import Flattened, commit
 from outrider.kernels.sampling import Rules, argmax
-from outrider.scheduler.planners.token_buckets import TokenBuckets
+from outrider.scheduler.buckets import TokenBuckets
 from outrider.server.plugin.decode.verify_tail import VerifyTail
 
 WRONG = 0.3

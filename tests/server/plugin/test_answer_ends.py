@@ -8,7 +8,7 @@ import torch
 from planning import request
 
 from outrider.drafters.base import Draft
-from outrider.scheduler.planners.baselines import VerifyAll
+from outrider.scheduler.baselines import VerifyAll
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
 from outrider.server.plugin.decode.planning import Planning
 from outrider.server.plugin.decode.requests import RequestTable

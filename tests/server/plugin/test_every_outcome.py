@@ -26,17 +26,16 @@ from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.ngram import NgramDrafter
 from outrider.kernels import acceptance
 from outrider.kernels.cpu import native
+from outrider.scheduler import history
+from outrider.scheduler.admission import survival_of
+from outrider.scheduler.baselines import Synchronous, Threshold, VerifyAll
 from outrider.scheduler.calibration.classes import CLASSES
 from outrider.scheduler.calibration.model import Calibration
 from outrider.scheduler.calibration.table import CalibrationTable
+from outrider.scheduler.contract import Planner
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
-from outrider.scheduler.planners import survival_history
-from outrider.scheduler.planners.admission import survival_of
-from outrider.scheduler.planners.asynchronous import Asynchronous
-from outrider.scheduler.planners.base import Planner
-from outrider.scheduler.planners.baselines import Threshold, VerifyAll
-from outrider.scheduler.planners.synchronous import Synchronous
+from outrider.scheduler.planner import Asynchronous
 from outrider.server.plugin.decode import sampling as worker_sampling
 from outrider.server.plugin.decode.sampling import Sampling
 from outrider.server.plugin.options import RequestOptions
@@ -144,7 +143,7 @@ SCENES = {
     "several steps looked at": Scene(alone(STEEP, held=1), length=6),
     "held plans": Scene(alone(STEEP), length=6),
     "one budget": Scene(together(one_budget), PAIR, model=2, length=4),
-    "who drafts": Scene(together(dear), PAIR, model=2, length=4),
+    "whether the model drafts": Scene(together(dear), PAIR, model=2, length=4),
     "synchronous, one budget": Scene(lambda: Synchronous(one_budget()), PAIR, model=2, length=4),
     "lookups": Scene(VerifyAll, model=0, lookup=4),
     "lookups first": Scene(alone(FLAT, 4, smoothing=1, held=1), model=2, lookup=4, length=6),
@@ -176,7 +175,7 @@ SCENES = {
 
 DIFFER = {"threshold", "synchronous", "several steps looked at", "held plans", "lookups and models together"}
 INFLUENCE = {"one budget", "synchronous, one budget", "lookups and models together", "seeded beside"}
-LEARN = {"asynchronous", "who drafts", "lookups first", "lookups and models together", "resting"}
+LEARN = {"asynchronous", "whether the model drafts", "lookups first", "lookups and models together", "resting"}
 
 
 KERNELS = [(name, "compiled") for name in SCENES] + [(name, "torch") for name in sorted(DIFFER | INFLUENCE)]
@@ -225,12 +224,9 @@ def test_a_seed_says_one_text_whatever_is_drafted(seed):
 
 
 def test_all_that_is_learnt_of_acceptance_may_be_used_at_once(monkeypatch):
-    """A correction after every step, and stale requests asked again in every step."""
-    monkeypatch.setattr(survival_history, "ENOUGH", 1)
-    monkeypatch.setattr(survival_history.Correction, "PRIOR", 0.5)
-    for name, value in (("STALE", 0), ("REFRESH", 1)):
-        monkeypatch.setattr(f"outrider.scheduler.planners.asynchronous.{name}", value)
-    for name in ("several steps looked at", "one budget", "who drafts", "lookups first"):
+    """A correction that believes single outcomes."""
+    monkeypatch.setattr(history.Correction, "SURE", 0.1)
+    for name in ("several steps looked at", "one budget", "whether the model drafts", "lookups first"):
         scene = SCENES[name]
         found = scene.run()
         assert distance(found.texts, scene.exact()) < EXACT

@@ -8,7 +8,7 @@ import numpy as np
 from planning import step_of
 
 from outrider.scheduler.calibration.classes import CLASSES, SOURCES
-from outrider.scheduler.planners.base import Budget, PlannedCurve
+from outrider.scheduler.contract import Budget, PlannedCurve
 from outrider.server.http.routes.live import merged
 from outrider.server.plugin.decode.live import CURVE_POINTS, snapshot
 from outrider.server.plugin.decode.metrics import SpeculationMetrics

@@ -22,12 +22,11 @@ from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.wrappers import DeferredObserve, Initialised
 from outrider.profiles import store
+from outrider.scheduler.baselines import Synchronous, Threshold, VerifyAll
 from outrider.scheduler.calibration.classes import CLASSES
 from outrider.scheduler.calibration.model import Calibration
 from outrider.scheduler.calibration.table import CalibrationTable
-from outrider.scheduler.planners.asynchronous import Asynchronous
-from outrider.scheduler.planners.baselines import Threshold, VerifyAll
-from outrider.scheduler.planners.synchronous import Synchronous
+from outrider.scheduler.planner import Asynchronous
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.loading.drafter import load_drafter
 from outrider.server.plugin.loading.planner import CALIBRATION, load_plan

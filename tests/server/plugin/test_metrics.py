@@ -7,7 +7,7 @@ import pytest
 from planning import step_of
 
 from outrider.scheduler.calibration.classes import CLASSES
-from outrider.scheduler.planners.base import Budget
+from outrider.scheduler.contract import Budget
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
 
 GAMMA = 4

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from own_process import found_by_fork
 
-from outrider.scheduler.planners.token_buckets import TokenBuckets
+from outrider.scheduler.buckets import TokenBuckets
 from outrider.server.plugin.node_consistency import first_difference
 from outrider.server.processes.process import PEER_GONE, FailureFilter, StartupReport
 

@@ -19,8 +19,8 @@ from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
 from table_models import TableModel
 
 from outrider.drafters.slot_tokens import SlotTokens
-from outrider.scheduler.planners.base import Planner
-from outrider.scheduler.planners.baselines import Threshold, VerifyAll
+from outrider.scheduler.baselines import Threshold, VerifyAll
+from outrider.scheduler.contract import Planner
 from outrider.server.plugin.decode import logit_rules
 from outrider.server.plugin.decode.logit_rules import LogitRules
 

@@ -19,10 +19,10 @@ from torch.nn.functional import pad
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
 from outrider.drafters.block.sampling import draw_columns
-from outrider.scheduler.planners.admission import survival_of
-from outrider.scheduler.planners.asynchronous import Asynchronous
-from outrider.scheduler.planners.base import Budget
-from outrider.scheduler.planners.baselines import StaticGamma, Threshold, VerifyAll
+from outrider.scheduler.admission import survival_of
+from outrider.scheduler.baselines import StaticGamma, Threshold, VerifyAll
+from outrider.scheduler.contract import Budget
+from outrider.scheduler.planner import Asynchronous
 from outrider.server.plugin.decode.sampling import Sampling
 from outrider.server.plugin.spec_inputs import flatten
 

@@ -39,7 +39,7 @@ from outrider.kernels.attention import flat_attention  # noqa: E402
 from outrider.kernels.flat_batch import FlatBatch  # noqa: E402
 from outrider.kernels.ragged import commit  # noqa: E402
 from outrider.kernels.sampling import Rules  # noqa: E402
-from outrider.scheduler.planners.token_buckets import TokenBuckets  # noqa: E402
+from outrider.scheduler.buckets import TokenBuckets  # noqa: E402
 from outrider.server.plugin.config import PluginConfig  # noqa: E402
 from outrider.server.plugin.cuda import verify_graphs  # noqa: E402
 from outrider.server.plugin.decode.sampling import Sampling  # noqa: E402

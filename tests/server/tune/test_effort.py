@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.scheduler.planners.token_buckets import TokenBuckets
+from outrider.scheduler.buckets import TokenBuckets
 from outrider.server.errors import UserError
 from outrider.server.tune import cli, events
 from outrider.server.tune.diffusion import Rounds

@@ -8,7 +8,7 @@ import pytest
 from planned_steps import GAMMA, PAYS, ROWS
 from planning import curve_cost
 
-from outrider.scheduler.planners.asynchronous import Asynchronous
+from outrider.scheduler.planner import Asynchronous
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
 from outrider.server.plugin.decode.planning import Planning
 from outrider.server.plugin.decode.requests import RequestTable

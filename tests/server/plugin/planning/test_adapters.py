@@ -64,7 +64,7 @@ def test_a_new_request_is_expected_to_do_as_others_of_its_adapter(planning):
     for _ in range(60):
         step(planning, GAMMA + 1, 1)
     planning.flush()
-    history, generations = planning.planner.past.history, planning.requests.generations
+    history, generations = planning.planner.history, planning.requests.generations
 
     def first(row, generation, group):
         return history.read(np.array([row]), np.array([generation]), 1, np.array([group]))[0][0, 0, 0]

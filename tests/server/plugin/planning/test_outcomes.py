@@ -135,7 +135,7 @@ def test_what_is_copied_from_a_device_is_what_was_there(make):
 def test_the_planner_learns_of_a_step_when_the_step_after_the_next_is_planned(make, device):
     planning = make(device)
     prefill(planning, 2)
-    history = planning.planner.past.history
+    history = planning.planner.history
 
     def known():
         return history.read(np.array([2]), planning.requests.generations[[2]], 1)

@@ -10,9 +10,9 @@ from planned_steps import GAMMA, HALVED, PAYS, admit, begin, logged, on_every_de
 from planning import curve_cost
 
 from outrider.drafters.base import Draft
-from outrider.scheduler.planners.asynchronous import Asynchronous
-from outrider.scheduler.planners.base import Budget, Planner
-from outrider.scheduler.planners.synchronous import Synchronous
+from outrider.scheduler.baselines import Synchronous
+from outrider.scheduler.contract import Budget, Planner
+from outrider.scheduler.planner import Asynchronous
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.decode.worker import SpeculativeWorker
 
@@ -37,7 +37,7 @@ def test_steps_under_way_are_shown_to_the_planner_that_planned_them(make, device
     assert other.drift.plain != 1
     assert cost.drift.plain == drift
     before.budget(begin(planning, 2).view)
-    assert before.past.history.read(np.array([2]), planning.requests.generations[[2]], 1)[2].all()
+    assert before.history.read(np.array([2]), planning.requests.generations[[2]], 1)[2].all()
 
 
 @on_every_device
@@ -63,7 +63,7 @@ def test_confidences_are_calibrated_for_the_planner_and_recorded_as_they_are(mak
     np.testing.assert_allclose(planning.state()["records"]["confidence"], 0.9, rtol=1e-6)
     begin(planning, 2)
     begin(planning, 2)
-    survival, _, _ = planning.planner.past.history.read(np.array([2]), planning.requests.generations[[2]], 1)
+    survival, _, _ = planning.planner.history.read(np.array([2]), planning.requests.generations[[2]], 1)
     np.testing.assert_allclose(survival[0, 0], 0.75 ** np.arange(1, GAMMA + 1), rtol=1e-6)
 
 

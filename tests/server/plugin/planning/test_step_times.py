@@ -6,7 +6,7 @@ import torch
 from planned_steps import GAMMA, admit, begin, logged, on_every_device, prefill, run
 from planning import curve_cost
 
-from outrider.scheduler.planners.asynchronous import Asynchronous
+from outrider.scheduler.planner import Asynchronous
 
 
 @on_every_device

@@ -1,48 +1,27 @@
-"""The planner interface: who drafts how much, and each request's verification length from the confidences.
+"""The contract between the decode step and a planner: the step's state, the budget, and the finished step.
 
-Lossless rule (DSpark, section 3.2.2 and appendix A): whether x_{r,k} is admitted may depend only on what was known
-before it was drawn: c_{r,1..k}, other requests, and a budget from two or more steps ago. `Planner.budget` therefore
-sees nothing of the current draft, and `Planner.admit` must leave min(verify_lens[r], k) unchanged whatever
-confidence[r, k:] turns out to be.
+A decode step calls, in this order, `looks_back`, `budget`, then, if the budget drafts or looks up, `admit`, and some
+time later `observe`.
 
-Who drafts is also decided from the past. Let F be all that is known when `budget` is called: the texts so far, those of
-other requests that lookups read, and the confidences of earlier steps. The requests that draft, the source of each
-draft (the model or prompt lookup) and the least survival that is admitted are functions of F. The random numbers of a
-step are new, so given F every x_{r,k} is still drawn from its q_{r,k}, and its admission depends on F, c_{r,1..k} and
-other requests' draws, which given F are independent of it. Rejection sampling gives the target's distribution whether r
-has no draft, a lookup (q is a point mass, a function of these texts) or a model's draft, so choosing between them by F
-is choosing between exact procedures. A choice that looked at this step's draws would not be exact: drafting again,
-preferring the source that is confident of what it drew, or leaving out a request for what another drew with the same
-random numbers.
-
-The depth is such a choice too. A shorter block may have another q at each position, but its tokens are drawn from that
-q and tested by it. Given F, which fixes the depth d, x_{r,1..d} are drafts like any others. Drawing both blocks and
-taking one for what was drawn would not be exact.
-
-A rest is such a choice too: whether a step looks up or plans anything, and when a probe ends the rest. It is a function
-of F as long as it counts steps, adds the times of finished steps and reads survivals of earlier steps. A rest that
-ended because of what this step's lookup or draft found would not be; in a rest nothing is searched. A correction of
-survivals by earlier outcomes is known before as well, and its bounds are compared with c_{r,1..k} alone.
-
-The admission of x_{r,k} may depend on other requests, because their draws are independent of it: a request without a
-seed shares its random numbers with nobody. Requests with equal seeds share theirs, so r's admission may depend on what
-equals its own draw, or a later one. That does no harm: a seeded request says y at a position, a function of its seed,
-the position and the text before it (`kernels/noise.py`). A draft is kept if it equals y; if not, or if it was not
-admitted, y comes out. Admission decides how many of these y a step finds, and changes none of them. Nor do they say
-anything of a request without a seed, whose numbers are independent of every seed's.
+Lossless rule (DSpark, section 3.2.2 and appendix A): x_{r,k} may be admitted only by what was known before it was
+drawn: c_{r,1..k}, other requests' confidences, and a budget from earlier steps. So `budget` sees nothing of the current
+draft, and `admit` must leave min(verify_lens[r], k) unchanged whatever confidence[r, k:] is. The requests that draft,
+the source of a draft (model or prompt lookup), its depth and the least survival are part of the budget, and rests too:
+all of them depend on earlier steps alone. The proof is in `docs/planner.md`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
-from ..cost.model import StepCost
 from .admission import Admit
-from .token_buckets import TokenBuckets
+from .buckets import TokenBuckets
+from .cost.model import StepCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +34,9 @@ class StepView:
     limits: [R] int64, most draft tokens the request may have; 0: speculation is off for it.
     levels: [R] float64, tokens per second that the request asked for; 0: none.
     progress: [R] float64, tokens per second that it has had so far; inf when it has just started, or nobody asked.
-    ruled: [R] bool, its drafts are accepted by rules of its own (penalties, bias, grammar), so they tell nothing of
-        others' drafts; None: nobody's are.
-    groups: [R] int64, requests whose drafts tell of each other's: those of one LoRA adapter, 0 without one; None: all.
+    ruled: [R] bool, its drafts are accepted by its own rules (penalties, bias, grammar), so the planner does not learn
+        from their acceptance; None: nobody's are.
+    groups: [R] int64, requests of one group have similar drafts: those of one LoRA adapter, 0 without one; None: all.
     """
 
     rows: np.ndarray
@@ -76,36 +55,29 @@ class Budget:
 
     draft: False: no drafter's model drafts in this step.
     tokens: K, most drafted tokens admitted, over all requests; None: no bound, which planners with buckets always set.
-    selected: [R] bool, requests for which a drafter's model drafts, where `draft`; None: all.
-    depth: tokens that it drafts for each, at most; None: all that it can.
+    depth: tokens that the model drafts for each, at most; None: all that it can.
     threshold: least corrected survival that is admitted; 0: no bound.
-    thresholds: [gamma] the same by position, in its place; None: as `threshold`.
     first: [R] bool, requests served before all others (behind their level); None: nobody.
     seconds: [n+1] float64, predicted seconds of the step with 0..n drafted tokens admitted, drafting included; None
         from planners that do not know costs.
-    probe: only to see whether it would pay again: the model drafts and nothing is verified, so what it costs is known,
-        or something is looked up.
+    probe: the step drafts and verifies nothing, to see whether drafting would pay again.
     look_up: prompt lookup drafts for requests for which no model does; where neither it nor the model may
         draft, the step does nothing for speculation.
     """
 
     draft: bool
     tokens: int | None
-    selected: np.ndarray | None = None
     threshold: float = 0.0
     first: np.ndarray | None = None
     seconds: np.ndarray | None = None
     probe: bool = False
     look_up: bool = True
     depth: int | None = None
-    thresholds: np.ndarray | None = None
 
     def draft_mask(self, limits: np.ndarray) -> np.ndarray:
         """[R] bool, requests with draft limits [R] for which the model drafts."""
-        if not self.draft:
-            return np.zeros(len(limits), dtype=bool)
-        able: np.ndarray = limits > 0
-        return able if self.selected is None else able & self.selected
+        drafts: np.ndarray = limits > 0 if self.draft else np.zeros(len(limits), dtype=bool)
+        return drafts
 
     def predicted_seconds(self, admitted: int) -> float | None:
         """Seconds that the step was expected to take with `admitted` drafted tokens; None when not known."""
@@ -160,13 +132,15 @@ class PlannedCurve:
 
 
 class Planner(ABC):
-    """Called once per decode step, in this order: `looks_back`, `budget`, then, where it says so, draft and `admit`,
-    and at some time later `observe`."""
+    """Decides each decode step: see the module's docstring for the order of calls."""
 
     cost: StepCost | None = None
     """Learns from the steps that are observed; None: the planner knows no costs."""
     buckets: TokenBuckets | None = None
     """Sizes of which a step has one, on a GPU: every budget then has a bound, which fills a bucket. None: any size."""
+    draft_sizes: tuple[int, ...] = ()
+    """Numbers of requests for which drafts run, ascending, on a GPU: a draft for fewer takes the time of the next size.
+    Empty: any number."""
     admit_by: Admit | None = None
     """Compiled admission in one call. None: torch or numpy admit."""
     block: int | None = None
@@ -202,9 +176,13 @@ class Planner(ABC):
             return
         decided = step.drafting or step.looked_up is not None
         seconds = step.seconds - self.cost.deciding if decided else step.seconds
-        drafts = float(step.drafting)
-        if step.depth is not None and self.block is not None:
-            drafts *= step.depth / self.block
+        drafts = self.charged_drafts(float(step.drafting), len(step.view.rows), step.depth)
         context = float(np.add.reduce(step.view.contexts))
         draft_seconds = step.draft_seconds if step.drafting else 0.0
         self.cost.observe(len(step.view.rows), step.tokens, context, drafts, seconds, draft_seconds)
+
+    def charged_drafts(self, drafts: float, requests: int, depth: Any) -> Any:
+        """Whole drafts that a step of `requests` pays for when the model drafts `depth` tokens for `drafts` of them."""
+        if self.draft_sizes and drafts:
+            return float(next((size for size in self.draft_sizes if size >= requests), requests))
+        return drafts if depth is None or self.block is None else drafts * depth / self.block

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..cost.model import StepCost
-    from .base import Planner
+    from .contract import Planner
+    from .cost.model import StepCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,11 @@ class Entry:
         return "cost" in self.takes
 
 
-HERE = "outrider.scheduler.planners"
+HERE = "outrider.scheduler"
 
 PLANNERS = {
-    "asynchronous": Entry(
-        f"{HERE}.asynchronous:Asynchronous", ("cost", "gamma"), "most tokens per second, as measured"
-    ),
-    "synchronous": Entry(f"{HERE}.synchronous:Synchronous", ("cost",), "tokens that raise throughput, as measured"),
+    "asynchronous": Entry(f"{HERE}.planner:Asynchronous", ("cost", "gamma"), "most tokens per second, as measured"),
+    "synchronous": Entry(f"{HERE}.baselines:Synchronous", ("cost",), "tokens that raise throughput, as measured"),
     "threshold": Entry(f"{HERE}.baselines:Threshold", ("threshold",), "tokens whose survival is high enough"),
     "verify-all": Entry(f"{HERE}.baselines:VerifyAll", (), "every drafted token"),
 }

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from ..upload import upload
+from .upload import upload
 
 FIRST = 2.0**64
 """Survivals of requests that are served first are multiplied by this: exact in float32, and larger than all others.

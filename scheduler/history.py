@@ -1,0 +1,200 @@
+"""The planner's memory of drafts: each request's last survivals, and how acceptance compares with them.
+
+Arrays are as large as the engine's request pool (grown to the largest row that was seen); nothing grows with uptime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+PRIOR_CONFIDENCE = 0.8
+"""Confidence assumed before anything was drafted, so that drafting is tried."""
+DEPTH = 16
+"""Drafts that are kept of each request; a power of two."""
+POOL = 64
+"""Drafts that are kept of all requests of a group together."""
+MOST_GROUPS = 64
+"""Groups of requests with a pool of their own."""
+
+
+class Marks:
+    """A set of requests, as rows of the engine's pool and their generations."""
+
+    def __init__(self) -> None:
+        self._generations = np.full(64, -1, dtype=np.int64)
+
+    def put(self, rows: np.ndarray, generations: np.ndarray) -> None:
+        """Replace the set."""
+        if len(rows) and (most := int(rows.max())) >= len(self._generations):
+            self._generations = np.empty(2 * most, dtype=np.int64)
+        self._generations[:] = -1
+        self._generations[rows] = generations
+
+    def has(self, rows: np.ndarray, generations: np.ndarray) -> np.ndarray:
+        """[R] bool, requests that are in the set."""
+        found: np.ndarray = self._generations.take(rows, mode="clip") == generations
+        return found
+
+
+class SurvivalHistory:
+    """The last DEPTH survivals [gamma] of every request, and the last POOL of all requests of a group; with each, the
+    chance that the model had to draft for it: 1, or less where prompt lookup did.
+
+    prior: confidence that is assumed before anything was written.
+    """
+
+    def __init__(self, gamma: int, *, prior: float = PRIOR_CONFIDENCE):
+        self._start = np.append(prior ** np.arange(1, gamma + 1), 1.0).astype(np.float32)
+        self._records = np.zeros((64 * DEPTH, gamma + 1), dtype=np.float32)  # row by row
+        self._generations = np.zeros(64, dtype=np.int64)
+        self._counts = np.zeros(64, dtype=np.int64)  # drafts written for the row's request
+        self._pools: dict[int, _Pool] = {}  # the least recently used first
+
+    def write(
+        self,
+        rows: np.ndarray,
+        generations: np.ndarray,
+        survival: np.ndarray,
+        drafted: np.ndarray | float = 1.0,
+        groups: np.ndarray | None = None,
+    ) -> None:
+        """Append survival [R, gamma] of a step. drafted: [R] chances as above. groups: as in `StepView`."""
+        records = np.empty((len(rows), survival.shape[1] + 1), dtype=np.float32)
+        records[:, :-1], records[:, -1] = survival, drafted
+        counts = self._count(rows, generations)
+        self._records[rows * DEPTH + counts % DEPTH] = records
+        self._counts[rows], self._generations[rows] = counts + 1, generations
+        for pool, members in self._pools_of(groups):
+            pool.write(records[members])
+
+    def read(
+        self, rows: np.ndarray, generations: np.ndarray, samples: int, groups: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Each request's latest survivals, newest first: [samples, R, gamma] float32, a copy. [samples, R] chances that
+        the model had to draft. [R] bool: requests that have any.
+
+        A request with fewer drafts than `samples` repeats them; a request without drafts gets the mean of its group.
+        More than one sample are followed by half as many of the group: the next passage of a text resembles the mean of
+        all texts more than its own last passage, and a plan without them rests after every hard passage.
+        """
+        counts = self._count(rows, generations)
+        known = counts > 0
+        own = min(samples, DEPTH)
+        back = np.arange(own)[:, None] % np.clip(counts, 1, DEPTH)
+        found = self._records.take(rows * DEPTH + (counts - 1 - back) % DEPTH, axis=0)
+        shared = own // 2
+        if shared:
+            found = np.concatenate([found, np.empty((shared, *found.shape[1:]), dtype=np.float32)])
+        if shared or not known.all():
+            for pool, members in self._pools_of(groups):
+                places = np.arange(len(rows))[members]
+                found[:own, places[~known[places]]] = pool.mean
+                found[own:, places] = pool.spread(shared, len(places))
+        return found[:, :, :-1], found[:, :, -1], known
+
+    def extrapolated(self, survival: np.ndarray, depth: int, block: int) -> np.ndarray:
+        """survival [n, gamma] of drafts of `depth` tokens, continued up to `block` tokens as the mean draft falls."""
+        result = survival.copy()
+        mean = self._pools[next(reversed(self._pools))].mean if self._pools else self._start
+        share = np.minimum(mean[depth:block] / max(float(mean[depth - 1]), 1e-6), 1.0)
+        unseen = result[:, depth:block]
+        unseen[:] = np.where(unseen > 0, unseen, survival[:, depth - 1 : depth] * share)
+        return result
+
+    def _pools_of(self, groups: np.ndarray | None) -> Iterator[tuple[_Pool, Any]]:
+        """The pool of each group, with the places of its requests in the batch."""
+        for group in (0,) if groups is None else np.unique(groups).tolist():
+            self._pools[group] = pool = self._pools.pop(group, None) or _Pool(self._start)
+            if len(self._pools) > MOST_GROUPS:
+                del self._pools[next(iter(self._pools))]
+            yield pool, slice(None) if groups is None else np.flatnonzero(groups == group)
+
+    def _count(self, rows: np.ndarray, generations: np.ndarray) -> np.ndarray:
+        """[R] drafts written for each request; room is made for new rows."""
+        if len(rows) and (missing := int(rows.max()) + 1 - len(self._counts)) > 0:
+            missing = max(missing, len(self._counts))
+            self._records = np.pad(self._records, ((0, missing * DEPTH), (0, 0)))
+            self._generations, self._counts = (np.pad(a, (0, missing)) for a in (self._generations, self._counts))
+        return self._counts[rows] * (self._generations[rows] == generations)
+
+
+class _Pool:
+    """The last POOL records of a group. start: [gamma + 1] the record of an unknown request."""
+
+    def __init__(self, start: np.ndarray):
+        self._records = np.tile(start, (POOL, 1))
+        self._place = 0
+        self._mean: np.ndarray | None = start
+
+    def write(self, records: np.ndarray) -> None:
+        """Take in [n, gamma], of many a part."""
+        new = records[:: -(-len(records) // POOL)] if len(records) > POOL else records
+        self._records[(self._place + np.arange(len(new))) % POOL] = new
+        self._place += len(new)
+        self._mean = None
+
+    @property
+    def mean(self) -> np.ndarray:
+        """[gamma]."""
+        if self._mean is None:
+            self._mean = self._records.mean(0)
+        return self._mean
+
+    def spread(self, samples: int, requests: int) -> np.ndarray:
+        """[samples, requests, gamma] records, each request's own where there are enough."""
+        count = samples * requests
+        places = np.arange(count).reshape(samples, requests) * max(POOL // max(count, 1), 1)
+        return self._records[(self._place + places) % POOL]
+
+
+class Correction:
+    """Accepted over predicted draft tokens, of prompt lookups (0) and of drafts of requests that the model may draft
+    for (1). Survivals are multiplied by it, so the planner notices within a few steps that drafts fail. A factor is as
+    near to 1 as the outcomes allow, within `SURE` standard deviations of the mean that they suggest.
+
+    A token counts only where it was verified. That was decided before it was drawn, so leaving out the others does not
+    shift the ratio; counting an early rejection for the positions behind it would.
+    """
+
+    SURE = 2.0
+    WINDOW = 1024.0
+    """Predicted tokens after which old ones have faded to 1 / e."""
+    MOST = 1.25
+    """Largest factor, for confidences that are too low."""
+    FADE = 0.97
+    """Weight of the past after a probe, which verifies nothing: drafts are to be tried again."""
+
+    def __init__(self) -> None:
+        self._predicted, self._accepted = np.zeros(2), np.zeros(2)
+        self.factors = np.ones(2)
+
+    def least(self, worth: float, draft_mask: np.ndarray) -> np.ndarray:
+        """[R, 1] the least survivals that are corrected to at least `worth`; draft_mask: [R] bool as in `observe`."""
+        return (worth / np.maximum(self.factors, 1e-9))[draft_mask.astype(np.int64), None]
+
+    def observe(
+        self, survival: np.ndarray, verify_lens: np.ndarray, accept_lens: np.ndarray, draft_mask: np.ndarray
+    ) -> None:
+        """Take in survival [R, gamma], verify_lens [R], accept_lens [R] in 1..gamma+1 and draft_mask [R] bool of one
+        step."""
+        verified = np.arange(survival.shape[1]) < verify_lens[:, None]
+        predicted = np.einsum("rk,rk->r", survival, verified)
+        accepted = np.minimum(accept_lens - 1, verify_lens)
+        both = np.array([predicted, accepted]) @ np.stack([~draft_mask, draft_mask], 1)
+        fade = np.exp(-both[0] / self.WINDOW)
+        self._predicted, self._accepted = self._predicted * fade + both[0], self._accepted * fade + both[1]
+        self._update()
+
+    def fade(self) -> None:
+        """Forget a part of the past."""
+        self._predicted, self._accepted = self._predicted * self.FADE, self._accepted * self.FADE
+        self._update()
+
+    def _update(self) -> None:
+        root = np.sqrt(self.SURE**2 + 4 * self._accepted)  # bounds of a Poisson mean
+        least, most = ((root - self.SURE) / 2) ** 2, ((root + self.SURE) / 2) ** 2
+        self.factors = np.clip(self._predicted, least, most) / np.maximum(self._predicted, 1e-9)
+        self.factors = np.where(self._predicted > 0, np.minimum(self.factors, self.MOST), 1.0)

@@ -1,0 +1,340 @@
+"""The planner: before each decode step it decides who drafts, how deep, and how many of these tokens are verified.
+
+It is DSpark's asynchronous planner (section 5.2): it plans by steps that are at least two old, never by this step's
+drafts, so it may search the whole of a jagged throughput curve and stay lossless (appendix A, `docs/planner.md`).
+
+A step, from top to bottom:
+
+1. `budget` keeps the last plan for a few steps of the same requests; else it learns from finished steps (`_absorb`)
+   and makes a new one (`_decide`).
+2. `_decide` compares plans: rest (no drafts at all), prompt lookups alone, the model's drafts for the requests for
+   which they pay, and for all. Each has a curve (`curve.py`) of expected tokens per second by verified tokens:
+
+       Theta(K) = (R + sum of the K largest survivals) / (T(R, R + K, context) + T_host + T_draft(requests, depth))
+
+   The plan with the most service levels kept wins, then the one with the highest point. If no draft pays, a probe
+   drafts now and then, so that a change is noticed (`probing.py`).
+3. After drafting, `admit` takes the tokens of largest survival within the budget (`admission.py`).
+4. `observe` takes in the finished step: times teach `cost/`, survivals and outcomes `history.py`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from .admission import largest
+from .contract import Budget, FinishedStep, PlannedCurve, Planner, StepView
+from .cost.model import StepCost
+from .curve import Curve, curve_by_survival, curve_by_tokens
+from .history import Correction, Marks, SurvivalHistory
+from .probing import Probing
+from .service_levels import behind, levels_kept
+
+LAG = 2
+"""A budget uses steps that are at least this many before it; a GPU still runs the last one."""
+HELD = 4
+"""Most steps for which a plan holds. Making one costs as much as verifying two tokens of a small model."""
+STILL_THERE = 0.75
+"""A plan holds while at least this share of its requests is left."""
+REQUIRED_RETURN = 0.7
+"""Share of its own cost that a draft must be expected to bring. Below 1: a request without drafts shows nothing, and
+its past says little about the next passage."""
+LATE = 64
+"""Steps that may be unobserved at a time."""
+
+
+@dataclass(slots=True, eq=False)
+class PlannedStep:
+    """A step and its budget."""
+
+    number: int
+    view: StepView
+    budget: Budget
+
+    @property
+    def rests(self) -> bool:
+        """True if nothing is drafted or looked up."""
+        return not self.budget.draft and not self.budget.look_up
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """One way to run a step.
+
+    curve: its throughput curve, and `point` the best one. kept: service levels kept there. drafts: the model drafts.
+    depth: tokens of each draft; None: whole drafts. drafting: expected seconds of the drafts, `discount` of which does
+    not count when plans are compared.
+    """
+
+    curve: Curve
+    point: int
+    kept: int
+    drafts: bool = False
+    depth: int | None = None
+    drafting: float = 0.0
+    discount: float = 0.0
+
+    @property
+    def throughput(self) -> float:
+        return float(self.curve.throughput[self.point])
+
+    @property
+    def verified(self) -> float:
+        """Draft tokens, in the mean."""
+        return self.point / self.curve.count
+
+    @property
+    def value(self) -> tuple[int, float]:
+        seconds = float(self.curve.seconds[self.point])
+        return self.kept, self.throughput * seconds / (seconds - self.discount * self.drafting)
+
+
+class Asynchronous(Planner):
+    """The planner described above.
+
+    gamma: width of the confidences. smoothing: with fewer requests than this, several past drafts of each are used, so
+    that one unlucky draft does not decide; 1: only the last draft of each. held: most steps for which a plan holds.
+    required_return: drafts are made that bring this share of their cost, or more.
+    """
+
+    cost: StepCost
+
+    def __init__(
+        self,
+        cost: StepCost,
+        gamma: int,
+        *,
+        smoothing: int = 64,
+        held: int = HELD,
+        required_return: float = REQUIRED_RETURN,
+    ):
+        if min(gamma, smoothing, held) < 1:
+            raise ValueError(f"gamma, smoothing and held are at least 1, not {gamma}, {smoothing} and {held}")
+        self.cost, self.gamma = cost, gamma
+        self.smoothing, self.held, self.required_return = smoothing, held, required_return
+        self.history = SurvivalHistory(gamma)  # of requests for which the model could draft
+        self.lookups: SurvivalHistory | None = None  # of prompt lookups alone; None before the first
+        self.correction = Correction()
+        self.probing = Probing()
+        self._number, self._last_probe, self._has_rested = 0, -LAG, False
+        self._last: PlannedStep | None = None  # the last step for which a plan was made
+        self._planned = Marks()  # its requests
+        self._considered: tuple[list[Plan], Plan] | None = None  # plans, the best
+        self._price = 0.0  # tokens per second of the last plan
+        self._verified = 1.0  # draft tokens that it meant to verify
+        self._open: deque[PlannedStep] = deque(maxlen=LATE)  # not observed yet
+        self._finished: deque[tuple[PlannedStep, FinishedStep]] = deque()  # not learned from yet
+
+    # -- before drafting ------------------------------------------------------------------------------------------
+
+    def looks_back(self, step: StepView) -> bool:
+        """False while the last plan holds. Limits may fall meanwhile; they bound drafts by themselves."""
+        last = self._last
+        if last is None or self._number <= self._last_probe + LAG or np.count_nonzero(step.levels):
+            return True
+        if last.rests and self.probing.ready:
+            return True
+        if not last.rests and (self._number - last.number >= self.held or len(step.rows) != len(last.view.rows)):
+            return True
+        there = np.count_nonzero(self._planned.has(step.rows, step.generations))
+        return bool(there < STILL_THERE * max(len(step.rows), len(last.view.rows)))
+
+    def budget(self, step: StepView) -> Budget:
+        room = int(np.add.reduce(step.limits))
+        if self._last is None or self.looks_back(step):
+            self._absorb()
+            budget = self._decide(step, room)
+            self._last = PlannedStep(self._number, step, budget)
+            self._planned.put(step.rows, step.generations)
+        else:
+            budget = self._last.budget
+            if not budget.draft and budget.seconds is not None:
+                self.probing.save(float(budget.seconds[0]))
+        self._open.append(PlannedStep(self._number, step, budget))
+        if budget.probe:
+            self._last_probe = self._number
+        self._number += 1
+        return budget
+
+    def _decide(self, step: StepView, room: int) -> Budget:
+        """The budget of the best plan, or a probe."""
+        seconds = self._seconds(step, room)
+        if not room:
+            return Budget(draft=False, tokens=0, seconds=seconds)
+        plans, news = self._plans(step, seconds)
+        best = max(plans, key=lambda plan: plan.value)  # of equal ones the first, which drafts less
+        self._considered, self._price, self._verified = (plans, best), best.throughput, max(best.verified, 1.0)
+        first = behind(step.levels, step.progress) if np.count_nonzero(step.levels) else None
+        if best.drafts:
+            tokens, threshold = self._most(step, best, room), best.curve.threshold(best.point)
+            expected = seconds + (self.cost.deciding + best.drafting)
+            return Budget(True, tokens, threshold, first, expected, depth=best.depth)
+        everyone = plans[-1]
+        loss = self.cost.deciding + everyone.drafting
+        if self.probing.due(loss, float(seconds[0]), news and self._number > self._last_probe + LAG):
+            return Budget(draft=True, tokens=0, seconds=seconds + loss, probe=True, depth=everyone.depth)
+        if best is plans[0]:  # the first rest looks up, to see whether the drafter can
+            look_up, self._has_rested = self.lookups is None and not self._has_rested, True
+            return Budget(draft=False, tokens=0, seconds=seconds[:1], probe=look_up, look_up=look_up)
+        tokens, threshold = self._most(step, best, room), best.curve.threshold(best.point)
+        return Budget(False, tokens, threshold, first, seconds + self.cost.deciding)
+
+    # -- plans ----------------------------------------------------------------------------------------------------
+
+    def _plans(self, step: StepView, seconds: np.ndarray) -> tuple[list[Plan], bool]:
+        """All plans, a rest first and the model's drafts for all requests last; and whether there are new requests.
+
+        seconds: [room+1] of a step with 0..room admitted tokens, without the host's time and drafting.
+        """
+        requests, able, host = len(step.rows), step.limits > 0, self.cost.deciding
+        samples = -(-self.smoothing // requests)
+        survival, drafted, known = self._read(self.history, step, samples)
+        plans, free = [self._plan(step, None, seconds[:1])], None
+        if self.lookups is not None:
+            free, _, looked_up = self._read(self.lookups, step, samples)
+            known &= looked_up
+            plans.append(self._plan(step, free, seconds + host))
+        drafted *= able
+        depth = self._depth(survival, drafted, seconds, plans[-1].throughput)
+        drafting = self._drafting(drafted, depth)
+        if depth is not None and depth < self.block:  # lookups are not cut
+            unseen = survival[:, :, depth : self.block]
+            np.minimum(unseen, 0.0 if free is None else free[:, :, depth : self.block], out=unseen)
+        plans.append(self._plan(step, survival, seconds + (host + drafting), True, depth, drafting))
+        return plans, bool((~known & able).any())
+
+    def _depth(self, survival: np.ndarray, drafted: np.ndarray, seconds: np.ndarray, least: float) -> int | None:
+        """The best number of tokens to draft, where it may be chosen: the one whose tokens bring most beyond the cost
+        of verifying and drafting them at the throughput of the last plan, or `least`."""
+        if self.block is None:
+            return None
+        price = self.required_return * max(self._price, least)
+        gain = np.maximum(survival[:, :, : self.block] - np.float32(price * self._marginal(seconds)), 0.0)
+        brought = np.einsum("srk,sr->k", gain, drafted).cumsum() / len(gain)
+        return int((brought - price * self._drafting(drafted, np.arange(1, self.block + 1))).argmax()) + 1
+
+    def _plan(
+        self,
+        step: StepView,
+        survival: np.ndarray | None,
+        seconds: np.ndarray,
+        drafts: bool = False,
+        depth: int | None = None,
+        drafting: float = 0.0,
+    ) -> Plan:
+        """The plan with the best point of its curve. survival: [samples, R, gamma]; None: nothing is drafted."""
+        requests = len(step.rows)
+        if survival is None:
+            curve = Curve(requests / seconds, seconds)
+        elif self.buckets is not None or len(survival) == 1:
+            curve = curve_by_tokens(requests, survival, seconds, padded=self.buckets is not None)
+        else:
+            curve = curve_by_survival(requests, survival, seconds)
+        point, most = int(curve.throughput.argmax()), 0
+        if np.count_nonzero(step.levels):
+            leveled = step.levels > 0
+            brought = np.ones(requests) if survival is None else 1.0 + survival.sum(2).mean(0)
+            kept = levels_kept(step.levels[leveled], brought[leveled], curve.seconds)
+            kept[0] = levels_kept(step.levels[leveled], np.ones(requests)[leveled], curve.seconds[:1])[0]
+            most = int(kept.max())
+            point = int(np.where(kept == most, curve.throughput, 0.0).argmax())
+        return Plan(curve, point, most, drafts, depth, drafting, 1 - self.required_return)
+
+    def _read(
+        self, history: SurvivalHistory, step: StepView, samples: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """`SurvivalHistory.read`, corrected and cut to the limits."""
+        survival, drafted, known = history.read(step.rows, step.generations, samples, step.groups)
+        survival *= np.float32(self.correction.factors[int(history is self.history)])
+        if step.limits.min() < self.gamma:
+            survival *= np.arange(self.gamma) < step.limits[:, None]
+        return survival, drafted, known
+
+    def _seconds(self, step: StepView, room: int) -> np.ndarray:
+        """[room+1] seconds with 0..room admitted tokens, without drafting. Prices of other work in a step, such as
+        prefill chunks, belong here."""
+        tokens = np.arange(len(step.rows), len(step.rows) + room + 1)
+        if self.buckets is not None:
+            tokens = self.buckets.round_up_each(tokens)
+        return self.cost.seconds(len(step.rows), tokens, float(np.add.reduce(step.contexts)))
+
+    def _drafting(self, drafted: np.ndarray, depth: Any) -> Any:
+        """Mean seconds of the model's drafts of `depth` tokens. drafted: [samples, R] chances that it has to draft."""
+        drafts, requests = float(drafted.sum()) / len(drafted), drafted.shape[1]
+        return min(drafts, 1.0) * self.cost.draft_seconds(self.charged_drafts(max(drafts, 1.0), requests, depth))
+
+    def _marginal(self, seconds: np.ndarray) -> float:
+        """Mean seconds that a further token adds, over as many tokens as the last plan verified, or a block."""
+        reach = min(max(int(self._verified), self.gamma), len(seconds) - 1)
+        return max(float(seconds[reach] - seconds[0]) / reach, 0.0)
+
+    def _most(self, step: StepView, plan: Plan, room: int) -> int:
+        """Budget of draft tokens at the plan's best point."""
+        most = plan.curve.most(plan.point)
+        return most if self.buckets is None else self.buckets.fill_bucket(len(step.rows), most, room)
+
+    # -- after drafting -------------------------------------------------------------------------------------------
+
+    def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
+        bounds = None
+        if budget.threshold:
+            drafting = budget.draft_mask(np.ones(len(draft_lens), dtype=np.int64))
+            bounds = self.correction.least(budget.threshold, drafting)
+        return largest(confidence, draft_lens, budget.tokens, bounds=bounds, first=budget.first, admit=self.admit_by)
+
+    def observe(self, step: FinishedStep) -> None:
+        super().observe(step)
+        while self._open:  # steps that were never observed are dropped
+            planned = self._open.popleft()
+            if planned.view is step.view:
+                if step.drafting or step.looked_up is not None:
+                    self._finished.append((planned, step))
+                return
+        raise ValueError("observe() wants a step whose view budget() was given, each once and in step order")
+
+    def _absorb(self) -> None:
+        """Learn from finished steps that are at least LAG old; of large steps from the last one."""
+        while self._finished and self._finished[0][0].number <= self._number - LAG:
+            planned, step = self._finished.popleft()
+            newer = self._finished and self._finished[0][0].number <= self._number - LAG
+            if not newer or len(step.view.rows) < self.smoothing:
+                self._learn(planned, step)
+
+    def _learn(self, planned: PlannedStep, step: FinishedStep) -> None:
+        """Learn survivals of drafts and how many were accepted."""
+        view, survival, drafting = step.view, step.survival, step.draft_mask
+        if np.count_nonzero(step.verify_lens):
+            taught = step.verify_lens if view.ruled is None else np.where(view.ruled, 0, step.verify_lens)
+            self.correction.observe(survival, taught, step.accept_lens, drafting)
+        elif planned.budget.probe:
+            self.correction.fade()
+        if step.looked_up is not None:
+            self.lookups = self.lookups or SurvivalHistory(self.gamma, prior=0.0)
+            self.lookups.write(view.rows, view.generations, survival * step.looked_up[:, None], 0.0, view.groups)
+        if not (asked := int(np.count_nonzero(drafting))):
+            return
+        rows, generations, groups, drafted = view.rows, view.generations, view.groups, np.ones(asked, dtype=np.float32)
+        if asked < len(drafting):
+            rows, generations, survival = rows[drafting], generations[drafting], survival[drafting]
+            groups = None if groups is None else groups[drafting]
+        by_model = None if step.looked_up is None else ~step.looked_up[drafting]
+        if by_model is not None and (lookups := asked - int(np.count_nonzero(by_model))):
+            drafted = np.where(by_model, 1.0, max(step.drafting + lookups - asked, 0) / lookups)
+        if (depth := planned.budget.depth) is not None and self.block is not None and depth < self.block:
+            whole = self.history.extrapolated(survival, depth, self.block)
+            survival = whole if by_model is None else np.where(by_model[:, None], whole, survival)
+        self.history.write(rows, generations, survival, drafted, groups)
+
+    def curve(self) -> PlannedCurve | None:
+        if self._considered is None:
+            return None
+        plans, best = self._considered
+        # Where nobody is to draft and nothing was looked up, that is a point; another shows what drafting would bring.
+        shown = best if len(best.curve.throughput) > 1 else max(plans, key=lambda plan: len(plan.curve.throughput))
+        requests = len(self._last.view.rows)
+        return PlannedCurve(shown.curve.tokens, shown.curve.throughput, requests, (best.verified, best.throughput))

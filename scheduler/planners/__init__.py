@@ -1,1 +1,0 @@
-"""Planners: who drafts, and how many draft tokens of each request are verified. See `docs/planner.md`."""

@@ -1,0 +1,41 @@
+"""Probes: steps that draft and verify nothing although not drafting wins, so that a change is noticed."""
+
+from __future__ import annotations
+
+SHARE = 0.01
+"""Share of the time of steps without model drafts that goes to probes."""
+MOST_SAVED = 2.0
+"""Probes that may be saved up; they are saved for requests that join, because they change most."""
+
+
+class Probing:
+    """Every step without drafting saves `share` of its time, and a probe is paid from the savings. So probes cost at
+    most that share: they come every few steps if drafting is cheap, after hundreds of steps if it is expensive."""
+
+    def __init__(self, share: float = SHARE) -> None:
+        self.share = share
+        self._saved = 0.0
+        self._most = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """True if `due` would be true now, with the same loss."""
+        return 0 < self._most <= self._saved
+
+    def due(self, loss: float, seconds: float, joined: bool) -> bool:
+        """True if the next step should probe. Call it, or `save`, for each step for which not drafting wins.
+
+        loss: seconds by which a probe is longer than the step without it. seconds: that step's.
+        joined: requests have come since the last probe.
+        """
+        loss = max(loss, 0.0)
+        self._most = MOST_SAVED * loss
+        if self._saved >= (loss if joined else self._most):
+            self._saved -= loss
+            return True
+        self.save(seconds)
+        return False
+
+    def save(self, seconds: float) -> None:
+        """Save a share of a step of `seconds` that did not draft."""
+        self._saved = min(self._saved + self.share * seconds, self._most)
