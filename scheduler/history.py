@@ -72,28 +72,31 @@ class SurvivalHistory:
 
     def read(
         self, rows: np.ndarray, generations: np.ndarray, samples: int, groups: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Each request's latest survivals, newest first: [samples, R, gamma] float32, a copy. [samples, R] chances that
-        the model had to draft. [R] bool: requests that have any.
+        the model had to draft.
 
         A request with fewer drafts than `samples` repeats them; a request without drafts gets the mean of its group.
         More than one sample are followed by half as many of the group: the next passage of a text resembles the mean of
         all texts more than its own last passage, and a plan without them rests after every hard passage.
         """
         counts = self._count(rows, generations)
-        known = counts > 0
         own = min(samples, DEPTH)
         back = np.arange(own)[:, None] % np.clip(counts, 1, DEPTH)
         found = self._records.take(rows * DEPTH + (counts - 1 - back) % DEPTH, axis=0)
         shared = own // 2
         if shared:
             found = np.concatenate([found, np.empty((shared, *found.shape[1:]), dtype=np.float32)])
-        if shared or not known.all():
+        if shared or not counts.all():
             for pool, members in self._pools_of(groups):
                 places = np.arange(len(rows))[members]
-                found[:own, places[~known[places]]] = pool.mean
+                found[:own, places[counts[places] == 0]] = pool.mean
                 found[own:, places] = pool.spread(shared, len(places))
-        return found[:, :, :-1], found[:, :, -1], known
+        return found[:, :, :-1], found[:, :, -1]
+
+    def knows(self, rows: np.ndarray, generations: np.ndarray) -> np.ndarray:
+        """[R] bool, requests that have survivals of their own."""
+        return self._count(rows, generations) > 0
 
     def extrapolated(self, survival: np.ndarray, depth: int, block: int) -> np.ndarray:
         """survival [n, gamma] of drafts of `depth` tokens, continued up to `block` tokens as the mean draft falls."""

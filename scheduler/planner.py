@@ -166,7 +166,7 @@ class Asynchronous(Planner):
         seconds = self._seconds(step, room)
         if not room:
             return Budget(draft=False, tokens=0, seconds=seconds)
-        plans, news = self._plans(step, seconds)
+        plans = self._plans(step, seconds)
         best = max(plans, key=lambda plan: plan.value)  # of equal ones the first, which drafts less
         self._considered, self._price, self._verified = (plans, best), best.throughput, max(best.verified, 1.0)
         first = behind(step.levels, step.progress) if np.count_nonzero(step.levels) else None
@@ -174,10 +174,9 @@ class Asynchronous(Planner):
             tokens, threshold = self._most(step, best, room), best.curve.threshold(best.point)
             expected = seconds + (self.cost.deciding + best.drafting)
             return Budget(True, tokens, threshold, first, expected, depth=best.depth)
-        everyone = plans[-1]
-        loss = self.cost.deciding + everyone.drafting
-        if self.probing.due(loss, float(seconds[0]), news and self._number > self._last_probe + LAG):
-            return Budget(draft=True, tokens=0, seconds=seconds + loss, probe=True, depth=everyone.depth)
+        loss = self.cost.deciding + plans[-1].drafting
+        if self.probing.due(loss, float(seconds[0])):
+            return Budget(draft=True, tokens=0, seconds=seconds + loss, probe=True, depth=plans[-1].depth)
         if best is plans[0]:  # the first rest looks up, to see whether the drafter can
             look_up, self._has_rested = self.lookups is None and not self._has_rested, True
             return Budget(draft=False, tokens=0, seconds=seconds[:1], probe=look_up, look_up=look_up)
@@ -186,27 +185,25 @@ class Asynchronous(Planner):
 
     # -- plans ----------------------------------------------------------------------------------------------------
 
-    def _plans(self, step: StepView, seconds: np.ndarray) -> tuple[list[Plan], bool]:
-        """All plans, a rest first and the model's drafts for all requests last; and whether there are new requests.
+    def _plans(self, step: StepView, seconds: np.ndarray) -> list[Plan]:
+        """All plans, a rest first and the model's drafts last.
 
         seconds: [room+1] of a step with 0..room admitted tokens, without the host's time and drafting.
         """
-        requests, able, host = len(step.rows), step.limits > 0, self.cost.deciding
-        samples = -(-self.smoothing // requests)
-        survival, drafted, known = self._read(self.history, step, samples)
+        host, samples = self.cost.deciding, -(-self.smoothing // len(step.rows))
+        survival, drafted = self._read(self.history, step, samples)
         plans, free = [self._plan(step, None, seconds[:1])], None
         if self.lookups is not None:
-            free, _, looked_up = self._read(self.lookups, step, samples)
-            known &= looked_up
+            free, _ = self._read(self.lookups, step, samples)
             plans.append(self._plan(step, free, seconds + host))
-        drafted *= able
+        drafted *= step.limits > 0
         depth = self._depth(survival, drafted, seconds, plans[-1].throughput)
         drafting = self._drafting(drafted, depth)
-        if depth is not None and depth < self.block:  # lookups are not cut
+        if depth is not None:  # no depth cuts lookups
             unseen = survival[:, :, depth : self.block]
             np.minimum(unseen, 0.0 if free is None else free[:, :, depth : self.block], out=unseen)
         plans.append(self._plan(step, survival, seconds + (host + drafting), True, depth, drafting))
-        return plans, bool((~known & able).any())
+        return plans
 
     def _depth(self, survival: np.ndarray, drafted: np.ndarray, seconds: np.ndarray, least: float) -> int | None:
         """The best number of tokens to draft, where it may be chosen: the one whose tokens bring most beyond the cost
@@ -245,15 +242,13 @@ class Asynchronous(Planner):
             point = int(np.where(kept == most, curve.throughput, 0.0).argmax())
         return Plan(curve, point, most, drafts, depth, drafting, 1 - self.required_return)
 
-    def _read(
-        self, history: SurvivalHistory, step: StepView, samples: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _read(self, history: SurvivalHistory, step: StepView, samples: int) -> tuple[np.ndarray, np.ndarray]:
         """`SurvivalHistory.read`, corrected and cut to the limits."""
-        survival, drafted, known = history.read(step.rows, step.generations, samples, step.groups)
+        survival, drafted = history.read(step.rows, step.generations, samples, step.groups)
         survival *= np.float32(self.correction.factors[int(history is self.history)])
         if step.limits.min() < self.gamma:
             survival *= np.arange(self.gamma) < step.limits[:, None]
-        return survival, drafted, known
+        return survival, drafted
 
     def _seconds(self, step: StepView, room: int) -> np.ndarray:
         """[room+1] seconds with 0..room admitted tokens, without drafting. Prices of other work in a step, such as
@@ -331,7 +326,7 @@ class Asynchronous(Planner):
         self.history.write(rows, generations, survival, drafted, groups)
 
     def curve(self) -> PlannedCurve | None:
-        if self._considered is None:
+        if self._considered is None or self._last is None:
             return None
         plans, best = self._considered
         # Where nobody is to draft and nothing was looked up, that is a point; another shows what drafting would bring.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 SHARE = 0.01
 """Share of the time of steps without model drafts that goes to probes."""
-MOST_SAVED = 2.0
-"""Probes that may be saved up; they are saved for requests that join, because they change most."""
 
 
 class Probing:
@@ -15,27 +13,25 @@ class Probing:
     def __init__(self, share: float = SHARE) -> None:
         self.share = share
         self._saved = 0.0
-        self._most = 0.0
+        self._loss = 0.0
 
     @property
     def ready(self) -> bool:
         """True if `due` would be true now, with the same loss."""
-        return 0 < self._most <= self._saved
+        return 0 < self._loss <= self._saved
 
-    def due(self, loss: float, seconds: float, joined: bool) -> bool:
+    def due(self, loss: float, seconds: float) -> bool:
         """True if the next step should probe. Call it, or `save`, for each step for which not drafting wins.
 
         loss: seconds by which a probe is longer than the step without it. seconds: that step's.
-        joined: requests have come since the last probe.
         """
-        loss = max(loss, 0.0)
-        self._most = MOST_SAVED * loss
-        if self._saved >= (loss if joined else self._most):
-            self._saved -= loss
+        self._loss = max(loss, 0.0)
+        if self._saved >= self._loss:
+            self._saved -= self._loss
             return True
         self.save(seconds)
         return False
 
     def save(self, seconds: float) -> None:
         """Save a share of a step of `seconds` that did not draft."""
-        self._saved = min(self._saved + self.share * seconds, self._most)
+        self._saved = min(self._saved + self.share * seconds, self._loss)

@@ -124,7 +124,7 @@ class StatePlanner:
         if self._resting is not None and not np.count_nonzero(view.levels):
             left = np.count_nonzero(np.isin(view.names, self._resting))
             still = left >= STILL_THERE * max(len(self._resting), len(view.names))
-            if still and not self._probing.due(self._load(len(view.names)).deciding, self._without, False):
+            if still and not self._probing.due(self._load(len(view.names)).deciding, self._without):
                 return False
         self._resting = None
         return True

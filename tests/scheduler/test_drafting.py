@@ -47,29 +47,6 @@ def test_probes_notice_that_drafting_pays_again():
     assert all(tokens == 2 * GAMMA for tokens in budgets[-100:])
 
 
-def test_a_request_that_joins_brings_the_probe_forward():
-    def steps_to_probe(joins: bool) -> int:
-        planner = Asynchronous(curve_cost(2, DEAR, draft=0.4), GAMMA)
-        budget = None
-        steps = 0
-        while steps < 500 or not budget.probe:  # the profile learns that drafting does not pay; then just after a probe
-            step = view(2, GAMMA)
-            budget = planner.budget(step)
-            survival, drafted = UNLIKELY.cumprod(1) * 0.1, budget.draft_mask(step.limits)
-            observe(planner, step, survival, np.zeros(2, int), np.ones(2, int), drafted, None)
-            steps += 1
-        for count in range(1, 500):
-            step = view(2, GAMMA, generations=[1, 2 if joins and count > 5 else 1])
-            budget = planner.budget(step)
-            if budget.draft:
-                return count
-            observe(planner, step, UNLIKELY.cumprod(1), np.zeros(2, int), np.ones(2, int), np.zeros(2, bool), None)
-        raise AssertionError("no probe")
-
-    assert steps_to_probe(joins=True) == 6
-    assert steps_to_probe(joins=False) > 20
-
-
 def dear_drafts(requests: int, each: float, token: float = 0.02) -> StepCost:
     """A draft takes `each` seconds a request, a token that is verified `token`, and a step without either a second."""
     verify = [Point(requests, requests + k, 0, (1.0 + token * k,)) for k in range(requests * GAMMA + 1)]
@@ -110,7 +87,7 @@ def test_what_was_not_drafted_is_taken_to_fall_as_whole_drafts_did():
     likely = np.full((2, GAMMA), 0.8, dtype=np.float32)
     seen(planner, likely)
     rows, generations = np.arange(2), np.ones(2, dtype=np.int64)
-    whole, _, _ = planner.history.read(rows, generations, 1)
+    whole, _ = planner.history.read(rows, generations, 1)
     planner.history.write(rows + 8, generations, whole[0])
     shallow = whole[0].copy()
     shallow[:, 1:] = 0.0
@@ -225,15 +202,6 @@ def test_a_probe_notices_that_lookups_pay_again():
     looked = looking.run(0.99, 500)
     assert not all(looked[:2])
     assert all(looked[-40:])
-
-
-def test_other_requests_are_looked_at_before_the_next_probe():
-    looking = Looking(8)
-    looking.run(0.1, 1000)
-    while looking.run(0.1, 1) != [True]:
-        pass
-    assert not any(looking.run(0.1, 160))
-    assert any(looking.run(0.1, 20, generation=2))
 
 
 def test_a_drafter_that_cannot_look_up_rests_as_well():

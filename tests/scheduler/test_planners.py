@@ -158,11 +158,13 @@ def test_history_belongs_to_a_request(other):
     good_then_bad = np.array([[0.99] * GAMMA, [0.2] * GAMMA], dtype=np.float32)
     for _ in range(50):
         run(planner, view(2, GAMMA), good_then_bad, draft=True)
-    same, _, known = planner.history.read(view(2, GAMMA).rows, np.array([1, 1]), 1)
+    same, _ = planner.history.read(view(2, GAMMA).rows, np.array([1, 1]), 1)
+    known = planner.history.knows(view(2, GAMMA).rows, np.array([1, 1]))
     assert known.all()
     assert same[0] == pytest.approx(good_then_bad.cumprod(1), rel=1e-5)
     changed = view(2, GAMMA, **other)
-    found, _, known = planner.history.read(changed.rows, changed.generations, 1)
+    found, _ = planner.history.read(changed.rows, changed.generations, 1)
+    known = planner.history.knows(changed.rows, changed.generations)
     assert known.tolist() == [False, True]
     assert found[0, 0] == pytest.approx(good_then_bad.cumprod(1).mean(0), rel=0.05)
     assert found[0, 1] == pytest.approx(good_then_bad[1].cumprod(), rel=1e-5)
@@ -174,7 +176,8 @@ def test_groups_know_nothing_of_each_other():
     for _ in range(POOL):
         history.write(np.array([0, 1]), np.ones(2, dtype=int), np.stack([good, bad]), groups=groups)
     for samples in (1, 8):
-        found, _, known = history.read(np.array([2, 3, 0]), np.ones(3, dtype=int), samples, np.array([7, 0, 0]))
+        found, _ = history.read(np.array([2, 3, 0]), np.ones(3, dtype=int), samples, np.array([7, 0, 0]))
+        known = history.knows(np.array([2, 3, 0]), np.ones(3, dtype=int))
         assert known.tolist() == [False, False, True]
         assert found[:, 0] == pytest.approx(np.tile(bad, (len(found), 1)), abs=0.02)
         assert found[:, 1:] == pytest.approx(np.full((len(found), 2, GAMMA), 0.9), abs=0.02)
@@ -191,7 +194,8 @@ def test_a_late_write_of_the_former_request_does_not_leak():
     run(planner, view(1, GAMMA, generations=[2]), new, draft=True)  # planned before the last of `old` is absorbed
     run(planner, view(1, GAMMA, generations=[2]), new, draft=True)
     run(planner, view(1, GAMMA, generations=[2]), new, draft=True)
-    found, _, known = planner.history.read(np.array([0]), np.array([2]), 4)
+    found, _ = planner.history.read(np.array([0]), np.array([2]), 4)
+    known = planner.history.knows(np.array([0]), np.array([2]))
     found = found[:4]  # its own; others' follow
     assert known.all()
     assert found == pytest.approx(np.broadcast_to(new.cumprod(1), found.shape), rel=1e-5)
@@ -201,7 +205,7 @@ def test_requests_without_speculation_leave_no_history():
     planner = uncorrected(curve_cost(2, CHEAP))
     for _ in range(4):
         run(planner, view(2, GAMMA, limits=[0, GAMMA]), LIKELY, draft=True)
-    _, _, known = planner.history.read(np.array([0, 1]), np.array([1, 1]), 1)
+    known = planner.history.knows(np.array([0, 1]), np.array([1, 1]))
     assert known.tolist() == [False, True]
     assert not planner.budget(view(2, GAMMA, limits=[0, 0])).draft
 

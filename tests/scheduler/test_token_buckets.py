@@ -17,7 +17,7 @@ from outrider.scheduler.admission import survival_of, top_k
 from outrider.scheduler.baselines import StaticGamma, Synchronous, Threshold, VerifyAll, until_first_drop
 from outrider.scheduler.buckets import RecentDemand, TokenBuckets
 from outrider.scheduler.contract import Planner
-from outrider.scheduler.curve import mean_curve
+from outrider.scheduler.curve import curve_by_tokens
 from outrider.scheduler.planner import Asynchronous
 
 GAMMA, REQUESTS = 3, 5
@@ -167,7 +167,7 @@ def test_demand_follows_what_was_verified_and_grows_where_it_was_short():
 
 def test_a_point_of_the_mean_curve_takes_its_time_whatever_is_there():
     survival = np.array([[[0.9, 0.0]], [[0.5, 0.3]]], dtype=np.float32)
-    curve = mean_curve(1, survival, np.array([1.0, 2.0, 4.0]))
+    curve = curve_by_tokens(1, survival, np.array([1.0, 2.0, 4.0]), padded=True)
     assert curve.throughput == pytest.approx([1.0, 1.7 / 2, 1.85 / 4], abs=1e-4)
     assert curve.threshold(2) == 0
 

@@ -137,15 +137,13 @@ def test_the_planner_learns_of_a_step_when_the_step_after_the_next_is_planned(ma
     prefill(planning, 2)
     history = planning.planner.history
 
-    def known():
-        return history.read(np.array([2]), planning.requests.generations[[2]], 1)
-
+    request = np.array([2]), planning.requests.generations[[2]]
     run(planning, 2, confidence=0.5)
     run(planning, 2, confidence=0.9)
-    assert not known()[2].any()
+    assert not history.knows(*request).any()
     begin(planning, 2)
-    survival, _, seen = known()
-    assert seen.all()
+    assert history.knows(*request).all()
+    survival, _ = history.read(*request, 1)
     np.testing.assert_allclose(survival[0, 0], 0.5 ** np.arange(1, GAMMA + 1))
 
 

@@ -37,7 +37,7 @@ def test_steps_under_way_are_shown_to_the_planner_that_planned_them(make, device
     assert other.drift.plain != 1
     assert cost.drift.plain == drift
     before.budget(begin(planning, 2).view)
-    assert before.history.read(np.array([2]), planning.requests.generations[[2]], 1)[2].all()
+    assert before.history.knows(np.array([2]), planning.requests.generations[[2]]).all()
 
 
 @on_every_device
@@ -63,7 +63,7 @@ def test_confidences_are_calibrated_for_the_planner_and_recorded_as_they_are(mak
     np.testing.assert_allclose(planning.state()["records"]["confidence"], 0.9, rtol=1e-6)
     begin(planning, 2)
     begin(planning, 2)
-    survival, _, _ = planning.planner.history.read(np.array([2]), planning.requests.generations[[2]], 1)
+    survival, _ = planning.planner.history.read(np.array([2]), planning.requests.generations[[2]], 1)
     np.testing.assert_allclose(survival[0, 0], 0.75 ** np.arange(1, GAMMA + 1), rtol=1e-6)
 
 
@@ -134,11 +134,11 @@ def test_requests_that_are_not_planned_are_told_apart_in_the_order_of_the_batch(
     assert begin(planning, 2, 5).entries.planned.tolist() == [True, False]
 
 
-class Half(Planner):
-    """The model drafts for the first request only; what prompt lookup finds is verified whole."""
+class Hearing(Planner):
+    """Drafts for all, verifies whole drafts, and keeps what it hears of them."""
 
     def budget(self, step):
-        return Budget(draft=True, tokens=None, selected=np.arange(len(step.rows)) == 0)
+        return Budget(draft=True, tokens=None)
 
     def admit(self, confidence, draft_lens, budget):
         return draft_lens
@@ -151,13 +151,13 @@ class Half(Planner):
 @on_every_device
 def test_the_planner_hears_who_was_asked_and_whose_draft_was_looked_up(make, device, clock):
     planning = make(device)
-    half = Half()
-    planning.plan_by(half, None)
+    hearing = Hearing()
+    planning.plan_by(hearing, None)
     prefill(planning, 2, 5)
     prefill(planning, 3, enabled=False)
     prefill(planning, 6, planned=False)
     step = begin(planning, 2, 5, 3, 6)
-    assert step.draft_mask.tolist() == [True, False, False, True]
+    assert step.draft_mask.tolist() == [True, True, False, True]
     draft = Draft(
         torch.zeros(4, GAMMA, dtype=torch.int64),
         torch.tensor([GAMMA, 3, 0, GAMMA]),
@@ -171,10 +171,10 @@ def test_the_planner_hears_who_was_asked_and_whose_draft_was_looked_up(make, dev
     clock.now += 0.5
     begin(planning, 2)
     planning.state()
-    assert half.draft_mask == [True, False, False, True]
-    assert half.looked_up == [False, True, True, False]
-    assert half.drafting == 2
-    assert (half.survival[1] > 0).tolist() == [True] * 3 + [False]
+    assert hearing.draft_mask == [True, True, False, True]
+    assert hearing.looked_up == [False, True, True, False]
+    assert hearing.drafting == 2
+    assert (hearing.survival[1] > 0).tolist() == [True] * 3 + [False]
     assert planning.recording.steps[0].drafting == 2
 
 
