@@ -28,6 +28,8 @@ from .learning import MEMORY, RoundCost
 
 LOOKS = 24
 """Rounds with drafts to choose from whose mean decides whether the planner rests."""
+LOOK_SHARE = 0.005
+"""Share of a rest's time that goes to probes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,7 +105,7 @@ class StatePlanner:
 
     def __init__(self, cost: RoundCost | None = None) -> None:
         self.cost = cost or RoundCost()
-        self._probing = Probing()
+        self._probing = Probing(LOOK_SHARE)
         self._resting: np.ndarray | None = None  # names of the requests that the rest began with
         self._without = 0.0  # seconds of a round without drafts
         self._loads: dict[int, _Load] = {}  # by the power of two that the number of open blocks has reached

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
-from outrider.scheduler.probing import SHARE
 from outrider.scheduler.spiffy.learning import WINDOW, Acceptance, RoundCost
-from outrider.scheduler.spiffy.planning import LOOKS, RoundView, StatePlanner
+from outrider.scheduler.spiffy.planning import LOOK_SHARE, LOOKS, RoundView, StatePlanner
 
 
 def cost(fixed: float, per_row: float) -> RoundCost:
@@ -99,7 +98,7 @@ def test_it_rests_where_nothing_pays_and_looks_are_paid_from_a_share_of_the_time
             assert admit(planner, [0.5], name=7) == 0
     assert looks[: LOOKS + 1] == [True] * LOOKS + [False]
     spent = sum(looks[LOOKS:]) * 0.0005
-    assert 0 < spent <= SHARE * 4000 * 0.01
+    assert 0 < spent <= LOOK_SHARE * 4000 * 0.01
 
 
 def test_what_a_look_needs_is_kept_the_round_before():
