@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DrafterEntry:
     """One drafter.
 
     make: "module:callable", what makes it.
@@ -73,37 +73,37 @@ DENOISING_ORDERS = ("left", "even", "certain")
 """Names of `diffusion.denoise.SCHEDULES`."""
 
 DRAFTERS = {
-    "dspark": Entry(*BLOCK, "a block in one pass, token by token", needs_hidden_states=True),
-    "dflash": Entry(*BLOCK, "the same, each token by itself", needs_hidden_states=True),
-    "dflash2": Entry(*BLOCK, "DFlash 2, LiLiCorr: a path of likely tokens", needs_hidden_states=True),
-    "eagle3": Entry(
+    "dspark": DrafterEntry(*BLOCK, "a block in one pass, token by token", needs_hidden_states=True),
+    "dflash": DrafterEntry(*BLOCK, "the same, each token by itself", needs_hidden_states=True),
+    "dflash2": DrafterEntry(*BLOCK, "DFlash 2, LiLiCorr: a path of likely tokens", needs_hidden_states=True),
+    "eagle3": DrafterEntry(
         "outrider.drafters.eagle.drafter:EagleDrafter.load",
         ("target", "checkpoint", "gamma"),
         "an EAGLE-3 head, a pass for each token",
         needs_hidden_states=True,
     ),
-    "mtp": Entry(
+    "mtp": DrafterEntry(
         "outrider.drafters.mtp.drafter:MtpDrafter.load",
         ("target", "checkpoint", "gamma"),
         "the target's own MTP layer",
         reads_output=True,
         trained=False,
     ),
-    "deer": Entry(
+    "deer": DrafterEntry(
         *DIFFUSION,
         "a block in one denoising step, from tokens alone",
         kind="diffusion",
         expected_run_length=1.4,
         denoising_steps=1,
     ),
-    "specdiff": Entry(
+    "specdiff": DrafterEntry(
         *DIFFUSION,
         "the same, in several steps",
         kind="diffusion",
         expected_run_length=1.6,
         denoising_steps=2,
     ),
-    "ngram": Entry(
+    "ngram": DrafterEntry(
         "outrider.drafters.ngram:NgramDrafter", ("gamma", "device", "corpora"), "prompt lookup, without a model"
     ),
 }
@@ -114,7 +114,7 @@ def names() -> tuple[str, ...]:
     return tuple(DRAFTERS)
 
 
-def find(name: str) -> Entry:
+def find(name: str) -> DrafterEntry:
     """Raises ValueError with the known names."""
     if name not in DRAFTERS:
         raise ValueError(f"a drafter is one of {', '.join(names())}, not {name!r}")

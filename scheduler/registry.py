@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PlannerEntry:
     """One planner.
 
     make: "module:callable", what makes it.
@@ -37,10 +37,14 @@ class Entry:
 HERE = "outrider.scheduler"
 
 PLANNERS = {
-    "asynchronous": Entry(f"{HERE}.planner:Asynchronous", ("cost", "gamma"), "most tokens per second, as measured"),
-    "synchronous": Entry(f"{HERE}.baselines:Synchronous", ("cost",), "tokens that raise throughput, as measured"),
-    "threshold": Entry(f"{HERE}.baselines:Threshold", ("threshold",), "tokens whose survival is high enough"),
-    "verify-all": Entry(f"{HERE}.baselines:VerifyAll", (), "every drafted token"),
+    "asynchronous": PlannerEntry(
+        f"{HERE}.planner:Asynchronous", ("cost", "gamma"), "most tokens per second, as measured"
+    ),
+    "synchronous": PlannerEntry(
+        f"{HERE}.baselines:Synchronous", ("cost",), "tokens that raise throughput, as measured"
+    ),
+    "threshold": PlannerEntry(f"{HERE}.baselines:Threshold", ("threshold",), "tokens whose survival is high enough"),
+    "verify-all": PlannerEntry(f"{HERE}.baselines:VerifyAll", (), "every drafted token"),
 }
 
 
@@ -48,7 +52,7 @@ def names() -> tuple[str, ...]:
     return tuple(PLANNERS)
 
 
-def find(name: str) -> Entry:
+def find(name: str) -> PlannerEntry:
     """Raises ValueError with the known names."""
     if name not in PLANNERS:
         raise ValueError(f"a planner is one of {', '.join(names())}, not {name!r}")

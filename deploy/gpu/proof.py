@@ -30,7 +30,7 @@ HERE = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ProofStep:
     """seconds: its limit in a run of ten minutes; script: of steps/, with arguments. needs: what must be unpacked."""
 
     seconds: int
@@ -42,13 +42,15 @@ class Step:
 
 
 STEPS = {
-    "launches": Step(60, ("launches.py",), "host times of operations, launches, uploads, graphs", server=False),
-    "drafts": Step(100, ("drafts.py",), "drafts of Qwen3-8B's DSpark shape, acceptance, lookup", server=False),
-    "served": Step(200, ("served.py",), "the embedded model: off, planned, verify-all; a trace; equal texts", "model"),
-    "large": Step(240, ("large.py", "drafted"), "Qwen3-8B's shape, acceptance simulated", simulated=True),
-    "large-plain": Step(90, ("large.py", "plain"), "the same without a drafter"),
-    "large-stock": Step(150, ("large.py", "stock"), "SGLang's DSPARK and plain SGLang on the same shape"),
-    "kernels": Step(120, ("kernels.py",), "every Triton kernel against torch (tests/gpu/kernels)", server=False),
+    "launches": ProofStep(60, ("launches.py",), "host times of operations, launches, uploads, graphs", server=False),
+    "drafts": ProofStep(100, ("drafts.py",), "drafts of Qwen3-8B's DSpark shape, acceptance, lookup", server=False),
+    "served": ProofStep(
+        200, ("served.py",), "the embedded model: off, planned, verify-all; a trace; equal texts", "model"
+    ),
+    "large": ProofStep(240, ("large.py", "drafted"), "Qwen3-8B's shape, acceptance simulated", simulated=True),
+    "large-plain": ProofStep(90, ("large.py", "plain"), "the same without a drafter"),
+    "large-stock": ProofStep(150, ("large.py", "stock"), "SGLang's DSPARK and plain SGLang on the same shape"),
+    "kernels": ProofStep(120, ("kernels.py",), "every Triton kernel against torch (tests/gpu/kernels)", server=False),
 }
 ORDER = tuple(STEPS)
 
@@ -180,7 +182,7 @@ def surroundings(manifest: dict, args: argparse.Namespace) -> dict[str, str]:
 
 
 def start(
-    name: str, step: Step, script: tuple[str, ...], environment: dict[str, str], args: argparse.Namespace
+    name: str, step: ProofStep, script: tuple[str, ...], environment: dict[str, str], args: argparse.Namespace
 ) -> subprocess.Popen:
     store = args.store.resolve()
     path = [store / "steps", store / "tree" / ".src", store / "site"]
@@ -209,7 +211,7 @@ def finish(process: subprocess.Popen, until: float) -> int:
 
 def train(environment: dict[str, str], args: argparse.Namespace, seconds: float) -> str:
     """Train the shipped DSpark drafter on, on answers that the embedded model writes here."""
-    step = Step(0, ("train.py", f"{seconds / 60:.2f}"), "training")
+    step = ProofStep(0, ("train.py", f"{seconds / 60:.2f}"), "training")
     process = start("training", step, step.script, environment, args)
     code = finish(process, time.time() + seconds)
     return "done" if code == 0 else f"failed with {code}"

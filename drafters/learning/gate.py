@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 
-from ..training.batches import BatchMaker, Step
+from ..training.batches import BatchMaker, TrainingStep
 from ..training.store import Sequence
 from ..training.validate import Drafts, runs_along, steps_along
 
@@ -57,7 +57,7 @@ def follow(drafts: Drafts, maker: BatchMaker, sequences: Iterable[Sequence]) -> 
     for s in sequences:
         sure: list[torch.Tensor] = []
 
-        def hits(step: Step, sure: list[torch.Tensor] = sure) -> torch.Tensor:
+        def hits(step: TrainingStep, sure: list[torch.Tensor] = sure) -> torch.Tensor:
             tokens, confidence = drafts(step)
             sure.append(confidence.float().cpu())
             return tokens == step.tokens[:, 1:]

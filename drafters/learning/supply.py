@@ -17,7 +17,7 @@ from ..training.decode import FeatureSpec, decode
 from ..training.features import read_texts, usable
 from ..training.logs import LEAST_AGREEMENT, agreement, held_out, prompt_name
 from ..training.prompts import read_samples
-from ..training.store import Entry, FeatureStore, Sequence, StoreInUse
+from ..training.store import FeatureStore, Sequence, StoredAnswer, StoreInUse
 from ..training.target import TargetModel
 from .answers import Answer
 
@@ -45,7 +45,7 @@ class Item:
 
     segment: int
     number: int
-    entry: Entry
+    entry: StoredAnswer
 
     @property
     def prompt(self) -> str:

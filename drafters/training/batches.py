@@ -53,7 +53,7 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrainingStep:
     """One training step: A blocks of `size` predictions over C context rows.
 
     context, features, positions: [C] token ids, [C, m*d], [C], zeros in empty rows.
@@ -103,7 +103,7 @@ class BatchMaker:
         """Copy to the device, without waiting for a GPU."""
         return x.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else x.to(self.device)
 
-    def cut(self, sequences: list[Sequence], anchors: list[torch.Tensor], size: int) -> Step:
+    def cut(self, sequences: list[Sequence], anchors: list[torch.Tensor], size: int) -> TrainingStep:
         """Blocks of `size` predictions behind the given anchor positions of each sequence."""
         before, features, positions, ids, anchored, tokens, valid, tops, probs, tiles = ([] for _ in range(10))
         row = first = 0
@@ -139,7 +139,7 @@ class BatchMaker:
             place=self.move(places),
             blocks=(places == 0).nonzero()[:, 0].tolist(),
         )
-        return Step(
+        return TrainingStep(
             context=self.move(torch.cat(before)),
             features=self.move(torch.cat(features)),
             positions=self.move(torch.cat(positions)),
@@ -181,7 +181,7 @@ def prefetched(steps: Iterator[T]) -> Iterator[T]:
 def drawn_numbers(numbers: list[int], count: int, *, seed: int, step: int) -> Iterator[tuple[list[int], int]]:
     """Endless draws from step number `step` on: `count` of these numbers, all of them once an epoch, and a seed.
 
-    Step i depends on (seed, i) alone, so a resumed run sees the same data as one that was never interrupted.
+    TrainingStep i depends on (seed, i) alone, so a resumed run sees the same data as one that was never interrupted.
     """
     per_epoch, epoch, order = max(1, len(numbers) // count), -1, torch.empty(0)
     while True:
@@ -203,7 +203,7 @@ def random_steps(
     size: int,
     seed: int,
     step: int,
-) -> Iterator[Step]:
+) -> Iterator[TrainingStep]:
     """Steps of `drawn_numbers`, with up to `anchors` random anchors of each sequence."""
     for chosen, own_seed in drawn_numbers(numbers, sequences, seed=seed, step=step):
         drawn = [store[number] for number in chosen]

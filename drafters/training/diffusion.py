@@ -8,7 +8,7 @@ import torch
 
 from ..diffusion.denoise import Schedule
 from ..diffusion.model import DiffusionModel
-from .batches import BatchMaker, Step
+from .batches import BatchMaker, TrainingStep
 from .forward import FrozenTarget
 from .loop import DraftRun, Recipe, learn_from
 from .masked import MaskedStep, block_states, mask_blocks, masked_anywhere, masked_at_the_end
@@ -34,7 +34,7 @@ class DiffusionRun(DraftRun[DiffusionModel]):
         decay = self.recipe.position_decay or float("inf")  # else masks alone decide how positions weigh
         return BatchMaker(self.model.config, self.model.vocab, device=self.frozen.head.device, decay=decay)
 
-    def batch(self, step: Step, number: int) -> MaskedStep:
+    def batch(self, step: TrainingStep, number: int) -> MaskedStep:
         generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_033 + number)
         blocks, size = len(step.anchors), step.valid.shape[1]
         if self.alpha is None:

@@ -14,7 +14,7 @@ from ..block.model import BlockModel, TrainedModel
 from ..chain.drafter import with_shared
 from ..eagle.config import EagleConfig
 from ..eagle.model import EagleModel
-from .batches import Step, Tile
+from .batches import Tile, TrainingStep
 from .target import TargetModel
 
 
@@ -83,14 +83,14 @@ def tile_attention(
     return out.reshape(many * blocks, queries, heads, dim)
 
 
-def hidden_states(model: BlockModel | EagleModel, frozen: FrozenTarget, step: Step, size: int) -> torch.Tensor:
+def hidden_states(model: BlockModel | EagleModel, frozen: FrozenTarget, step: TrainingStep, size: int) -> torch.Tensor:
     """Hidden states [A, size, d] of the predicted positions of every block."""
     if isinstance(model, EagleModel):
         return chain_states(model, frozen, step, size)
     return parallel_states(model, frozen, step, size)
 
 
-def parallel_states(model: BlockModel, frozen: FrozenTarget, step: Step, size: int) -> torch.Tensor:
+def parallel_states(model: BlockModel, frozen: FrozenTarget, step: TrainingStep, size: int) -> torch.Tensor:
     """`hidden_states` of a block drafter."""
     first = model.config.first_row
     queries = size + first
@@ -108,7 +108,7 @@ def parallel_states(model: BlockModel, frozen: FrozenTarget, step: Step, size: i
     return hidden.view(len(ids), queries, -1)[:, first:]
 
 
-def chain_states(model: EagleModel, frozen: FrozenTarget, step: Step, size: int) -> torch.Tensor:
+def chain_states(model: EagleModel, frozen: FrozenTarget, step: TrainingStep, size: int) -> torch.Tensor:
     """`hidden_states` of an EAGLE-3 head, unrolled: the training-time test of arXiv 2503.01840, section 3.2.
 
     Rows before the anchor's are paired with the target's features, as they are served. That of the k-th token behind
@@ -135,7 +135,7 @@ def chain_states(model: EagleModel, frozen: FrozenTarget, step: Step, size: int)
     return torch.stack(states, 1)
 
 
-def rows_before(step: Step) -> torch.Tensor:
+def rows_before(step: TrainingStep) -> torch.Tensor:
     """[A] the context row of the token before each anchor."""
     starts = []
     for tile in step.tiles:

@@ -20,7 +20,7 @@ from ..block.model import BlockModel, DraftModel, TrainedModel
 from ..diffusion.denoise import Schedule
 from ..eagle.model import EagleModel
 from ..networks import network_of
-from .batches import BatchMaker, Step
+from .batches import BatchMaker, TrainingStep
 from .deadline import NEVER, Deadline
 from .forward import FrozenTarget, hidden_states
 from .loss import LossWeights, confidence_loss, draft_loss
@@ -96,7 +96,7 @@ class Recipe:
 
 
 def learn_from(
-    model: TrainedModel, frozen: FrozenTarget, step: Step, hidden: torch.Tensor, loss_weights: LossWeights, *,
+    model: TrainedModel, frozen: FrozenTarget, step: TrainingStep, hidden: torch.Tensor, loss_weights: LossWeights, *,
     alpha_conf: float,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Backward from the hidden states [A, size, d] of a step's blocks; losses are means over the weighted positions.
@@ -130,7 +130,12 @@ def learn_from(
 
 
 def train_step(
-    model: BlockModel | EagleModel, frozen: FrozenTarget, step: Step, loss_weights: LossWeights, *, alpha_conf: float
+    model: BlockModel | EagleModel,
+    frozen: FrozenTarget,
+    step: TrainingStep,
+    loss_weights: LossWeights,
+    *,
+    alpha_conf: float,
 ) -> dict[str, torch.Tensor]:
     """Forward and backward of one step of a block drafter or an EAGLE-3 head; as `learn_from`."""
     hidden = hidden_states(model, frozen, step, step.valid.shape[1])
@@ -331,7 +336,7 @@ class DraftRun(TrainingRun[Model]):
     def maker(self) -> BatchMaker:
         """Cuts steps for this drafter."""
 
-    def batch(self, step: Step, number: int) -> Any:
+    def batch(self, step: TrainingStep, number: int) -> Any:
         """The batch that step `number` trains on, of these blocks."""
         return step
 
@@ -364,7 +369,7 @@ class Run(DraftRun[Reader]):
         device, decay = self.frozen.head.device, self.recipe.position_decay
         return BatchMaker(self.model.config, self.model.vocab, device=device, decay=decay)
 
-    def learn(self, batch: Step) -> dict[str, torch.Tensor]:
+    def learn(self, batch: TrainingStep) -> dict[str, torch.Tensor]:
         recipe = self.recipe
         return train_step(self.model, self.frozen, batch, recipe.losses(self.step), alpha_conf=recipe.alpha_conf)
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from ..diffusion.model import DiffusionModel
-from .batches import Step
+from .batches import TrainingStep
 from .forward import FrozenTarget, blocks_attention
 
 
@@ -27,7 +27,7 @@ class MaskedStep:
     revealed: [A, size - 1] bool, tokens x_1 .. x_{size - 1} that the blocks see.
     """
 
-    step: Step
+    step: TrainingStep
     revealed: torch.Tensor
 
     @property
@@ -61,7 +61,7 @@ def masked_at_the_end(
     return masked, weights / weights.sum(1, keepdim=True)
 
 
-def mask_blocks(step: Step, masked: torch.Tensor, weights: torch.Tensor) -> MaskedStep:
+def mask_blocks(step: TrainingStep, masked: torch.Tensor, weights: torch.Tensor) -> MaskedStep:
     """The step with these [A, size] tokens masked, and nothing but them to be learnt."""
     labels, size = step.labels, masked.shape[1]
     masked, weights = masked.to(step.rows.device), weights.to(step.rows.device)
@@ -82,7 +82,7 @@ def mask_blocks(step: Step, masked: torch.Tensor, weights: torch.Tensor) -> Mask
 
 
 def block_states(
-    model: DiffusionModel, frozen: FrozenTarget, step: Step, ids: torch.Tensor, revealed: torch.Tensor
+    model: DiffusionModel, frozen: FrozenTarget, step: TrainingStep, ids: torch.Tensor, revealed: torch.Tensor
 ) -> torch.Tensor:
     """Normed states [A, size, d] of blocks behind the step's contexts.
 
@@ -109,7 +109,7 @@ def block_states(
     return states.view(blocks, size, -1)
 
 
-def _context_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: Step) -> torch.Tensor:
+def _context_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: TrainingStep) -> torch.Tensor:
     """Causal attention [C, Hq, D] of every context over itself."""
     out = []
     for tile in {tile.start: tile for tile in step.tiles}.values():  # the last one of a sequence reaches its end

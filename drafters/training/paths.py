@@ -14,7 +14,7 @@ import torch
 
 from ..block.candidates import LatticeSelector
 from ..block.model import BlockModel
-from .batches import Step
+from .batches import TrainingStep
 from .forward import FrozenTarget, rows_before
 from .loss import CPU_CHUNK, GPU_CHUNK, LossWeights, survival
 
@@ -27,7 +27,7 @@ def of_logits(hidden: torch.Tensor, head: torch.Tensor, read: Callable[[torch.Te
 
 
 def lattice(
-    model: BlockModel, frozen: FrozenTarget, step: Step, hidden: torch.Tensor
+    model: BlockModel, frozen: FrozenTarget, step: TrainingStep, hidden: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Candidates [A, G, K] and scores [A, G, K, K] of every block from its hidden states [A, G, d], as they are drafted
     with (`candidates.py`). The partition function has no gradient."""
@@ -55,7 +55,7 @@ def scores_behind(tokens: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor)
 
 
 def path_loss(
-    model: BlockModel, frozen: FrozenTarget, step: Step, hidden: torch.Tensor, loss_weights: LossWeights
+    model: BlockModel, frozen: FrozenTarget, step: TrainingStep, hidden: torch.Tensor, loss_weights: LossWeights
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The losses of `loss.py` of distributions over candidates, added up as `loss_weights` says and summed over N
     positions; [L_ce, L_tv, L_kl], and c* [N], 0 where no path goes.

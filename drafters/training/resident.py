@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from .batches import BatchMaker, Step, Tile, context_rows, drawn_numbers, prefetched, random_steps
+from .batches import BatchMaker, Tile, TrainingStep, context_rows, drawn_numbers, prefetched, random_steps
 from .loss import Labels, position_weights
 from .store import FeatureStore
 
@@ -38,7 +38,7 @@ class ResidentStore:
         """True if the device is a GPU that has room for all columns."""
         return device.type == "cuda" and store.bytes < SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[0]
 
-    def cut(self, numbers: list[int], points: torch.Tensor, maker: BatchMaker, size: int) -> Step:
+    def cut(self, numbers: list[int], points: torch.Tensor, maker: BatchMaker, size: int) -> TrainingStep:
         """Blocks of `size` predictions behind the anchors of these S sequences.
 
         points: [S, A] in [0, 1), where in each of A equal parts of an answer its anchor is; an answer of less than A
@@ -70,7 +70,7 @@ class ResidentStore:
             blocks=list(range(0, len(tokens) * size, size)),
         )
         hidden = rows >= at[..., None]
-        return Step(
+        return TrainingStep(
             context=self.tokens[read, 0].long(),
             features=self.features[read],
             positions=rows.repeat(sequences),
@@ -85,7 +85,7 @@ class ResidentStore:
 
     def steps(
         self, numbers: list[int], maker: BatchMaker, *, sequences: int, anchors: int, size: int, seed: int, step: int
-    ) -> Iterator[Step]:
+    ) -> Iterator[TrainingStep]:
         """Steps of `drawn_numbers`."""
         generator = torch.Generator(self.tokens.device)
         for chosen, own_seed in drawn_numbers(numbers, sequences, seed=seed, step=step):
@@ -105,7 +105,7 @@ def _column(store: FeatureStore, name: str, device: torch.device) -> torch.Tenso
     return column
 
 
-def training_steps(store: FeatureStore, numbers: list[int], maker: BatchMaker, **asked: int) -> Iterator[Step]:
+def training_steps(store: FeatureStore, numbers: list[int], maker: BatchMaker, **asked: int) -> Iterator[TrainingStep]:
     """Endless steps, as `random_steps` is asked for them: on a GPU cut there if the store fits, else made ahead by a
     thread."""
     if ResidentStore.fits(store, maker.device):

@@ -32,7 +32,7 @@ class StoreInUse(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoredAnswer:
     """Place of one sequence: token rows start..start+length, answer rows top..top+(length - prompt).
 
     digest: of its tokens; no two sequences of a store are equal.
@@ -103,15 +103,15 @@ class FeatureStore:
             replace({path: json.dumps(wanted)})
         self.parts: list[slice] | None = None  # of the feature columns, what is read; None: all
         self.index = self.folder / "index.jsonl"
-        self.entries: list[Entry] = []
+        self.entries: list[StoredAnswer] = []
         self.digests: set[str] = set()
-        self._pending: list[Entry] = []
+        self._pending: list[StoredAnswer] = []
         self.grow()
 
     def grow(self) -> bool:
         """Take in what has been appended since, also by others; whether that was anything."""
         lines = self._whole_lines().splitlines()[len(self.entries) - len(self._pending) :]
-        new = [Entry(**json.loads(line)) for line in lines]
+        new = [StoredAnswer(**json.loads(line)) for line in lines]
         if new:
             self.entries += new
             self.digests |= {entry.digest for entry in new}
@@ -207,7 +207,7 @@ class FeatureStore:
         for column in self.columns:
             with (self.folder / f"{column}.bin").open("ab") as file:
                 file.write(np.ascontiguousarray(arrays[column]).tobytes())
-        entry = Entry(rows, len(sequence.tokens), sequence.prompt, top, temperature, source, name)
+        entry = StoredAnswer(rows, len(sequence.tokens), sequence.prompt, top, temperature, source, name)
         for entries in (self.entries, self._pending):
             entries.append(entry)
         self.digests.add(entry.digest)

@@ -27,7 +27,7 @@ from ..confidence import own_confidence
 from ..diffusion.denoise import Schedule, denoise
 from ..diffusion.model import DiffusionModel
 from ..eagle.model import EagleModel
-from .batches import BatchMaker, Step, anchor_range
+from .batches import BatchMaker, TrainingStep, anchor_range
 from .forward import FrozenTarget, hidden_states
 from .masked import block_states
 from .paths import lattice, scores_behind
@@ -47,8 +47,8 @@ class Chances:
     generator: torch.Generator
 
 
-Drafts = Callable[[Step], tuple[torch.Tensor, torch.Tensor]]
-"""Step -> tokens and confidences [A, gamma] drafted behind its anchors, as they are served at temperature 0."""
+Drafts = Callable[[TrainingStep], tuple[torch.Tensor, torch.Tensor]]
+"""TrainingStep -> tokens and confidences [A, gamma] drafted behind its anchors, as they are served at temperature 0."""
 
 
 def drafts_of(model: TrainedModel, frozen: FrozenTarget, schedule: Schedule | None) -> Drafts:
@@ -60,7 +60,9 @@ def drafts_of(model: TrainedModel, frozen: FrozenTarget, schedule: Schedule | No
     return partial(drafted, model, frozen)
 
 
-def drafted(model: BlockModel | EagleModel, frozen: FrozenTarget, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+def drafted(
+    model: BlockModel | EagleModel, frozen: FrozenTarget, step: TrainingStep
+) -> tuple[torch.Tensor, torch.Tensor]:
     """`Drafts` of a block drafter or an EAGLE-3 head. The head's are behind the answer's tokens, which are its own as
     far as they are accepted."""
     count, gamma = step.valid.shape
@@ -90,7 +92,7 @@ def drafted(model: BlockModel | EagleModel, frozen: FrozenTarget, step: Step) ->
 
 
 def denoised(
-    model: DiffusionModel, frozen: FrozenTarget, schedule: Schedule, step: Step
+    model: DiffusionModel, frozen: FrozenTarget, schedule: Schedule, step: TrainingStep
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`Drafts` of a diffusion drafter."""
     count, gamma = step.valid.shape
@@ -111,7 +113,7 @@ def denoised(
     return tokens, confidence
 
 
-def kept(logits: torch.Tensor, step: Step, columns: torch.Tensor, chances: Chances) -> torch.Tensor:
+def kept(logits: torch.Tensor, step: TrainingStep, columns: torch.Tensor, chances: Chances) -> torch.Tensor:
     """[A, M] bool, acceptance of each token behind the anchors, drawn as speculative sampling would have; logits:
     [A, M, V'] float32 of these; columns: [V] draft column of every token, -1 where lacking."""
     reach = torch.arange(1, 1 + logits.shape[1], device=logits.device)
@@ -124,8 +126,8 @@ def kept(logits: torch.Tensor, step: Step, columns: torch.Tensor, chances: Chanc
     return points * target < drafted
 
 
-Hits = Callable[[Step, Chances | None], torch.Tensor]
-"""Step -> tokens [A, gamma] bool behind its anchors that a draft hits: greedy, or drawn where there are chances."""
+Hits = Callable[[TrainingStep, Chances | None], torch.Tensor]
+"""Which tokens [A, gamma] behind a step's anchors a draft hits, bool: greedy, or drawn where there are chances."""
 
 
 def hits_of(model: TrainedModel, frozen: FrozenTarget, columns: torch.Tensor, schedule: Schedule | None) -> Hits:
@@ -135,7 +137,7 @@ def hits_of(model: TrainedModel, frozen: FrozenTarget, columns: torch.Tensor, sc
     """
     drafts = drafts_of(model, frozen, schedule)
 
-    def hits(step: Step, chances: Chances | None) -> torch.Tensor:
+    def hits(step: TrainingStep, chances: Chances | None) -> torch.Tensor:
         if chances is None:
             return drafts(step)[0] == step.tokens[:, 1:]
         return kept(logits_along(model, frozen, step, schedule), step, columns, chances)
@@ -143,7 +145,9 @@ def hits_of(model: TrainedModel, frozen: FrozenTarget, columns: torch.Tensor, sc
     return hits
 
 
-def logits_along(model: TrainedModel, frozen: FrozenTarget, step: Step, schedule: Schedule | None) -> torch.Tensor:
+def logits_along(
+    model: TrainedModel, frozen: FrozenTarget, step: TrainingStep, schedule: Schedule | None
+) -> torch.Tensor:
     """Logits [A, gamma, V'] float32 of every token behind the anchors, while those before are the answer's."""
     if isinstance(model, DiffusionModel):
         assert schedule is not None
@@ -205,7 +209,7 @@ CHUNK = 64
 """Anchors drafted for at once: their logits are in memory."""
 
 
-def runs_along(maker: BatchMaker, s: Sequence, hits: Callable[[Step], torch.Tensor]) -> list[int]:
+def runs_along(maker: BatchMaker, s: Sequence, hits: Callable[[TrainingStep], torch.Tensor]) -> list[int]:
     """Tokens of a draft that are accepted behind each token of an answer that another follows; hits: [A, gamma] bool
     of a step."""
     runs: list[int] = []

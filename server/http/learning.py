@@ -24,7 +24,7 @@ from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.storage.replacing import replace
 
 from ..plugin import worker_rpc
-from ..plugin.loading.planner import CALIBRATION
+from ..plugin.loading.from_profile import CALIBRATION
 from ..processes.learner import LearnerProcess
 from ..settings.learning import DRAFTERS
 from ..settings.settings import Settings

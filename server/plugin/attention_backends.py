@@ -42,7 +42,7 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BackendEntry:
     """One backend.
 
     Rows behind the last request it leaves alone, so that a step may have a size that is decided before its lengths are
@@ -62,10 +62,10 @@ class Entry:
 
 
 BACKENDS = {
-    "fa3": Entry(majors=(8, 9), capped=True, latent=(9,)),
-    "trtllm_mha": Entry(majors=(10,), capped=False),
-    "flashinfer": Entry(majors=(8, 9, 10, 12), capped=False),
-    OURS: Entry(majors=(8, 9, 10, 12), capped=True, most_head=MOST_CUDA_HEAD, float32=True, narrow=False),
+    "fa3": BackendEntry(majors=(8, 9), capped=True, latent=(9,)),
+    "trtllm_mha": BackendEntry(majors=(10,), capped=False),
+    "flashinfer": BackendEntry(majors=(8, 9, 10, 12), capped=False),
+    OURS: BackendEntry(majors=(8, 9, 10, 12), capped=True, most_head=MOST_CUDA_HEAD, float32=True, narrow=False),
 }
 DEFAULTS = {8: ("flashinfer", "fa3"), 9: ("fa3",), 10: ("trtllm_mha",), 12: ("flashinfer",)}
 """Backends by the GPU's major version; the first that fits is taken."""

@@ -19,8 +19,8 @@ from outrider.scheduler.baselines import VerifyAll
 from outrider.scheduler.contract import StepView
 
 from .decode.metrics import SpeculationMetrics
-from .decode.planning import Planning
 from .decode.requests import Entries
+from .decode.step_planner import StepPlanner
 from .diffusion.drafting import Drafting, Round
 from .diffusion.drafts import Draft as StateDraft
 from .diffusion.recording import Recording
@@ -43,7 +43,7 @@ def begin(worker: Any) -> None:
         vocabulary = worker.target_worker.model_config.vocab_size
         measures = {
             "drafter": TimedDrafter(worker.drafter, vocabulary),
-            "planning": FixedPlanning(worker.planning),
+            "planning": FixedStepPlanner(worker.planning),
         }
     setattr(worker, REPLACED, {name: getattr(worker, name) for name in measures})
     vars(worker).update(measures)
@@ -74,10 +74,10 @@ class TimedDrafter(FixedDrafter):
         return replace(super().propose(batch), drafting=self.model.propose(batch).drafting)
 
 
-class FixedPlanning(Planning):
+class FixedStepPlanner(StepPlanner):
     """Verifies every draft, also beyond an answer's end."""
 
-    def __init__(self, served: Planning):
+    def __init__(self, served: StepPlanner):
         super().__init__(
             VerifyAll(), None,
             requests=served.requests, metrics=StepTimesOnly(served.metrics), device="cpu" if served.on_host else "cuda",

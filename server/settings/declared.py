@@ -27,7 +27,7 @@ DAY = 86400
 ANY = 1 << 40
 
 
-def _each(names: Sequence[str], find: Callable[[str], drafters.Entry | planners.Entry]) -> str:
+def _each(names: Sequence[str], find: Callable[[str], drafters.DrafterEntry | planners.PlannerEntry]) -> str:
     return ", ".join(f"`{name}` ({find(name).help})" for name in names)
 
 

@@ -13,7 +13,7 @@ from outrider.scheduler.cost.step_times import Point
 
 from .effort import Capacity, Effort, Shape
 from .events import Progress
-from .idle import Budget
+from .idle import IdleBudget
 
 if TYPE_CHECKING:
     from ..processes.engine import Engine
@@ -58,7 +58,7 @@ async def measure_grid(
     """
     times = Counter((point.requests, point.tokens, point.context) for point in partial.points)
     total = effort.rounds * len(shapes)
-    budget = Budget(effort.seconds, partial.seconds if partial.points else 0.0)
+    budget = IdleBudget(effort.seconds, partial.seconds if partial.points else 0.0)
 
     async def measure(shape: Shape) -> list[Point]:
         before = budget.spent
@@ -105,7 +105,7 @@ async def answer_all(
 
     questions: with their temperatures.
     """
-    found, budget = [], Budget(seconds)
+    found, budget = [], IdleBudget(seconds)
     for start in range(0, len(questions), CONCURRENCY):
         if budget.exhausted:
             break

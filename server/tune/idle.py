@@ -73,7 +73,7 @@ async def run_now(piece: Callable[[], Awaitable[T]]) -> T:
     return await piece()
 
 
-class Budget:
+class IdleBudget:
     """Seconds of work, pauses between its pieces not counted. seconds: None for any number. spent: before."""
 
     def __init__(self, seconds: float | None, spent: float = 0.0) -> None:

@@ -24,7 +24,7 @@ from outrider.drafters.commands import train
 from outrider.drafters.commands.arguments import add_arguments
 from outrider.drafters.config_file import CheckpointError
 from outrider.drafters.training import measure
-from outrider.drafters.training.batches import BatchMaker, Step
+from outrider.drafters.training.batches import BatchMaker, TrainingStep
 from outrider.drafters.training.forward import FrozenTarget, hidden_states
 from outrider.drafters.training.loss import LossWeights
 from outrider.drafters.training.paths import lattice, path_loss, scores_behind
@@ -53,7 +53,9 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-def drafted_steps(config: BlockConfig, temperature: float) -> tuple[BlockDrafter, torch.Tensor, torch.Tensor, Step]:
+def drafted_steps(
+    config: BlockConfig, temperature: float
+) -> tuple[BlockDrafter, torch.Tensor, torch.Tensor, TrainingStep]:
     """A drafter, what it drafted with which q behind texts of several lengths, and a step of training on just that."""
     drafter, table = prepared(config)
     asking = batch(table, [0, 1, 2], list(LENGTHS), temperature)

@@ -13,7 +13,7 @@ from tiny_drafters import DFLASH2, DIFFUSION, LILICORR, TERMS, TINY, make_diffus
 from tiny_eagle import LAYER_IDS, VOCAB, save_eagle
 
 from outrider.drafters.eagle.model import EagleModel
-from outrider.drafters.training.batches import BatchMaker, Step
+from outrider.drafters.training.batches import BatchMaker, TrainingStep
 from outrider.drafters.training.forward import FrozenTarget, frozen_part
 from outrider.drafters.training.loop import learn_from, train_step
 from outrider.drafters.training.loss import LossWeights
@@ -37,7 +37,7 @@ def filled(folder: Path, width: int) -> FeatureStore:
     return store
 
 
-def both_steps(store: FeatureStore, maker: BatchMaker, size: int) -> tuple[Step, Step]:
+def both_steps(store: FeatureStore, maker: BatchMaker, size: int) -> tuple[TrainingStep, TrainingStep]:
     """A step of five anchors of each chosen sequence, some of which reach beyond the answer's end, cut here and there.
 
     The answers are longer than five parts of two tokens, so no anchor comes twice.

@@ -42,8 +42,8 @@ class Halves(Planner):
 from outrider.drafters import registry as drafters
 from outrider.scheduler import registry as planners
 
-drafters.DRAFTERS["sevens"] = drafters.Entry("sevens:Sevens", ("gamma", "device"), "drafts of sevens")
-planners.PLANNERS["halves"] = planners.Entry("halves:Halves", ("gamma",), "half of each draft")
+drafters.DRAFTERS["sevens"] = drafters.DrafterEntry("sevens:Sevens", ("gamma", "device"), "drafts of sevens")
+planners.PLANNERS["halves"] = planners.PlannerEntry("halves:Halves", ("gamma",), "half of each draft")
 """,
 }
 SETTINGS = """
@@ -65,7 +65,7 @@ import torch
 from outrider.drafters.base import DraftBatch
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.loading.drafter import load_drafter
-from outrider.server.plugin.loading.planner import load_plan
+from outrider.server.plugin.loading.from_profile import load_plan
 
 config = PluginConfig(drafter="sevens", planner="halves", gamma=4)
 target = SimpleNamespace(hf_text_config=SimpleNamespace(vocab_size=96))

@@ -29,9 +29,9 @@ from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.contract import Planner
 from outrider.server.plugin.decode.boundary import Boundary
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
-from outrider.server.plugin.decode.planning import Planning
 from outrider.server.plugin.decode.requests import RequestTable
 from outrider.server.plugin.decode.step import Admission, Step
+from outrider.server.plugin.decode.step_planner import StepPlanner
 from outrider.server.plugin.decode.worker import SpeculativeWorker
 from outrider.server.plugin.options import RequestOptions
 
@@ -73,7 +73,7 @@ class Drawn(NamedTuple):
 class Seen(NamedTuple):
     """The planner's knowledge: steps up to `step`, and the outcome of that one; None: nothing yet."""
 
-    planning: Planning
+    planning: StepPlanner
     step: Step | None
     admission: Admission | None
     accept_lens: Text
@@ -124,7 +124,7 @@ class Enumeration:
         block = model.gamma if model is not None and model.shortens else None
         if planner.cost is not None:  # how long the test takes is chance
             vars(planner.cost).update(observe=lambda *_: None, observe_deciding=lambda *_: None)
-        self.start = Planning(planner, calibration, self.table, self.metrics, "cpu", block=block)
+        self.start = StepPlanner(planner, calibration, self.table, self.metrics, "cpu", block=block)
         self.worker: Any = SimpleNamespace(
             drafter=drafter,
             width=drafter.gamma + 1,
@@ -179,7 +179,7 @@ class Enumeration:
 
     # -- one step -------------------------------------------------------------------------------------------------
 
-    def _shown(self, seen: Seen) -> Planning:
+    def _shown(self, seen: Seen) -> StepPlanner:
         """A planning of its own that has been shown all of it."""
         shared = [self.table, self.metrics, seen.planning.recording, seen.planning.readback]
         cost = seen.planning.planner.cost
@@ -189,12 +189,12 @@ class Enumeration:
             planning.finish(replace(seen.admission, step=step), torch.tensor(seen.accept_lens))
         return planning
 
-    def _begin(self, planning: Planning, rows: np.ndarray, texts: Sequence[Text]) -> Step:
+    def _begin(self, planning: StepPlanner, rows: np.ndarray, texts: Sequence[Text]) -> Step:
         sampling = self.acceptance.sampling([Verified(texts[row], (), kind=row) for row in rows.tolist()])
         contexts = np.array([len(texts[row]) - 1 for row in rows])
         return planning.begin(rows, contexts, classes_of(sampling.rules.temperatures, sampling.seeded))
 
-    def _drafts(self, planning: Planning, step: Step, rows: np.ndarray, texts: Sequence[Text]) -> Iterator[Drawn]:
+    def _drafts(self, planning: StepPlanner, step: Step, rows: np.ndarray, texts: Sequence[Text]) -> Iterator[Drawn]:
         """Every outcome of the drafts' draws, as the worker drafts and the planner admits."""
         mine = [texts[row] for row in rows]
         for row, text in zip(rows.tolist(), mine, strict=True):  # the cache holds all but the anchors

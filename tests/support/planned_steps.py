@@ -1,6 +1,6 @@
 """Decode steps as the worker plans them.
 
-Tensors live on the CPU throughout. `device="cuda"` tells Planning that they do not: it may then not read them before
+Tensors live on the CPU throughout. `device="cuda"` tells StepPlanner that they do not: it may then not read them before
 the step after the next begins.
 """
 

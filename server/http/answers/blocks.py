@@ -22,7 +22,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BlockStep:
     """A change of one block. text, logprobs: what is new where it grows. cut: it ends for want of tokens."""
 
     change: Literal["begin", "grow", "end"]
@@ -45,7 +45,7 @@ class Blocks:
         self._space = ""
         self._logprobs: list[dict[str, Any]] = []
 
-    def add(self, message: dict[str, Any], logprobs: dict[str, Any] | None) -> Iterator[Step]:
+    def add(self, message: dict[str, Any], logprobs: dict[str, Any] | None) -> Iterator[BlockStep]:
         """The changes by a delta, or by a whole message."""
         self._logprobs += (logprobs or {}).get("content") or ()
         if reasoning := message.get("reasoning_content"):
@@ -59,7 +59,7 @@ class Blocks:
         for index, call in enumerate(message.get("tool_calls") or ()):
             yield from self._call(call.get("index") or index, call)
 
-    def end(self, *, cut: bool) -> Iterator[Step]:
+    def end(self, *, cut: bool) -> Iterator[BlockStep]:
         """The changes by the end of the answer. cut: it had no more tokens."""
         if self._space and not self._calls:
             yield from self._grow("text", self._space)
@@ -68,7 +68,7 @@ class Blocks:
     def _is_open(self, kind: Kind) -> bool:
         return self._open is not None and self._open.kind == kind
 
-    def _grow(self, kind: Literal["reasoning", "text"], text: str) -> Iterator[Step]:
+    def _grow(self, kind: Literal["reasoning", "text"], text: str) -> Iterator[BlockStep]:
         if not self._is_open(kind):
             yield from self._begin(Block(kind, len(self.all)))
         assert self._open is not None
@@ -77,9 +77,9 @@ class Blocks:
             logprobs, self._logprobs = self._logprobs, []
             self._open.logprobs += logprobs
         self._open.text += text
-        yield Step("grow", self._open, text, logprobs)
+        yield BlockStep("grow", self._open, text, logprobs)
 
-    def _call(self, index: int, call: dict[str, Any]) -> Iterator[Step]:
+    def _call(self, index: int, call: dict[str, Any]) -> Iterator[BlockStep]:
         function = call.get("function") or {}
         if index not in self._calls:
             block = Block("call", len(self.all), name=function.get("name") or "", call_id=call.get("id") or "")
@@ -88,15 +88,15 @@ class Blocks:
         if arguments := function.get("arguments"):
             block = self._calls[index]
             block.text += arguments
-            yield Step("grow", block, arguments)
+            yield BlockStep("grow", block, arguments)
 
-    def _begin(self, block: Block) -> Iterator[Step]:
+    def _begin(self, block: Block) -> Iterator[BlockStep]:
         yield from self._close()
         self.all.append(block)
         self._open = block
-        yield Step("begin", block)
+        yield BlockStep("begin", block)
 
-    def _close(self, *, cut: bool = False) -> Iterator[Step]:
+    def _close(self, *, cut: bool = False) -> Iterator[BlockStep]:
         if self._open is not None:
-            yield Step("end", self._open, cut=cut)
+            yield BlockStep("end", self._open, cut=cut)
         self._open = None

@@ -13,7 +13,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import request_middleware
-from .blocks import Block, Step
+from .blocks import Block, BlockStep
 from .translated import End, Event
 
 PATHS = ("/v1/messages", "/v1/messages/count_tokens")
@@ -86,7 +86,7 @@ class MessageWriter:
         }
         yield {"type": "message_start", "message": self._message}
 
-    def step(self, step: Step) -> Iterator[Event]:
+    def step(self, step: BlockStep) -> Iterator[Event]:
         block = step.block
         if step.change == "begin":
             self._content.append(block)

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from ..requests.protocol import ChatRequest
 from ..requests.responses import ResponsesRequest
-from .blocks import Block, Step
+from .blocks import Block, BlockStep
 from .schemas import CompletionTokensDetails
 from .translated import End, Event
 
@@ -61,7 +61,7 @@ class ResponsesWriter:
         yield self._event("response.created", response={**self._response})
         yield self._event("response.in_progress", response={**self._response})
 
-    def step(self, step: Step) -> Iterator[Event]:
+    def step(self, step: BlockStep) -> Iterator[Event]:
         block = step.block
         where = {"item_id": self._id(block), "output_index": block.index}
         part = {**where, "content_index": 0}

@@ -15,7 +15,7 @@ from pydantic_core import to_json
 from .. import offload
 from ..requests.dialect import Dialect
 from ..requests.json_body import SMALL_BYTES
-from .blocks import Blocks, Step
+from .blocks import Blocks, BlockStep
 
 Event = dict[str, Any]
 
@@ -38,7 +38,7 @@ class Writer(Protocol):
     def begin(self, chat: dict[str, Any]) -> Iterable[Event]:
         """The first events. chat: a chat's chunk, or a whole answer."""
 
-    def step(self, step: Step) -> Iterable[Event]: ...
+    def step(self, step: BlockStep) -> Iterable[Event]: ...
 
     def end(self, end: End) -> Iterable[Event]: ...
 

@@ -27,7 +27,7 @@ FLAG_KEY_NAME = "--api-key"
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class KeyBudget:
     """A limit of tokens with what has been taken of it. name: for messages."""
 
     name: str
@@ -96,9 +96,9 @@ class KeyUsage:
             )
 
     @property
-    def budgets(self) -> list[Budget]:
+    def budgets(self) -> list[KeyBudget]:
         limits = (("a minute", self.key.tokens_per_minute, self.minute), ("a day", self.key.tokens_per_day, self.day))
-        return [Budget(name, limit, count) for name, limit, count in limits if limit is not None]
+        return [KeyBudget(name, limit, count) for name, limit, count in limits if limit is not None]
 
     def take(self, tokens: int) -> tuple[Grant, Grant]:
         """Take tokens of the minute and of the day; raises ApiError where the key has not so many left."""

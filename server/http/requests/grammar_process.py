@@ -15,7 +15,7 @@ from typing import Any
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
 from ...plugin.grammars import worker
-from ...plugin.grammars.examine import Outcome, Verdict
+from ...plugin.grammars.examine import GrammarOutcome, Verdict
 from ...plugin.grammars.folder import GrammarFolder, name_of
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class GrammarMetrics:
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         text = "Grammars that requests brought, by what became of them."
         outcomes = Counter("outrider_grammars", text, ["outcome"], registry=registry)
-        self._outcomes = {name: outcomes.labels(name) for name in ("known", *Outcome)}
+        self._outcomes = {name: outcomes.labels(name) for name in ("known", *GrammarOutcome)}
         self._seconds = Histogram(
             "outrider_grammar_seconds",
             "Processor time in which a grammar was compiled and tried out.",
@@ -52,7 +52,7 @@ class GrammarMetrics:
 
     def examined(self, verdict: Verdict) -> None:
         self._outcomes[verdict.outcome].inc()
-        if verdict.outcome is Outcome.ACCEPTED:
+        if verdict.outcome is GrammarOutcome.ACCEPTED:
             self._seconds.observe(verdict.seconds)
 
 
@@ -87,7 +87,7 @@ class GrammarProcess:
         """
         name = name or name_of(kind, text)
         if not self.folder.ready:
-            return Verdict(Outcome.ACCEPTED)
+            return Verdict(GrammarOutcome.ACCEPTED)
         if (known := self._verdicts.get(name)) is not None:
             self._verdicts.move_to_end(name)
             self._metrics.known()
@@ -114,7 +114,7 @@ class GrammarProcess:
             verdict = await self._query({"kind": kind, "text": text, "name": name})
         except (OSError, EOFError, TimeoutError) as error:
             logger.warning("the process that compiles grammars has failed (%r); it will be started again", error)
-            verdict = Verdict(Outcome.BUSY, "grammars cannot be compiled at the moment; try again")
+            verdict = Verdict(GrammarOutcome.BUSY, "grammars cannot be compiled at the moment; try again")
         self._metrics.examined(verdict)
         return verdict
 
@@ -173,7 +173,7 @@ class GrammarProcess:
             if answer is None or not fields:  # it was withdrawn
                 continue
             verdict = Verdict.from_json(fields)
-            if verdict.outcome is not Outcome.BUSY:
+            if verdict.outcome is not GrammarOutcome.BUSY:
                 self._remember(name, verdict)
             if not answer.done():
                 answer.set_result(verdict)

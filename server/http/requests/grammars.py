@@ -10,7 +10,7 @@ from typing import Any
 from sglang.srt.constrained.json_schema_validation import validate_xgrammar_json_schema
 
 from ...plugin.grammars import schemas
-from ...plugin.grammars.examine import Outcome, Verdict
+from ...plugin.grammars.examine import GrammarOutcome, Verdict
 from ...plugin.grammars.folder import name_of
 from ...plugin.grammars.rewrite import rewritten
 from ..errors import ApiError, invalid_value, unsupported
@@ -90,9 +90,9 @@ async def compile_for(
     name = _name_of(request, kind)
     key = "full_assistant_ebnf" if sampling_params.get("ebnf_full_assistant") else kind  # SGLang's
     verdict = await process.examine(kind, text, name_of(key, text))
-    if verdict.outcome is Outcome.ACCEPTED:
+    if verdict.outcome is GrammarOutcome.ACCEPTED:
         return
-    if name == "tools" and verdict.outcome is not Outcome.BUSY:
+    if name == "tools" and verdict.outcome is not GrammarOutcome.BUSY:
         name, verdict = await _failing_tool(process, request, verdict)
     raise _refused(name, verdict)
 
@@ -138,16 +138,16 @@ async def _failing_tool(process: GrammarProcess, request: Any, verdict: Verdict)
         for task in alone:
             task.cancel()
     for name, task in zip(names, alone, strict=True):
-        if task not in late and (found := task.result()).outcome in (Outcome.INVALID, Outcome.COSTLY):
+        if task not in late and (found := task.result()).outcome in (GrammarOutcome.INVALID, GrammarOutcome.COSTLY):
             return name, found
     slow = [name for name, task in zip(names, alone, strict=True) if task in late]
     return slow[0] if len(slow) == 1 else "tools", verdict
 
 
 def _refused(name: str, verdict: Verdict) -> ApiError:
-    if verdict.outcome is Outcome.BUSY:
+    if verdict.outcome is GrammarOutcome.BUSY:
         return ApiError(verdict.reason, status=429, param=name, code="grammars_busy")
-    if verdict.outcome is Outcome.INVALID:
+    if verdict.outcome is GrammarOutcome.INVALID:
         return _invalid(name, verdict.reason)
     return ApiError(f"{name!r} {verdict.reason}", param=name, code="invalid_grammar")
 

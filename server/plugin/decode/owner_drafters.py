@@ -19,7 +19,7 @@ from outrider.drafters.base import Drafter
 from outrider.scheduler.calibration.table import CalibrationTable
 
 from ..config import PluginConfig
-from ..loading.planner import CALIBRATION, load_calibration
+from ..loading.from_profile import CALIBRATION, load_calibration
 from ..options import RequestOptions
 from .learning import DrafterWatch
 

@@ -29,7 +29,7 @@ from ..config import PluginConfig
 from ..cpu.direct_forward import DirectForward, direct_forward
 from ..cpu.free_memory import give_back_free_memory
 from ..image_tokens import rotary_positions, within_vocabulary
-from ..loading.planner import load_plan, plan_again
+from ..loading.from_profile import load_plan, plan_again
 from ..slot_pool import SlotPool
 from ..spec_inputs import FlatVerify, VerifyInput, extend_positions, flatten, ragged_layout
 from . import warm_up
@@ -40,7 +40,6 @@ from .logit_rules import LogitRules
 from .logprobs import write_logprobs, write_step_logprobs
 from .metrics import SpeculationMetrics
 from .owner_drafters import OwnerDrafters
-from .planning import Planning
 from .ranks import Ranks
 from .readback import DeviceTime, begin, since
 from .request_parts import RequestParts
@@ -48,6 +47,7 @@ from .requests import RequestTable, prefilled_chunks, rows_and_lengths
 from .results import decoded, prefilled
 from .sampling import Sampling
 from .step import Step
+from .step_planner import StepPlanner
 from .texts import TextKeeper
 from .trace import StepTrace
 from .verify_tail import VerifyTail
@@ -102,7 +102,7 @@ class SpeculativeWorker(BaseSpecWorker):
         if self.drafter is not None:
             self.drafter.allocate(slots)
         adapters = AdapterOutcomes.of(runner, self.width - 1)
-        self.planning = Planning(
+        self.planning = StepPlanner(
             *load_plan(self.config, self.exchange.in_use),
             requests=self.requests,
             metrics=metrics,

@@ -24,7 +24,7 @@ NAME = "OUTRIDER"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepOutcome:
     """Result of a round for a request.
 
     kept: tokens of the request before its open block, all of which have final keys and values now.
@@ -38,13 +38,13 @@ class Outcome:
     committed: bool = False
 
     @classmethod
-    def of(cls, start: int, state: list[int], mask_id: int) -> Outcome:
+    def of(cls, start: int, state: list[int], mask_id: int) -> StepOutcome:
         """The outcome of an open block at `start` whose new state is `state`."""
         return cls(start, open=state) if mask_id in state else cls(start, [state])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class DenoisingStep:
     """states: [N, B] after it. confidence: [M] of the masked places before it, as of `policy.predict`."""
 
     states: torch.Tensor
@@ -110,7 +110,7 @@ class BlockDiffusion(DllmAlgorithm):
         logits: torch.Tensor,
         owner: torch.Tensor,
         sampling: tuple[Rules, torch.Tensor],
-    ) -> Step:
+    ) -> DenoisingStep:
         """One step of `rows`, whose masked places [N, B] have the logits [M, V].
 
         owner: [N] int64, the request of each row. sampling: of the requests.
@@ -122,7 +122,7 @@ class BlockDiffusion(DllmAlgorithm):
         drawn, chances = predict(logits, own, keys, self.mask_id)
         tokens, confidence = rows.tokens.clone(), torch.zeros(masked.shape)
         tokens[masked], confidence[masked] = drawn, chances
-        return Step(step(self.policy, rows.tokens, tokens, confidence, self.mask_id), chances)
+        return DenoisingStep(step(self.policy, rows.tokens, tokens, confidence, self.mask_id), chances)
 
 
 def seed_of(req: Any) -> int:

@@ -18,7 +18,7 @@ from outrider.scheduler.spiffy.learning import Acceptance, RoundCost
 from outrider.scheduler.spiffy.planning import RoundView, StatePlanner
 
 from ..options import RequestOptions
-from .algorithm import Step
+from .algorithm import DenoisingStep
 from .drafts import BlockOutcome, Draft
 from .forward import BlockRows
 from .policy import noise_keys, steps_of
@@ -221,7 +221,7 @@ class Drafting:
         rows: BlockRows,
         masked: torch.Tensor,
         logits: torch.Tensor,
-        step: Step,
+        step: DenoisingStep,
         blocks: list[BlockOutcome | None],
     ) -> None:
         """Keep, with each request, what the forward said of what is still masked, where the next round may draft.

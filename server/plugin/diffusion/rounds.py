@@ -26,7 +26,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from .. import must_take
-from .algorithm import Outcome
+from .algorithm import StepOutcome
 
 REPORT = 40
 """Rounds after which requests and cache are reported although no prompt was read and no answer ended, as SGLang does
@@ -167,7 +167,7 @@ def _run(worker: Any, forward_batch: Any, batch: Any = None) -> Any:
 
 
 def _process_results(scheduler: Any, batch: Any, result: Any) -> None:
-    outcomes: list[Outcome] = result.dllm_algo_state
+    outcomes: list[StepOutcome] = result.dllm_algo_state
     allocator, answered, generated = scheduler.token_to_kv_pool_allocator, [], 0
     allocator.free_group_begin()
     for req, outcome in zip(batch.reqs, outcomes, strict=True):

@@ -16,8 +16,8 @@ import torch
 from sglang.srt.mem_cache.common import evict_from_tree_cache
 
 from ..decode import live
-from ..loading.planner import load_graphs, load_round_cost
-from .algorithm import BlockDiffusion, Outcome
+from ..loading.from_profile import load_graphs, load_round_cost
+from .algorithm import BlockDiffusion, StepOutcome
 from .drafting import Drafting, Round, ServedRequest
 from .drafts import BlockOutcome, Draft, found, with_drafts
 from .forward import BlockRows
@@ -72,7 +72,7 @@ class Spiffy(BlockDiffusion):
         self.optional.run("metrics", None, self.states.flush)
         self.optional.run("metrics", None, self.metrics.flush)
 
-    def generate(self, runner: Any, forward_batch: Any, batch: Any) -> list[Outcome]:
+    def generate(self, runner: Any, forward_batch: Any, batch: Any) -> list[StepOutcome]:
         began, run = time.perf_counter(), self.optional.run
         lengths = [length // self.block_size for length in forward_batch.extend_seq_lens_cpu]
         one = self._round(runner, forward_batch, batch.reqs, lengths)
@@ -99,7 +99,7 @@ class Spiffy(BlockDiffusion):
         run("metrics", None, self._record, one, blocks)
         ends = one.rows.starts[np.cumsum(lengths) - 1].tolist()
         outcomes = [
-            Outcome(start + self.block_size) if block is None else self._outcome(start, block)
+            StepOutcome(start + self.block_size) if block is None else self._outcome(start, block)
             for start, block in zip(ends, blocks, strict=True)
         ]
         run("metrics", None, self._count, one, drafts, blocks, outcomes)
@@ -163,7 +163,7 @@ class Spiffy(BlockDiffusion):
                 self.recording.observe(one.reqs[number], sampled, before, block.state)
 
     def _count(
-        self, one: Round, drafts: list[Draft], blocks: list[BlockOutcome | None], outcomes: list[Outcome]
+        self, one: Round, drafts: list[Draft], blocks: list[BlockOutcome | None], outcomes: list[StepOutcome]
     ) -> None:
         """Count a round in the metrics."""
         states = [0] * len(blocks)
@@ -197,8 +197,8 @@ class Spiffy(BlockDiffusion):
         self.metrics.planner_seconds.observe(deciding)
         self.recording.rounds.append((requests, rows, seconds))
 
-    def _outcome(self, start: int, block: BlockOutcome) -> Outcome:
+    def _outcome(self, start: int, block: BlockOutcome) -> StepOutcome:
         if block.opened is None:
-            return Outcome.of(start, block.state.tolist(), self.mask_id)
-        opened = Outcome.of(start, block.opened.tolist(), self.mask_id)
-        return Outcome(start, [block.state.tolist(), *opened.complete], opened.open, committed=True)
+            return StepOutcome.of(start, block.state.tolist(), self.mask_id)
+        opened = StepOutcome.of(start, block.opened.tolist(), self.mask_id)
+        return StepOutcome(start, [block.state.tolist(), *opened.complete], opened.open, committed=True)

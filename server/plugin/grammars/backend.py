@@ -21,7 +21,7 @@ from sglang.srt.constrained.xgrammar_backend import MAX_ROLLBACK_TOKENS, XGramma
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from xgrammar import CompiledGrammar, GrammarCompiler, GrammarMatcher, TokenizerInfo
 
-from .budget import Budget
+from .budget import GrammarBudget
 from .folder import CompileOptions, GrammarFolder, name_of
 from .rewrite import rewritten
 
@@ -106,7 +106,7 @@ class BoundedGrammar(XGrammarGrammar):
     Until they end nothing may raise, because masks are made in the middle of a verification: it allows everything.
     """
 
-    def __init__(self, *args: Any, budget: Budget, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, budget: GrammarBudget, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.budget, self.shared = budget, SharedState()
         self._not_accepted = 0  # tokens since it is no longer followed
@@ -145,7 +145,7 @@ def bounded(
 ) -> BoundedGrammar:
     """A grammar at its beginning. stops: tokens that end it, None for the tokenizer's. unlimited: it may take long."""
     matcher = GrammarMatcher(compiled, max_rollback_tokens=MAX_ROLLBACK_TOKENS, override_stop_tokens=stops)
-    return BoundedGrammar(matcher, vocab_size, compiled, stops, key, stats, budget=Budget(unlimited=unlimited))
+    return BoundedGrammar(matcher, vocab_size, compiled, stops, key, stats, budget=GrammarBudget(unlimited=unlimited))
 
 
 class BoundedBackend(XGrammarGrammarBackend):

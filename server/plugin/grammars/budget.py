@@ -10,7 +10,7 @@ CALL_SECONDS = 0.001
 """Processor time that each further mask or token may take in the mean; ordinary grammars take a hundredth of it."""
 
 
-class Budget:
+class GrammarBudget:
     """Processor time of one grammar's masks and tokens, counted by thread: waiting for a core costs nothing."""
 
     __slots__ = ("_begun", "calls", "seconds", "unlimited", "worst")

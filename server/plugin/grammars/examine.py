@@ -23,7 +23,7 @@ MAX_REASON = 300
 """Characters of a reason; some quote all of a schema."""
 
 
-class Outcome(StrEnum):
+class GrammarOutcome(StrEnum):
     """accepted: the scheduler may follow it. invalid: it is no grammar. costly: it takes too much time or memory. busy:
     too many others are being compiled."""
 
@@ -38,7 +38,7 @@ class Verdict:
     """reason: why it was not accepted. seconds: of processor time. carried: bytes of the compiled grammar's file; 0:
     there is none."""
 
-    outcome: Outcome
+    outcome: GrammarOutcome
     reason: str = ""
     seconds: float = 0.0
     carried: int = 0
@@ -48,7 +48,7 @@ class Verdict:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Verdict:
-        return cls(**fields | {"outcome": Outcome(fields["outcome"])})
+        return cls(**fields | {"outcome": GrammarOutcome(fields["outcome"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,26 +77,26 @@ class Examiner:
         except SchemaError as error:
             place = "/".join(str(part) for part in error.absolute_path)
             where = f" (at {place[:MAX_REASON]})" if place else ""
-            return Verdict(Outcome.INVALID, f"{error.message[:MAX_REASON]}{where}")
+            return Verdict(GrammarOutcome.INVALID, f"{error.message[:MAX_REASON]}{where}")
         except RecursionError:
-            return Verdict(Outcome.INVALID, "nested too deeply")
+            return Verdict(GrammarOutcome.INVALID, "nested too deeply")
         except (RuntimeError, ValueError) as error:
             if "bad_alloc" in str(error):
                 raise MemoryError from None
-            return Verdict(Outcome.INVALID, _reason(error))
+            return Verdict(GrammarOutcome.INVALID, _reason(error))
         seconds = time.process_time() - begun
         if self.walker.too_slow(compiled, self.options.override_stop_tokens):
-            return Verdict(Outcome.COSTLY, "takes too long to follow; simplify its repetitions and alternatives")
+            return Verdict(GrammarOutcome.COSTLY, "takes too long to follow; simplify its repetitions and alternatives")
         if not self.walker.begins(compiled, self.options.override_stop_tokens):
-            return Verdict(Outcome.INVALID, "this model's vocabulary has no token to begin it with")
+            return Verdict(GrammarOutcome.INVALID, "this model's vocabulary has no token to begin it with")
         carried = 0
         if seconds > CARRY_SECONDS:
             written = compiled.serialize_json()
             if len(written) > MAX_CARRIED_BYTES:
-                return Verdict(Outcome.COSTLY, "is too large when compiled; simplify it")
+                return Verdict(GrammarOutcome.COSTLY, "is too large when compiled; simplify it")
             self.folder.write(name, written)
             carried = len(written)
-        return Verdict(Outcome.ACCEPTED, seconds=time.process_time() - begun, carried=carried)
+        return Verdict(GrammarOutcome.ACCEPTED, seconds=time.process_time() - begun, carried=carried)
 
     def _compile(self, kind: str, text: str) -> xgrammar.CompiledGrammar:
         compiler = xgrammar.GrammarCompiler(self.tokenizer, max_threads=self.threads, cache_enabled=False)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import xgrammar
 
-from .budget import Budget
+from .budget import GrammarBudget
 
 WALKS = 4
 SHORT_WALK, LONG_WALK = 32, 200
@@ -32,8 +32,8 @@ class Walker:
         return cls(np.array([token for token, text in enumerate(texts) if text and PUNCTUATION.issuperset(text)], int))
 
     def too_slow(self, compiled: xgrammar.CompiledGrammar, stop_tokens: list[int] | None = None) -> bool:
-        """True if following the grammar takes longer than it may (`Budget`). stop_tokens: of matchers."""
-        budget = Budget()
+        """True if following the grammar takes longer than it may (`GrammarBudget`). stop_tokens: of matchers."""
+        budget = GrammarBudget()
         for seed in range(WALKS):
             matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=stop_tokens)
             mask = xgrammar.allocate_token_bitmask(1, compiled.tokenizer_info.vocab_size)
@@ -49,7 +49,9 @@ class Walker:
         mask = xgrammar.allocate_token_bitmask(1, compiled.tokenizer_info.vocab_size)
         return not matcher.fill_next_token_bitmask(mask) or bool(mask.any())
 
-    def _walk(self, matcher: Any, mask: Any, random: np.random.Generator, budget: Budget, *, repeats: bool) -> None:
+    def _walk(
+        self, matcher: Any, mask: Any, random: np.random.Generator, budget: GrammarBudget, *, repeats: bool
+    ) -> None:
         """Follow the grammar along tokens that it allows. repeats: a token is taken again with some likelihood."""
         stops, token, choices = matcher.stop_token_ids, -1, 0
         while choices < (LONG_WALK if budget.worst > SUSPICIOUS_SECONDS else SHORT_WALK):

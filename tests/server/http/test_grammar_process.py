@@ -13,7 +13,7 @@ from small_grammars import nested_repeats, small_schema, with_options
 
 from outrider.server.http.requests import grammar_process
 from outrider.server.http.requests.grammar_process import GrammarMetrics, GrammarProcess
-from outrider.server.plugin.grammars.examine import Outcome, Verdict
+from outrider.server.plugin.grammars.examine import GrammarOutcome, Verdict
 from outrider.server.plugin.grammars.folder import GrammarFolder
 
 
@@ -42,7 +42,7 @@ def test_one_grammar_is_compiled_once_for_all_who_ask(tmp_path: Path) -> None:
     async def ask(process: GrammarProcess, registry: CollectorRegistry) -> None:
         schema = small_schema("name")
         found = await asyncio.gather(*(process.examine("json", schema) for _ in range(20)))
-        assert {verdict.outcome for verdict in found} == {Outcome.ACCEPTED}
+        assert {verdict.outcome for verdict in found} == {GrammarOutcome.ACCEPTED}
         assert counted(registry, "accepted") == 1
         await process.examine("json", schema)
         assert counted(registry, "known") == 1
@@ -58,7 +58,7 @@ def test_one_who_leaves_takes_nobody_along(tmp_path: Path) -> None:
         first, second = (asyncio.create_task(process.examine("json", schema)) for _ in range(2))
         await asyncio.sleep(0)
         first.cancel()
-        assert (await second).outcome is Outcome.ACCEPTED
+        assert (await second).outcome is GrammarOutcome.ACCEPTED
 
     asking(tmp_path, ask)
 
@@ -74,14 +74,14 @@ def test_a_grammar_that_nobody_waits_for_any_longer_is_given_up(tmp_path: Path) 
             await asyncio.sleep(0.01)
         first = compiler.children()
         asking[0].cancel()
-        assert (await process.examine("json", small_schema("other"))).outcome is Outcome.ACCEPTED
+        assert (await process.examine("json", small_schema("other"))).outcome is GrammarOutcome.ACCEPTED
         assert compiler.children() == first  # another waits for it
         asking[1].cancel()
         await asyncio.wait(asking)
         again = asyncio.create_task(process.examine("regex", slow))  # who asks now is not given up
-        assert (await process.examine("json", small_schema("name"))).outcome is Outcome.ACCEPTED
+        assert (await process.examine("json", small_schema("name"))).outcome is GrammarOutcome.ACCEPTED
         assert not set(first) & set(compiler.children())
-        assert (await again).outcome in (Outcome.COSTLY, Outcome.BUSY)
+        assert (await again).outcome in (GrammarOutcome.COSTLY, GrammarOutcome.BUSY)
         assert sum(counted(registry, outcome) for outcome in ("accepted", "costly", "busy")) == 3
 
     asking(tmp_path, ask)
@@ -94,9 +94,9 @@ def test_a_process_that_was_killed_is_started_again(tmp_path: Path) -> None:
         waiting = asyncio.create_task(process.examine("regex", nested_repeats(8)))
         await asyncio.sleep(0.2)
         process.running.kill()
-        assert (await waiting).outcome is Outcome.BUSY
-        assert (await process.examine("json", small_schema("name"))).outcome is Outcome.ACCEPTED
-        assert (await process.examine("regex", nested_repeats(8))).outcome is not Outcome.ACCEPTED
+        assert (await waiting).outcome is GrammarOutcome.BUSY
+        assert (await process.examine("json", small_schema("name"))).outcome is GrammarOutcome.ACCEPTED
+        assert (await process.examine("regex", nested_repeats(8))).outcome is not GrammarOutcome.ACCEPTED
 
     asking(tmp_path, ask)
 
@@ -106,7 +106,7 @@ def test_carried_grammars_are_kept_within_their_bytes(tmp_path: Path, monkeypatc
     process = GrammarProcess(tmp_path, GrammarMetrics(CollectorRegistry()))
     for index in range(10):
         process.folder.write(str(index), "x" * 300)
-        process._remember(str(index), Verdict(Outcome.ACCEPTED, carried=300))
+        process._remember(str(index), Verdict(GrammarOutcome.ACCEPTED, carried=300))
     there = [index for index in range(10) if process.folder.read(str(index)) is not None]
     assert there == [7, 8, 9]
 
@@ -119,7 +119,7 @@ def test_a_process_that_starts_too_slowly_is_not_left_behind(tmp_path: Path, mon
 
     async def ask() -> None:
         process = GrammarProcess(tmp_path, GrammarMetrics(CollectorRegistry()))
-        assert (await process.examine("json", small_schema("name"))).outcome is Outcome.BUSY
+        assert (await process.examine("json", small_schema("name"))).outcome is GrammarOutcome.BUSY
         async with asyncio.timeout(5):
             while psutil.Process().children() != before:
                 await asyncio.sleep(0.01)

@@ -61,9 +61,9 @@ from outrider.server.plugin.decode.follower import FollowerWorker
 from outrider.server.plugin.decode.learning import Exchange
 from outrider.server.plugin.decode.logit_rules import LogitRules
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
-from outrider.server.plugin.decode.planning import Planning
 from outrider.server.plugin.decode.ranks import Ranks
 from outrider.server.plugin.decode.requests import RequestTable
+from outrider.server.plugin.decode.step_planner import StepPlanner
 from outrider.server.plugin.decode.verify_tail import VerifyTail
 
 POOL, CONTEXT, SLOTS, REQUESTS = 80, 128, 600, 3
@@ -195,7 +195,7 @@ def make_worker(
     buckets = TokenBuckets(POOL, worker.width)
     worker.exchange, worker.optional = Exchange(PluginConfig(), worker.drafter), Boundary()
     watch = worker.exchange.watch
-    worker.planning = Planning(made, None, worker.requests, metrics, device, buckets, watch=watch)
+    worker.planning = StepPlanner(made, None, worker.requests, metrics, device, buckets, watch=watch)
     page_table = torch.zeros(POOL, CONTEXT, dtype=torch.int32, device=device)
     worker.req_to_token_pool = SimpleNamespace(req_to_token=page_table, size=POOL)
     worker.rules = LogitRules(worker.history, page_table)

@@ -10,8 +10,8 @@ from planning import request
 from outrider.drafters.base import Draft
 from outrider.scheduler.baselines import VerifyAll
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
-from outrider.server.plugin.decode.planning import Planning
 from outrider.server.plugin.decode.requests import RequestTable
+from outrider.server.plugin.decode.step_planner import StepPlanner
 
 GAMMA = 4
 END, STOP = 7, 9
@@ -62,7 +62,7 @@ def test_the_tokens_that_end_an_answer_are_those_of_its_request():
 
 def planning_of(registry, *requests):
     metrics = SpeculationMetrics(GAMMA, "test", registry)
-    planning = Planning(VerifyAll(), None, RequestTable(8, GAMMA, "cpu"), metrics, "cpu")
+    planning = StepPlanner(VerifyAll(), None, RequestTable(8, GAMMA, "cpu"), metrics, "cpu")
     planning.requests.admit(requests, torch.arange(len(requests)))
     return planning
 

@@ -14,7 +14,7 @@ from small_grammars import nested_repeats, small_schema, tokenizer, vocabulary
 
 from outrider.server.plugin.grammars import budget as budgets
 from outrider.server.plugin.grammars.backend import TOO_SLOW, BoundedGrammar, GrammarCache, bounded, end_if_too_slow
-from outrider.server.plugin.grammars.budget import Budget
+from outrider.server.plugin.grammars.budget import GrammarBudget
 
 VOCABULARY = {text: number for number, text in enumerate(vocabulary())}
 
@@ -108,7 +108,7 @@ def test_nothing_ends_a_request_within_its_budget() -> None:
 def test_a_verification_goes_on_when_the_budget_ends_in_it(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     grammar = followed("abc[a-z]*")
     grammar.accept_token(VOCABULARY["a"])
-    monkeypatch.setattr(Budget, "exceeded", property(lambda budget: budget.calls > at))
+    monkeypatch.setattr(GrammarBudget, "exceeded", property(lambda budget: budget.calls > at))
     draft = torch.tensor([VOCABULARY[text] for text in ("a", "b", "c", "1")])  # the last is not allowed
     child = torch.tensor([1, 2, 3, -1])
     mask = grammar.allocate_vocab_mask(len(VOCABULARY), 4, "cpu")

@@ -133,6 +133,11 @@ def one_budget() -> StepCost:
     return curve_cost(2, [1.0, 1.1, 1.2, 1.3, 2.5])
 
 
+def one_budget_for_both() -> StepCost:
+    """Three of the model's drafts or lookups are worth it, and more never are."""
+    return curve_cost(2, [1.0, 1.1, 1.2, 1.3, *(2.5 + 0.1 * k for k in range(5))], draft=0.1)
+
+
 STEEP, FLAT = [1.0, 1.2, 1.6, 2.0], [1.0, 1.1, 1.15, 1.2, 1.25]
 PAIR = (SAMPLED, SAMPLED)
 SCENES = {
@@ -147,7 +152,7 @@ SCENES = {
     "synchronous, one budget": Scene(lambda: Synchronous(one_budget()), PAIR, model=2, length=4),
     "lookups": Scene(VerifyAll, model=0, lookup=4),
     "lookups first": Scene(alone(FLAT, 4, smoothing=1, held=1), model=2, lookup=4, length=6),
-    "lookups and models together": Scene(together(dear, 4), PAIR, model=2, lookup=4, length=4),
+    "lookups and models together": Scene(together(one_budget_for_both, 4), PAIR, model=2, lookup=4, length=4),
     "resting": Scene(together(lambda: dear(0.4), 3), PAIR, model=2, lookup=3, length=4),
     "shortened": Scene(together(by_depth), model=2, shortens=True, length=6),
     "surest first": Scene(VerifyAll, steps=3),

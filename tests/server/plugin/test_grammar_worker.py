@@ -19,7 +19,7 @@ import pytest
 from small_grammars import nested_repeats, options, small_schema, with_options
 
 from outrider.server.plugin.grammars import examine, worker
-from outrider.server.plugin.grammars.examine import Examiner, Outcome, Verdict
+from outrider.server.plugin.grammars.examine import Examiner, GrammarOutcome, Verdict
 from outrider.server.plugin.grammars.folder import GrammarFolder
 from outrider.server.plugin.grammars.worker import READY, Compilations, CompileLimits, Job
 
@@ -40,7 +40,7 @@ class Kinds:
             os.kill(os.getpid(), signal.SIGSEGV)
         if kind == "fail":
             raise KeyError(text)
-        return Verdict(Outcome.ACCEPTED, reason=text)
+        return Verdict(GrammarOutcome.ACCEPTED, reason=text)
 
 
 @contextmanager
@@ -157,18 +157,18 @@ def test_grammars_are_accepted_and_refused_for_what_they_are(folder: GrammarFold
     def outcome(kind: str, text: str) -> Verdict:
         return examiner.examine(kind, text, text)
 
-    assert outcome("json", small_schema("name")).outcome is Outcome.ACCEPTED
-    assert outcome("json", '{"type": "object"}').outcome is Outcome.ACCEPTED
-    assert outcome("regex", r"[0-9]{3}-[a-z]+").outcome is Outcome.ACCEPTED
-    assert outcome("ebnf", 'root ::= "yes" | "no" root').outcome is Outcome.ACCEPTED
+    assert outcome("json", small_schema("name")).outcome is GrammarOutcome.ACCEPTED
+    assert outcome("json", '{"type": "object"}').outcome is GrammarOutcome.ACCEPTED
+    assert outcome("regex", r"[0-9]{3}-[a-z]+").outcome is GrammarOutcome.ACCEPTED
+    assert outcome("ebnf", 'root ::= "yes" | "no" root').outcome is GrammarOutcome.ACCEPTED
     content = {"type": "tag", "begin": "<a>", "end": "</a>", "content": {"type": "any_text"}}
     tag = json.dumps({"type": "structural_tag", "format": content})
-    assert outcome("structural_tag", tag).outcome is Outcome.ACCEPTED
-    assert outcome("regex", "").outcome is Outcome.ACCEPTED
+    assert outcome("structural_tag", tag).outcome is GrammarOutcome.ACCEPTED
+    assert outcome("regex", "").outcome is GrammarOutcome.ACCEPTED
     assert "no token to begin" in outcome("regex", "\u0006").reason  # no printable character
     invalid = {"ebnf": "root ::= (", "regex": "(", "json": '{"type": "objekt"}', "structural_tag": "{}"}
     for kind, text in invalid.items():
-        assert outcome(kind, text).outcome is Outcome.INVALID, (kind, text)
+        assert outcome(kind, text).outcome is GrammarOutcome.INVALID, (kind, text)
     hidden = {
         "type": "object",
         "properties": {"a": {"type": "string"}, "b": {"type": "string", "pattern": nested_repeats(5)}},
@@ -180,7 +180,7 @@ def test_grammars_are_accepted_and_refused_for_what_they_are(folder: GrammarFold
     }
     for kind, text in slow.items():
         verdict = outcome(kind, text)
-        assert verdict.outcome is Outcome.COSTLY, kind
+        assert verdict.outcome is GrammarOutcome.COSTLY, kind
         assert "too long to follow" in verdict.reason
 
 
@@ -192,7 +192,7 @@ def test_what_took_long_is_carried(folder: GrammarFolder, monkeypatch: pytest.Mo
     verdict = examiner.examine("regex", "a|b", "a|b")
     assert verdict.carried == folder.file("a|b").stat().st_size > 0
     monkeypatch.setattr(examine, "MAX_CARRIED_BYTES", 10)
-    assert examiner.examine("regex", "c", "c").outcome is Outcome.COSTLY
+    assert examiner.examine("regex", "c", "c").outcome is GrammarOutcome.COSTLY
 
 
 @pytest.mark.slow

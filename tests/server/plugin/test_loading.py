@@ -29,7 +29,7 @@ from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.planner import Asynchronous
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.loading.drafter import load_drafter
-from outrider.server.plugin.loading.planner import CALIBRATION, load_plan
+from outrider.server.plugin.loading.from_profile import CALIBRATION, load_plan
 
 PADDED = 104
 """Rows of the target's weights; SGLang pads the vocabulary."""

@@ -17,7 +17,7 @@ from outrider.scheduler.spiffy.calibration import untuned_graph
 from outrider.scheduler.spiffy.graph import DraftGraph
 from outrider.server.errors import UserError
 from outrider.server.model.target import Model
-from outrider.server.plugin.loading.planner import load_graphs, load_round_cost
+from outrider.server.plugin.loading.from_profile import load_graphs, load_round_cost
 from outrider.server.settings import profile_lookup
 from outrider.server.settings.model_kinds import with_diffusion
 from outrider.server.settings.settings import Settings

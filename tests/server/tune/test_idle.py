@@ -15,7 +15,7 @@ import pytest
 
 from outrider.server.http.lifecycle import Lifecycle, State
 from outrider.server.http.listen import _until_stopping
-from outrider.server.tune.idle import Budget, Idle, can_restore_priority, lowest_priority
+from outrider.server.tune.idle import Idle, IdleBudget, can_restore_priority, lowest_priority
 
 
 def traffic() -> Lifecycle:
@@ -186,12 +186,12 @@ def test_as_much_rest_as_keeps_one_core_busy_on_average() -> None:
 
 def test_a_budget_counts_work_and_not_the_waiting_for_it() -> None:
     async def scenario() -> None:
-        budget = Budget(0.3, spent=0.1)
+        budget = IdleBudget(0.3, spent=0.1)
         for exhausted in (False, True):
             await asyncio.sleep(0.2)
             await budget.timed(partial(asyncio.sleep, 0.15))()
             assert budget.exhausted == exhausted
-        assert not Budget(None, spent=1e9).exhausted
+        assert not IdleBudget(None, spent=1e9).exhausted
 
     asyncio.run(scenario())
 

@@ -10,8 +10,8 @@ from planning import curve_cost
 
 from outrider.scheduler.planner import Asynchronous
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
-from outrider.server.plugin.decode.planning import Planning
 from outrider.server.plugin.decode.requests import RequestTable
+from outrider.server.plugin.decode.step_planner import StepPlanner
 
 
 class Clock:
@@ -46,13 +46,13 @@ def value(metrics, value):
 
 @pytest.fixture
 def make(metrics):
-    """make(device, cost, calibration, held, corrects): a Planning with the asynchronous planner; its plans hold for one
-    step."""
+    """make(device, cost, calibration, held, corrects): a StepPlanner with the asynchronous planner, whose plans hold for
+    one step."""
 
     def make(device="cpu", cost=None, calibration=None, held=1, corrects=False):
         cost = cost or curve_cost(1, PAYS)
         table = RequestTable(ROWS, GAMMA, "cpu")
         planner = Asynchronous(cost, GAMMA, held=held)
-        return Planning(planner, calibration, table, metrics, device, corrects=corrects)
+        return StepPlanner(planner, calibration, table, metrics, device, corrects=corrects)
 
     return make

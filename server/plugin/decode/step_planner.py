@@ -42,8 +42,8 @@ DEVICE_LAG = 1
 """Steps that are still under way on a GPU when the next one is prepared; their results are not read yet."""
 
 
-class Planning:
-    """Asks the planner before a step, tells it afterwards.
+class StepPlanner:
+    """Runs the planner around each decode step: requests a budget before it, reports outcomes after it.
 
     planner: decides for requests that leave the decision to it. calibration: of the drafter's confidences; None takes
     them as they are.
