@@ -36,8 +36,8 @@ class Trajectory:
 
 
 @dataclass(slots=True)
-class Counts:
-    """Counts of observed roots, of nodes over them, and of steps from node to node; the empty node is the root.
+class NodeCounts:
+    """NodeCounts of observed roots, of nodes over them, and of steps from node to node; the empty node is the root.
 
     Nodes more than `NODES` steps ahead are not counted.
     """
@@ -56,7 +56,7 @@ class Counts:
                 self.steps[before, node] += 1
                 before = node
 
-    def update(self, more: Counts) -> None:
+    def update(self, more: NodeCounts) -> None:
         """Add other counts."""
         self.roots += more.roots
         self.nodes.update(more.nodes)
@@ -68,7 +68,7 @@ class Counts:
         return {"roots": self.roots, "steps": steps}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Counts:
+    def from_json(cls, data: dict[str, Any]) -> NodeCounts:
         """Read `to_json`."""
         counts = cls(data["roots"])
         for before, after, count in data["steps"]:
@@ -93,13 +93,13 @@ def following(trajectory: Trajectory, root: int, mask_id: int) -> Iterator[Node]
         yield node
 
 
-def steps_ahead(graph: DraftGraph, counts: Counts) -> float:
+def steps_ahead(graph: DraftGraph, counts: NodeCounts) -> float:
     """Mean further steps of a forward that drafts all nodes of a graph, at most: it counts all nodes of the graph that
     a trajectory meets, also those after a state outside the graph."""
     return sum(counts.nodes[node] for node in graph.nodes) / max(counts.roots, 1)
 
 
-def choose(counts: Counts, size: int = NODES, step_tokens: int | None = None) -> DraftGraph:
+def choose(counts: NodeCounts, size: int = NODES, step_tokens: int | None = None) -> DraftGraph:
     """The connected graph of at most `size` nodes that were met most often.
 
     Nodes are taken one by one, the most counted of those to which the root or a taken node leads; of equal ones the

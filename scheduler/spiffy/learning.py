@@ -17,7 +17,7 @@ ENOUGH = 8.0
 """Rounds after which their cost is known."""
 
 
-class Acceptance:
+class StateAcceptance:
     """Acceptance rates of drafts by score and by steps ahead."""
 
     def __init__(self) -> None:
