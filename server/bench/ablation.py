@@ -30,7 +30,7 @@ PLANNERS = ("off", "verify-all", "threshold", "synchronous")
 
 
 def change(path: str, value: Any) -> Callable[[Asynchronous], None]:
-    """Change an attribute of a planner, which may be another object's: a.b is b of its a."""
+    """Set an attribute of a planner; the path "a.b" names the attribute b of its a."""
     *owners, name = path.split(".")
 
     def apply(planner: Asynchronous) -> None:
@@ -42,7 +42,7 @@ def change(path: str, value: Any) -> Callable[[Asynchronous], None]:
 
 
 def _keep_plans(choose: Callable[[list[Plan]], list[Plan]]) -> Callable[[Asynchronous], None]:
-    """Compare a part of the plans. The first is to rest, the last that the model drafts, any other lookups alone."""
+    """Compare other plans. By its place the first is the rest, the last the model's drafts, any other lookups alone."""
 
     def apply(planner: Asynchronous) -> None:
         whole = planner._plans
@@ -51,8 +51,13 @@ def _keep_plans(choose: Callable[[list[Plan]], list[Plan]]) -> Callable[[Asynchr
     return apply
 
 
+def _no_probes(planner: Asynchronous) -> None:
+    for name in ("due", "save"):
+        change(f"probing.{name}", lambda *_: False)(planner)
+
+
 def _ignore(*_: Any, **__: Any) -> None:
-    """Do nothing."""
+    pass
 
 
 WITHOUT: dict[str, Callable[[Asynchronous], None]] = {
@@ -61,15 +66,15 @@ WITHOUT: dict[str, Callable[[Asynchronous], None]] = {
     "choice of depth": change("block", None),
     "survival beyond shallow drafts": change("history.extrapolated", lambda survival, depth, block: survival),
     "required return below 1": change("required_return", 1.0),
-    "rests": _keep_plans(lambda plans: plans[1:] if len(plans) > 2 else plans),
+    "rests": _keep_plans(lambda plans: [plans[-1], *plans[1:]] if len(plans) > 2 else plans),
     "lookups alone": _keep_plans(lambda plans: [plans[0], plans[-1]]),
-    "probes": lambda planner: [change(f"probing.{name}", lambda *_: False)(planner) for name in ("due", "save")],
+    "probes": _no_probes,
     "correction": change("correction.observe", _ignore),
     "its fading at probes": change("correction.fade", _ignore),
     "drift": change("cost.observe", _ignore),
     "time of deciding": change("cost.observe_deciding", _ignore),
 }
-"""Mechanisms, and what switches each off in a planner that has not planned yet."""
+"""Mechanisms, each with a change that switches it off before the first step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +102,13 @@ def _failing(recorded: Positions, share: float = 1.0) -> Positions:
 
 
 def _hopeless(recorded: Positions) -> Positions:
-    """The model is as sure of every token as of the others, and lookup finds nothing."""
+    """Nothing is accepted, every confidence is 0.4, and lookup finds nothing."""
     sure = np.full_like(recorded.model, 0.4)
     return replace(_failing(recorded), model=sure, lookup_lens=np.zeros_like(recorded.lookup_lens))
 
 
 def _half_failing(recorded: Positions) -> Positions:
-    """Nothing is accepted in every second answer."""
+    """In every second answer nothing is accepted."""
     failing = np.repeat(np.arange(len(recorded.prompts)) % 2 == 1, np.diff(recorded.starts))
     worse = _failing(recorded, 0.3)
     return replace(
@@ -116,7 +121,7 @@ def _half_failing(recorded: Positions) -> Positions:
 
 
 def _short(recorded: Positions, length: int = 24) -> Positions:
-    """Answers cut into answers of so many tokens."""
+    """Answers of at most `length` tokens, cut from the recorded ones."""
     starts, prompts = [0], []
     for prompt, (first, last) in zip(recorded.prompts, pairwise(recorded.starts.tolist()), strict=True):
         for start in range(first, last, length):
