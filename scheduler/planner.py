@@ -124,7 +124,7 @@ class Asynchronous(Planner):
         self._number, self._last_probe, self._has_rested = 0, -LAG, False
         self._last: PlannedStep | None = None  # the last step for which a plan was made
         self._planned = Marks()  # its requests
-        self._considered: tuple[list[Plan], Plan] | None = None  # plans, the best
+        self.considered: tuple[list[Plan], Plan] | None = None  # plans, the best
         self._price = 0.0  # tokens per second of the last plan
         self._verified = 1.0  # draft tokens that it meant to verify
         self._open: deque[PlannedStep] = deque(maxlen=LATE)  # not observed yet
@@ -168,7 +168,7 @@ class Asynchronous(Planner):
             return Budget(draft=False, tokens=0, seconds=seconds)
         plans = self._plans(step, seconds)
         best = max(plans, key=lambda plan: plan.value)  # of equal ones the first, which drafts less
-        self._considered, self._price, self._verified = (plans, best), best.throughput, max(best.verified, 1.0)
+        self.considered, self._price, self._verified = (plans, best), best.throughput, max(best.verified, 1.0)
         first = behind(step.levels, step.progress) if np.count_nonzero(step.levels) else None
         if best.drafts:
             tokens, threshold = self._most(step, best, room), best.curve.threshold(best.point)
@@ -326,9 +326,9 @@ class Asynchronous(Planner):
         self.history.write(rows, generations, survival, drafted, groups)
 
     def curve(self) -> PlannedCurve | None:
-        if self._considered is None or self._last is None:
+        if self.considered is None or self._last is None:
             return None
-        plans, best = self._considered
+        plans, best = self.considered
         # Where nobody is to draft and nothing was looked up, that is a point; another shows what drafting would bring.
         shown = best if len(best.curve.throughput) > 1 else max(plans, key=lambda plan: len(plan.curve.throughput))
         requests = len(self._last.view.rows)

@@ -20,10 +20,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -38,11 +38,16 @@ from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.contract import Planner
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.synthetic import SyntheticCost
+from outrider.scheduler.planner import Asynchronous
 from outrider.scheduler.replay import Drafting, Positions, Replay
 
+from .. import pictures
 from ..errors import UserError
 from ..settings import profile_lookup
 from . import harness, record
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 EXAMPLES = """\
 examples:
@@ -107,12 +112,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--target", metavar="PATH_OR_HUB_NAME", help="model that --record asks (default: the embedded model)")
     add("--prompts", nargs="+", type=Path, metavar="FILE", help="prompts that --record asks")
     add("--count", type=int, default=32, metavar="N", help="prompts of each file (default: 32)")
+    add("--picture", type=Path, metavar="FILE", help="draw one decision for each number of requests; needs matplotlib")
     harness.add_output_flags(parser, json="every ratio")
 
 
 def run(args: argparse.Namespace) -> int:
     harness.check_positive(args, "prompt", "output", "steps", "resamples", "count")
     harness.check_outputs(args)
+    if args.picture:
+        pictures.require("--picture")
     try:
         if args.record:
             from . import recording
@@ -144,8 +152,8 @@ def _simulate(args: argparse.Namespace) -> None:
         make_planner(name, gamma, machines[0].cost())
     rows = []
     print(f"{'machine':<44} {'requests':>8} " + "".join(f"{name:>26}" for name in names))
+    run_length = drafters.find("dspark").expected_run_length
     for machine in machines:
-        run_length = drafters.find("dspark").expected_run_length
         drafting = Drafting.of(positions, machine.calibration, LOOKUP_THRESHOLD, run_length)
         for size in sizes:
             measure = partial(_throughput, machine, drafting, size, args.steps)
@@ -157,6 +165,29 @@ def _simulate(args: argparse.Namespace) -> None:
                 cells.append(f"{statistics.median(found):.3f} ({min(found):.3f} to {max(found):.3f})")
             print(f"{machine.name:<44} {size:>8} " + "".join(f"{cell:>26}" for cell in cells), flush=True)
     record.write(args.json, "simulate", rows)
+    if args.picture:
+        drafting = Drafting.of(positions, machines[0].calibration, LOOKUP_THRESHOLD, run_length)
+        with pictures.figure(args.picture) as figure:
+            _plot_decisions(machines[0], drafting, sizes, args.steps, figure)
+
+
+def _plot_decisions(machine: Machine, drafting: Drafting, sizes: Sequence[int], steps: int, figure: Figure) -> None:
+    """Draw the last decision for each number of requests: the throughput curve of each plan, and the chosen point."""
+    figure.set_size_inches(4.5 * len(sizes), 3.5)
+    for axis, size in zip(figure.subplots(1, len(sizes), squeeze=False)[0], sizes, strict=True):
+        planner = Asynchronous(machine.cost(), drafting.positions.lookup.shape[1])
+        Replay(planner, machine.cost(), drafting, size).run(steps, WARM_UP)
+        assert planner.considered is not None
+        plans, best = planner.considered
+        for plan in plans:
+            name = f"drafts of {plan.depth or 'all'} tokens" if plan.drafts else "lookups"
+            style = {"label": name} if plan is not plans[0] else {"label": "rest", "marker": "o"}
+            axis.plot(plan.curve.tokens, plan.curve.throughput, **style)
+        axis.plot(best.verified, best.throughput, "k*", markersize=12, label="chosen")
+        axis.set_title(f"{machine.name}, {size} requests", fontsize=8)
+        axis.set_xlabel("draft tokens verified")
+        axis.legend(fontsize=8)
+    figure.axes[0].set_ylabel("tokens per second expected")
 
 
 def machines_of(args: argparse.Namespace, gamma: int, largest: int) -> Iterator[Machine]:

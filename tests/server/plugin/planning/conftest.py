@@ -46,7 +46,7 @@ def value(metrics, value):
 
 @pytest.fixture
 def make(metrics):
-    """make(device, cost, calibration, held, corrects): a StepPlanner with the asynchronous planner, whose plans hold for
+    """make(device, cost, calibration, held, corrects): a StepPlanner with the asynchronous planner whose plans hold for
     one step."""
 
     def make(device="cpu", cost=None, calibration=None, held=1, corrects=False):
