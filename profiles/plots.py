@@ -9,8 +9,8 @@ import numpy as np
 
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import level_contexts
-from outrider.scheduler.draft_graphs.calibration import Counts
-from outrider.scheduler.draft_graphs.graph import DraftGraph
+from outrider.scheduler.spiffy.calibration import NodeCounts
+from outrider.scheduler.spiffy.graph import DraftGraph
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,7 +43,7 @@ def plot_steps_per_second(cost: StepCost, figure: Figure) -> None:
     axis.legend(title="requests")
 
 
-def plot_graphs(graphs: Mapping[str, DraftGraph], counts: Mapping[str, Counts], figure: Figure) -> None:
+def plot_graphs(graphs: Mapping[str, DraftGraph], counts: Mapping[str, NodeCounts], figure: Figure) -> None:
     """Draw how often base decoding comes to each state of the draft graphs: a panel per class, a bar per node, coloured
     by how many steps lead to it."""
     figure.set_size_inches(5 * len(graphs), 3.5)

@@ -60,7 +60,7 @@ class Profile:
 
     @property
     def graphs(self) -> Path | None:
-        """Path of the draft graphs, `draft_graphs.fingerprint`; None where there are none."""
+        """Path of the draft graphs, see `draft_graphs`; None where there are none."""
         return self._file(GRAPHS)
 
     def _file(self, name: str) -> Path | None:

@@ -157,13 +157,13 @@ class Replay:
         self._generation = np.zeros(requests, dtype=np.int64)
         self._levels = np.zeros(requests) if levels is None else levels
         self._received, self._waited = np.zeros(requests), np.zeros(requests)  # since an answer began
-        self.tokens, self.seconds = 0, 0.0
+        self.tokens, self.good, self.seconds = 0, 0, 0.0  # good: tokens of requests that have their level
 
     def run(self, steps: int, warm: int) -> float:
         """Tokens per second of `steps` steps, after as many as `warm`."""
         for number in range(warm + steps):
             if number == warm:
-                self.tokens, self.seconds = 0, 0.0
+                self.tokens, self.good, self.seconds = 0, 0, 0.0
             self._step()
         return self.tokens / self.seconds
 
@@ -226,6 +226,7 @@ class Replay:
         self._done += brought
         self._received += brought
         self.tokens += int(brought.sum())
+        self.good += int(brought[self._received >= self._levels * self._waited].sum())
         over = np.flatnonzero(brought == left)
         self._answer[over] = self._draws.integers(0, len(positions.prompts), len(over))
         self._done[over] = self._received[over] = self._waited[over] = 0

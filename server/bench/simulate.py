@@ -57,6 +57,7 @@ examples:
   outrider simulate --cost base=8,token=0.02,knee=256,draft=0.6 --acceptance 0.9,0.85,0.8,0.8,0.75
   outrider simulate --record mine.npz --prompts prompts.jsonl
   outrider simulate --recorded mine.npz --concurrency 1,8,32
+  outrider simulate --recorded mine.npz --concurrency 1,8,32,128 --ablate
 """
 PLANNERS = ("off", *reversed(registry.names()))
 MOST_REQUESTS = 100_000
@@ -107,6 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     recordings = parser.add_mutually_exclusive_group()
     recordings.add_argument("--recorded", type=Path, metavar="FILE", help="plan these positions of real answers")
     recordings.add_argument("--record", type=Path, metavar="FILE", help="record answers of a target to --prompts")
+    add("--ablate", action="store_true", help="plan --recorded without each of the planner's mechanisms in turn")
     add("--target", metavar="PATH_OR_HUB_NAME", help="model that --record asks (default: the embedded model)")
     add("--prompts", nargs="+", type=Path, metavar="FILE", help="prompts that --record asks")
     add("--count", type=int, default=32, metavar="N", help="prompts of each file (default: 32)")
@@ -124,6 +126,10 @@ def run(args: argparse.Namespace) -> int:
             from . import recording
 
             return recording.record(args)
+        if args.ablate:
+            from . import ablation
+
+            return ablation.run(args)
         _simulate(args)
     except ValueError as error:
         raise UserError(str(error)) from error
@@ -141,9 +147,9 @@ def _simulate(args: argparse.Namespace) -> None:
     else:
         positions = Positions.made_up(_conditional(args.acceptance), args.prompt, args.output)
     gamma = positions.lookup.shape[1]
-    machines = list(_machines(args, gamma, max(sizes)))
+    machines = list(machines_of(args, gamma, max(sizes)))
     for name in names:
-        _planner(name, gamma, machines[0].cost())
+        make_planner(name, gamma, machines[0].cost())
     rows = []
     print(f"{'machine':<44} {'requests':>8} " + "".join(f"{name:>26}" for name in names))
     run_length = drafters.find("dspark").expected_run_length
@@ -184,7 +190,7 @@ def _plot_decisions(machine: Machine, drafting: Drafting, sizes: Sequence[int], 
     figure.axes[0].set_ylabel("tokens per second expected")
 
 
-def _machines(args: argparse.Namespace, gamma: int, largest: int) -> Iterator[Machine]:
+def machines_of(args: argparse.Namespace, gamma: int, largest: int) -> Iterator[Machine]:
     """The machine that is named, or of a recording all shipped profiles with a calibration."""
     if args.cost or not (args.profile or args.recorded):
         synthetic = _synthetic(args.cost)
@@ -233,7 +239,7 @@ def _conditional(wanted: str) -> list[float]:
     return (kept[:seen] / tried[:seen]).tolist()
 
 
-def _planner(name: str, gamma: int, cost: StepCost) -> Planner:
+def make_planner(name: str, gamma: int, cost: StepCost) -> Planner:
     """A planner by its name; threshold=P: with that survival."""
     kind, _, value = name.partition("=")
     if kind == "off":
@@ -251,5 +257,5 @@ def _planner(name: str, gamma: int, cost: StepCost) -> Planner:
 
 def _throughput(machine: Machine, drafting: Drafting, size: int, steps: int, name: str, seed: int) -> float:
     cost = machine.cost()
-    planner = _planner(name, drafting.positions.lookup.shape[1], machine.cost())
+    planner = make_planner(name, drafting.positions.lookup.shape[1], machine.cost())
     return Replay(planner, cost, drafting, size, seed=seed).run(steps, WARM_UP)

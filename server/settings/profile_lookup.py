@@ -10,6 +10,7 @@ from pathlib import Path
 
 from outrider.kernels.cache import cache_root
 from outrider.profiles import store
+from outrider.profiles.draft_graphs import TEMPERATURES, GraphFingerprint, require
 from outrider.profiles.fingerprint import (
     STEP_REVISION,
     Fingerprint,
@@ -19,8 +20,7 @@ from outrider.profiles.fingerprint import (
     package_version,
 )
 from outrider.profiles.store import ProfileError
-from outrider.scheduler.draft_graphs.calibration import NODES
-from outrider.scheduler.draft_graphs.fingerprint import TEMPERATURES, GraphFingerprint, require
+from outrider.scheduler.spiffy.calibration import NODES
 
 from ..errors import UserError
 from ..machine import hardware

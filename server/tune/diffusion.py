@@ -14,11 +14,11 @@ from functools import partial as partial_of
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+from outrider.profiles import draft_graphs
+from outrider.profiles.draft_graphs import TEMPERATURES
 from outrider.profiles.store import Profile
 from outrider.scheduler.cost.step_times import Point
-from outrider.scheduler.draft_graphs import fingerprint
-from outrider.scheduler.draft_graphs.calibration import NODES, Counts, choose, untuned_graph
-from outrider.scheduler.draft_graphs.fingerprint import TEMPERATURES
+from outrider.scheduler.spiffy.calibration import NODES, NodeCounts, choose, untuned_graph
 
 from ..plugin import worker_rpc
 from ..plugin.options import RequestOptions
@@ -66,7 +66,7 @@ async def tune(
     if refined is not None:
         points = merge_refined(points, refined.points)
     asked = with_temperatures(list(questions or read_questions(BUILT_IN))[: min(effort.prompts, PROMPTS)])
-    counts = {name: Counts() for name in TEMPERATURES}
+    counts = {name: NodeCounts() for name in TEMPERATURES}
     count = partial_of(replay, engine, new_tokens=effort.new_tokens)
     for found in await answer_all(asked, count, effort.answer_seconds, progress, run):
         for name, own in found.items():
@@ -75,7 +75,7 @@ async def tune(
     untuned = untuned_graph(rounds.block, step_tokens)
     graphs = {name: choose(own, NODES, step_tokens) if own.nodes else untuned for name, own in counts.items()}
     written = [
-        fingerprint.to_json(graph, graph_fingerprint(settings, resolved.model, name)) for name, graph in graphs.items()
+        draft_graphs.to_json(graph, graph_fingerprint(settings, resolved.model, name)) for name, graph in graphs.items()
     ]
     saved = result.write(resolved, points, effort, how, graphs=written)
     partial.discard()
@@ -83,7 +83,7 @@ async def tune(
     return TunedGraphs(saved, rounds.block, graphs, untuned, counts)
 
 
-async def replay(engine: Engine, questions: Sequence[tuple[str, float]], new_tokens: int) -> Mapping[str, Counts]:
+async def replay(engine: Engine, questions: Sequence[tuple[str, float]], new_tokens: int) -> Mapping[str, NodeCounts]:
     """Answer every question by base decoding, at temperature 0 and at its own; what was counted, by class."""
     manager = engine.tokenizer_manager
     await worker_rpc.command(manager, worker_rpc.FORGET)
@@ -98,7 +98,7 @@ async def replay(engine: Engine, questions: Sequence[tuple[str, float]], new_tok
     await asyncio.gather(*(ask(question, 0.0) for question, _ in questions))
     await asyncio.gather(*(ask(question, temperature) for question, temperature in questions))
     counts = (await worker_rpc.read(manager))["counts"]
-    return {name: Counts.from_json(counts[name]) for name in TEMPERATURES}
+    return {name: NodeCounts.from_json(counts[name]) for name in TEMPERATURES}
 
 
 @dataclass(frozen=True, slots=True)

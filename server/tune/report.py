@@ -13,8 +13,8 @@ from outrider.profiles.plots import plot_graphs, plot_steps_per_second
 from outrider.profiles.store import Profile
 from outrider.scheduler.calibration.classes import CLASSES
 from outrider.scheduler.calibration.table import CalibrationTable
-from outrider.scheduler.draft_graphs.calibration import Counts, steps_ahead
-from outrider.scheduler.draft_graphs.graph import ROOT, DraftGraph
+from outrider.scheduler.spiffy.calibration import NodeCounts, steps_ahead
+from outrider.scheduler.spiffy.graph import ROOT, DraftGraph
 
 from .. import pictures
 
@@ -78,7 +78,7 @@ class TunedGraphs:
     block: int
     graphs: Mapping[str, DraftGraph]
     untuned: DraftGraph
-    counts: Mapping[str, Counts]
+    counts: Mapping[str, NodeCounts]
 
     @property
     def summary(self) -> str:

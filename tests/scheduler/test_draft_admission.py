@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.scheduler.draft_graphs.admission import Admitted, Levels, admitted
 from outrider.scheduler.service_levels import MARGIN
+from outrider.scheduler.spiffy.planning import RoundView, plan_states
 
 CHANCES = st.lists(st.floats(0, 1), max_size=4)
 
@@ -17,15 +19,25 @@ def line(fixed: float, per_row: float, rows: int):
     return lambda more: fixed + per_row * (rows + more)
 
 
-def choose(chances: list[list[float]], seconds, asked=None, late=None, step_tokens: float = 1.0) -> Admitted:
-    levels = None
-    if asked is not None:
-        levels = Levels(np.array(asked), np.array(late or [False] * len(asked)), step_tokens)
-    found = [np.array(own, dtype=float) for own in chances]
-    return admitted(found, [np.ones(len(own)) for own in found], seconds, levels)
+class Found(NamedTuple):
+    """Drafts of each request, expected steps and seconds of the round."""
+
+    counts: np.ndarray
+    steps: float
+    seconds: float
 
 
-def kept(found: Admitted, chances: list[list[float]], asked: list[float], step_tokens: float = 1.0) -> int:
+def choose(chances: list[list[float]], seconds, asked=None, late=None, step_tokens: float = 1.0) -> Found:
+    levels = np.array(asked if asked is not None else [0.0] * len(chances))
+    progress = np.where(np.array(late or [False] * len(chances)), 0.0, np.inf)
+    drafts = [np.array(own, dtype=float) for own in chances]
+    view = RoundView(np.arange(len(chances)), 0.0, levels, progress)
+    counts, plan = plan_states(view, drafts, [np.ones(len(own)) for own in drafts], seconds, step_tokens)
+    taken = float(plan.curve.seconds[plan.point])
+    return Found(counts, plan.throughput * taken, taken)
+
+
+def kept(found: Found, chances: list[list[float]], asked: list[float], step_tokens: float = 1.0) -> int:
     """Levels that a round keeps, from its definition."""
     return sum(
         level > 0 and step_tokens * (1 + sum(own[:count])) / found.seconds >= MARGIN * level * (1 - 1e-9)

@@ -11,13 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.scheduler.draft_graphs import fingerprint
-from outrider.scheduler.draft_graphs.calibration import Counts, Trajectory, choose, following, steps_ahead
-from outrider.scheduler.draft_graphs.fill import Candidates, fill, ranked_positions
-from outrider.scheduler.draft_graphs.fingerprint import GraphError, GraphFingerprint
-from outrider.scheduler.draft_graphs.graph import ROOT, DraftGraph
-from outrider.scheduler.draft_graphs.lookup import follow
-from outrider.scheduler.draft_graphs.prune import admission_order, scores
+from outrider.profiles import draft_graphs
+from outrider.profiles.draft_graphs import GraphError, GraphFingerprint
+from outrider.scheduler.spiffy.calibration import NodeCounts, Trajectory, choose, following, steps_ahead
+from outrider.scheduler.spiffy.fill import Candidates, admission_order, fill, follow, ranked_positions, scores
+from outrider.scheduler.spiffy.graph import ROOT, DraftGraph
 
 MASK = 99
 HERE = GraphFingerprint(model="abc", policy="static 1", block_size=4, temperature="greedy")
@@ -75,7 +73,7 @@ def test_smaller_nodes_stand_first_and_edges_lead_as_said():
 
 @given(graphs())
 def test_json_brings_the_same_graph_back(graph):
-    again = fingerprint.from_json(fingerprint.to_json(graph, HERE), HERE)
+    again = draft_graphs.from_json(draft_graphs.to_json(graph, HERE), HERE)
     assert again.nodes == graph.nodes
     assert again.parents == graph.parents
 
@@ -90,10 +88,10 @@ def test_json_brings_the_same_graph_back(graph):
     ],
 )
 def test_a_graph_of_another_target_is_refused(change, says):
-    data = fingerprint.to_json(CHAIN, HERE)
+    data = draft_graphs.to_json(CHAIN, HERE)
     data["fingerprint"] |= change
     with pytest.raises(GraphError, match=says):
-        fingerprint.from_json(data, HERE)
+        draft_graphs.from_json(data, HERE)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +113,7 @@ def test_a_graph_of_another_target_is_refused(change, says):
 )
 def test_what_is_no_graph_is_refused(nodes, says):
     with pytest.raises(GraphError, match=says):
-        fingerprint.from_json({"fingerprint": vars_of(HERE), "nodes": nodes}, HERE)
+        draft_graphs.from_json({"fingerprint": vars_of(HERE), "nodes": nodes}, HERE)
 
 
 def vars_of(here: GraphFingerprint) -> dict[str, object]:
@@ -248,7 +246,7 @@ def test_a_trajectory_is_counted_by_ranks_of_the_state_before():
     assert list(following(traced, 0, MASK)) == [node((0, 0)), node((0, 0), (2, 0))]  # 33 was no candidate
     assert list(following(traced, 1, MASK)) == [node((0, 0))]
     assert list(following(traced, 2, MASK)) == []
-    counts = Counts()
+    counts = NodeCounts()
     counts.add(traced, MASK)
     assert counts.nodes == Counter({node((0, 0)): 2, node((0, 0), (2, 0)): 1})
     assert counts.steps[node(), node((0, 0))] == 2
@@ -258,19 +256,19 @@ def test_a_trajectory_is_counted_by_ranks_of_the_state_before():
 
 @given(st.lists(st.deferred(lambda: counted()), max_size=3))
 def test_counts_add_up_and_come_back_from_json(parts):
-    total = Counts()
+    total = NodeCounts()
     for part in parts:
-        total.update(Counts.from_json(json.loads(json.dumps(part.to_json()))))
+        total.update(NodeCounts.from_json(json.loads(json.dumps(part.to_json()))))
     assert total.roots == sum(part.roots for part in parts)
     assert total.nodes == sum((part.nodes for part in parts), Counter())
     assert total.steps == sum((part.steps for part in parts), Counter())
 
 
 @st.composite
-def counted(draw: st.DrawFn) -> Counts:
-    """Counts of random walks that reveal one or two ranks at a time."""
+def counted(draw: st.DrawFn) -> NodeCounts:
+    """NodeCounts of random walks that reveal one or two ranks at a time."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    counts = Counts()
+    counts = NodeCounts()
     for _ in range(draw(st.integers(1, 30))):
         before, free = node(), list(range(4))
         counts.roots += 1
@@ -302,7 +300,7 @@ def test_the_chosen_graph_is_connected_and_takes_the_most_counted(counts, size, 
 
 
 def test_what_was_met_more_often_comes_first():
-    counts = Counts()
+    counts = NodeCounts()
     counts.nodes.update({node((0, 0)): 10, node((0, 0), (1, 0)): 6, node((1, 0)): 7, node((2, 0)): 6})
     for n in counts.nodes:
         counts.steps[node() if len(n) == 1 else node((0, 0)), n] = counts.nodes[n]

@@ -12,8 +12,8 @@ from chi_square import p_value
 from denoising import MASK, calibrated, candidates, denoiser, static, threshold
 from spiffy_reference import Decoded, Denoiser, Policy, base_decode
 
-from outrider.scheduler.draft_graphs.fill import Candidates
-from outrider.scheduler.draft_graphs.graph import DraftGraph
+from outrider.scheduler.spiffy.fill import Candidates
+from outrider.scheduler.spiffy.graph import DraftGraph
 
 VOCABULARY, KEPT = 12, 3
 POLICIES = {"static": static, "threshold": threshold}

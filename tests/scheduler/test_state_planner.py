@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
-from outrider.scheduler.draft_graphs.planning import LOOKS, WINDOW, Acceptance, RoundCost, RoundView, StatePlanner
-from outrider.scheduler.probing import SHARE
+from outrider.scheduler.spiffy.learning import WINDOW, RoundCost, StateAcceptance
+from outrider.scheduler.spiffy.planning import LOOK_SHARE, LOOKS, RoundView, StatePlanner
 
 
 def cost(fixed: float, per_row: float) -> RoundCost:
@@ -98,7 +98,7 @@ def test_it_rests_where_nothing_pays_and_looks_are_paid_from_a_share_of_the_time
             assert admit(planner, [0.5], name=7) == 0
     assert looks[: LOOKS + 1] == [True] * LOOKS + [False]
     spent = sum(looks[LOOKS:]) * 0.0005
-    assert 0 < spent <= SHARE * 4000 * 0.01
+    assert 0 < spent <= LOOK_SHARE * 4000 * 0.01
 
 
 def test_what_a_look_needs_is_kept_the_round_before():
@@ -159,7 +159,7 @@ DEAR_AT_EIGHT = {1: [(1, 0.01), (2, 0.011)], 8: [(8, 0.01), (16, 0.03)]}
 
 
 def test_acceptance_is_learnt_where_it_is_seen():
-    found = Acceptance()
+    found = StateAcceptance()
     scores, depths = np.full(200, 0.95), np.ones(200, dtype=np.int64)
     found.observe(scores, depths, np.arange(200) % 4 == 0)
     near, far, low = found.chances(np.array([0.93, 0.95, 0.15]), np.array([1, 2, 1]))
@@ -169,7 +169,7 @@ def test_acceptance_is_learnt_where_it_is_seen():
 
 
 def test_acceptance_follows_what_changes():
-    found, one = Acceptance(), (np.array([0.95]), np.array([1]))
+    found, one = StateAcceptance(), (np.array([0.95]), np.array([1]))
     for accepted in (True, False):
         for _ in range(4 * int(WINDOW)):
             found.observe(*one, np.array([accepted]))

@@ -9,9 +9,9 @@ import torch
 from spiffy_reference import Denoiser, Policy, base_decode, best_candidates
 
 from outrider.kernels.noise import Purpose, gumbel_argmax, streams, substreams, torch_exponentials
-from outrider.scheduler.draft_graphs.calibration import Counts, Trajectory, choose
-from outrider.scheduler.draft_graphs.fill import Candidates
-from outrider.scheduler.draft_graphs.graph import DraftGraph
+from outrider.scheduler.spiffy.calibration import NodeCounts, Trajectory, choose
+from outrider.scheduler.spiffy.fill import Candidates
+from outrider.scheduler.spiffy.graph import DraftGraph
 
 MASK = 0
 
@@ -95,7 +95,7 @@ def trajectory(denoise: Denoiser, policy: Policy, block: np.ndarray, kept: int) 
 
 def calibrated(denoise: Denoiser, policy: Policy, size: int, *, kept: int = 3, step_tokens: int | None) -> DraftGraph:
     """A graph chosen by the trajectories of blocks whose beginnings differ."""
-    counts = Counts()
+    counts = NodeCounts()
     for begun in range(1, 9):
         block = np.full(size, MASK)
         block[begun % size] = 1 + begun % 3

@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from outrider.scheduler.draft_graphs.fill import Candidates, fill
-from outrider.scheduler.draft_graphs.graph import DraftGraph
-from outrider.scheduler.draft_graphs.lookup import follow
-from outrider.scheduler.draft_graphs.prune import admission_order, scores
+from outrider.scheduler.spiffy.fill import Candidates, admission_order, fill, follow, scores
+from outrider.scheduler.spiffy.graph import DraftGraph
 
 Denoiser = Callable[[np.ndarray], np.ndarray]
 """A model: from states [N, B] int64 to distributions [N, B, V]; that of the mask token is 0."""

@@ -13,8 +13,9 @@ import torch
 
 from outrider.kernels.noise import torch_exponentials
 from outrider.kernels.sampling import Rules, likeliest, target_probs
-from outrider.scheduler.draft_graphs.graph import DraftGraph
-from outrider.scheduler.draft_graphs.planning import Acceptance, RoundCost, RoundView, StatePlanner
+from outrider.scheduler.spiffy.graph import DraftGraph
+from outrider.scheduler.spiffy.learning import RoundCost, StateAcceptance
+from outrider.scheduler.spiffy.planning import RoundView, StatePlanner
 
 from ..options import RequestOptions
 from .algorithm import DenoisingStep
@@ -133,7 +134,7 @@ class Drafting:
 
     def __init__(self, graphs: dict[bool, DraftGraph], cost: RoundCost, mask_id: int) -> None:
         self.graphs, self.mask_id = graphs, mask_id
-        self.acceptance = {False: Acceptance(), True: Acceptance()}
+        self.acceptance = {False: StateAcceptance(), True: StateAcceptance()}
         self.planner = StatePlanner(cost)
         self.deciding_time = HostTime()
         """Entered for whatever a round does for drafts, but for the forward."""

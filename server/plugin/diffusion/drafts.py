@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from outrider.scheduler.draft_graphs.lookup import follow
+from outrider.scheduler.spiffy.fill import follow
 
 from .forward import BlockRows
 

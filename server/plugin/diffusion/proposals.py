@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.scheduler.draft_graphs.fill import Candidates, fill
-from outrider.scheduler.draft_graphs.graph import DraftGraph
-from outrider.scheduler.draft_graphs.planning import Acceptance
-from outrider.scheduler.draft_graphs.prune import admission_order, scores
+from outrider.scheduler.spiffy.fill import Candidates, admission_order, fill, scores
+from outrider.scheduler.spiffy.graph import DraftGraph
+from outrider.scheduler.spiffy.learning import StateAcceptance
 
 from .drafts import Draft
 
@@ -59,7 +58,7 @@ class Proposals:
         return [Draft(number, self.states[place, k], own) for k, own in enumerate(complete)]
 
     def observe(
-        self, stepped: np.ndarray, drafted: Sequence[int], paths: Sequence[Sequence[int]], of: Acceptance
+        self, stepped: np.ndarray, drafted: Sequence[int], paths: Sequence[Sequence[int]], of: StateAcceptance
     ) -> None:
         """Learn what became of drafts: of those one step ahead, and further ones that were in the forward.
 
@@ -78,7 +77,7 @@ class Proposals:
 
 def propose(
     graph: DraftGraph,
-    acceptance: Acceptance,
+    acceptance: StateAcceptance,
     requests: list[int],
     known: Sequence[Prediction],
     goes_on: Sequence[bool],

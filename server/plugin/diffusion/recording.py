@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from outrider.scheduler.draft_graphs.calibration import Counts, Trajectory
-from outrider.scheduler.draft_graphs.fill import Candidates
-from outrider.scheduler.draft_graphs.fingerprint import TEMPERATURES
+from outrider.profiles.draft_graphs import TEMPERATURES
+from outrider.scheduler.spiffy.calibration import NodeCounts, Trajectory
+from outrider.scheduler.spiffy.fill import Candidates
 
 RECORDED_ROUNDS = 4096
 RANKS = 8
@@ -23,7 +23,7 @@ class Recording:
     def __init__(self, mask_id: int) -> None:
         self._mask_id = mask_id
         self.rounds: deque[tuple[int, int, float]] = deque(maxlen=RECORDED_ROUNDS)
-        self.counts = {False: Counts(), True: Counts()}
+        self.counts = {False: NodeCounts(), True: NodeCounts()}
 
     def observe(self, req: Any, sampled: bool, before: np.ndarray, after: np.ndarray) -> None:
         """A step of a replayed request's open block, [B] int64 before and after it. What the forward said, where the

@@ -9,15 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from outrider.profiles import store
+from outrider.profiles.draft_graphs import by_temperature
 from outrider.scheduler import registry
 from outrider.scheduler.baselines import VerifyAll
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.contract import Planner
 from outrider.scheduler.cost.prefill import PrefillPoint
-from outrider.scheduler.draft_graphs.calibration import untuned_graph
-from outrider.scheduler.draft_graphs.fingerprint import by_temperature
-from outrider.scheduler.draft_graphs.graph import DraftGraph
-from outrider.scheduler.draft_graphs.planning import RoundCost
+from outrider.scheduler.spiffy.calibration import untuned_graph
+from outrider.scheduler.spiffy.graph import DraftGraph
+from outrider.scheduler.spiffy.learning import RoundCost
 
 from ..config import PluginConfig
 

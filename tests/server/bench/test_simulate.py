@@ -12,8 +12,11 @@ import pytest
 from profile_samples import profile
 
 from outrider.profiles import store
+from outrider.scheduler.planner import Asynchronous
+from outrider.scheduler.replay import Positions
 from outrider.server.bench import record
-from outrider.server.bench.simulate import MOVED
+from outrider.server.bench.ablation import PLANNERS, SITUATIONS, WITHOUT, change
+from outrider.server.bench.simulate import MOVED, make_planner
 from outrider.server.cli.main import main
 
 QUICK = ["simulate", "--concurrency", "1,16", "--steps", "60", "--output", "30", "--resamples", "2"]
@@ -102,3 +105,26 @@ def test_a_file_that_holds_no_counts_is_refused(
 def test_a_flag_of_before_is_answered_with_what_replaces_it(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--steps", "9", f"{flag}=1"]) == 1
     assert capsys.readouterr().err == f"outrider: `{flag}` is gone: use {MOVED[flag]}\n"
+
+
+def test_it_ablates_every_mechanism_in_every_situation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store.save(profile(), tmp_path, None)
+    Positions.made_up([0.9, 0.8, 0.8], 20, 30).save(tmp_path / "made.npz")
+    words = ["simulate", "--recorded", str(tmp_path / "made.npz"), "--ablate", "--profile", str(tmp_path / "epyc")]
+    words += ["--concurrency", "2", "--steps", "20", "--resamples", "1", "--json", str(tmp_path / "ablation.json")]
+    assert main(words) == 0
+    results = record.read(tmp_path / "ablation.json")["results"]
+    assert set(results) == set(SITUATIONS)
+    assert all(set(arms) == {*PLANNERS, *WITHOUT} for arms in results.values())
+    table = capsys.readouterr().out
+    assert all(table.count(f"  {arm} ") == len(SITUATIONS) for arm in (*PLANNERS, *WITHOUT))
+    assert results["hopeless"]["off"]["epyc 2"][0] > results["hopeless"]["verify-all"]["epyc 2"][0]
+
+
+def test_an_ablated_planner_decides_otherwise() -> None:
+    planner = make_planner("asynchronous", 3, profile().cost())
+    assert isinstance(planner, Asynchronous)
+    WITHOUT["held plans"](planner)
+    assert planner.held == 1
+    with pytest.raises(AttributeError, match="no_such_part"):
+        change("history.no_such_part", None)(planner)

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from profile_samples import POINTS
 
-from outrider.profiles import store
+from outrider.profiles import draft_graphs, store
+from outrider.profiles.draft_graphs import TEMPERATURES
 from outrider.profiles.store import Profile
-from outrider.scheduler.draft_graphs import fingerprint
-from outrider.scheduler.draft_graphs.calibration import untuned_graph
-from outrider.scheduler.draft_graphs.fingerprint import TEMPERATURES
-from outrider.scheduler.draft_graphs.graph import DraftGraph
+from outrider.scheduler.spiffy.calibration import untuned_graph
+from outrider.scheduler.spiffy.graph import DraftGraph
 from outrider.server.errors import UserError
 from outrider.server.model.target import Model
 from outrider.server.plugin.loading.from_profile import load_graphs, load_round_cost
@@ -46,7 +45,7 @@ def save(
     model: Model, settings: Settings, change: Callable[[list[dict[str, Any]]], Any] = lambda graphs: None
 ) -> Profile:
     graphs = [
-        fingerprint.to_json(GRAPHS[name], profile_lookup.graph_fingerprint(settings, model, name))
+        draft_graphs.to_json(GRAPHS[name], profile_lookup.graph_fingerprint(settings, model, name))
         for name in TEMPERATURES
     ]
     change(graphs)

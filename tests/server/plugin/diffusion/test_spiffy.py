@@ -17,9 +17,9 @@ import torch
 from chi_square import p_value
 
 from outrider.kernels.sampling import Rules
-from outrider.scheduler.draft_graphs.calibration import Counts, Trajectory, choose
-from outrider.scheduler.draft_graphs.fill import Candidates, fill
-from outrider.scheduler.draft_graphs.planning import RoundView
+from outrider.scheduler.spiffy.calibration import NodeCounts, Trajectory, choose
+from outrider.scheduler.spiffy.fill import Candidates, fill
+from outrider.scheduler.spiffy.planning import RoundView
 from outrider.server.plugin import measuring
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.diffusion import drafts as draft_rows
@@ -161,8 +161,8 @@ def test_replayed_states_are_counted_as_drafts_would_have_met_them(
 ) -> None:
     """Naming states by ranks is the inverse of filling a graph: what is counted is what drafts of it had been."""
     traced: list[Trajectory] = []
-    add = Counts.add
-    monkeypatch.setattr(Counts, "add", lambda counts, one, mask: [traced.append(one), add(counts, one, mask)])
+    add = NodeCounts.add
+    monkeypatch.setattr(NodeCounts, "add", lambda counts, one, mask: [traced.append(one), add(counts, one, mask)])
     spiffy.forget_records()
     expected, base, _ = decode(spiffy, [0.0, 1.0], {"enabled": False})
     assert not spiffy.recording.counts[False].roots
@@ -170,7 +170,7 @@ def test_replayed_states_are_counted_as_drafts_would_have_met_them(
     assert decode(spiffy, [0.0, 1.0], replay) == (expected, base, 0)
     counts = spiffy.recording.counts
     assert counts[False].roots == counts[True].roots == 6 * (BLOCK - 1)  # of 24 tokens, one a step
-    both = Counts()
+    both = NodeCounts()
     for found in counts.values():
         both.update(found)
     for number, node in enumerate(spiffy.drafting.graphs[False].nodes):

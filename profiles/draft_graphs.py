@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from .graph import DraftGraph
+from outrider.scheduler.spiffy.graph import DraftGraph
 
 TEMPERATURES = ("greedy", "sampled")
 """Classes of requests, each with a graph of its own."""
