@@ -59,13 +59,20 @@ class Remote:
     session: aiohttp.ClientSession = field(repr=False)
 
     async def ask(
-        self, path: str, body: Mapping[str, Any], *, timeout: float, abort_after: float | None = None
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        timeout: float,
+        abort_after: float | None = None,
+        into: Reply | None = None,
     ) -> Reply:
         """Send a request for one choice and read its answer to the end, streamed where the body says so.
 
-        timeout: seconds until it counts as failed. abort_after: seconds until we hang up.
+        timeout: seconds until it counts as failed. abort_after: seconds until we hang up. into: the reply to fill, for
+        a caller who watches it.
         """
-        reply, start = Reply(), time.perf_counter()
+        reply, start = into or Reply(), time.perf_counter()
         whole = {"model": self.model, **body}
         if whole.get("stream"):
             whole["stream_options"] = {"include_usage": True}

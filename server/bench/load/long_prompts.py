@@ -29,7 +29,9 @@ STREAMS = 4
 """Unless --concurrency says otherwise."""
 ROUNDS = 3
 BEFORE_SECONDS = 2.0
-"""Streams run so long before the long prompt comes."""
+"""All streams are under way for so long before the long prompt comes."""
+BEGUN_SECONDS = 0.02
+"""Pause between two looks whether they are."""
 SHORT_TOKENS, SHORT_SECONDS = 50, 0.5
 """The short prompt, and when it comes after the long one."""
 TIMEOUT = 600.0
@@ -120,9 +122,9 @@ async def interrupt(
     Raises UserError where a request fails.
     """
 
-    async def ask(text: str, new_tokens: int) -> Reply:
+    async def ask(text: str, new_tokens: int, into: Reply | None = None) -> Reply:
         more: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
-        reply = await server.ask(CHAT, workload.body(text, new_tokens, more), timeout=TIMEOUT)
+        reply = await server.ask(CHAT, workload.body(text, new_tokens, more), timeout=TIMEOUT, into=into)
         if reply.failure:
             raise UserError(f"a request failed: {reply.failure} {reply.detail}")
         return reply
@@ -132,13 +134,17 @@ async def interrupt(
 
     alone = await read(tokens)
     start = time.perf_counter()
-    running = [asyncio.create_task(ask(question, 128 + tokens // 8)) for question in questions]
+    streams = [Reply() for _ in questions]
+    asking = (ask(question, 128 + tokens // 8, stream) for question, stream in zip(questions, streams, strict=True))
+    running = [asyncio.create_task(each) for each in asking]
+    while not all(one.ttft or task.done() for one, task in zip(streams, running, strict=True)):
+        await asyncio.sleep(BEGUN_SECONDS)
     await asyncio.sleep(BEFORE_SECONDS)
     sent = time.perf_counter() - start
     long = asyncio.create_task(read(tokens))
     await asyncio.sleep(SHORT_SECONDS)
     short = await read(SHORT_TOKENS)
-    beside, *streams = await asyncio.gather(long, *running)
+    beside, *_ = await asyncio.gather(long, *running)
     seconds = time.perf_counter() - start
     pause, pace = pauses([list(accumulate(one.gaps, initial=one.ttft)) for one in streams], sent, sent + beside.seconds)
     every = [beside, short, *streams]
@@ -159,7 +165,7 @@ def pauses(pieces: Sequence[Sequence[float]], begin: float, end: float) -> tuple
             counted[0] += sum(first < at <= last for at in times)
             counted[1] += max(last - first, 0.0)
     if not (before[0] and during[1]):
-        raise UserError("the streams ended before the long prompt came, or began after it: use fewer streams")
+        raise UserError("the streams ended before the long prompt came: use a longer one")
     return longest, during[0] / during[1] / (before[0] / before[1])
 
 

@@ -50,7 +50,8 @@ def test_streams_stand_still_on_one_server_alone(
             if body["max_tokens"] == 1:
                 await free.wait()
                 return await answer(request, body)
-            return await answer(request, body, text="a " * body["max_tokens"], tpot=0.01, free=free)
+            # The first tokens come later than BEFORE_SECONDS after the request.
+            return await answer(request, body, text="a " * body["max_tokens"], ttft=0.5, tpot=0.01, free=free)
 
         return handler
 
