@@ -22,7 +22,6 @@ BATCHES = {  # queries and cached positions of each request
     "decode of many": ([1] * 33, [5 * i + 1 for i in range(33)]),
     "ragged verify": ([1, 5, 3], [60, 9, 130]),
     "prefill": ([150, 40], [150, 70]),
-    "more rows than a cache holds": ([70, 930], [70, 1100]),
 }
 
 

@@ -305,18 +305,14 @@ class Decoder : public torch::CustomClassHolder {
 
   // True if members take rows of their own through all but attention, and how many at once: with many rows and fast
   // products, moving rows between cores' caches takes longer than expanding all weights on each core. Otherwise members
-  // share the products of the rows, as many at once as stay in their caches.
+  // share the products of all rows.
   std::pair<bool, int64_t> shares(int64_t tokens, int64_t threads) const {
-    constexpr int64_t LEAST = 128, MOST = 5 * ROW_GROUP, WHOLE_TILES = 24;
-    const auto even = [](int64_t rows, int64_t most) {
-      const int64_t parts = (rows + most - 1) / most;
-      return (rows + parts - 1) / parts;
-    };
+    constexpr int64_t LEAST = 128;
     const int64_t room = kernels().cache_bytes_for_rows[type_] / (2 * mlp_ * (type_ ? 2 : 4)),
                   each = (tokens + threads - 1) / threads;
-    if (each >= LEAST && !rounds_ && room) return {true, even(each, std::max(LEAST, room))};
-    if (tokens <= MOST) return {false, tokens};
-    return {false, (even(tokens, MOST) + WHOLE_TILES - 1) / WHOLE_TILES * WHOLE_TILES};
+    if (each < LEAST || rounds_ || !room) return {false, tokens};
+    const int64_t parts = (each + std::max(LEAST, room) - 1) / std::max(LEAST, room);
+    return {true, (each + parts - 1) / parts};
   }
 
   // Slots that attention reads, in its order, as many as fit a shared cache; none for few tokens, whose products are
@@ -353,7 +349,7 @@ class Decoder : public torch::CustomClassHolder {
       b.partials = at::empty({plan.partials_size()}, like.options().dtype(at::kFloat));
     if (!rounds_) return b;
     for (const Layer& layer : layers_)
-      for (const Weight* w : {&layer.qkv, &layer.out, &layer.up, &layer.down}) b.rounded.reserve(at_once, *w);
+      for (const Weight* w : {&layer.qkv, &layer.out, &layer.up, &layer.down}) b.rounded.reserve(tokens, *w);
     return b;
   }
 
