@@ -135,7 +135,7 @@ async def interrupt(
     alone = await read(tokens)
     start = time.perf_counter()
     streams = [Reply() for _ in questions]
-    asking = (ask(question, 128 + tokens // 8, stream) for question, stream in zip(questions, streams, strict=True))
+    asking = (ask(question, 512 + tokens // 4, stream) for question, stream in zip(questions, streams, strict=True))
     running = [asyncio.create_task(each) for each in asking]
     while not all(one.ttft or task.done() for one, task in zip(streams, running, strict=True)):
         await asyncio.sleep(BEGUN_SECONDS)

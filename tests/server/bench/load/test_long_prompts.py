@@ -51,7 +51,7 @@ def test_streams_stand_still_on_one_server_alone(
                 await free.wait()
                 return await answer(request, body)
             # The first tokens come later than BEFORE_SECONDS after the request.
-            return await answer(request, body, text="a " * body["max_tokens"], ttft=0.5, tpot=0.01, free=free)
+            return await answer(request, body, text="a " * body["max_tokens"], ttft=0.5, tpot=0.004, free=free)
 
         return handler
 
