@@ -7,10 +7,10 @@ A step, from top to bottom:
 
 1. `budget` keeps the last plan for a few steps of the same requests; else it learns from finished steps (`_absorb`)
    and makes a new one (`_decide`).
-2. `_decide` compares plans: rest (no drafts at all), prompt lookups alone, the model's drafts for the requests for
-   which they pay, and for all. Each has a curve (`curve.py`) of expected tokens per second by verified tokens:
+2. `_decide` compares three plans: rest (no drafts at all), prompt lookups alone, and the model's drafts at their best
+   depth. Each has a curve (`curve.py`) of expected tokens per second by K, the draft tokens that are verified:
 
-       Theta(K) = (R + sum of the K largest survivals) / (T(R, R + K, context) + T_host + T_draft(requests, depth))
+       Theta(K) = (R + sum of the K largest survivals) / (T(R, R + K, context) + T_host + T_draft(R, depth))
 
    The plan with the most service levels kept wins, then the one with the highest point. If no draft pays, a probe
    drafts now and then, so that a change is noticed (`probing.py`).
@@ -170,18 +170,16 @@ class Asynchronous(Planner):
         best = max(plans, key=lambda plan: plan.value)  # of equal ones the first, which drafts less
         self.considered, self._price, self._verified = (plans, best), best.throughput, max(best.verified, 1.0)
         first = behind(step.levels, step.progress) if np.count_nonzero(step.levels) else None
-        if best.drafts:
-            tokens, threshold = self._most(step, best, room), best.curve.threshold(best.point)
-            expected = seconds + (self.cost.deciding + best.drafting)
-            return Budget(True, tokens, threshold, first, expected, depth=best.depth)
-        loss = self.cost.deciding + plans[-1].drafting
-        if self.probing.due(loss, float(seconds[0])):
-            return Budget(draft=True, tokens=0, seconds=seconds + loss, probe=True, depth=plans[-1].depth)
-        if best is plans[0]:  # the first rest looks up, to see whether the drafter can
-            look_up, self._has_rested = self.lookups is None and not self._has_rested, True
-            return Budget(draft=False, tokens=0, seconds=seconds[:1], probe=look_up, look_up=look_up)
+        if not best.drafts:
+            loss = self.cost.deciding + plans[-1].drafting
+            if self.probing.due(loss, float(seconds[0])):
+                return Budget(draft=True, tokens=0, seconds=seconds + loss, probe=True, depth=plans[-1].depth)
+            if best is plans[0]:  # the first rest looks up, to see whether the drafter can
+                look_up, self._has_rested = self.lookups is None and not self._has_rested, True
+                return Budget(draft=False, tokens=0, seconds=seconds[:1], probe=look_up, look_up=look_up)
         tokens, threshold = self._most(step, best, room), best.curve.threshold(best.point)
-        return Budget(False, tokens, threshold, first, seconds + self.cost.deciding)
+        expected = seconds + (self.cost.deciding + best.drafting)
+        return Budget(best.drafts, tokens, threshold, first, expected, depth=best.depth)
 
     # -- plans ----------------------------------------------------------------------------------------------------
 
