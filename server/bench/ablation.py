@@ -201,7 +201,7 @@ def _goodput(
     plain = float(real.seconds(size, np.array([size]), size * float(recorded.prompts.mean()))[0])
     levels = np.where(np.arange(size) % 2, 0.0, situation.level / plain)
     replay = Replay(planner, real, answers, size, seed=seed, levels=levels)
-    if arm in WITHOUT:
+    if arm in WITHOUT and isinstance(planner, Asynchronous):
         WITHOUT[arm](planner)
     before = min(steps, WARM_UP)
     if situation.earlier is not None:
