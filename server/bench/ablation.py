@@ -24,7 +24,8 @@ from outrider.scheduler.planner import Asynchronous, Plan
 from outrider.scheduler.replay import Drafting, Positions, Replay
 
 from ..errors import UserError
-from . import harness, record, simulate
+from . import harness, record
+from .simulated import WARM_UP, Machine, machines_of, make_planner
 
 PLANNERS = ("off", "verify-all", "threshold", "synchronous")
 
@@ -164,7 +165,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--ablate takes --recorded FILE, which --record FILE writes")
     sizes = harness.positive_integers("--concurrency", args.concurrency)
     recorded = Positions.load(args.recorded)
-    machines = list(simulate.machines_of(args, recorded.lookup.shape[1], max(sizes)))
+    machines = list(machines_of(args, recorded.lookup.shape[1], max(sizes)))
     results: dict[str, dict[str, dict[str, list[float]]]] = {}
     for name, situation in SITUATIONS.items():
         results[name] = {arm: {} for arm in (*PLANNERS, *WITHOUT)}
@@ -184,7 +185,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _goodput(
-    machine: simulate.Machine, situation: Situation, recorded: Positions, size: int, steps: int, arm: str, seed: int
+    machine: Machine, situation: Situation, recorded: Positions, size: int, steps: int, arm: str, seed: int
 ) -> float:
     points = machine.cost().points
     measured = StepCost(map(situation.measured, points))
@@ -196,13 +197,13 @@ def _goodput(
         run=drafters.find("dspark").expected_run_length,
     )
     answers = make(situation.positions(recorded))
-    planner = simulate.make_planner(arm if arm in PLANNERS else "asynchronous", recorded.lookup.shape[1], measured)
+    planner = make_planner(arm if arm in PLANNERS else "asynchronous", recorded.lookup.shape[1], measured)
     plain = float(real.seconds(size, np.array([size]), size * float(recorded.prompts.mean()))[0])
     levels = np.where(np.arange(size) % 2, 0.0, situation.level / plain)
     replay = Replay(planner, real, answers, size, seed=seed, levels=levels)
     if arm in WITHOUT and isinstance(planner, Asynchronous):
         WITHOUT[arm](planner)
-    before = min(steps, simulate.WARM_UP)
+    before = min(steps, WARM_UP)
     if situation.earlier is not None:
         replay.drafting = make(situation.earlier(recorded))
         replay.run(before, 0)

@@ -20,31 +20,22 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from outrider.drafters import registry as drafters
 from outrider.drafters.lookup_first import LOOKUP_THRESHOLD
-from outrider.kernels.cpu import native
-from outrider.kernels.drafts import admit
-from outrider.profiles import store
-from outrider.scheduler import registry
-from outrider.scheduler.baselines import StaticGamma
-from outrider.scheduler.calibration.table import CalibrationTable
-from outrider.scheduler.contract import Planner
-from outrider.scheduler.cost.model import StepCost
-from outrider.scheduler.cost.synthetic import SyntheticCost
 from outrider.scheduler.planner import Asynchronous
 from outrider.scheduler.replay import Drafting, Positions, Replay
 
 from .. import pictures
 from ..errors import UserError
-from ..settings import profile_lookup
 from . import harness, record
+from .simulated import PLANNERS, WARM_UP, Machine, machines_of, make_planner
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,19 +50,7 @@ examples:
   outrider simulate --recorded mine.npz --concurrency 1,8,32
   outrider simulate --recorded mine.npz --concurrency 1,8,32,128 --ablate
 """
-PLANNERS = ("off", *reversed(registry.names()))
 MOST_REQUESTS = 100_000
-THRESHOLD = 0.3
-WARM_UP = 300
-"""Steps before anything counts."""
-
-
-class Machine(NamedTuple):
-    """cost: a fresh model at each call, since planners change theirs as they learn."""
-
-    name: str
-    cost: Callable[[], StepCost]
-    calibration: CalibrationTable | None = None
 
 
 MOVED = (
@@ -190,34 +169,6 @@ def _plot_decisions(machine: Machine, drafting: Drafting, sizes: Sequence[int], 
     figure.axes[0].set_ylabel("tokens per second expected")
 
 
-def machines_of(args: argparse.Namespace, gamma: int, largest: int) -> Iterator[Machine]:
-    """The machine that is named, or of a recording all shipped profiles with a calibration."""
-    if args.cost or not (args.profile or args.recorded):
-        synthetic = _synthetic(args.cost)
-        yield Machine(args.cost or "GPU-like", lambda: synthetic.model(gamma, largest))
-        return
-    if args.profile:
-        profiles = [store.locate(args.profile, profile_lookup.roots())]
-    else:
-        profiles = [profile for profile in store.readable(store.SHIPPED) if profile.calibration]
-    for profile in profiles:
-        path = profile.calibration if args.recorded else None  # made-up confidences are right
-        yield Machine(profile.name, profile.cost, CalibrationTable.load(path) if path else None)
-
-
-def _synthetic(text: str) -> SyntheticCost:
-    numbers = {}
-    for part in filter(None, text.split(",")):
-        name, _, value = part.partition("=")
-        if name not in SyntheticCost.__dataclass_fields__:
-            raise UserError(f"--cost knows {', '.join(SyntheticCost.__dataclass_fields__)}, not {name!r}")
-        try:
-            numbers[name] = float(value)
-        except ValueError:
-            raise UserError(f"--cost {name} is a number of milliseconds (knee: of tokens), not {value!r}") from None
-    return SyntheticCost(**numbers)
-
-
 def _conditional(wanted: str) -> list[float]:
     """Acceptance by position from a list, or from the counts of a record of `outrider bench`, summed up."""
     path = Path(wanted)
@@ -237,22 +188,6 @@ def _conditional(wanted: str) -> list[float]:
     if not seen or not np.all(tried[:seen] > 0):
         raise UserError(f"--acceptance {path} counts no tokens at its first positions")
     return (kept[:seen] / tried[:seen]).tolist()
-
-
-def make_planner(name: str, gamma: int, cost: StepCost) -> Planner:
-    """A planner by its name; threshold=P: with that survival."""
-    kind, _, value = name.partition("=")
-    if kind == "off":
-        return StaticGamma(0)
-    if kind not in PLANNERS:
-        raise UserError(f"--planners knows {', '.join(PLANNERS)}, not {name!r}")
-    try:
-        threshold = float(value or THRESHOLD)
-    except ValueError:
-        raise UserError(f"--planners {kind}=P takes a survival in 0..1, not {value!r}") from None
-    planner = registry.make(kind, gamma=gamma, threshold=threshold, cost=cost)
-    planner.admit_by = admit if native.available() else None
-    return planner
 
 
 def _throughput(machine: Machine, drafting: Drafting, size: int, steps: int, name: str, seed: int) -> float:

@@ -16,7 +16,8 @@ from outrider.scheduler.planner import Asynchronous
 from outrider.scheduler.replay import Positions
 from outrider.server.bench import record
 from outrider.server.bench.ablation import PLANNERS, SITUATIONS, WITHOUT, change
-from outrider.server.bench.simulate import MOVED, make_planner
+from outrider.server.bench.simulate import MOVED
+from outrider.server.bench.simulated import make_planner
 from outrider.server.cli.main import main
 
 QUICK = ["simulate", "--concurrency", "1,16", "--steps", "60", "--output", "30", "--resamples", "2"]
