@@ -28,6 +28,9 @@ MOST_SHARE = 0.9
 """The same where service levels need more: prompts are read, however high these are."""
 PATIENCE = 4
 """A prompt lets others pass that come while this many times its own tokens are read."""
+SHORT, PASSING = 256, 5
+"""A prompt of so few tokens passes a longer one whole, even if it takes this many times the bound: where reading is
+slow, it would else wait until the longer one is read."""
 ALONE = 2
 """A chunk takes this many times the bound while no answers are under way: the next request waits for it."""
 STEP_RATE = 0.1
@@ -101,7 +104,7 @@ class Pauses:
         if self._owed > 0 or tokens < least - self.page:
             return Chunk(whole + (first or 0), first) if whole else None
         if unfinished is not None:
-            return Chunk(tokens, max(tokens - whole, self.page) if whole else None)
+            return Chunk(max(tokens, whole + self.page), max(tokens - whole, self.page)) if whole else Chunk(tokens)
         # A prompt that fits into a chunk of its own is not cut to fill this one.
         cuts = passing < len(queue) and self.cost.seconds(*_size(queue[passing])) > most
         return Chunk(tokens if cuts or not whole else whole)
@@ -115,7 +118,9 @@ class Pauses:
         for number, prompt in enumerate(queue):
             more = _size(prompt)
             tokens, pairs = tokens + more[0], pairs + more[1]
-            if self.cost.seconds(tokens, pairs) > room or (unfinished is not None and prompt.turn > unfinished.turn):
+            short = number == 0 and unfinished is not None and prompt.tokens <= SHORT
+            most = max(room, PASSING * self.bound) if short else room
+            if self.cost.seconds(tokens, pairs) > most or (unfinished is not None and prompt.turn > unfinished.turn):
                 return pages, number
             pages += math.ceil(prompt.tokens / self.page) * self.page
         return pages, len(queue)

@@ -151,6 +151,15 @@ def test_a_short_prompt_passes_a_long_one_and_the_decode_steps_owed_for_it(token
         assert each.first_token < long.first_token
 
 
+@pytest.mark.parametrize(("tokens", "passes"), [(50, True), (400, False)])
+def test_where_reading_is_slow_a_short_prompt_passes_though_it_breaks_the_bound(tokens: int, passes: bool) -> None:
+    pauses = Pauses(BOUND, made_cost(10.0))
+    assert pauses.cost.seconds(tokens, pairs_of([tokens], [0])) > BOUND
+    chunk = pauses.choose([Prompt(tokens, 0, turn_of(1000, tokens))], Prompt(5000, 1000, turn_of(0, 5000)))
+    assert chunk is not None
+    assert (chunk.unfinished is not None and chunk.tokens - chunk.unfinished >= tokens) == passes
+
+
 def test_a_flood_of_short_prompts_starves_no_long_one() -> None:
     """They come faster than they can be read, for ever."""
     flood = [(when, 100) for when in np.arange(0.5, 200, 0.04).tolist()]

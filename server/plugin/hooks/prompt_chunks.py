@@ -23,7 +23,7 @@ from outrider.scheduler.cost.prefill import PrefillCost, PrefillPoint, pairs_of
 from outrider.scheduler.pauses import Pauses, Prompt, level_share, turn_of
 
 from ..config import PluginConfig
-from ..loading.planner import load_prefills
+from ..loading.from_profile import load_prefills
 from ..measuring import REPLACED
 
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
