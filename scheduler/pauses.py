@@ -118,7 +118,7 @@ class Pauses:
         for number, prompt in enumerate(queue):
             more = _size(prompt)
             tokens, pairs = tokens + more[0], pairs + more[1]
-            short = number == 0 and unfinished is not None and prompt.tokens <= SHORT
+            short = number == 0 and unfinished is not None and prompt.tokens <= SHORT and not self.paused
             most = max(room, PASSING * self.bound) if short else room
             if self.cost.seconds(tokens, pairs) > most or (unfinished is not None and prompt.turn > unfinished.turn):
                 return pages, number

@@ -158,5 +158,5 @@ class Ratio(NamedTuple):
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
     """Ours over theirs. Each round's ratio is of that round alone: what slows a round down slows both of its arms."""
-    found = [a / b for a, b in zip(ours, theirs, strict=True)]
+    found = [a / b if b else float("inf") for a, b in zip(ours, theirs, strict=True)]
     return Ratio(statistics.median(found), min(found), max(found))

@@ -49,7 +49,7 @@ def settings(**chosen: Any) -> Any:
 
 
 def drafted() -> None:
-    measured("large", settings(drafter_path=str(prepare()[1])), ("off", "planned", "verify all"), LOADS)
+    measured("large", settings(drafter_path=str(prepare()[1])), ("off", "planned", "verify all"), LOADS, each=1)
 
 
 def plain() -> None:

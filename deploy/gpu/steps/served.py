@@ -59,7 +59,7 @@ def measured(
         texts: dict[tuple[int, int], list[str]] = {}
         for number in range(ROUNDS):
             for concurrency in loads:
-                if trace and number == 0:
+                if trace and number == 0 and concurrency in (1, 32):
                     results.setdefault("steps", {})[str(concurrency)] = await _trace(load, questions, concurrency, arms)
                 for arm in harness.rotated(arms, number):
                     if seconds_left() < 20:
