@@ -170,3 +170,13 @@ def test_sglang_waits_for_the_engine():
     code = f"import sys, {', '.join(BEFORE_THE_ENGINE)}; print({{'sglang', 'prometheus_client'}} & set(sys.modules))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert shown.stdout.strip() == "set()", shown.stdout + shown.stderr
+
+
+def test_a_class_name_stands_for_one_class() -> None:
+    places: dict[str, list[str]] = {}
+    for folder in (*MAY_IMPORT, "deploy"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

@@ -65,7 +65,7 @@ class DraftGraphs:
             longest=page_table.shape[1],
         )
         self._rules: list[torch.Tensor | None] = []
-        make = record or Recorder(device)
+        make = record or GraphRecorder(device)
         # The largest first: the others then fit into its memory.
         self._graphs = {size: make(partial(propose, self._first(size))) for size in reversed(self.sizes)}
 
@@ -110,7 +110,7 @@ class DraftGraphs:
                 mine.copy_(value)
 
 
-class Recorder:
+class GraphRecorder:
     """Captures by CUDA, all graphs in one pool of memory."""
 
     WARM = 2

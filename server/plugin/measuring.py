@@ -21,9 +21,9 @@ from outrider.scheduler.contract import StepView
 from .decode.metrics import SpeculationMetrics
 from .decode.requests import Entries
 from .decode.step_planner import StepPlanner
-from .diffusion.drafting import Drafting, Round
-from .diffusion.drafts import Draft as StateDraft
-from .diffusion.recording import Recording
+from .diffusion.drafting import Round, StateDrafting
+from .diffusion.drafts import StateDraft
+from .diffusion.recording import RoundRecording
 
 REPLACED = "outrider_replaced"
 """Attribute of a worker that measures: what it serves with, by name."""
@@ -33,10 +33,10 @@ def begin(worker: Any) -> None:
     """Have a worker, of speculation or block diffusion, run steps of exact shapes until `end`."""
     end(worker)
     measures: dict[str, Any] = {}
-    if isinstance(served := getattr(worker, "drafting", None), Drafting):
+    if isinstance(served := getattr(worker, "drafting", None), StateDrafting):
         measures = {
             "drafting": PaddedDrafting(served.graphs, served.planner.cost, served.mask_id),
-            "recording": Recording(served.mask_id),
+            "recording": RoundRecording(served.mask_id),
         }
     elif worker.drafter is not None:
         worker.planning.interrupt()
@@ -103,7 +103,7 @@ class StepTimesOnly(SpeculationMetrics):
         self.steps.inc()
 
 
-class PaddedDrafting(Drafting):
+class PaddedDrafting(StateDrafting):
     """Each request drafts its newest state until it has 1 + gamma states in the forward; none is accepted."""
 
     def choose(self, one: Round) -> list[StateDraft]:

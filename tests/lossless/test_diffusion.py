@@ -28,7 +28,7 @@ from tiny_diffusion import MASK, PROMPTS, Reference, TinyDiffusion
 from transformers import AutoTokenizer
 
 from outrider.kernels.sampling import Rules
-from outrider.server.plugin.diffusion.policy import Static, Threshold, noise_keys, predict, step, steps_of
+from outrider.server.plugin.diffusion.policy import Static, ThresholdUnmasking, noise_keys, predict, step, steps_of
 from outrider.server.plugin.diffusion.target import FAMILIES
 
 SDAR = TinyDiffusion(tied=False)
@@ -101,7 +101,7 @@ def test_service_levels_leave_the_text_and_are_counted(sdar_server: Served) -> N
 def drawn_by_policy(served: Served, prompt: list[int], seed: int, blocks: int, temperature: float) -> list[int]:
     """The answer to the end of so many blocks: the reference's logits, and the policy's own functions."""
     reference, block, mask = served.reference, served.reference.shape.block_size, served.reference.mask
-    policy = Static(served.per_step) if served.threshold is None else Threshold(served.threshold)
+    policy = Static(served.per_step) if served.threshold is None else ThresholdUnmasking(served.threshold)
     tokens = list(prompt)
     for _ in range(blocks):
         start = len(tokens) // block * block

@@ -22,7 +22,7 @@ from outrider.kernels.ragged import write_cached_slots
 from outrider.scheduler.upload import upload
 
 from ..decode.readback import Readback
-from .flashinfer_plan import PAGE, Plan, plan_verify, slots_for_tile
+from .flashinfer_plan import PAGE, FlashInferPlan, plan_verify, slots_for_tile
 
 PLAN_BYTES = 1 << 20
 """Bytes of a plan, on the device and pinned on the host: 17 for every row and slot, and no bucket has 60,000.
@@ -126,7 +126,7 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
             plan = plan_verify(query_lens, seq_lens, tokens=layout.graph_num_tokens, slots=slots, window=window)
             self._begin(wrapper, plan, self._cached_slots(wrapper, index, plan, rows), window)
 
-    def _cached_slots(self, wrapper: Any, index: int, plan: Plan, rows: torch.Tensor) -> torch.Tensor:
+    def _cached_slots(self, wrapper: Any, index: int, plan: FlashInferPlan, rows: torch.Tensor) -> torch.Tensor:
         """[plan.kv_indptr[-1]] int32, in the wrapper's own buffer where a graph reads it."""
         device, total = rows.device, int(plan.kv_indptr[-1])
         if wrapper.is_cuda_graph_enabled:
@@ -140,7 +140,7 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
             found.copy_(self._windowed_slots(found))
         return found
 
-    def _begin(self, wrapper: Any, plan: Plan, cached_slots: torch.Tensor, window: int) -> None:
+    def _begin(self, wrapper: Any, plan: FlashInferPlan, cached_slots: torch.Tensor, window: int) -> None:
         """Split-KV stays on: without it the blocks of a graph that a batch does not need read what is not there."""
         heads, slots = self.indices_updater_prefill, len(plan.kv_lens)
         on_host = [plan.qo_indptr, plan.kv_indptr, np.ones(slots, dtype=np.int32)]

@@ -20,7 +20,7 @@ LARGE, MIDDLE, SMALL = 128, 64, 16
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FlashInferPlan:
     """A plan for R requests, laid out in S slots and T rows of queries.
 
     qo_indptr: [S + 1] int32, rows `qo_indptr[s]:qo_indptr[s + 1]` belong to slot s; the last is T.
@@ -38,7 +38,9 @@ class Plan:
         return np.diff(self.kv_indptr)
 
 
-def plan_verify(query_lens: np.ndarray, seq_lens: np.ndarray, *, tokens: int, slots: int, window: int = -1) -> Plan:
+def plan_verify(
+    query_lens: np.ndarray, seq_lens: np.ndarray, *, tokens: int, slots: int, window: int = -1
+) -> FlashInferPlan:
     """Lay out a verification of query_lens [R] tokens behind seq_lens [R] cached ones.
 
     tokens: rows of the forward. What the requests leave over is padding, and is the first free slot's: FlashInfer
@@ -60,7 +62,7 @@ def plan_verify(query_lens: np.ndarray, seq_lens: np.ndarray, *, tokens: int, sl
     queries[:count], cached[:count] = query_lens, seq_lens + query_lens - begins
     if padding:
         queries[count] = cached[count] = padding
-    return Plan(_indptr(queries), _indptr(cached), begins.astype(np.int32))
+    return FlashInferPlan(_indptr(queries), _indptr(cached), begins.astype(np.int32))
 
 
 def tile_rows(packed: int, head_dim: int) -> int:

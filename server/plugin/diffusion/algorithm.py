@@ -16,8 +16,8 @@ from ..config import PluginConfig
 from ..decode.boundary import Boundary
 from ..decode.metrics import SpeculationMetrics
 from ..decode.sampling import Sampling
-from .forward import BlockForward, BlockRows
-from .policy import Policy, Static, Threshold, noise_keys, predict, step, steps_of
+from .forward import BlockForward, OpenRows
+from .policy import Policy, Static, ThresholdUnmasking, noise_keys, predict, step, steps_of
 
 NAME = "OUTRIDER"
 """Name of the algorithm in SGLang's registry."""
@@ -65,7 +65,7 @@ class BlockDiffusion(DllmAlgorithm):
         if plugin.unmasking == "static":
             self.policy = Static(plugin.unmasking_tokens)
         else:
-            self.policy = Threshold(plugin.unmasking_threshold)
+            self.policy = ThresholdUnmasking(plugin.unmasking_threshold)
         self._forward: BlockForward | None = None
         self.metrics = SpeculationMetrics(1, "off")
         self.optional = Boundary(self.metrics.failures)
@@ -76,7 +76,7 @@ class BlockDiffusion(DllmAlgorithm):
             self._forward = BlockForward(runner, self.target)
         return self._forward
 
-    def rows(self, forward_batch: Any, reqs: Sequence[Any]) -> BlockRows:
+    def rows(self, forward_batch: Any, reqs: Sequence[Any]) -> OpenRows:
         """The blocks of a batch, in order: of each request new final ones, and its open one unless these go on."""
         block = self.block_size
         tokens = forward_batch.input_ids.long().view(-1, block)
@@ -87,7 +87,7 @@ class BlockDiffusion(DllmAlgorithm):
         before[counts.cumsum(0) - counts] = torch.tensor(
             [req.full_untruncated_fill_ids[a - 1] if a else 0 for req, a in zip(reqs, begins, strict=True)]
         )
-        return BlockRows(
+        return OpenRows(
             tokens=tokens,
             starts=starts,
             before=before,
@@ -105,7 +105,7 @@ class BlockDiffusion(DllmAlgorithm):
 
     def step(
         self,
-        rows: BlockRows,
+        rows: OpenRows,
         masked: torch.Tensor,
         logits: torch.Tensor,
         owner: torch.Tensor,

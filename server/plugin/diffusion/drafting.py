@@ -19,8 +19,8 @@ from outrider.scheduler.spiffy.planning import RoundView, StatePlanner
 
 from ..options import RequestOptions
 from .algorithm import DenoisingStep
-from .drafts import BlockOutcome, Draft
-from .forward import BlockRows
+from .drafts import BlockOutcome, StateDraft
+from .forward import OpenRows
 from .policy import noise_keys, steps_of
 from .proposals import Prediction, Proposals, propose
 from .recording import RANKS
@@ -66,7 +66,7 @@ class Round:
     positions that a request has room for.
     """
 
-    rows: BlockRows
+    rows: OpenRows
     roots: list[int]
     reqs: Sequence[Any]
     served: list[ServedRequest]
@@ -126,7 +126,7 @@ class HostTime:
         return seconds
 
 
-class Drafting:
+class StateDrafting:
     """Makes the drafts of a round, and learns from their acceptance after the forward.
 
     graphs: by whether a request is sampled. cost: what rounds take.
@@ -143,7 +143,7 @@ class Drafting:
 
     # -- before the forward ---------------------------------------------------------------------------------------
 
-    def choose(self, one: Round) -> list[Draft]:
+    def choose(self, one: Round) -> list[StateDraft]:
         """The drafts of a round."""
         view = one.view(self.mask_id)
         served = any(root >= 0 and own.planned for root, own in zip(one.roots, one.served, strict=True))
@@ -208,7 +208,7 @@ class Drafting:
                 drafted, place = free[number][:2]
                 drafted[place] = n
 
-    def nothing(self) -> list[Draft]:
+    def nothing(self) -> list[StateDraft]:
         """There is no room for what was chosen."""
         self._proposed = []
         return []
@@ -218,7 +218,7 @@ class Drafting:
     def remember(
         self,
         one: Round,
-        rows: BlockRows,
+        rows: OpenRows,
         masked: torch.Tensor,
         logits: torch.Tensor,
         step: DenoisingStep,

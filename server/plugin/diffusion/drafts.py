@@ -14,11 +14,11 @@ import torch
 
 from outrider.scheduler.spiffy.fill import follow
 
-from .forward import BlockRows
+from .forward import OpenRows
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class StateDraft:
     """request: its number in the batch. state: [B] int64. complete: nothing of it is masked; it takes two rows."""
 
     request: int
@@ -51,7 +51,9 @@ class BlockOutcome:
         return self.state if self.opened is None else self.opened
 
 
-def with_drafts(rows: BlockRows, roots: list[int], drafts: list[Draft], slots: torch.Tensor, mask_id: int) -> BlockRows:
+def with_drafts(
+    rows: OpenRows, roots: list[int], drafts: list[StateDraft], slots: torch.Tensor, mask_id: int
+) -> OpenRows:
     """The rows of a round and, behind them, those of its drafts in their order.
 
     roots: of each request, the row of its open block. slots: [n, B] int64, for the rows of the drafts.
@@ -75,7 +77,7 @@ def with_drafts(rows: BlockRows, roots: list[int], drafts: list[Draft], slots: t
             before.append(int(draft.state[-1]))
             opens.append(True)
             root.append(place)
-    return BlockRows(
+    return OpenRows(
         tokens=torch.cat([rows.tokens, torch.stack(tokens)]),
         starts=torch.cat([rows.starts, torch.tensor(starts)]),
         before=torch.cat([rows.before, torch.tensor(before)]),
@@ -87,13 +89,13 @@ def with_drafts(rows: BlockRows, roots: list[int], drafts: list[Draft], slots: t
 
 
 def found(
-    rows: BlockRows, stepped: np.ndarray, roots: list[int], drafts: list[Draft], first: int, mask_id: int
+    rows: OpenRows, stepped: np.ndarray, roots: list[int], drafts: list[StateDraft], first: int, mask_id: int
 ) -> list[BlockOutcome | None]:
     """Results of each request's open block; None without one, whose root is -1.
 
     rows: with drafts. stepped: [N, B] int64, all of them one step on. first: the row of the first draft.
     """
-    own: list[list[tuple[Draft, int]]] = [[] for _ in roots]
+    own: list[list[tuple[StateDraft, int]]] = [[] for _ in roots]
     row = first
     for draft in drafts:
         own[draft.request].append((draft, row))
@@ -104,7 +106,7 @@ def found(
 
 
 def _found(
-    rows: BlockRows, stepped: np.ndarray, root: int, drafts: list[tuple[Draft, int]], mask_id: int
+    rows: OpenRows, stepped: np.ndarray, root: int, drafts: list[tuple[StateDraft, int]], mask_id: int
 ) -> BlockOutcome:
     states, places = [draft.state for draft, _ in drafts], [row for _, row in drafts]
     path = follow(stepped[root], states, list(stepped[places]), mask_id)

@@ -26,7 +26,7 @@ CHANGES = ("do_tensor_parallel_all_gather", "logit_scale", "final_logit_softcapp
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BlockRows:
+class OpenRows:
     """N blocks of B tokens. Those of one request stand in the order of their positions, drafts of its open block last.
 
     tokens: [N, B] int64, the states. starts: [N] int64, the position of each one's first token, a multiple of B.
@@ -66,7 +66,7 @@ class FlatRows:
     says: torch.Tensor
 
 
-def flatten(rows: BlockRows, target: DiffusionTarget, page_table: torch.Tensor) -> FlatRows:
+def flatten(rows: OpenRows, target: DiffusionTarget, page_table: torch.Tensor) -> FlatRows:
     """Lay rows out for a forward.
 
     page_table: [requests, context] int32. Under a shift a position's distribution is that of the token before: a
@@ -102,7 +102,7 @@ def flatten(rows: BlockRows, target: DiffusionTarget, page_table: torch.Tensor) 
     return FlatRows(tokens, positions, slots, FlatBatch(indptr, sees.int(), table_rows, table), causal, says)
 
 
-def _continues(rows: BlockRows) -> torch.Tensor:
+def _continues(rows: OpenRows) -> torch.Tensor:
     """[N] bool, a final block that follows the final one before it in the batch."""
     before = rows.starts.roll(1) + rows.tokens.shape[1]
     found = ~rows.open & ~rows.open.roll(1) & (rows.tables == rows.tables.roll(1)) & (rows.starts == before)
@@ -110,7 +110,7 @@ def _continues(rows: BlockRows) -> torch.Tensor:
     return found
 
 
-def _shifted(rows: BlockRows, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _shifted(rows: OpenRows, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """`FlatRows.says` under a shift, and the rows [A] whose token before stands behind all blocks of the batch."""
     count, block = rows.tokens.shape
     says = own.roll(1).view(count, block).clone()
@@ -131,7 +131,7 @@ def _shifted(rows: BlockRows, own: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     return says, torch.tensor(anchors, dtype=torch.int64)
 
 
-def _page_table(rows: BlockRows, page_table: torch.Tensor, owner: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _page_table(rows: OpenRows, page_table: torch.Tensor, owner: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """A page table in which every row has its own slots, and the row there of each owner [M]."""
     positions = rows.starts[:, None] + torch.arange(rows.tokens.shape[1])
     own = page_table[rows.tables[:, None], positions]
@@ -156,7 +156,7 @@ class BlockForward:
         self.processor, self.head = self.model.logits_processor, self.model.lm_head
         self._as_they_are = not any(getattr(self.processor, name, None) for name in CHANGES)
 
-    def run(self, rows: BlockRows, wanted: torch.Tensor, forward_batch: Any) -> torch.Tensor:
+    def run(self, rows: OpenRows, wanted: torch.Tensor, forward_batch: Any) -> torch.Tensor:
         """Logits [M, V] of the places that are `wanted`, [N, B] bool, in their order; keys and values are written.
 
         forward_batch: SGLang's, of the requests that the rows are of.

@@ -2,7 +2,8 @@
 
 A state is a block's tokens, some of them masked. A step draws a token for each masked position from the model's
 distribution there, and reveals the most confident of them: `Static`, a fixed number (LLaDA's and SDAR's low-confidence
-remasking); `Threshold`, all above a confidence, and at least one (Fast-dLLM, arXiv:2505.22618; SGLang's LowConfidence).
+remasking); `ThresholdUnmasking`, all above a confidence, and at least one (Fast-dLLM, arXiv:2505.22618; SGLang's
+LowConfidence).
 
 A token's confidence is its probability: in the distribution it was drawn from, or at temperature 0, where it is the
 best one, in the model's own. The noise it is drawn with is a hash of the request's seed, its position in the context
@@ -42,7 +43,7 @@ class Static:
 
 
 @dataclass(frozen=True, slots=True)
-class Threshold:
+class ThresholdUnmasking:
     """Reveals all tokens whose confidence is above `confidence`; where there is none, the most confident."""
 
     confidence: float = 0.95

@@ -11,7 +11,7 @@ from outrider.scheduler.spiffy.fill import Candidates, admission_order, fill, sc
 from outrider.scheduler.spiffy.graph import DraftGraph
 from outrider.scheduler.spiffy.learning import StateAcceptance
 
-from .drafts import Draft
+from .drafts import StateDraft
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class Proposals:
         """[n, K] that a draft costs in the mean: a complete one takes two, and if accepted saves the next round one."""
         return np.where(self.complete, 2.0 - self.chances, 1.0)
 
-    def drafts(self, place: int, count: int) -> list[Draft]:
+    def drafts(self, place: int, count: int) -> list[StateDraft]:
         """The first `count` of the request at `place`."""
         number, complete = self.requests[place], self.complete[place, :count].tolist()
-        return [Draft(number, self.states[place, k], own) for k, own in enumerate(complete)]
+        return [StateDraft(number, self.states[place, k], own) for k, own in enumerate(complete)]
 
     def observe(
         self, stepped: np.ndarray, drafted: Sequence[int], paths: Sequence[Sequence[int]], of: StateAcceptance

@@ -16,7 +16,7 @@ RANKS = 8
 """Tokens of a position that a calibrated graph may ask for."""
 
 
-class Recording:
+class RoundRecording:
     """rounds: open blocks, rows and seconds of the last rounds in which nobody read a prompt. counts: of replayed
     requests, by whether they are sampled."""
 

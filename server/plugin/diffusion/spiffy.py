@@ -18,11 +18,11 @@ from sglang.srt.mem_cache.common import evict_from_tree_cache
 from ..decode import live
 from ..loading.from_profile import load_graphs, load_round_cost
 from .algorithm import BlockDiffusion, StepOutcome
-from .drafting import Drafting, Round, ServedRequest
-from .drafts import BlockOutcome, Draft, found, with_drafts
-from .forward import BlockRows
+from .drafting import Round, ServedRequest, StateDrafting
+from .drafts import BlockOutcome, StateDraft, found, with_drafts
+from .forward import OpenRows
 from .metrics import DiffusionMetrics
-from .recording import Recording
+from .recording import RoundRecording
 
 IDLE_SECONDS = 0.02
 """Between two rounds, from which on nobody was served in between."""
@@ -31,7 +31,7 @@ IDLE_SECONDS = 0.02
 class Spiffy(BlockDiffusion):
     """Block diffusion with drafts."""
 
-    drafting: Drafting
+    drafting: StateDrafting
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -42,10 +42,10 @@ class Spiffy(BlockDiffusion):
 
     def reload_profile(self) -> None:
         """Draft and plan by the profile as it now stands on the disk."""
-        self.drafting = Drafting(load_graphs(self.config), load_round_cost(self.config), self.mask_id)
+        self.drafting = StateDrafting(load_graphs(self.config), load_round_cost(self.config), self.mask_id)
 
     def forget_records(self) -> None:
-        self.recording = Recording(self.mask_id)
+        self.recording = RoundRecording(self.mask_id)
 
     def outrider_state(self) -> dict[str, Any]:
         """Records since `forget_records`, for another process."""
@@ -137,7 +137,7 @@ class Spiffy(BlockDiffusion):
     # -- behind the forward ---------------------------------------------------------------------------------------
 
     def _give_back(
-        self, rows: BlockRows, roots: list[int], slots: torch.Tensor, blocks: list[BlockOutcome | None], batch: Any
+        self, rows: OpenRows, roots: list[int], slots: torch.Tensor, blocks: list[BlockOutcome | None], batch: Any
     ) -> None:
         """Free the drafts' pages; those of accepted final blocks take the places of the open blocks', which go."""
         if not len(slots):
@@ -163,7 +163,7 @@ class Spiffy(BlockDiffusion):
                 self.recording.observe(one.reqs[number], sampled, before, block.state)
 
     def _count(
-        self, one: Round, drafts: list[Draft], blocks: list[BlockOutcome | None], outcomes: list[StepOutcome]
+        self, one: Round, drafts: list[StateDraft], blocks: list[BlockOutcome | None], outcomes: list[StepOutcome]
     ) -> None:
         """Count a round in the metrics."""
         states = [0] * len(blocks)

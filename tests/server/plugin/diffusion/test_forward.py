@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outrider.kernels.attention import flat_attention
-from outrider.server.plugin.diffusion.forward import PADDING_SLOT, BlockRows, flatten
+from outrider.server.plugin.diffusion.forward import PADDING_SLOT, OpenRows, flatten
 from outrider.server.plugin.diffusion.target import DiffusionTarget
 
 BLOCK, HEADS, KV_HEADS, WIDTH, CONTEXT = 4, 4, 2, 16, 32
@@ -33,7 +33,7 @@ class Batch:
         self.starts = torch.tensor(starts)
         own = self.page_table[self.tables[:, None], self.starts[:, None] + torch.arange(BLOCK)].long()
         own[[2, 3, 8, 9]] = slots[3 * CONTEXT : 3 * CONTEXT + 4 * BLOCK].view(4, BLOCK)
-        self.rows = BlockRows(
+        self.rows = OpenRows(
             tokens=torch.randint(1, 50, (10, BLOCK), generator=draw),
             starts=self.starts,
             before=torch.tensor([7, 7, 7, 7, 8, 8, 8, 0, 7, 9]),
@@ -57,8 +57,8 @@ class Batch:
         return torch.einsum("hk,khd->hd", weights, values)
 
 
-def some(rows: BlockRows, chosen: list[int]) -> BlockRows:
-    return BlockRows(**{name: getattr(rows, name)[chosen] for name in BlockRows.__dataclass_fields__})
+def some(rows: OpenRows, chosen: list[int]) -> OpenRows:
+    return OpenRows(**{name: getattr(rows, name)[chosen] for name in OpenRows.__dataclass_fields__})
 
 
 @pytest.mark.parametrize("chosen", [[*range(8)], [0, 1, 4, 5, 6, 7], [4, 5, 6], [1, 2]], ids=str)

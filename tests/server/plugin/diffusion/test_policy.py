@@ -11,10 +11,18 @@ from chi_square import p_value
 from references import reference_target_probs
 
 from outrider.kernels.sampling import Rules
-from outrider.server.plugin.diffusion.policy import Policy, Static, Threshold, noise_keys, predict, step, steps_of
+from outrider.server.plugin.diffusion.policy import (
+    Policy,
+    Static,
+    ThresholdUnmasking,
+    noise_keys,
+    predict,
+    step,
+    steps_of,
+)
 
 MASK, VOCAB, BLOCK = 5, 6, 3
-POLICIES = [Static(1), Static(2), Threshold(0.6), Threshold(0.0), Threshold(1.0)]
+POLICIES = [Static(1), Static(2), ThresholdUnmasking(0.6), ThresholdUnmasking(0.0), ThresholdUnmasking(1.0)]
 
 
 def revealed_one_by_one(policy: Policy, masked: list[bool], confidence: list[float]) -> list[bool]:
@@ -22,7 +30,7 @@ def revealed_one_by_one(policy: Policy, masked: list[bool], confidence: list[flo
     if isinstance(policy, Static):
         chosen = ranked[: policy.tokens]
     else:
-        assert isinstance(policy, Threshold)
+        assert isinstance(policy, ThresholdUnmasking)
         chosen = [i for i in ranked if confidence[i] > policy.confidence] or ranked[:1]
     return [i in chosen for i in range(len(masked))]
 

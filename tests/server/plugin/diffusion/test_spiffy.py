@@ -23,7 +23,7 @@ from outrider.scheduler.spiffy.planning import RoundView
 from outrider.server.plugin import measuring
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.diffusion import drafts as draft_rows
-from outrider.server.plugin.diffusion.forward import BlockRows
+from outrider.server.plugin.diffusion.forward import OpenRows
 from outrider.server.plugin.diffusion.spiffy import Spiffy
 from outrider.server.plugin.diffusion.target import DiffusionTarget
 
@@ -62,7 +62,7 @@ class Model:
     def __init__(self, cache: Cache, table: torch.Tensor) -> None:
         self.cache, self.table, self.forwards = cache, table, 0
 
-    def run(self, rows: BlockRows, wanted: torch.Tensor, _: Any) -> torch.Tensor:
+    def run(self, rows: OpenRows, wanted: torch.Tensor, _: Any) -> torch.Tensor:
         self.forwards += 1
         for slots, tokens in zip(rows.slots, rows.tokens, strict=True):
             self.cache.tokens[slots] = tokens
