@@ -218,7 +218,7 @@ def _serve(log: Path, *flags: str, kind: type[Server] = ForkedServer, **env: str
 
 def jagged_profile(folder: Path, **settings: Any) -> Path:
     """A profile for the embedded model and its drafter, or those of these settings, whose costs have cliffs at every
-    sixth token up to 24 and a slope behind them, and by which drafting never pays for two requests: not drafting,
+    sixth token up to 24 and a slope behind them, and by which drafting never pays for 256 requests: not drafting,
     drafts of few tokens, short and long verification all win at times."""
     wanted = Settings(dtype="float32", activations="float", threads=1 if ONE_THREAD else None, **settings)
     model = target.find(wanted.model)
@@ -228,13 +228,13 @@ def jagged_profile(folder: Path, **settings: Any) -> Path:
             requests,
             requests * tokens,
             requests * 128.0,
-            (0.01 + 0.003 * min(requests * tokens // 6, 4) + 0.00005 * requests * tokens,),
+            (0.01 + 0.001 * min(requests * tokens // 6, 4) + 0.00002 * requests * tokens,),
         )
         for requests in (1, 2, 4, 8, 32, 64)
         for tokens in range(1, 9)
     ]
     points += [
-        Point(requests, 0, requests * 128.0, (0.05 if requests == 2 else 0.001 + 0.00002 * requests,))
+        Point(requests, 0, requests * 128.0, (0.5 if requests == 256 else 0.001 + 0.00002 * requests,))
         for requests in (1, 2, 4, 8, 32, 64, 256)
     ]
     profile = Profile(

@@ -203,7 +203,7 @@ def make_worker(
     worker.tail = None
     if drafter.endswith(IN_GRAPHS):
         room = worker.drafter.reserve_probs(GRAPHS[-1])
-        with mock.patch.object(graphs, "Recorder", return_value=record):
+        with mock.patch.object(graphs, "GraphRecorder", return_value=record):
             worker.drafter.capture(GRAPHS, page_table)
         worker.tail = VerifyTail(buckets, worker._observe, device, room)
     worker._nothing = Draft.nothing(0, worker.width - 1, device)

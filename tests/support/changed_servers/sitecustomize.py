@@ -78,7 +78,7 @@ DECIDING_SECONDS = 0.0005
 def keep_the_profiles_costs(module: ModuleType) -> None:
     """Change `scheduler/cost/model.py`: nothing is learnt of steps."""
 
-    def learn_nothing(cost: Any, *step: Any) -> None:
+    def learn_nothing(cost: Any, *step: Any, **times: Any) -> None:
         cost.deciding = DECIDING_SECONDS
 
     module.StepCost.observe = module.StepCost.observe_deciding = learn_nothing  # type: ignore[attr-defined]
