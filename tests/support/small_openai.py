@@ -8,7 +8,10 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
 from aiohttp import web
+
+from outrider.server.cli.main import main
 
 Handler = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
@@ -101,3 +104,9 @@ async def answer(
 
 async def send(response: web.StreamResponse, event: dict[str, Any]) -> None:
     await response.write(f"data: {json.dumps(event)}\n\n".encode())
+
+
+def load(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str]:
+    """Run `outrider bench load`: its exit code, and what it printed."""
+    code = main(["bench", "load", *flags])
+    return code, capsys.readouterr().out
