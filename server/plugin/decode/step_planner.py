@@ -9,7 +9,6 @@ the device for the planner.
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -302,7 +301,7 @@ class StepPlanner:
             run("learning", None, self.watch.observe, *(part[base] for part in counted[:-1]))
         if drafted and self.by_owner is not None:
             run("own_drafters", None, self.by_owner.observe, step.entries.sets, *counted[:-1])
-        drafting, draft_seconds = self._paid_for(admission.drafting), admission.draft_seconds
+        drafting, draft_seconds = admission.drafting, admission.draft_seconds
         planner_seconds = admission.planner_seconds + self._learning
         run("metrics", None, self.metrics.observe_draft_and_planner, draft_seconds or 0.0, planner_seconds)
         self._learning = 0.0
@@ -321,11 +320,6 @@ class StepPlanner:
             host_seconds=(draft_seconds or 0.0) + admission.planner_seconds if self.on_host else 0.0,
         )
 
-    def _paid_for(self, drafting: int) -> int:
-        """Requests whose drafts a step pays for: those of the smallest graph that drafts for so many."""
-        place = bisect_left(self.draft_sizes, drafting)
-        return self.draft_sizes[place] if drafting and place < len(self.draft_sizes) else drafting
-
     def _learn(self, outcome: Outcome, finished: FinishedStep) -> None:
         """Show the planner a step that is over, and record how long it took."""
         began = time.perf_counter()
@@ -335,7 +329,8 @@ class StepPlanner:
         self.planner.observe(finished)
         self._learning += time.perf_counter() - began
         if seconds is not None:
-            view, tokens, drafting = finished.view, finished.tokens, finished.drafting
+            view, tokens = finished.view, finished.tokens
+            drafting = int(self.planner.charged_drafts(finished.drafting, len(view.rows), None))
             requests, context = len(view.rows), int(view.contexts.sum())
             self.recording.steps.append(StepTime(requests, tokens, context, drafting, seconds, finished.draft_seconds))
             predicted = outcome.step.budget.predicted_seconds(tokens - requests)
