@@ -13,11 +13,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._library.custom_ops import OPDEFS
-from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
@@ -177,7 +175,7 @@ def install() -> torch.device:
 @contextmanager
 def running() -> Iterator[None]:
     """A context in which tensors are fake."""
-    with FakeTensorMode(), mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", 0):  # of a single number, too
+    with FakeTensorMode():
         yield
 
 

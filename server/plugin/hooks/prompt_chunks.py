@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -38,7 +37,7 @@ MATCHED = "outrider_matched"
 READER = "outrider_prompts"
 """Attribute of SGLang's scheduler, and of its policy: the `PromptReader`, or None."""
 DECODE_FIRST, AS_CONFIGURED = -1, 0
-"""In place of a chunk's tokens."""
+"""Decisions that stand for a number of tokens: a decode step first, and SGLang's own chunk."""
 
 
 def register() -> None:
@@ -107,17 +106,6 @@ def _tokens(req: Any) -> int:
     return len(req.origin_input_ids) + len(req.output_ids)
 
 
-@dataclass(slots=True)
-class Counts:
-    """Prefills since the start. chunks: forwards that read prompts. tokens: that they read. seconds: that they took.
-    step_seconds: that decode steps took."""
-
-    chunks: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    step_seconds: float = 0.0
-
-
 class PromptReader:
     """Chooses the chunks of one scheduler. limit: tokens that the next forward reads of the prompt that was begun.
     answering: the running batch decodes."""
@@ -126,7 +114,6 @@ class PromptReader:
         self.scheduler, self.pauses = scheduler, pauses
         self.worker = scheduler.draft_worker
         self.optional = self.worker.optional
-        self.counts = Counts()
         self.limit: int | None = None
         self.answering = False
         self._level_share = 0.0
@@ -227,21 +214,18 @@ class PromptReader:
 
     def observe(self, batch: Any) -> None:
         """A batch is done."""
-        now, counts = time.monotonic(), self.counts
+        now = time.monotonic()
         seconds, self._ended = now - max(self._ended, self._passes[0]), now
         planning = getattr(self.worker, "planning", None)  # the first rank's
         if batch.forward_mode.is_extend():
             tokens, pairs = _size(batch)
             self.pauses.observe_chunk(tokens, pairs, seconds)
-            counts.chunks, counts.tokens = counts.chunks + 1, counts.tokens + tokens
-            counts.seconds += seconds
             if planning is not None:
                 planning.metrics.observe_prefill(tokens, seconds)
                 if len(batch.reqs) == 1:
                     planning.recording.prefills.append(PrefillPoint(tokens, batch.prefix_lens[0], seconds))
         elif batch.forward_mode.is_decode():
             self.pauses.observe_step(seconds)
-            counts.step_seconds += seconds
             if planning is not None and self._resumed:
                 planning.metrics.observe_pause(now - self._resumed)
             self._resumed = now
