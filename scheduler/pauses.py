@@ -1,4 +1,4 @@
-"""How much of the waiting prompts the next forward reads while other requests' answers are under way.
+"""Choose how much of the waiting prompts the next forward reads while other requests decode.
 
 Answers stand still while a prompt is read. So a prompt is read in chunks, and decode steps run between them:
 
@@ -48,8 +48,8 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What the next forward reads. tokens: of all prompts, at most. unfinished: of the prompt that was begun, at most;
-    None: as many as there is room for."""
+    """The share of prompts in the next forward. tokens: of all prompts, at most. unfinished: tokens of the prompt that
+    was begun, at most; None: as many as there is room for."""
 
     tokens: int
     unfinished: int | None = None

@@ -1,6 +1,6 @@
 """Prove Outrider on a GPU: on a machine with one, Python 3.12, torch 2.11 for CUDA 13, Triton, and no network.
 
-  python proof.py --minutes 10            unpack what lies beside this file, run the steps, write their records
+  python proof.py --minutes 10            unpack the archives in this folder, run the steps, write their records
   python proof.py --minutes 5 --steps served large
   python proof.py --minutes 10 --tiny     a rehearsal at tiny sizes, on a GPU or without one
 

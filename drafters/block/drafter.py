@@ -1,9 +1,9 @@
 """DSpark and DFlash behind the drafter contract.
 
 The draft cache holds one key and value per layer for every KV slot of the target. `observe` fills the slots of
-tokens that the target has processed from the target's features; `propose` puts the block's own keys and values at the
-slots behind the sequence, where the features of those positions overwrite them once they are committed. Nothing else
-is remembered, so a prefix hit, a chunked prefill or a step that verified no draft needs no special case.
+tokens that the target has processed from the target's features. `propose` writes the block's own keys and values to the
+slots after the sequence; committed tokens overwrite them. There is no other state, so a prefix hit, a chunked prefill
+or a step that verified no draft needs no special case.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`outrider train dspark|dflash|dflash2|both|eagle3|specdiff|deer`: the stages behind it.
+"""The stages of `outrider train dspark|dflash|dflash2|both|eagle3|specdiff|deer`.
 
-OUT/answers.jsonl and OUT/features (or those of --data) can be shared by several runs, also of other kinds, which read
-the layers that they want out of those that are there; OUT/checkpoint.pt and losses.csv belong to one; OUT/drafter is
-the finished checkpoint folder. With `both` these are in OUT/dspark and OUT/dflash. The same command resumes a run that
+Several runs, also of other kinds, may share OUT/answers.jsonl and OUT/features (or the folder of --data): each reads
+the layers that it needs. OUT/checkpoint.pt and losses.csv belong to one run; OUT/drafter is the finished checkpoint
+folder. With `both` these are in OUT/dspark and OUT/dflash. The same command resumes a run that
 was killed or whose --minutes are over.
 
 Diffusion drafters need no features: without any, OUT/tokens takes their place. `specdiff` trains stage I in

@@ -40,11 +40,10 @@ from .supply import MORE, PROMPTS, Item, Supply, general_answers
 
 LEAST_ANSWERS = 24
 GENERAL_EVERY, GENERAL_AFTER_LOSS, GENERAL_AIM = 4, 2, 0.99
-"""Steps per step on a general answer; the same after a gate with tau on general answers below the aim; and the aim,
-relative to the drafter in use. The gate refuses candidates that get much worse on general answers."""
+"""One step in GENERAL_EVERY trains on a general answer; one in GENERAL_AFTER_LOSS after a gate with tau on them below
+GENERAL_AIM times that of the drafter in use. The gate refuses candidates that get much worse on general answers."""
 BISECTIONS = 3
-"""Number of tried mixtures with the first drafter, to find the largest share of trained weights that reaches the
-aim."""
+"""Tried mixtures with the first drafter, to find the largest share of trained weights that reaches the aim."""
 FIRST_GATE, GATE_EVERY = 60, 150
 """Steps of a run before its first gate, and between gates."""
 LOOK_EVERY = 20

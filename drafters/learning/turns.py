@@ -129,5 +129,5 @@ def sizes(folder: Path) -> dict[int, int]:
 
 
 def new_bytes(folder: Path, ends: dict[int, int]) -> int:
-    """Bytes of answers behind those that were read."""
+    """Bytes of answers that are not read yet."""
     return sum(max(0, size - ends.get(number, 0)) for number, size in sizes(folder).items())

@@ -17,8 +17,8 @@ from ..config_file import CheckpointError, Fields, LayerShape
 class MtpLayout:
     """The MTP layer of some architectures.
 
-    prefix: of its tensors, with the target's number of layers. names: beginnings behind it, and those that they have
-    here. repeated: beginnings of tensors that are the target's own again. less_one: norms are stored less 1.
+    prefix: of its tensors, with the target's number of layers. names: beginnings of names after the prefix, and their
+    beginnings here. repeated: beginnings of tensors that are the target's own again. less_one: norms are stored less 1.
     gated: the attention's output has a gate, beside each head's queries, unless the config says otherwise.
     rotated: share of each head that rotates, unless the config says otherwise. sigmoid: experts are scored by it, and
     chosen from groups; else by softmax. experts: field with their number.

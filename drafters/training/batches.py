@@ -22,7 +22,7 @@ from .store import FeatureStore, Sequence
 T = TypeVar("T")
 
 CPU_TILE, GPU_TILE = 64, 256
-"""Blocks attended at a time: what a cache holds, and what is worth a GPU's launches."""
+"""Blocks attended at a time: as many as a CPU's cache holds; enough to be worth a GPU's launches."""
 CONTEXT_ROWS = 64
 """Context is a multiple of so many rows: on a CPU the products of every new shape are compiled first."""
 

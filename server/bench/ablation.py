@@ -109,7 +109,7 @@ def _hopeless(recorded: Positions) -> Positions:
 
 
 def _half_failing(recorded: Positions) -> Positions:
-    """In every second answer nothing is accepted."""
+    """Reject all drafts in every second answer."""
     failing = np.repeat(np.arange(len(recorded.prompts)) % 2 == 1, np.diff(recorded.starts))
     worse = _failing(recorded, 0.3)
     return replace(

@@ -30,7 +30,7 @@ class StepEnd:
 
     @property
     def seconds(self) -> float | None:
-        """From the end of the step before to this one, once this one has come; None where that is not known."""
+        """Seconds from the end of the step before to this one, once this one has come; None if unknown."""
         if self._before is None:
             return None
         return float(self._before.elapsed_time(self._event)) / 1e3

@@ -40,7 +40,7 @@ ARGUMENTS = ServerArgs(model_path="dummy", device="cpu")
 
 
 class Attention(AttentionBackend):
-    """Of a model that has none."""
+    """Layers of a model without any."""
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         pass

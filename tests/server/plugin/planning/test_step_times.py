@@ -92,7 +92,7 @@ def test_a_state_read_between_steps_does_not_lose_the_time_of_the_last_one(make,
 
 @on_every_device
 def test_a_step_that_a_prefill_follows_is_not_timed(make, device, clock, value):
-    """Of a GPU, the step behind it; the one before has ended first."""
+    """A GPU's next step; the one before has ended first."""
     planning = make(device)
     prefill(planning, 2)
     run(planning, 2)
