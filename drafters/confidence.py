@@ -4,8 +4,6 @@ How large its largest chance is says most of whether a token is accepted, and it
 differs between drafters and positions, which outcomes tell while serving (`scheduler/calibration/online.py`).
 """
 
-from __future__ import annotations
-
 import torch
 
 GREEDY = (0.70, -0.17, 0.25)

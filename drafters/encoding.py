@@ -11,8 +11,6 @@ them padding. All requests take part, asked for or not. What a step can commit a
 encoded stay so; the others get drafts of length 0 until it is encoded.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import replace
 

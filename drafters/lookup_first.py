@@ -5,8 +5,6 @@ more often elsewhere. Which of the two drafts for a request is decided by what b
 drawn, so that the choice cannot favour one outcome of that draw over another.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

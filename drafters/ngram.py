@@ -4,8 +4,6 @@ Saxena, Prompt Lookup Decoding (2023). Needs no model; strong where answers quot
 or, with `corpora.py`, what was asked and answered before.
 """
 
-from __future__ import annotations
-
 import torch
 
 from outrider.kernels.cpu import native

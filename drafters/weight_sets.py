@@ -5,8 +5,6 @@ and read by one set of weights. A set's requests are a batch of their own: what 
 depend on another's weights, texts or number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

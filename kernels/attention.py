@@ -5,8 +5,6 @@ of a token does not depend on the other tokens of its batch: speculative and pla
 numbers. The torch version has BLAS calls of one shape for that on the CPU, see `linear`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The user's cache: where what is made once per machine or user is kept (compiled kernels, models, profiles)."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

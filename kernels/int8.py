@@ -5,8 +5,6 @@ to it). Weights are rounded once, symmetrically, with one scale per output and 6
 they come, with one scale per row and the same 64. Integer sums are exact, so rows do not depend on their batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -11,8 +11,6 @@ So every call here has one shape and aligned arrays, and rows stand only in plac
 where it is the only one, each row has a call of its own.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass

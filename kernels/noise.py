@@ -10,8 +10,6 @@ of G stands E = e^-G = -log U, and the smallest E / p wins. E is computed by flo
 everywhere, so its bits are the same on every device and processor.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 import torch

@@ -3,8 +3,6 @@
 A few numbers per request, so the number of calls is what costs: the compiled kernels do each in one.
 """
 
-from __future__ import annotations
-
 import torch
 
 from .cpu import native

@@ -1,7 +1,5 @@
 """The clock on the wall jumps: nothing that waits, limits, or measures asks it."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """pyproject.toml names what the code imports, and the locks in deploy/requirements are among what it allows."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """The package that is built is the tree, and SGLang loads the plugin from it where there is no checkout."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

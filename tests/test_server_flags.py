@@ -1,7 +1,5 @@
 """Servers of tests run the defaults; what they turn off stands in a table."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

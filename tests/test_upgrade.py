@@ -1,7 +1,5 @@
 """`make upgrade`: pins move to the newest versions allowed, and what moved is told (.ci/upgrade.py)."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

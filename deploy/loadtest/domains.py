@@ -6,8 +6,6 @@ writes prompts/invoices.jsonl (400 prompts) and prompts/invoices-held-out.jsonl 
 logs.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -6,8 +6,6 @@ Each session is ten turns, one prompt each: a file, what a tool answered, a task
 and two tool answers, which come back; no prompt comes twice, since each says its turn.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -4,8 +4,6 @@ The program runs in a process of its own, in an empty folder, with little memory
 write to. It can still read what its user can: run lm-eval where that does no harm.
 """
 
-from __future__ import annotations
-
 import re
 import resource
 import subprocess

@@ -3,8 +3,6 @@
 Names of parameters are those of the published tensors, which SGLang reads too.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -4,8 +4,6 @@ Plain storage is what DeepSpec trains and SGLang loads: one bfloat16 tensor per 
 the project ships: int8 with one scale per output channel, the sequential head cut to the draft vocabulary.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -5,8 +5,6 @@ position, whose scores depend on the token before. Fields are those that SGLang 
 decides what it computes, so none has a default, and fields that are not known are refused by name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -6,8 +6,6 @@ blocks. Its q is what the rounded model says, and tokens are drawn from just tha
 float32 model's are kept as they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

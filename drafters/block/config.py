@@ -8,8 +8,6 @@ another format. Diffusion drafters (`diffusion/`) have the same shape without ta
 `block_size`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Self
 

@@ -4,8 +4,6 @@ Norms stand behind attention and MLP as well as before them, values are normed, 
 norm and rotation. Attention is not scaled, and a layer ends in a number of its own.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -4,8 +4,6 @@ There is a graph for some numbers of requests; fewer run in the next larger one,
 belong to no request. All randomness of a draft is in its keys, so that a replay draws by what it is given.
 """
 
-from __future__ import annotations
-
 import operator
 from bisect import bisect_left
 from collections.abc import Callable, Sequence

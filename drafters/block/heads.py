@@ -5,8 +5,6 @@ vocabulary through W2. Heads differ only in the latent, so `step` is what a bloc
 it is trained with (teacher forcing).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

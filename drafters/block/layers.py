@@ -3,8 +3,6 @@
 They are Qwen3-shaped, and without the norms of queries and keys Llama-shaped.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

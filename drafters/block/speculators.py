@@ -6,8 +6,6 @@ a layer. What versions left out is taken from what they do say, or refused. Tens
 them; embedding and head are copies of the target's, and `d2t` tells the drafted tokens (`checkpoint.drafted_tokens`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..config_file import CheckpointError

@@ -6,8 +6,6 @@ another request goes on from has the rows of its own tokens and of no other (`en
 behind the text, where their own features are not known, and are written anew once the tokens are committed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

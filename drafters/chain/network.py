@@ -8,8 +8,6 @@ On a CPU with compiled kernels a bfloat16 drafter's weights are kept in 8 bits, 
 is what the rounded drafter says.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any

@@ -9,8 +9,6 @@ Diffusion drafters need no features: without any, OUT/tokens takes their place. 
 OUT/stage-1, `deer` goes on with stage II in OUT/stage-2.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -3,8 +3,6 @@
 Each step predicts every masked position and reveals the `per_step` of largest top probability, the first among equals.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -9,8 +9,6 @@ predicted by the last finished row. Without it row i predicts token i, and a fin
 (SDAR).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -3,8 +3,6 @@
 Weights are kept as `block/compiled.py` keeps them. Its q is what the rounded model says.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

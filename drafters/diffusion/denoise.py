@@ -33,8 +33,6 @@ One step, and steps from left to right, keep every q. Greedy requests, and seede
 that is known without them, need no q.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ predicts x_{n+1}, as in the model whose layers it may start from. Context rows s
 the context and the whole block; no context row ever sees a block, so keys and values of the context stay.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -4,8 +4,6 @@ Names are those of SpecForge and the EAGLE authors, without `model.` and with `l
 `midlayer.`. `d2t` has what is to be added to each draft token for the target's; `t2d` says the same again.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Container
 from dataclasses import replace

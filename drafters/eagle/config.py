@@ -6,8 +6,6 @@ Three families of folders are read: those of the EAGLE authors and SpecForge, wh
 or a head of its own, is taken from them (`checkpoint.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 

@@ -3,8 +3,6 @@
 Candidates are numbered folders in `drafters/`, each whole or absent.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -6,8 +6,6 @@
 It ends with its parent.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import ctypes

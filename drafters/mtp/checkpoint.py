@@ -4,8 +4,6 @@ They have EAGLE-3's names where they are the same: `fc` joins embedding and hidd
 Nothing else of the folder is read. Embedding and head are the target's.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

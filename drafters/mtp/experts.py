@@ -1,7 +1,5 @@
 """The MLP of an MTP layer: one of its own, or a mixture of experts as the target's layers have it."""
 
-from __future__ import annotations
-
 import torch
 
 from outrider.kernels.experts import run_experts, run_joined_experts

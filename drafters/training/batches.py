@@ -5,8 +5,6 @@ sequence are sorted by anchor and attended in tiles, each against little more co
 `CONTEXT_ROWS - 1` empty rows, which no block sees.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass

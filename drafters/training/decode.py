@@ -4,8 +4,6 @@ A row whose text has ended goes to the next prompt at once, so the batch stays f
 and single tokens pass through the model as one flattened batch without padding, over the kernels that serve it too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate

@@ -7,8 +7,6 @@ chunk by chunk while the logits are still in the cache; no [N, V'] tensor outliv
 divergence KL(t || p), which needs log p at those K tokens.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

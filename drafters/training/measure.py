@@ -4,8 +4,6 @@ The target answers, and the drafter is then followed along those answers (see `v
 accepts the same tokens, up to ties that rounding decides; at higher temperatures its tau has the same distribution.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -6,8 +6,6 @@ by cross entropy over candidates). Where that token is no candidate itself, no p
 learnt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -9,8 +9,6 @@ the draft was accepted with chance min(1, q(x) / p(x)): drawing that at every po
 decoding would have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial

@@ -6,8 +6,6 @@ own headers and some minutes of processor time.
 needs no compiler and no cache (a container image's).
 """
 
-from __future__ import annotations
-
 import argparse
 import fcntl
 import hashlib

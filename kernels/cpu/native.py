@@ -5,8 +5,6 @@ runs the tests of this folder under the sanitizers in that way.
 `OUTRIDER_CPU_INSTRUCTION_SET` forces one of the compiled variants.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

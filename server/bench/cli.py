@@ -9,8 +9,6 @@ examples:
   outrider bench micro kernels --only attention
 """
 
-from __future__ import annotations
-
 # name: (module, one line of help)
 COMMANDS = {
     "load": ("outrider.server.bench.load.cli", "throughput and latency under load, of servers or arm by arm"),

@@ -12,8 +12,6 @@ examples:
       --answers answers --json drafters.json
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -1,8 +1,6 @@
 """`outrider simulate --record`: what a drafter and prompt lookup would draft at every token of a target's answers at
 temperature 0, and how much of it is accepted. A recording holds no text."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 

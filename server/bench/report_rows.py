@@ -1,7 +1,5 @@
 """The tables of `outrider bench report`: columns and rows that a record of each question makes."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -10,8 +10,6 @@ examples:
   outrider bench scores float=scores/float int8=scores/int8 --json scores.json
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

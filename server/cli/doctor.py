@@ -9,8 +9,6 @@ examples:
   outrider doctor --model ./Qwen3-4B --port 8000 --json
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Callable, Iterator

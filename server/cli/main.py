@@ -3,8 +3,6 @@
 Imports only the requested command's module, so that `--help` answers at once.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib

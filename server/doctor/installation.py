@@ -3,8 +3,6 @@
 What is imported at the top is Python's own: packages may be missing.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import platform

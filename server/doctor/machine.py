@@ -1,7 +1,5 @@
 """Processors, memory, disk, GPU and clock."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

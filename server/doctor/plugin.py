@@ -3,8 +3,6 @@
 Importing SGLang takes seconds, while the other checks run; and a broken one may crash.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Checks of what a server with these flags would serve: model, drafter, memory, profile and address."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -6,8 +6,6 @@ column alone (M-RoPE). Texts behind it are rotated by positions that fall short 
 constant for each request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

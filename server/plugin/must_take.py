@@ -1,7 +1,5 @@
 """Changes to SGLang that must take. SGLang logs a hook that it cannot apply, and a plugin that fails, and goes on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType

@@ -4,8 +4,6 @@ What decides how many tokens a batch has must be the same everywhere: otherwise 
 What the first rank alone decides (drafts, plans, seeds) need not be: it is broadcast.
 """
 
-from __future__ import annotations
-
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The learner's process: it runs while the engine is idle, and is paused while requests run."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """All settings of a server, each with its flag, its bounds and its help."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """The flags that `outrider serve`, `tune` and `bench` share, and settings from what was given."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

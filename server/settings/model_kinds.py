@@ -3,8 +3,6 @@
 A CPU serves quantised checkpoints of AWQ and GPTQ with 4-bit codes in groups, and refuses all others.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

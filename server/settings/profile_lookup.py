@@ -1,7 +1,5 @@
 """Lookup of the measured profile for a server: its fingerprint, the folders, and what is done without one."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

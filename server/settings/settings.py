@@ -1,7 +1,5 @@
 """The settings of a server, checked in one place before anything slow begins."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from outrider.drafters import registry as drafters

@@ -3,8 +3,6 @@
 On average it takes one core, at the lowest priority.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -3,8 +3,6 @@
 Schemas and linters, which need packages of their own, and the images are `make check-deploy`'s.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

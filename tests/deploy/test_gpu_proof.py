@@ -1,7 +1,5 @@
 """The folder that `make gpu-proof` makes, and the command that runs on the GPU machine: without a GPU."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Grafana's dashboards: their panels, and every query on a Prometheus that scrapes the server under load."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """`make test` gets the Debian packages that tests use, once, and goes on without them where it cannot."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two servers behind SGLang's router, and behind HAProxy, as `deploy/replicas` starts them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """Small diffusion drafters that have read three texts, and what to ask of them."""
 
-from __future__ import annotations
-
 import torch
 from tiny_drafters import DIFFUSION, make_diffusion
 

@@ -7,8 +7,6 @@ text go in as SGLang's worker sends them: all of the prompt's with the target's 
 module's own. Attention over them stands in for SGLang's backend; all else is the module's.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 It shares nothing with the drafter but the tensors: attention over a whole list of rows, no cache, no slots.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """A learner in a process of its own that dies where a test wants it to, for `multiprocessing`'s fork server."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

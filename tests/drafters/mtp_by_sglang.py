@@ -5,8 +5,6 @@ FOLDER TEXTS. TARGET is any that SGLang knows, FOLDER holds the layer. TEXTS is 
 [V, d] of the target, texts [(ids, hidden [n, d])], gamma.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """DFlash 2 and LiLiCorr of one request in plain loops, from the published tensors of a folder."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ GIVEN is what torch saved: tensors by model, LiLiCorr's config, and inputs. FOUN
 own, since SGLang's configuration is global to a process; without compilation, which would take a minute.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 A program of its own, since SGLang's configuration is global to a process: sglang_loads.py TARGET FOLDER…
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

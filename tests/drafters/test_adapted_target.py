@@ -1,7 +1,5 @@
 """A target with a LoRA adapter, as the trainer has it, against the model with the adapter merged into its weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

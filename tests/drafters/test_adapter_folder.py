@@ -1,7 +1,5 @@
 """Folders of LoRA adapters: what is read of them, and what is refused with the reason."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

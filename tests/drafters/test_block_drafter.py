@@ -1,7 +1,5 @@
 """BlockDrafter against the training forward, and the promises of the drafter contract."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

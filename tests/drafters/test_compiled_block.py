@@ -1,7 +1,5 @@
 """The compiled block against the plain model: the same state, the same draft, and where it steps aside."""
 
-from __future__ import annotations
-
 import dataclasses
 from unittest.mock import patch
 

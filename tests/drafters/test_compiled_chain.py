@@ -1,7 +1,5 @@
 """The compiled chain against passes of the plain network: the same state, the same draft, and where it steps aside."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

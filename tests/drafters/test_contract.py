@@ -1,7 +1,5 @@
 """Every drafter of the registry keeps the contract of `drafters/base.py`. A new entry is tested here by itself."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`outrider train dllm` at tiny size, against transformers' own network with dense masks."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

@@ -1,7 +1,5 @@
 """The target writing many texts at once: the same texts, the right distribution, nothing lost."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

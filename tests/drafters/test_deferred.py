@@ -1,7 +1,5 @@
 """A drafter that takes in later what it was shown drafts the same, and reads nothing meanwhile."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Several denoising steps: q by the rule of `denoise.py` keeps the target's distribution, the obvious q does not."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator

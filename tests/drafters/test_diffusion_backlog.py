@@ -1,7 +1,5 @@
 """Texts that a DiffusionDrafter has not read yet: how much of them a step reads, and who drafts meanwhile."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """DiffusionDrafter: encoding piece by piece is encoding from scratch, and the promises of the drafter contract."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`outrider train specdiff|deer` at tiny size: masks, weights, both stages, stops, and a tau that is that of drafts."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import dataclasses

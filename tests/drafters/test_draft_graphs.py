@@ -1,7 +1,5 @@
 """Drafting by graphs, where a graph is what would be captured, run again on the same buffers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """`outrider train eagle3`: steps of training are those of drafting, runs, and folders that load."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import dataclasses

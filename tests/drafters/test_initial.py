@@ -1,7 +1,5 @@
 """Sequence initialisation: who drafts follows from the length of each answer, and drafts are the model's own."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Lookup beside a model: who drafts, that q is what was drawn from, and that a choice never looks at the draw."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """MtpDrafter: the chain of Transformers' own layer, for checkpoints of every layout; what it refuses."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

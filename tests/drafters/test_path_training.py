@@ -1,7 +1,5 @@
 """`outrider train dflash2`: paths are trained as they are drafted, runs learn, and folders load; one store for all."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import dataclasses

@@ -1,7 +1,5 @@
 """DFlash 2 and LiLiCorr: drafts are those of the published tensors, on paths whose q is what tokens are drawn from."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

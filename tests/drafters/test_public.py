@@ -1,7 +1,5 @@
 """The list of public drafters: every entry is of a kind that is served, and names find it."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Drafts along an answer are those that each of its positions has alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The registry of drafters: every entry makes what it says, and an unknown name is answered with the known ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

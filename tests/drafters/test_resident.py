@@ -1,7 +1,5 @@
 """Steps cut in a device's memory teach what those cut on the host do, at the same anchors."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

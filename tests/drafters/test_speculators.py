@@ -1,8 +1,6 @@
 """DSpark and DFlash folders as vLLM's speculators writes them, with random weights: they hold the same drafters as
 folders in our own layout."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Requests drafted with sets of weights of their own, in one batch: each as a drafter with that set alone drafts it."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

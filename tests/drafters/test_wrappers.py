@@ -1,7 +1,5 @@
 """Drafters around a drafter leave out nothing of it: every method and attribute of the contract reaches the model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -4,8 +4,6 @@ Transformers leaves MTP layers out, but has the decoder layer that each is: a mo
 reference, which reads joined rows as its embeddings and ends with the layer's norm.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 Those of kernels/ also run through Triton's interpreter: `TRITON_INTERPRET=1 pytest tests/gpu/kernels`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gpu_device

@@ -3,8 +3,6 @@
 tests/lossless, which `make test-gpu` runs as well, compares their answers with the exact target.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

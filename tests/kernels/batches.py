@@ -3,8 +3,6 @@
 All are made on the host from a seed, so that every machine sees the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

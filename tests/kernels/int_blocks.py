@@ -19,8 +19,6 @@ An output is fma(s, t, total) over the blocks from the first to the last, from 0
 the order of a sum, so all instruction sets and numbers of rows and threads give these bits.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Operations of the kernels by their definition, one request or row at a time: what tests compare the kernels with."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Gated delta networks: Transformers' rule, one request at a time, is the reference; compiled kernels and torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 Numbers are small integers, whose sums are exact in any order; what a made-up BLAS adds to them is all that differs.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """Functions of single numbers: torch's values, and the same bits wherever a number stands."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """`make test-processors` goes through all processors and tells of each."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,8 +1,6 @@
 """Servers on which answers can be compared to the last bit: float32, no shared prefixes, a small cache. They stop
 behind the last test of this folder: memory does not hold them beside all others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Lookup across requests: no text changes, no key's drafts tell of another's texts, and a restart keeps them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

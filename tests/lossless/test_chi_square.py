@@ -1,7 +1,5 @@
 """The check of `test_sampled.py` itself, on outcomes that are made up."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

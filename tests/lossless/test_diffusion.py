@@ -4,8 +4,6 @@ With --exhaustive also tied and untied, blocks of 4 and 32, both policies, and w
 same with Spiffy as without.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

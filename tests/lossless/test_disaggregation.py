@@ -1,7 +1,5 @@
 """A prefill server and a decode server answer as one server that does both, draft for draft."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import subprocess

@@ -1,8 +1,6 @@
 """The embedded model as it is served by default, in bfloat16 and with shared prefixes: a greedy or seeded answer is the
 same with speculation and without, whether its prompt comes from the cache or not."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 

@@ -3,8 +3,6 @@
 The list of calls comes from the source: one that is new fails the tests until it has a place here.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor

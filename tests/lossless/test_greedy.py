@@ -1,7 +1,5 @@
 """At temperature 0 in float32, answers with speculation equal those without, token for token."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest

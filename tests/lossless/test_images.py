@@ -1,8 +1,6 @@
 """Tiny models that read images, in float32: with speculation and without, answers to chats with images are those of
 Transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -1,7 +1,5 @@
 """Answers with speculation equal those without with 8-bit weights or activations too: what is served is the model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

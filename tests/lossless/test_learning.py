@@ -1,7 +1,5 @@
 """Drafters exchanged under running requests, taken back, and kept over a kill: no text changes through any of it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -3,8 +3,6 @@
 Its drafts: `tests/drafters/test_mtp.py`; sampled answers: `test_sampled.py`; recurrent targets: `test_recurrent.py`.
 """
 
-from __future__ import annotations
-
 import pytest
 from asking import complete_all, tokens
 from metrics_page import MetricsPage, until_retracted

@@ -3,8 +3,6 @@
 Power is the share of whole tests that fail, each of as many of the small target's answers as there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """However prompts are cut, and whatever runs between their chunks, answers are the same to the last token."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,8 +1,6 @@
 """A tiny model with recurrent layers and experts, in float32: answers with speculation and with prefixes from the cache
 are those without."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

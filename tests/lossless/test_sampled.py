@@ -4,8 +4,6 @@ Whole answers of the small target are few enough to be enumerated under `top_k`,
 (`exact_answers.py`). What their check sees: `test_planted_faults.py`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,8 +1,6 @@
 """The small target is what the other tests take it for: text goes through its tokenizer and back, and there is much to
 say at each place and to get wrong."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from exact_answers import Rules, answer_probs

@@ -4,8 +4,6 @@ Base decoding itself is held against plain torch in `test_diffusion.py`; with --
 4 and 32, both policies, tied and untied, with and without shared prefixes.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

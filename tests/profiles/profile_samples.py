@@ -1,7 +1,5 @@
 """A fingerprint and a grid that the tests of profiles share."""
 
-from __future__ import annotations
-
 from outrider.profiles.fingerprint import Fingerprint
 from outrider.profiles.store import Profile
 from outrider.scheduler.cost.prefill import PrefillPoint

@@ -1,7 +1,5 @@
 """A measurement that was killed goes on where it was."""
 
-from __future__ import annotations
-
 import multiprocessing
 from dataclasses import replace
 from pathlib import Path

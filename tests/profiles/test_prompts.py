@@ -1,7 +1,5 @@
 """The built-in prompts: three kinds in turn, and both parts of the calibration see each of them alike."""
 
-from __future__ import annotations
-
 import ast
 import doctest
 import itertools

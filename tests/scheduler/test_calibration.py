@@ -1,7 +1,5 @@
 """Calibration: fits against brute force and known truth, classes, censoring, and what SGLang reads of it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 

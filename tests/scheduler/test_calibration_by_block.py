@@ -1,7 +1,5 @@
 """Calibration where blocks are verified as blocks: what a confidence means there, whatever is verified behind it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The step-cost model keeps what was measured and assumes nothing cheaper in between."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

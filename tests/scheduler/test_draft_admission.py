@@ -1,7 +1,5 @@
 """Admission of the drafts of a round: what pays, and service levels before that."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draft graphs: what is one, what it is filled with, in what order it is admitted, and what is accepted."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """Decisions whether and for whom the model drafts: steps without drafts, probes, and what is looked up."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -7,8 +7,6 @@ Then two such requests at a time, of which the planner decides who drafts. The o
 here always B and B, with confidence 0.3.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

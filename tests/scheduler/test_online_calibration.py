@@ -1,7 +1,5 @@
 """OnlineCalibration: confidences become chances while serving, from earlier steps alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

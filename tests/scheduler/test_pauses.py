@@ -1,7 +1,5 @@
 """Which chunks are read, decided from made costs: bounds, shares, levels and turns are kept in simulated traffic."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Planners against brute force; the asynchronous planner's past, what it corrects by it, and the curve it shows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

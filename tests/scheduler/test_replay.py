@@ -1,7 +1,5 @@
 """A replay agrees with theory, drafts as the served drafter does, and shows planners the past alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

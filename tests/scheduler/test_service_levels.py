@@ -1,7 +1,5 @@
 """Service levels: what bounds a step, and who is served first."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from asynchronous import GAMMA, run, uncorrected

@@ -1,7 +1,5 @@
 """The fast sort of survivals gives what the plain one gives."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

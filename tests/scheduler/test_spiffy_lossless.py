@@ -1,7 +1,5 @@
 """Spiffy's loop comes through a block as base decoding does, in fewer forwards; another acceptance is noticed."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 

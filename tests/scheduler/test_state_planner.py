@@ -1,7 +1,5 @@
 """Draft states of a forward: as many as pay, none where none does, and rest where none does for long."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """A new drafter or planner takes one module and one entry in the registry, and the whole server knows it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Pictures are saved where matplotlib is installed, and refused before a measurement where it is not."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Lines that are appended: there after a kill at once, on the disk every few."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files replaced at once: whole, on the disk before they have their name, and none left beside them."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

@@ -7,8 +7,6 @@ asked of it is written down, so that two runs can be compared.
 torch without CUDA cannot index tensors on a fake "cuda:0"; so this is a device of torch's own private type.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Steps to be admitted: drafts of any length, ties, broken confidences, bounds of every shape."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

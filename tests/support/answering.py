@@ -1,8 +1,6 @@
 """The way of an answer's tokens through SGLang, without its processes: its scheduler's result processing, its output
 streamer and its detokenizer, for one request whose tokens come in runs."""
 
-from __future__ import annotations
-
 import pkgutil
 from array import array
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Asks a server many things at once."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

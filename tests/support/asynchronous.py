@@ -1,7 +1,5 @@
 """Steps of an asynchronous planner, with confidences and outcomes of the test's choice."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from finished import observe

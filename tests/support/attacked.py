@@ -1,7 +1,5 @@
 """A server's answers to other clients while one sends it a body."""
 
-from __future__ import annotations
-
 import threading
 import time
 from dataclasses import dataclass

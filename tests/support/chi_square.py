@@ -1,7 +1,5 @@
 """Tests whether counted outcomes are distributed as they should be."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable, Mapping
 

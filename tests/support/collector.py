@@ -1,7 +1,5 @@
 """A collector of OpenTelemetry traces, as far as tests need one: takes OTLP over HTTP."""
 
-from __future__ import annotations
-
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any

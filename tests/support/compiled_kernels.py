@@ -4,8 +4,6 @@ Prints registers of a thread, spilled words (local loads and stores in the machi
 program, by kernel and architecture. The shapes are those of Qwen3-8B: 32 heads on 8 of 128, 152 k tokens, gamma 7.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import subprocess

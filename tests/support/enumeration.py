@@ -4,8 +4,6 @@ admission and acceptance, all draws of which are taken one after the other inste
 Ways by which the planner has been shown the same and the requests have said the same are one from then on.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections import defaultdict

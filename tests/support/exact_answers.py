@@ -3,8 +3,6 @@
 Nothing here is the server's: the rules are computed anew, in float64.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ scheduler.cuh), where the kernel writes the partial result of a chunk and what i
 the device's. Places where nobody has written hold NaN.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

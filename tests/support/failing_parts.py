@@ -1,7 +1,5 @@
 """Calls that may fail without a request failing, found in the source, and servers in which they do."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 from collections.abc import Callable, Iterable, Sequence

@@ -4,8 +4,6 @@
 copies between devices. torch for CPUs lacks the device guard that indexing asks for, so an empty one is compiled.
 """
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 import tempfile

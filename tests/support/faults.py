@@ -3,8 +3,6 @@
 The answers are few enough to be counted: a short answer of a target that has a few tokens to choose from.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Finished steps as a planner is shown them, from what a test says of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from planning import view

@@ -4,8 +4,6 @@ Names of tensors are those of the package gguf. What the converter does beside n
 rows of queries and keys in pairs, the factors of rotary positions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

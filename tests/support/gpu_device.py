@@ -3,8 +3,6 @@
 Only torch and hypothesis are imported, so that the tests of kernels run on a machine without SGLang.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

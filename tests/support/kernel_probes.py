@@ -1,7 +1,5 @@
 """Kernels that write out what the others keep to themselves, to be compared with torch."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

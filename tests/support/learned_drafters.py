@@ -1,7 +1,5 @@
 """Drafters put where a learner offers them, and the server's word on them."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

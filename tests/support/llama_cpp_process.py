@@ -1,8 +1,6 @@
 """The process of `llama_cpp.py`: serves a GGUF file until its standard input ends. It imports nothing else, which would
 take longer than all that is asked of it."""
 
-from __future__ import annotations
-
 import sys
 
 import xllamacpp

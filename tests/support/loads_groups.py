@@ -3,8 +3,6 @@
 A program of its own, since SGLang's configuration is global to a process: loads_groups.py FOLDER…
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

@@ -5,8 +5,6 @@ by the same operations on the same shapes. Otherwise sums are taken in an order 
 plain torch, on the number of rows.
 """
 
-from __future__ import annotations
-
 import torch
 
 EPSILON = torch.finfo(torch.float32).eps

@@ -6,8 +6,6 @@ tests are passed. Nothing of p, q or the rule between them is known here, so a w
 it would have.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Reads a server's metrics page."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

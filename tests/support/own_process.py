@@ -1,7 +1,5 @@
 """Tests that need a process of their own, and what they found."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ Tensors live on the CPU throughout. `device="cuda"` tells StepPlanner that they 
 the step after the next begins.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

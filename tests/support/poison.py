@@ -6,8 +6,6 @@ Prints as JSON: what each of them came to, whether the others' answers and one a
 the engine took to end.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

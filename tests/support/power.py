@@ -1,7 +1,5 @@
 """Power of a sampled test: the chance that `chi_square.p_value` shows a fault at the threshold of the tests."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable, Mapping
 

@@ -3,8 +3,6 @@
 Usage: processors.py COMMAND...
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

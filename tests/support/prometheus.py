@@ -1,7 +1,5 @@
 """A real Prometheus that scrapes a server, with the scrape config of deploy/prometheus."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import time

@@ -3,8 +3,6 @@
 quality_turns.py FOLDER: the logits go to files there by the names of the arms. Prints the answers as JSON.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

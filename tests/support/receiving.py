@@ -1,7 +1,5 @@
 """Requests that come in without a server."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """Checks of answers that refuse a grammar."""
 
-from __future__ import annotations
-
 import httpx
 
 

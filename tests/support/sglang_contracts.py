@@ -5,8 +5,6 @@ and which architectures the family table does not know. `--write` writes the fin
 Do so once every change has been read, and ours is changed where theirs has another meaning.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json

@@ -1,8 +1,6 @@
 """Prints, as a JSON list, the architectures whose class in SGLang shows hidden states of its layers; a program of its
 own, since it registers our models."""
 
-from __future__ import annotations
-
 import json
 
 

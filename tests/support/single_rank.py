@@ -1,7 +1,5 @@
 """SGLang's configuration and groups of a single rank, for programs that use its modules without an engine."""
 
-from __future__ import annotations
-
 import tempfile
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Grammars for tests, and a small vocabulary that they are compiled for in milliseconds."""
 
-from __future__ import annotations
-
 import json
 import string
 from typing import Any

@@ -4,8 +4,6 @@ A denoiser is any function from states to distributions that looks at each state
 not depend on each other. A policy makes of a state and its distribution the next state; it must reveal something.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

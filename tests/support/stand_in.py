@@ -3,8 +3,6 @@
 A script, because SGLang's settings and plugins are global to a process. Prints one line of JSON.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Drafters whose models are tables, and whose draws are the test's choice."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from unittest import mock
 

@@ -1,8 +1,6 @@
 """Tiny random models of the families that `server/model/families.py` calls served, in folders as Transformers writes
 them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """GGUF files of small random models, as llama.cpp's converter writes them: Llama- and Qwen-shaped, with a tokenizer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path

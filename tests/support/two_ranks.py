@@ -8,8 +8,6 @@ the last step; whether the first rank has the whole embedding and head; what glo
 A program of its own, since ranks are processes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

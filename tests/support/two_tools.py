@@ -1,7 +1,5 @@
 """Two tools with arguments of few values, which even a small model calls."""
 
-from __future__ import annotations
-
 TOOLS = [
     {
         "type": "function",

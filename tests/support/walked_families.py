@@ -5,8 +5,6 @@ walked_families.py FOLDER TASK…: a task is ARCHITECTURE:DTYPE, or ARCHITECTURE
 which depends on the number of rows. Each has a process of its own, forked from this one.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -5,8 +5,6 @@ drawn from the uniforms of acceptance and clamped to what was verified. The real
 replaced. Answers mean nothing.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

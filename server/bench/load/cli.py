@@ -37,8 +37,6 @@ examples:
   outrider bench load --prompts code.jsonl math.jsonl chat.jsonl --concurrency 1,8,32 --plot load.png
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

@@ -8,8 +8,6 @@ examples:
   outrider bench micro blocks --kinds Q6_K --shape 151936x1024 --rows 1,8
 """
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 from statistics import median

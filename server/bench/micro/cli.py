@@ -5,8 +5,6 @@ examples:
   outrider bench micro steps --shapes 1x1,8x8
 """
 
-from __future__ import annotations
-
 # name: (module, one line of help)
 COMMANDS = {
     "blocks": ("outrider.server.bench.micro.blocks", "products with weights in blocks, by rows"),

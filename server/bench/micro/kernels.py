@@ -8,8 +8,6 @@ examples:
   outrider bench micro kernels --only "linear 8" --threads 2 --json kernels.json
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

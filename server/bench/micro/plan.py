@@ -8,8 +8,6 @@ examples:
   outrider bench micro plan --requests 512 --levels
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

@@ -1,7 +1,5 @@
 """Parts that the micro benchmarks share: threads and their clock, arms that take turns."""
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Callable, Mapping

@@ -3,8 +3,6 @@
 Each is one that once stopped or slowed a server. A right server refuses or answers it soon, and nobody else notices.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

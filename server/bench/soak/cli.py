@@ -21,8 +21,6 @@ examples:
   outrider bench soak --url http://127.0.0.1:30000 --minutes 20 --concurrency 52 --attack --json attacked.json
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

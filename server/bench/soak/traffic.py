@@ -1,7 +1,5 @@
 """Requests of a soak: greedy answers that are compared, sampled ones, ones that follow a schema, and ones given up."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -4,8 +4,6 @@ A parser in C holds Python's interpreter lock while it runs, in a thread too, so
 it. Bodies that would take it long are refused while they arrive, or parsed in small pieces (`yielding_json`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pydantic_core

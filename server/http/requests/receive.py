@@ -3,8 +3,6 @@
 Every route with a body reads it here, so that no route can skip a check.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager

@@ -4,8 +4,6 @@ long strings and long arrays of integers to its parts in C piece by piece.
 For a thread next to an event loop. It is slower than a parser in C, but other threads run between its steps.
 """
 
-from __future__ import annotations
-
 import json
 import json.decoder
 import json.scanner

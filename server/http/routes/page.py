@@ -3,8 +3,6 @@
 The page itself holds nothing secret and comes without a key; what it asks for afterwards needs one as ever.
 """
 
-from __future__ import annotations
-
 from importlib import resources
 from pathlib import Path
 

@@ -5,8 +5,6 @@ longer than what they decide. Where `direct_forward` finds something that it doe
 both run the same operations and give the same bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

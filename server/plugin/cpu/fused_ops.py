@@ -1,7 +1,5 @@
 """Swaps our CPU kernels in for SGLang's plain torch operations, through its own dispatch, for any model it loads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

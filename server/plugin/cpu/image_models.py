@@ -5,8 +5,6 @@ steps and verification know one and run as a text's (`image_tokens.rotary_positi
 layer by layer, by a table of angles of its own: each pair of numbers of a head turns by one of the three positions.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

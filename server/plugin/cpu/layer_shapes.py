@@ -1,7 +1,5 @@
 """Layers of a KV cache on a CPU each with the heads of its own: those of Gemma 4's windowed layers are smaller."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

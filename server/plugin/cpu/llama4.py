@@ -1,7 +1,5 @@
 """Llama 4's text on a CPU: SGLang's classes, less what is for GPUs and bfloat16 alone in them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

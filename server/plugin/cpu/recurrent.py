@@ -5,8 +5,6 @@ verification leaves them, since any draft may be dropped; `RecurrentBackend.comm
 tokens that stay.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """SGLang's gated delta models (Qwen3-Next, Qwen3.5) on a CPU: what it has as Triton kernels alone is torch here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

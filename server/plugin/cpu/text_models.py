@@ -2,8 +2,6 @@
 
 Of those that read images it gets the part for images beside it (`image_models`)."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Callable, Iterable, Iterator

@@ -5,8 +5,6 @@ masks is a final block; beside it stands the next block, masked as a whole: if t
 values stay, and the next block's first step is done as well.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -6,8 +6,6 @@ of it, which have slots of their own, stand side by side. Where the context is c
 per token; or, where they are the most, those of a request are one that is causal, and open blocks one per token.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from typing import Any

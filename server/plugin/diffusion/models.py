@@ -1,7 +1,5 @@
 """Makes SGLang know block-diffusion models: their config.json, their layers, and what its dllm mode asks of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any

@@ -11,8 +11,6 @@ and the step, which is how many tokens of the block are revealed. So a state and
 whoever asks.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

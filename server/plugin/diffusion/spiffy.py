@@ -6,8 +6,6 @@ Drafts are rows of the round's flattened batch that share the page table of what
 and given back within the round, but for that of a final block, which takes the place of the open one's.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -12,8 +12,6 @@ context_mask: what a position of a finished block or of the prompt sees: "block"
     "causal", itself and what is before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The processor time that following a grammar may take, when it is tried out and when it is used."""
 
-from __future__ import annotations
-
 import time
 
 BURST_SECONDS = 0.2

@@ -1,7 +1,5 @@
 """Grammars as they are given to xgrammar."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

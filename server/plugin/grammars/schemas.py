@@ -1,7 +1,5 @@
 """JSON schemas, of which xgrammar ignores parts: those are refused, or dropped so that it keeps the others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

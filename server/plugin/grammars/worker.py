@@ -9,8 +9,6 @@ The copies run on half of the machine's cores and, unless they are done at once,
 starved by another's slow grammars: a compilation that has had its share of time makes room when others wait.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -9,8 +9,6 @@ and the end is cut where the string first occurs. So a run is released as far as
 characters in front of one that is not whole yet, SGLang's detokenizer sends some twice where a run has several.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache

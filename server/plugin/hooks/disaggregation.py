@@ -6,8 +6,6 @@ if it had read the prompt itself. A request that has to leave the decode server'
 with them.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

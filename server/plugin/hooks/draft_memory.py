@@ -4,8 +4,6 @@ SGLang counts a draft model of its own algorithms; ours is made after the cache,
 activations. Not counted are logits and distributions of a step's graphs, see docs/gpu.md.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -4,8 +4,6 @@ Installed only where the environment variable `OUTRIDER_PROMPT_LOGITS` names a f
 asked for, the rows [tokens, V] float32 are appended, from the first of those logprobs on.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ for all. So each request is prepared alone before it is queued, by the same code
 millisecond without penalties. What raises later is no request's fault and still ends the engine.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable

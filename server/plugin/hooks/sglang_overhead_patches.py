@@ -3,8 +3,6 @@
 Each costs about one percent of a small model's step on a CPU.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Callable

@@ -4,8 +4,6 @@ SGLang imports two of its names at module level although text models never use t
 torchvision for every torch that we run on.
 """
 
-from __future__ import annotations
-
 import enum
 import importlib.util
 import sys

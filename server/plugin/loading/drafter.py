@@ -1,7 +1,5 @@
 """Makes the drafter that the configuration names, for the target as SGLang has loaded it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sglang.srt.runtime_context import get_parallel

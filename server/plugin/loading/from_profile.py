@@ -1,8 +1,6 @@
 """Makes the planner that the configuration names, step costs and draft graphs, from the profile measured for this
 server."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Models that SGLang does not have, and those of its models that have to be otherwise here."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

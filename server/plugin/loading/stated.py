@@ -4,8 +4,6 @@ Some of SGLang's models have no window (Llama's layers: Mistral, Phi-3; Mixtral,
 longer (Cohere 2, Transformers' own models): answers to texts longer than it are then others than Transformers'.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Kept answers on disk: bounded, whole after a kill, split by prompt, forgotten on request."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

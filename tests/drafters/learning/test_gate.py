@@ -1,7 +1,5 @@
 """The gate: its statistics, and that it sees what a drafter learned by heart."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The learner: what it offers, what it refuses, and that it goes on after a kill anywhere."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal

@@ -1,7 +1,5 @@
 """Logs as training text: every shape gives the tokens that were served, bad lines are named, training goes on."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Learners of several owners: their folders, whose turn it is, and that each learns for itself."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import signal

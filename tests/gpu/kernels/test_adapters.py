@@ -1,7 +1,5 @@
 """SGLang's LoRA kernels at the lengths of a ragged verification, eager and as a graph has them."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """A whole decode step: it waits for nothing, and as a CUDA graph it decides the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Products of experts against torch, and the mixture against the one of a CPU, expert by expert."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from gpu_device import TOLERANCE, TYPES, examples, moved, row_error, triton

@@ -4,8 +4,6 @@ Interpreted, the kernels are `paged_kernels`: FlashInfer's index by index, fa3's
 SGLang's backend calls it for a ragged verification: lengths on the device, nothing planned.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

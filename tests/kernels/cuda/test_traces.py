@@ -1,7 +1,5 @@
 """A decode step's operators on fake CUDA tensors: nothing is read back, and the lengths change no operation."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The benchmarks run on the real engine and refuse what they cannot use."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

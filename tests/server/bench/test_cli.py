@@ -1,7 +1,5 @@
 """`outrider bench --help` names every benchmark and imports none of them."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys

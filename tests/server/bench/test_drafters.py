@@ -1,7 +1,5 @@
 """`outrider bench drafters` measures drafter folders along the answers of a tiny target."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Parts that the benchmarks share: flags, requests in flight, turns, ratios, output files."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import subprocess

@@ -1,7 +1,5 @@
 """`outrider bench learn`: what it asks a server that learns, what it counts, and what it says of it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`outrider bench quality`: whose logits are compared, and the numbers made of them."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Record that `--json` writes: the results with machine, weights, command, date and versions."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import sys

@@ -1,7 +1,5 @@
 """docs/performance.md and README's numbers are what `outrider bench report` makes of the committed records."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

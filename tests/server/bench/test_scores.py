@@ -1,7 +1,5 @@
 """`outrider bench scores`: what lm-eval wrote about two servers, question by question."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

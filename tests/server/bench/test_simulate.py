@@ -1,7 +1,5 @@
 """`outrider simulate` prints and refuses."""
 
-from __future__ import annotations
-
 import json
 import re
 import statistics

@@ -1,7 +1,5 @@
 """`outrider bench soak`: a right server passes, and each thing that must not happen is found."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

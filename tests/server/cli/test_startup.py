@@ -1,7 +1,5 @@
 """Commands that cannot do what they were asked say why in one line, without a traceback."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

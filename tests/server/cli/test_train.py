@@ -1,7 +1,5 @@
 """`outrider train` at tiny size: a drafter, and a picture of its losses where matplotlib is installed; its dtype."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

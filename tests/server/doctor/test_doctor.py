@@ -1,7 +1,5 @@
 """`outrider doctor` names what is broken, and what to do about it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

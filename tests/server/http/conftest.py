@@ -1,7 +1,5 @@
 """The server that tests of tools share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Connections beyond the limit, and TLS handshakes that do not end, by uvicorn on a socket and both event loops."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

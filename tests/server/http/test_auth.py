@@ -1,7 +1,5 @@
 """The gate: who gets in, how often, how many at a time, and who is under way."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

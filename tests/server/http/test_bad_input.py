@@ -1,7 +1,5 @@
 """Requests that cannot be served are refused with a 4xx in OpenAI's format that says what was wrong."""
 
-from __future__ import annotations
-
 import json
 
 import httpx

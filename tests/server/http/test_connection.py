@@ -1,7 +1,5 @@
 """Connections whose requests do not come, by uvicorn on a real socket."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -3,8 +3,6 @@
 `dialects/` has a file for each client: recorded from it, or written as its source builds them, with texts cut short.
 """
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What asks for nothing is left out of requests of every API, wherever it stands, and nothing else is; no server."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Faults: parts that die, signals to stop, and missing keys."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import multiprocessing

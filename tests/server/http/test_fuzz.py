@@ -4,8 +4,6 @@
 --fuzz, a few.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import math

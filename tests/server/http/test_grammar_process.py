@@ -1,7 +1,5 @@
 """Asking the process that compiles grammars: a real one, with a small vocabulary."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path

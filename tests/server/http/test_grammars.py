@@ -1,7 +1,5 @@
 """One client's grammars, tool schemas among them, cannot hurt the server or other clients."""
 
-from __future__ import annotations
-
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor

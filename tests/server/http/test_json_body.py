@@ -1,7 +1,5 @@
 """Bodies before anything is made of them: what is counted, what is refused, and that both parsers agree."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

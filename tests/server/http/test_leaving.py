@@ -1,7 +1,5 @@
 """Clients that leave a real server, at each moment of a request: it costs nothing more from then on."""
 
-from __future__ import annotations
-
 import json
 import time
 import uuid

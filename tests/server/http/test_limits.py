@@ -3,8 +3,6 @@
 The last test ends the server.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Logprobs of answers: the same as SGLang's, made beside the event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,7 +1,5 @@
 """Logs of the server that most tests share: lines of JSON, without any text of a request."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from typing import Any

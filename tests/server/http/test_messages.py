@@ -1,7 +1,5 @@
 """Anthropic's /v1/messages: the answers of chats in its form, streamed and whole alike."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The metrics page of a real server: what it counts, that it is right, and that clients cannot make it grow."""
 
-from __future__ import annotations
-
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The official client against the real server and the real model, speculation on."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

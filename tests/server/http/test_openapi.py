@@ -1,7 +1,5 @@
 """/openapi.json says what is taken, and /docs shows it without another host."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

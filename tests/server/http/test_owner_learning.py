@@ -1,7 +1,5 @@
 """Learning of each key or adapter: which drafter requests name, promotions, roll-backs, removal; without a server."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

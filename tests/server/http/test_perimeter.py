@@ -1,7 +1,5 @@
 """A server, and clients that do not send, that are sent by foreign pages, or that give SGLang orders."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

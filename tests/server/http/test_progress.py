@@ -1,7 +1,5 @@
 """Detection of engines that stand still, by what SGLang's schedulers publish; test_perimeter.py has a real server."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Choices that wait: counted from when they are known until the engine has ended them, whoever asked for them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The door, without a server: what comes out of it can be answered, and nothing gets by."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """OpenAI's /v1/responses by the official client: the answers of chats in its form, streamed and whole alike."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sampling of requests that name none: from the model's recommendation to /openapi.json, /v1/models and the log."""
 
-from __future__ import annotations
-
 import json
 import logging
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Routes beside OpenAI's: health, readiness, metrics; and who can reach the server."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

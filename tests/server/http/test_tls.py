@@ -1,7 +1,5 @@
 """TLS as the server has it: our files, clients' certificates, and a renewed certificate while connections come."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import shutil

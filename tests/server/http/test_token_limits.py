@@ -1,7 +1,5 @@
 """Counters of tokens: by any interleaving of requests no window is given more than its limit."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """/v1/tokenize says what the model reads, /v1/detokenize what token ids say."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import openai

@@ -1,7 +1,5 @@
 """Arguments of calls that a real model is made to write: they follow the tools' schemas, and come through whole."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

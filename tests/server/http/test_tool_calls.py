@@ -1,8 +1,6 @@
 """A real server with a parser of tool calls: streamed, whole, with drafts and without, they are the same; and with the
 model's own sampling."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product

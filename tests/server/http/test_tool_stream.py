@@ -1,7 +1,5 @@
 """Streamed tool calls and reasoning are the same, however the engine cuts an answer into runs of tokens."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

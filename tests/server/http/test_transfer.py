@@ -1,7 +1,5 @@
 """The fields by which a router brings a prefill and a decode server together."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

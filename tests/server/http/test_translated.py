@@ -1,7 +1,5 @@
 """Answers to chats as those of other APIs, without a server: with reasoning, and with errors within streams."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

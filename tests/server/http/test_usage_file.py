@@ -1,7 +1,5 @@
 """The file that keeps what keys have used of their day."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A node that computes a part of a model whose requests another node takes: how it ends."""
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Number of an engine's threads, and their cores."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

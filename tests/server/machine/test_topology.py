@@ -1,7 +1,5 @@
 """Processors as Linux tells them: trees of files as machines of each kind have them."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every architecture of SGLang's registry is either served or refused with a reason."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

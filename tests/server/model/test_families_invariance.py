@@ -1,8 +1,6 @@
 """A row's bits do not depend on its batch: each layer of every served family, alone and among others, on one to three
 threads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 """Tiny models of the served families, in float32: with speculation and without, the server's answers are
 Transformers' own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

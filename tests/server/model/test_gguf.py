@@ -1,7 +1,5 @@
 """Models from GGUF files: weights, config and tokenizer beside transformers' own reading, and files that cannot be."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every architecture that is served from GGUF files, beside transformers' model that the file was written from."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tiny GGUF files of several architectures served in float32: the answers are those of transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The vocabulary is trained on the texts without splitting them, so that its merge
 is split elsewhere has other tokens.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import cache

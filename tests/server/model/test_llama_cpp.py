@@ -4,8 +4,6 @@ It shares no code with us, transformers or SGLang. transformers runs the folder 
 test_gguf_served.py compares what is served with that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

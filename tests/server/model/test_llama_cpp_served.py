@@ -1,7 +1,5 @@
 """The embedded model as it is served, beside llama.cpp with the same file and the same tokens."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Prometheus counters that begin at zero in every test; the process's own registry takes each of them only once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -5,8 +5,6 @@ The target's forward is SGLang's, and stands here for logits and hidden states o
 the worker's own.
 """
 
-from __future__ import annotations
-
 import json
 import traceback
 from collections.abc import Iterator

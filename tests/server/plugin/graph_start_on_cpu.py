@@ -5,8 +5,6 @@ Prints as JSON where requests begin in that forward, with SGLang's own batch and
 its runner are those of `verify_graphs_on_cpu.py`; a program of its own for the same reason.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from functools import partial

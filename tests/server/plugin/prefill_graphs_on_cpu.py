@@ -4,8 +4,6 @@ The model's body is captured and its tail runs without a graph, as in SGLang's. 
 SGLang has one configuration in a process.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """Ends of answers: nothing is drafted, recorded or counted behind it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """A change of a module's function reaches those that have imported it by name, as by SGLang's own code."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import ModuleType

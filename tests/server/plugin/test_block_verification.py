@@ -4,8 +4,6 @@ has the same outcomes.
 Blocks end where the tokens drafted so far say so, as the planner may have it; p depends on the whole text.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Failures of optional parts: counted, said once, and then the part is off; errors of a device pass."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 

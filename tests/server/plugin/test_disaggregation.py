@@ -1,7 +1,5 @@
 """A drafter's state as SGLang's transfer sees it, and servers that cannot be a pair."""
 
-from __future__ import annotations
-
 import ctypes
 from types import SimpleNamespace
 

@@ -4,8 +4,6 @@ acceptance and replacement is taken, with its probability, through the worker's 
 Confidences depend on the tokens drafted before, as a real head's do: a second draft is likely after A, not after B.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any

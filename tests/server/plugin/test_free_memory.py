@@ -1,7 +1,5 @@
 """Memory that was freed between blocks that stay goes back to the machine."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

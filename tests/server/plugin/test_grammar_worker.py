@@ -1,7 +1,5 @@
 """The process that compiles grammars: what it does with those that take too long, too much, or kill it."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

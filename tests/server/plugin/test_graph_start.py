@@ -1,7 +1,5 @@
 """The start of SGLang's graphs of verification: the forward that tunes FlashInfer, and what has no graph."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """AWQ and GPTQ folders, as SGLang loads them with our plugin: the products of the expanded weights, bit for bit."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

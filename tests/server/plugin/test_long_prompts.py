@@ -1,7 +1,5 @@
 """A long prompt is read beside other requests: their answers go on, and a short prompt passes it."""
 
-from __future__ import annotations
-
 import random
 from concurrent.futures import ThreadPoolExecutor
 

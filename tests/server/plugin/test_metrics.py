@@ -1,7 +1,5 @@
 """Speculation's counters, and the watch over a drafter that has stopped being any good."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from planning import step_of

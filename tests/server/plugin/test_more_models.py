@@ -1,7 +1,5 @@
 """SGLang's models as they are here."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

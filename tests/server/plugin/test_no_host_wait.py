@@ -1,7 +1,5 @@
 """A decode step on a GPU waits for nothing: run on one that is not there, where whatever would wait raises."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

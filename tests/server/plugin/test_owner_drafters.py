@@ -1,7 +1,5 @@
 """Drafters of single keys in the engine: which are in memory, which drafts for whom, and what is taken back."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from itertools import count

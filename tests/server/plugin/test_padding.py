@@ -1,7 +1,5 @@
 """Rows of padding in SGLang's fa3 backend without a graph: its own metadata and calls, on a kernel that leaves them."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any

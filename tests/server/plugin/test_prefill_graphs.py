@@ -1,7 +1,5 @@
 """Graphs of prefills: SGLang's own runner, with graphs that are functions, replayed on a CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Tensor-parallel ranks: what one decides, all do."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

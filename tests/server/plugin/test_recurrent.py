@@ -1,7 +1,5 @@
 """Recurrent states of a batch that is verified raggedly: they follow accepted tokens, and no others."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

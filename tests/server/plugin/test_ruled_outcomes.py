@@ -1,8 +1,6 @@
 """Requests with sampling rules of their own say what those rules make of the target, also behind several drafts: every
 outcome of drafts and acceptance is taken, through the worker's own rules, and compared with rules written anew."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace

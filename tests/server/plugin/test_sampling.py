@@ -5,8 +5,6 @@ Four requests with one seed share a batch and a budget. The first opens with OPE
 of their second drafts tells how the equal draw of the first request came out: the trap that non-anticipation is about.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace

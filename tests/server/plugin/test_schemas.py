@@ -1,7 +1,5 @@
 """What a schema asks for is enforced by xgrammar, refused, or dropped alone; patterns match whole texts."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """SGLang is the one that Outrider was written against, and what does not fit it is an error."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import defaultdict

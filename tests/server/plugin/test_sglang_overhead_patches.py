@@ -1,7 +1,5 @@
 """SGLang's decode step without what we leave out: the rest does what SGLang's own does."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """In the process that runs a target on a CPU, what torch computes for a row does not depend on other rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 

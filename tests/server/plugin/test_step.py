@@ -1,7 +1,5 @@
 """Records of a decode step: what each adds, and what is kept of them for another process."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import FrozenInstanceError
 

@@ -1,7 +1,5 @@
 """Weights of texts out of folders of whole models, and caches for layers of several shapes."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Texts that are kept for lookups across requests: whose, and of prompts with images too."""
 
-from __future__ import annotations
-
 from array import array
 from types import SimpleNamespace
 

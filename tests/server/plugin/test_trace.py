@@ -1,7 +1,5 @@
 """Who made each token, from a step's record to what the request takes along."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from types import SimpleNamespace

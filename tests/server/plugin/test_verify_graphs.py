@@ -1,7 +1,5 @@
 """Graphs of a verification: SGLang's own runner, with graphs that are functions, replayed on a CPU."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

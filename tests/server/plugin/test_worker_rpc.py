@@ -1,7 +1,5 @@
 """Commands to the engine by SGLang's own communicator, from callers that are cancelled."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

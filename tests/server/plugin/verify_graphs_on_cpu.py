@@ -6,8 +6,6 @@ of SGLang, and computes with our kernel. All else is SGLang's. Prints JSON; a pr
 configuration in a process.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Two engines behind one address, with traces and logs of what is asked and answered."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """One engine on two nodes of one rank each, which is tensor parallelism: two `outrider serve` on loopback."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

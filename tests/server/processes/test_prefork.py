@@ -1,7 +1,5 @@
 """SGLang's launcher asks `multiprocessing` for what a WaitingScheduler gives in its place, and nothing else."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The folder of a running server is for this user alone, and goes with the server or with the next."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import stat

@@ -1,7 +1,5 @@
 """Settings that go with a block-diffusion model, and the errors of those that do not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

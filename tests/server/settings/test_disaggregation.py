@@ -1,7 +1,5 @@
 """Prefill and decode in servers of their own: what is read of SGLang's flags, and what cannot be."""
 
-from __future__ import annotations
-
 import importlib.util
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`--drafter auto` finds a drafter in folders and in the hub's cache, refuses what does not fit, and says which."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """Settings declare their flags: what `--help`, the checks and server/README say is made of the same declaration."""
 
-from __future__ import annotations
-
 import argparse
 import math
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """The attention backend that a GPU gets, without one: its compute capability is handed in."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

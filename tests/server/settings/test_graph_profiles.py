@@ -1,7 +1,5 @@
 """A block-diffusion model's profile: found where it fits, refused with what differs, of its draft graphs as well."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

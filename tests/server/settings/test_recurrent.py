@@ -1,7 +1,5 @@
 """Models that keep a state of each request: what they are served with, and its memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

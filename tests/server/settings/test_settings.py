@@ -1,7 +1,5 @@
 """Settings, their translation to SGLang's, and the memory plan."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

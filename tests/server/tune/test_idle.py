@@ -1,7 +1,5 @@
 """Work in idle time: only while nobody is served, given up when a request arrives, and begun again."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Records of the worker become arrays that calibrations are fitted to."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

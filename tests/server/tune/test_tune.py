@@ -1,7 +1,5 @@
 """`outrider tune`: nothing measured is lost, the profile is found and used, another engine's is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A block-diffusion model's profile: its measurement killed and gone on with, and refined while nobody is served."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

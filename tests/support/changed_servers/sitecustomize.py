@@ -22,8 +22,6 @@ any-chunks: prompts are read in chunks of random lengths with decode steps and o
 failures: optional parts of speculation fail on request, in the file that OUTRIDER_TEST_FAILURES names; see `Failing`.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import sys

@@ -1,7 +1,5 @@
 """`outrider bench load --url`: what is sent when, and what the answers amount to."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import json

@@ -1,7 +1,5 @@
 """`outrider bench micro kernels` times what it is asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`outrider bench micro plan` times every planner and refuses empty sizes."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The layout of blocks of many requests and drafts in one forward, against a mask over each request's own sequence."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Tokens that a denoising step reveals, against plain loops; blocks that the policy draws, by enumeration."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import product
 

@@ -1,7 +1,5 @@
 """Rounds with drafts over a cache that is only tokens: what is read by way of pages is what base decoding reads."""
 
-from __future__ import annotations
-
 import functools
 import math
 import time

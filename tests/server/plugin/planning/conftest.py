@@ -1,7 +1,5 @@
 """A clock that tests set, and plannings that count in metrics of their own."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

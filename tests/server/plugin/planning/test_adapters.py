@@ -1,7 +1,5 @@
 """Requests of a LoRA adapter are planned by what became of its own drafts."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Steps of an exact shape: what drafts and plans meanwhile, and what is left as it was."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import torch
