@@ -10,7 +10,6 @@ WALL = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetim
 SAYS_WHEN = {
     "drafters/learning/answers.py",
     "drafters/learning/progress.py",
-    "server/bench/learn.py",
     "server/bench/record.py",
     "server/doctor/machine.py",
     "server/http/owner_learning.py",

@@ -1,4 +1,4 @@
-"""Prompts of a narrow domain, for `outrider bench learn`: made up from words and numbers, those held out with others.
+"""Prompts of a domain, for `tests/measure/learning.py`: made up from words and numbers, those held out with others.
 
     python deploy/loadtest/domains.py invoices --out prompts
 

@@ -115,7 +115,7 @@ def _speed(settings: Settings, model: Model, one: Candidate, measure: bool) -> S
 def _measured(settings: Settings, model: Model, one: Candidate) -> Speed:
     import torch
 
-    from ..bench.micro.draft_time import draft_seconds
+    from ..bench.draft_time import draft_seconds
 
     assert one.folder is not None
     device = settings.resolved_device

@@ -1,4 +1,4 @@
-"""Logits of a prompt's tokens over the whole vocabulary, written to a file for `outrider bench quality`.
+"""Logits of a prompt's tokens over the whole vocabulary, written to a file for `tests/measure/rounding.py`.
 
 Installed only where the environment variable `OUTRIDER_PROMPT_LOGITS` names a file. Of every prompt whose logprobs are
 asked for, the rows [tokens, V] float32 are appended, from the first of those logprobs on.

@@ -287,7 +287,7 @@ def test_the_command_lists_what_comes_with_the_embedded_model(capsys: pytest.Cap
 
 @pytest.mark.parametrize("kind", ["dspark", "dflash", "dflash2", "eagle3", "diffusion", "mtp"])
 def test_every_kind_is_measured(tmp_path: Path, kind: str) -> None:
-    from outrider.server.bench.micro.draft_time import draft_seconds
+    from outrider.server.bench.draft_time import draft_seconds
 
     if kind == "eagle3":
         save_eagle(tmp_path)

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from outrider.kernels.cpu import native
-
-from .. import harness
+from outrider.server.bench import harness
 
 Arm = Callable[[], object]
 Clock = Callable[[], float]

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from ..remote import CHAT, TEXT, Remote
+from outrider.server.bench.remote import CHAT, TEXT, Remote
 
 PAUSE_SECONDS = 1.0
 """Between two attacks of one client."""
