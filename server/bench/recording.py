@@ -20,8 +20,8 @@ from outrider.scheduler.replay import Positions
 from ..errors import UserError
 from ..model.target import plain_folder
 from ..settings.checkpoints import WEIGHTS
+from ..settings.settings import LOOKUP_GAMMA
 
-LOOKUP_GAMMA = 15
 AT_A_TIME = 64
 """Positions of an answer that are drafted for in one call."""
 

@@ -31,10 +31,10 @@ class PluginConfig:
     diffusion: what the target is, where it is a block-diffusion model. unmasking: the policy that reveals its tokens;
         unmasking_tokens, unmasking_threshold: of the policies static and threshold.
     learning: folder of what is learnt from answers (`drafters/learning`); "" where nothing is. learned: the drafter in
-        it that serves in place of drafter_path's weights; "": none. learn_tokens: of answers, kept at most.
+        it that serves in place of drafter_path's weights; "": none.
         learn_keys: keys or adapters whose own drafters are in memory at most; 0: all share one drafter.
-    lookup_tokens: of other requests' texts that are looked up, for each key at most; 0: none are. lookup_store: their
-        file; "": none. lookup_tokenizer: digest of the tokenizer they are of.
+    lookup_across: other requests' texts are looked up. lookup_store: their file; "": none. lookup_tokenizer: digest
+        of the tokenizer they are of.
     role: "prefill" or "decode" where these have servers of their own; "": one server does both.
     max_pause: seconds for which answers may stand still while prompts are read; 0: SGLang cuts prompts as configured.
     """
@@ -58,9 +58,8 @@ class PluginConfig:
     unmasking_threshold: float = 0.95
     learning: str = ""
     learned: str = ""
-    learn_tokens: int = 0
     learn_keys: int = 0
-    lookup_tokens: int = 0
+    lookup_across: bool = False
     lookup_store: str = ""
     lookup_tokenizer: str = ""
     role: str = ""

@@ -67,7 +67,6 @@ def settings(server_args: Any, config: PluginConfig) -> dict[str, Any]:
         "SGLang's --cuda-graph-max-bs-decode": most_in_graphs(server_args.cuda_graph_config),
         "--drafter": config.drafter,
         "--gamma": config.gamma,
-        "--lookup-gamma": config.lookup_gamma,
         "--quantization": config.quantization,
         "--activations": config.activations,
         "--max-pause": config.max_pause,

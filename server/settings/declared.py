@@ -113,18 +113,10 @@ class Declared:
     )
     lookup: bool = _speculation(True, "prompt lookup beside a drafter model, where text repeats itself")
     gamma: int = _speculation(7, "maximum draft tokens per step", bounds=(1, MAX_GAMMA))
-    lookup_gamma: int = _speculation(
-        15, "the same for prompt lookup beside a drafter model, where larger than `--gamma`", bounds=(1, MAX_GAMMA)
-    )
     lookup_across: bool = _speculation(
         True,
         "prompt lookup in [other requests](../docs/learn.md#other-requests-texts) of the API key and `cache_salt` too; "
         "on a CPU",
-    )
-    lookup_tokens: int = _speculation(
-        1 << 18,
-        "their tokens kept for each key (20 bytes each), and as many again under `cache_salt`s; the oldest go first",
-        bounds=(1 << 15, 1 << 28),
     )
     lookup_store: Path | None = _speculation(
         None, "file that keeps them over a restart", metavar="FILE", unset="memory alone"
@@ -179,12 +171,6 @@ class Declared:
         "where answers and learned drafters are kept, readable by this user alone",
         metavar="FOLDER",
         unset="`learned/` in the cache folder, by model and drafter",
-    )
-    learn_tokens: int = _learning(
-        2_000_000, "tokens of answers kept, prompts included; the oldest go first", bounds=(10_000, ANY)
-    )
-    learn_gigabytes: float = _learning(
-        2.0, "disk for what is read from them to train on", metavar="GB", bounds=(0.1, 1 << 20)
     )
     learn_per: str = _learning(
         "server",

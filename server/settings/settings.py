@@ -14,6 +14,9 @@ from .declared import CHECKPOINT_DRAFTERS, DENOISING_DRAFTERS, MAX_PAUSE, PROFIL
 from .parallel import Parallel
 from .setting import check, require_between
 
+LOOKUP_GAMMA = 15
+"""Draft tokens per step of prompt lookup beside a drafter model, where larger than `--gamma`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(Declared):
@@ -204,7 +207,7 @@ class Settings(Declared):
             denoising_steps=self.resolved_denoising_steps,
             denoising_order=self.denoising_order,
             initial_tokens=self.initial_tokens,
-            lookup_gamma=max(self.gamma, self.lookup_gamma) if self.looks_up else 0,
+            lookup_gamma=max(self.gamma, LOOKUP_GAMMA) if self.looks_up else 0,
             verification=self.verification,
             planner=self.planner,
             threshold=self.threshold,
@@ -217,9 +220,8 @@ class Settings(Declared):
             unmasking_threshold=self.unmasking_threshold,
             learning=str(self.learn_folder) if self.learn else "",
             learned=self.learned,
-            learn_tokens=self.learn_tokens,
             learn_keys=self.learn_keys if self.learns_per_owner else 0,
-            lookup_tokens=self.lookup_tokens if self.looks_across else 0,
+            lookup_across=self.looks_across,
             lookup_store=str(self.lookup_store or ""),
             lookup_tokenizer=self.lookup_tokenizer,
             role=self.parallel.role,

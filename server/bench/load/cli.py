@@ -42,6 +42,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
+from ...settings.flags import MOVED as MOVED
 from ...settings.flags import Flags, add_engine_flags, add_unmasking_flags
 from .. import harness
 from . import arms, by_url, long_prompts
