@@ -10,7 +10,7 @@ Tokens a step hardly depend on what else the machine does, nor do processor seco
 too, look at these. Flags of the server go after --.
 
 examples:
-  python deploy/loadtest/domains.py invoices --out prompts
+  python tests/measure/domains.py invoices --out prompts
   python tests/measure/learning.py --prompts prompts/invoices.jsonl --held-out prompts/invoices-held-out.jsonl
   python tests/measure/learning.py --prompts mine.jsonl --held-out others.jsonl --pauses 5 --pause 300 -- --model FOLDER
 """

@@ -112,9 +112,7 @@ def test_a_server_that_does_not_learn_is_refused(tmp_path: Path, capsys: pytest.
 def test_made_up_prompts_are_the_same_again_and_none_is_served_and_held_out(domain: str, tmp_path: Path) -> None:
     found = []
     for folder in (tmp_path / "a", tmp_path / "b"):
-        subprocess.run(
-            [sys.executable, "deploy/loadtest/domains.py", domain, "--out", str(folder)], cwd=ROOT, check=True
-        )
+        subprocess.run([sys.executable, "tests/measure/domains.py", domain, "--out", str(folder)], cwd=ROOT, check=True)
         files = [folder / f"{domain}.jsonl", folder / f"{domain}-held-out.jsonl"]
         found.append([read_questions(file) for file in files])
     assert found[0] == found[1]

@@ -1,6 +1,6 @@
 """Prompts of a domain, for `tests/measure/learning.py`: made up from words and numbers, those held out with others.
 
-    python deploy/loadtest/domains.py invoices --out prompts
+    python tests/measure/domains.py invoices --out prompts
 
 writes prompts/invoices.jsonl (400 prompts) and prompts/invoices-held-out.jsonl (60). The other domains are sql and
 logs.
