@@ -23,7 +23,7 @@ class DrafterEntry:
 
     make: "module:callable", what makes it.
     takes: the keyword arguments of that, out of gamma (draft tokens per step), target (`Target`), device (its),
-        corpora, checkpoint (a folder), denoising_steps and denoising_order.
+        corpora, checkpoint (a folder) and denoising_steps.
     help: a few words for `outrider serve --help` and server/README.md.
     needs_hidden_states: it has `target_layers`, and drafts only for targets whose layers' outputs the engine shows.
     reads_output: it reads the target's last hidden states, which the engine shows of every target.
@@ -67,10 +67,8 @@ TOKEN_BYTES = 4
 BLOCK = ("outrider.drafters.block.drafter:BlockDrafter.load", ("target", "checkpoint", "gamma"))
 DIFFUSION = (
     "outrider.drafters.diffusion.drafter:DiffusionDrafter.load",
-    ("target", "checkpoint", "gamma", "denoising_steps", "denoising_order"),
+    ("target", "checkpoint", "gamma", "denoising_steps"),
 )
-DENOISING_ORDERS = ("left", "even", "certain")
-"""Names of `diffusion.denoise.SCHEDULES`."""
 
 DRAFTERS = {
     "dspark": DrafterEntry(*BLOCK, "a block in one pass, token by token", needs_hidden_states=True),
@@ -151,7 +149,6 @@ def make(
     checkpoint: str = "",
     lookup_gamma: int = 0,
     denoising_steps: int = 0,
-    denoising_order: str = "left",
     initial_tokens: int = 0,
     several_sets: bool = False,
     deferred: bool = True,
@@ -161,7 +158,7 @@ def make(
 
     checkpoint: its folder, where it needs one. lookup_gamma: draft tokens of the prompt lookup to which
     such a drafter leaves text that repeats itself; 0: there is none.
-    denoising_steps, denoising_order: of a drafter that denoises; 0 steps: its own number.
+    denoising_steps: of a drafter that denoises; 0 steps: its own number.
     initial_tokens: of each answer, for which no model drafts.
     several_sets: requests may be drafted with weights of their own (`weight_sets.py`); on a CPU.
     deferred: it may observe when it drafts; False: at once, since others read its state.
@@ -172,7 +169,7 @@ def make(
     known = {
         "gamma": gamma, "target": target, "device": target.device, "checkpoint": checkpoint,
         "corpora": corpora,
-        "denoising_steps": denoising_steps or entry.denoising_steps, "denoising_order": denoising_order,
+        "denoising_steps": denoising_steps or entry.denoising_steps,
     }  # fmt: skip
     drafter: Drafter = pkgutil.resolve_name(entry.make)(**{argument: known[argument] for argument in entry.takes})
     if drafter.target_layers and target.capture_layers is not None:

@@ -149,10 +149,8 @@ def logits_along(
     """Logits [A, gamma, V'] float32 of every token behind the anchors, while those before are the answer's."""
     if isinstance(model, DiffusionModel):
         assert schedule is not None
-        if schedule.pick is not None:
-            raise ValueError("drafts can be followed along an answer where they are denoised from left to right alone")
         states, done = [], 0
-        for count in schedule.counts:
+        for count in schedule:
             known = torch.arange(model.config.gamma - 1, device=step.anchors.device) < done
             found = block_states(model, frozen, step, step.tokens[:, :-1], known.expand(len(step.anchors), -1))
             states.append(found[:, done : done + count])

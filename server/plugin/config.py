@@ -19,7 +19,7 @@ class PluginConfig:
     drafter: which drafter proposes tokens; "off" means that no speculation is set up.
     gamma: draft tokens per step.
     drafter_path: folder of the drafter's checkpoint; "" for drafters without one.
-    denoising_steps, denoising_order: of a drafter that denoises; 0 steps: its own number.
+    denoising_steps: of a drafter that denoises; 0 steps: its own number.
     initial_tokens: of each answer, for which no drafter's model drafts.
     lookup_gamma: draft tokens per step of the prompt lookup to which a drafter with a checkpoint leaves text that
         repeats itself; 0: there is none.
@@ -43,7 +43,6 @@ class PluginConfig:
     gamma: int = 7
     drafter_path: str = ""
     denoising_steps: int = 0
-    denoising_order: str = "left"
     initial_tokens: int = 0
     lookup_gamma: int = 0
     verification: str = "block"

@@ -127,12 +127,6 @@ class Declared:
         "more often right",
         unset="1 for `deer`, 2 for `specdiff`",
     )
-    denoising_order: str = _speculation(
-        "left",
-        "tokens that each of them reveals: `left` one, the last all others; `even` equally many, left to right; "
-        "`certain` equally many, the most certain first",
-        choices=drafters.DENOISING_ORDERS,
-    )
     initial_tokens: int = _speculation(
         0,
         "first tokens of an answer that a drafter model leaves to prompt lookup (with `--no-lookup` undrafted)",

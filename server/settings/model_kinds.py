@@ -15,7 +15,7 @@ from .parallel import TOGETHER
 from .settings import Settings
 
 GROUP_SIZES = (32, 64, 128)
-OF_DRAFTS = ("drafter_path", "gamma", "lookup", "lookup_store", "denoising_steps", "denoising_order")
+OF_DRAFTS = ("drafter_path", "gamma", "lookup", "lookup_store", "denoising_steps")
 OF_DIFFUSION = ("unmasking", "unmasking_tokens", "unmasking_threshold", "block_size")
 
 

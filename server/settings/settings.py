@@ -205,7 +205,6 @@ class Settings(Declared):
             gamma=self.gamma,
             drafter_path=self.drafter_path or "",
             denoising_steps=self.resolved_denoising_steps,
-            denoising_order=self.denoising_order,
             initial_tokens=self.initial_tokens,
             lookup_gamma=max(self.gamma, LOOKUP_GAMMA) if self.looks_up else 0,
             verification=self.verification,

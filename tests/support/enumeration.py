@@ -206,9 +206,7 @@ class Enumeration:
 
         def reach(row: int, draws: Sequence[float]) -> int:
             """Number of the model's draws that matter."""
-            return (
-                len(draws) if self.model is not None and not self.model.left_to_right else min(len(draws), limits[row])
-            )
+            return min(len(draws), limits[row])
 
         def drawn(draws: dict[int, Text]) -> Drawn:
             keys = torch.zeros(len(rows), self.drafter.gamma, dtype=torch.int64)

@@ -187,12 +187,12 @@ def test_followed_is_what_is_served(kind: str, target: TargetModel, tmp_path: Pa
     draw, layers = torch.Generator().manual_seed(2), model.config.target_layers
     texts = [(model.vocab[torch.randint(3, (60,), generator=draw)].tolist(), 6) for _ in range(3)]
     held = sequence_features(target, texts, layers, 8)
-    gamma, steps, order = model.config.gamma, 3 if more else 0, "certain" if more else "left"
+    gamma, steps = model.config.gamma, 3 if more else 0
     served = registry.make(
         kind, make_target(target.config, target.embedding, target.head), gamma=gamma, checkpoint=str(tmp_path),
-        denoising_steps=steps, denoising_order=order,
+        denoising_steps=steps,
     )  # fmt: skip
-    found = following(model, target, held, schedule_of(kind, gamma, steps, order))
+    found = following(model, target, held, schedule_of(kind, gamma, steps))
     runs = set()
     for s, one in zip(held, found, strict=True):
         accepted, confidence = decode(served, s)
