@@ -19,7 +19,7 @@ import torch
 OWNERS = 16
 """Owners with texts kept; each has the same limit of tokens."""
 SALTED_SHARE = 8
-"""A salted corpus holds at most one corpus without a salt divided by this."""
+"""A salted corpus holds at most 1 / SALTED_SHARE of the tokens of one without a salt."""
 NO_CORPUS = 0
 """Number for requests without lookup in other texts."""
 

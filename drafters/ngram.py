@@ -24,7 +24,7 @@ LATER = (-1.02, 1.30, 0.07, 0.05, -0.59)
 Weights = tuple[float, float, float, float, float]
 LONGEST_MATCH = 32
 """Tokens. Confidence rises with the length of the match up to here."""
-# The same for drafts from other texts: the log odds are those of the compared matches, and the log of their number
+# The same for drafts from other texts: the log odds count the compared matches, and the log of their number
 # takes the place of the other odds. From 42,600 such drafts in 786 answers, each looked up in the prompts and answers
 # before it.
 FIRST_ACROSS = (-2.64, 0.85, 0.95, 0.40, -0.59)

@@ -55,7 +55,7 @@ def expert_products(
     """Return [P, O] in x's type: x[p // chosen] times the weight of the expert of choice p.
 
     x: [P / chosen, D]. weight: [E, O, D].
-    order: [P] int64, choices sorted by expert; order[indptr[e]:indptr[e + 1]] are those of expert e. Without Triton a
+    order: [P] int64, choices sorted by expert; order[indptr[e]:indptr[e + 1]] belong to expert e. Without Triton a
         weight is copied for each choice.
     """
     if cuda.fits(x, weight):

@@ -117,7 +117,7 @@ def gated_delta(
 
     mixed: [B, C], queries and keys [Hk, K] each, not yet normalised, and values [H, V] side by side.
     a, b: [B, H]; decays are exp(-rates softplus(a + shifts)), strengths of corrections sigmoid(b).
-    write: update the states to those after the last tokens; else they stay.
+    write: advance the states past the last tokens; else they stay.
     """
     if compiled(states):
         arrays = layer.rates, layer.shifts, states.pool, states.slots, states.indptr

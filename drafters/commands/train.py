@@ -109,7 +109,7 @@ def read_drafter(folder: Path, kind: str, target: TargetModel) -> TrainedModel:
 
 
 def held_out_numbers(store: FeatureStore, args: argparse.Namespace) -> list[int]:
-    """Return the answers that training leaves out: the first greedy ones, or of logs those to some prompts. Adding
+    """Return the answers that training leaves out: the first greedy ones, or of logs all to some prompts. Adding
     answers does not change them."""
     if args.from_log:
         return held_out_prompts(store, args.validation)

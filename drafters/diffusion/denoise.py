@@ -11,8 +11,8 @@ was revealed later, and q_i is the distribution that it was drawn from. Elsewher
     1. these follow from F_i: y_j and q_j of all j < i; q_i; whether position i is verified;
     2. given F_i, the token y_i is distributed as q_i;
     3. the acceptance numbers and the noise of the replacement are independent of F_i and y_i.
-Then a block that also has position i yields on average the same as the shorter one, given F_i, hence always. The F_i
-need not be nested: each position may have its own.
+Then a block that also has position i yields the same as the shorter one, on average given F_i, hence on average. The
+F_i need not be nested: each position may have its own.
 
 Where s_i = max over j <= i of s_j, take as F_i everything known before the draws of step s_i, all further draws of that
 step, and the drafts of all further requests. Every token j < i was revealed at a step s_j <= s_i: earlier, so it is

@@ -1,6 +1,6 @@
 """Checkpoint folders of EAGLE-3 heads: their tensors under one set of names, checked against `config.json`.
 
-Names are those of SpecForge and the EAGLE authors, without `model.` and with `layers.0.` for `midlayer.`, as
+Names are as in SpecForge and by the EAGLE authors, without `model.` and with `layers.0.` for `midlayer.`, as
 speculators writes it. `d2t` holds the offset from each draft token to the target's; `t2d` repeats it the other way
 round.
 """

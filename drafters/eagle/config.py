@@ -124,7 +124,7 @@ def is_eagle(config: dict[str, Any]) -> bool:
 def target_layers(config: dict[str, Any]) -> tuple[int, ...]:
     """Return the target layers that are read; empty where the config leaves it to the target's number of layers.
 
-    In `eagle_config` the ids are those of the layers (SGLang, SpecForge, ModelOpt); outside it they count the inputs of
+    In `eagle_config` the ids number the layers (SGLang, SpecForge, ModelOpt); outside it they count the inputs of
     layers (vLLM, speculators).
     """
     if ids := (config.get("eagle_config") or {}).get(LAYER_IDS):

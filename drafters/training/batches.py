@@ -41,13 +41,13 @@ class Tile:
 
     @property
     def blocks(self) -> slice:
-        """Its blocks among those of a step."""
+        """Its blocks, as a slice of a step's."""
         sequences, blocks, _ = self.hidden.shape
         return slice(self.first, self.first + sequences * blocks)
 
     @property
     def context(self) -> slice:
-        """Its context rows among those of a step."""
+        """Its context rows, as a slice of a step's."""
         sequences, _, length = self.hidden.shape
         return slice(self.start, self.start + sequences * length)
 

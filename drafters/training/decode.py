@@ -64,7 +64,7 @@ class _SlotFeatures:
         self.probs = torch.zeros(slots, wanted.top, device=device)
 
     def put(self, slots: torch.Tensor, features: torch.Tensor, last: torch.Tensor, logits: torch.Tensor) -> None:
-        """Store features [N, m*d] of the tokens in `slots` [N], and logits [R, V] float32 of those in `slots[last]`."""
+        """Store features [N, m*d] of the tokens in `slots` [N], and float32 logits [R, V] of `slots[last]`."""
         self.features[slots] = features.to(self.features.dtype)
         values, ids = logits.topk(self.ids.shape[1], -1)
         self.ids[slots[last]] = ids.int()

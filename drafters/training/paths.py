@@ -63,7 +63,7 @@ def path_loss(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute the losses of `loss.py` for distributions over candidates.
 
-    hidden: [A, G, d] of all positions; the step's labels are those at `step.rows`.
+    hidden: [A, G, d] of all positions; the step's labels belong to `step.rows`.
     Returns the weighted loss, summed over N positions, [L_ce, L_tv, L_kl], and c* [N], 0 where no path goes.
     """
     labels = step.labels

@@ -1,7 +1,7 @@
 """Accepted length on known answers, without running the target.
 
 At temperature 0 a verified block is exactly compared with the target's own answer, so every anchor's accepted run can
-be computed teacher-forced; walking the answer from its first token with those runs gives tau as decoding would.
+be computed teacher-forced; walking the answer from its first token with these runs gives tau as decoding would.
 
 This also works at higher temperatures, on an answer the target drew at that temperature. Speculative sampling outputs x
 with the target's chance p(x) and accepts a draft of it with min(p(x), q(x)) (Leviathan et al. 2023). So given the

@@ -1,6 +1,6 @@
 """SGLang's attention backends on NVIDIA GPUs: which of them verify requests of different lengths, in windows too.
 
-All others compute gamma + 1 rows for every request, and would read and write beyond the batch. By reading of SGLang
+All the rest compute gamma + 1 rows for every request, and would read and write beyond the batch. By reading of SGLang
 0.5.23: `flashattention_backend.py` and `trtllm_mha_backend.py` follow `RaggedVerifyLayout`, the latter where it runs
 its sm_100 kernels and not XQA, and without a cap on scores; `triton_backend.py` computes gamma + 1 rows. `flashinfer`
 is ours on top of SGLang's (`cuda/flashinfer.py`), which plans without a model's cap on scores (sglang issue 33915).

@@ -54,7 +54,7 @@ class BlockOutcome:
 def with_drafts(
     rows: OpenRows, roots: list[int], drafts: list[StateDraft], slots: torch.Tensor, mask_id: int
 ) -> OpenRows:
-    """Return the rows of a round, followed by those of its drafts in their order. roots: of each request, the row of
+    """Return the rows of a round, followed by its drafts' rows in their order. roots: of each request, the row of
     its open block. slots: [n, B] int64, for the rows of the drafts."""
     if not drafts:
         return rows

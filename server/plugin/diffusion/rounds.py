@@ -239,7 +239,7 @@ def _keep(scheduler: Any, req: Any, kept: int) -> None:
     if kept < kv.kv_allocated_len:
         cache.free_kv_row(kv, [(kept, kv.kv_allocated_len)])
     kv.kv_committed_len = kv.kv_allocated_len = kept
-    if kept > req.prefix_len and not req.finished():  # `_release` adds those of an ended answer
+    if kept > req.prefix_len and not req.finished():  # `_release` adds an ended answer's
         req.extend_end = kept
         scheduler.stash_chunked_request(req)
     if not kept:  # SGLang expects a row of the pool only for a request with slots

@@ -17,7 +17,7 @@ OUTPUT = "sglang.srt.managers.scheduler_components.output_streamer._GenerationSt
 
 RECEIVE = "sglang.srt.managers.scheduler_components.request_receiver.sock_recv"
 PASSES = "sglang.srt.observability.metrics_collector.SchedulerMetricsCollector.increment_decode_cuda_graph_pass"
-"""Counts the steps that ran as a CUDA graph and those that did not; on a CPU none does."""
+"""Counts the steps that ran as a CUDA graph and steps that did not; on a CPU none does."""
 RESERVE = "sglang.srt.mem_cache.allocation_sizing.get_alloc_len_per_decode"
 """Slots that a step may need; SGLang calls it on its speculative algorithms twice a step."""
 NOTHING_THERE, READABLE = zmq.Again(), int(zmq.POLLIN)
