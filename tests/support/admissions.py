@@ -1,4 +1,4 @@
-"""Steps to be admitted: drafts of any length, ties, broken confidences, bounds of every shape."""
+"""Random inputs of admission: drafts of any length, ties, NaN confidences, all kinds of bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks a server many things at once."""
+"""Sends requests to a server, many at a time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def complete_all(
 
 
 def ask_as(server: Server, secret: str, prompt: str, *, speculate: bool = True, **body: Any) -> dict[str, Any]:
-    """The whole answer of 40 tokens to /v1/completions with a key, with token ids and who made each token."""
+    """The whole answer of 40 tokens to /v1/completions with a key, with the id and source of each token."""
     request = {"model": MODEL, "prompt": prompt, "max_tokens": 40, "ignore_eos": True, "return_token_ids": True}
     request |= {"speculation": {"enabled": speculate, "trace": speculate}}
     headers = {"Authorization": f"Bearer {secret}"}
@@ -46,7 +46,7 @@ def ask_as(server: Server, secret: str, prompt: str, *, speculate: bool = True, 
 
 @contextmanager
 def asked(server: Server, path: str, body: dict[str, Any]) -> Iterator[None]:
-    """A request is sent; its client then leaves without an answer."""
+    """Send a request and leave without reading the answer."""
     connection = HTTPConnection("127.0.0.1", server.port)
     connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
     try:
@@ -56,8 +56,7 @@ def asked(server: Server, path: str, body: dict[str, Any]) -> Iterator[None]:
 
 
 def drafts(answer: dict[str, Any]) -> Any:
-    """The trace of an answer of `ask_as`: each token's maker and confidence; and how many drafted tokens were
-    taken and not."""
+    """The trace of an answer of `ask_as`: source and confidence of each token; the numbers of its usage."""
     return answer["choices"][0]["speculation"]["trace"], answer["usage"]["completion_tokens_details"]
 
 

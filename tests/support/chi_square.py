@@ -1,4 +1,4 @@
-"""Tests whether counted outcomes are distributed as they should be."""
+"""Tests whether counted outcomes follow a distribution."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Hashable, Mapping
 from scipy import stats
 
 FEWEST = 16
-"""Expected counts of a class; fewer would not be near enough to normal."""
+"""Least expected count of a class; the normal approximation is too coarse below it."""
 
 
 def p_value(counts: Counter, probs: Mapping[Hashable, float], total: int) -> float:
-    """Chi-square of `total` counted outcomes against their probabilities; 0 where an impossible one was counted.
+    """Chi-square of `total` counted outcomes against their probabilities; 0 if an impossible one was counted.
 
-    probs: what they lack to 1 is the probability of all outcomes without an entry together.
+    probs: the rest to 1 is the probability of all outcomes without an entry.
     """
     if any(n and not probs.get(key, possible_others(probs)) for key, n in counts.items()):
         return 0.0
@@ -27,10 +27,10 @@ def p_value(counts: Counter, probs: Mapping[Hashable, float], total: int) -> flo
 
 
 def classes(probs: Mapping[Hashable, float], total: int) -> list[Hashable]:
-    """Outcomes that are classes of their own; all others form one more.
+    """Outcomes that form classes of their own; all remaining ones form one more.
 
-    Outcomes expected fewer than FEWEST times of `total` are in that one; where it is too small, the least common of
-    the others joins it.
+    Outcomes with an expected count below FEWEST join the common class; while that is too small, the least common
+    outcome joins it.
     """
     common = sorted((key for key, p in probs.items() if p * total >= FEWEST), key=probs.__getitem__, reverse=True)
     assert len(common) > 3
@@ -40,5 +40,5 @@ def classes(probs: Mapping[Hashable, float], total: int) -> list[Hashable]:
 
 
 def possible_others(probs: Mapping[Hashable, float]) -> bool:
-    """Tell whether outcomes without an entry have a probability beyond rounding."""
+    """Tell whether outcomes without an entry have a probability above rounding."""
     return 1 - sum(probs.values()) > 1e-9

@@ -19,7 +19,7 @@ POOL = 512
 FLAGS = ("--dtype", "float32", "--max-total-tokens", str(POOL), "--served-model-name", "tiny")
 
 ALL = ("--planner", "verify-all")
-"""As many drafts as there are, whatever they cost here."""
+"""Verify all drafts, whatever they cost on this machine."""
 OFF = {"speculation": {"enabled": False}}
 GREEDY, SEEDED = {"temperature": 0}, {"temperature": 1.0, "seed": 7}
 
@@ -38,7 +38,7 @@ class Served:
     per_step: int = 1
 
     def prompts(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Token ids of these lengths, which begin differently."""
+        """Token ids of these lengths, with different beginnings."""
         text = PROMPTS.read_text()
         tokens = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return [tokens[7 * i : 7 * i + length] for i, length in enumerate(lengths)]
@@ -64,7 +64,7 @@ class Served:
         return HTTP.get(f"{self.server.url}/outrider/live", timeout=30).json()
 
     def cached(self) -> dict[str, int]:
-        """Tokens of the cache that requests hold, and how many it has room for."""
+        """Cache tokens that requests hold, and the cache's size."""
         return self.live()["cache"]
 
 
@@ -93,8 +93,11 @@ def forwards(served: Served) -> dict[str, float]:
 
 
 def check_spiffy(served: Served) -> None:
-    """The same text with Spiffy as without, in fewer forwards: prompts of every length modulo the block, one and eight
-    at a time, greedy and seeded. The server was started with ALL."""
+    """Check that Spiffy gives the same text in fewer forwards.
+
+    Prompts of every length modulo the block, one and eight at a time, greedy and seeded. The server was started with
+    ALL.
+    """
     block = served.reference.shape.block_size
     prompts = served.prompts([*range(9, 9 + block)])
     count = 3 * block + 1

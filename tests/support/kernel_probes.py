@@ -1,4 +1,4 @@
-"""Kernels that write out what the others keep to themselves, to be compared with torch."""
+"""Kernels that return intermediate results, to be compared with torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def exponentials(keys: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def probabilities(logits: torch.Tensor, temperatures: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """[T, V] float32, the distribution that four numbers of a row say: `sampling.target_probs` but for greedy rows."""
+    """[T, V] float32, the distribution in the numbers of each row: `sampling.target_probs` except greedy rows."""
     out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
     numbers = rows.most, rows.norm, rows.cut, rows.last
     grid = len(logits), triton.cdiv(logits.shape[1], BLOCK)

@@ -1,6 +1,6 @@
 """Load model folders with SGLang and our plugin; prints a JSON list: the digest of each linear layer's products.
 
-A program of its own, since SGLang's configuration is global to a process: loads_groups.py FOLDER…
+A separate program since SGLang's configuration is global to a process: loads_groups.py FOLDER…
 """
 
 from __future__ import annotations

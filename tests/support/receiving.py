@@ -1,4 +1,4 @@
-"""Requests that come in without a server."""
+"""Incoming requests without a server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider.server.http.requests.validation import Limits
 
 
 def raw_request(*chunks: bytes, **headers: str) -> Request:
-    """A request as an ASGI server hands it over, the body in these pieces."""
+    """A request as from an ASGI server, with the body in these pieces."""
     names = {"content_type": "application/json"} | headers
     messages = iter(
         {"type": "http.request", "body": chunk, "more_body": more}

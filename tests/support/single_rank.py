@@ -15,7 +15,7 @@ from sglang.srt.server_args import ServerArgs
 
 
 def publish_alone(**arguments: Any) -> ServerArgs:
-    """Make this process the only scheduler, on a CPU, of a server with these arguments; returns all of them."""
+    """Make this process the only scheduler, on a CPU, of a server with these arguments; returns all arguments."""
     made = ServerArgs(**arguments, device="cpu")
     publish(made, role="scheduler", ranks=SpawnRanks(world_rank=0))
     if not model_parallel_is_initialized():

@@ -1,6 +1,7 @@
-"""A small random GLM-4.5 with a real tokenizer and an MTP layer that is right about half the time; nothing is trained.
+"""A small random GLM-4.5 with a real tokenizer and an MTP layer that is right about half the time, untrained.
 
-As of `small_target.py`, its next token depends mostly on the last one: the MTP layer hands that one's embedding on.
+As in `small_target.py`, the next token depends mostly on the last one: the MTP layer passes on the last token's
+embedding.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class SmallMtp(Exact):
 
     @classmethod
     def write(cls, folder: Path) -> SmallMtp:
-        """The same numbers every time."""
+        """Write the model; the same numbers every time."""
         model = lively(Glm4MoeForCausalLM(Glm4MoeConfig(**SHAPE, num_hidden_layers=LAYERS, first_k_dense_replace=1)))
         quieten(model, 0.6)
         model.save_pretrained(folder)
@@ -44,7 +45,7 @@ class SmallMtp(Exact):
 
 @torch.no_grad()
 def quieten(model: Glm4MoeForCausalLM, factor: float) -> None:
-    """Have the layers add less to what they read."""
+    """Scale down the output that each layer adds to its input."""
     for name, weight in model.named_parameters():
         if "o_proj" in name or "down_proj" in name:
             weight *= factor

@@ -1,7 +1,7 @@
-"""One block by base decoding and by Spiffy, in plain Python: what the batched decoding in the server must equal.
+"""Decodes one block by base decoding and by Spiffy in plain Python: the reference for the server's batched decoding.
 
-A denoiser is any function from states to distributions that looks at each state alone, as a forward does whose rows do
-not depend on each other. A policy makes of a state and its distribution the next state; it must reveal something.
+A denoiser is any function of states that looks at each state alone, as a forward with independent rows. A policy maps a
+state and its distribution to the next state; it must reveal at least one token.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ Ranking = Callable[[np.ndarray, np.ndarray], Candidates]
 
 @dataclass(slots=True)
 class Decoded:
-    """states: the trajectory, the complete state last. forwards: how many it took. drafted, accepted: draft states.
-    committed: whether the complete state was in a forward, so that its keys and values are there.
-    """
+    """states: the trajectory, with the complete state last. forwards: their number. drafted, accepted: draft states.
+    committed: whether a forward included the complete state, so that its keys and values are cached."""
 
     states: list[np.ndarray] = field(default_factory=list)
     forwards: int = 0
@@ -36,7 +35,7 @@ class Decoded:
 
 
 def base_decode(denoise: Denoiser, policy: Policy, block: np.ndarray, mask_id: int) -> Decoded:
-    """One forward per step, until nothing is masked."""
+    """One forward per step until no mask is left."""
     result = Decoded([block])
     while (result.states[-1] == mask_id).any():
         state = result.states[-1]
@@ -55,7 +54,7 @@ def spiffy_decode(
     budget: int,
     rank: Ranking,
 ) -> Decoded:
-    """Algorithm 1 of the paper: `budget` states of `graph` (D*) are drafted in every forward but the first."""
+    """Algorithm 1 of the paper: every forward but the first drafts `budget` states of `graph` (D*)."""
     result, known = Decoded([block]), None
     while ((root := result.states[-1]) == mask_id).any():
         drafts = root[None][:0] if known is None else _drafts(graph, root, rank(known, root), mask_id, budget)

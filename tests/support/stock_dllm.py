@@ -1,4 +1,4 @@
-"""Answers of SGLang's own dllm mode, LowConfidence, on a CPU: none of Outrider but what it takes to start there.
+"""Answers of SGLang's own dllm mode, LowConfidence, on a CPU; it uses only the parts of Outrider needed to start there.
 
 python stock_dllm.py FOLDER THRESHOLD TOKENS < prompts.json: prints a list of token ids for each prompt of token ids.
 """
