@@ -1,4 +1,5 @@
-"""A target with an MTP layer, which drafts, planned, beside prompt lookup: answers are those without speculation.
+"""A target with an MTP layer that drafts, planned, together with prompt lookup: answers equal those without
+speculation.
 
 Its drafts: `tests/drafters/test_mtp.py`; sampled answers: `test_sampled.py`; recurrent targets: `test_recurrent.py`.
 """
@@ -26,7 +27,7 @@ def test_auto_takes_it(mtp_server: Server, small_mtp: SmallMtp) -> None:
 
 
 def test_greedy(mtp_server: Server, prompts: list[str], plain: list[list[int]]) -> None:
-    """Asked twice: prompts then come from the cache, with the drafter's state."""
+    """Asked twice: the second time, prompts and drafter state come from the cache."""
     names = ("outrider_accepted_position_total", "outrider_verified_position_total")
     before = MetricsPage(mtp_server.url)
     drafted = [tokens(a) for a in complete_all(mtp_server, prompts, 8, speculate=True, **PLAIN)]
@@ -41,7 +42,7 @@ def test_greedy(mtp_server: Server, prompts: list[str], plain: list[list[int]]) 
 
 
 def test_a_cache_too_small_for_all(mtp_server: Server, prompts: list[str], plain: list[list[int]]) -> None:
-    """40 requests of up to about 200 tokens in a cache of 3072: some are retracted and start again."""
+    """40 requests of up to about 200 tokens in a cache of 3072: some are retracted and restarted."""
     body = PLAIN | {"ignore_eos": True}
 
     def ask() -> None:

@@ -1,5 +1,5 @@
-"""The small target is what the other tests take it for: text goes through its tokenizer and back, and there is much to
-say at each place and to get wrong."""
+"""The small target has the properties that other tests rely on: its tokenizer round-trips text, and each position has
+several likely tokens."""
 
 from __future__ import annotations
 
