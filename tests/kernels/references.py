@@ -1,4 +1,4 @@
-"""Operations of the kernels by their definition, one request or row at a time: what tests compare the kernels with."""
+"""Operations of the kernels by their definition, one request or row at a time: the references of the kernels' tests."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def reference_int8_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Ten
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
-    """x [..., depth] as its 8-bit codes say, in float32."""
+    """x [..., depth] rounded to its 8-bit codes, in float32."""
     groups = torch.nn.functional.pad(x.float(), (0, -x.shape[-1] % GROUP)).unflatten(-1, (-1, GROUP))
     scales = groups.abs().amax(-1, keepdim=True) / 127
-    codes = (groups.double() * torch.where(scales > 0, 1 / scales, 0).double()).round()  # one rounding, as fused
+    codes = (groups.double() * torch.where(scales > 0, 1 / scales, 0).double()).round()  # rounded once, as with FMA
     return (codes.float() * scales).flatten(-2)[..., : x.shape[-1]]
 
 
@@ -145,7 +145,7 @@ def _spread(batch: Verification, r: int, drafts: list[int]) -> torch.Tensor:
 def _kept_by_token(
     drafts: list[int], p: torch.Tensor, q: torch.Tensor, uniforms: list[float]
 ) -> tuple[int, torch.Tensor]:
-    """Number of drafts that one request keeps, and the weights [V] of the token behind them: p [N + 1, V], q [N, V]."""
+    """Number of drafts that one request keeps, and the weights [V] of the next token: p [N + 1, V], q [N, V]."""
     for k, x in enumerate(drafts):
         if uniforms[k] * q[k, x].item() >= p[k, x].item():
             rest = (p[k] - q[k]).clamp(min=0)

@@ -1,7 +1,7 @@
-"""Nothing past the end of a buffer is read or written: each ends where a page ends, and the next may not be touched.
+"""No byte past the end of a buffer is read or written: each buffer ends at an inaccessible page.
 
-Sanitizers do not see loads of tiles and of masked vectors; the processor sees all. Every set of instructions, both
-types, sizes that no vector divides. What is computed is that of buffers with room behind them.
+Sanitizers miss loads of tiles and masked vectors; the processor catches all. Runs every instruction set, both types,
+and sizes that no vector divides. Results must equal those with room after the buffers.
 """
 
 import pytest
@@ -19,7 +19,8 @@ TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=st
 
 
 def check(operation, *arguments) -> None:
-    """The operation gives the same, and leaves the same in its arguments, before guards."""
+    """Check that the operation returns the same, and leaves the same in its arguments, when buffers end at guard
+    pages."""
     plain = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
     behind = [before_a_guard(a) if isinstance(a, torch.Tensor) else a for a in arguments]
     expected, got = operation(*plain), operation(*behind)

@@ -1,5 +1,4 @@
-"""A target with an MTP layer that drafts, planned, together with prompt lookup: answers equal those without
-speculation.
+"""A target with an MTP layer that drafts, planned, together with prompt lookup: speculation changes no answer.
 
 Its drafts: `tests/drafters/test_mtp.py`; sampled answers: `test_sampled.py`; recurrent targets: `test_recurrent.py`.
 """

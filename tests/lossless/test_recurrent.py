@@ -1,5 +1,5 @@
-"""A tiny model with recurrent layers and experts, in float32: answers with speculation and cached prefixes equal those
-without."""
+"""A tiny model with recurrent layers and experts, in float32: neither speculation nor a cached prefix changes an
+answer."""
 
 from __future__ import annotations
 
