@@ -34,7 +34,7 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, flat: FlatBatch, 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafters work as on a GPU: what is encoded, the host does not know."""
+    """Drafters work as on a GPU, where the host does not know which texts are encoded."""
     for kind in (DiffusionDrafter, ChainDrafter):
         monkeypatch.setattr(kind, "__init__", _made_elsewhere(kind.__init__))
     for module in (drafter, network):
@@ -53,7 +53,7 @@ def _made_elsewhere(made: Callable[..., None]) -> Callable[..., None]:
 
 @pytest.fixture(params=["host", "device"])
 def place(request: pytest.FixtureRequest) -> str:
-    """The place where drafters work."""
+    """The place where drafters run."""
     if request.param == "device":
         request.getfixturevalue("device")
     return request.param

@@ -1,4 +1,4 @@
-"""Sequence initialisation: who drafts follows from the length of each answer, and drafts are the model's own."""
+"""Sequence initialisation: each answer's length decides whether the model drafts, and drafts are the model's own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def diffusion(folder: Path, **options: int) -> Drafter:
 
 
 def batch(drafter: Drafter, *, temperature: float = 1.0) -> DraftBatch:
-    """Three requests whose texts the drafter has observed, the second of which repeats itself."""
+    """Three requests with observed texts; the second text repeats itself."""
     drafter.allocate(1024)
     table = torch.arange(3 * 48).view(3, 48).int()
     for row, length in enumerate(LENGTHS):

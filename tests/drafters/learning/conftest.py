@@ -25,8 +25,7 @@ def learned_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def answers(learned_target: Path) -> list[Answer]:
-    """30 greedy answers to prompts that are trained on, and 16 to prompts that are held out: enough for some attempts
-    at the gate."""
+    """30 greedy answers to training prompts, and 16 to held-out ones: enough for several attempts at the gate."""
     target = TargetModel.load(str(learned_target), dtype=torch.float32)
     prompts: dict[bool, list[list[int]]] = {False: [], True: []}
     for i in range(2000):
@@ -45,7 +44,7 @@ def answers(learned_target: Path) -> list[Answer]:
 
 @pytest.fixture
 def kind(request: pytest.FixtureRequest) -> str:
-    """Name of the drafter that learns: a test's parameter, else DSpark's."""
+    """Name of the learning drafter: a test's parameter, else DSpark."""
     return getattr(request, "param", "dspark")
 
 
