@@ -210,7 +210,7 @@ def test_sglang_reads_temperatures_that_were_fitted_without_shifts(tmp_path):
     assert theirs.dataset == "synthetic"
 
 
-def test_sglang_refuses_classes_without_a_model(tmp_path):
+def test_sglang_refuses_a_calibration_of_lookups_alone(tmp_path):
     lookups = synthetic(3000, 7, case=CLASSES.index("greedy, lookup"))
     path = tmp_path / "calibration.json"
     path.write_text(json.dumps(fit_table(lookups, lookups, dataset="synthetic").to_json()))

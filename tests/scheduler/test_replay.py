@@ -192,8 +192,8 @@ def test_a_planner_is_shown_the_past_and_this_draft_in_that_order() -> None:
     assert emitted - len(known) * GAMMA <= replay.tokens <= emitted  # the end of an answer cuts off one draft at most
 
 
-def test_acceptance_cannot_be_guessed_from_the_shown_confidences() -> None:
-    """Tokens admitted by confidence are accepted exactly that often."""
+def test_acceptance_equals_the_shown_confidence() -> None:
+    """Admission by confidence does not bias acceptance."""
     spy = Spy(Threshold(0.5))
     Replay(spy, constant(10.0), made_up(*[0.8] * GAMMA), 300, seed=2).run(200, 0)
     survival = np.concatenate([seen.confidence.cumprod(1) for seen in spy.steps])

@@ -17,7 +17,7 @@ DRAFTERS = ("dspark", "dflash", "diffusion, 1 step", "diffusion, 2 steps")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Holds a target, two drafters for it, and a file of prompts."""
+    """A target, two drafters for it, and a file of prompts."""
     folder = tmp_path_factory.mktemp("drafters")
     save_target(folder / "target")
     save_compact(make_model(TINY), folder / "dspark")

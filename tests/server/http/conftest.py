@@ -1,4 +1,4 @@
-"""The server that tests of tools share."""
+"""The server of the tools' tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from running import ForkedServer, Server
 
 @pytest.fixture(scope="package")
 def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The embedded model, with a parser of tool calls that a grammar has it write, and its own sampling."""
+    """The embedded model with its recommended sampling, and a tool-call parser that a grammar enforces."""
     log = tmp_path_factory.mktemp("tools") / "log"
     flags = ("--max-total-tokens", "4096", "--tool-call-parser", "hermes", "--planner", "verify-all")
     flags += ("--sampling-defaults", "model")

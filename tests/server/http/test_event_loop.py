@@ -1,4 +1,4 @@
-"""The watchdog of the event loop: it measures what holds it."""
+"""The watchdog of the event loop measures uninterrupted work."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def value(name: str) -> float:
 
 
 def held(watchdog: EventLoopWatchdog, hold: Callable[[], None]) -> None:
-    """Watch a loop that `hold` holds once."""
+    """Watch a loop that `hold` blocks once."""
 
     async def run() -> None:
         watching = asyncio.create_task(watchdog.watch())
@@ -60,7 +60,7 @@ def test_work_is_measured(watchdog: EventLoopWatchdog) -> None:
 
 
 def test_waiting_is_no_work(watchdog: EventLoopWatchdog) -> None:
-    """A thread that waits for a core, a lock or, as here, the clock, has no processor time."""
+    """A thread that waits for a core, a lock or, as here, the clock, uses no processor time."""
     held(watchdog, lambda: time.sleep(0.4))
     assert value(LATEST) >= 0.4 - 2 * event_loop.SAMPLE_SECONDS
     assert value(LONGEST) < 0.2

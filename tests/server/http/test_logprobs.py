@@ -1,4 +1,4 @@
-"""Logprobs of answers: the same as SGLang's, made beside the event loop."""
+"""Logprobs of answers equal SGLang's, and are made off the event loop."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def tokens(tokenizer: Any) -> list[int]:
 
 
 def yielded(tokens: list[int], tokenizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`meta_info` of a prompt and an answer as our manager keeps it, and as SGLang writes it, with texts."""
+    """`meta_info` of a prompt and an answer: as our manager keeps it, and as SGLang writes it, with texts."""
     draw, manager, count = random.Random(0), SimpleNamespace(), 40
     logprobs.install(manager)
     ours: dict[str, Any] = {"output_token_logprobs_length": count}
@@ -46,7 +46,7 @@ def yielded(tokens: list[int], tokenizer: Any) -> tuple[dict[str, Any], dict[str
         ids = draw.choices(tokens, k=count)
         top_ids = [draw.choices(tokens, k=TOP) for _ in range(count)]
         top_values = [[-float(place) for place in range(TOP)] for _ in range(count)]
-        if side == "input":  # nothing precedes the first
+        if side == "input":  # the first token has no logprob
             values[0], top_values[0], top_ids[0] = None, [], []
         ours[f"{side}_token_logprobs"] = manager.detokenize_logprob_tokens(values, ids, True)
         ours[f"{side}_top_logprobs"] = manager.detokenize_top_logprobs_tokens(top_values, top_ids, True)
@@ -93,7 +93,7 @@ def test_no_top_logprobs_are_none(tokenizer: Any) -> None:
     assert entry["top_logprobs"] == []
 
 
-def test_a_token_that_cannot_be_is_null(tokenizer: Any) -> None:
+def test_an_impossible_token_has_a_null_logprob(tokenizer: Any) -> None:
     """JSON has no infinity."""
     meta = {"output_token_logprobs": [(-1.5, 11)], "output_top_logprobs": [[(-math.inf, 12)]]}
     for fragment in (

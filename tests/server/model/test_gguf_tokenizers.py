@@ -1,7 +1,7 @@
-"""Tokenizers of GGUF files split texts as llama.cpp does, by every name of a split that we know.
+"""Tokenizers of GGUF files split texts as llama.cpp does, by every known name of a split.
 
-The vocabulary is trained on the texts without splitting them, so that its merges reach over every border: a text that
-is split elsewhere has other tokens.
+The vocabulary is trained on unsplit texts, so its merges cross all borders: a text that is split differently has other
+tokens.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TEXTS = [
 
 
 RARE = "界🎉²\r"
-"""Characters that no sentence piece has: they are spelled in bytes."""
+"""Characters outside all sentence pieces: they are spelled in bytes."""
 DEFINED = ["\n", "\n\n", "\n\n\n", "<table>"]
 """Sentence pieces that are found before a text is split, as in Gemma."""
 
@@ -63,7 +63,7 @@ def across_borders(spelled: bool) -> tuple[list[str], list[str]]:
     else:
         tokenizer.normalizer = normalizers.Replace(" ", "▁")
     trainer = trainers.BpeTrainer(vocab_size=900, initial_alphabet=alphabet, show_progress=False)
-    # Neighbours in other contexts as well: else whole texts become tokens.
+    # Neighbours in other contexts as well: otherwise whole texts become tokens.
     tokenizer.train_from_iterator([text[i : i + 9] for text in TEXTS for i in range(len(text))], trainer)
     words = tokenizer.get_vocab()
     merges = json.loads(tokenizer.to_str())["model"]["merges"]
@@ -71,7 +71,7 @@ def across_borders(spelled: bool) -> tuple[list[str], list[str]]:
 
 
 def byte_pairs(split: str) -> tuple[list[str], Callable[[GGUFWriter], None]]:
-    """A vocabulary, and what writes it. One token is no merge's: only a split that takes whole pieces finds it."""
+    """A vocabulary and its writer. One token has no merge: only a split that takes whole pieces finds it."""
     words, merges = across_borders(spelled=True)
     assert "zebra" in words
     merges = [merge for merge in merges if merge.replace(" ", "") != "zebra"]
@@ -117,7 +117,7 @@ def written(path: Path, vocabulary: tuple[list[str], Callable[[GGUFWriter], None
 
 
 def differing(file: Path, log: Path, texts: list[str]) -> dict[str, Any]:
-    """Texts that llama.cpp encodes otherwise, with both encodings."""
+    """Texts that llama.cpp encodes differently, with both encodings."""
     ours = AutoTokenizer.from_pretrained(target.find(str(file)).path)
     found = {}
     with llama_cpp.opened(file, log) as reader:
@@ -143,7 +143,7 @@ def test_the_texts_tell_all_splits_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", [True, False])
-def test_sentence_pieces_are_those_of_llama_cpp(tmp_path: Path, prefix: bool) -> None:
+def test_sentence_pieces_equal_llama_cpp(tmp_path: Path, prefix: bool) -> None:
     file = written(tmp_path / "tiny.gguf", sentence_pieces(prefix))
     assert (
         differing(file, tmp_path / "log", [*TEXTS, "<start_of_turn>user\nHi <start_of_turn>", "a <table>\n\n\n\n\nb"])

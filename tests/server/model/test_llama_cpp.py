@@ -1,7 +1,7 @@
-"""llama.cpp reads the same GGUF files: what it expects after the same tokens is what we expect.
+"""llama.cpp reads the same GGUF files: after the same tokens, its expectations equal ours.
 
-It shares no code with us, transformers or SGLang. transformers runs the folder that is made of a file;
-test_gguf_served.py compares what is served with that.
+It shares no code with us, transformers or SGLang. transformers runs the folder made from a file; test_gguf_served.py
+compares the server with that.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from outrider.server.model.gguf_architectures import SUPPORTED, Architecture
 pytestmark = pytest.mark.slow
 
 CLOSE = 1e-4
-"""Between log-probabilities of float32 weights; measured are up to 6e-6."""
+"""Between log-probabilities of float32 weights; measured up to 6e-6."""
 LOOKED_UP = 5e-3
-"""The same where llama.cpp looks GELU up in a table of half precision; measured are 1.3e-3."""
+"""The same where llama.cpp takes GELU from a table in half precision; measured 1.3e-3."""
 ROUNDED = 0.08
-"""Mean difference where llama.cpp rounds activations to 8 bits and we do not; measured are up to 0.034."""
+"""Mean difference where llama.cpp rounds activations to 8 bits and we do not; measured up to 0.034."""
 SHORT = {"phi3": WINDOW}
 """Tokens of prompts: llama.cpp ignores the window of Phi-3."""
 CONTEXTS = {"phi3-partial": CONTEXT // 2}
-"""Tokens that llama.cpp has room for: where they are more than the model was made for, it takes the other factors."""
+"""Tokens that llama.cpp has room for: beyond the model's original context it takes the other factors."""
 
 
 @pytest.fixture(autouse=True)
@@ -97,8 +97,8 @@ FAULTS: dict[str, tuple[str, Callable[[Architecture], Architecture]]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_seen(tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is far outside the bound."""
+def test_a_planted_fault_is_detected(tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each exceeds the bound by far."""
     name, change = FAULTS[fault]
     file = tmp_path / "tiny.gguf"
     gguf_models.write(name, file)

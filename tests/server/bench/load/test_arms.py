@@ -18,7 +18,7 @@ from outrider.server.bench.remote import Reply
 
 
 def rounds(*throughputs: float, **more: object) -> list[Summary]:
-    """One each, of an answer that took a second to its first token and then came at so many tokens per second."""
+    """Rounds of one answer each: a second to its first token, then so many tokens per second."""
     found = []
     for rate in throughputs:
         reply = Reply(completion_tokens=11, ttft=1.0, seconds=1 + 10 / rate)
@@ -27,7 +27,7 @@ def rounds(*throughputs: float, **more: object) -> list[Summary]:
     return found
 
 
-def test_who_got_their_level() -> None:
+def test_shares_of_requests_that_met_their_level() -> None:
     fast, slow = Reply(completion_tokens=11, ttft=0.5, seconds=1.5), Reply(completion_tokens=21, ttft=1.0, seconds=5.0)
 
     def kept(*asked: tuple[Reply, float | None], ttft: float | None = None) -> tuple[float | None, float | None]:
@@ -35,13 +35,13 @@ def test_who_got_their_level() -> None:
         summary = summarise(found, 2, 0.0, 9.0, Objectives(ttft=ttft))
         return summary.level_kept, summary.good
 
-    assert kept((fast, 9.0), (slow, None), (slow, 9.0))[0] == 0.5  # 10 tokens per second against 9 asked for, and 5
+    assert kept((fast, 9.0), (slow, None), (slow, 9.0))[0] == 0.5  # 10 tokens per second of 9 wanted, and 5
     assert kept((fast, 9.0), (Reply(failure="429"), 9.0))[0] == 0.5
     assert kept((fast, None)) == (None, None)
     assert kept((fast, 9.0), (slow, None), (slow, 9.0), (slow, 4.0), ttft=900)[1] == 0.25  # first token and level
 
 
-def test_planned_is_compared_with_the_better_of_the_others(tmp_path: Path) -> None:
+def test_planned_is_compared_with_the_better_arm(tmp_path: Path) -> None:
     arms = {
         "off": rounds(5, 10, 15),
         "verify all": rounds(10, 20, 30),
