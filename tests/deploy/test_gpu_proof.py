@@ -1,4 +1,4 @@
-"""The folder that `make gpu-proof` makes, and the command that runs on the GPU machine: without a GPU."""
+"""The folder of `make gpu-proof`, and the command that runs on the GPU machine: without a GPU."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ time.sleep(300)
 """
 
 
-def test_without_minutes_it_says_what_it_will_do(tmp_path: Path) -> None:
+def test_without_minutes_it_prints_its_plan(tmp_path: Path) -> None:
     write_folder(tmp_path, {})
     ran = prove(tmp_path)
     assert ran.returncode == 0

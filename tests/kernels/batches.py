@@ -26,7 +26,7 @@ def ragged_attention(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, FlatBatch]:
-    """q, k_pool, v_pool and a batch whose slots are scattered; unused page-table entries point outside the
+    """q, k_pool, v_pool and a batch with scattered slots; unused page-table entries point outside the
     pool."""
     generator = torch.Generator().manual_seed(seed)
     requests, slots = len(q_lens), sum(kv_lens) + 16

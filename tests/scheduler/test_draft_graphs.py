@@ -305,6 +305,6 @@ def test_more_frequent_nodes_come_first():
     for n in counts.nodes:
         counts.steps[node() if len(n) == 1 else node((0, 0)), n] = counts.nodes[n]
     assert set(choose(counts, 2).nodes) == {node((0, 0)), node((1, 0))}  # a rare child is not pulled in by its parent
-    assert set(choose(counts, 3).nodes) == {node((0, 0)), node((0, 0), (1, 0)), node((1, 0))}  # 6, behind 10
+    assert set(choose(counts, 3).nodes) == {node((0, 0)), node((0, 0), (1, 0)), node((1, 0))}  # 6, after 10
     assert choose(counts, 3, step_tokens=1).parents == ((ROOT,), (ROOT,), (0, 1))  # legal, though never observed
     assert choose(counts, 3).parents == ((ROOT,), (ROOT,), (0,))

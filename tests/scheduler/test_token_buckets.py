@@ -154,7 +154,7 @@ def test_admission_in_one_call_admits_the_same(block, data):
 
 def test_demand_follows_verified_tokens_and_grows_when_it_was_short():
     demand = RecentDemand()
-    assert demand.tokens(4, 12) == 12  # nothing is known
+    assert demand.tokens(4, 12) == 12  # before any observation
     for _ in range(8):
         demand.observe(np.array([1, 0, 0, 0]), 12)
     assert demand.tokens(4, 12) == 1

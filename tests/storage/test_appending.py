@@ -1,4 +1,4 @@
-"""Lines that are appended: there after a kill at once, on the disk every few."""
+"""Appended lines: they survive a kill at once, and are flushed to the disk every few lines."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_failures_are_found_and_refusals_are_not(tmp_path: Path, capsys: pytest.
     async def failing(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         nonlocal number
         number += 1
-        if number > 6 and number % 3 == 0:  # the first six are asked alone
+        if number > 6 and number % 3 == 0:  # the first six are sent alone
             return web.json_response({"error": {"message": "broken"}}, status=429 if number % 2 else 500)
         return await right(request, body)
 

@@ -1,4 +1,4 @@
-"""Runs the tests of `interpreted/` in a process of their own."""
+"""Runs the tests of `interpreted/` in a separate process."""
 
 from pathlib import Path
 
@@ -8,5 +8,5 @@ from own_process import pass_interpreted
 pytestmark = pytest.mark.slow
 
 
-def test_attention_backends_through_the_interpreter():
+def test_attention_backends_in_the_interpreter():
     pass_interpreted(Path(__file__).parent / "interpreted")

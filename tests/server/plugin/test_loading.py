@@ -36,7 +36,7 @@ PADDED = 104
 
 
 class Llama:
-    """The parts of SGLang's model that drafters are given."""
+    """The parts of SGLang's model that drafters use."""
 
     def __init__(self) -> None:
         self.model = SimpleNamespace(embed_tokens=torch.nn.Embedding(PADDED, TINY.hidden_size))
@@ -48,7 +48,7 @@ class Llama:
 
 
 class OtherModel:
-    """Keeps its weights elsewhere and shows no hidden states."""
+    """Keeps its weights elsewhere and returns no hidden states."""
 
 
 def runner(model: object) -> SimpleNamespace:
@@ -123,7 +123,7 @@ def test_planners_are_made_from_the_profile(tmp_path: Path) -> None:
         assert planner.cost is calibration is None
 
 
-def test_a_calibration_of_another_verification_is_used_and_said(
+def test_a_calibration_of_another_verification_is_used_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = CalibrationTable.of({}, 3, verification="token")
@@ -137,10 +137,10 @@ def test_a_calibration_of_another_verification_is_used_and_said(
 
 
 @pytest.mark.parametrize(("gamma", "lookup_gamma", "positions"), [(3, 0, 3), (3, 8, 7), (7, 0, 7)])
-def test_what_was_learned_at_a_larger_gamma_serves_a_smaller_one(
+def test_a_drafter_learned_at_a_larger_gamma_serves_a_smaller_one(
     gamma: int, lookup_gamma: int, positions: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A learner's folder is that of its model, whatever the server drafts."""
+    """A learner's folder has its model's gamma, whatever the server drafts."""
     store.save(profile(), tmp_path, CalibrationTable.of({}, 3).to_json())
     learned = CalibrationTable.of({CLASSES[0]: Calibration(tuple(range(1, 8)), method="joint")}, 7)
     (tmp_path / "0001").mkdir()

@@ -1,4 +1,4 @@
-"""Weights of texts out of folders of whole models, and caches for layers of several shapes."""
+"""Text weights from folders of whole models, and caches for layers of several shapes."""
 
 from __future__ import annotations
 
