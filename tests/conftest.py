@@ -95,9 +95,9 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark a test `server` if its fixtures start a server; a test that starts an engine itself must set the marker.
 
-    A worker of `make test` runs whole groups of tests: those of tests/lossless that need servers of their own, all
-    others that need servers, and files. The two come first, so that none of their servers starts twice, and files with
-    slow tests before others, so that no worker is left with one at the end.
+    A worker of `make test` runs whole groups of tests: tests/lossless that need special servers, all others that
+    need servers, and files. The first two run first, so that none of their servers starts twice; files with slow tests
+    come before the rest, so that no worker ends with one.
     """
     serving = {item for item in items if server_fixtures(item) or item.get_closest_marker("server")}
     slow = {item.path for item in items if item.get_closest_marker("slow")}

@@ -81,7 +81,7 @@ def test_texts_stay_and_keys_are_apart(
     mine = all_of(server, "bob")
     for answers in (theirs, again, salted, mine):
         assert ids(answers) == plain
-    assert sum(map(across, again)) > sum(map(across, theirs)) + 100  # otherwise lookups were not shown
+    assert sum(map(across, again)) > sum(map(across, theirs)) + 100
     assert [drafts(answer) for answer in mine] == [drafts(answer) for answer in alone]
     assert [drafts(answer) for answer in salted] == [drafts(answer) for answer in alone]
     secret = ask_as(server, secrets["bob"], "a b c d e f g h i j", temperature=0, store=False)
@@ -96,7 +96,7 @@ def test_texts_stay_and_keys_are_apart(
     unstored = ask_as(server, secrets["bob"], "a b c d e f g h i j", temperature=0)
     assert ids([unstored]) == ids([secret])
     assert across(unstored) == 0
-    wait_until(lambda: store.read_bytes() != before, 30)  # written again while it serves
+    wait_until(lambda: store.read_bytes() != before, 30)
     server.kill()
 
     store.write_bytes(store.read_bytes()[:-2])

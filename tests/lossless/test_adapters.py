@@ -1,4 +1,4 @@
-"""Requests with LoRA adapters and without in one batch: each answer equals that of its model with merged weights."""
+"""LoRA adapters and the model in one batch: each answer equals that of its merged model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SEEDED: dict[str, Any] = {"max_tokens": 40, "temperature": 0.7, "seed": 4, "igno
 
 @pytest.fixture(scope="module")
 def folders(small_target: SmallTarget, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders of three adapters: for all linear layers, for some with another rank, and one loaded later."""
+    """Three adapters: for all linear layers, for some with another rank, and one loaded later."""
     root, model = tmp_path_factory.mktemp("adapters"), small_target.model
     some = ("q_proj", "v_proj", "down_proj")
     return {
@@ -45,7 +45,6 @@ def folders(small_target: SmallTarget, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="module")
 def exact(small_target: SmallTarget, folders: dict[str, Path]) -> dict[str, PreTrainedModel]:
-    """Transformers' model for each name."""
     return {MODEL: small_target.model} | {name: merged(small_target.folder, path) for name, path in folders.items()}
 
 
@@ -67,7 +66,6 @@ def adapter_server(
 
 
 def ask_all(server: Server, prompts: list[str], *, speculate: bool, **body: Any) -> list[dict[str, Any]]:
-    """Answers of all names to each prompt, requested at once."""
     asked = [(name, prompt) for prompt in prompts for name in NAMES]
     with ThreadPoolExecutor(len(asked)) as pool:
         return list(pool.map(lambda a: complete(server, a[1], speculate=speculate, model=a[0], **body), asked))
@@ -178,7 +176,7 @@ def test_layers_that_sglang_runs(
     exact: dict[str, PreTrainedModel],
     prompts: list[str],
 ) -> None:
-    """Without compiled kernels SGLang's own loop over layers runs, as it does for unknown models."""
+    """Without compiled kernels SGLang's own loop over layers runs."""
     models = {name: exact[name] for name in NAMES}
     for plain in start(tmp_path / "log", small_target, folders, OUTRIDER_CPU_KERNELS="0"):
         assert "run in one call" not in plain.output()
@@ -189,7 +187,6 @@ def test_layers_that_sglang_runs(
 
 
 def test_weights_in_blocks(tmp_path: Path, prompts: list[str]) -> None:
-    """The embedded model's weights."""
     plain = Path(target.plain_folder(None))
     model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval()
     adapter = write_adapter(tmp_path / "sql", model, 1, rank=4, strength=0.12)

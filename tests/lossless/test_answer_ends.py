@@ -1,4 +1,4 @@
-"""An answer ends where it ends without speculation: text, tokens, reason, usage and logprobs, whole and streamed.
+"""An answer ends where it ends without speculation, whole and streamed.
 
 The prompts repeat a short cycle, so prompt lookup drafts past the ends of answers and is often right.
 """
@@ -36,7 +36,7 @@ SAMPLING = {"greedy": {"temperature": 0}, "seeded": {"temperature": 0.6, "seed":
 
 
 def seen(server: Any, prompt: str, *, speculate: bool, stream: bool, **body: Any) -> dict[str, Any]:
-    """The parts of an answer that a client sees and that speculation must not change."""
+    """The parts of an answer that speculation must not change."""
     request = {"model": MODEL, "prompt": prompt, "logprobs": 2, "return_token_ids": True, "max_tokens": 32} | body
     request["speculation"] = {"enabled": speculate}
     if not stream:
@@ -83,7 +83,7 @@ def ends_within(text: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("served", ["exact_server", "planned_server"], indirect=True)
 def test_answers_end_as_without_speculation(served, sampling, request):
-    """Each server gets half of the prompts greedily and half seeded, unless --exhaustive."""
+    """Half of the prompts greedily and half seeded, unless --exhaustive."""
     chosen = CYCLES
     if not request.config.getoption("--exhaustive"):
         chosen = CYCLES[("planned_server" in request.node.name) ^ (sampling == "seeded") :: 2]

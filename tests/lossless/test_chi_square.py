@@ -12,7 +12,6 @@ EVEN = dict.fromkeys("abcd", 0.25)
 
 
 def drawn(probs: dict[str, float], total: int, seed: int = 0) -> Counter:
-    """`total` outcomes drawn from the distribution, counted."""
     counts = np.random.default_rng(seed).multinomial(total, list(probs.values()))
     return Counter(dict(zip(probs, counts.tolist(), strict=True)))
 
@@ -27,7 +26,7 @@ def test_the_right_distribution_passes_and_a_wrong_one_fails() -> None:
 
 
 def test_no_rare_outcomes_at_all() -> None:
-    """With top-k, the kept probabilities sum to 1 up to rounding, and all other tokens have none."""
+    """With top-k, the kept probabilities sum to 1 up to rounding."""
     for probs in (EVEN, EVEN | {"e": 0.0}, dict(zip("abcdef", [1 / 6] * 6, strict=True))):
         exact = Counter({key: round(p * 1200) for key, p in probs.items()})
         assert p_value(exact, probs, 1200) == pytest.approx(1.0)

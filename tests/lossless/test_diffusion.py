@@ -1,8 +1,4 @@
-"""Block diffusion equals plain torch in float32, token for token, for any prompt length, batch and cache state.
-
-With --exhaustive also tied and untied, blocks of 4 and 32, both policies, with and without shared prefixes; and the
-same with Spiffy.
-"""
+"""Block diffusion equals plain torch in float32, token for token, for any prompt length, batch and cache state."""
 
 from __future__ import annotations
 
@@ -59,7 +55,7 @@ def sdar_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def shifted_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A converted Llama with causal context, without shared prefixes."""
+    """A converted Llama with causal context."""
     yield from serve(tmp_path_factory.mktemp("shifted"), SHIFTED, "--disable-radix-cache", threshold=None, per_step=3)
 
 
@@ -74,7 +70,7 @@ def test_prompts_of_every_length_one_and_eight_at_a_time(served: Served) -> None
     prompts = served.prompts([*range(1, 2 * block + 2), 61, 130])
     count = 3 * block + 1
     expected = [served.exact(prompt, count) for prompt in prompts]
-    assert len({token for answer in expected for token in answer}) > 20  # the answers are varied
+    assert len({token for answer in expected for token in answer}) > 20
     assert served.ask_all(prompts, count, 8) == expected
     assert served.ask_all(prompts[::3], count, 1) == expected[::3]
 
@@ -152,7 +148,7 @@ def enumerated(served: Served, context: list[int], state: list[int], top_k: int)
 
 
 def test_blocks_without_a_seed_are_distributed_as_enumerated(sdar_server: Served) -> None:
-    """The block has two open tokens at its end and another block follows, so complete states are drafted."""
+    """Two open tokens end the block and another block follows, so complete states are drafted."""
     top_k, total = 4, 1024
     drafted = metric(sdar_server.server.url, "outrider_drafted_states_total")
     (prompt,) = sdar_server.prompts([10])
@@ -289,8 +285,7 @@ def test_every_variant(name: str, tmp_path: Path, request: pytest.FixtureRequest
 
 @pytest.mark.server
 def test_the_reference_is_sglangs_own_low_confidence(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """SGLang's own rounds, attention and algorithm. It cannot load SDAR with tied weights, and reads no mask token from
-    config.json."""
+    """It cannot load SDAR with tied weights, and reads no mask token from config.json."""
     if not request.config.getoption("--exhaustive"):
         pytest.skip("--exhaustive runs SGLang's own dllm mode beside ours")
     mask = FAMILIES["SDARForCausalLM"].mask_token_id

@@ -1,4 +1,4 @@
-"""A prefill server and a decode server together give the answers and drafts of a single server."""
+"""A prefill and a decode server together answer and draft as a single server."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ pytestmark = [
 pytest.importorskip("mooncake.engine", reason="needs mooncake-transfer-engine-non-cuda and libibverbs1")
 FLAGS = ("--dtype", "float32", "--max-total-tokens", "1024", "--context-length", "1024", "--chunked-prefill-size", "32")
 FLAGS += ("--no-lookup-across",)
-"""As `exact_server`, with shared prefixes and a smaller cache."""
 TCP = ("--disaggregation-transfer-backend", "mooncake_tcp")
 PLAIN = {"max_tokens": 96, "temperature": 0}
 LONG = PLAIN | {"max_tokens": 320}
-"""Four of these requests fill the cache, however slowly prompts arrive."""
+"""Four of these requests fill the cache."""
 SEEDED = {"max_tokens": 64, "temperature": 0.8, "top_p": 0.95, "seed": 11}
 rooms = itertools.count(1)
 
@@ -48,7 +47,7 @@ class Pair:
     port: int
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        """Send to both servers as a router does; return the decode server's answer."""
+        """Send to both servers as a router does; returns the decode server's answer."""
         body |= {"bootstrap_host": "127.0.0.1", "bootstrap_port": self.port, "bootstrap_room": next(rooms)}
         first = threading.Thread(
             target=HTTP.post, args=(self.prefill.url + path,), kwargs={"json": body, "timeout": 300}
@@ -107,7 +106,6 @@ def pair_server(
 
 
 def accepted(answer: dict[str, Any]) -> tuple[int, int]:
-    """Numbers of accepted and rejected drafted tokens."""
     details = answer["usage"]["completion_tokens_details"]
     return details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
 
@@ -125,8 +123,7 @@ def test_greedy_answers_and_drafts_equal_a_single_servers(
 
 
 def test_many_at_once_in_a_cache_too_small(pair_server: Pair, exact_server: Server, prompts: list[str]) -> None:
-    """Some requests are retracted on the decode server, with their draft state; a repeated prompt is cached on the
-    prefill server."""
+    """Some requests are retracted with their draft state; a repeated prompt is cached."""
     plain = complete_all(exact_server, prompts[:12], 6, speculate=False, **LONG)
     drafted = complete_all(exact_server, prompts[:12], 6, speculate=True, **LONG)
     for speculate, wanted in ((True, drafted), (False, plain)):
@@ -175,7 +172,7 @@ def test_a_seed_draws_the_same(pair_server: Pair, exact_server: Server, prompts:
 def test_rules_of_a_request_hold_from_the_second_token_on(
     pair_server: Pair, exact_server: Server, prompts: list[str], rules: dict[str, Any]
 ) -> None:
-    """The prefill server draws the first token; the decode server must count it."""
+    """The decode server must count the first token, which the prefill server draws."""
     for prompt in prompts[:4]:
         wanted = complete(exact_server, prompt, speculate=True, **PLAIN | rules)["choices"][0]
         answer = pair_server.complete(prompt, **PLAIN | rules)["choices"][0]
@@ -250,7 +247,7 @@ def answers(url: str) -> bool:
 def test_servers_with_other_drafters_are_no_pair(
     tmp_path: Path, pair_server: Pair, small_target: SmallTarget, prompts: list[str]
 ) -> None:
-    """The request fails at once, with the reason; the prefill server goes on with its own decode server."""
+    """The request fails at once, and the prefill server goes on with its own decode server."""
     flags = (*FLAGS, *small_target.flags("ngram"), "--", "--disaggregation-mode", "decode", *TCP)
     other = ForkedServer(tmp_path / "log", *flags)
     try:

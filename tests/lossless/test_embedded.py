@@ -1,5 +1,5 @@
-"""The embedded model as served by default, in bfloat16 with shared prefixes: greedy and seeded answers are the same
-with and without speculation, for cached and new prompts."""
+"""The default embedded model, in bfloat16 with shared prefixes: speculation and caching change no greedy or seeded
+answer."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def ask(
 
 @pytest.mark.parametrize("name", KINDS)
 def test_texts_are_equal(server: Server, prompts: list[str], name: str, request: pytest.FixtureRequest) -> None:
-    """The second time, whole prompts and other requests' answers are in the cache."""
+    """The second time, whole prompts and other requests' answers are cached."""
     if name == "greedy, penalised" and not request.config.getoption("--exhaustive"):
         pytest.skip("--exhaustive asks for what a seed and penalties do together and a greedy answer has alone")
-    first = f"{name}: {SHARED}"  # unique to this test
+    first = f"{name}: {SHARED}"
     asked = [first + prompts[0], *(first + prompt for prompt in prompts[2:7])]
     before = MetricsPage(server.url)
     cold = ask(server, asked, KINDS[name], 1, speculate=True)  # drafting pays

@@ -1,7 +1,6 @@
-"""Makes every optional call of a step fail, one after another, in servers under load: no request fails and no text
-changes.
+"""Makes every optional call of a step fail, one after another, in servers under load: no text changes.
 
-The calls are listed from the source: a new one fails the tests until it is added here.
+The calls are listed from the source: a new one must be added here.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Tiny models that read images, in float32: answers to chats with images equal Transformers', with and without
-speculation."""
+"""Tiny models that read images, in float32: answers equal Transformers', with and without speculation."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from outrider.server.http.requests.images import MAX_PATCHES
 from outrider.server.plugin.text_alone import IMAGES
 
 COUNT, FEW = 32, [33, 200, 54, 77, 93]
-"""Length of an answer, and its only tokens: it repeats itself, so much is drafted."""
+"""Length of an answer, and its only tokens, which repeat, so that much is drafted."""
 BIAS = dict.fromkeys(FEW, 100.0)
 FIRST, SECOND, WIDE = noise(1, 112, 168), noise(2, 112, 168), noise(3, 196, 84)
 GREY = [Image.new("RGB", size, (90, 90, 90)) for size in ((112, 224), (224, 112))]
@@ -118,7 +117,6 @@ def test_all_choices_see_all_images(seed: int | None, images_server: Server) -> 
 
 
 def test_many_at_once(images_server: Server) -> None:
-    """Texts and images in the same steps."""
     alone = {name: text(ask(images_server, CHATS[name], speculate=False, logit_bias=BIAS)) for name in CHATS}
     names = [*CHATS, *reversed(CHATS)]
     with ThreadPoolExecutor(len(names)) as pool:

@@ -37,7 +37,7 @@ def test_the_models_route_names_the_activations(rounding_server: Server, exact_s
 
 
 def test_the_faster_activations_are_the_default(rounding_server: Server, tmp_path: Path) -> None:
-    """Chosen before the start, and named in the log and to clients; `int8` gives the same bits."""
+    """Chosen before the start, and named in the log and to clients."""
     file = str(bundled_model.find_gguf())
     settings = Settings(model=file, device="cpu", dtype="float32", drafter="off")
     chosen = with_activations(settings, target.find(file)).activations
@@ -56,11 +56,10 @@ def test_the_faster_activations_are_the_default(rounding_server: Server, tmp_pat
 
 
 def test_it_is_another_model(int8_server: Server, exact_server: Server, prompts: list[str]) -> None:
-    """Otherwise the weights were not rounded."""
     rounded, exact = (
         [tokens(a) for a in complete_all(server, prompts[:6], 6, speculate=False, **GREEDY)]
         for server in (int8_server, exact_server)
     )
     assert rounded != exact
     agree = sum(r[:4] == e[:4] for r, e in zip(rounded, exact, strict=True))
-    assert agree >= 3  # but a similar one
+    assert agree >= 3

@@ -24,7 +24,6 @@ STEPS = 200
 
 
 def answers(server: Server, prompts: list[str], *, speculate: bool, at_once: int = 1) -> list[list[int]]:
-    """Answers to each prompt, greedily and with a seed."""
     asked = [(prompt, body) for prompt in prompts for body in BODIES]
 
     def ask(one: tuple[str, dict[str, Any]]) -> list[int]:
@@ -46,7 +45,7 @@ def test_no_text_changes_while_drafters_are_exchanged_and_taken_back(
     assert metric(server.url, first, source="model", position="1") > 64  # the acceptance of the drafter in use is known
 
     offer(folder, "0001", small_target, broken=True, drafter=drafter)
-    with ThreadPoolExecutor(1) as pool:  # promoted while requests run
+    with ThreadPoolExecutor(1) as pool:
         while_exchanged = pool.submit(answers, server, some, speculate=True, at_once=2)
         wait_until_tried(folder, "0001")
         assert while_exchanged.result() == plain
@@ -71,7 +70,7 @@ def test_no_text_changes_while_drafters_are_exchanged_and_taken_back(
 
     server = start_learning()
     assert answers(server, some, speculate=True, at_once=4) == plain
-    wait_until(lambda: metric(server.url, "outrider_learn_in_use") == 3, 60)  # until the server has looked
+    wait_until(lambda: metric(server.url, "outrider_learn_in_use") == 3, 60)
     found = {name for name in MetricsPage(server.url).families if name.startswith("outrider_learn_")}
     assert found == set(documented("metric of a server that learns"))
     assert json.loads((folder / "state.json").read_text()) == {"in_use": "0003", "refused": ["0001", "0002"]}

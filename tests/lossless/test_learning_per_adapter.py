@@ -32,7 +32,7 @@ Asked = tuple[str, str, dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def folders(small_target: SmallTarget, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders of adapters that change every answer; the last one is loaded later."""
+    """Adapters that change every answer; the last one is loaded later."""
     root = tmp_path_factory.mktemp("adapters")
     names = ("sql", "poems", "later")
     return {n: write_adapter(root / n, small_target.model, seed, strength=1.0) for seed, n in enumerate(names)}
@@ -40,7 +40,6 @@ def folders(small_target: SmallTarget, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="module")
 def exact(small_target: SmallTarget, folders: dict[str, Path]) -> dict[str, PreTrainedModel]:
-    """Transformers' model for each name."""
     return {MODEL: small_target.model} | {name: merged(small_target.folder, path) for name, path in folders.items()}
 
 
@@ -83,7 +82,7 @@ def post(server: Server, path: str, **body: str) -> None:
 def test_a_drafter_drafts_for_its_adapter_alone(
     start: Callable[[], Server], small_target: SmallTarget, folders: dict[str, Path], prompts: list[str], tmp_path: Path
 ) -> None:
-    """Whatever one adapter has learned, the model and another adapter keep their drafts and confidences."""
+    """Whatever an adapter has learned, the model and another adapter keep their drafts."""
     root, some = tmp_path / "learned", prompts[:2]
 
     def ask(server: Server, name: str) -> list[dict[str, Any]]:
@@ -116,7 +115,6 @@ def test_texts_stay_through_exchange_roll_back_kill_and_reload(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Adapters with drafters of their own and the model in one batch."""
     root = tmp_path / "learned"
     sql, poems = (learner(root, name, folders[name]) for name in NAMES[1:])
     asked = [(name, prompt, body) for prompt in prompts[:3] for body in BODIES for name in NAMES]
@@ -124,7 +122,7 @@ def test_texts_stay_through_exchange_roll_back_kill_and_reload(
     plain = texts(server, asked, speculate=False)
     assert texts(server, asked, speculate=True) == plain
     wait_until(lambda: (sql / "adapter.json").is_file() and (poems / "adapter.json").is_file(), 30)
-    for name, folder in ((MODEL, root), ("sql", sql), ("poems", poems)):  # their answers differ
+    for name, folder in ((MODEL, root), ("sql", sql), ("poems", poems)):
         for answer in greedy_answers(folder, 2 * 3):
             assert [n for n in NAMES if is_greedy(exact[n], answer.prompt_ids, answer.response_ids)] == [name]
 
@@ -132,7 +130,7 @@ def test_texts_stay_through_exchange_roll_back_kill_and_reload(
         assert texts(server, asked, speculate=True) == plain
     for folder in (sql, root):
         offer(folder, "0001", small_target, broken=False)
-    with ThreadPoolExecutor(1) as pool:  # promoted while requests run
+    with ThreadPoolExecutor(1) as pool:
         while_exchanged = pool.submit(texts, server, asked * 2, speculate=True)
         offer(poems, "0001", small_target, broken=True)
         for folder in (sql, root):

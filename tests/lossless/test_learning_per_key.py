@@ -30,7 +30,6 @@ Asked = tuple[str, str, dict[str, Any]]
 
 
 def learner_of(key: str) -> str:
-    """Name of the folder of a key's learner."""
     return Path(Owner(key).learner).name
 
 
@@ -74,7 +73,7 @@ def test_no_key_sees_another_keys_requests(
     prompts: list[str],
     tmp_path: Path,
 ) -> None:
-    """Drafts, confidences and cache hits do not depend on another key's requests or learning."""
+    """Drafts, confidences and cache hits do not depend on another key."""
     some = prompts[:3]
     server, _ = start()
     alone = [ask_as(server, secrets["bob"], prompt, **body) for prompt in some for body in SURE]
@@ -101,7 +100,7 @@ def test_no_key_sees_another_keys_requests(
     again = [ask_as(server, secrets["bob"], prompt, **SURE[0]) for prompt in some]
     more = MetricsPage(metrics).value("outrider_key_tokens_total", key="bob", kind="cached")
     assert again
-    assert cached["ann"] > 0  # its own prompts, under the same drafter
+    assert cached["ann"] > 0
     assert more > cached["bob"]
     first = [answer["usage"]["prompt_tokens"] for answer in mine]
     assert cached["bob"] < sum(first[::2])  # only the second of each pair found the first one's prefix
@@ -115,7 +114,6 @@ def test_texts_stay_through_exchange_roll_back_kill_and_removal(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Keys with drafters of their own in one batch."""
     root = tmp_path / "learned"
     ann, bob = (root / "keys" / learner_of(name) for name in ("ann", "bob"))
     asked = [(name, prompt, body) for prompt in prompts[:3] for body in BODIES for name in NAMES]
@@ -129,7 +127,7 @@ def test_texts_stay_through_exchange_roll_back_kill_and_removal(
     for _ in range(3):  # the acceptance of the drafter in use becomes known
         assert texts(server, secrets, asked, speculate=True) == plain
     offer(bob, "0001", small_target, broken=False)
-    with ThreadPoolExecutor(1) as pool:  # promoted while requests run
+    with ThreadPoolExecutor(1) as pool:
         while_exchanged = pool.submit(texts, server, secrets, asked * 2, speculate=True)
         offer(ann, "0001", small_target, broken=True)
         wait_for_state(bob, in_use="0001")

@@ -1,6 +1,6 @@
-"""Power of `test_sampled.py`: faults planted in the real acceptance and admission fail its check.
+"""Faults planted in the real acceptance and admission fail the check of `test_sampled.py`.
 
-Power is the share of failing tests; each test has as many answers of the small target as there.
+Power is the share of failing tests, each with as many answers as there.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def keep_by_the_scale(patch: pytest.MonkeyPatch) -> None:
 
 
 def decide(patch: pytest.MonkeyPatch, kept: Callable[..., Any], draw: Callable[..., torch.Tensor]) -> None:
-    """Replace the decision on drafts by `kept`, and the draw of the last token by `draw`."""
+    """Replace the decision on drafts by `kept`, and the last token's draw by `draw`."""
 
     def accept(batch: acceptance.Verification, requests: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         number, scale = kept(batch)
@@ -88,7 +88,7 @@ def test_planted_faults_fail_the_check(
 ) -> None:
     plant(monkeypatch)
     found = [answers_p_value(answers.draw(SAMPLES, seed, admit)[0], answers.exact) for seed in range(RUNS)]
-    scores = stats.norm.isf(np.maximum(found, 1e-300))  # near normal, so that few runs show the share beyond a bound
+    scores = stats.norm.isf(np.maximum(found, 1e-300))  # near normal, so few runs suffice
     assert stats.norm.cdf((scores.mean() - stats.norm.isf(THRESHOLD)) / scores.std(ddof=1)) >= 0.95
     assert max(found) < THRESHOLD
 

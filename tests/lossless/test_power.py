@@ -1,4 +1,4 @@
-"""The power of sampled tests against planted faults, on a target with few enough answers to enumerate."""
+"""The power of sampled tests against planted faults, on a target with few answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SAMPLES, LENGTH, CHOICES = 4800, 5, 4
 
 
 def table(seed: int, sharp: float = 1.0):
-    """Distributions over CHOICES tokens, a different one for every text."""
+    """Distributions over CHOICES tokens, different for every text."""
 
     def after(text):
         generator = np.random.default_rng([seed, *text, len(text)])
@@ -23,8 +23,6 @@ def table(seed: int, sharp: float = 1.0):
 
 
 def near(one, other, share: float):
-    """A drafter between two tables."""
-
     def after(text):
         mine, theirs = one(text), other(text)
         return {token: (1 - share) * mine[token] + share * theirs[token] for token in mine}
@@ -70,7 +68,6 @@ def test_honest_decoding_has_the_targets_distribution(exact) -> None:
 
 
 def prefixes(probs, length: int):
-    """Distribution of the answers' first tokens."""
     found: dict = {}
     for text, p in probs.items():
         found[text[:length]] = found.get(text[:length], 0.0) + p
@@ -79,7 +76,7 @@ def prefixes(probs, length: int):
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_detected_in_drafts_of_a_model(exact, fault) -> None:
-    """Three tokens of an answer suffice: positions 1 and 2 of a draft decide the last two."""
+    """Three tokens suffice: positions 1 and 2 of a draft decide the last two."""
     wrong = FAULTS[fault].answers(TARGET, DRAFTERS["model"], LENGTH)
     assert power(prefixes(exact, 3), prefixes(wrong, 3), SAMPLES) > 0.95
 

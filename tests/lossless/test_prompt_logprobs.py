@@ -1,4 +1,4 @@
-"""Logprobs of the prompt (`echo` with `logprobs`) equal those of Transformers with the same weights, in float32."""
+"""Logprobs of the prompt (`echo` with `logprobs`) equal Transformers', in float32."""
 
 from __future__ import annotations
 

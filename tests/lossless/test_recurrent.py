@@ -27,8 +27,7 @@ from outrider.drafters.block.model import BlockModel
 
 FEW = [33, 200, 54, 77, 93]
 BODY = {"temperature": 0, "logit_bias": dict.fromkeys(map(str, FEW), 100.0)}
-"""Answers have only a few tokens, none of which ends them: they repeat themselves, so much is drafted, and much of it
-wrong."""
+"""Answers have only a few tokens and never end: they repeat themselves, so much is drafted, and much of it wrong."""
 LENGTHS = [3, 64, 65, 150, 1, 31, 129, 90, 12, 77]
 """Tokens of the prompts; above 64 they are read in pieces."""
 ANSWERS = [60, 1, 48, 60, 60, 2, 60, 33, 60, 60]
@@ -79,14 +78,12 @@ def served(folder: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> Iterator[Server]:
-    """A server without shared prefixes."""
     with started(folder, "alone", "--disable-radix-cache", "--drafter", "off") as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def plain(alone: Server) -> list[list[int]]:
-    """Answers without speculation, one at a time."""
     return [ask(alone, one, speculate=False) for one in ASKED]
 
 
@@ -104,8 +101,7 @@ def test_one_at_a_time(served: Server, plain: list[list[int]]) -> None:
 
 
 def test_many_at_once_in_a_cache_too_small_for_all(served: Server, plain: list[list[int]]) -> None:
-    """Some requests speculate, some are retracted, and some are aborted: the next request in a row must not see old
-    state."""
+    """Some requests are retracted or aborted: the next request in a row must not see old state."""
     asked = [*ASKED, *reversed(ASKED)]
 
     def ask_all() -> None:
@@ -121,8 +117,7 @@ def test_many_at_once_in_a_cache_too_small_for_all(served: Server, plain: list[l
 
 @pytest.mark.parametrize(("asked", "speculate"), [(3, False), (0, False), (7, True), (4, True)])
 def test_a_second_turn_reads_new_tokens_alone(asked: int, speculate: bool, served: Server, alone: Server) -> None:
-    """The earlier turns come from the cache, with the state at their end: completely, if no draft past the answer's end
-    was verified."""
+    """The earlier turns' state comes from the cache: completely, if no draft past the answer's end was verified."""
     prompt, _ = ASKED[asked]
     said = ask(served, ASKED[asked], speculate=speculate)
     turn = [*prompt, *said, 21, 99, 130 + asked]
@@ -142,8 +137,8 @@ def leave(served: Server, one: tuple[list[int], int]) -> bool:
 
 @pytest.fixture(scope="module")
 def with_mtp(folder: Path) -> Iterator[Server]:
-    """The target with a random MTP layer in its checkpoint, which `auto` takes. The head has only the rows of the few
-    tokens, so that drafts are right by chance."""
+    """The target with a random MTP layer, which `auto` takes. The head has only the few tokens' rows, so drafts are
+    right by chance."""
     shutil.copytree(folder / "tiny", folder / "with-mtp")
     weights = load_file(file := folder / "with-mtp" / "model.safetensors")
     kept = torch.zeros(len(weights["lm_head.weight"]), 1).index_fill_(0, torch.tensor(FEW), 1.0)
@@ -159,7 +154,6 @@ def with_mtp(folder: Path) -> Iterator[Server]:
 
 @pytest.mark.server
 def test_its_mtp_layer(with_mtp: Server, plain: list[list[int]]) -> None:
-    """One at a time, and many at once in a cache too small for all."""
     assert "in the model's checkpoint, fits with-mtp" in with_mtp.output()
     assert [ask(with_mtp, one, speculate=True) for one in ASKED] == plain
     asked = [*ASKED, *reversed(ASKED)]

@@ -1,7 +1,7 @@
 """Sampled answers of a speculating server have the target's distribution.
 
-Under `top_k` all answers of the small target are enumerated, by Transformers and independently written rules
-(`exact_answers.py`). `test_planted_faults.py` shows the power of the check.
+Under `top_k` all answers of the small target are enumerated, by independent rules (`exact_answers.py`).
+`test_planted_faults.py` shows the check's power.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LENGTH = 5
 CHOICES = 16
 """Choices of a request. Four requests run at once, and the cache has room for all."""
 ACCEPTED = 0.2
-"""Share of observed drafts that must be accepted, half of it at each position, so that faults could show."""
+"""Least share of accepted drafts, half of it at each position, so that faults could show."""
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def repeating(small_target: SmallTarget, prompts: list[str]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def exact(small_target: SmallTarget) -> Callable[..., dict[Answer, float]]:
-    """Exact distributions, computed once. It keeps a reference to the rules, so that their id is not reused."""
+    """Exact distributions, computed once. It keeps the rules alive, so that their id is not reused."""
     known: dict[Any, tuple[Rules, dict[Answer, float]]] = {}
 
     def find(prompt: list[int], length: int = LENGTH, rules: Rules = RULES) -> dict[Answer, float]:
@@ -70,7 +70,7 @@ def exact(small_target: SmallTarget) -> Callable[..., dict[Answer, float]]:
 def sample(
     server: Server, prompt: list[int], count: int, seeds: bool = False, *, speculate: bool = True, **body: Any
 ) -> list[Answer]:
-    """Sample `count` answers, four requests at a time, each of CHOICES choices. seeds: each request has one."""
+    """`count` answers, four requests at a time, each of CHOICES choices. seeds: one per request."""
 
     def ask(number: int) -> list[Answer]:
         seed = {"seed": 1000 + number} if seeds else {}
@@ -82,7 +82,7 @@ def sample(
 
 
 def observed(before: MetricsPage, after: MetricsPage, **labels: str) -> list[tuple[float, float]]:
-    """Observed drafts, and accepted ones, at positions 1, 2 and 3."""
+    """Observed and accepted drafts at positions 1, 2 and 3."""
 
     def count(name: str, position: int) -> float:
         labels["position"] = str(position)
@@ -93,7 +93,7 @@ def observed(before: MetricsPage, after: MetricsPage, **labels: str) -> list[tup
 
 
 def check_depth(positions: list[tuple[float, float]], count: int = SAMPLES) -> None:
-    """Check that drafts of several tokens were verified for `count` answers, and often accepted."""
+    """Check that several tokens per draft were verified, and often accepted."""
     (first, _), (second, _), _ = positions
     assert first > count / 4, positions
     assert second > first / 8, positions
@@ -109,8 +109,7 @@ BODY = {"max_tokens": LENGTH, "temperature": RULES.temperature, "top_k": RULES.t
 
 @pytest.fixture
 def source(request: pytest.FixtureRequest) -> str:
-    """The parameter. Lookup with `exact_server`, `planned_server` and `path_server` stands for the remaining servers:
-    it does not depend on the model, nor unseeded on late results."""
+    """The parameter. Lookup does not depend on the model, so three servers stand for all."""
     seeded = "seeds" in request.node.name
     others = ("lattice_server",) if seeded else ("lattice_server", "eagle_server", "late_server")
     repeats = request.param == "lookup" and request.node.callspec.params["served"] in others
@@ -149,12 +148,11 @@ def test_seeded_answers_have_the_exact_distribution(
 
 
 COMPARED = 512
-"""Seeded answers that are compared one by one."""
 
 
 @pytest.fixture(scope="module")
 def undrafted(exact_server: Server) -> Callable[[list[int], int], list[Answer]]:
-    """Seeded answers of a given length without drafts, requested once."""
+    """Seeded answers without drafts, requested once per length."""
 
     @cache
     def ask(prompt: tuple[int, ...], length: int) -> list[Answer]:
@@ -176,7 +174,7 @@ def undrafted(exact_server: Server) -> Callable[[list[int], int], list[Answer]]:
 def test_seeded_answers_equal_those_without_drafts(
     served: Server, source: str, length: int, request: pytest.FixtureRequest, undrafted: Callable[..., list[Answer]]
 ) -> None:
-    """So they also have the distribution of `exact_server`."""
+    """So they also have the exact distribution."""
     prompt = request.getfixturevalue(PROMPTS[source])
     before = MetricsPage(served.url)
     drawn = sample(served, prompt, COMPARED, seeds=True, **BODY | {"max_tokens": length})
@@ -223,7 +221,7 @@ def letters(small_target: SmallTarget, wanted: str) -> list[int]:
 
 
 def ruled(name: str, small_target: SmallTarget, fresh: list[int]) -> tuple[dict[str, Any], Rules]:
-    """A request's fields, and the rules that they mean."""
+    """A request's fields, and their rules."""
     likely = small_target.logits([fresh])[0].topk(4).indices.tolist()
     fields: dict[str, dict[str, Any]] = {
         "min-p": {"min_p": 0.3, "temperature": 1.2},
@@ -246,9 +244,9 @@ def test_every_rule(
     planned_server: Server, name: str, source: str, small_target: SmallTarget, request: pytest.FixtureRequest,
     exact: Callable[..., dict[Answer, float]],
 ) -> None:  # fmt: skip
-    """On a server that shares prefixes: after the first choice, all prompts come from the cache.
+    """After the first choice, all prompts come from the cache.
 
-    Lookups run with rules that depend on the answer so far; with the remaining rules only if --exhaustive.
+    Lookups run with rules that depend on the answer so far; with the rest only if --exhaustive.
     """
     if source == "lookup" and name not in ("penalties", "grammar") and not request.config.getoption("--exhaustive"):
         pytest.skip("--exhaustive looks up with every rule")
@@ -263,7 +261,7 @@ def test_every_rule(
 def test_an_experienced_planner_still_verifies_several(
     planned_server: Server, fresh: list[int], exact: Callable[..., dict[Answer, float]]
 ) -> None:
-    """The planner has seen thousands of answers; it still verifies second draft tokens, where a fault would show."""
+    """After thousands of answers it verifies second draft tokens, where a fault would show."""
     sample(planned_server, fresh, SAMPLES // 2, **BODY)
     before = MetricsPage(planned_server.url)
     drawn = sample(planned_server, fresh, SAMPLES, **BODY)
@@ -278,7 +276,7 @@ TOKENS = 64
 
 @pytest.fixture(scope="module")
 def seeded(exact_server, prompts):
-    """Answers of seeded requests, each alone on the server, without speculation."""
+    """Seeded answers, each alone on the server, without speculation."""
     body = {"max_tokens": TOKENS, "ignore_eos": True}
     alone = [tokens(complete(exact_server, prompts[i], speculate=False, **body, **SEEDED[i])) for i in range(2)]
     other = tokens(complete(exact_server, prompts[0], speculate=False, **body, **(SEEDED[0] | {"seed": 9})))
@@ -302,7 +300,7 @@ def seeded(exact_server, prompts):
     indirect=["served"],
 )
 def test_a_seed_decides_the_answer(served, others, seeded, prompts):
-    """Whatever drafter and company; the servers are also different starts."""
+    """Whatever drafter, company and start."""
     longer = {"max_tokens": 2 * TOKENS} if others == 32 else {}  # more than the cache holds
     company = [
         {},
@@ -323,7 +321,7 @@ def test_a_seed_decides_the_answer(served, others, seeded, prompts):
 
 @pytest.mark.parametrize("served", ["exact_server", "eagle_server"], indirect=True)
 def test_an_answer_is_the_same_after_a_retraction(served, prompts):
-    """More choices run than the cache holds; some are retracted, and prefilled again with their tokens so far."""
+    """Some choices are retracted, and prefilled again with their tokens so far."""
     body = {"max_tokens": 2 * TOKENS, "min_tokens": 2 * TOKENS, "n": 12}
     kinds = [SEEDED[0], SEEDED[1], {"temperature": 0}]
 

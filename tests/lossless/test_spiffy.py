@@ -1,7 +1,6 @@
-"""Spiffy on the server: the same text as base decoding on the same server, in fewer forwards.
+"""Spiffy on the server: the text of base decoding, which `test_diffusion.py` tests, in fewer forwards.
 
-`test_diffusion.py` compares base decoding with plain torch; with --exhaustive both run for blocks of 4 and 32, both
-policies, tied and untied, with and without shared prefixes.
+With --exhaustive for blocks of 4 and 32, both policies, tied and untied, with and without shared prefixes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A fake GPU: its tensors have shapes and types but no numbers.
+"""A fake GPU: tensors with shapes and types but no numbers.
 
-Operations that would wait for a real GPU raise: reading a number on the host, shapes that depend on numbers (`nonzero`,
-masks), and copies between host and device other than asynchronous ones of pinned memory. All operations are recorded,
-so that two runs can be compared.
+Operations that would wait for a GPU raise: reading a number on the host, shapes that depend on numbers (`nonzero`,
+masks), and blocking copies. All operations are recorded, to compare runs.
 
 torch without CUDA cannot index tensors on a fake "cuda:0", so the device uses torch's private device type.
 """
@@ -63,10 +62,10 @@ FREE = "aten.empty", "aten.new_empty", "prim."
 
 
 class Kernels:
-    """Triton on a GPU of compute capability 9.0. As Triton does, it tells variants of a kernel apart by argument types,
-    alignment of addresses, numbers that are 1 or multiples of 16, and constants. It compiles and runs none.
+    """Triton on a GPU of compute capability 9.0. It tells variants of a kernel apart as Triton does, by argument types,
+    alignment of addresses, numbers that are 1 or multiples of 16, and constants; it runs none.
 
-    compiled: variants, in the order of their compilation. launches: kernel launches.
+    compiled: variants, in order. launches: kernel launches.
     """
 
     def __init__(self) -> None:
@@ -95,8 +94,8 @@ KERNELS = Kernels()
 class Copies(TorchDispatchMode):
     """Rejects copies between host and device that wait.
 
-    operations: operations that ran, with their shapes; our operators are listed by their parts. launches: kernels and
-    copies launched on the GPU. compiled: variants of our kernels compiled for the first time.
+    operations: with their shapes; our operators by their parts. launches: of kernels and copies. compiled: variants of
+    our kernels, on first use.
     """
 
     def __init__(self) -> None:
@@ -145,7 +144,6 @@ class Copies(TorchDispatchMode):
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """The tensors among the values and in their lists."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
@@ -161,7 +159,6 @@ def _pinned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def install() -> torch.device:
-    """Install the device in this process."""
     _setup_privateuseone_for_python_backend(NAME, backend_module=Module())
     torch._C._set_only_lift_cpu_tensors(True)  # so that torch.tensor(…, device) is made on the host, and copied
     torch.Tensor.pin_memory = _pinned
@@ -174,7 +171,6 @@ def install() -> torch.device:
 
 @contextmanager
 def running() -> Iterator[None]:
-    """A context in which tensors are fake."""
     with FakeTensorMode():
         yield
 

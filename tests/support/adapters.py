@@ -1,4 +1,4 @@
-"""Random LoRA adapters in PEFT's format, and answers of a model with an adapter merged into its weights."""
+"""Random LoRA adapters in PEFT's format, and the model with an adapter merged into its weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write_adapter(
     strength: float = 0.3,
     **config: Any,
 ) -> Path:
-    """Write an adapter that changes weights by `strength` of their size; a seed gives the same numbers every time."""
+    """Write an adapter that changes weights by `strength` of their size."""
     draw = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, weight in model.named_parameters():

@@ -1,5 +1,5 @@
-"""Passes one request's tokens, several at a time, through SGLang's result processing, output streamer and detokenizer,
-without its processes."""
+"""Passes one request's tokens through SGLang's result processing, output streamer and detokenizer, without its
+processes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,6 @@ def vocabulary() -> int:
 
 @cache
 def configure() -> None:
-    """Set SGLang's settings as in a scheduler process."""
     arguments = ServerArgs(model_path=target.plain_folder(None), device="cpu")
     publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=0))
 
@@ -142,7 +141,6 @@ class Answering:
         self.processor.process_batch_result_decode(batch, result)
 
     def _detokenize(self, payload: BatchTokenIDOutput, *_: Any) -> None:
-        """Put the detokenizer's output together as `TokenizerManager` does."""
         (text,) = self.detokenizer._decode_batch_token_id_output(payload)
         answer = self.answer
         answer.text += text
@@ -158,7 +156,7 @@ class Answering:
 
 
 def answer(runs: Sequence[Sequence[int]], **request: Any) -> Answer:
-    """The answer of a request that receives its tokens in `runs`; if none of them ends it, its length does."""
+    """The answer to tokens that come in `runs`; if none of them ends it, its length does."""
     length = min(sum(map(len, runs)), request.get("max_new_tokens", 1000))
     answering = Answering(**request | {"max_new_tokens": length})
     for run in runs:
@@ -188,7 +186,7 @@ def hooked(register: Callable[[], None], but: str | None = None) -> Iterator[Non
 
 @cache
 def _hooks(register: Callable[[], None]) -> list[tuple[Any, str, Any, Any]]:
-    """Class, name, original and wrapped method of each hook; all hooks are removed afterwards."""
+    """Class, name, original and wrapped method of each hook, all of which are removed afterwards."""
     kept = HookRegistry._hooks, HookRegistry._patched
     HookRegistry._hooks, HookRegistry._patched = defaultdict(list), set()
     try:

@@ -1,4 +1,4 @@
-"""Runs an asynchronous planner with confidences and outcomes that a test chooses."""
+"""Runs an asynchronous planner with given confidences and outcomes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(
     *,
     draft: bool | None = None,
 ) -> int | None:
-    """One whole step; returns the tokens of its budget, None without drafting. `draft` overrules the planner."""
+    """One step; returns the tokens of its budget, None without drafting. `draft` overrules the planner."""
     budget = planner.budget(step)
     asked = budget.draft_mask(step.limits) if draft is None else (step.limits > 0) & draft
     lens = torch.from_numpy(step.limits * asked)

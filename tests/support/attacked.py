@@ -25,12 +25,12 @@ class Observed:
 
 
 def send(server: Server, route: str, body: bytes) -> Observed:
-    """Send a body while a second connection requests /health again and again."""
+    """Send a body while a second connection requests /health repeatedly."""
     process = psutil.Process(server.process.pid)
     ended, slowest, peak = threading.Event(), 0.0, 0
 
     with httpx.Client(base_url=server.url, timeout=300) as client, httpx.Client(base_url=server.url, timeout=300) as by:
-        by.get("/health"), client.get("/health")  # open both connections
+        by.get("/health"), client.get("/health")
         before = process.memory_info().rss
 
         def probe() -> None:

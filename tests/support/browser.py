@@ -1,5 +1,3 @@
-"""Debian's Chromium, driven by Playwright."""
-
 from __future__ import annotations
 
 import contextlib
@@ -9,15 +7,12 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
 
-expect.set_options(timeout=60_000)  # milliseconds: the machine is busy with other work
+expect.set_options(timeout=60_000)  # milliseconds
 
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
-    """A headless browser; the test is skipped where none is installed.
-
-    While it is open, Playwright's event loop runs in this thread, so `asyncio.run` fails here.
-    """
+    """A headless browser, or a skipped test. While it is open, `asyncio.run` fails in this thread."""
     path = shutil.which("chromium")
     if path is None:
         pytest.skip("no chromium here; on Debian: apt-get install chromium")

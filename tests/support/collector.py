@@ -33,7 +33,7 @@ class Collector:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def of(self, trace_id: str) -> dict[str, dict[str, Any]]:
-        """Attributes of the spans of a trace, by name; trace_id: in hexadecimal."""
+        """Attributes of a trace's spans, by name; trace_id: in hexadecimal."""
         return {
             span.name: {item.key: item.value.string_value or item.value.int_value for item in span.attributes}
             for span in self.spans

@@ -147,7 +147,6 @@ CASES = [
 
 
 def compiled(case: Case, architecture: int) -> Any:
-    """Triton's compiled kernel, its cubin and PTX in `asm`."""
     signature: dict[str, str] = {}
     names = [name for name in case.kernel.arg_names if name not in case.constants]
     if len(names) != len(case.types):

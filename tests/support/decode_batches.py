@@ -1,4 +1,4 @@
-"""Batches of a decode step by SGLang's own sampling: the worker's input without the pools."""
+"""Batches of a decode step by SGLang's own sampling, without the pools."""
 
 from __future__ import annotations
 
@@ -29,14 +29,12 @@ BATCHES = {
 
 @dataclass(eq=False)
 class Scheduled:
-    """The part of a `ScheduleBatch` that SGLang's sampling reads."""
-
     reqs: list[Any]
     device: torch.device
 
 
 def batch_of(kind: str, lengths: list[int], rows: torch.Tensor, device: torch.device) -> Any:
-    """lengths: cached tokens, as the host last knew them."""
+    """lengths: cached tokens, as known to the host."""
     kinds = (BATCHES[kind] * len(lengths))[: len(lengths)]
     reqs = []
     for one, length in zip(kinds, lengths, strict=True):

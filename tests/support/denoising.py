@@ -17,7 +17,7 @@ MASK = 0
 
 
 def denoiser(size: int, vocabulary: int, *, unrest: float, firmness: float = 2.0, seed: int = 0) -> Denoiser:
-    """Distributions that change little from state to state, more with `unrest`; each depends on its state alone."""
+    """Distributions that change little from state to state, more with `unrest`."""
     firm = np.random.default_rng(seed).normal(size=(size, vocabulary)) * firmness
 
     def denoise(states: np.ndarray) -> np.ndarray:
@@ -47,7 +47,7 @@ def draw(distribution: np.ndarray, state: np.ndarray, seed: int | None) -> np.nd
 
 
 def candidates(distribution: np.ndarray, state: np.ndarray, seed: int | None, kept: int) -> Candidates:
-    """Candidates of one block: with a seed, ordered by the noise of its next step."""
+    """Candidates of a block: with a seed, ordered by the noise of its next step."""
     if seed is None:
         return best_candidates(distribution, kept)
     exponentials = torch_exponentials(noise(state, seed), torch.arange(distribution.shape[1])).numpy()
@@ -86,7 +86,6 @@ def threshold(least: float, seed: int | None = None) -> Policy:
 
 
 def trajectory(denoise: Denoiser, policy: Policy, block: np.ndarray, kept: int) -> Trajectory:
-    """Base decoding of a block, recorded."""
     states = np.array(base_decode(denoise, policy, block, MASK).states)
     each = [best_candidates(p, kept) for p in denoise(states)]
     tokens, probabilities = (np.concatenate(x) for x in zip(*((c.tokens, c.probabilities) for c in each), strict=True))
@@ -94,7 +93,7 @@ def trajectory(denoise: Denoiser, policy: Policy, block: np.ndarray, kept: int) 
 
 
 def calibrated(denoise: Denoiser, policy: Policy, size: int, *, kept: int = 3, step_tokens: int | None) -> DraftGraph:
-    """A graph chosen by the trajectories of blocks with different beginnings."""
+    """A graph calibrated on blocks with different beginnings."""
     counts = NodeCounts()
     for begun in range(1, 9):
         block = np.full(size, MASK)

@@ -1,4 +1,4 @@
-"""Servers of tiny block-diffusion models, and their exact answers."""
+"""Servers of tiny block-diffusion models."""
 
 from __future__ import annotations
 
@@ -50,7 +50,6 @@ class Served:
         return HTTP.post(f"{self.server.url}/v1/completions", json={"model": "tiny"} | body, timeout=120)
 
     def ask(self, prompt: Sequence[int], count: int, **options: Any) -> list[int]:
-        """Token ids of an answer of `count` tokens."""
         body = {"prompt": list(prompt), "max_tokens": count, "temperature": 0, "ignore_eos": True}
         answer = self.post(body | {"return_token_ids": True, "skip_special_tokens": False} | options)
         assert answer.status_code == 200, answer.text
@@ -93,11 +92,8 @@ def forwards(served: Served) -> dict[str, float]:
 
 
 def check_spiffy(served: Served) -> None:
-    """Check that Spiffy gives the same text in fewer forwards.
-
-    Prompts of every length modulo the block, one and eight at a time, greedy and seeded. The server was started with
-    ALL.
-    """
+    """Check that Spiffy gives the same text in fewer forwards, for prompts of every length modulo the block, one and
+    eight at a time, greedy and seeded. The server was started with ALL."""
     block = served.reference.shape.block_size
     prompts = served.prompts([*range(9, 9 + block)])
     count = 3 * block + 1

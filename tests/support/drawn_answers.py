@@ -1,7 +1,6 @@
 """Answers of the small target, drawn in this process by the drafter's own sampling and the real acceptance.
 
-The target's logits after every possible answer are looked up instead of computed. So thousands of answers take a
-moment, and faults can be planted.
+The target's logits after every possible answer are tabulated, so thousands of answers take a moment.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ PEEKED = 0.42
 
 
 def by_survival(confidence: torch.Tensor, limits: torch.Tensor, least: float = 0.05) -> torch.Tensor:
-    """Admit drafts as long as the product of confidences is at least `least`: a legal admission."""
+    """Admit drafts while the product of confidences is at least `least`: a legal admission."""
     alive = (confidence.cumprod(1) >= least).long().cumprod(1).sum(1)
     return torch.minimum(alive, limits)
 
@@ -42,7 +41,7 @@ def peeking(confidence: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Answers:
-    """All answers of `length` tokens to a prompt, and how to draw them.
+    """All answers of `length` tokens to a prompt.
 
     known: [S] tokens possible anywhere, or proposed by the drafter. rows: [P, S] float32, the target's logits after
     each of P beginnings; the first is empty. longer: [P, S] the beginning extended by this token, -1: impossible.
@@ -83,7 +82,7 @@ class Answers:
         return cls(prompt, length, rules, known, logits[:, known].float(), longer, exact, drafter)
 
     def draw(self, count: int, seed: int, admit: Admit = by_survival) -> tuple[list[Answer], list[int]]:
-        """Draw `count` answers, one per request, and the observed draft tokens by position."""
+        """`count` answers, one per request, and the observed drafts by position."""
         seeds = torch.randint(2**62, (count,), generator=torch.Generator().manual_seed(seed))
         everyone = self._sampling(seeds)
         place, given = torch.zeros(count, dtype=torch.int64), torch.zeros(count, dtype=torch.int64)
@@ -134,7 +133,6 @@ class Answers:
         return Draft(torch.searchsorted(self.known, tokens), lens, confidence, probs)
 
     def _sampling(self, seeds: torch.Tensor) -> Sampling:
-        """Sampling of unseeded requests."""
         nobody, count = torch.zeros(len(seeds), dtype=torch.bool), len(seeds)
         top_ks = torch.full((count,), self.rules.top_k or len(self.known))
         rules = kernels.Rules(torch.full((count,), self.rules.temperature), top_ks)

@@ -1,7 +1,7 @@
 """Enumerates all outcomes of several decode steps of a tiny model, with their probabilities.
 
-The worker's own drafting, planning, admission and acceptance run; every outcome of a random draw is followed in turn.
-Outcomes are merged when the planner has seen the same and the requests have the same text.
+The worker's own drafting, planning, admission and acceptance run; every outcome of a draw is followed. Outcomes with
+the same texts and planner inputs are merged.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Found:
     """Sums over all outcomes.
 
     texts: probability of the requests' texts. The rest are expected numbers. verified: drafts of a request, by
-    position. looked_up, modelled: verified drafts, by source. depths: blocks, by the depth requested of the model.
-    rested: steps without drafts. plans: steps, by their requests, the requests that the model drafts for, and the
-    largest number of verified drafts. differed: requests and steps in which the number of verified drafts depended on
-    the draw; influenced: the same, on another request's draw.
+    position. looked_up, modelled: verified drafts. depths: blocks, by requested depth. rested: steps without drafts.
+    plans: steps, by their requests, the requests drafted for, and the largest number of verified drafts. differed:
+    requests and steps in which the number of verified drafts depended on the draw; influenced: on another request's
+    draw.
     """
 
     texts: dict[tuple[Text, ...], float] = field(default_factory=lambda: defaultdict(float))
@@ -81,8 +81,8 @@ class Seen(NamedTuple):
 class Enumeration:
     """Requests with `prompts` that generate `length` tokens each, sampled by `acceptance`.
 
-    A prompt's last token is the first anchor. model: the part of `drafter` that draws, None: no part. ends: tokens
-    after which no draft is verified; requests continue after them here. options: of each request.
+    A prompt's last token is the first anchor. model: the part of `drafter` that draws, or None. ends: tokens after
+    which no draft is verified; requests continue here. options: of each request.
     """
 
     def __init__(
@@ -138,7 +138,6 @@ class Enumeration:
         self.worker._draft = partial(SpeculativeWorker._draft, self.worker)
 
     def run(self) -> Found:
-        """Follow all outcomes, one decode step after the other."""
         found = Found()
         ways: dict[int, dict[tuple[Text, ...], float]] = {0: {tuple(self.prompts): 1.0}}  # by the planner's knowledge
         seen = {0: Seen(self.start, None, None, ())}
@@ -179,7 +178,7 @@ class Enumeration:
     # -- one step -------------------------------------------------------------------------------------------------
 
     def _shown(self, seen: Seen) -> StepPlanner:
-        """A new planning that has seen all of `seen`."""
+        """A new planning that has observed `seen`."""
         shared = [self.table, self.metrics, seen.planning.recording, seen.planning.readback]
         cost = seen.planning.planner.cost
         memo = {id(each): each for each in [*shared, cost] if each is not None}
@@ -256,7 +255,6 @@ class Enumeration:
 
 
 def verified(texts: Sequence[Text], drawn: Drawn) -> list[Verified]:
-    """Verified drafts of each request of the step."""
     draft, found = drawn.draft, []
     lens = drawn.admission.verify_lens.tolist()
     for place, row in enumerate(drawn.admission.step.view.rows.tolist()):
@@ -267,7 +265,7 @@ def verified(texts: Sequence[Text], drawn: Drawn) -> list[Verified]:
 
 
 def sight(admission: Admission) -> tuple[Any, ...]:
-    """The planner's view of a step before its outcome, in comparable form."""
+    """The planner's view of a step before its outcome, comparable."""
     looked_up = admission.looked_up
     survival = survival_of(admission.confidence, admission.draft_lens)
     return (
@@ -281,7 +279,7 @@ def sight(admission: Admission) -> tuple[Any, ...]:
 
 
 def count(found: Found, drawn: Sequence[Drawn], chance: float) -> None:
-    """Add a step to the expected numbers; chance: probability of the step, with these texts and history."""
+    """Add a step of probability `chance` to the expected numbers."""
     by_request: dict[int, set[int]] = defaultdict(set)
     by_own: dict[tuple[int, Text], set[int]] = defaultdict(set)
     step = drawn[0].admission.step
@@ -307,7 +305,7 @@ def count(found: Found, drawn: Sequence[Drawn], chance: float) -> None:
 def exact(
     nexts: Sequence[Callable[[Text], Sequence[float]]], prompts: Sequence[Text], length: int
 ) -> dict[tuple[Text, ...], float]:
-    """Distribution of answers without speculation. nexts: for each request, probabilities of the token after a text."""
+    """Distribution of answers without speculation. nexts: per request, probabilities of the token after a text."""
 
     def of(after: Callable[[Text], Sequence[float]], prompt: Text) -> dict[Text, float]:
         found: dict[Text, float] = {(): 1.0}

@@ -1,9 +1,8 @@
 """FlashInfer's fa2 prefill kernels over a paged cache, index by index in torch on a CPU.
 
-From the source of 0.6.15: how a plan cuts queries into tiles and keys into chunks (`PrefillSplitQOKVIndptr` of
-scheduler.cuh), where the kernel writes partial results and how it masks (`BatchPrefillWithPagedKVCacheDevice` of
-prefill.cuh), and which results are merged. The plan knows the host's lengths, the kernel the device's. Unwritten places
-hold NaN.
+From the source of 0.6.15: a plan cuts queries into tiles and keys into chunks (`PrefillSplitQOKVIndptr` of
+scheduler.cuh); the kernel masks, and writes partial results (`BatchPrefillWithPagedKVCacheDevice` of prefill.cuh). The
+plan knows the host's lengths, the kernel the device's. Unwritten places hold NaN.
 """
 
 from __future__ import annotations

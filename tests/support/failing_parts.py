@@ -1,4 +1,4 @@
-"""Finds calls in the source that may fail without a request failing, and makes them fail in servers."""
+"""Finds optional calls in the source, and makes them fail in servers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def optional_calls() -> set[str]:
 
 
 def direct_calls(path: Path, inside: set[str]) -> set[str]:
-    """Calls of optional parts in a module, as function and call, except in functions that are called `inside`."""
+    """Function and call for each call of an optional part in a module, except in functions called `inside`."""
     found = set()
     for function in ast.walk(ast.parse(path.read_text())):
         if isinstance(function, ast.FunctionDef) and function.name not in inside:
@@ -46,7 +46,7 @@ def direct_calls(path: Path, inside: set[str]) -> set[str]:
 
 
 class Failures:
-    """Makes optional calls fail in a server started with `environment`. metrics: its port for them; None: its own."""
+    """Makes optional calls fail in a server started with `environment`. metrics: its port for them, if separate."""
 
     def __init__(self, file: Path, metrics: int | None = None) -> None:
         self.file, self.metrics, self._numbers = file, metrics, itertools.count(1)
@@ -62,10 +62,8 @@ class Failures:
     def of_each(
         self, server: Server, calls: Iterable[str], use: Callable[[], None], places: Sequence[str] = PLACES
     ) -> None:
-        """Make each call fail at each place while `use` runs, which asserts that no text changes.
-
-        Prints a line for each. The metrics must count the failures and the log must name the cause.
-        """
+        """Make each call fail at each place while `use` runs, which asserts that no text changes. The metrics must
+        count the failures, and the log name the cause."""
         server.may_fail = True
         for call, place in itertools.product(sorted(calls), places):
             before, lines = self.counted(server), len(server.failures())

@@ -1,7 +1,7 @@
 """Fake tensors on a GPU, without one: shows whether a step would wait for it.
 
-`FakeTensorMode` computes shapes alone; `item()` and `nonzero` raise in it. `Recorder` also refuses copies between
-devices. torch for CPUs lacks the device guard that indexing needs, so an empty one is compiled.
+`FakeTensorMode` computes shapes alone; `item()` and `nonzero` raise. torch for CPUs lacks the device guard that
+indexing needs, so an empty one is compiled.
 """
 
 from __future__ import annotations

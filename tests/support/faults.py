@@ -1,7 +1,4 @@
-"""Exact probabilities of a speculating server's answers: of an honest server, and with planted faults.
-
-The answers are short and the target has few tokens, so all answers can be enumerated.
-"""
+"""Exact probabilities of a speculating server's answers, honest or with planted faults, for targets of few tokens."""
 
 from __future__ import annotations
 
@@ -12,9 +9,9 @@ from functools import cache
 
 Text = tuple[int, ...]
 Probs = Mapping[int, float]
-"""Probabilities of the next token; tokens without an entry have none."""
+"""Probabilities of the next token; 0 without an entry."""
 Next = Callable[[Text], Probs]
-"""Probabilities of the token after the first tokens of an answer."""
+"""Probabilities of the token after the answer so far."""
 
 
 def test(p: float, q: float) -> float:
@@ -30,7 +27,6 @@ def residual(p: Probs, q: Probs) -> dict[int, float]:
 
 
 def all_of(text: Text, drafts: Text) -> int:
-    """Verify every draft."""
     return len(drafts)
 
 
@@ -63,7 +59,7 @@ class Decoding:
         return dict(texts[length])
 
     def step(self, target: Next, drafter: Next, text: Text, depth: int) -> dict[Text, float]:
-        """Probability of every outcome of a step after `text` that drafts `depth` tokens."""
+        """Probability of every outcome of a step that drafts `depth` tokens after `text`."""
         drafted: dict[Text, float] = {(): 1.0}
         for _ in range(depth):
             drafted = {
@@ -106,7 +102,7 @@ def replaced_from_p(p: Probs, q: Probs) -> Probs:
 
 
 def peeking(confidence: Callable[[Text], float], bound: float) -> Callable[[Text, Text], int]:
-    """The fault that, knowing the first draft, verifies none if the second is not likely enough.
+    """The fault that verifies no draft if the second is not likely enough, knowing the first.
 
     confidence: chance that the draft after a text is kept.
     """

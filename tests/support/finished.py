@@ -1,4 +1,4 @@
-"""Finished steps in the planner's form, from a test's numbers."""
+"""Finished steps for planners, from a test's numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def observe(
     looked_up: np.ndarray | None = None,
     drafting: int | None = None,
 ) -> None:
-    """`Planner.observe`; drafting None: the model drafted for all requests that it could."""
+    """`Planner.observe`; drafting None: for all requests that the model could draft for."""
     count = int(np.count_nonzero(draft_mask)) if drafting is None else drafting
     tokens = len(step.rows) + int(np.sum(verify_lens))
     planner.observe(

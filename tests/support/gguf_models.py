@@ -1,7 +1,6 @@
 """Tiny random models of transformers, and GGUF files of them as llama.cpp's converter writes them.
 
-Tensor names come from the package gguf. The converter's other work is repeated here: the order of query and key rows,
-and the factors of rotary positions.
+The converter's order of query and key rows, and its factors of rotary positions, are repeated here.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ class Model:
         return drawn(AutoModelForCausalLM.from_config(config, dtype=torch.float32), not self.norms_from_one)
 
     def shape(self) -> dict[str, Any]:
-        """Fields of transformers' configuration."""
         shape = {
             "vocab_size": len(tiny_gguf.tokens()), "hidden_size": WIDTH, "intermediate_size": MLP,
             "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
@@ -54,7 +52,7 @@ class Model:
 
 
 def drawn(model: PreTrainedModel, norms_of_one: bool = True) -> PreTrainedModel:
-    """The model with random weights, norms around one or zero, each a value of bfloat16."""
+    """Give the model random weights, norms around one or zero, each a value of bfloat16."""
     torch.manual_seed(5)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

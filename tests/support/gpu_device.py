@@ -1,6 +1,6 @@
-"""The device of tests/gpu: a GPU, or the host for kernels where Triton interprets (TRITON_INTERPRET=1).
+"""The device of tests/gpu: a GPU, or the host where Triton interprets (TRITON_INTERPRET=1).
 
-Only torch and hypothesis are imported, so that kernel tests run on a machine without SGLang.
+Without SGLang, so that kernel tests run on a bare machine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def missing() -> str | None:
 
 
 def examples(count: int = 8) -> settings:
-    """Settings of `count` examples where Triton interprets, ten times as many on a GPU; the same in every run."""
+    """`count` examples where Triton interprets, ten times as many on a GPU; the same in every run."""
     return settings(
         max_examples=count if INTERPRETED else 10 * count, deadline=None, derandomize=True, database=None,
         suppress_health_check=list(HealthCheck),
@@ -58,7 +58,7 @@ def moved(x: Any, device: torch.device = ON) -> Any:
 
 
 def differing(found: Any, expected: Any) -> int:
-    """Number of unequal elements of two tensors, or of two rows of tensors; the first may be on the device."""
+    """Number of unequal elements of two tensors, or of two rows of tensors."""
     if isinstance(expected, torch.Tensor):
         return int((found.cpu() != expected.cpu()).sum())
     return sum(differing(one, other) for one, other in zip(found, expected, strict=True))
@@ -77,7 +77,7 @@ def captured(run: Callable[[], T], pool: Any = None) -> Callable[[], T]:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(2):  # compiles kernels and makes handles, which capture may not
+        for _ in range(2):  # compile kernels before the capture
             run()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
@@ -93,7 +93,7 @@ def captured(run: Callable[[], T], pool: Any = None) -> Callable[[], T]:
 
 @contextmanager
 def triton() -> Iterator[None]:
-    """A context in which functions of `outrider.kernels` take the Triton kernels for the device's tensors."""
+    """A context in which `outrider.kernels` uses the Triton kernels."""
     if not INTERPRETED:
         yield
         return

@@ -1,4 +1,4 @@
-"""Kernels that return intermediate results, to be compared with torch."""
+"""Kernels that return intermediate results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def probability_kernel(logits, temperatures, most, norm, cut, last, out, width, 
 
 
 def exponentials(keys: torch.Tensor, width: int) -> torch.Tensor:
-    """[N, width] float64, the noise that tokens 0 .. width - 1 have for keys [N]: `noise.torch_exponentials`."""
+    """[N, width] float64, noise of tokens 0 .. width - 1 for keys [N]: `noise.torch_exponentials`."""
     out = torch.empty((len(keys), width), dtype=torch.float64, device=keys.device)
     noise_kernel[(len(keys), triton.cdiv(width, BLOCK))](keys, out, width, BLOCK=BLOCK, **BITS)
     return out

@@ -1,4 +1,4 @@
-"""A server with limits of every kind, and keys with their own limits."""
+"""A server with limits of every kind, and keys with their own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Limited:
 
     def __init__(self, folder: Path) -> None:
         self.file, self.headers, self.metrics_port = folder / "keys.toml", {}, free_port()
-        self.client = httpx.Client(timeout=120)  # one for all requests: making one takes longer than an answer
+        self.client = httpx.Client(timeout=120)  # making one takes longer than an answer
         self.add("operator", admin=True)
         self.add("two", concurrency=2)
         self.add("rare", rate=key_file.RequestRate(3, 3600))
@@ -75,7 +75,6 @@ class Limited:
         return MetricsPage(f"http://127.0.0.1:{self.metrics_port}")
 
     def logged(self, answer: httpx.Response) -> list[str]:
-        """Words of the server's log line for an answer."""
         name = f"request_id={answer.headers['X-Request-Id']}"
         (line,) = (line for line in self.server.output().splitlines() if name in line)
         return line.split()
@@ -89,7 +88,6 @@ class Limited:
 
 
 def code(answer: httpx.Response) -> str | None:
-    """Error code of an answer; None without an error."""
     return None if answer.status_code == 200 else answer.json()["error"]["code"]
 
 

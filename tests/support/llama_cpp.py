@@ -1,5 +1,4 @@
-"""llama.cpp (package xllamacpp) as an independent reader of GGUF files, in a separate process since it aborts on
-errors.
+"""llama.cpp (package xllamacpp) reads GGUF files independently, in a separate process since it aborts on errors.
 
 with llama_cpp.opened(FILE) as reader: reader.logprobs(ids)
 """
@@ -22,8 +21,6 @@ PROGRAM = Path(__file__).with_name("llama_cpp_process.py")
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A running llama.cpp with one model."""
-
     url: str
 
     def logprobs(self, ids: Sequence[int], vocabulary: int) -> torch.Tensor:
@@ -48,8 +45,7 @@ class Reader:
 
 @contextlib.contextmanager
 def opened(file: Path, log: Path, context: int = 512) -> Iterator[Reader]:
-    """log: the file for llama.cpp's messages. context: the most tokens of a text. Fails with llama.cpp's last words if
-    it cannot read the file."""
+    """log: for llama.cpp's messages. context: the most tokens of a text. Fails with llama.cpp's last words."""
     with log.open("wb") as errors:
         child = subprocess.Popen(
             [sys.executable, str(PROGRAM), str(file), str(context)],

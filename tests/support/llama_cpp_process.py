@@ -1,5 +1,4 @@
-"""The process of `llama_cpp.py`: serves a GGUF file until its standard input ends. It imports only what it needs, to
-start fast."""
+"""The process of `llama_cpp.py`: serves a GGUF file until its standard input ends. It imports little, to start fast."""
 
 from __future__ import annotations
 

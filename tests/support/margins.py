@@ -1,7 +1,7 @@
-"""Margins for results that may differ by rounding.
+"""Margins for results that differ by rounding.
 
-docs/kernels.md lists where bits are equal: compiled kernels in any batch, counter-based noise, and the same operations
-on the same shapes. Elsewhere the order of sums depends on the processor and, in plain torch, on the number of rows.
+docs/kernels.md lists where bits are equal. Elsewhere the order of sums depends on the processor and, in plain torch, on
+the number of rows.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ EPSILON = torch.finfo(torch.float32).eps
 def assert_near(found: torch.Tensor, expected: torch.Tensor, terms: int) -> None:
     """Equal up to the order of sums of `terms` numbers in float32, and one rounding to the dtype.
 
-    Each addition is off by at most half an epsilon of the sum so far, so two sums differ by at most `terms` epsilons.
-    For sums of sums, as in a network, add all terms. The scale is the largest expected number, at least 1:
-    probabilities come from logits, norms from rows.
+    Two sums differ by at most `terms` epsilons; for sums of sums, as in a network, add all terms. The scale is the
+    largest expected number, at least 1, since probabilities come from logits, norms from rows.
     """
     size = expected[expected.isfinite()].abs().amax() if expected.isfinite().any() else torch.tensor(0.0)
     atol = terms * EPSILON * max(1.0, float(size))

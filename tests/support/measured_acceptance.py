@@ -1,8 +1,7 @@
-"""Exact probabilities of acceptance's outcomes, measured on the worker's own code without sampling.
+"""Exact probabilities of acceptance's outcomes, measured on the worker's own code.
 
-The random numbers of `Sampling.accept` are chosen here. A test passes if its uniform number is below a threshold, which
-bisection finds. The weights of the last token's draw are read, whichever tests pass. This module knows neither p, q nor
-the rule between them, so a wrong rule yields its own, wrong probabilities.
+The random numbers of `Sampling.accept` are chosen here: bisection finds the threshold of each test, and the weights of
+the last draw are read. This module does not know the rule, so a wrong rule yields wrong probabilities.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class Acceptance:
         self.known: dict[Verified, Outcomes] = {}
 
     def learn(self, items: set[Verified]) -> None:
-        """Measure the outcomes of these items together."""
+        """Measure these items together."""
         groups: dict[Any, list[Verified]] = {}
         for item in items - self.known.keys():
             groups.setdefault((self.kinds[item.kind].decided, item.q is None, not item.drafts), []).append(item)
@@ -172,8 +171,7 @@ class Acceptance:
         return [list(each.items()) for each in found]
 
     def _runner(self, items: Sequence[Verified]) -> Callable[[torch.Tensor], tuple[torch.Tensor, ...]]:
-        """A function of uniform numbers [M, width] that returns the drafts kept [M], tokens out, and weights [M, V] of
-        the last token."""
+        """A function of uniform numbers [M, width]: drafts kept [M], tokens, and weights [M, V] of the last token."""
         if not items:
             return lambda numbers: (torch.zeros(0),)
         batch, sampling = self.batch(items), self.sampling(items)
@@ -188,12 +186,12 @@ class Acceptance:
 
 
 UNAVAILABLE = mock.Mock(return_value=False)
-"""Made once: a mock takes a millisecond."""
+"""a mock takes a millisecond"""
 
 
 @contextmanager
 def chosen(numbers: torch.Tensor) -> Iterator[list[torch.Tensor]]:
-    """Acceptance tests get these uniform numbers; the weights of the last draw are recorded, the latest one last."""
+    """Acceptance tests get these uniform numbers; the weights of draws are recorded."""
     weights: list[torch.Tensor] = []
 
     def likeliest(row: torch.Tensor, keys: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:

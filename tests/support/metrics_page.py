@@ -1,5 +1,3 @@
-"""Reads a server's metrics page."""
-
 from __future__ import annotations
 
 import re
@@ -16,7 +14,6 @@ TABLES = (
     .partition("\n## Metrics\n")[2]
     .partition("\n## ")[0]
 )
-"""Tables of metrics in server/README.md."""
 
 
 def documented(heading: str) -> dict[str, tuple[str, str]]:
@@ -30,10 +27,7 @@ def documented(heading: str) -> dict[str, tuple[str, str]]:
 
 
 class MetricsPage:
-    """A snapshot of the page: all values are of one moment.
-
-    families: by name, for counters without `_total`.
-    """
+    """A snapshot of the page. families: by name, for counters without `_total`."""
 
     def __init__(self, url: str) -> None:
         """url: of the server, without `/metrics`."""
@@ -44,7 +38,7 @@ class MetricsPage:
         }
 
     def value(self, name: str, **labels: str) -> float:
-        """Sum of the samples of this name with these labels and any further ones; 0 if there is none."""
+        """Sum of the samples with this name and these labels; 0 if there is none."""
         samples = (sample for family in self.families.values() for sample in family.samples if sample.name == name)
         return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
@@ -55,10 +49,8 @@ def metric(url: str, name: str, **labels: str) -> float:
 
 
 def until_retracted(url: str, ask: Callable[[], None]) -> None:
-    """Send more requests than the cache has room for, until one has been retracted.
-
-    On a busy machine late requests may have waited instead; then it tries again.
-    """
+    """Send more requests than the cache has room for until one is retracted; on a busy machine that takes several
+    tries."""
     name = "sglang:num_retracted_requests_total"
     before = metric(url, name)
     for _ in range(5):

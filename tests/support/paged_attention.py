@@ -1,4 +1,4 @@
-"""An attention layer of SGLang's over its paged KV cache on a CPU, and all kinds of batches for its backends."""
+"""An attention layer of SGLang's over its paged KV cache on a CPU, and batches for its backends."""
 
 from __future__ import annotations
 
@@ -57,7 +57,6 @@ class Paged:
         return SimpleNamespace(req_to_token_pool=self.requests, token_to_kv_pool=self.cache, **more)
 
     def rows_of(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q, k and v of `tokens` tokens."""
         return (
             self._draw(tokens, self.heads[0]).flatten(1),
             *(self._draw(tokens, self.heads[1]) for _ in range(2)),
@@ -94,7 +93,7 @@ class Paged:
         )  # fmt: skip
 
     def expected(self, q: torch.Tensor, query_lens: Sequence[int]) -> torch.Tensor:
-        """Results of the reference, for rows with written keys and values."""
+        """The reference's results for rows with written keys and values."""
         lens = torch.tensor(query_lens)
         table = self.requests.req_to_token
         batch = FlatBatch(indptr(lens), (torch.tensor(self.lens) + lens).int(), self.rows, table)

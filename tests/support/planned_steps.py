@@ -1,4 +1,4 @@
-"""Decode steps, planned as the worker does.
+"""Decode steps, planned as by the worker.
 
 All tensors live on the CPU. `device="cuda"` makes StepPlanner treat them as device tensors, which it may not read
 before the step after the next begins.
@@ -29,7 +29,6 @@ on_every_device = pytest.mark.parametrize("device", ["cpu", "cuda"])
 
 
 def prefill(planning, *rows, **options):
-    """Prefill, as the worker does it before the target's forward."""
     planning.interrupt()
     params = RequestOptions(**options).to_custom_params()
     planning.requests.admit([request(custom_params=params) for _ in rows], torch.tensor(rows))
@@ -41,7 +40,7 @@ def begin(planning, *rows, contexts=10):
 
 
 def admit(planning, step, confidence=0.9, lens=GAMMA):
-    """Admit drafts of a drafter without lookup, for the requests to be drafted for."""
+    """Admit drafts of a drafter without lookup."""
     asks = torch.from_numpy(step.draft_mask)
     tokens = torch.zeros(len(asks), GAMMA, dtype=torch.int64)
     draft = Draft(tokens, lens * asks, confidence * asks[:, None].repeat(1, GAMMA), drafting=int(asks.sum()))

@@ -1,9 +1,6 @@
-"""Sends an engine requests that it cannot serve, past the checks of HTTP, while others stream. A test runs it.
+"""Sends an engine requests that it cannot serve, past the checks of HTTP, while others stream: poison.py MODEL DRAFTER.
 
-poison.py MODEL DRAFTER: folders of the small target and its drafter.
-
-Prints as JSON: the outcome of each bad request, whether the answers meanwhile and afterwards are unchanged, and the
-engine's seconds to end.
+Prints as JSON the outcome of each, whether the other answers are unchanged, and the engine's seconds to end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`make test-processors`: runs a command as on other processors, and prints the outcome of each.
-
-Usage: processors.py COMMAND...
-"""
+"""`make test-processors`: runs a command as on other processors: processors.py COMMAND..."""
 
 from __future__ import annotations
 

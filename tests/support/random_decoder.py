@@ -1,7 +1,7 @@
-"""A whole decode step on the kernels: draft, plan, flatten, verify, accept, commit, observe.
+"""A whole decode step on the kernels.
 
 Drafter, planning and acceptance are the server's. The target is one layer of attention between an embedding and its
-head, so drafts and accepted tokens depend on all earlier tokens.
+head, so drafts depend on all earlier tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SMALL = BlockConfig(
 LARGE_REQUESTS, LARGE_CONTEXT = 64, 1024
 SMALL_REQUESTS, SMALL_CONTEXT = 3, 40
 ROOM = 40e9
-"""Bytes of a GPU with room for LARGE_REQUESTS; smaller ones get a quarter of them."""
+"""Bytes of a GPU for LARGE_REQUESTS; smaller ones get a quarter of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class Decoder:
     def keep(
         self, given: Given, flat: Flattened, hidden: torch.Tensor, accepted: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cached lengths and anchors [R] of the next step; shows the drafter the accepted tokens."""
+        """Cached lengths and anchors [R] of the next step; the drafter observes the accepted tokens."""
         ids, positions, slots, _, request, step = flat
         lens, bonus, kept = commit(*accepted, given.seq_lens, request, step, slots)
         self.drafter.observe(Features(hidden.repeat(1, len(self.config.target_layers)), ids, positions, kept))

@@ -1,5 +1,3 @@
-"""Checks of answers that refuse a grammar."""
-
 from __future__ import annotations
 
 import httpx

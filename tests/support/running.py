@@ -1,5 +1,3 @@
-"""Starts a real server for tests: `outrider serve` in a separate process."""
-
 from __future__ import annotations
 
 import contextlib
@@ -30,7 +28,7 @@ NOT_DEFAULT = {
     "--sampling-defaults openai": "requests that name no sampling have temperature 1, whatever a model's folder says",
     "--activations float": "rounded activations differ between processors, and answers are compared with exact ones",
 }
-"""Flags that every test server changes, with the reason: tests should run users' defaults."""
+"""Flags that every test server changes, with the reason."""
 PLAIN = tuple(word for flag in NOT_DEFAULT for word in flag.split())
 TURNED_OFF = {
     "--disable-radix-cache": "prompts are read in the same pieces each time, so that sums have one order",
@@ -39,21 +37,20 @@ TURNED_OFF = {
 }
 """Defaults that some test servers turn off, with the reason."""
 ONE_THREAD = () if hardware.has_gpu() else ("--threads", "1")
-"""Flags for servers of small models, which a second thread does not speed up; on a busy machine it does not help larger
-models either."""
-# Far longer than a start takes, since machines that run tests are busy.
+"""For servers of small models, which a second thread does not speed up."""
+# far longer than a start takes: test machines are busy
 START_SECONDS = 180
 HTTP = httpx.Client(limits=httpx.Limits(max_connections=None, max_keepalive_connections=0))
-"""Opens a connection for each request, as `httpx.get` does, without its 30 ms for reading certificates."""
+"""A connection for each request, as `httpx.get`, without its 30 ms for reading certificates."""
 
 
 TAKES_MANY = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "16"}
-"""Lets a request in when the cache has room for this much of its answer; some requests are then retracted. No effect
-with `ignore_eos`: without shared prefixes SGLang then waits for room for all."""
+"""Lets a request in when the cache has room for this much of its answer, so that some are retracted. No effect with
+`ignore_eos`, where SGLang waits for room for all."""
 
 
 def changed(*names: str) -> dict[str, str]:
-    """Environment of servers with these changes, added to this process's; see `changed_servers/`."""
+    """This process's environment with these changes of servers; see `changed_servers/`."""
     path = [CHANGED, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(path), CHANGES: " ".join([*os.environ.get(CHANGES, "").split(), *names])}
 
@@ -64,11 +61,9 @@ def overlaps() -> bool:
 
 
 class Server:
-    """A started `outrider serve`."""
-
     THREADS: ClassVar[tuple[str, ...]] = ()
     may_fail = False
-    """Parts of its speculation may fail. In other tests a failed part fails the test, since answers do not show it."""
+    """Parts of its speculation may fail; otherwise that fails the test, since answers do not show it."""
 
     def __init__(self, log: Path, *flags: str, **env: str) -> None:
         self.port = free_port()
@@ -134,7 +129,7 @@ class Server:
 
 
 class ForkedServer(Server):
-    """A forked server of one thread, which makes no imports: see `server_forks.py`. On a GPU it starts as usual."""
+    """A forked server of one thread: see `server_forks.py`. On a GPU it starts as usual."""
 
     THREADS = ONE_THREAD
 
@@ -143,7 +138,7 @@ class ForkedServer(Server):
 
 
 def start(arguments: Sequence[str], env: Mapping[str, str], output: Path, errors: Path) -> subprocess.Popen[bytes]:
-    """Start the command `outrider`; its output goes to the files."""
+    """Start the command `outrider` with its output in files."""
     with output.open("ab") as out, errors.open("ab") as err:
         return subprocess.Popen([OUTRIDER, *arguments], stdout=out, stderr=err, env=env, start_new_session=True)
 
@@ -157,7 +152,7 @@ def start_forked(
 
 
 def run_forked(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Output and return code of the command `outrider`, forked where possible."""
+    """Output and return code of `outrider`, forked where possible."""
     with tempfile.TemporaryDirectory() as folder:
         output, errors = Path(folder) / "output", Path(folder) / "errors"
         code = start_forked(arguments, environment(**env), output, errors).wait()
@@ -165,9 +160,9 @@ def run_forked(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 class EngineWatch(threading.Thread):
-    """While it is entered, `seen` becomes true when an engine runs below this process."""
+    """`seen` becomes true if an engine runs below this process."""
 
-    EVERY_SECONDS = 0.5  # an engine lives longer
+    EVERY_SECONDS = 0.5
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -210,7 +205,6 @@ def free_port() -> int:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    """Fail unless the condition comes true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -1,12 +1,12 @@
 """Test servers, forked from a process that has made the imports of `outrider serve`.
 
-Most of a small server's start goes into imports of SGLang and torch: six seconds of a core in each of two processes.
-Here one process imports them once, and the command and its scheduler are forks of it. Libraries read some environment
-variables on import, so there is a process for each environment of `Server`, not counting the variables of `LATER`.
-Tests of starts and ends, and one server of every kind, start unforked.
+A small server's start is mostly imports of SGLang and torch: six seconds of a core in each of two processes. Here the
+command and its scheduler are forks. Libraries read some variables on import, so there is a process for each
+environment, not counting the variables of `LATER`. Tests of starts and ends, and one server of every kind, start
+unforked.
 
-Run as a program it is this process: it reads requests (JSON lines) from a socket, its standard input. It answers with
-[number, process id], and when that process has ended with [number, return code]. A fork is the command, or a program.
+As a program it is this process: it reads requests (JSON lines) from a socket, its standard input. It answers with
+[number, process id], and when that process has ended with [number, return code].
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from typing import Any, ClassVar
 from outrider.server.machine.threads import SPINS  # libgomp reads it when torch is imported
 
 CHANGED = str(Path(__file__).parent / "changed_servers")
-"""Folder on the path of all these processes; its `sitecustomize.py` changes servers."""
+"""Its `sitecustomize.py` changes servers."""
 CLIP, CHANGES = "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "OUTRIDER_TEST_CHANGES"
 LATER = ("OUTRIDER_CACHE", "OUTRIDER_CPU_KERNELS", "PROMETHEUS_MULTIPROC_DIR", "PYTEST_CURRENT_TEST")
 LATER += ("TORCHDYNAMO_DISABLE", "OUTRIDER_TEST_FAILURES", CLIP, CHANGES)
-"""Variables not read during imports, or set again by `apply_later`: each fork gets its request's."""
+"""Variables not read during imports, or set again by `apply_later`."""
 
 
 class ForkedProcess:
-    """A forked process with the methods of `subprocess.Popen` that tests call."""
+    """A forked process with the needed methods of `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -86,7 +86,7 @@ class Forks:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Forks:
-        """The process of this environment without LATER. Changes common to all servers are applied as it imports."""
+        """The process of this environment without LATER."""
         shared = {name: value for name, value in environment.items() if name not in LATER}
         shared[CHANGES] = os.environ.get(CHANGES, "")
         paths = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
@@ -105,8 +105,7 @@ class Forks:
         errors: Path,
         program: Path | None = None,
     ) -> ForkedProcess:
-        """Start `outrider` with these arguments, or `main` of a Python program with this process's imports; output goes
-        to the files."""
+        """Start `outrider` with these arguments, or `main` of a Python program; output goes to the files."""
         request = {"arguments": [*arguments], "files": [str(output), str(errors)], "folder": os.getcwd()}
         request |= {"program": str(program), "path": sys.path} if program else {}
         request["later"] = {name: environment.get(name) for name in LATER}
@@ -136,7 +135,7 @@ class Forks:
 
 
 def import_all() -> None:
-    """Import in the order of `outrider serve`, so that the environment is read in the same order."""
+    """Import in the order of `outrider serve`, as some imports read the environment."""
     import gc
 
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -162,7 +161,7 @@ def import_all() -> None:
 
 def fork_the_schedulers() -> None:
     """Make `WaitingScheduler` fork instead of spawn, and SGLang's launcher fork a rank's scheduler or the controller of
-    several engines. The controller spawns its schedulers, since it has threads."""
+    several engines, which spawns its schedulers, as it has threads."""
     import multiprocessing
     from types import SimpleNamespace
 
@@ -188,11 +187,8 @@ def fork_the_schedulers() -> None:
 
 
 def compile_no_grammar_before_the_first() -> None:
-    """Start the process that compiles grammars with the first grammar.
-
-    It imports torch, which takes two seconds of a core, and most test servers see no grammar. Servers that are not
-    forked start it as for users.
-    """
+    """Start the process that compiles grammars with the first grammar: it takes two seconds of a core, and most test
+    servers see none."""
     from outrider.server.http.requests.grammar_process import GrammarProcess
 
     async def not_yet(process: GrammarProcess) -> None:
@@ -209,7 +205,7 @@ def sample_the_event_loop_less() -> None:
 
 
 def apply_later(variables: Mapping[str, str | None]) -> None:
-    """Set the variables of LATER, and update the values that modules read on import."""
+    """Set the variables of LATER, and the values that modules have read of them."""
     import sitecustomize
     from sglang.srt.managers import schedule_policy
 
@@ -223,7 +219,7 @@ def apply_later(variables: Mapping[str, str | None]) -> None:
 
 
 def serve_requests() -> dict[str, Any]:
-    """Fork for each request; returns in each child, with its request. Ends with the last client."""
+    """Fork for each request; returns in each child, with its request."""
     import selectors
 
     with socket.socket(fileno=0) as asking, selectors.DefaultSelector() as selector:

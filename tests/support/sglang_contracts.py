@@ -214,13 +214,13 @@ for found in itertools.chain(*walks):
                 places.setdefault(f"{base.__module__}.{full}", f"{module.__file__}:{cls.__qualname__}")
 print("\\n" + json.dumps(places))
 """
-"""A program that prints the names that we hook, replace or override, on CPUs and GPUs, and where."""
+"""Prints the names that we hook, replace or override, on CPUs and GPUs, and where."""
 
 
 @cache
 def touched() -> dict[str, str]:
-    """Names that we change, each with our file and the line or class that changes it. Raises RuntimeError if the
-    installed SGLang does not fit."""
+    """Names that we change, each with our file and line or class. Raises RuntimeError if the installed SGLang does not
+    fit."""
     ran = subprocess.run([sys.executable, "-W", "ignore", "-c", TOUCHED], capture_output=True, text=True, check=False)
     if ran.returncode:
         raise RuntimeError(ran.stderr.strip())

@@ -1,4 +1,4 @@
-"""SGLang's configuration and groups of a single rank, for programs that use its modules without an engine."""
+"""SGLang's configuration and groups of a single rank, without an engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sglang.srt.server_args import ServerArgs
 
 
 def publish_alone(**arguments: Any) -> ServerArgs:
-    """Make this process the only scheduler, on a CPU, of a server with these arguments; returns all arguments."""
+    """Make this process the only scheduler, on a CPU, of a server with these arguments; returns all of them."""
     made = ServerArgs(**arguments, device="cpu")
     publish(made, role="scheduler", ranks=SpawnRanks(world_rank=0))
     if not model_parallel_is_initialized():

@@ -1,4 +1,4 @@
-"""Grammars for tests, and a small vocabulary for which they compile in milliseconds."""
+"""Grammars, and a small vocabulary for which they compile in milliseconds."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ def small_schema(name: str) -> str:
 
 
 def slow_schema(strings: int = 280) -> str:
-    """Takes minutes and much memory to compile for a real model's vocabulary; 12 KB with this many strings."""
+    """Takes minutes and much memory to compile for a real model; 12 KB with this many strings."""
     properties = {f"f{index}": {"type": "string", "maxLength": 500 + index} for index in range(strings)}
     return json.dumps({"type": "object", "properties": properties})

@@ -1,7 +1,6 @@
 """A small random GLM-4.5 with a real tokenizer and an MTP layer that is right about half the time, untrained.
 
-As in `small_target.py`, the next token depends mostly on the last one: the MTP layer passes on the last token's
-embedding.
+The next token depends mostly on the last one, as in `small_target.py`; the MTP layer passes on its embedding.
 """
 
 from __future__ import annotations
@@ -23,13 +22,10 @@ SHAPE = ROPE | GLM | {
 
 @dataclass(frozen=True)
 class SmallMtp(Exact):
-    """folder: of the model."""
-
     folder: Path
 
     @classmethod
     def write(cls, folder: Path) -> SmallMtp:
-        """Write the model; the same numbers every time."""
         model = lively(Glm4MoeForCausalLM(Glm4MoeConfig(**SHAPE, num_hidden_layers=LAYERS, first_k_dense_replace=1)))
         quieten(model, 0.6)
         model.save_pretrained(folder)

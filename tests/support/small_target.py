@@ -1,8 +1,7 @@
-"""A small random Llama with a real tokenizer, and drafters for it that are right about half the time.
+"""A small random Llama with a real tokenizer, and drafters for it that are right about half the time, untrained.
 
-Its next token depends mostly on the last one and less on the context, so a drafter that knows only embedding and head
-drafts well without training. When sampling, the likeliest token has a probability of about 0.4; greedy answers do not
-fall into short loops, and some of them end.
+Its next token depends mostly on the last one, so a drafter that knows only embedding and head drafts well. When
+sampling, the likeliest token has a probability of about 0.4; greedy answers do not fall into short loops, and some end.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ SPECIAL = 17
 """Tokens before this one are special: <|endoftext|>, <|im_start|>, <|im_end|>, …"""
 END = 2
 DRAFTED = 512
-"""Tokens that the drafters know: the likeliest ones, so that all remaining ones come from the residual."""
+"""Tokens that the drafters know, the likeliest ones; the rest must come from the residual."""
 
 
 class Exact:
-    """A target whose next-token distribution Transformers computes. folder: of the model, as Hugging Face writes it."""
+    """A target with exact distributions by Transformers. folder: of the model."""
 
     folder: Path
 
@@ -45,7 +44,6 @@ class Exact:
 
     @cached_property
     def model(self) -> Any:
-        """The target by Transformers, in float32."""
         return AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32).eval()
 
     @torch.inference_mode()
@@ -57,8 +55,7 @@ class Exact:
 
 @dataclass(frozen=True)
 class SmallTarget(Exact):
-    """folder: of the model, as Hugging Face writes it. dspark, diffusion, dflash2, lilicorr, eagle3: folders of its
-    drafters."""
+    """folder: of the model. dspark, diffusion, dflash2, lilicorr, eagle3: of its drafters."""
 
     folder: Path
     dspark: Path
@@ -69,7 +66,7 @@ class SmallTarget(Exact):
 
     @classmethod
     def write(cls, folder: Path) -> SmallTarget:
-        """Write everything below `folder`; the same numbers every time."""
+        """Write everything below `folder`."""
         made = cls(*(folder / name for name in ("target", "dspark", "diffusion", "dflash2", "lilicorr", "eagle3")))
         model = _target()
         model.save_pretrained(made.folder)
@@ -90,21 +87,21 @@ class SmallTarget(Exact):
         }  # fmt: skip
 
     def flags(self, drafter: str = "dspark", path: Path | None = None) -> tuple[str, ...]:
-        """Server flags for a drafter, by the embedded model's name; path: another drafter of this kind."""
+        """Server flags for a drafter, under the embedded model's name; path: another drafter of this kind."""
         model = ("--model", str(self.folder), "--served-model-name", bundled_model.NAME, "--drafter", drafter)
         found = path or self.drafters.get(drafter)
         return (*model, "--drafter-path", str(found)) if found else model
 
 
 def write_tokenizer(folder: Path) -> None:
-    """The embedded model's tokenizer and chat template, with its first VOCAB tokens and the merges that make them."""
+    """The embedded model's tokenizer and chat template, cut to the first VOCAB tokens."""
     for name, content in tokenizer_files().items():
         (folder / name).write_text(content)
 
 
 @cache
 def tokenizer_files() -> dict[str, str]:
-    """The files of `write_tokenizer`, by name; they take half a second to make."""
+    """The files of `write_tokenizer`, which take half a second to make."""
     theirs = Path(target.plain_folder(None))
     content = json.loads((theirs / "tokenizer.json").read_text())
     model = content["model"]
@@ -124,10 +121,10 @@ def _target() -> LlamaForCausalLM:
 
 
 def lively(model: Any) -> Any:
-    """Give the model new random weights with which the next token depends mostly on the last one.
+    """Give the model random weights with which the next token depends mostly on the last one.
 
-    The first number of an embedding is the same for all tokens, so the head's first column is a bias. Only the
-    drafters' masks have the second number.
+    The first number of every embedding is the same, so the head's first column is a bias. Only the drafters' masks have
+    the second number.
     """
     draw = torch.Generator().manual_seed(5)
     scales = {"q_proj": 2.5, "k_proj": 2.5, "o_proj": 0.3, "down_proj": 0.2, "experts": 0.3}
@@ -191,8 +188,8 @@ def _diffusion(model: LlamaForCausalLM) -> DiffusionModel:
 
 
 def _dflash2(model: LlamaForCausalLM) -> BlockModel:
-    """Candidates are the most frequent tokens; token codes are the target's embedding and head. It reads only the first
-    number of a hidden state, which is nearly constant."""
+    """Candidates are the most frequent tokens; token codes are the target's embedding and head. Of a hidden state only
+    the first, nearly constant number is read."""
     plain = _config(model, kind="dflash", target_layers=(0,), mask_token_id=4)
     config = replace(
         plain, kind="dflash2", confidence_head=False, draft_vocab_size=None,
@@ -219,9 +216,8 @@ def _lilicorr(model: LlamaForCausalLM) -> BlockModel:
     """A LiLiCorr drafter for the target.
 
     The convolution gives each row the embedding before it. After the anchor, candidates are the target's likeliest
-    tokens, scored by rank; after a mask they are the frequent tokens. A candidate's score after another is the product
-    of the latter's embedding and the former's row of the head, which the layer's MLP knows for every token. Attention
-    adds little.
+    tokens, scored by rank; after a mask, the frequent tokens. A pair's score is the product of the earlier one's
+    embedding and the later one's row of the head, which the layer's MLP knows for every token.
     """
     plain = _config(model, kind="dflash", target_layers=(0,), mask_token_id=4)
     choosing = LatticeChoosing(
@@ -251,7 +247,7 @@ def _lilicorr(model: LlamaForCausalLM) -> BlockModel:
         layer.mlp_conv.base_kernel[0] = torch.tensor([0.0, 1.0])[:, None]
         mask = F.pad(embedding[4, 1:], (1, 0))
         layer.gate_up.weight.zero_()
-        layer.gate_up.weight[:size, 0] = 1.0  # the first number of an embedding is the same for all tokens
+        layer.gate_up.weight[:size, 0] = 1.0
         layer.gate_up.weight[size:] = same - torch.outer(mask, mask) / mask.square().sum()
         layer.down_proj.weight.copy_(16 * same)
 
@@ -278,13 +274,13 @@ def _eagle3(model: LlamaForCausalLM, folder: Path) -> None:
     """A head of twice the target's width, with its own numbers in the second half.
 
     The first half holds the last token's embedding alone: queries and keys share one direction that turns fast with
-    distance, so a row attends to itself, adds its embedding and subtracts the earlier row's.
+    distance, so a row attends to itself.
     """
     draw, width = torch.Generator().manual_seed(6), 2 * WIDTH
     embedding, head, known = model.get_input_embeddings().weight.detach(), model.lm_head.weight.detach(), _known(model)
     turning, looking = torch.zeros(width, 2 * width), torch.zeros(4, 2, 16)
     looking[:, :, :4] = 2.1
-    turning[:, 0] = looking.flatten()  # the first number of an embedding is the same for all tokens
+    turning[:, 0] = looking.flatten()
     values, out, fused = torch.zeros(width, 2 * width), torch.zeros(width, width), torch.zeros(width, WIDTH)
     values[:WIDTH, :WIDTH] = values[WIDTH:, width : width + WIDTH] = torch.eye(WIDTH)
     out[:WIDTH] = torch.cat([torch.eye(WIDTH), -1.2 * torch.eye(WIDTH)], 1)
@@ -316,7 +312,6 @@ def _known(model: LlamaForCausalLM) -> torch.Tensor:
 
 
 def _randomise(drafter: DraftModel) -> None:
-    """Randomise every weight; the confidence head's weights are large enough to matter."""
     draw = torch.Generator().manual_seed(6)
     with torch.no_grad():
         for name, weight in drafter.named_parameters():

@@ -1,8 +1,4 @@
-"""Decodes one block by base decoding and by Spiffy in plain Python: the reference for the server's batched decoding.
-
-A denoiser is any function of states that looks at each state alone, as a forward with independent rows. A policy maps a
-state and its distribution to the next state; it must reveal at least one token.
-"""
+"""Base decoding and Spiffy of one block in plain Python: the reference for the server's batched decoding."""
 
 from __future__ import annotations
 
@@ -15,17 +11,18 @@ from outrider.scheduler.spiffy.fill import Candidates, admission_order, fill, fo
 from outrider.scheduler.spiffy.graph import DraftGraph
 
 Denoiser = Callable[[np.ndarray], np.ndarray]
-"""A model: from states [N, B] int64 to distributions [N, B, V]; that of the mask token is 0."""
+"""A model: from states [N, B] int64 to distributions [N, B, V], each of its state alone; the mask's is 0."""
 Policy = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""An unmasking policy: from a state [B] and its distribution [B, V] to the next state [B]."""
+"""An unmasking policy: from a state [B] and its distribution [B, V] to the next state [B], with a token more at
+least."""
 Ranking = Callable[[np.ndarray, np.ndarray], Candidates]
-"""A drafter: from the predecessor's distribution [B, V] and the newest state [B] of a block to its candidates."""
+"""A drafter: from the predecessor's distribution [B, V] and a block's newest state [B] to its candidates."""
 
 
 @dataclass(slots=True)
 class Decoded:
-    """states: the trajectory, with the complete state last. forwards: their number. drafted, accepted: draft states.
-    committed: whether a forward included the complete state, so that its keys and values are cached."""
+    """states: the trajectory. forwards: their number. drafted, accepted: draft states. committed: a forward included
+    the complete state, so that its keys and values are cached."""
 
     states: list[np.ndarray] = field(default_factory=list)
     forwards: int = 0
@@ -83,6 +80,6 @@ def _drafts(graph: DraftGraph, root: np.ndarray, candidates: Candidates, mask_id
 
 
 def best_candidates(distribution: np.ndarray, kept: int) -> Candidates:
-    """The `kept` most probable tokens of each position of one block's distribution [B, V]."""
+    """The `kept` most probable tokens of each position, from one block's distribution [B, V]."""
     tokens = np.argsort(-distribution, axis=1, kind="stable")[:, :kept]
     return Candidates(tokens[None], np.take_along_axis(distribution, tokens, axis=1)[None].astype(np.float32))

@@ -1,4 +1,4 @@
-"""Small block-diffusion models with random weights, in folders as users have them, and their answers in plain torch."""
+"""Small block-diffusion models with random weights, as folders, and their answers in plain torch."""
 
 from __future__ import annotations
 
@@ -54,12 +54,11 @@ class TinyDiffusion:
 
     @property
     def normed(self) -> bool:
-        """Queries and keys have norms."""
         return self.architecture in ("SDARForCausalLM", "A2DQwen3LMHeadModel", "SDARMoeForCausalLM", "LLaDA2MoeModelLM")
 
     @property
     def llada2(self) -> bool:
-        """Its first layer has no experts, the following ones share one; half of each head is rotated."""
+        """The first layer has no experts, the following ones share one; half of each head is rotated."""
         return self.architecture == "LLaDA2MoeModelLM"
 
     def has_experts(self, layer: int) -> bool:
@@ -67,7 +66,6 @@ class TinyDiffusion:
 
     @property
     def biased(self) -> bool:
-        """Queries, keys and values have biases."""
         return self.architecture == "Fast_dLLM_QwenForCausalLM"
 
     def config(self, mask_token_id: int) -> dict[str, Any]:
@@ -144,14 +142,12 @@ class TinyDiffusion:
         return found
 
     def _mlps(self, layer: int) -> dict[str, int]:
-        """Widths of the MLPs by name."""
         if not self.has_experts(layer):
             return {"mlp": self.mlp}
         shared = {"mlp.shared_experts": EXPERT_MLP} if self.llada2 else {}
         return shared | {f"mlp.experts.{i}": EXPERT_MLP for i in range(EXPERTS)}
 
     def stored(self) -> dict[str, torch.Tensor]:
-        """The weights by their checkpoint names."""
         found = self.weights()
         if not self.llada2:
             return found
@@ -164,7 +160,7 @@ class TinyDiffusion:
         return found
 
     def write(self, folder: Path) -> Path:
-        """Write the folder: weights, config.json and a byte-level tokenizer trained on the tests' prompts."""
+        """Write weights, config.json and a byte-level tokenizer trained on the tests' prompts."""
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -186,7 +182,7 @@ class TinyDiffusion:
 
 
 class Reference:
-    """The model in plain torch, one forward over the whole sequence, without the server's code."""
+    """The model in plain torch, one forward over the whole sequence."""
 
     def __init__(self, shape: TinyDiffusion, mask_token_id: int) -> None:
         self.shape, self.mask, self.weights = shape, mask_token_id, shape.weights()
@@ -246,7 +242,7 @@ class Reference:
         return kept / kept.sum(1, keepdim=True) * (SCALE if self.shape.llada2 else 1.0)
 
     def answer(self, prompt: Sequence[int], count: int, *, threshold: float | None, per_step: int = 1) -> list[int]:
-        """Greedy decoding: per step the most confident tokens, `per_step`, or all above the threshold."""
+        """Greedy decoding: per step the `per_step` most confident tokens, or all above the threshold."""
         block, tokens = self.shape.block_size, list(prompt)
         while len(tokens) < len(prompt) + count:
             start = len(tokens) // block * block

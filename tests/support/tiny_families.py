@@ -1,5 +1,4 @@
-"""Tiny random models of the families that `server/model/families.py` lists as served, in folders as Transformers writes
-them."""
+"""Tiny random models of the served families (`server/model/families.py`), as folders."""
 
 from __future__ import annotations
 
@@ -217,7 +216,7 @@ VISION |= {
 
 
 def write(architecture: str, folder: Path) -> PreTrainedModel:
-    """Write the model and a tokenizer into the folder; the same weights every time, in float32."""
+    """Write the model, in float32, and a tokenizer into the folder."""
     config_class, fields = FAMILIES[architecture]
     plan = Model(config_class, "", {"vocab_size": VOCAB, **fields})
     model = whole(plan, VISION[architecture]) if architecture in VISION else plan.build()
@@ -225,15 +224,14 @@ def write(architecture: str, folder: Path) -> PreTrainedModel:
     write_tokenizer(folder)
     if architecture.endswith("ForConditionalGeneration") and architecture not in VISION:
         _add_images(folder, architecture)
-    if architecture != type(model).__name__:  # an alias
+    if architecture != type(model).__name__:
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
     return model
 
 
 def whole(plan: Model, vision: Mapping[str, Any], **tokens: int) -> PreTrainedModel:
-    """A model with an image part. The config class is the whole model's, the fields are the text part's. tokens: ids
-    related to images."""
+    """A model with an image part. Fields are of the text part. tokens: ids related to images."""
     shape = plan.shape()
     config = getattr(transformers, plan.config_class)(
         text_config=shape,
@@ -251,7 +249,7 @@ def _add_images(folder: Path, architecture: str) -> None:
     whole = {"architectures": [architecture], "model_type": kind}
     whole |= {"text_config": text, "vision_config": {}, "tie_word_embeddings": text["tie_word_embeddings"]}
     if kind == "mistral3":
-        del whole["tie_word_embeddings"]  # its text config has it
+        del whole["tie_word_embeddings"]
     (folder / "config.json").write_text(json.dumps(whole))
     named = {}
     for name, weight in load_file(folder / "model.safetensors").items():

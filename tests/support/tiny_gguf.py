@@ -1,4 +1,4 @@
-"""GGUF files of small random models, as llama.cpp's converter writes them: Llama- and Qwen-shaped, with a tokenizer."""
+"""GGUF files of small random Llama- and Qwen-shaped models, as llama.cpp's converter writes them, with a tokenizer."""
 
 from __future__ import annotations
 
@@ -64,11 +64,8 @@ def write(
     only: Callable[[str], bool] = lambda name: True,
     tokenizer: Callable[[GGUFWriter], None] | None = None,
 ) -> Path:
-    """Write a file.
-
-    kind: of all matrices, except names that end as a key of `kinds`. more: further tensors, in float32. fields: further
-    metadata. only: tells by name whether a tensor is written. tokenizer: writes another tokenizer.
-    """
+    """kind: of all matrices, except names that end as a key of `kinds`. more: further tensors, in float32. fields:
+    further metadata. only: tells by name whether a tensor is written. tokenizer: writes another tokenizer."""
     writer = GGUFWriter(path, architecture)
     for name, number in {
         "context_length": 256,

@@ -1,4 +1,4 @@
-"""Tiny random models that read images, in folders as published by their makers, and small images."""
+"""Tiny random models that read images, as folders, and small images."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ReadsImages:
         return cls(model, folder, processor, AutoTokenizer.from_pretrained(folder))
 
     def prompt(self, messages: list[dict[str, Any]]) -> tuple[list[int], list[Image.Image]]:
-        """The ids of a chat, and its images. A message is a text, or a list of texts and images."""
+        """The ids and images of a chat. A message is a text, or a list of texts and images."""
         images = [part for _, parts in map(_parts, messages) for part in parts if not isinstance(part, str)]
         text = self.tokenizer.apply_chat_template(
             [
@@ -138,7 +138,6 @@ def noise(seed: int, width: int, height: int) -> Image.Image:
 
 
 def in_request(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages in the format of OpenAI's API."""
     return [
         {"role": role, "content": parts[0] if isinstance(content, str) else [*map(_in_api, parts)]}
         for content, (role, parts) in ((message["content"], _parts(message)) for message in messages)
@@ -152,7 +151,6 @@ def _in_api(part: Any) -> dict[str, Any]:
 
 
 def data_url(image: Image.Image, kind: str = "png") -> str:
-    """The image in a URL."""
     file = io.BytesIO()
     image.save(file, kind)
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -1,5 +1,5 @@
-"""Answers with tool calls as models write them, one spelling for each of SGLang's tool parsers. Excluded is
-`response_template`, whose format is part of a model's tokenizer; `beam` is one of its formats."""
+"""Answers with tool calls as models write them, one spelling for each of SGLang's tool parsers except
+`response_template`, whose format comes from a model's tokenizer."""
 
 from __future__ import annotations
 

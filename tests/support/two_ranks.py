@@ -1,11 +1,9 @@
-"""Decodes the same requests on two ranks of an engine, each with its own clock, seeds, confidences and rounding.
+"""Decodes the same requests on two ranks of an engine with different clocks, seeds, confidences and rounding.
 
 The workers are real; target and drafter are tables. Prints a JSON list with a result for each of `WORLDS`: steps that
 agree on both ranks, of how many; verified and accepted drafts; token counts of forwards; steps accepted by the first
 rank's graph; failures; drafts verified in the last step; whether the first rank has the whole embedding and head;
-gloo's error when the other rank is gone.
-
-A separate program, since ranks are processes.
+gloo's error without the other rank.
 """
 
 from __future__ import annotations
@@ -48,8 +46,8 @@ SKEW = 7.0
 
 @dataclass(frozen=True)
 class World:
-    """alone: ranks do not communicate. buckets: steps have buckets, and graphs. greedy: all requests are. fails: a part
-    of the first rank's worker that fails in the last steps."""
+    """alone: ranks do not communicate. buckets: steps have buckets, and graphs. fails: a part of the first rank's
+    worker that fails in the last steps."""
 
     alone: bool = False
     buckets: bool = False
@@ -82,7 +80,7 @@ class Group:
 
 
 class Guessing(Drafter):
-    """Drafts the most frequent next token, or the token after it, with confidences that differ between processes."""
+    """Drafts the most frequent next token, or the one after it, with process-dependent confidences."""
 
     gamma = GAMMA
 
@@ -107,8 +105,8 @@ class Guessing(Drafter):
 
 
 class Target:
-    """The token one above the last is the likeliest; each rank adds a little noise. With buckets a verification is a
-    graph, which ends with the captured tail of the worker."""
+    """The token one above the last is the likeliest; each rank adds noise. With buckets a verification is a graph that
+    ends with the worker's captured tail."""
 
     def __init__(self, rank: int, buckets: TokenBuckets | None) -> None:
         self.draw = torch.Generator().manual_seed(100 + rank)
@@ -192,7 +190,7 @@ def batch_of(mode: ForwardMode, reqs: list[Any], seq_lens: torch.Tensor, info: A
 
 
 def decode_all(rank: int, world: World) -> tuple[list[tuple[Any, ...]], int, dict[str, int]]:
-    """Token counts of each step's forward and its outcome; number of steps that a graph has accepted; failures."""
+    """Token counts and outcome of each step; number of steps that a graph has accepted; failures."""
     buckets = TokenBuckets(REQUESTS, GAMMA + 1) if world.buckets else None
     decode.buckets_of = following.buckets_of = lambda runner, width: buckets
     decode.get_spec = lambda: SimpleNamespace(speculative_num_draft_tokens=GAMMA + 1)
@@ -201,7 +199,7 @@ def decode_all(rank: int, world: World) -> tuple[list[tuple[Any, ...]], int, dic
     leads = world.alone or rank == 0
     worker = (decode.SpeculativeWorker if leads else following.FollowerWorker)(None, target)
     worker.alloc_memory_pool()
-    worker._direct_sought = True  # the target is no SGLang model
+    worker._direct_sought = True
     if leads:
         cost = curve_cost(REQUESTS, [0.02 + 0.0005 * k for k in range(REQUESTS * GAMMA + 1)])
         worker.planning.plan_by(Asynchronous(cost, GAMMA, held=1), None)
@@ -228,7 +226,7 @@ def decode_all(rank: int, world: World) -> tuple[list[tuple[Any, ...]], int, dic
 
 
 def has_whole_weights(rank: int) -> bool:
-    """Tell whether the first rank assembles a vocabulary from its parts; SGLang has padded the last one."""
+    """Tell whether the first rank assembles a vocabulary from its parts, the last one padded."""
     embedding, head = (torch.arange(4.0 * VOCAB).view(VOCAB, 4) + which for which in (0, 1000))
     padded = torch.nn.functional.pad(torch.stack([embedding, head]), (0, 0, 0, 8))
     parts = [SimpleNamespace(weight=torch.nn.Parameter(whole.chunk(2)[rank])) for whole in padded]

@@ -1,8 +1,8 @@
-"""Verifies tiny models of served families in SGLang's own classes, alone and in batches. Prints JSON: where rows' bits
-differ, and the torch operations that could make rows depend on each other.
+"""Verifies tiny models of served families in SGLang's own classes, alone and in batches: walked_families.py FOLDER
+TASK…
 
-walked_families.py FOLDER TASK…: a task is ARCHITECTURE:DTYPE, or ARCHITECTURE:DTYPE:planted for a model with a layer
-that depends on the number of rows. Each task runs in a fork of this process.
+A task is ARCHITECTURE:DTYPE, or ARCHITECTURE:DTYPE:planted with a layer that depends on the number of rows. Prints
+JSON: where rows' bits differ, and the torch operations that could make rows depend on each other.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ PROCESSES = 2
 DIFFUSION = ("LLaDA2MoeModelLM", "SDARForCausalLM", "SDARMoeForCausalLM")
 """Families served by block diffusion only."""
 REQUESTS, MOST, LONG = 65, 32, 40
-"""Requests of the largest batch of short ones, tokens of a long one, and long ones in a batch: enough that torch splits
-even a narrow layer's row among three threads."""
+"""Requests of the largest batch of short ones, tokens of a long one, and long ones in a batch: torch then splits even a
+narrow layer's row among three threads."""
 BATCHES = (3, 18, 34, 65)
 PROBES, LONG_PROBES = (0, 1, 2, 5, 9, 15, 16, 17, 24, 31, 33, 40, 47, 48, 56, 62, 63, 64), (0, 17, 39)
 """Requests that are also verified alone."""
@@ -39,7 +39,7 @@ Rows = dict[str, torch.Tensor]
 
 
 class Family:
-    """A model of SGLang's, loaded as by a server, with random keys, values and states before the tokens."""
+    """A loaded model of SGLang's, with random keys, values and states before the tokens."""
 
     def __init__(self, folder: str, dtype: str) -> None:
         self.runner = runner = load(folder, dtype)
@@ -75,7 +75,7 @@ class Family:
                 self.shown[f"{name}.{place}"] = x.movedim(-2, 0).flatten(1).clone()
 
     def verify(self, requests: Sequence[int], verify_lens: torch.Tensor) -> list[Rows]:
-        """Each request's rows, from a batch with `verify_lens` tokens each after the anchor."""
+        """Each request's rows, with `verify_lens` tokens each after the anchor."""
         from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
         from outrider.server.plugin.spec_inputs import VerifyInput, flatten
@@ -112,7 +112,7 @@ def load(folder: str, dtype: str) -> Any:
     found = resolve(Settings(model=folder, dtype=dtype, context_length=256))
     engine._set_environment(found.settings, Path(tempfile.mkdtemp(dir=folder)))
     if found.settings.diffusion:
-        models.register(found.settings.diffusion)  # as starting such a process does
+        models.register(found.settings.diffusion)
     arguments = sglang_args.build(found.settings, found.model, found.memory, 1)
     arguments.max_total_tokens, arguments.max_running_requests = 8192, REQUESTS + 1
     arguments.max_mamba_cache_size = 4 * REQUESTS
@@ -206,7 +206,7 @@ def main(folder: str, *tasks: str) -> None:
     from outrider.server.processes import engine
 
     engine.load_plugin()
-    tokenizer_files()  # once for all families, like the imports
+    tokenizer_files()
     from sglang.srt.dllm import algorithm  # noqa: F401
     from sglang.srt.managers import tp_worker  # noqa: F401
     from sglang.srt.models import registry  # noqa: F401

@@ -1,26 +1,24 @@
 """Changes the test servers from inside.
 
-Python imports this file in every process that has its folder on the path. OUTRIDER_TEST_CHANGES names the changes; a
+Python imports this file in every process with its folder on the path. OUTRIDER_TEST_CHANGES names the changes; a
 process forked by `server_forks.py` applies its own by `make`.
 
-overlap: on a CPU too, scheduling overlaps with the forward as SGLang does on a GPU: its own loop, its future map, and
-steps that begin before the last result. CPU streams and events do nothing, so the change only requests overlap and adds
-`record_stream`. The host does not hear text lengths during a step. See `--overlap` in tests/conftest.py.
+overlap: on a CPU too, scheduling overlaps with the forward as on a GPU: SGLang's own loop, its future map, and steps
+that begin before the last result. The change requests overlap and adds `record_stream`. The host does not hear text
+lengths during a step. See `--overlap` in tests/conftest.py.
 
-one-call: the server ends if a model's layers do not run in one call of our kernels, or need SGLang's batch objects.
-Otherwise the server would fall back to SGLang's code silently.
+one-call: the server ends if layers do not run in one call of our kernels or need SGLang's batch objects, where it would
+fall back silently.
 
-swapped-adapters: a planted fault. Requests with two LoRA adapters in one verification get each other's.
+swapped-adapters: a planted fault. Two LoRA adapters in one verification are swapped.
 
-hurries: a learning server looks for new drafters ten times as often, and `--lookup-store` is written ten times as
-often.
+hurries: learners are polled, and `--lookup-store` is written, ten times as often.
 
-profile-costs: steps cost as much as the profile says, whatever they take here, so that the planner decides alike on
-every machine.
+profile-costs: step costs are the profile's, so that the planner decides alike on every machine.
 
 any-chunks: prompts are read in chunks of random lengths, with decode steps and other prompts between them.
 
-failures: optional parts of speculation fail on request, by the file in OUTRIDER_TEST_FAILURES; see `Failing`.
+failures: optional parts fail by the file in OUTRIDER_TEST_FAILURES; see `Failing`.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from typing import Any
 
 
 def ask_for_overlap(module: ModuleType) -> None:
-    """Change `server/processes/sglang_args.py` to request overlap, as a flag after `--` would."""
+    """Change `server/processes/sglang_args.py` to request overlap."""
     parse = module.parse_flags
 
     def overlapping(flags: Sequence[str]) -> dict[str, Any]:
@@ -86,7 +84,7 @@ def keep_the_profiles_costs(module: ModuleType) -> None:
 
 
 def hurry(name: str) -> Callable[[ModuleType], None]:
-    """Returns a change of a module that divides its constant `name`, seconds between two turns, by ten."""
+    """A change of a module that divides its constant `name`, in seconds, by ten."""
 
     def change(module: ModuleType) -> None:
         setattr(module, name, getattr(module, name) / 10)
@@ -95,7 +93,7 @@ def hurry(name: str) -> Callable[[ModuleType], None]:
 
 
 def demand(function: str) -> Callable[[ModuleType], None]:
-    """Returns a change of a module of `server/plugin/cpu/`: the server ends where `function` finds no fast path."""
+    """A change of a module of `server/plugin/cpu/`: the server ends where `function` finds no fast path."""
 
     def change(module: ModuleType) -> None:
         find = getattr(module, function)
@@ -125,7 +123,7 @@ def swap_adapters(module: ModuleType) -> None:
 
 
 def cut_anywhere(module: ModuleType) -> None:
-    """Change `server/plugin/hooks/prompt_chunks.py`: chunks have random lengths that the cache has room for."""
+    """Change `server/plugin/hooks/prompt_chunks.py`: random chunk lengths within the cache's room."""
     decide, numbers = module.PromptReader._decide, random.Random(5)
 
     def at_random(reader: Any, *args: Any) -> tuple[int, int]:
@@ -145,8 +143,8 @@ def cut_anywhere(module: ModuleType) -> None:
 class Failing:
     """Raises in calls through `Boundary.run`.
 
-    The file has three words: a number; the part and name of a call; and the place: before the call, within it (halfway
-    through the calls that it makes) or after it. A new number switches every part on again.
+    The file has three words: a number; the part and name of a call; and the place: before, within (halfway through its
+    own calls) or after. A new number switches every part on again.
     """
 
     def __init__(self) -> None:
@@ -155,7 +153,6 @@ class Failing:
         self.renewed: set[int] = set()
 
     def look(self) -> None:
-        """Read the file."""
         words = Path(os.environ["OUTRIDER_TEST_FAILURES"]).read_text().split()
         if words and words != self.words:
             self.words, self.made = words, None
@@ -181,7 +178,7 @@ class Failing:
         return fails
 
     def run_half(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Count the calls that it makes the first time; later fail after half of them."""
+        """Count its calls the first time; later fail after half of them."""
         made = 0
 
         def count(frame: Any, event: str, arg: Any) -> None:
@@ -222,7 +219,7 @@ def fail_on_request(module: ModuleType) -> None:
 
 
 def draft_again(module: ModuleType) -> None:
-    """Change `server/plugin/decode/requests.py`: stopped drafts go on with the next number."""
+    """Change `server/plugin/decode/requests.py`: stopped drafts continue with the next number."""
     admit = module.RequestTable.admit
 
     def admitted(table: Any, *args: Any) -> None:
