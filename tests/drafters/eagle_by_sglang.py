@@ -1,10 +1,9 @@
-"""Drafts with SGLang's own EAGLE-3 module; prints a JSON list: the greedy tokens of each text for each folder.
+"""Drafts with SGLang's own EAGLE-3 module; prints the greedy tokens of each text for each folder as JSON:
+eagle_by_sglang.py TARGET TEXTS FOLDER…
 
-A separate program since SGLang's configuration is global to a process: eagle_by_sglang.py TARGET TEXTS FOLDER…
-
-TEXTS is saved by torch: embedding and head [V, d] of the target, texts [(ids, hidden [n, m*d])], gamma. The rows of a
-text arrive as from SGLang's worker: all of the prompt's with the target's hidden states, then one by one with the
-module's own. Only the attention backend is replaced, by attention over these rows.
+TEXTS is saved by torch: embedding and head [V, d] of the target, texts [(ids, hidden [n, m*d])], gamma. Rows arrive as
+from SGLang's worker: the prompt's with the target's hidden states, then one by one with the module's own. Only the
+attention backend is replaced.
 """
 
 from __future__ import annotations

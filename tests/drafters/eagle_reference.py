@@ -1,6 +1,6 @@
 """EAGLE-3's chain from the paper (arXiv 2503.01840, section 3.1), one request and one row at a time, in float64.
 
-It shares only the tensors with the drafter: attention over a whole list of rows, no cache, no slots.
+It shares only the tensors with the drafter: no cache, no slots.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Reference:
         return self.head @ out, out if config.get("norm_output") else residual
 
     def draft(self, text: list[int], hidden: torch.Tensor, gamma: int) -> tuple[list[int], list[torch.Tensor]]:
-        """gamma greedy tokens and their logits after a text; the target has not read its last token.
+        """gamma greedy tokens and their logits after a text with an unread last token.
 
         hidden: [n, m*d] of all tokens but the last.
         """

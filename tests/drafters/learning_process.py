@@ -1,4 +1,4 @@
-"""A learner in a separate process that dies where a test wants it to, for `multiprocessing`'s fork server."""
+"""A learner in a separate process that dies where a test wants it to."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ HURRIED = {
 
 
 def keep(folder: Path, answers: list[Answer]) -> None:
-    """Append answers as a server does."""
     store = AnswerStore(folder, 10**6)
     for answer in answers:
         store.append(answer.prompt_ids, answer.response_ids, answer.temperature)
@@ -86,7 +85,7 @@ FAULTS: dict[str, Callable[[], None]] = {
 def learn(command: list[str], fault: str, settings: dict[str, Any], trained: str) -> None:
     """Run the learner.
 
-    settings: constants of its modules by "module.NAME". trained: file of steps and tokens; next to it `followed` gets
+    settings: constants of its modules by "module.NAME". trained: file of steps and tokens; next to it, `followed` gets
     the answers that each drafter followed, and a line "gate" for each comparison.
     """
     os.sched_setscheduler = lambda *_: None  # type: ignore[assignment] - at a low priority it would hardly run
@@ -137,8 +136,8 @@ def run(
     seconds: float = 240,
     **settings: Any,
 ) -> int:
-    """Exit status of a learner, negative for a signal; it gets SIGTERM when `until` is true. The folder's parent has
-    `trained`, with every step's number and tokens. Settings: `module__NAME=value`."""
+    """Exit status of a learner, negative for a signal; it gets SIGTERM when `until` is true. `trained`, next to the
+    folder, gets each step's number and tokens. Settings: `module__NAME=value`."""
     folder = Path(command[command.index("--folder") + 1])
     named = {name.replace("__", "."): value for name, value in settings.items()}
     process = CONTEXT.Process(target=learn, args=(command, fault, named, str(folder.parent / "trained")))

@@ -1,8 +1,8 @@
-"""Drafts with SGLang's own module for Qwen3.5's MTP layer; prints a JSON list: the greedy tokens of each text.
+"""Drafts with SGLang's own module for Qwen3.5's MTP layer; prints the greedy tokens of each text as JSON:
+mtp_by_sglang.py TARGET FOLDER TEXTS
 
-A separate program, with the attention and order of rows of `eagle_by_sglang.py`: mtp_by_sglang.py TARGET FOLDER TEXTS.
-TARGET is any that SGLang knows, FOLDER holds the layer. TEXTS is saved by torch: embedding and head [V, d] of the
-target, texts [(ids, hidden [n, d])], gamma.
+TARGET is any that SGLang knows, FOLDER holds the layer. Attention, order of rows and TEXTS are as in
+`eagle_by_sglang.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from single_rank import publish_alone
 
 
 class States(torch.nn.Module):
-    """Replaces the logits processor: returns the states."""
+    """Returns the states in place of logits."""
 
     def forward(self, ids: torch.Tensor, hidden: torch.Tensor, head: Any, batch: Any) -> torch.Tensor:
         return hidden

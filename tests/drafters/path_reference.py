@@ -1,4 +1,4 @@
-"""DFlash 2 and LiLiCorr for one request in plain loops, from a folder's tensors."""
+"""DFlash 2 and LiLiCorr for one request in plain loops."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ class Reference:
         return F.linear(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
 
     def rotated(self, x: torch.Tensor, position: int) -> torch.Tensor:
-        """x [H, D] at a position."""
         half = x.shape[-1] // 2
         angles = position / self.config["rope_theta"] ** (torch.arange(half).double() / half)
         turned = torch.complex(x[:, :half].double(), x[:, half:].double()) * torch.polar(angles * 0 + 1, angles)
@@ -103,7 +102,7 @@ class Reference:
         return max(0, position + 1 - self.config["sliding_window"])
 
     def lattice(self, anchor: int, features: torch.Tensor, gamma: int) -> tuple[list[list[int]], list[torch.Tensor]]:
-        """Candidates of each position, and scores [K, K] of each after each candidate of the position before."""
+        """Candidates of each position, and scores [K, K] of each after each earlier candidate."""
         hidden, context = self.hidden(anchor, features, gamma)
         logits = [(self.head @ row) * self.own.get("output_multiplier", 1.0) for row in hidden]
         if cap := self.own.get("final_logit_softcapping"):

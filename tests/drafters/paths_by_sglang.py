@@ -1,7 +1,7 @@
 """Computes with SGLang's own convolution, selector and LiLiCorr head: paths_by_sglang.py GIVEN FOUND.
 
-GIVEN is saved by torch: tensors by model, LiLiCorr's config, and inputs. FOUND gets the outputs. A separate program,
-since SGLang's configuration is global to a process; uncompiled, since compilation takes a minute.
+GIVEN is saved by torch: tensors by model, LiLiCorr's config, and inputs. FOUND gets the outputs. Uncompiled, since
+compilation takes a minute.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Loads drafter folders with SGLang's own classes; prints a JSON list of the loaded parameters.
-
-A separate program since SGLang's configuration is global to a process: sglang_loads.py TARGET FOLDER…
-"""
+"""Loads drafter folders with SGLang's own classes; prints the loaded parameters as JSON: sglang_loads.py TARGET
+FOLDER…"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counting accepted lengths: unverified positions stay unobserved, tau counts the bonus."""
+"""Accepted lengths: unverified positions stay unobserved, tau counts the bonus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of LoRA adapters: how they are read, and which are refused with a reason."""
+"""Folders of LoRA adapters, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled block equals the plain model: the same state, the same draft, and it declines unknown models."""
+"""The compiled block equals the plain model, and declines unknown models."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ VARIANTS = {
     "not sampled from the anchor": dataclasses.replace(WIDE, sample_from_anchor=False),
     "odd widths": dataclasses.replace(WIDE, intermediate_size=80, draft_vocab_size=37, num_layers=1, num_kv_heads=1),
     "dflash": WIDE_DFLASH,
-    "blocks behind the last position": dataclasses.replace(WIDE, max_positions=40),  # as many as the longest has
+    "blocks behind the last position": dataclasses.replace(WIDE, max_positions=40),
 }
 PATHS = {
     "dflash2": WIDE_DFLASH2,
@@ -125,7 +125,6 @@ def test_bfloat16_drafts_in_eight_bits_are_near_the_plain_model(
 
 
 def plain_pass(drafter: BlockDrafter, asked: DraftBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits and hidden states from which the plain model draws."""
     with patch.object(drafter, "_draw", return_value=(None, None, None)) as draw:
         drafter._propose(asked)
     logits, hidden, _ = draw.call_args.args
@@ -135,7 +134,7 @@ def plain_pass(drafter: BlockDrafter, asked: DraftBatch) -> tuple[torch.Tensor, 
 @pytest.mark.parametrize("config", PATHS.values(), ids=PATHS)
 @pytest.mark.parametrize("name", SETS.values())
 def test_states_and_logits_before_a_path_is_drawn(config: BlockConfig, name: str) -> None:
-    """Equal to the plain model in float32, near it in 8 bits, and independent of other requests."""
+    """Equal in float32, near in 8 bits, and independent of other requests."""
     with using(name):
         for dtype, close in ((torch.float32, 1e-4), (torch.bfloat16, 0.1)):
             model = make_model(config).to(dtype)
@@ -168,7 +167,7 @@ def test_states_and_logits_before_a_path_is_drawn(config: BlockConfig, name: str
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_keys_decide_the_draws(dtype: torch.dtype) -> None:
-    """At each position, given the earlier tokens, each key draws from q; q is the same for all keys."""
+    """Given the earlier tokens, each key draws from q, which is the same for all keys."""
     config, count = WIDE, 400
     drafter = BlockDrafter(make_model(config).to(dtype), embedding=(e := torch.randn(96, 64).to(dtype)), head=e)
     drafter.allocate(64)

@@ -1,5 +1,4 @@
-"""The compiled chain equals passes of the plain network: the same state, the same draft, and it declines unknown
-models."""
+"""The compiled chain equals passes of the plain network, and declines unknown models."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ EACH = pytest.mark.parametrize("layout", WIDE)
 
 
 def prepared(layout: str, folder: Path, dtype: torch.dtype = torch.float32) -> tuple[EagleDrafter, DraftBatch]:
-    """A drafter that has observed four texts, and a batch for greedy drafts of them."""
+    """A drafter that has observed four texts, and a batch for their greedy drafts."""
     draw = torch.Generator().manual_seed(1)
     target = target_of(layout)
     weights = tuple(rows.to(dtype) for rows in target.weights())
@@ -54,7 +53,6 @@ def prepared(layout: str, folder: Path, dtype: torch.dtype = torch.float32) -> t
 
 
 def both(made: EagleDrafter, asked: DraftBatch) -> tuple[Draft, Draft]:
-    """The compiled and the plain draft."""
     compiled = made.compiled
     assert compiled is not None
     ours = made.propose(asked)
@@ -92,7 +90,7 @@ def test_float32_drafts_equal_the_plain_network(layout: str, name: str, tmp_path
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", SETS.values())
 def test_a_draft_does_not_depend_on_its_batch(layout: str, dtype: torch.dtype, name: str, tmp_path: Path) -> None:
-    """Tokens, their distributions and confidences have the same bits."""
+    """Tokens, distributions and confidences have the same bits."""
     with using(name):
         made, asked = prepared(layout, tmp_path, dtype)
         asked = dataclasses.replace(asked, temperatures=torch.tensor([0.5, 0.7, 1.0, 1.3]))
@@ -132,9 +130,9 @@ def test_fewer_tokens_are_the_first_of_more(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_keys_decide_the_draws(dtype: torch.dtype, tmp_path: Path) -> None:
-    """At each position, given the earlier tokens, each key draws from q; q is the same for all keys."""
+    """Given the earlier tokens, each key draws from q, which is the same for all keys."""
     made, asked = prepared("wide", tmp_path, dtype)
-    made.propose(asked)  # encodes the texts
+    made.propose(asked)
     count = 400
     for k in range(GAMMA):
         keys = torch.full((count, GAMMA), 37)

@@ -1,4 +1,4 @@
-"""Every drafter of the registry keeps the contract of `drafters/base.py`; new entries are tested automatically."""
+"""Every drafter of the registry keeps the contract of `drafters/base.py`."""
 
 from __future__ import annotations
 
@@ -128,7 +128,6 @@ def test_state_lies_at_the_slots(drafter: Drafter) -> None:
 
 @pytest.mark.parametrize("name", registry.DRAFTERS)
 def test_the_state_of_slots_suffices_for_another_server(name: str, tmp_path: Path) -> None:
-    """Copied to other slots of a fresh drafter, the state gives the same draft."""
     made = []
     for folder in ("reader", "writer"):
         torch.manual_seed(0)
@@ -154,7 +153,7 @@ def test_requests_are_drafted_each_by_itself(drafter: Drafter) -> None:
 
 @pytest.mark.parametrize("name", [name for name in registry.names() if registry.find(name).needs_checkpoint])
 def test_weights_are_exchanged_while_it_serves(name: str, tmp_path: Path) -> None:
-    """It drafts as one that began with the new weights; mismatched weights are not applied, and draft state stays."""
+    """Mismatched weights are not applied, and draft state stays."""
     folders = [tmp_path / "one", tmp_path / "other"]
     made = []
     for seed, folder in enumerate(folders):

@@ -1,4 +1,4 @@
-"""`outrider train dllm` at tiny size, compared with transformers' own network with dense masks."""
+"""`outrider train dllm` at tiny size, compared with transformers' network with dense masks."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def pack_of(layout: Layout, sequences: list[Sequence], streams: int = 2) -> Pack
 
 
 def dense(layout: Layout, length: int, start: int | None) -> torch.Tensor:
-    """[length, length] bool, row by row from the layout's definition; the block from `start` on is open."""
+    """[length, length] bool, row by row from the definition; the block from `start` on is open."""
     seen = torch.zeros(length, length, dtype=torch.bool)
     for i in range(length):
         for j in range(length):
@@ -100,7 +100,7 @@ def dense(layout: Layout, length: int, start: int | None) -> torch.Tensor:
 
 
 def merged_weights(model: ConvertedModel) -> dict[str, torch.Tensor]:
-    """The merged weights by Hugging Face's names; they pass gradients on to the factors."""
+    """By Hugging Face's names; they pass gradients on to the factors."""
     out = {}
     for name, module in model.projections().items():
         _, layer, ours = name.split(".")
@@ -116,7 +116,7 @@ def merged_weights(model: ConvertedModel) -> dict[str, torch.Tensor]:
 
 
 def reference(model: ConvertedModel, target: TargetModel, ids: torch.Tensor, start: int | None) -> torch.Tensor:
-    """Logits [S, V] of one text with an open block from `start` on, by transformers with a dense mask."""
+    """Logits [S, V] of one text with an open block from `start` on, by transformers."""
     embedded = torch.where((ids == MASK)[:, None], model.mask, target.embedding[ids])
     seen = dense(model.layout, len(ids), start)
     bias = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
@@ -214,7 +214,7 @@ def test_masks_rise_with_position() -> None:
 def generate(
     model: ConvertedModel, frozen: FrozenTarget, prompt: list[int], *, tokens: int, stops: set[int], per_step: int = 1
 ) -> list[int]:
-    """The model's own continuation at temperature 0 of at most `tokens` tokens, including its stop token."""
+    """The greedy continuation of at most `tokens` tokens, including its stop token."""
     ids, size, config = list(prompt), model.layout.block_size, model.config
     empty = torch.zeros(0, config.num_kv_heads, config.head_dim)
     while len(ids) < len(prompt) + tokens:

@@ -1,4 +1,4 @@
-"""Lookup across requests: its matches, separate and bounded corpora, and drafts that stay proposals."""
+"""Lookup across requests: matches, separate and bounded corpora."""
 
 import random
 import threading
@@ -19,7 +19,7 @@ GAMMA, CONTEXT = 5, 256
 
 
 def drafts(corpora, texts, names, gamma=GAMMA):
-    """Draft after each of `texts`, with the last token as anchor, from the corpora of these names."""
+    """Draft after each of `texts`, ended by its anchor, from the corpora of these names."""
     drafter = NgramDrafter(gamma, corpora=corpora)
     drafter.allocate(CONTEXT * len(texts))
     table = torch.arange(CONTEXT * len(texts)).view(len(texts), CONTEXT)
@@ -47,8 +47,7 @@ def own_match(text, longest=32):
 
 def expected(texts, end, longest=32, compared=16):
     """The rule in plain code: among the last 16 places in `texts` that share the last 8 tokens of `end`, else the last
-    3, take the latest of the longest matches, and continue to the end of its text. None if `end` itself has a match as
-    long."""
+    3, take the latest of the longest matches, to the end of its text. None if `end` itself has a match as long."""
     for size in (8, 3):
         places = [
             (t, i) for t, text in enumerate(texts) for i in range(size, len(text)) if text[i - size : i] == end[-size:]
@@ -66,7 +65,6 @@ def expected(texts, end, longest=32, compared=16):
 
 
 def some_texts(count, tokens, seed):
-    """Texts that share passages."""
     draw = random.Random(seed)
     passages = [[draw.randrange(tokens) for _ in range(draw.randrange(3, 50))] for _ in range(20)]
     return [[token for _ in range(4) for token in draw.choice(passages)][:CONTEXT] for _ in range(count)]
@@ -102,7 +100,7 @@ def test_matches_equal_a_plain_search():
 
 
 def test_no_match_is_found_in_another_corpus():
-    """Neither another owner's nor another salt's texts, for any draft or number."""
+    """Neither another owner's nor another salt's texts."""
     text, end = list(range(100)), list(range(20))
     salted, names = Name.of("me", "salt"), [ME, YOU, Name.of("me", "salt")]
     assert len({ME, YOU, salted, Name.of("mes", "alt")}) == 4
@@ -119,7 +117,6 @@ def test_no_match_is_found_in_another_corpus():
 
 
 def test_writing_to_a_corpus_keeps_other_owners_texts():
-    """However much another owner writes, under however many salts."""
     corpora = Corpora(4096)
     corpora.insert(ME, list(range(100)))
     for salt in range(100):
@@ -162,7 +159,7 @@ def test_stored_texts_are_not_added_again():
     text = [draw.randrange(5000) for _ in range(1000)]
     corpora.insert(ME, text)
     once = len(next(corpora.contents())[1])
-    for turn in range(20):  # a chat's turns
+    for turn in range(20):
         corpora.insert(ME, [*text, *range(turn * 10, turn * 10 + 10)])
     assert len(next(corpora.contents())[1]) < once + 20 * 60
     draft = drafts(corpora, [text[-40:]], [ME])
@@ -170,7 +167,7 @@ def test_stored_texts_are_not_added_again():
 
 
 def test_recurring_texts_stay():
-    """A recurring text is added again before it would be dropped."""
+    """It is added again before it would be dropped."""
     corpora, draw = Corpora(4096), random.Random(4)
     text = [draw.randrange(5000) for _ in range(200)]
     for _ in range(40):
@@ -180,7 +177,7 @@ def test_recurring_texts_stay():
 
 
 def test_a_hash_collision_yields_no_false_match():
-    """Every draft continues its text's last three tokens, although a full ring mixes lists of n-grams."""
+    """A full ring mixes lists of n-grams, but every draft continues its text's last three tokens."""
     corpora, draw = Corpora(4096), random.Random(5)
     text = [draw.randrange(40) for _ in range(6000)]
     corpora.insert(ME, text)
@@ -261,7 +258,7 @@ def test_a_writer_that_is_killed_leaves_the_file_before(tmp_path):
 
 
 def test_texts_are_written_while_requests_ask():
-    """A thread writes; an owner that reads counts as the latest from then on."""
+    """An owner that reads counts as the latest."""
     corpora, names, done = Corpora(1 << 12), [Name.of(str(k), "") for k in range(8)], threading.Event()
     for name in names:
         corpora.insert(name, list(range(1000)))

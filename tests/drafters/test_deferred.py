@@ -1,4 +1,4 @@
-"""A drafter that takes observed tokens in later drafts the same, and does no work meanwhile."""
+"""A drafter that takes observed tokens in later drafts the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = ("hidden", "tokens", "positions", "slots")
 
 
 def features(slots: torch.Tensor) -> Features:
-    """Features of tokens at these slots, with the slots modulo 100 as positions."""
+    """Features at these slots, with the slots modulo 100 as positions."""
     hidden = torch.randn(len(slots), len(WIDE.target_layers) * WIDE.hidden_size)
     return Features(hidden, slots + 1, slots % 100, slots)
 
@@ -51,7 +51,7 @@ class Spy(Drafter):
 
 
 def test_drafts_equal_an_immediate_drafters() -> None:
-    """One token or many at a time, and slots that are reused before any draft."""
+    """Slots are reused before any draft."""
     at_once, deferred = make_drafter(WIDE, slots=SLOTS), DeferredObserve(make_drafter(WIDE, slots=SLOTS))
     torch.manual_seed(1)
     for _ in range(6):
@@ -82,8 +82,6 @@ def test_the_model_runs_only_when_a_request_drafts_or_much_waits() -> None:
 
 
 class Operations(TorchDispatchMode):
-    """Counts operations of torch while it is entered."""
-
     count = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -101,7 +99,7 @@ def test_a_step_without_drafts_copies_its_tokens_and_no_more(sets: torch.Tensor 
 
 
 def test_drafts_after_a_rest_equal_those_without_a_rest() -> None:
-    """A long text comes in steps of a few tokens; one server drafts each time, the other only at the end."""
+    """A long text comes in small steps; one server drafts each time, the other only at the end."""
     resting, drafting = (DeferredObserve(make_drafter(WIDE, slots=SLOTS)) for _ in range(2))
     torch.manual_seed(2)
     ends = torch.cumsum(torch.tensor([90, *[1, 3, 1, 8, 2] * 2]), 0).tolist()

@@ -1,4 +1,4 @@
-"""Several denoising steps: q by the rule of `denoise.py` keeps the target's distribution, the naive q does not."""
+"""Several denoising steps: the q of `denoise.py` keeps the target's distribution, the naive q does not."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def said(
     q_of: Callable[[Drafted], list[Dist]],
     sure_of: Callable[[Drafted, int], Fraction] = lambda block, i: block.sure[i],
 ) -> dict[tuple[int, ...], Fraction]:
-    """The distribution of the first GAMMA output tokens, where c_1 ... c_k decide whether token k is verified."""
+    """The distribution of the first GAMMA output tokens; c_1 ... c_k decide whether token k is verified."""
     out: dict[tuple[int, ...], Fraction] = defaultdict(Fraction)
 
     def go_on(prefix: tuple[int, ...], chance: Fraction) -> None:
@@ -183,7 +183,7 @@ def test_a_confidence_that_sees_its_own_token_is_wrong() -> None:
 
 
 def test_revealing_the_second_token_first() -> None:
-    """x_2 is a coin, then x_1 copies it: if x_1 counts as certain, x_1 = x_2 comes out too often."""
+    """x_2 is a coin, x_1 copies it: with x_1 as certain, x_1 = x_2 comes out too often."""
     half, nothing = (Fraction(1, 2),) * 2, Fraction(0)
     tables = Tables(0)
     tables.target = lambda prefix: half  # type: ignore[method-assign]
@@ -208,8 +208,7 @@ SAMPLES, WORDS = 60_000, 4
 
 
 def tensors(seed: int) -> tuple[module.Predict, torch.Tensor]:
-    """A drafter from a table of logits, and the target's distributions [prefix, WORDS] (prefixes numbered in base WORDS
-    + 1)."""
+    """A drafter from a table of logits, and the target's distributions [prefix, WORDS] (prefixes in base WORDS + 1)."""
     generator = torch.Generator().manual_seed(seed)
     table = 2 * torch.randn((WORDS + 1) ** GAMMA, GAMMA, WORDS, generator=generator)
     target = (2 * torch.randn((WORDS + 1) ** GAMMA, WORDS, generator=generator)).softmax(-1)
@@ -221,7 +220,7 @@ def number(tokens: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
 
 
 def texts(predict: module.Predict, target: torch.Tensor, schedule: Schedule) -> tuple[Counter, dict]:
-    """Counts of many texts of GAMMA tokens by speculation, and the target's chance of each."""
+    """Counts of texts of GAMMA tokens, and the target's chance of each."""
     each = torch.arange(SAMPLES)
     keys = streams(each[:, None].repeat(1, GAMMA), torch.arange(GAMMA).repeat(SAMPLES, 1), Purpose.DRAFT)
     rules = Rules(torch.ones(SAMPLES))

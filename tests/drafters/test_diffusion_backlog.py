@@ -1,5 +1,4 @@
-"""Texts that a DiffusionDrafter has not encoded yet: how much of them a step encodes, and which requests draft
-meanwhile."""
+"""Texts that a DiffusionDrafter has not encoded yet: how much a step encodes, and which requests draft meanwhile."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ def observe_one_each(to: DiffusionDrafter, table: torch.Tensor, texts: torch.Ten
 
 
 def rows_of_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Rows of each pass from now on."""
+    """Rows of each pass."""
     rows: list[int] = []
     run = DiffusionDrafter._pass
 
@@ -88,11 +87,11 @@ def test_on_a_device_a_backlog_is_worked_off_in_steps_of_one_size(
     rows = rows_of_passes(monkeypatch)
     asking = batch(table, list(range(requests)), [150] * requests)
     room = rows_of_a_step(requests)
-    at_most = -(-150 * requests // room) + -(-150 // encoding.MOST)  # the last one's share is less than the room
+    at_most = -(-150 * requests // room) + -(-150 // encoding.MOST)
     drafts = [made.propose(asking) for _ in range(at_most + 1)]
     assert rows == [room + GAMMA * requests] * len(drafts)
     assert not drafts[0].lens.any()
-    assert drafts[0].drafting == requests  # the passes take time
+    assert drafts[0].drafting == requests
     ready = torch.stack([draft.lens for draft in drafts])
     assert ready[-1].tolist() == [GAMMA] * requests
     assert (ready.diff(dim=0) >= 0).all()
@@ -127,7 +126,7 @@ def test_on_a_device_a_backlog_does_not_stop_other_requests(monkeypatch: pytest.
 
 @pytest.mark.usefixtures("device")
 def test_on_a_device_prompts_are_encoded_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whole prompt, and one after an unencoded prefix: its share goes to the prefix first."""
+    """One whole prompt, and one after an unencoded prefix, which takes its share first."""
     monkeypatch.setattr(encoding, "BACKLOG", 1000)
     made, whole, table = make(DIFFUSION), make(DIFFUSION), page_table(context=160)
     whole.on_host = True

@@ -45,7 +45,7 @@ def shape(request: pytest.FixtureRequest) -> BlockConfig:
 def from_scratch(
     model: DiffusionModel, embedding: torch.Tensor, ids: torch.Tensor, block: torch.Tensor, revealed: torch.Tensor
 ) -> torch.Tensor:
-    """States [gamma, d] of a block after tokens `ids`, by the plain layers over all tokens at once under one mask."""
+    """States [gamma, d] of a block after tokens `ids`, by the plain layers at once."""
     length = len(ids)
     x = torch.cat([embedding[ids], model.block_inputs(embedding[block][None], revealed[None])[0]])
     positions = torch.arange(length + GAMMA)
@@ -86,8 +86,8 @@ def test_drafts_equal_encoding_the_whole_text_at_once(shape: BlockConfig, steps:
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("steps", [1, 2])
 def test_drafts_do_not_depend_on_earlier_requests(shape: BlockConfig, steps: int) -> None:
-    """Prompts in chunks, steps with and without drafts, rejected drafts, another request's prefix, reused slots, and a
-    retracted request that returns in other slots. The fresh drafter works on the host."""
+    """Chunks, steps with and without drafts, rejected drafts, another request's prefix, reused slots, and a retracted
+    request. The fresh drafter works on the host."""
     used, slots = make(shape, steps), page_table().flatten()
     generator = torch.Generator().manual_seed(0)
 
@@ -179,8 +179,7 @@ def test_tokens_follow_q_exactly(steps: int, place: str, monkeypatch: pytest.Mon
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize(("steps", "order"), [(2, "left"), (3, "certain")])
 def test_verified_texts_follow_the_target(steps: int, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many requests share a prefix, and the target's tokens depend on the previous one: counts pairs of output
-    tokens."""
+    """The target's tokens depend on the previous one: counts pairs of output tokens."""
     n, config = 6_000, dataclasses.replace(WIDE_DIFFUSION, draft_vocab_size=12)
     made = make(config, steps, order, slots=10 + n * GAMMA)
     table = torch.cat([1 + torch.arange(9).repeat(n, 1), 10 + torch.arange(n * GAMMA).view(n, GAMMA)], 1).int()

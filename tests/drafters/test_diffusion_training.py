@@ -1,5 +1,4 @@
-"""`outrider train specdiff|deer` at tiny size: masks, weights, both stages, resumption, and a tau that equals the
-drafts'."""
+"""`outrider train specdiff|deer` at tiny size: masks, weights, both stages, resumption, tau."""
 
 from __future__ import annotations
 

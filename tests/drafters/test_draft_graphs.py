@@ -1,4 +1,4 @@
-"""Drafting by graphs; a graph is replaced by running the captured function again on the same buffers."""
+"""Drafting by graphs; a replay runs the captured function again on the same buffers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZES, REQUESTS, CONTEXT = (1, 2, 4, 7), 7, 32
 
 
 def record(forward):
-    """Replaces CUDA's capture; results are written to the first run's buffers, as a graph does."""
+    """Replaces CUDA's capture; results go to the first run's buffers."""
     made = forward()
 
     def replay():
@@ -41,7 +41,7 @@ def drafter(request):
 
 
 def batch_of(count: int, table: torch.Tensor, gamma: int, kinds: torch.Tensor, *names: str) -> DraftBatch:
-    """Greedy and sampled requests with rules of these names; keys for longer drafts, as with a lookup."""
+    """Greedy and sampled requests with these rules; keys for longer drafts, as with a lookup."""
     filters = {
         "top_ks": torch.randint(1, 9, (count,)),
         "top_ps": torch.rand(count),
@@ -99,7 +99,7 @@ def test_rules_are_copied_only_when_their_tensors_change(drafter):
     greedy = drafter._propose(replace(one, temperatures=torch.zeros(3), all_greedy=True))[0]
     for given, expected in ((batch, drafter._propose(batch)[0]), (one, greedy), (one, greedy)):
         assert torch.equal(graphs.propose(given)[0], expected)
-    one.top_ks.fill_(1 << 30)  # a running request's rules do not change; this shows whether they are read again
+    one.top_ks.fill_(1 << 30)  # shows if they are read again
     assert torch.equal(graphs.propose(one)[0], greedy)
 
 

@@ -1,4 +1,4 @@
-"""EagleDrafter: the chain of the paper, independent of earlier requests, for folders of every layout."""
+"""EagleDrafter: the chain of the paper, for folders of every layout."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ def test_drafts_equal_sglangs_module(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("place")
 def test_drafts_do_not_depend_on_earlier_requests(layout: str, tmp_path: Path) -> None:
-    """Prompts in chunks, steps with and without drafts, rejected drafts, another request's prefix, reused slots, and a
-    retracted request that returns in other slots."""
+    """Chunks, steps with and without drafts, rejected drafts, another request's prefix, reused slots, and a retracted
+    request."""
     used, slots = make(layout, tmp_path), pages().flatten()
     generator = torch.Generator().manual_seed(0)
 
@@ -146,7 +146,7 @@ def test_drafts_do_not_depend_on_earlier_requests(layout: str, tmp_path: Path) -
 
 @pytest.mark.usefixtures("place")
 def test_a_prefix_is_shared_by_requests_that_go_on_differently(tmp_path: Path) -> None:
-    """The row of a request's first own token is not at a shared slot, although its features are."""
+    """The row of its first own token is not at a shared slot, although its features are."""
     used, table = make("wide", tmp_path), pages()
     observe(used, "wide", table, 0, 0, 20)
     table[1, :20] = table[0, :20]

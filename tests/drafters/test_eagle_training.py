@@ -1,4 +1,4 @@
-"""`outrider train eagle3`: training steps equal drafting steps, runs, and folders that load."""
+"""`outrider train eagle3`: training steps equal drafting steps; runs; folders that load."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def target_of(layout: str) -> Any:
-    """Embedding and head: the training forward's target, and the drafter's."""
+    """For the training forward, and for the drafter."""
     size = flat(layout)["hidden_size"]
     embedding, head = torch.randn(2, VOCAB, size, generator=torch.Generator().manual_seed(7))
     return SimpleNamespace(embedding=embedding, head=head, device=torch.device("cpu"))
@@ -60,7 +60,7 @@ def target_of(layout: str) -> Any:
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_each_training_step_equals_the_served_drafters(layout: str, tmp_path: Path) -> None:
-    """Texts of several lengths are drafted for at a temperature; then the drafts serve as training answers."""
+    """Drafts of texts of several lengths serve as training answers."""
     folder, target = save_eagle(tmp_path, layout), target_of(layout)
     config = SimpleNamespace(model_type="llama", num_hidden_layers=6, vocab_size=VOCAB)
     served = EagleDrafter.load(make_target(config, target.embedding, target.head), folder, gamma=GAMMA)
@@ -93,7 +93,7 @@ def test_each_training_step_equals_the_served_drafters(layout: str, tmp_path: Pa
 
 
 def test_bfloat16_and_float32_heads_agree(tmp_path: Path) -> None:
-    """`bench drafters` runs it without autocast: its rotary table must have its weights' type."""
+    """Without autocast the rotary table must have the weights' type."""
     folder, target = save_eagle(tmp_path), target_of("authors")
     tokens, draw = torch.arange(3, 33), torch.Generator().manual_seed(5)
     hidden = torch.randn(len(tokens) - 1, len(LAYER_IDS) * target.embedding.shape[1], generator=draw)
@@ -156,7 +156,7 @@ def test_sglangs_module_drafts_the_same_with_the_folder(
 
 @pytest.mark.slow
 def test_a_published_head_goes_on(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
-    """With biases, norms of queries and keys, and its own embedding and head, which stay unchanged."""
+    """With biases, norms of queries and keys, and its own embedding and head."""
     first = save_eagle(tmp_path / "published", "speculators")
     args = arguments(target_folder, prompts, tmp_path / "run", "--start", str(first), "--steps", "4")
     args.target_layers = None
@@ -198,7 +198,7 @@ def test_untrainable_heads_are_refused(target_folder: Path, prompts: Path, tmp_p
 
 @pytest.mark.parametrize("layout", ["authors", "specforge", "whole"])
 def test_a_folder_of_speculators_drafts_the_same(layout: str, target_folder: Path, tmp_path: Path) -> None:
-    """It has its own embedding and head, and every field that vLLM requires."""
+    """It has every field that vLLM requires."""
     folder, made = save_eagle(tmp_path / "head", layout), tmp_path / "made"
     parser = argparse.ArgumentParser()
     add_export_arguments(parser)

@@ -1,5 +1,4 @@
-"""Lookup together with a model: which one drafts, that q is the drawn distribution, and that a choice never depends on
-the draw."""
+"""Lookup together with a model: q is the drawn distribution, and choices never depend on the draw."""
 
 from __future__ import annotations
 
@@ -106,7 +105,7 @@ def test_a_sampled_lookup_ends_before_a_token_outside_q():
 
 
 def test_the_choice_depends_on_the_first_confidence_alone():
-    """Later confidences depend on the first draw; choosing by them would bias that draw."""
+    """Later confidences depend on the first draw; choosing by them would bias it."""
 
     class Hopeful(Model):
         def propose(self, batch: DraftBatch) -> Draft:
@@ -155,7 +154,6 @@ def test_lookups_in_a_batch_with_q_are_as_short_as_q():
 
 
 def test_q_may_be_shorter_than_the_models_drafts():
-    """The model drafted fewer tokens than it can."""
     found, _ = propose([LOOPING, LOOPING, LOOPING], [0.0] * 3, length=LONG)
     q = torch.full((1, 2, len(VOCAB)), 0.1)
     drafted = Draft(torch.full((1, 2), 7), torch.tensor([2]), torch.full((1, 2), 0.5), q, VOCAB).widened(GAMMA)
@@ -173,7 +171,7 @@ def test_lookups_shorter_than_the_models_drafts_are_refused():
 
 
 def test_the_model_drafts_only_for_selected_requests() -> None:
-    """Lookups remain; drafts equal those when all requests are selected."""
+    """Lookups remain; drafts equal a batch of all requests."""
     texts, heat = [FRESH, LOOPING, FRESH, LOOPING], [0.0] * 4
     everyone, _ = propose(texts, heat)
     some, model = propose(texts, heat, draft_mask=[True, True, False, False])
@@ -191,7 +189,7 @@ def test_the_model_drafts_only_for_selected_requests() -> None:
 
 @pytest.mark.parametrize("with_probs", [True, False])
 def test_on_a_device_the_choice_is_the_same(with_probs):
-    """There the model drafts for all, and each request's choice is made afterwards."""
+    """There the model drafts for all."""
     generator = torch.Generator().manual_seed(0)
     count, wide = 40, LONG if not with_probs else GAMMA
     found = Draft(

@@ -90,7 +90,7 @@ def test_position_weights_decay() -> None:
 
 
 def test_log_partitions_are_not_rounded_to_bfloat16() -> None:
-    """The logits are exact in bfloat16 and far from 0, so only the partition could be wrong."""
+    """The logits are exact in bfloat16 and far from 0."""
     torch.manual_seed(0)
     hidden = torch.full((64, 1), 16.0).bfloat16()
     head = (torch.randint(-8, 9, (4000, 1)) / 16).bfloat16()  # logits -8, -7, …, 8

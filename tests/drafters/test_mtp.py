@@ -1,4 +1,4 @@
-"""MtpDrafter: the chain of Transformers' own layer, for checkpoints of every layout, and its refusals."""
+"""MtpDrafter: the chain of Transformers' layer, for checkpoints of every layout, and its refusals."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_drafts_equal_sglangs_module(tmp_path: Path) -> None:
 
 
 def test_only_committed_tokens_leave_state(layout: str, tmp_path: Path) -> None:
-    """Drafted tokens leave no state; another request's prefix, read in pieces, is as good as one's own."""
+    """Another request's prefix, read in pieces, is as good as one's own."""
     made, table = observed(layout, tmp_path)
     made.propose(batch(table, [0], [9]))
     table[3, :20] = table[1, :20]  # a prefix of the text of row 1
@@ -165,7 +165,6 @@ def test_only_the_layer_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def changed(folder: Path, **tensors: torch.Tensor | None) -> None:
-    """Add tensors to a folder, or remove them."""
     found = load_file(folder / "model.safetensors")
     for name, value in tensors.items():
         found.pop(name, None)

@@ -1,4 +1,4 @@
-"""Prompt lookup: its matches, its confidence, and that radix-cache hits keep their text."""
+"""Prompt lookup: matches, confidence, and text after radix-cache hits."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ CONTEXT = 96
 
 
 def propose(texts, gamma=4):
-    """Draft after each of `texts`, with the last token as anchor."""
+    """Draft after each of `texts`, ended by its anchor."""
     drafter = NgramDrafter(gamma)
     drafter.allocate(1 + CONTEXT * len(texts))
     table = (1 + torch.arange(CONTEXT * len(texts))).view(len(texts), CONTEXT)
@@ -45,7 +45,6 @@ def expected(text, gamma=4, longest=32, shortest=2):
 
 
 def some_texts(count, tokens, seed):
-    """Every third text repeats itself, so that matches have any length."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, CONTEXT + 1, (count,), generator=generator).tolist()
     texts = [torch.randint(0, tokens, (length,), generator=generator).tolist() for length in lengths]
@@ -106,7 +105,7 @@ def test_confidence_is_a_probability_and_zero_without_a_draft():
 
 
 def test_a_prefix_from_the_radix_cache_brings_its_text():
-    """The second request never shows its prefix to the drafter; its page table points at the first one's slots."""
+    """The drafter never observes the second request's prefix; its page table points at the first one's slots."""
     drafter = NgramDrafter(4)
     drafter.allocate(2 * CONTEXT)
     table = torch.arange(2 * CONTEXT).view(2, CONTEXT)

@@ -18,7 +18,7 @@ from outrider.drafters.training.loss import LossWeights
 from outrider.drafters.training.store import Sequence
 
 META = torch.device("meta")
-"""Knows only shapes: tensors of two devices in one operation raise, and so does reading a number."""
+"""Knows only shapes: reading a number raises, and so do tensors of two devices."""
 
 
 WEIGHTS = LossWeights(ce=0.1, tv=0.9, kl=0.5, kl_falloff=3.0, survival=True)
@@ -29,7 +29,7 @@ STEPS = {"dspark": TRUNCATED, "gated": GATED, "dflash": DFLASH, "dflash2": DFLAS
 
 @pytest.mark.parametrize("config", STEPS.values(), ids=STEPS)
 def test_a_training_step_on_a_gpu_never_waits(config: BlockConfig) -> None:
-    """No number is read back and no tensor lies elsewhere, forward and backward."""
+    """No number is read back and no tensor lies elsewhere."""
     model = BlockModel(config, torch.arange(config.logit_size))
     maker = BatchMaker(config, model.vocab, device=torch.device("cpu"), tile=3)
     sequence = Sequence(
@@ -47,7 +47,6 @@ def test_a_training_step_on_a_gpu_never_waits(config: BlockConfig) -> None:
 
 
 def _moved(x: Any) -> Any:
-    """Replace tensors by their shapes."""
     if isinstance(x, torch.Tensor):
         return x.to(META)
     if isinstance(x, list):

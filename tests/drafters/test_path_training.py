@@ -1,5 +1,4 @@
-"""`outrider train dflash2`: training paths equal drafted ones, runs learn, folders load, and all kinds share one
-store."""
+"""`outrider train dflash2`: training paths equal drafted ones; runs; folders; a common store."""
 
 from __future__ import annotations
 
@@ -57,14 +56,14 @@ def prompts(tmp_path: Path) -> Path:
 def drafted_steps(
     config: BlockConfig, temperature: float
 ) -> tuple[BlockDrafter, torch.Tensor, torch.Tensor, TrainingStep]:
-    """A drafter, its drafts and q after texts of several lengths, and a training step on exactly these drafts."""
+    """A drafter, its drafts and q after texts of several lengths, and a training step on these drafts."""
     drafter, table = prepared(config)
     asking = batch(table, [0, 1, 2], list(LENGTHS), temperature)
     drafted = drafter.propose(asking)
     sequences, none = [], torch.zeros(config.gamma + 1, 2)
     for row, length in enumerate(LENGTHS):
         text = torch.cat([torch.zeros(length).long(), asking.anchors[row : row + 1], drafted.tokens[row]])
-        whole = torch.cat([features(config, length, row), torch.full((config.gamma + 1, 96), 100.0)])  # must be ignored
+        whole = torch.cat([features(config, length, row), torch.full((config.gamma + 1, 96), 100.0)])
         sequences.append(Sequence(text, length, whole, none.long(), none))
     maker = BatchMaker(config, drafter.model.vocab, device=CPU, tile=2)
     step = maker.cut(sequences, [torch.tensor([length]) for length in LENGTHS], config.gamma)
@@ -89,7 +88,7 @@ def test_a_training_step_has_the_drafted_paths(name: str, temperature: float) ->
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_the_loss_is_the_sum_over_positions(name: str) -> None:
-    """The loss in plain loops; tokens after a non-candidate have no part in it."""
+    """In plain loops; tokens after a non-candidate have no part in it."""
     config = dataclasses.replace(TRAINED[name], choosing=dataclasses.replace(TRAINED[name].choosing, candidates=5))
     model = make_model(config).requires_grad_(True)
     draw = torch.Generator().manual_seed(5)
@@ -192,7 +191,7 @@ def test_a_drafter_with_the_head_of_lilicorr_goes_on(target_folder: Path, prompt
 
 @pytest.mark.slow
 def test_all_kinds_train_on_the_answers_of_one_store(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
-    """Each reads the layers that it would have stored itself, and writes no data."""
+    """Each reads its own layers, and writes no data."""
     data = tmp_path / "data"
     assert train.run(arguments("dspark", target_folder, prompts, data, "--steps", "0")) == 0
     before = {path: path.stat().st_mtime_ns for path in (data / "features").iterdir()}

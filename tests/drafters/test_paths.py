@@ -158,7 +158,7 @@ def test_missing_tensors_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_parts_equal_sglangs_modules(tmp_path: Path) -> None:
-    """Convolution, selector and LiLiCorr's head compared with SGLang's, with the same tensors and inputs."""
+    """Convolution, selector and LiLiCorr's head, with the same inputs."""
     draw = torch.Generator().manual_seed(3)
     rows, slots = LILICORR.gamma + 1, LILICORR.gamma
     hidden, context, embedding, logits, x = (

@@ -1,4 +1,4 @@
-"""The list of public drafters: every entry is of a served kind, and names find it."""
+"""Every public drafter is of a served kind, and names find it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configs and tensors of public DSpark and DFlash checkpoints, as published, with random weights."""
+"""Configs and tensors of public DSpark and DFlash checkpoints, with random weights."""
 
 from __future__ import annotations
 
@@ -58,11 +58,10 @@ PUBLIC = {
         dflash_config={"block_size": 16, "mask_token_id": 248077, "target_layer_ids": [1, 7, 14, 20, 26, 32, 39, 45]},
     ),
 }  # fmt: skip
-"""The last one's kinds of layers are made up; the rest is as published."""
+"""The kinds of the last one's layers are made up."""
 
 
 def tensors(config: dict[str, Any], device: str) -> dict[str, torch.Tensor]:
-    """The tensors of a checkpoint, as published."""
     size, inner = config["hidden_size"], config["intermediate_size"]
     q, kv = config["num_attention_heads"] * 128, config["num_key_value_heads"] * 128
     ids = config.get("target_layer_ids") or config["dflash_config"]["target_layer_ids"]
@@ -108,8 +107,7 @@ def test_every_tensor_finds_its_place_in_its_exact_shape(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PUBLIC if "8b" not in name and "14b" not in name])
 def test_drafts_with_random_weights(name: str) -> None:
-    """The published shape except two layers, fewer tokens and a narrower MLP, to save time and memory; DSpark models
-    differ only in size, so the smallest stands for all."""
+    """Two layers, fewer tokens and a narrower MLP; DSpark models differ only in size, so one stands for all."""
     small = {"num_hidden_layers": 2, "vocab_size": 512, "intermediate_size": 256, "max_position_embeddings": 64}
     public = PUBLIC[name] | small | {"layer_types": PUBLIC[name]["layer_types"][-2:]}
     nested = PUBLIC[name].get("dflash_config")
@@ -142,7 +140,7 @@ def drafted(drafter: BlockDrafter, other: torch.Tensor) -> Any:
 
 
 def test_a_window_hides_earlier_tokens() -> None:
-    """The block's first row, position 40, sees 36 … 40 through a window of five, so no row sees 35."""
+    """Position 40 sees 36 … 40 through a window of five, so no row sees 35."""
     rows = torch.randn(96, 32, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
     model = BlockModel(dataclasses.replace(TINY, windows=(4, 4), target_layers=(1,)))
@@ -156,7 +154,7 @@ def test_a_window_hides_earlier_tokens() -> None:
 
 
 def test_a_window_hides_later_tokens() -> None:
-    """With windows, a block's rows are causal: the first token does not depend on the block's length."""
+    """With windows, a block's rows are causal."""
     config = dataclasses.replace(TINY, windows=(30, 30), target_layers=(1,))
     torch.manual_seed(0)
     rows, model = torch.randn(96, 32), BlockModel(config)
@@ -183,5 +181,5 @@ def test_unknown_layers_and_architectures_are_refused() -> None:
 def test_windows_survive_the_config() -> None:
     config = BlockConfig.from_json(PUBLIC["Qwen3.5-122B-A10B-DFlash"])
     assert config.windows == (4095,) * 5 + (-1,)
-    assert config.num_target_layers == 0  # not in the config
+    assert config.num_target_layers == 0
     assert BlockConfig.from_json(config.to_json()) == config

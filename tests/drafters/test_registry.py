@@ -1,4 +1,4 @@
-"""The registry of drafters: every entry makes its drafter, and the error for an unknown name lists the known ones."""
+"""The registry of drafters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps cut in a device's memory equal those cut on the host, at the same anchors."""
+"""Steps cut in a device's memory equal those cut on the host."""
 
 from __future__ import annotations
 
@@ -38,10 +38,8 @@ def filled(folder: Path, width: int) -> FeatureStore:
 
 
 def both_steps(store: FeatureStore, maker: BatchMaker, size: int) -> tuple[TrainingStep, TrainingStep]:
-    """A step of five anchors of each chosen sequence, some reaching beyond the answer's end, cut in both places.
-
-    The answers are longer than five parts of two tokens, so no anchor occurs twice.
-    """
+    """A step of five anchors of each chosen sequence, some reaching past the answer's end, cut in both places. Answers
+    are so long that no anchor occurs twice."""
     points = torch.rand(len(CHOSEN), 5, generator=torch.Generator().manual_seed(1))
     points[:, -1] = 0.99  # the last possible anchor
     found = ResidentStore(store, CPU).cut(CHOSEN, points, maker, size)
@@ -100,7 +98,7 @@ def test_steps_depend_on_seed_and_number_only(tmp_path: Path) -> None:
     assert not torch.equal(seen[2].tokens, seen[1].tokens)
     (tile,) = seen[0].tiles
     assert torch.equal((~tile.hidden).sum(-1).flatten(), seen[0].anchor_positions)
-    assert torch.equal(seen[0].tokens[:, 0], seen[0].anchor_positions)  # tokens of a sequence are 0, 1, 2 ...
+    assert torch.equal(seen[0].tokens[:, 0], seen[0].anchor_positions)
 
 
 def test_requesting_more_sequences_than_exist(tmp_path: Path) -> None:

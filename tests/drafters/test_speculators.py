@@ -1,5 +1,4 @@
-"""DSpark and DFlash folders as written by vLLM's speculators, with random weights, hold the same drafters as our own
-layout."""
+"""DSpark and DFlash folders of vLLM's speculators hold the same drafters as our own layout."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from outrider.drafters.config_file import CheckpointError
 
 
 def config_json(config: BlockConfig, **changes: Any) -> dict[str, Any]:
-    """`config.json` of a drafter of this shape; a field changed to None is left out."""
+    """`config.json` of a drafter of this shape; None removes a field."""
     dspark = config.kind == "dspark"
     heads = {
         "markov_rank": config.markov_rank, "markov_head_type": config.markov_head,
@@ -78,7 +77,6 @@ def same(found: BlockModel, model: BlockModel) -> None:
 
 
 def test_a_folder_holds_the_drafter_that_was_written(config: BlockConfig, tmp_path: Path) -> None:
-    """So it drafts the same: config and tensors determine the drafts."""
     model = make_model(config)
     folder = save(model, tmp_path / "drafter")
     assert networks.kind_of(folder) == config.kind

@@ -1,4 +1,4 @@
-"""The store of answers and their features: appended to, read while it grows, truncated after a kill."""
+"""The store of answers and their features."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, note: Callable[[str], None]) -> No
 
 
 def test_rows_are_on_the_disk_before_the_lines_that_name_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For several sequences at once, and again when the run ends."""
+    """For several sequences at once, and at the end of the run."""
     monkeypatch.setattr(stores, "FLUSH_TOKENS", 30)
     synced: list[tuple[str, int]] = []
     store = FeatureStore(tmp_path, width=4, top=3, meta={})
@@ -85,7 +85,7 @@ def test_rows_are_on_the_disk_before_the_lines_that_name_them(tmp_path: Path, mo
 
 
 def test_a_store_without_its_last_lines_goes_on(tmp_path: Path) -> None:
-    """A power failure can keep the columns of a flush and lose all of its lines."""
+    """A power failure can keep the columns of a flush and lose its lines."""
     store = FeatureStore(tmp_path, width=4, top=3, meta={})
     with store.writing():
         store.append(make_sequence(9, 4), temperature=0.0, source="x")

@@ -16,5 +16,5 @@ def test_walk_counts_cycles_and_positions() -> None:
 
 def test_everywhere_counts_a_step_from_each_token() -> None:
     found = everywhere([2, 9, 0], 3, 2)
-    assert (found.cycles, found.tokens) == (3, 3 + 4)  # no step goes beyond the answer
+    assert (found.cycles, found.tokens) == (3, 3 + 4)
     assert (found.tried, found.kept) == ((3, 2), (2, 2))

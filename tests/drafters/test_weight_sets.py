@@ -1,5 +1,4 @@
-"""Requests drafted with different sets of weights in one batch: each draft equals that of a drafter with this set
-alone."""
+"""Requests drafted with different sets of weights in one batch, each as by a drafter with this set alone."""
 
 from __future__ import annotations
 
@@ -44,7 +43,6 @@ def page_table() -> torch.Tensor:
 
 
 def observe(drafter: Drafter, table: torch.Tensor, rows: list[int], sets: list[int] | None = None) -> None:
-    """Observe the prompts of these rows in one batch."""
     hidden = [torch.randn(n, len(drafter.target_layers) * 32, generator=torch.Generator().manual_seed(n)) for n in
               (LENGTHS[row] for row in rows)]  # fmt: skip
     positions = torch.cat([torch.arange(LENGTHS[row]) for row in rows])
@@ -55,13 +53,12 @@ def observe(drafter: Drafter, table: torch.Tensor, rows: list[int], sets: list[i
 
 def asked(table: torch.Tensor, rows: list[int], temperature: float) -> DraftBatch:
     made = batch(table, rows, [LENGTHS[row] for row in rows], temperature)
-    if temperature:  # one greedy request among the sampled ones
+    if temperature:
         made.temperatures[rows.index(0) if 0 in rows else 0] = 0.0
     return made
 
 
 def whole(draft: Draft) -> torch.Tensor | None:
-    """q over the target's vocabulary."""
     if draft.probs is None or draft.vocab is None:
         return draft.probs
     found = draft.probs.new_zeros(*draft.probs.shape[:2], 96)
@@ -127,7 +124,7 @@ def test_each_request_is_drafted_by_its_own_set(config: BlockConfig, folders: li
 
 
 def test_a_draft_does_not_depend_on_other_requests(config: BlockConfig, folders: list[str]) -> None:
-    """Drafts have equal bits, though the other texts, sets and their number differ."""
+    """Bit for bit, though other texts, sets and their number differ."""
     table = page_table()
     seen = []
     for others in ([], [1], [1, 2, 3]):

@@ -82,7 +82,6 @@ PATHS = {
         LILICORR, convolution=None, choosing=dataclasses.replace(LILICORR.choosing, width=0)
     ),
 }
-"""Drafters that draw a path through candidates."""
 WIDE_PATHS = {"wide dflash2": WIDE_DFLASH2, "wide lilicorr": WIDE_LILICORR}
 DIFFUSION = dataclasses.replace(
     TINY, kind="diffusion", target_layers=(), mask_token_id=0, markov_rank=0, confidence_with_markov=False
@@ -101,7 +100,7 @@ CONFIGS = {
 
 
 def make_sequence(length: int, prompt: int, width: int = 4) -> Sequence:
-    """Tokens 0, 1, 2 ..., the first `prompt` of them the prompt's, with random features and likeliest tokens."""
+    """Tokens 0, 1, 2 ..., the first `prompt` of them the prompt's, with random features."""
     answer = length - prompt
     return Sequence(
         torch.arange(length), prompt, torch.randn(length, width).bfloat16(),
@@ -110,7 +109,7 @@ def make_sequence(length: int, prompt: int, width: int = 4) -> Sequence:
 
 
 def make_model(config: BlockConfig, seed: int = 0) -> BlockModel:
-    """A model with random weights, including norms and confidence, all large enough to matter."""
+    """A model with random weights, all large enough to matter."""
     return _random(BlockModel, config, seed)
 
 
@@ -137,15 +136,15 @@ def make_drafter(config: BlockConfig, seed: int = 0, slots: int = 256) -> BlockD
 
 
 def make_target(config: Any, embedding: torch.Tensor, head: torch.Tensor | None = None) -> Target:
-    """The target as an engine describes it; without a head it shares the embedding."""
+    """The target for the registry; without a head it shares the embedding."""
     weights = (embedding, embedding if head is None else head)
     return Target(config=config, weights=lambda: weights, dtype=torch.float32, device="cpu")
 
 
 TERMS = 4000
-"""A bound on consecutive additions in these models: 600 in each of the target's six layers or of a chain's four passes,
-192 in the projection of features, 64 in a head. Near 1, a confidence moves by up to 1,600 epsilons when the largest
-chance moves by one (`drafters/confidence.py`)."""
+"""A bound on consecutive additions in these models: 600 in each of six layers or of a chain's four passes, 192 in the
+projection of features, 64 in a head. Near 1, a confidence moves by up to 1,600 epsilons per epsilon of the largest
+chance (`drafters/confidence.py`)."""
 
 
 def assert_same_draft(one: Draft, other: Draft) -> None:
@@ -161,7 +160,6 @@ def assert_same_draft(one: Draft, other: Draft) -> None:
 
 
 def row_of(draft: Draft, row: int) -> Draft:
-    """The draft of one request."""
     probs = None if draft.probs is None else draft.probs[[row]]
     tokens, lens, confidence = draft.tokens[[row]], draft.lens[[row]], draft.confidence[[row]]
     return dataclasses.replace(draft, tokens=tokens, lens=lens, confidence=confidence, probs=probs)
@@ -174,7 +172,7 @@ GAMMA = 3
 def make_registered(
     name: str, folder: Path, *, lookup_gamma: int = 0, several_sets: bool = False, deferred: bool = True, seed: int = 0
 ) -> tuple[Drafter, list[int]]:
-    """The registry's drafter of that name for a tiny target, and the layers that it captures."""
+    """The registry's drafter of that name, and the layers that it captures."""
     captured: list[int] = []
     config = SimpleNamespace(model_type="llama", hidden_size=32, num_hidden_layers=6, vocab_size=96)
     target = dataclasses.replace(make_target(config, torch.randn(96, 32)), capture_layers=captured.extend)
@@ -187,7 +185,7 @@ def make_registered(
 
 
 def save_registered(name: str, folder: Path, seed: int = 0) -> Path:
-    """Write random weights for the registry's drafter of that name; returns `folder`."""
+    """Write a random drafter of that name; returns `folder`."""
     if name == "eagle3":
         return save_eagle(folder, seed=seed)
     if name == "mtp":
@@ -201,7 +199,7 @@ WORDS = ["<unk>", "<s>", "</s>", "user", "assistant", *(f"w{i}" for i in range(9
 
 
 def save_target(folder: Path, *, hidden_size: int = 32, intermediate_size: int = 48, heads: int = 4) -> Path:
-    """A random Llama, by default one for the configs above, with a tokenizer of 96 words; returns `folder`."""
+    """A random Llama, by default one for the configs above, with a tokenizer of 96 words."""
     torch.manual_seed(3)
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -236,8 +234,7 @@ def batch(table: torch.Tensor, rows: list[int], lengths: list[int], temperature:
 
 
 def check_tokens_follow_q(drafter: Drafter, table: torch.Tensor, *, positions: Iterable[int], draws: int) -> None:
-    """Check that tokens of many keys at position k are in proportion to q_k, given the prefix, and that q follows the
-    rules.
+    """Check that tokens of many keys follow q_k, given the prefix, and that q follows the rules.
 
     The request is row 0 of the page table, with 9 tokens.
     """
@@ -264,7 +261,7 @@ def check_tokens_follow_q(drafter: Drafter, table: torch.Tensor, *, positions: I
 
 
 def check_what_measuring_finds(drafter: Drafter, target: TargetModel, folder: Path, prompts: Path) -> None:
-    """Check that the measured accepted length of a trained folder equals decoding step by step, and shows that it
+    """Check that a trained folder's measured accepted length equals decoding step by step, and shows that it
     learned."""
     prompts.write_text("".join(reversed(prompts.read_text().splitlines(keepends=True))))  # the first ones are held out
     answers = measure.target_answers(target, str(prompts), count=6, new_tokens=20, temperature=0.0, kept=None)
@@ -274,7 +271,7 @@ def check_what_measuring_finds(drafter: Drafter, target: TargetModel, folder: Pa
 
 
 def decode_with(drafter: Drafter, target: TargetModel, ids: list[int], prompt: int) -> int:
-    """Verification steps that greedy decoding of a known answer takes with the drafter."""
+    """Steps of greedy decoding of a known answer with the drafter."""
     drafter.allocate(256)
     table = torch.arange(256, dtype=torch.int32)[None]
     whole = sequence_features(target, [(ids, prompt)], drafter.target_layers, 1)[0]

@@ -1,4 +1,4 @@
-"""Tiny random EAGLE-3 folders in the layouts of published ones, for the tiny target of `tiny_drafters`."""
+"""Tiny random EAGLE-3 folders in published layouts, for the target of `tiny_drafters`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SPECULATORS: dict[str, Any] = {  # RedHatAI/Qwen3-8B-speculator.eagle3; a layer'
 WHOLE = AUTHORS | {"draft_vocab_size": None}
 """Drafts from the target's whole vocabulary, with the target's head."""
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
-"""Sizes of heads that the compiled kernels take."""
+"""The compiled kernels need these sizes."""
 LAYOUTS = {"authors": AUTHORS, "specforge": SPECFORGE, "speculators": SPECULATORS, "whole": WHOLE}
 WIDE = {"wide": AUTHORS | SIZES, **{f"wide {name}": LAYOUTS[name] | SIZES for name in LAYOUTS if name != "authors"}}
 LAYOUTS |= WIDE
@@ -57,7 +57,7 @@ def flat(layout: str) -> dict[str, Any]:
 
 
 def tensors_of(layout: str, seed: int = 0) -> dict[str, torch.Tensor]:
-    """The random tensors of a folder by name; every weight is large enough to matter."""
+    """The random tensors of a folder by name, large enough to matter."""
     draw, config = torch.Generator().manual_seed(seed), flat(layout)
     layout = layout.removeprefix("wide ")
     layer = "layers.0." if layout == "speculators" else "midlayer."
@@ -89,7 +89,7 @@ def tensors_of(layout: str, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def save_eagle(folder: Path, layout: str = "authors", seed: int = 0, **changes: Any) -> Path:
-    """Write a folder of a layout, with changes of its config; returns it."""
+    """Write a folder of a layout, with changes of its config."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(LAYOUTS[layout] | changes))
     save_file(tensors_of(layout, seed), folder / "model.safetensors")

@@ -1,6 +1,6 @@
-"""Random ragged batches for comparing kernels with their references, and a decoder that runs on them.
+"""Random ragged batches for kernels and their references, and a decoder on them.
 
-Batches are made on the host from a seed, so every machine gets the same.
+They are made on the host from a seed, so every machine gets the same.
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ def alone(batch: FlatBatch, token: int) -> FlatBatch:
 
 
 def some_rules(rows: int, width: int, generator: torch.Generator) -> Rules:
-    """Requests of every kind: greedy, unfiltered, each filter alone, all filters, and filters that keep all tokens or
-    one."""
+    """Greedy, unfiltered, each filter alone, all filters, and filters that keep all tokens or one."""
 
     def choose(values: Sequence[float]) -> torch.Tensor:
         return torch.tensor(values)[torch.randint(len(values), (rows,), generator=generator)]
@@ -74,7 +73,7 @@ def some_rules(rows: int, width: int, generator: torch.Generator) -> Rules:
 def flattening(
     requests: int, gamma: int, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The first six arguments of `ragged.flatten_bucket`: lengths from 0 to gamma, scattered slots."""
+    """The first six arguments of `ragged.flatten_bucket`: random lengths, scattered slots."""
     generator = torch.Generator().manual_seed(seed)
     context = 2 * gamma + 5
     lens = torch.randint(0, gamma + 1, (requests,), generator=generator)
@@ -91,7 +90,7 @@ def flattening(
 def admission(
     requests: int, gamma: int, seed: int, *, hurried: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Confidences [R, gamma] with many ties and NaN, drafted lengths [R], and with `hurried` the urgent requests [R]
+    """Confidences [R, gamma] with ties and NaN, drafted lengths [R], and with `hurried` the urgent requests [R]
     bool."""
     generator = torch.Generator().manual_seed(seed)
     confidence = torch.tensor([0.0, 0.25, 0.5, 0.5, 0.9, 1.0, 1.5, -1.0, torch.nan])
@@ -104,8 +103,8 @@ def admission(
 def verification(
     requests: int, gamma: int, width: int, q_kind: str, dtype: torch.dtype, seed: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of a verification with three rows of padding at the end: tokens, verify_lens, qo_indptr, request,
-    logits and rules; the rest by name.
+    """Arguments of a verification with three rows of padding: tokens, verify_lens, qo_indptr, request, logits and
+    rules; the rest by name.
 
     q_kind: "full", "truncated" (every second token) or "point mass".
     """
@@ -144,8 +143,7 @@ def verification(
 
 
 def assert_same_bits(layers: list[DecoderLayer], dtype: torch.dtype, batches: dict[str, tuple]) -> None:
-    """Check that a decoder of these layers has the bits of its single operations: states, kept sums, residual and
-    pools.
+    """Check that a decoder of these layers has the bits of its single operations.
 
     batches: queries and cached positions of each request, by name. Widths are multiples of 32; keys and values have one
     width.

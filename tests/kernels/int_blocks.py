@@ -49,7 +49,7 @@ class Unpacked(NamedTuple):
 
 
 def unpack(raw: torch.Tensor, kind: str, outputs: int, depth: int) -> Unpacked:
-    """The numbers in these blocks; codes are looked up in their table."""
+    """The numbers in these blocks."""
     blocks = rows_of_blocks(raw, kind, outputs, depth).view(outputs, -1, KINDS[kind])
     d, m = _shared(blocks, kind)
     scales = minima = None
@@ -86,7 +86,7 @@ def unpack(raw: torch.Tensor, kind: str, outputs: int, depth: int) -> Unpacked:
 
 
 def _fields(x: torch.Tensor, bits: int, width: int) -> torch.Tensor:
-    """Bytes [..., n] as [..., n * 8 / bits] numbers: the lowest bits of `width` bytes, then their next, and so on."""
+    """Bytes [..., n] as [..., n * 8 / bits] numbers: the lowest bits of `width` bytes first."""
     fields = x.int().unflatten(-1, (-1, 1, width)) >> torch.arange(0, 8, bits, dtype=torch.int32)[:, None]
     return (fields & ((1 << bits) - 1)).flatten(-3)
 
@@ -122,8 +122,8 @@ def round_rows(x: torch.Tensor, size: int) -> RoundedRows:
 def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """a * b + c of float32, rounded once.
 
-    In float64 the product is exact. The sum is rounded to odd (Boldo and Melquiond, "Emulation of a FMA and correctly
-    rounded sums", 2008), so the final rounding to float32 equals rounding the exact sum.
+    The product is exact in float64; the sum is rounded to odd (Boldo and Melquiond, "Emulation of a FMA and correctly
+    rounded sums", 2008), so that the final rounding is right.
     """
     product, c = a.double() * b.double(), c.double()
     total = product + c
@@ -138,7 +138,7 @@ def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
 def reference_int_block_linear(
     x: torch.Tensor, raw: torch.Tensor, kind: str, outputs: int, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Reference of `block_linear` on `pack_blocks(raw, kind, outputs, depth, bias, activations="int8")`: its bits."""
+    """Reference of `block_linear` on `pack_blocks(…, activations="int8")`, bit for bit."""
     depth = x.shape[-1]
     rows, weight = round_rows(x, rounded_depth(kind)), unpack(raw, kind, outputs, depth)
     blocks = rows.scales.shape[-1]
@@ -150,7 +150,7 @@ def reference_int_block_linear(
 
 
 def _of_block(codes: torch.Tensor, weight: Unpacked, kind: str, start: int) -> torch.Tensor:
-    """t of the module's docstring [rows, outputs], for the row blocks [rows, A] that begin at `start` in depth."""
+    """t of the module's docstring [rows, outputs], for row blocks [rows, A] at `start` in depth."""
     size = codes.shape[1]
     block = start // block_depth(kind)
     q = weight.codes[:, start : start + size]

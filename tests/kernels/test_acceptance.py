@@ -1,4 +1,4 @@
-"""Acceptance: the fast version against the reference, and both against the distribution that they must preserve."""
+"""Acceptance: fast against reference, and both against the distribution to preserve."""
 
 import pytest
 import torch
@@ -151,8 +151,8 @@ def test_mistakes_are_explained():
         accept(Verification(*arrays, **(keywords | {"uniforms": None})))
 
 
-# Distribution: with 400,000 samples a shift of 1 % of the mass raises the statistic far above the threshold, which a
-# correct acceptor crosses once in 10^6 runs.
+# With 400,000 samples a shift of 1 % of the mass raises the statistic far above the threshold, which a correct acceptor
+# crosses once in 10^6 runs.
 
 SAMPLES, TARGET_VOCAB = 400_000, 8
 

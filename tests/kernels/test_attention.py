@@ -64,7 +64,7 @@ def test_in_chunks_no_query_sees_earlier_chunks(size, attention):
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, SUMS), (torch.bfloat16, 1e-2)], ids=str)
 def test_with_bounds_in_place_of_lengths_equals_reference(options, dtype, tolerance):
-    """Bounds that are not reached, and rows of padding after the last request."""
+    """Bounds that are not reached, and padding."""
     q, k, v, batch = ragged_attention(*RAGGED, dims=(32, 48), dtype=dtype)
     options = with_sinks(options, q)
     expected = reference_attention(q, k, v, batch, scale=0.2, **options)
@@ -76,7 +76,7 @@ def test_with_bounds_in_place_of_lengths_equals_reference(options, dtype, tolera
 
 
 def test_a_sink_takes_its_share_of_the_weights():
-    """Softmax over the scores and the sink, then dropping the sink's column, as in gpt-oss."""
+    """Softmax with the sink as another column, which is dropped, as in gpt-oss."""
     q, k, v, batch = ragged_attention([1], [3], heads=(1, 1))
     slots = batch.page_table[batch.rows[0], :3].long()
     scores = torch.cat([(k[slots, 0] @ q[0, 0]) * 0.2, torch.tensor([0.7])])
@@ -138,7 +138,7 @@ def test_compiled_result_does_not_depend_on_the_threads(set_threads):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("requests", [3, 7, 8, 9, 17])
 def test_requests_with_one_query_each_do_not_depend_on_how_many_there_are(requests, dtype, set_threads):
-    """With enough heads, all heads of a position are computed together."""
+    """With enough heads, a position's heads are computed together."""
     kv_lens = [1 + 83 * r % 400 for r in range(requests)]
     q, k, v, batch = ragged_attention([1] * requests, kv_lens, dtype=dtype)
     set_threads(2)

@@ -1,5 +1,4 @@
-"""Weights in a checkpoint's blocks: the numbers of the package gguf, and the bits of `packed_linear` on these
-numbers."""
+"""Weights in blocks: the numbers of the package gguf, and the bits of `packed_linear`."""
 
 from functools import cache
 
@@ -46,8 +45,7 @@ TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["
 
 
 def random_blocks(kind: str, outputs: int, depth: int, size: float | None = None) -> torch.Tensor:
-    """Blocks as rows of bytes, with any codes; scales and minima have both signs and the magnitude `size`, by default
-    for weights about 0.1."""
+    """Blocks with any codes; scales and minima of both signs and magnitude `size`, by default for weights about 0.1."""
     generator = torch.Generator().manual_seed(outputs + depth)
     blocks = depth // block_depth(kind)
     raw = torch.randint(0, 256, (outputs, blocks, KINDS[kind]), generator=generator, dtype=torch.uint8)
@@ -153,7 +151,7 @@ def test_quantised_rows_are_half_a_step_away_at_most(dtype):
 @COMPILED
 @EACH_SET
 def test_every_exponent(instruction_set):
-    """All scales of MXFP4 that the kernels take: the three lowest count as 0, the rest equal gguf's."""
+    """The three lowest scales of MXFP4 count as 0, the rest equal gguf's."""
     gguf = pytest.importorskip("gguf")
     raw = random_blocks("MXFP4", 228, BLOCK)
     raw[:, 0] = torch.arange(228)
@@ -169,7 +167,6 @@ def test_every_exponent(instruction_set):
 
 @cache  # the same for all instruction sets
 def usual(kind: str, outputs: int, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Blocks, and their expanded weight."""
     raw = random_blocks(kind, outputs, depth)
     return raw, expand(raw, kind, outputs, depth)
 
@@ -209,7 +206,7 @@ def extreme(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
 @EACH_SET
 @pytest.mark.parametrize("kind", GGUF_KINDS)
 def test_extreme_scales(instruction_set, kind):
-    """Multiplying rows of the identity reads the expanded weight itself."""
+    """Multiplying the identity reads the expanded weight."""
     raw, expanded = extreme(kind)
     depth = expanded.shape[1]
     for dtype in (torch.float32, torch.bfloat16):
@@ -269,7 +266,6 @@ def test_a_layer_has_the_bits_of_its_operations(dtype):
 @EACH_SET
 @EACH_KIND
 def test_no_byte_past_the_end_is_read(instruction_set, kind):
-    """Packed blocks, rows and the file's bytes end at an unreadable page."""
     outputs, depth = 70, 3 * block_depth(kind)
     raw = before_a_guard(random_blocks(kind, outputs, depth))
     packed = pack_blocks(raw, kind, outputs, depth)

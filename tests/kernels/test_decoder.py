@@ -26,7 +26,6 @@ BATCHES = {  # queries and cached positions of each request
 
 
 def blocks(weight: torch.Tensor):
-    """Q8_0 blocks of about this weight."""
     groups = weight.float().unflatten(1, (-1, 32))
     scales = (groups.abs().amax(-1, keepdim=True) / 127).half()
     codes = (groups / scales.float()).round().clamp(-127, 127).to(torch.int8)

@@ -1,5 +1,4 @@
-"""Calibrated confidences, ends of answers and admission: compiled kernels against torch and the planner on random
-drafts, and by hand."""
+"""Calibrated confidences, ends of answers and admission: compiled kernels against torch and the planner."""
 
 from functools import partial
 from unittest import mock
@@ -19,7 +18,6 @@ needs_compiled = pytest.mark.skipif(not native.available(), reason="no compiled 
 
 
 def by_torch(operation, *arguments, **options):
-    """The operation without compiled kernels."""
     with mock.patch.object(native, "available", return_value=False):
         return operation(*arguments, **options)
 

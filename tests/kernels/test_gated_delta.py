@@ -1,4 +1,4 @@
-"""Gated delta networks: compiled kernels and torch against Transformers' rule, one request at a time."""
+"""Gated delta networks: compiled kernels and torch against Transformers' rule."""
 
 from __future__ import annotations
 
@@ -37,8 +37,6 @@ EVERY = [SMALL, Sizes(1, 3, 48, 16), Sizes(2, 2, 32, 112), Sizes(1, 2, 128, 128)
 
 
 class Tokens(NamedTuple):
-    """Tokens of one layer, request by request."""
-
     inputs: torch.Tensor
     a: torch.Tensor
     b: torch.Tensor
@@ -69,7 +67,6 @@ def tokens(sizes: Sizes, count: int, dtype: torch.dtype = torch.float32) -> Toke
 
 
 def states_of(sizes: Sizes, lens: list[int], slots: torch.Tensor = SLOTS) -> States:
-    """States of more slots than requests."""
     draw = torch.Generator().manual_seed(2)
     windows = torch.randn(len(LENS) + 3, TAPS - 1, sizes.channels, generator=draw).bfloat16().float()
     pool = torch.randn(len(LENS) + 3, sizes.heads, sizes.key, sizes.value, generator=draw)
@@ -121,7 +118,7 @@ def test_numbers_of_16_bits_are_computed_in_32(arithmetic: str) -> None:
 
 
 def test_large_and_lost_numbers() -> None:
-    """Gates that are closed or open; NaN stays within its request."""
+    """Closed and open gates; NaN stays within its request."""
     given, layer = tokens(SMALL, 30), layer_of(SMALL)
     given.a[3], given.a[4], given.b[5], given.b[6] = 1e4, -1e4, 1e4, -1e4
     outputs, _ = advance(given, layer, states_of(SMALL, [10, 20], SLOTS[:2]), write=True)
@@ -135,7 +132,7 @@ def test_large_and_lost_numbers() -> None:
 @pytest.mark.parametrize("sizes", EVERY, ids=str)
 @pytest.mark.parametrize("kept", [LENS, [1, 1, 1, 1], [2, 5, 0, 37]], ids=str)
 def test_states_follow_the_tokens_that_stay(kept: list[int], sizes: Sizes) -> None:
-    """The bits are as if the dropped tokens had never been there."""
+    """As if the dropped tokens had never been there, bit for bit."""
     layer, given, counts = layer_of(sizes), tokens(sizes, sum(LENS)), torch.tensor(kept)
     states, alone = states_of(sizes, LENS), states_of(sizes, kept)
     outputs, made = advance(given, layer, states, write=False)
@@ -152,7 +149,6 @@ def test_states_follow_the_tokens_that_stay(kept: list[int], sizes: Sizes) -> No
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_token_does_not_depend_on_the_batch(threads: int, dtype: torch.dtype) -> None:
-    """A token has the same bits alone, and with its request cut in pieces."""
     torch.set_num_threads(threads)
     layer, given, states = layer_of(SMALL), tokens(SMALL, sum(LENS), dtype), states_of(SMALL, LENS)
     outputs, _ = advance(given, layer, states, write=True)
@@ -168,7 +164,7 @@ def test_a_token_does_not_depend_on_the_batch(threads: int, dtype: torch.dtype) 
 @pytest.mark.parametrize("sizes", EVERY, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_no_byte_past_a_buffer_is_touched(sizes: Sizes, dtype: torch.dtype) -> None:
-    """The last slot and the last row end at an unreadable page."""
+    """The last slot and row end at an unreadable page."""
     layer, given, slots = layer_of(sizes), tokens(sizes, 7, dtype), torch.tensor([len(LENS) + 2, 0])
 
     def run(guarded: bool) -> list[torch.Tensor]:

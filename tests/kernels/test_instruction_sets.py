@@ -1,4 +1,4 @@
-"""Every compiled variant that this processor runs agrees with the references, not only the default one."""
+"""Every compiled variant that this processor runs agrees with the references."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def test_attention(dtype, tolerance):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("dims", [(64, 80), (48, 64)], ids=str)
 def test_decoding_many_requests_has_the_bits_of_their_prompts(dtype, dims):
-    """A token's few rows read the cache in place, heads together; a prompt's many rows read a packed copy."""
+    """A token's few rows read the cache in place; a prompt's many rows read a packed copy."""
     q, k, v, batch = ragged_attention([7, 9, 25, 40], [7, 270, 33, 530], heads=(6, 2), dims=dims, dtype=dtype)
     q, k, v = (before_a_guard(x) for x in (q, k, v))
     rows, lens = batch.rows[batch.requests_of_tokens], (batch.positions + 1).int()

@@ -1,4 +1,4 @@
-"""Integer products of blocks have the bits of their reference, in every instruction set, for any rows and threads."""
+"""Integer products of blocks have the bits of their reference, in every instruction set."""
 
 from functools import cache
 
@@ -20,7 +20,6 @@ BOTH_TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], i
 
 
 def check(got: torch.Tensor, expected: torch.Tensor, about: str = "") -> None:
-    """Check for the same bits, or NaN in both."""
     whole = torch.int16 if got.dtype == torch.bfloat16 else torch.int32
     assert got.dtype == expected.dtype
     same = (got.view(whole) == expected.view(whole)) | (got.isnan() & expected.isnan())
@@ -39,7 +38,7 @@ def usual(kind: str, outputs: int, depth: int, dtype: torch.dtype) -> tuple[torc
 @EACH_KIND
 @BOTH_TYPES
 def test_bits_of_the_reference(instruction_set, kind, dtype):
-    """The slow emulation of tiles runs only on rows around whole tiles."""
+    """The slow emulation runs only on rows around whole tiles."""
     emulated = instruction_set.endswith("emulated")
     counts = (1, 16, 17, 18, 33, 64, 70) if emulated else (*range(1, 18), 33, 64, 70)
     for outputs, blocks in ((193, 3), (70, 2), (1, 1)):
@@ -57,7 +56,7 @@ def test_bits_of_the_reference(instruction_set, kind, dtype):
 
 @cache
 def limits(kind: str, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """Blocks, rows with the largest sums, NaN, infinities, subnormal numbers and ties; their product."""
+    """The largest sums, NaN, infinities, subnormal numbers and ties; their product."""
     depth = 2 * block_depth(kind)
     raw = random_blocks(kind, 40, depth)
     x = rows_of(9, depth, dtype)
@@ -72,7 +71,6 @@ def limits(kind: str, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
 @EACH_KIND
 @BOTH_TYPES
 def test_numbers_at_the_limits(instruction_set, kind, dtype):
-    """Neighbouring rows are unaffected."""
     raw, x, expected = limits(kind, dtype)
     got = block_linear(x, pack_blocks(raw, kind, 40, x.shape[1], activations="int8"))
     check(got, expected)
@@ -83,7 +81,7 @@ def test_numbers_at_the_limits(instruction_set, kind, dtype):
 @EACH_SET
 @pytest.mark.parametrize("kind", GGUF_KINDS)
 def test_codes_at_the_limits(instruction_set, kind):
-    """All codes and scales of sub-blocks at their limits, times all row codes at theirs: no sum may saturate."""
+    """Codes, scales and row codes at their limits: no sum may saturate."""
     fills, depth = (0x00, 0x77, 0x7F, 0x80, 0xFF), 2 * block_depth(kind)
     raw = torch.tensor(fills, dtype=torch.uint8)[:, None, None].repeat(8, 2, KINDS[kind])
     with_scales(raw, kind, torch.tensor([0.01, 0.02]).half().expand(len(raw), 2, 2))

@@ -1,6 +1,6 @@
-"""Rows do not depend on each other, although a BLAS may choose the order of its sums by shape and place.
+"""Rows do not depend on each other, even if a BLAS chooses the order of its sums by shape and place.
 
-Numbers are small integers, which sum exactly in any order; a made-up BLAS adds its own deviations.
+Small integers sum exactly in any order; a made-up BLAS adds deviations.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ DEPTH, OUTPUTS = 24, 10
 
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The state of a process before its first product."""
     monkeypatch.setattr(linear, "_found", {})
     linear._warn_slow.cache_clear()
     yield

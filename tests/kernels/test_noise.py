@@ -1,4 +1,4 @@
-"""Counter-based numbers: uniform, and independent in every part of their key; tokens drawn with them follow p."""
+"""Counter-based noise: uniform, and independent in every part of its key; drawn tokens follow p."""
 
 import math
 
@@ -79,7 +79,7 @@ def test_noise_is_the_negative_logarithm():
 
 
 def weights_of(rows, columns, seed=0):
-    """Unnormalised weights: some flat, some sharp, some with a small support."""
+    """Unnormalised: some flat, some sharp, some with a small support."""
     generator = torch.Generator().manual_seed(seed)
     sharp = torch.tensor([0.0, 1.0, 4.0, 12.0])[torch.randint(4, (rows, 1), generator=generator)]
     weights = (torch.randn(rows, columns, generator=generator) * sharp).exp()

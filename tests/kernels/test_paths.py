@@ -1,4 +1,4 @@
-"""The likeliest tokens of a row, and paths drawn through them, compared with plain torch."""
+"""The likeliest tokens of a row, and paths drawn through them, against plain torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_likeliest_tokens_equal_a_stable_sort(
     instruction_set: str, dtype: torch.dtype, columns: int, count: int
 ) -> None:
     logits = torch.randn(3, 5, columns, generator=torch.Generator().manual_seed(columns)).mul(3).round().to(dtype)
-    logits[0, 0] = torch.arange(columns).to(dtype)  # ever larger
+    logits[0, 0] = torch.arange(columns).to(dtype)
     logits[0, 1] = -torch.inf
     values, ids = likeliest(logits, count)
     wanted, order = logits.float().sort(dim=-1, descending=True, stable=True)

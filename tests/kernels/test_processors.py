@@ -1,4 +1,4 @@
-"""`make test-processors` tests all processors and reports each."""
+"""`make test-processors`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Flattening a ragged verify and writing page tables: compiled kernels against torch on random batches, both against
-loops."""
+"""Flattening and page-table writes: compiled kernels against torch, both against loops."""
 
 import pytest
 import torch

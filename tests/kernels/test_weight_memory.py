@@ -1,4 +1,4 @@
-"""Packed weights lie in memory with huge pages, which is returned."""
+"""Packed weights lie in huge pages, which are returned."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -39,7 +39,6 @@ def codes(weight: torch.Tensor) -> torch.Tensor:
 
 
 def advised() -> Iterator[range]:
-    """Addresses of this process with requested huge pages."""
     place = range(0)
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first, *rest = line.split()

@@ -43,13 +43,13 @@ def test_short_and_long_answers(tmp_path: Path) -> None:
 
 
 def test_the_oldest_segments_go(tmp_path: Path) -> None:
-    """The newest answers are always there: at most the bound, and at least the bound less a segment."""
+    """At most the bound, and at least the bound less a segment."""
     bound, reader, count = 1600, AnswerReader(tmp_path), 0
     store = AnswerStore(tmp_path, bound)
     for i in range(600):
         if i == 300:
             store.close()
-            store = AnswerStore(tmp_path, bound)  # counts the stored ones
+            store = AnswerStore(tmp_path, bound)
         store.append([i], [1] * 9, 0.0)
         there = [answer.prompt_ids[0] for answer in AnswerReader(tmp_path).read()]
         assert there == list(range(i - len(there) + 1, i + 1))
@@ -57,7 +57,7 @@ def test_the_oldest_segments_go(tmp_path: Path) -> None:
         assert 10 * len(there) >= min(10 * (i + 1), bound - bound // SEGMENTS - 10)
         if i % 7 == 0:
             count += len(reader.read())
-    assert count + len(reader.read()) == 600  # a reader misses no answer while segments are deleted
+    assert count + len(reader.read()) == 600
 
 
 def test_a_store_is_opened_without_parsing_its_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,7 @@ def test_forget_refuses_foreign_folders(tmp_path: Path, foreign: str) -> None:
 
 
 def test_answers_are_kept_again_after_a_segment_could_not_be_begun(tmp_path: Path) -> None:
-    """The store was just forgotten, or the system has no room for another file."""
+    """The store was just forgotten, or no file can be opened."""
     store = AnswerStore(tmp_path, 16 * SEGMENTS)
     store.append([1], [2] * 20, 0.0)
     (tmp_path / "answers").rename(tmp_path / "aside")

@@ -85,7 +85,6 @@ def test_too_few_prompts_are_no_verdict() -> None:
 
 
 def test_repeated_requests_of_one_prompt_are_one_observation() -> None:
-    """Nine prompts get worse, and one with forty requests gets better."""
     often = ["f" * 16] * 40
     assert judge([31] * 9 + [20] * 40, [30] * 49).passed
     assert not judge([31] * 9 + [20] * 40, [30] * 49, prompts=prompts(9) + often).passed
@@ -130,8 +129,8 @@ NOISE: dict[str, tuple[float, float, float]] = {
 
 
 def promoted(trials: int, prompts_asked: int, noise: str, gain: float = 0.0) -> int:
-    """Number of trials in which a candidate of a run passes. Each candidate saves `gain` of the current drafter's
-    steps, on the same answers; without gain the two are interchangeable."""
+    """Trials in which a candidate of a run passes. Each candidate saves `gain` of the current drafter's steps, on the
+    same answers."""
     draw, passed = np.random.default_rng(7), 0
     common, own, often = NOISE[noise]
     times = np.ones(prompts_asked, np.int64)
@@ -149,14 +148,13 @@ def promoted(trials: int, prompts_asked: int, noise: str, gain: float = 0.0) -> 
 
 TRIALS = 500
 MOST = stats.binom.isf(1e-4, TRIALS, CHANCE)
-"""More trials of candidates that are no better pass with a chance below 1e-4, if the gate is as strict as declared."""
+"""The chance of more passing trials is below 1e-4 if the gate is as strict as declared."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prompts_asked", [6, 8, 16])
 @pytest.mark.parametrize("noise", NOISE)
 def test_candidates_that_are_no_better_seldom_pass(prompts_asked: int, noise: str) -> None:
-    """In any of a run's attempts on the same answers."""
     assert promoted(TRIALS, prompts_asked, noise) <= MOST
 
 
@@ -210,7 +208,7 @@ def test_following_equals_serving(kind: str, target: TargetModel, tmp_path: Path
 
 
 def drafter_of(kind: str, target: TargetModel, folder: Path) -> TrainedModel:
-    """A random drafter in `folder` that knows three tokens, so it is right now and then."""
+    """A random drafter in `folder` that is right now and then, since it knows only three tokens."""
     args = settings(kind, target, "target")
     args.draft_vocab, args.rank, args.gamma = 3, 8, 4
     model = first_drafter(args, target, torch.arange(96.0), torch.arange(40))
@@ -229,7 +227,7 @@ def following(
 
 
 def decode(drafter: Drafter, s: Sequence) -> tuple[list[int], np.ndarray]:
-    """Accepted tokens of each step along a known answer, and the confidences [steps, gamma]."""
+    """Accepted tokens of each step along a known answer, and confidences [steps, gamma]."""
     drafter.allocate(256)
     table = torch.arange(256, dtype=torch.int32)[None]
     seen, at, accepted, confidence = 0, s.prompt, [], []
@@ -269,7 +267,7 @@ def held(noise: list[Sequence]) -> list[Sequence]:
 def test_a_memorising_drafter_does_not_pass(
     target: TargetModel, noise: list[Sequence], held: list[Sequence], tmp_path: Path
 ) -> None:
-    """Judged by its training answers, it would pass: the split by prompt is needed."""
+    """Judged by its training answers, it would pass."""
     torch.manual_seed(0)
     model = BlockModel(dataclasses.replace(TINY, head_dim=8))
     before = [following(model, target, part) for part in (noise[:8], held)]

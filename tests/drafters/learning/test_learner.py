@@ -1,4 +1,4 @@
-"""The learner: its candidates, its refusals, and that it resumes after a kill at any point."""
+"""The learner: its candidates, its refusals, and resumption after a kill."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ def numbers(folder: Path) -> dict[str, Any]:
 
 
 def use(folder: Path, in_use: str | None, *refused: str) -> None:
-    """Write the server's state."""
     (folder / "new").write_text(json.dumps({"in_use": in_use, "refused": refused}))
     (folder / "new").replace(folder / "state.json")
 
@@ -55,7 +54,7 @@ def names(folder: Path) -> list[str]:
 
 
 def candidates(folder: Path) -> list[str]:
-    """Names of the candidates; each must be whole, so that none is being deleted."""
+    """Names of the candidates, which must be complete."""
     for path in sorted((folder / "drafters").glob("*")):
         networks.check(path, {"num_hidden_layers": 6})
         verdict = json.loads((path / "gate.json").read_text())
@@ -78,10 +77,8 @@ def waiting(folder: Path, reason: str) -> Callable[[], bool]:
 def test_it_goes_on_after_a_kill_anywhere(
     folder: Path, command: list[str], answers: list[Answer], kind: str, request: pytest.FixtureRequest
 ) -> None:
-    """Killed at every stage in turn, it leaves whole files, and loses neither read answers nor training.
-
-    An EAGLE-3 head begins untrained: no trained one is at hand.
-    """
+    """Killed at every stage, it leaves whole files, and loses neither answers nor training. An EAGLE-3 head begins
+    untrained."""
     if kind in ("eagle3", "deer") and not request.config.getoption("--exhaustive"):
         pytest.skip("--exhaustive kills learners of all kinds; files are written alike")
     keep(folder, answers)
@@ -108,7 +105,7 @@ def test_it_goes_on_after_a_kill_anywhere(
     assert lines[before][0] == saved > 0
     assert sum(event["answers"] for event in events(folder, "features")) <= len(answers) + 16
     left = [path for path in folder.rglob(".*") if path.is_file() and path.stat().st_size > 10**4]
-    assert len(left) <= 1  # of the process that just ended; the next one deletes it
+    assert len(left) <= 1  # the next process deletes it
     for path in (folder, *folder.iterdir()):
         assert path.name == "state.json" or not path.stat().st_mode & 0o077, path
 
@@ -117,7 +114,7 @@ def test_it_goes_on_after_a_kill_anywhere(
     assert len(hidden) == 16
     assert len(seen & {tuple(answer.tokens) for answer in answers}) == 30
     assert not seen & hidden
-    assert len(seen) == 30 + 4  # four general answers: three for the gate and two to choose the mixture
+    assert len(seen) == 30 + 4  # general: three for the gate and two to choose the mixture
 
 
 def test_a_refused_candidate_is_not_made_again_from_the_same_answers(
@@ -130,7 +127,7 @@ def test_a_refused_candidate_is_not_made_again_from_the_same_answers(
     more: list[int] = []
 
     def offered() -> bool:
-        """The learner waits, gets a tenth more answers, and begins anew from the drafter in use."""
+        """It waits, gets a tenth more answers, and begins anew from the drafter in use."""
         if not more and waiting(folder, "no better drafter from these answers")():
             more.append(len(events(folder, "training")))
             keep(folder, answers[30:32])
@@ -177,7 +174,7 @@ def test_shuffled_answers_are_left_out(folder: Path, command: list[str], answers
 def test_poison_that_gets_in_does_not_get_through_the_gate(
     folder: Path, command: list[str], answers: list[Answer], tmp_path: Path
 ) -> None:
-    """A drafter that learned the answers is trained on shuffled ones, which the filter lets pass here."""
+    """A trained drafter is trained on shuffled answers, which the filter lets pass here."""
     keep(folder, answers)
     assert run(command, until=lambda: len(events(folder, "gate")) >= 4) == -signal.SIGTERM
     start = tmp_path / "start"
@@ -247,7 +244,7 @@ def test_stored_features_are_bounded(tmp_path: Path, learned_target: Path, answe
     assert again.items == supply.items
     wanted = again.missing(answers)
     assert all(answer.tokens not in newest for answer in wanted)
-    assert len(wanted) < 8  # some are deleted for their age
+    assert len(wanted) < 8
 
 
 def test_features_of_another_target_are_made_again(tmp_path: Path, learned_target: Path, answers: list[Answer]) -> None:
@@ -278,7 +275,7 @@ sys.exit(process.main(sys.argv[1:]))
 
 
 def state_of(pid: int) -> str:
-    """Letter of a process's state; "" if it is gone or a zombie."""
+    """ "" if it is gone or a zombie."""
     try:
         letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -294,7 +291,7 @@ def within(seconds: float, condition: Callable[[], object]) -> None:
 
 
 def test_stopped_continued_ended_and_orphaned(folder: Path, command: list[str], answers: list[Answer]) -> None:
-    """Under the server's signals; while stopped, it still ends when its parent is killed."""
+    """While stopped, it still ends when its parent is killed."""
     keep(folder, answers)
     parent = (
         "import subprocess, sys, time; p = subprocess.Popen(sys.argv[1:]); print(p.pid, flush=True); time.sleep(900)"

@@ -63,7 +63,7 @@ def test_every_shape_gives_the_tokens_that_were_served(log: Path, target: Target
     )
     cut, ended = texts(log, target)
     assert ended.tokens == target.tokenizer("w3 w4")["input_ids"] + served
-    assert cut.tokens == ended.tokens[:-1]  # a cut answer has no end token
+    assert cut.tokens == ended.tokens[:-1]
 
 
 def test_entries_without_text_are_counted(log: Path, target: TargetModel) -> None:
@@ -111,7 +111,7 @@ def test_a_drafter_is_trained_from_a_log_without_writing_answers(
     learned_target: Path, answers: list[Answer], log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Held-out prompts stay held out, foreign answers are ignored, and new answers are added."""
+    """Held-out prompts stay held out, foreign answers are ignored, new answers are added."""
     rows = [
         {"prompt_ids": answer.prompt_ids, "response_ids": answer.response_ids, "temperature": 0} for answer in answers
     ]
@@ -123,7 +123,7 @@ def test_a_drafter_is_trained_from_a_log_without_writing_answers(
     assert "left out of the log: 3 x not this model's answers" in capsys.readouterr().out
     assert (out / "drafter" / "config.json").is_file()
     facts = json.loads((out / "drafter" / "training.json").read_text())
-    assert facts["sequences"] == 30  # the fixture's training prompts
+    assert facts["sequences"] == 30
     write(log, *rows)
     assert main(command(learned_target, log, out, 8)) == 0
     assert "resuming" in capsys.readouterr().out

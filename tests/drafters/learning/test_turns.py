@@ -1,4 +1,4 @@
-"""Learners of several owners: their folders, their turns, and that each learns alone."""
+"""Learners of several owners: their folders and turns."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from outrider.drafters.training.target import TargetModel
 
 
 class Scripted:
-    """A scripted learner: each turn reads the stored answers, and ends by its folder's `plan`."""
+    """Each turn reads the stored answers, and ends by its folder's `plan`."""
 
     taken: ClassVar[list[str]] = []
     plan: ClassVar[dict[str, list[Any]]] = {}
@@ -184,7 +184,7 @@ def events(folder: Path, name: str) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_each_key_learns_for_itself_over_a_kill(command: list[str], answers: list[Answer], tmp_path: Path) -> None:
-    """Two keys, with the features of one on disk at a time; general answers are written once for all."""
+    """Features of one key are on disk at a time; general answers are written once for all."""
     root = tmp_path / "learner"
     one, other = (owners.make(root, Owner(name)) for name in ("ann", "bob"))
     keep(one, answers)
@@ -203,7 +203,6 @@ def test_each_key_learns_for_itself_over_a_kill(command: list[str], answers: lis
 
 @pytest.fixture
 def adapters(learned_target: Path, tmp_path: Path) -> list[Owner]:
-    """Two adapters that change every answer."""
     model, found = TargetModel.load(str(learned_target), dtype=torch.float32).model, []
     for seed, name in enumerate(("sql", "poems")):
         folder = write_adapter(tmp_path / name, model, seed, strength=1.0)
@@ -246,7 +245,7 @@ def answers_of(owner: Owner, target: TargetModel, answers: list[Answer]) -> list
 def test_each_adapter_learns_from_its_answers_over_a_kill(
     command: list[str], answers: list[Answer], learned_target: Path, adapters: list[Owner], tmp_path: Path
 ) -> None:
-    """An adapter's answers are its own for its learner, and foreign for another adapter's."""
+    """Its answers are foreign for another adapter's learner."""
     root, target = tmp_path / "learner", TargetModel.load(str(learned_target), dtype=torch.float32)
     sql, poems = (owners.make(root, owner) for owner in adapters)
     said = answers_of(adapters[0], target, answers)

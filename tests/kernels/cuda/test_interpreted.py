@@ -1,4 +1,4 @@
-"""Runs the tests of tests/gpu/kernels in a separate process, as on a machine with only torch and Triton."""
+"""Runs tests/gpu/kernels in a separate process, with only torch and Triton."""
 
 from pathlib import Path
 

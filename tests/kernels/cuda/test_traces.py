@@ -1,4 +1,4 @@
-"""Traces a decode step on fake CUDA tensors: it reads no result back, and lengths change no operation."""
+"""Traces a decode step on fake CUDA tensors: no result is read back, and lengths change no operation."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ R, GAMMA, TIER, V, D = 5, 4, 16, 300, 64
 
 
 def decode_step(head: str | None) -> None:
-    """A decode step from anchors to new lengths, as a worker runs it."""
-
     def empty(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="cuda:0")
 
@@ -94,7 +92,7 @@ def test_a_decode_step_neither_waits_nor_changes_shape(head: str | None) -> None
 
 @pytest.mark.parametrize("dim", [80, 96, 256, 512])
 def test_heads_of_any_published_size_take_one_kernel(dim: int) -> None:
-    """Torch's attention of such heads would take a dozen operations for every 128 positions of the longest context."""
+    """Torch would take a dozen operations for every 128 positions."""
 
     def step() -> None:
         numbers = torch.empty(R + 1, dtype=torch.int64, device="cuda:0")
@@ -131,7 +129,7 @@ def test_an_operation_that_waits_is_caught(fault: str) -> None:
 
 
 def with_lengths(lens: list[int], bucket: int | None) -> list[tuple[str, tuple[tuple[int, ...], ...]]]:
-    """Torch operations that flatten and commit these lengths; bucket None: without padding."""
+    """Operations that flatten and commit these lengths; bucket None: without padding."""
     rows = torch.arange(R)
     given = rows, rows[:, None].expand(R, GAMMA), torch.tensor(lens), rows, torch.zeros(8, 64).int(), rows
     with Recorder() as recorder:
