@@ -34,17 +34,17 @@ gc.disable()  # until all tests are collected: their imports create millions of 
 torch.set_num_threads(1)
 
 STARTING = ("server", "served")
-"""Fixtures that start a server; so does every fixture with a name that ends with "_server"."""
+"""Fixtures that start a server, as do all with a name that ends with "_server"."""
 QUICK = "not server and not slow"
 """The -m of `make check`."""
 
-hypothesis.settings.register_profile("unhurried", deadline=None)  # other work runs at the same time
+hypothesis.settings.register_profile("unhurried", deadline=None)
 hypothesis.settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The server of most tests. KV cache and context have 4096 tokens."""
+    """The server of most tests, with a KV cache and context of 4096 tokens."""
     folder = tmp_path_factory.mktemp("server")
     flags = ("--max-total-tokens", "4096", "--max-choices", "16", "--log-format", "json", "--log-requests", "summary")
     flags += ONE_THREAD  # `exact_server` uses all cores, as users' servers
@@ -57,7 +57,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def planned_by(folder: Path) -> tuple[str, ...]:
-    """Flags for the planner of the default server with a shipped profile's costs, on every processor."""
+    """Flags for the default server's planner with a shipped profile's costs."""
     model, settings = target.find(None), Settings(activations="float", threads=1 if ONE_THREAD else None)
     here = profile_lookup.fingerprint(checkpoints.with_drafter_path(settings, model), model)
     shipped = store.read(store.SHIPPED / "smollm2-135m-instruct-dspark-zen5-2")
@@ -72,13 +72,12 @@ def client(server: Server) -> openai.OpenAI:
 
 @pytest.fixture(scope="session")
 def model(client: openai.OpenAI) -> str:
-    """Name of the served model."""
     return client.models.list().data[0].id
 
 
 @pytest.fixture(scope="session")
 def small_target(tmp_path_factory: pytest.TempPathFactory) -> SmallTarget:
-    """A small random Llama with the embedded model's tokenizer, cut down, and drafters for it."""
+    """A small random Llama with the embedded model's tokenizer, and drafters."""
     return SmallTarget.write(tmp_path_factory.mktemp("small"))
 
 
@@ -95,9 +94,9 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark a test `server` if its fixtures start a server; a test that starts an engine itself must set the marker.
 
-    A worker of `make test` runs whole groups of tests: tests/lossless that need special servers, all others that
-    need servers, and files. The first two run first, so that none of their servers starts twice; files with slow tests
-    come before the rest, so that no worker ends with one.
+    A worker of `make test` runs whole groups: tests/lossless that need special servers, all others that need servers,
+    and files. The first two run first, so that none of their servers starts twice; files with slow tests come before
+    the rest.
     """
     serving = {item for item in items if server_fixtures(item) or item.get_closest_marker("server")}
     slow = {item.path for item in items if item.get_closest_marker("slow")}
@@ -123,7 +122,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def server_fixtures(item: pytest.Item) -> list[str]:
-    """Names of the fixtures of this test that start a server."""
     return [name for name in getattr(item, "fixturenames", ()) if name in STARTING or name.endswith("_server")]
 
 

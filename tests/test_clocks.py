@@ -1,4 +1,4 @@
-"""The wall clock jumps: no code waits, limits, or measures by it."""
+"""The wall clock jumps, so no code waits, limits, or measures by it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAYS_WHEN = {
     "server/http/keys/token_limits.py",
     "server/tune/result.py",
 }
-"""Files that may read the wall clock: for timestamps or the date, once, at the start."""
+"""Files that may read the wall clock, for timestamps."""
 
 
 def uses(path: Path) -> Iterator[str]:

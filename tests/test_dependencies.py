@@ -27,7 +27,7 @@ BY_NAME = {"python-json-logger", "uvloop"}
 
 
 def distributions_imported(*folders: str) -> set[str]:
-    """Packages of the index that the code in `folders` imports, anywhere in a file."""
+    """Packages that the code in `folders` imports, anywhere in a file."""
     ours = {"outrider"} | {path.stem for path in (ROOT / "tests").rglob("*.py")}
     modules = set()
     for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
@@ -47,7 +47,7 @@ def names(requirements: list[Requirement]) -> set[str]:
 
 
 def pins(lock: str) -> dict[str, str]:
-    """Versions by canonical name, of a file in deploy/requirements and its included files."""
+    """Versions by canonical name, of a file in deploy/requirements with its includes."""
     text = (LOCKS / lock).read_text()
     found = {canonicalize_name(name): version for name, version in re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE)}
     for other in re.findall(r"^-r (\S+)", text, re.MULTILINE):
@@ -68,7 +68,6 @@ def test_the_tests_imports_are_declared() -> None:
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in LOCKS.glob("*.in")))
 def test_locks_have_the_pins_and_a_hash_of_every_file(name: str) -> None:
-    """`make lock` writes them."""
     assert pins(f"{name}.txt") == pins(f"{name}.in")
     requirements = re.split(r"\n(?! )", (LOCKS / f"{name}.txt").read_text().strip())
     assert len(requirements) == len(pins(f"{name}.txt"))
@@ -77,7 +76,7 @@ def test_locks_have_the_pins_and_a_hash_of_every_file(name: str) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_locked_versions_are_allowed(device: str) -> None:
-    """On CPUs torch differs from SGLang's own pin, which the CUDA set has."""
+    """On CPUs torch differs from SGLang's pin."""
     locked = pins(f"{device}.txt") | pins("dev.txt") | (pins("torch-cpu.txt") if device == "cpu" else {})
     for requirement in [*DEPENDENCIES, *(line for name in EXTRAS if name != "cuda" for line in EXTRAS[name])]:
         version = locked[canonicalize_name(requirement.name)]
@@ -87,7 +86,7 @@ def test_locked_versions_are_allowed(device: str) -> None:
 
 
 def test_xdist_knows_the_groups_of_tests(request: pytest.FixtureRequest) -> None:
-    """It finds them after the tests' names. Without groups each worker would start all servers."""
+    """Otherwise each worker would start all servers."""
     config = request.config
     if "PYTEST_XDIST_WORKER" not in os.environ or not config.getoption("loadgroup", False):
         pytest.skip("one process runs all tests")

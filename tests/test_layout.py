@@ -65,7 +65,6 @@ def imported_modules(path: Path) -> set[str]:
 
 
 def imports(folder: str) -> list[tuple[Path, str]]:
-    """Every file below the folder, with each module it imports."""
     files = list((ROOT / folder).rglob("*.py"))
     assert files
     return [(path, name) for path in files for name in imported_modules(path)]
@@ -81,7 +80,7 @@ def test_imports_point_downward(folder):
 
 @pytest.mark.parametrize("folder", MAY_IMPORT)
 def test_imports_are_relative_within_a_folder_and_absolute_across(folder):
-    """Graphs drawn from a checkout then show the folders; only `.src` makes them the package `outrider`."""
+    """Graphs drawn from a checkout then show the folders."""
     for path in (ROOT / folder).rglob("*.py"):
         depth = len(path.relative_to(ROOT).parent.parts)
         for node in ast.walk(ast.parse(path.read_text())):
@@ -93,7 +92,7 @@ def test_imports_are_relative_within_a_folder_and_absolute_across(folder):
 
 @pytest.mark.parametrize("folder", MAY_IMPORT)
 def test_imported_modules_exist(folder):
-    """A missing one would fail only when the import runs; mypy treats it as untyped."""
+    """mypy treats missing ones as untyped."""
     for path in (ROOT / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("outrider.")):
@@ -125,7 +124,7 @@ def test_the_plugin_does_not_import_its_hooks():
 
 @pytest.fixture(scope="module")
 def import_graph() -> dict[str, set[str]]:
-    """Every module with our modules that it imports, inside functions too; packages under their own names."""
+    """Every module with our modules that it imports; packages under their own names."""
     files = {}
     for folder in MAY_IMPORT:
         for path in (ROOT / folder).rglob("*.py"):
@@ -149,7 +148,7 @@ def test_no_folder_imports_its_sibling_both_ways(import_graph):
 
 
 def _siblings(name: str, other: str) -> tuple[str, str] | None:
-    """The folders below their common one that contain the two modules; None if a module is in no folder."""
+    """The folders below their common one of two modules; None if a module is in no folder."""
     a, b = name.split("."), other.split(".")
     depth = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     folders = ".".join(a[: depth + 1]), ".".join(b[: depth + 1])

@@ -1,4 +1,4 @@
-"""The built package equals the tree, and SGLang loads the plugin from it without a checkout."""
+"""The built package equals the tree, and SGLang loads the plugin from it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("drafters", "kernels", "profiles", "scheduler", "server", "storage")
 TAKES_PART = (".src", *FOLDERS, "pyproject.toml", "README.md", "LICENSE")
 DATA = ("drafters/weights", "kernels/cpu/csrc", "profiles/shipped", "server/http/page")
-"""Folders that are installed completely, descriptions and pictures included."""
+"""Folders that are installed completely."""
 MADE = shutil.ignore_patterns("__pycache__", "*.pyc", "*.so", "*.egg-info", "build")
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the packaged files, so that a build leaves none in the checkout."""
+    """A copy, so that a build leaves no file in the checkout."""
     copy = tmp_path_factory.mktemp("tree")
     for name in TAKES_PART:
         if (ROOT / name).is_dir():
@@ -63,12 +63,11 @@ def installed_files(wheel: Path) -> set[str]:
 
 
 def is_installed(path: PurePath) -> bool:
-    """Everything except files that are only read in the repository."""
+    """Everything except files that are read in the repository."""
     return path.suffix not in (".md", ".png") or any(path.is_relative_to(folder) for folder in DATA)
 
 
 def test_the_wheel_holds_the_tree(tree: Path, wheel: Path) -> None:
-    """No file is missing or extra, in future folders too."""
     files = [path.relative_to(tree) for folder in FOLDERS for path in (tree / folder).rglob("*") if path.is_file()]
     expected = {"__init__.py"} | {str(path) for path in files if is_installed(path)}
     found = installed_files(wheel)
@@ -89,7 +88,7 @@ def test_a_wheel_can_be_built_from_the_sdist(tree: Path, wheel: Path, tmp_path: 
     assert installed_files(again) == installed_files(wheel)
 
 
-# The first thing that SGLang's processes do; sys.argv: where to find packages, ours first.
+# as SGLang's processes begin; sys.argv: where to find packages, ours first
 LOAD = """
 import json, sys
 sys.path += sys.argv[1:]
@@ -117,7 +116,7 @@ def test_sglang_loads_the_plugin_from_an_installed_wheel(
     python("-m", "pip", "install", "--no-deps", "--no-index", "--target", str(site), str(wheel))
     monkeypatch.setenv("SGLANG_PLUGINS", "outrider")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # with a GPU, SGLang would choose its own platform
-    # -I and -S: neither PYTHONPATH nor an editable install's .pth file leads to the checkout.
+    # neither PYTHONPATH nor an editable install leads to the checkout
     packages = [sysconfig.get_path(kind) for kind in ("purelib", "platlib")]
     loaded = json.loads(python("-I", "-S", "-c", LOAD, str(site), *packages, cwd=tmp_path).splitlines()[-1])
     assert Path(loaded.pop("package")) == site / "outrider" / "__init__.py"

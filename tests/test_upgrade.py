@@ -60,7 +60,7 @@ for _ in index:
     wanted = read(asked) + [Requirement(line) for name in chosen for line in index[name][chosen[name]]]
 Path(found).write_text("".join(f"{{name}}=={{version}}\\n" for name, version in chosen.items()))
 """
-"""A resolver of INDEX with uv's arguments: newest versions, but earlier results where possible."""
+"""A resolver of INDEX with uv's arguments."""
 
 TOGETHER = "No pin was moved, for uv finds no versions that go together:\n"
 
@@ -92,7 +92,7 @@ def moved(project: Path, package: str = "") -> dict[str, str]:
 
 
 def test_all_move_to_the_newest_that_fit_together(project: Path) -> None:
-    """Both sets agree on common packages; CPUs keep their torch and its companions."""
+    """CPUs keep their torch."""
     assert moved(project) == {
         "common.pins": "# Shared.\nengine==1.1  # theirs\nweb_Tools==1.5\nweb==2.0\n",
         "cuda.in": "-r common.pins\ntorch==2.2\ntriton==3.2\n",
@@ -115,7 +115,6 @@ def test_a_package_moves_with_its_requirements(project: Path) -> None:
      ("", PROJECT.replace("triton>=3", "triton>=3.1"), f"{TOGETHER}no triton fits")],
 )  # fmt: skip
 def test_no_file_is_written_on_failure(project: Path, package: str, pyproject: str, says: str) -> None:
-    """The last case only for CPUs."""
     (project / "pyproject.toml").write_text(pyproject)
     done = upgrade(project, package, sys.executable, str(project / "uv.py"))
     assert done.returncode == 1

@@ -1,7 +1,4 @@
-"""`deploy/` fits this version: flags, routes, times and names agree with the program.
-
-`make check-deploy` runs schemas and linters, which need special packages, and the images.
-"""
+"""`deploy/` fits this version. `make check-deploy` runs schemas and linters, and the images."""
 
 from __future__ import annotations
 
@@ -30,7 +27,6 @@ ANY_ADDRESS = "0.0.0.0"
 
 
 def settings(command: list[str]) -> Settings:
-    """Settings of a server with this command."""
     assert command.pop(0) == "serve"
     parser = argparse.ArgumentParser(exit_on_error=False)
     serve.add_arguments(parser)
@@ -91,7 +87,6 @@ def test_compose_starts_existing_services() -> None:
 
 @pytest.fixture(scope="module", params=OVERLAYS, ids=lambda path: path.name)
 def objects(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """An overlay's objects by kind."""
     if shutil.which("kubectl"):
         command = ["kubectl", "kustomize", str(request.param)]
     elif shutil.which("kustomize"):

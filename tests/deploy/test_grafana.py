@@ -1,4 +1,4 @@
-"""Grafana's dashboards: their panels, and every query on a Prometheus that scrapes a server under load."""
+"""Grafana's dashboards, and their queries on a Prometheus that scrapes a server under load."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ FOLDER = Path(__file__).parents[2] / "deploy" / "grafana"
 DASHBOARDS = {path.stem: json.loads(path.read_text()) for path in sorted((FOLDER / "dashboards").glob("*.json"))}
 VARIABLES = {"$job": "outrider", "$instance": ".*", "$__rate_interval": "30s"}
 SILENT = {"Drafter collapsed", "Error of the predicted step time", "Step time, predicted and taken"}
-"""Panels that may stay empty or at 0: an alarm, and panels that need a measured profile of this machine."""
+"""Panels that may stay empty or at 0: an alarm, and two that need a profile of this machine."""
 
 OF_OTHERS = {"Block-diffusion models", "Keys", "Learning"}
-"""Rows of panels that stay empty with other models (tests/lossless/test_spiffy.py), without keys
-(tests/server/http/test_limits.py), and on a server that does not learn (tests/lossless/test_learning.py)."""
+"""Rows of panels that stay empty with other models, without keys, and on a server that does not learn
+(tests/lossless/test_spiffy.py, test_learning.py, tests/server/http/test_limits.py)."""
 
 
 def targets() -> list[tuple[str, str, str]]:
-    """Panel title, legend and expression of every query that other models answer."""
+    """Panel title, legend and expression of every query that most models answer."""
     found, row = [], ""
     for dashboard in DASHBOARDS.values():
         for panel in dashboard["panels"]:
@@ -52,7 +52,6 @@ def choices(dashboard: dict[str, Any]) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", DASHBOARDS)
 def test_every_field_is_of_grafanas_schema(name: str) -> None:
-    """Grafana's SDK reads and writes the fields that it knows."""
     plugins.register_default_plugins()
     written = json.loads(JSONEncoder().encode(Dashboard.from_json(DASHBOARDS[name])), object_pairs_hook=_without_nulls)
     assert written == DASHBOARDS[name]
@@ -73,7 +72,7 @@ def test_panels_query_existing_metrics() -> None:
                 assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
                 place = panel["gridPos"]
                 assert place["x"] + place["w"] <= 24
-                for target in panel["targets"]:  # of the chosen servers, metric by metric
+                for target in panel["targets"]:
                     metrics = re.findall(r"(?:outrider_|sglang:)\w+", target["expr"])
                     assert target["expr"].count('{job=~"$job",instance=~"$instance"') == len(metrics) > 0
 
@@ -96,7 +95,7 @@ def test_provisioning_names_existing_files() -> None:
 
 
 def load(server: Server) -> None:
-    """Requests of all kinds: streamed and not, greedy, sampled and seeded, repeated text, levels, an error."""
+    """Requests of all kinds, and an error."""
     kinds: list[dict[str, Any]] = [
         {"temperature": 0, "stream": False},
         {"temperature": 1.0},
@@ -126,7 +125,7 @@ def prometheus(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
     try:
         started.wait_for_scrapes(2)
         for scrapes in (1, 2):
-            load(server)  # a rate needs two scrapes of a series, which this load may create
+            load(server)  # a rate needs two scrapes of a series
             started.wait_for_scrapes(scrapes)
         yield started
     finally:

@@ -1,4 +1,4 @@
-"""`make test` installs the Debian packages of tests once, and continues without them if it cannot."""
+"""`make test` installs the Debian packages of tests once, if it can."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ class Machine:
         self.venv = folder / "venv"
 
     def make(self) -> str:
-        """Output of make, which never fails."""
         command = [str(shutil.which("make")), "-s", "programs", "PROGRAMS=browser", f"VENV={self.venv}"]
         environment = {"PATH": str(self.folder)}
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout

@@ -1,4 +1,4 @@
-"""Two servers with SGLang's router or HAProxy in front, as `deploy/replicas` starts them."""
+"""Two servers with SGLang's router or HAProxy in front (`deploy/replicas`)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ STORY = " ".join(
 
 @pytest.fixture(scope="module")
 def replica_server(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A second server in addition to the shared one."""
     # The router needs a moment to see that it leaves.
     flags = ("--max-total-tokens", "4096", "--lame-duck-seconds", "3")
     started = ForkedServer(tmp_path_factory.mktemp("replica") / "log", *flags)
@@ -48,7 +47,6 @@ def replica_server(server: Server, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @contextmanager
 def balancer(kind: str, *servers: Server | SmallServer) -> Iterator[str]:
-    """Address of a load balancer in front of both servers."""
     port = free_port()
     if kind == "haproxy":
         command: list[str | Path] = ["haproxy", "-f", REPLICAS / "haproxy.cfg"]
@@ -98,7 +96,7 @@ def chat(url: str, model: str, messages: list[dict[str, str]], **fields: object)
 
 
 def test_a_conversation_stays_on_its_server(front: str, model: str) -> None:
-    """Each turn finds all earlier ones in the cache, though conversations alternate between two servers."""
+    """Each turn is cached, though conversations alternate between two servers."""
     talks = [[{"role": "user", "content": f"Story {front[-5:]}-{index}. {STORY}"}] for index in range(CONVERSATIONS)]
     known = [0] * CONVERSATIONS
     for turn in range(TURNS):
@@ -122,7 +120,7 @@ def test_it_answers_as_a_server_does(front: str, server: Server, model: str) -> 
 
 
 def test_which_fields_come_through(front: str, model: str, request: pytest.FixtureRequest) -> None:
-    """docs/scale.md documents them. A field that passes is checked, and its wrong type refused."""
+    """docs/scale.md documents them. The wrong type of a passed field is refused."""
     wrong = {"model": model, "max_tokens": 4, "speculation": "no"}
     chats = HTTP.post(f"{front}/v1/chat/completions", json=wrong | {"messages": [{"role": "user", "content": "Hi"}]})
     texts = HTTP.post(f"{front}/v1/completions", json=wrong | {"prompt": "Hi"}, timeout=60)
@@ -133,7 +131,7 @@ def test_which_fields_come_through(front: str, model: str, request: pytest.Fixtu
 
 
 async def as_told(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    """Acts as the message says; to die is to close the connection without an answer."""
+    """Acts as the message says; to die is to close the connection."""
     told = body["messages"][0]["content"].split()[0]
     if told == "die":
         assert request.transport is not None
@@ -158,7 +156,7 @@ def test_a_request_that_failed_on_a_server_is_not_retried_elsewhere(
 ) -> None:
     """A request that ended one engine would end the next."""
     _, front, servers = small_front
-    for number in range(4):  # to either server
+    for number in range(4):
         before = sum(len(each.asked) for each in servers)
         body = {"model": "small", "max_tokens": 4, "messages": [{"role": "user", "content": f"{told} {number}"}]}
         status = HTTP.post(f"{front}/v1/chat/completions", json=body, timeout=60).status_code

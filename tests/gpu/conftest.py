@@ -1,4 +1,4 @@
-"""Tests that need an NVIDIA GPU. Without one their modules are skipped unimported.
+"""Tests that need an NVIDIA GPU; without one their modules are not imported.
 
 The tests of kernels/ also run in Triton's interpreter: `TRITON_INTERPRET=1 pytest tests/gpu/kernels`.
 """
@@ -14,8 +14,6 @@ HERE = Path(__file__).parent
 
 
 class Skipped(pytest.File):
-    """A module that cannot run here."""
-
     def collect(self) -> list[pytest.Item]:
         pytest.skip(f"{gpu_device.missing()} (docs/gpu.md)", allow_module_level=True)
 

@@ -1,6 +1,6 @@
-"""Servers on a GPU with each attention backend under mixed load: no failures, flat memory, steps run as graphs.
+"""Servers on a GPU with each attention backend under mixed load: no failures, flat memory, graphs.
 
-`make test-gpu` also runs tests/lossless, which compares their answers with the exact target.
+`make test-gpu` also compares answers, by tests/lossless.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.server
 PASSES = re.compile(r'^sglang:cuda_graph_passes_total\{[^}]*mode="([a-z_]+)"[^}]*\} (\S+)', re.MULTILINE)
 OVERLAP = re.compile(r"disable_overlap_schedule'?(=|: )False")
 MOST_GROWTH = 64 << 20
-"""Bytes of the GPU: SGLang takes its memory at the start, and torch keeps its peak."""
+"""Bytes: SGLang takes its memory at the start, and torch keeps its peak."""
 
 
 def soak(server: Server, minutes: float) -> None:

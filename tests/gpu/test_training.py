@@ -1,4 +1,4 @@
-"""Training on a GPU: every kind for two steps, on answers written there by the embedded model."""
+"""Training on a GPU: every kind for two steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The built-in prompts: three kinds in turn, in equal shares in both parts of the calibration."""
+"""The built-in prompts: three kinds in turn, equal in both parts of the calibration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MATH = "\nPlease reason step by step, and put your final answer within \\boxed{}
 
 
 def kinds(questions: list[str]) -> list[str]:
-    """The kind of each built-in question, by its place in its file."""
+    """The kind of each built-in question."""
     places = {question: place for place, question in enumerate(QUESTIONS)}
     return [KINDS[places[question] % 3] for question in questions]
 

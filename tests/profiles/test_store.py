@@ -146,7 +146,7 @@ def save_forever(root: Path) -> None:
 
 
 def test_a_kill_while_saving_leaves_a_whole_profile(tmp_path: Path) -> None:
-    """Killed at a random moment of endless saving; read meanwhile as well."""
+    """Killed at a random moment of endless saving."""
     store.save(profile(), tmp_path, {})
     for _ in range(3):
         process = multiprocessing.get_context("fork").Process(target=save_forever, args=(tmp_path,))
@@ -182,7 +182,7 @@ def test_profiles_measured_before_prompts_were_have_none(tmp_path: Path) -> None
 
 
 def save_on_a_full_disk(root: Path, room: int) -> None:
-    """Exits with 0 if saving fails as on a full disk; no file may become larger than `room`."""
+    """Exits with 0 if saving fails as on a full disk; no file may exceed `room`."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
     try:
         store.save(replace(profile(), measured_how="another"), root, {"calibration": "x" * 200})
@@ -193,7 +193,7 @@ def save_on_a_full_disk(root: Path, room: int) -> None:
 
 @pytest.mark.parametrize("room", [0, 100, 1000])
 def test_a_full_disk_leaves_the_former_profile(tmp_path: Path, room: int) -> None:
-    """The disk has room for no file, for a part of the first, and for the first but not the second."""
+    """Room for no file, for a part of the first, and for the first."""
     store.save(profile(), tmp_path, {"calibration": "old"})
     process = multiprocessing.get_context("fork").Process(target=save_on_a_full_disk, args=(tmp_path, room))
     process.start()

@@ -17,7 +17,7 @@ from outrider.scheduler.contract import Budget, Planner
 from outrider.scheduler.planner import Asynchronous
 
 GAMMA = 3
-# Few distinct values, so that ties are common; NaN is among them.
+# few values, so that ties are common
 CONFIDENCES = st.sampled_from([0.0, 0.25, 0.5, 0.5000001, 0.9, 1.0, float("nan"), -0.5, 1.5])
 BLOCKS = st.integers(1, 4).flatmap(
     lambda requests: st.lists(
@@ -76,7 +76,7 @@ def test_survival_of_broken_confidences():
     expected = torch.tensor([[0.5, 0.0, 0.0], [1.0, 0.5, 0.0], [1.0, 0.5, 0.25]])
     assert torch.equal(survival_of(confidence), expected)
     assert torch.equal(survival_of(confidence, torch.tensor([3, 1, 0]))[1:], torch.tensor([[1.0, 0, 0], [0, 0, 0]]))
-    assert bool(confidence[0, 1].isnan())  # the drafter's tensor is unchanged
+    assert bool(confidence[0, 1].isnan())
 
 
 def test_first_keeps_the_order_of_survivals_exactly():
@@ -114,7 +114,7 @@ def test_every_planner_admits_within_the_draft(block, data):
 
 
 def test_the_property_test_detects_a_search_that_looks_ahead():
-    """Power of the test above: admission by the best point of the whole curve changes with c_{k+1}."""
+    """Power of the test above: the best point of the whole curve changes with c_{k+1}."""
     seconds = np.array([1.0, 2.0, 1 / 0.45])
 
     def naive(confidence: list[float]) -> int:

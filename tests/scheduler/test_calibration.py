@@ -1,4 +1,4 @@
-"""Calibration: fits against brute force and known truth, classes, censoring, and export to SGLang."""
+"""Calibration: fits against brute force and known truth, censoring, and export to SGLang."""
 
 from __future__ import annotations
 
@@ -65,7 +65,6 @@ def test_joint_fit_recovers_the_parameters_of_the_records(censor):
 
 
 def test_censored_positions_are_no_rejections():
-    """Unverified drafts have no part in the fit, whatever their confidence."""
     records = synthetic(5000, 3, censor="random")
     hidden = records.confidence.copy()
     hidden[~records.verified] = 0.999
@@ -77,7 +76,7 @@ def test_censored_positions_are_no_rejections():
 
 
 def test_censoring_by_confidence_does_not_move_the_error():
-    """Calibrated confidences stay calibrated on the drafts that a planner chose to verify."""
+    """On the drafts that a planner chose to verify."""
     found = quality(synthetic(60_000, 4, np.ones(5), censor="survival"))
     assert max(found.ece) < 0.02
     assert found.samples[0] > found.samples[4] > 0
@@ -115,7 +114,6 @@ def test_ece_of_small_cases():
 
 
 def calibrated(table: CalibrationTable, confidence: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-    """Calibration as a server does it."""
     nothing = torch.zeros(confidence.shape, dtype=torch.int64)
     parameters = table.parameters(confidence.shape[1], confidence.device)
     return weigh_drafts(nothing, confidence, classes, classes, torch.full((len(CLASSES), 1), -1), parameters)[0]
@@ -159,7 +157,7 @@ def of_all_classes(count: int, seed: int, shifts: Sequence[float]) -> Records:
 
 
 def test_cases_with_opposite_errors_are_corrected_separately():
-    """A common calibration changes little: the errors cancel out."""
+    """A common calibration cannot: the errors cancel out."""
     shifts = (-0.9, 0.9, 0.9, -0.9, 0.9, -0.9, 0.9, -0.9, -0.9)
     fitted, held_out = of_all_classes(20_000, 0, shifts), of_all_classes(20_000, 1, shifts)
     for found in fit_table(fitted, held_out, dataset="synthetic").by_class:
@@ -174,7 +172,7 @@ def test_cases_with_opposite_errors_are_corrected_separately():
 
 @pytest.mark.parametrize("count", [30, 300, 3000])
 def test_a_calibration_is_never_worse_than_none_on_held_out_records(count):
-    """Confidences that are right already, with few records: a fit would follow chance."""
+    """Right confidences and few records: a fit would follow chance."""
     kept = 0
     for seed in range(8):
         fitted, held_out = (
@@ -185,7 +183,7 @@ def test_a_calibration_is_never_worse_than_none_on_held_out_records(count):
             assert sum(found.ece_after) <= sum(found.ece_before)
             assert found.is_identity or sum(found.ece_after) < sum(found.ece_before)
             kept += found.is_identity
-    assert kept > 0  # raw confidences do win
+    assert kept > 0
 
 
 def test_right_confidences_have_the_error_of_chance():
@@ -206,7 +204,7 @@ def test_sglang_reads_temperatures_that_were_fitted_without_shifts(tmp_path):
     assert tuple(theirs.temperatures) == found.sglang.temperatures
     assert set(found.sglang.shifts) == {0.0}
     assert tuple(theirs.ece_after) == found.sglang.ece_after
-    assert theirs.num_samples == 6000  # no lookups, no seeds: SGLang's DSpark has none
+    assert theirs.num_samples == 6000  # SGLang's DSpark has neither lookups nor seeds
     assert theirs.dataset == "synthetic"
 
 
@@ -276,7 +274,7 @@ def test_impossible_records_are_refused():
 
 
 def test_a_calibration_from_before_lookups_across_requests_is_read():
-    """Such confidences stay as they are; any other missing case is an error."""
+    """Any other missing case is an error."""
     table = CalibrationTable.of({case: Calibration((0.5, 2.0), (0.1, 0.2)) for case in CLASSES}, 2)
     data = table.to_json()
     data["cases"] = {case: found for case, found in data["cases"].items() if "across" not in case}

@@ -1,4 +1,4 @@
-"""Calibration under block verification: the meaning of a confidence does not depend on later tokens."""
+"""Under block verification the meaning of a confidence does not depend on later tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAMPLED = CLASSES.index("sampled, model")
 
 
 def records(seed: int, *, by_block: bool, least: float = 0.0, longest: int = GAMMA) -> Records:
-    """Blocks with exact token-by-token chances as confidences; verified up to a survival of `least`."""
+    """Blocks with exact token-by-token chances, verified up to a survival of `least`."""
     laws = torch.Generator().manual_seed(0)
     p, q = ((1.2 * torch.randn(VOCAB, VOCAB, generator=laws)).softmax(1) for _ in range(2))
     generator = torch.Generator().manual_seed(seed)
@@ -47,7 +47,7 @@ def records(seed: int, *, by_block: bool, least: float = 0.0, longest: int = GAM
 
 
 def errors(found: Records, calibration: Calibration) -> list[float]:
-    """Mean confidence minus the accepted share, in standard deviations, at each tested position."""
+    """Mean confidence minus accepted share, in standard deviations, by position."""
     differences = [(calibration.apply(found.confidence) - found.survived)[found.tested[:, k], k] for k in range(GAMMA)]
     return [float(each.mean() / each.std() * np.sqrt(len(each))) for each in differences if len(each)]
 
@@ -66,7 +66,7 @@ def test_by_block_a_fit_holds_whatever_is_verified_after_a_token(least: float, l
     fitted_on, same = (records(seed, by_block=True, least=least, longest=longest) for seed in (1, 2))
     raw, fitted = errors(same, RAW), errors(same, found := fit_joint(fitted_on))
     assert abs(raw[0]) < 4
-    assert np.abs(fitted).max() < 6  # in the fit's records and in these
+    assert np.abs(fitted).max() < 6
     if not least:
         assert max(raw[1:]) < -8
         assert np.abs(errors(records(3, by_block=True), found)[:longest]).max() < 6

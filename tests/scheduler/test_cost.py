@@ -60,8 +60,8 @@ def test_between_two_measured_request_counts_no_step_is_cheaper_than_the_line(
     seed: int, low: int, high: int, between: int
 ) -> None:
     cost = StepCost(jagged_grid(seed))
-    tokens = np.arange(high, 8 * low + 1)  # measured for both
-    context = 1024.0 * low  # measured
+    tokens = np.arange(high, 8 * low + 1)
+    context = 1024.0 * low
     left, right = cost.seconds(low, tokens, context), cost.seconds(high, tokens, context)
     got = cost.seconds(between, tokens, context)
     line = left + (right - left) * (between - low) / (high - low)
@@ -72,7 +72,7 @@ def test_between_two_measured_request_counts_no_step_is_cheaper_than_the_line(
 
 
 def test_no_gain_is_invented_between_request_counts_that_were_measured() -> None:
-    """If time is linear in tokens and requests, 20 requests cost the line although only 16 and 32 were measured."""
+    """On a line in tokens and requests, 20 requests cost the line although only 16 and 32 were measured."""
     true = lambda r, b: 5e-3 + 1e-4 * r + 3e-4 * b  # noqa: E731
     cost = StepCost(Point(r, r * n, 0, (true(r, r * n),)) for r in (16, 32) for n in range(1, 9))
     tokens = np.arange(20, 161)
@@ -91,7 +91,7 @@ def test_a_dip_at_a_number_of_tokens_is_seen_between_request_counts() -> None:
     cost = StepCost(Point(r, r * n, 0, (0.5 if r * n == 64 else 1.0,)) for r in (16, 32) for n in range(1, 9))
     times = cost.seconds(20, np.arange(20, 129), 0)
     assert np.all(times[:44] == 1)
-    assert times[44] == 0.5  # 64 tokens
+    assert times[44] == 0.5
     np.testing.assert_allclose(times[44:60], 0.5 + np.arange(16) / 32)  # rising, so along the line to 80 tokens
     assert np.all(times[60:] == 1)
 
@@ -151,13 +151,13 @@ def test_where_one_context_was_measured_the_slope_of_the_others_holds() -> None:
 
 
 def test_contexts_that_are_almost_equal_are_one() -> None:
-    """A live engine's contexts are only near the wanted ones; noise between rounds must not become a slope."""
+    """A live engine's contexts vary; noise must not become a slope."""
     rounds = [Point(1, 1, 130.2, (1.0,)), Point(1, 1, 131.0, (1.2,)), Point(1, 1, 1024.0, (1.5,))]
     cost = StepCost(rounds)
     assert at(cost, 1, 1, 100) == pytest.approx(1.025)  # an octile
     assert at(cost, 1, 1, 1024) == 1.5
     assert at(cost, 1, 1, 2048) == pytest.approx(1.5 + 0.475 * 1024 / (1024 - 130.6))
-    assert cost.points == tuple(rounds)  # as measured
+    assert cost.points == tuple(rounds)
 
 
 def test_drafting_costs_extra() -> None:
@@ -184,7 +184,7 @@ def test_drift_follows_a_slower_machine_within_bounds() -> None:
 
 
 def test_a_stale_price_of_drafts_is_unlearnt_without_their_times() -> None:
-    """Drafts on a GPU are not timed: time above a step's price without a draft is attributed to its draft."""
+    """Drafts on a GPU are not timed: a step's additional time is its draft's."""
     cost = StepCost([Point(1, 1, 0, (3.0,)), Point(1, 2, 0, (3.0,)), Point(1, 0, 0, (7.7,))])
     rng = np.random.default_rng(0)
     for _ in range(1000):
@@ -218,7 +218,7 @@ def test_drift_counts_drafting_where_a_step_drafted() -> None:
     cost.observe(1, 2, 0, 1, 2.0, 1.0)
     assert (cost.drift.plain, cost.drift.draft) == (1.0, 1.0)
     for _ in range(400):
-        cost.observe(1, 2, 0, 1, 2.5, 1.5)  # drafting is slower, the rest is unchanged
+        cost.observe(1, 2, 0, 1, 2.5, 1.5)  # only drafting is slower
     assert cost.drift.plain == pytest.approx(1.0)
     assert cost.draft_seconds(1) == pytest.approx(1.5, rel=0.01)
     assert cost.draft_seconds(np.array([0.0, 1.0, 2.0])) == pytest.approx([0.0, 1.5, 3.0], rel=0.01)

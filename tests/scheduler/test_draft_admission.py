@@ -38,7 +38,6 @@ def choose(chances: list[list[float]], seconds, asked=None, late=None, step_toke
 
 
 def kept(found: Found, chances: list[list[float]], asked: list[float], step_tokens: float = 1.0) -> int:
-    """Levels that a round keeps, computed from the definition."""
     return sum(
         level > 0 and step_tokens * (1 + sum(own[:count])) / found.seconds >= MARGIN * level * (1 - 1e-9)
         for own, count, level in zip(chances, found.counts, asked, strict=True)

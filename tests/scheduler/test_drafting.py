@@ -1,4 +1,4 @@
-"""The decision whether and for which requests the model drafts: undrafted steps, probes, and lookups."""
+"""For which requests the model drafts: undrafted steps, probes, and lookups."""
 
 from __future__ import annotations
 
@@ -54,14 +54,13 @@ def dear_drafts(requests: int, each: float, token: float = 0.02) -> StepCost:
 
 
 def seen(planner: Asynchronous, confidence: np.ndarray, steps: int = 20) -> None:
-    """Plan and observe steps in which all requests are drafted for, with this outcome."""
+    """Plan and observe steps with this outcome."""
     for _ in range(steps):
         run(planner, view(len(confidence), GAMMA), confidence, draft=True)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_chosen_number_of_drafted_tokens_is_the_best(seed):
-    """Compared with drafts for none and for all, and each number of drafted and verified tokens."""
     rng = np.random.default_rng(seed)
     requests, each, token = 4, float(rng.uniform(0.05, 0.3)), float(rng.uniform(0.02, 0.2))
     planner = uncorrected(dear_drafts(requests, each, token))
@@ -98,8 +97,8 @@ def test_undrafted_positions_are_assumed_to_decay_as_in_whole_drafts():
 
 @pytest.mark.parametrize("on_host", [True, False])
 def test_a_draft_costs_where_the_model_makes_it(on_host):
-    """Prompt lookup is unsure in one of five steps. On a CPU the model drafts only in these, which pays; on a GPU the
-    host does not know them, so it would draft in all, which does not pay."""
+    """Prompt lookup is unsure in one of five steps. On a CPU the model drafts only in these, which pays; on a GPU it
+    would draft in all, which does not."""
     planner = uncorrected(dear_drafts(2, 0.2), smoothing=64)
     survival, everybody = np.full((2, GAMMA), 0.9, dtype=np.float32).cumprod(1), np.ones(2, dtype=bool)
     for i in range(120):
@@ -112,7 +111,7 @@ def test_a_draft_costs_where_the_model_makes_it(on_host):
 
 
 def test_after_a_hard_passage_a_text_is_expected_to_become_easier():
-    """As earlier texts have done; where all texts are hard, it is not expected."""
+    """As earlier texts have done; where all texts are hard, it is not."""
     easy, hard = (np.full((1, GAMMA), c, dtype=np.float32) for c in (0.9, 0.1))
 
     def drafts(others: np.ndarray) -> bool:
@@ -143,7 +142,6 @@ def test_lookups_are_verified_though_no_model_drafts():
 
 
 def test_a_good_draft_of_a_lone_request_is_verified_further_than_a_bad_one():
-    """A single budget would be wrong for both."""
     planner = uncorrected(curve_cost(1, [1.0 + 0.25 * k for k in range(GAMMA + 1)]), smoothing=64)
     good, bad = (np.full((1, GAMMA), c, dtype=np.float32) for c in (0.95, 0.4))
     for i in range(40):
@@ -154,7 +152,7 @@ def test_a_good_draft_of_a_lone_request_is_verified_further_than_a_bad_one():
 
 
 def test_a_budget_by_survival_stays_before_a_cliff():
-    """When both requests' drafts are good at once, more tokens than ever before would take far too long."""
+    """With both requests' drafts good at once, more tokens than ever would take far too long."""
     planner = uncorrected(curve_cost(2, [1.0, 1.05, 1.1, *[50.0] * 4]), smoothing=64)
     good, bad = ([c] * GAMMA for c in (0.95, 0.01))
     for i in range(40):
@@ -174,7 +172,6 @@ class Looking:
         self.requests = requests
 
     def run(self, confidence: float, steps: int, generation: int = 1) -> list[bool]:
-        """For each step, whether it looked drafts up."""
         looked = []
         for _ in range(steps):
             step = view(self.requests, GAMMA, generations=[generation] * self.requests)

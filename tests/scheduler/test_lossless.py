@@ -1,10 +1,9 @@
 """Appendix A's counterexample: our planners keep the distribution, a search that looks ahead does not.
 
-One request, gamma 2, p = (0.7, 0.3) and q = (0.5, 0.5) at the first position, so c_1 = 0.8. The second position's
-confidence is 0.9 after x_1 = A and 0 after x_1 = B. The project's own code drafts, plans and accepts.
+One request, gamma 2, p = (0.7, 0.3) and q = (0.5, 0.5) at the first position, so c_1 = 0.8. The second confidence is
+0.9 after x_1 = A and 0 after x_1 = B.
 
-Then two such requests, where the planner decides which of them the model drafts for. The other one has a lookup, here
-always B and B, with confidence 0.3.
+Then two such requests, of which the planner chooses for the model; the rest has a lookup, B and B, of confidence 0.3.
 """
 
 from __future__ import annotations
@@ -61,8 +60,6 @@ def first_tokens(plan: Plan, seed: int = 0) -> tuple[float, dict[int, int]]:
 
 
 def steps_of(planner: Planner) -> Plan:
-    """Whole steps of a planner; a step without drafting verifies no draft."""
-
     def plan(confidence: torch.Tensor) -> torch.Tensor:
         step = view(1, 2)
         budget = planner.budget(step)
@@ -109,7 +106,7 @@ def asynchronous(seconds: list[float]) -> Asynchronous:
     ],
 )
 def test_planners_keep_the_distribution(planner, lengths_seen):
-    """Several lengths must occur: a planner that always does the same is lossless for the wrong reason."""
+    """Several lengths must occur: a constant planner is lossless for the wrong reason."""
     share, lengths = first_tokens(steps_of(planner))
     assert abs(share - 0.7) < bound(0.7)
     assert {length for length, count in lengths.items() if count > SAMPLES / 20} == lengths_seen
@@ -151,9 +148,9 @@ LOOKUP = torch.tensor([0.3, 0.6])
 
 
 def shares_of_two(asks: Asks, seed: int = 0) -> tuple[list[float], list[float]]:
-    """For two requests: the shares of A among their first tokens, and of steps in which the model drafted for them.
+    """Shares of two requests: of A among their first tokens, and of steps in which the model drafted for them.
 
-    asks: (asked [2] bool, verify_lens [2]) from the drafts [2, 2] that the model would make and their confidences.
+    asks: (asked [2] bool, verify_lens [2]) from the model's drafts [2, 2] and their confidences.
     """
     generator = torch.Generator().manual_seed(seed)
     tokens = (torch.rand(SAMPLES, 2, 2, generator=generator) >= Q[:, 0]).long()
@@ -177,8 +174,6 @@ def shares_of_two(asks: Asks, seed: int = 0) -> tuple[list[float], list[float]]:
 
 
 def asks_of(planner: Planner) -> Asks:
-    """Whole steps of a planner, lookups included."""
-
     def asks(drafts: torch.Tensor, sure: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         step = view(2, 2)
         budget = planner.budget(step)
@@ -193,8 +188,7 @@ def asks_of(planner: Planner) -> Asks:
 
 
 def drafting_is_dear(smoothing: int, each: float = 0.65) -> Asynchronous:
-    """The model's drafts pay where both requests drew A two steps ago; otherwise probes must find out when they pay
-    again."""
+    """The model's drafts pay where both requests drew A two steps ago; probes must find out when they pay again."""
     drafts = [Point(n, 0, 0, (n * each,)) for n in (1, 2)]
     verify = [Point(2, 2 + k, 0, (1.0 + 0.1 * k,)) for k in range(5)]
     planner = Asynchronous(StepCost([*verify, *drafts]), 2, smoothing=smoothing, held=1)
@@ -204,7 +198,7 @@ def drafting_is_dear(smoothing: int, each: float = 0.65) -> Asynchronous:
 
 @pytest.mark.parametrize(("smoothing", "each"), [(1, 0.65), (4, 0.7)])
 def test_whether_the_model_drafts_does_not_depend_on_the_draw(smoothing, each):
-    """Earlier steps decide between the model's drafts, lookups and none, per request and step."""
+    """Earlier steps decide between the model's drafts, lookups and none."""
     shares, asked = shares_of_two(asks_of(drafting_is_dear(smoothing, each)))
     assert all(abs(share - 0.7) < bound(0.7) for share in shares)
     assert all(0.04 < share < 0.96 for share in asked)
@@ -218,7 +212,7 @@ def shares_by_depth(depths: Callable[[torch.Tensor, torch.Tensor], tuple[int, to
     """Share of A among the first tokens of one request, and of steps that drafted two tokens.
 
     depths: (tokens drafted, verify_lens [1]) from the draws of either block [2, 2] and its confidences [2, 2]; row 0 is
-    the shallow one, of one token.
+    the shallow one.
     """
     generator = torch.Generator().manual_seed(0)
     tokens = (torch.rand(SAMPLES, 2, 2, generator=generator) >= torch.stack([SHALLOW, Q[0]])[:, :1]).long()
@@ -242,7 +236,7 @@ def shares_by_depth(depths: Callable[[torch.Tensor, torch.Tensor], tuple[int, to
 
 
 def test_how_much_is_drafted_does_not_depend_on_the_draw():
-    """Earlier draws decide between one token and two; the two blocks have different q."""
+    """Earlier draws decide between one token and two."""
     drafts = [Point(1, 0, 0, (0.05,)), Point(2, 0, 0, (0.1,))]
     verify = [Point(2, 2 + k, 0, (1.0 + 0.1 * k,)) for k in range(5)]
     planner = Asynchronous(StepCost([*verify, *drafts]), 2, smoothing=1, held=1)
@@ -267,7 +261,7 @@ def test_how_much_is_drafted_does_not_depend_on_the_draw():
 
 
 def test_a_depth_chosen_by_the_draw_is_detected():
-    """A request that drew B in the deep block gets the shallow one instead."""
+    """After B in the deep block, the shallow one is used."""
 
     def depths(drafts: torch.Tensor, sure: torch.Tensor) -> tuple[int, torch.Tensor]:
         return (2 if drafts[1, 0] == A else 1), torch.tensor([1])
@@ -300,7 +294,7 @@ def test_rests_do_not_depend_on_the_draw(deciding):
 
 
 def test_a_rest_that_ends_by_the_draw_is_detected():
-    """A request that drew A keeps its draft; one that drew B rests."""
+    """After A the draft is kept; after B the request rests."""
 
     def asks(drafts: torch.Tensor, sure: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.tensor([True, True]), torch.where(drafts[:, 0] == A, 1, 0)
@@ -310,7 +304,7 @@ def test_a_rest_that_ends_by_the_draw_is_detected():
 
 
 def test_a_source_chosen_by_the_draw_is_detected():
-    """A request that drew B gets the lookup instead, which the planner rates as equally good."""
+    """After B the lookup is used, which the planner rates as equally good."""
 
     def asks(drafts: torch.Tensor, sure: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return drafts[:, 0] == A, torch.tensor([1, 1])
@@ -320,7 +314,7 @@ def test_a_source_chosen_by_the_draw_is_detected():
 
 
 def test_excluding_a_request_by_its_own_draw_is_detected():
-    """A draft that is unsure at its end is not verified at all."""
+    """A draft that is unsure at its end is not verified."""
 
     def asks(drafts: torch.Tensor, sure: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.tensor([True, True]), torch.where(sure[:, 1] > 0, 2, 0)

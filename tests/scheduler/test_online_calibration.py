@@ -1,4 +1,4 @@
-"""OnlineCalibration: turns confidences into chances while serving, from earlier steps alone."""
+"""OnlineCalibration turns confidences into chances while serving."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_it_agrees_with_a_fit_of_all_records(step: int) -> None:
     records, held_out = drafts(12000, 0), drafts(12000, 1)
     found = OnlineCalibration(GAMMA)
     shown(found, records, step)
-    often = slice(2)  # positions tested often
+    often = slice(2)
     np.testing.assert_allclose(found.slopes[SAMPLED, often], SLOPES[often], atol=0.1)
     np.testing.assert_allclose(found.shifts[SAMPLED, often], SHIFTS[often], atol=0.15)
     raw, online = quality(held_out), quality(held_out, found.table().by_class[SAMPLED])

@@ -1,4 +1,4 @@
-"""Which prompt chunks are read, with made-up costs: simulated traffic keeps bounds, shares, levels and turns."""
+"""Which prompt chunks are read: simulated traffic keeps bounds, shares, levels and turns."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Waiting:
 
 @dataclass
 class Simulation:
-    """A scheduler with its own clock that builds batches as SGLang does, with the true costs above."""
+    """A scheduler with its own clock that builds batches as SGLang does."""
 
     pauses: Pauses
     arrivals: list[tuple[float, int]]  # seconds, tokens
@@ -110,7 +110,7 @@ def test_answers_never_stand_still_longer_than_the_bound() -> None:
     simulation = Simulation(Pauses(BOUND, made_cost()), arrivals)
     simulation.run(120)
     assert max(simulation.gaps) <= BOUND * 1.02 + STEP
-    assert np.quantile(simulation.gaps, 0.99) > BOUND / 2  # the bound is used
+    assert np.quantile(simulation.gaps, 0.99) > BOUND / 2
 
 
 def test_the_bound_holds_once_a_server_without_measurements_has_read_two_prompts() -> None:

@@ -1,4 +1,4 @@
-"""Planners against brute force; the asynchronous planner's history, its correction, and the curve that it shows."""
+"""Planners against brute force; the asynchronous planner's history, correction and curve."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_search_gets_over_a_cliff():
 
 
 def test_a_plan_holds_for_a_few_steps_of_the_same_requests():
-    """A new plan is made when the old one expires and when a request joins."""
+    """Until the plan expires or a request joins."""
     planner = Asynchronous(curve_cost(2, CHEAP), GAMMA, smoothing=1, held=3)
     planner.correction.observe = lambda *args, **kwargs: None
     less = np.full((2, GAMMA), 0.75, dtype=np.float32)
@@ -97,7 +97,7 @@ def test_a_plan_holds_for_a_few_steps_of_the_same_requests():
 
 
 def test_the_newest_step_does_not_reach_the_budget():
-    """Budgets follow confidences by exactly two steps, whenever these are observed."""
+    """Budgets follow confidences by exactly two steps."""
     planner = uncorrected(curve_cost(2, CHEAP))
     alone = {}
     for name, confidence in (("likely", LIKELY), ("unlikely", UNLIKELY)):
@@ -110,7 +110,7 @@ def test_the_newest_step_does_not_reach_the_budget():
 
 
 def test_late_observation_plans_the_same():
-    """A GPU is that late: a step is observed only after the next one has been planned."""
+    """On a GPU a step is observed only after the next one has been planned."""
     prompt, late = (uncorrected(curve_cost(2, CHEAP)) for _ in range(2))
     rng = np.random.default_rng(1)
     waiting, budgets = None, []
@@ -153,7 +153,7 @@ def test_steps_are_observed_in_order_and_once():
     ],
 )
 def test_history_belongs_to_a_request(other):
-    """A new request in row 0 starts from the mean of all requests, not from the row's history."""
+    """A new request in row 0 starts from the mean of all requests."""
     planner = uncorrected(curve_cost(2, CHEAP))
     good_then_bad = np.array([[0.99] * GAMMA, [0.2] * GAMMA], dtype=np.float32)
     for _ in range(50):
@@ -211,7 +211,7 @@ def test_requests_without_speculation_leave_no_history():
 
 
 def test_smoothing_takes_the_mean_of_the_curves():
-    """If a lone request's drafts are good every second time, it gets one budget, not two that each lag a step."""
+    """If drafts are good every second time, the request gets one budget, not two that each lag a step."""
     cost = curve_cost(1, [1.0, 1.4, 1.8, 2.2])
     good, bad = (np.full((1, GAMMA), c, dtype=np.float32) for c in (0.95, 0.05))
     by_smoothing = {}
@@ -241,7 +241,7 @@ def test_memory_does_not_grow_with_uptime():
 
 
 def test_overconfident_survivals_are_corrected_by_what_is_accepted():
-    """Confidences say 0.95, a third survives: the planner stops drafting tokens that do not pay."""
+    """A third of confidences of 0.95 survives."""
     cost = curve_cost(2, CHEAP, draft=0.1)
     rng = np.random.default_rng(0)
     sure = np.full((2, GAMMA), 0.95, dtype=np.float32)
@@ -271,7 +271,7 @@ def test_calibrated_confidences_stay_unchanged_whatever_is_verified():
 
 
 def test_requests_with_rules_do_not_affect_the_correction_of_the_rest():
-    """A grammar rejects every draft of the first request; the second's are accepted as expected."""
+    """A grammar rejects every draft of the first request."""
 
     def factor(ruled: list[bool] | None) -> float:
         planner, rng = Asynchronous(curve_cost(2, [1.0] * 3), 1, held=1), np.random.default_rng(0)
@@ -284,13 +284,13 @@ def test_requests_with_rules_do_not_affect_the_correction_of_the_rest():
 
     assert factor([True, False]) == pytest.approx(1.0, abs=0.04)
     assert factor([True, True]) == 1.0
-    assert factor(None) < 0.6  # as if both were of one kind
+    assert factor(None) < 0.6
 
 
 @pytest.mark.parametrize("requests", [1, 32])
 @pytest.mark.parametrize("stated", [0.4, 0.9])
 def test_a_drafter_whose_drafts_all_fail_rests_within_a_few_steps(requests, stated):
-    """Afterwards it drafts little more than probes, however sure it is."""
+    """Afterwards it drafts little more than probes."""
     planner = Asynchronous(curve_cost(requests, [1.0 + 0.05 * k for k in range(requests * GAMMA + 1)], 0.2), GAMMA)
     confidence = np.full((requests, GAMMA), stated, dtype=np.float32)
     drafts = [run(planner, view(requests, GAMMA), confidence) is not None for _ in range(600)]
@@ -299,7 +299,7 @@ def test_a_drafter_whose_drafts_all_fail_rests_within_a_few_steps(requests, stat
 
 
 def test_lookups_are_corrected_separately_from_the_model():
-    """Half of the lookups are accepted, and the model's drafts as expected."""
+    """Half of the lookups are accepted."""
     correction, rng = Correction(), np.random.default_rng(0)
     asked, one = np.arange(64) < 32, np.ones(64, dtype=np.int64)
     for _ in range(400):
@@ -311,7 +311,6 @@ def test_lookups_are_corrected_separately_from_the_model():
 
 
 def test_a_planner_for_a_real_grid():
-    """Requests and contexts between the measured ones."""
     points = [
         Point(r, r * n, r * c, (5e-3 + 1e-4 * r * n + 1e-7 * r * c,))
         for r in (1, 8, 32)
@@ -331,7 +330,7 @@ def test_the_shown_curve_is_the_searched_one(smoothing):
     planner = uncorrected(curve_cost(2, [1.0 + 0.2 * k for k in range(2 * GAMMA + 1)]), smoothing=smoothing)
     assert planner.curve() is None
     step = view(2, GAMMA)
-    confidence = np.array([[0.9, 0.8, 0.3]] * 2, dtype=np.float32)  # all samples are alike
+    confidence = np.array([[0.9, 0.8, 0.3]] * 2, dtype=np.float32)
     budgets = [run(planner, step, confidence, 2) for _ in range(40)]
     curve = planner.curve()
     assert curve.requests == 2

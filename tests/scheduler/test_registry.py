@@ -1,4 +1,4 @@
-"""The registry of planners: every entry makes its planner, and the error for an unknown name lists the known ones."""
+"""The registry of planners."""
 
 from __future__ import annotations
 

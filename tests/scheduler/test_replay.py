@@ -1,4 +1,4 @@
-"""A replay agrees with theory, drafts as the served drafter does, and shows planners only the past."""
+"""A replay agrees with theory, drafts as the served drafter, and shows planners only the past."""
 
 from __future__ import annotations
 
@@ -49,8 +49,6 @@ def test_a_recording_round_trips(tmp_path):
 
 
 class Recorded(Drafter):
-    """Drafts at recorded positions, which are the anchors."""
-
     def __init__(self, shown: np.ndarray, lens: np.ndarray, by_model: bool):
         self.shown, self.lens, self.by_model, self.gamma = shown, lens, by_model, shown.shape[1]
         self.target_layers = ()
@@ -224,7 +222,7 @@ def test_the_planners_are_no_worse_than_the_better_of_not_speculating_and_verify
 
 
 def test_a_planner_notices_that_the_machine_is_slower_than_its_profile() -> None:
-    cost = constant(1000.0)  # planning time is negligible
+    cost = constant(1000.0)
     Replay(Synchronous(cost), constant(1500.0), made_up(*[0.7] * GAMMA), 4, **NO_HOST).run(2000, 0)
     assert cost.drift.plain == pytest.approx(1.5, rel=0.02)
 

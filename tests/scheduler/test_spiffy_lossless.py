@@ -1,4 +1,4 @@
-"""Spiffy's loop decodes a block as base decoding does, in fewer forwards; a wrong acceptance is detected."""
+"""Spiffy decodes a block as base decoding does, in fewer forwards; a wrong acceptance is detected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ def spiffy(
 
 
 def started(size: int, shown: int) -> np.ndarray:
-    """A block that begins with tokens of the prompt."""
     return np.array([1 + i % 5 for i in range(shown)] + [MASK] * (size - shown))
 
 
@@ -68,7 +67,7 @@ def test_drafts_of_a_quiet_denoiser_are_all_accepted():
     denoise, step = denoiser(size, VOCABULARY, unrest=0.0), static(1)
     graph = calibrated(denoise, step, size, step_tokens=1)
     fast = spiffy(denoise, step, started(size, 0), graph, len(graph), None)
-    assert fast.forwards == 2  # the first forward has no drafts, the second has all of them; the graph is a chain
+    assert fast.forwards == 2  # the second forward has all states; the graph is a chain
 
 
 @pytest.mark.parametrize(
@@ -88,7 +87,7 @@ def test_a_wrong_acceptance_is_detected(broken, monkeypatch):
 
 
 def test_sampled_blocks_follow_the_base_policys_distribution():
-    """Temperature 1 and a seed per block, compared with the exact probabilities of all trajectories."""
+    """Temperature 1 and a seed per block."""
     size, vocabulary, samples = 2, 4, 1200
     denoise = denoiser(size, vocabulary, unrest=0.5, firmness=0.5)
     graph = calibrated(denoise, static(1), size, step_tokens=1)
@@ -101,7 +100,7 @@ def test_sampled_blocks_follow_the_base_policys_distribution():
 
 
 def exact(denoise: Denoiser, state: np.ndarray) -> dict[tuple[int, ...], float]:
-    """Probability of every complete block under static(1): all draws of all positions, one revealed per step."""
+    """Probability of every complete block under static(1), one token revealed per step."""
     if not (state == MASK).any():
         return {tuple(state.tolist()): 1.0}
     distribution, result = denoise(state[None])[0], {}

@@ -1,4 +1,4 @@
-"""Draft states of a forward: as many as pay, none if none pays, and a rest if none has paid for long."""
+"""Draft states of a forward: as many as pay."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_gain_for_one_request_does_not_carry_over_to_eight():
     for _ in range(3 * LOOKS):
         assert planner.looks(view(0))
         assert planner.admit(view(0), 1, drafts, sizes) == [1]
-    assert planner.looks(eight)  # more requests have come
+    assert planner.looks(eight)
     assert sum(planner.admit(eight, 8, drafts * 8, sizes * 8)) == 0
     assert not planner.looks(eight)
 

@@ -1,4 +1,4 @@
-"""Sizes of a step on a GPU: the requirements of graphs, and the planners' use of sizes."""
+"""Sizes of a step on a GPU."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_admission_in_one_call_admits_the_same(block, data):
 
 def test_demand_follows_verified_tokens_and_grows_when_it_was_short():
     demand = RecentDemand()
-    assert demand.tokens(4, 12) == 12  # before any observation
+    assert demand.tokens(4, 12) == 12
     for _ in range(8):
         demand.observe(np.array([1, 0, 0, 0]), 12)
     assert demand.tokens(4, 12) == 1
@@ -173,7 +173,7 @@ def test_a_point_of_the_mean_curve_has_a_fixed_time():
 
 
 def test_the_asynchronous_planner_takes_tiers_for_what_they_cost():
-    """A step costs as much as its bucket: for two requests 9 tokens as much as 9, 17 as much as 18."""
+    """For two requests 9 tokens cost as much as 9, 17 as much as 18."""
     planner = Asynchronous(curve_cost(2, [1.0] * 9), 4)
     planner.buckets = TokenBuckets(4, 5)
     step = view(2, 4)

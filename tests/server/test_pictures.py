@@ -1,4 +1,4 @@
-"""Pictures are saved if matplotlib is installed, and refused before a measurement otherwise."""
+"""Pictures are saved with matplotlib, and refused before a measurement without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Appended lines: they survive a kill at once, and are flushed to the disk every few lines."""
+"""Appended lines survive a kill at once, and are flushed every few lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Atomic file replacement: whole files, on the disk before they get their name, and without leftovers."""
+"""Atomic file replacement."""
 
 from __future__ import annotations
 

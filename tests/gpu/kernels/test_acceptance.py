@@ -1,5 +1,4 @@
-"""Acceptance from logits: ragged batches compared with the reference; the output distribution of a small one
-enumerated."""
+"""Acceptance from logits: ragged batches against the reference; a small distribution enumerated."""
 
 from fractions import Fraction
 
@@ -19,7 +18,7 @@ from outrider.kernels.sampling import Rules, draw_tokens
 
 VOCABULARY = [] if INTERPRETED else [151_936]
 FAR = 1e-5 if INTERPRETED else 1e-4
-"""Total variation by rounding alone; filters of 152 thousand tokens sum in float32."""
+"""Total variation by rounding alone, in float32."""
 
 
 @examples()
@@ -47,7 +46,7 @@ def test_four_numbers_say_the_distribution(rows, width, ties, dtype, seed):
 
 
 def accept(arrays, keywords, by_block=True, points=None):
-    """The operator as `accept_logits` calls it, with padding that must not be read."""
+    """The operator, with padding that must not be read."""
     *others, logits, given = moved(arrays)
     logits[int(arrays[2][-1]) :] = torch.nan
     order = ("uniforms", "final_keys", "row_keys", "decided", "draft_probs", "vocab")
@@ -57,7 +56,7 @@ def accept(arrays, keywords, by_block=True, points=None):
 
 
 def reference(arrays, keywords, by_block=True):
-    """Acceptance by its definition, one token at a time."""
+    """By definition, one token at a time."""
     tokens, verify_lens, qo_indptr, request, logits, given = arrays
     probs = reference_target_probs(logits, *given.of(request))
     others = {name: keywords[name] for name in ("uniforms", "final_keys", "draft_probs", "vocab")}
@@ -95,7 +94,7 @@ def test_accepts_as_the_reference(requests, gamma, width, q_kind, dtype, by_bloc
     seed=st.integers(0, 2**31),
 )
 def test_point_masses_among_q(requests, width, q_kind, longer, by_block, seed):
-    """Lookups among a model's drafts may be longer than these; q also has rows of absent requests."""
+    """Lookups may be longer than a model's drafts; q also has rows of absent requests."""
     tokens, lens, *others = verification(requests, 4, width, q_kind, torch.float32, seed)[0]
     keywords = verification(requests, 4, width, q_kind, torch.float32, seed)[1]
     points = torch.rand(requests, generator=torch.Generator().manual_seed(seed)) < 0.5
@@ -147,9 +146,8 @@ def test_three_hundred_requests_without_a_draft():
     assert differing(tokens[:, 0], draw_tokens(logits, torch.arange(300), given, keys)) == 0
 
 
-# Enumeration. p and q are in sixteenths, uniform numbers lie in the middle of each eighth, so counting them gives the
-# chance of acceptance as a fraction. The last token's law is argmin E / w: for each of some keys, the token must be the
-# one of the true weights.
+# Enumeration: p and q are in sixteenths, uniform numbers in the middle of each eighth, so that counting gives exact
+# chances. The last token's law is argmin E / w, tested with some keys.
 
 P = [Fraction(n, 16) for n in (8, 4, 2, 2)]
 Q = [Fraction(n, 16) for n in (4, 8, 4, 0)]
@@ -195,7 +193,7 @@ def outcomes(fault=None):
 
 
 def law_of_output(fault=None):
-    """Chance of each token to come out first, or None if a replacement is not drawn from max(0, p - q)."""
+    """Chance of each first token, or None if a replacement is not drawn from max(0, p - q)."""
     chances, finals, bonus = outcomes(fault)
     noise = torch_exponentials(torch.arange(KEYS) * 7919, torch.arange(4))
     rest = [max(Fraction(0), p - q) for p, q in zip(P, Q, strict=True)]
@@ -205,7 +203,7 @@ def law_of_output(fault=None):
             if not torch.equal(finals[x], (noise / weights).argmin(1)):
                 return None
     drawn = (torch_exponentials(torch.arange(STEPS), torch.arange(4)) / torch.tensor([float(w) for w in P])).argmin(1)
-    assert torch.equal(bonus, drawn)  # token 0 is always kept; the next token is drawn from p
+    assert torch.equal(bonus, drawn)
     chances.append(Fraction(0))
     lost = sum(q * (1 - chance) for q, chance in zip(Q, chances, strict=True))
     whole = sum(rest)

@@ -1,4 +1,4 @@
-"""Flat attention compared with torch on ragged batches over scattered slots; unused slots hold NaN."""
+"""Flat attention against torch on ragged batches; unused slots hold NaN."""
 
 import pytest
 import torch
@@ -12,7 +12,6 @@ from outrider.kernels.cuda import attention
 
 
 def attend(q, k_pool, v_pool, batch, *, most=None, scale=0.11, causal=True, window=-1, logit_cap=0.0):
-    """The operator as `flat_attention` calls it."""
     arrays = moved((q, k_pool, v_pool, batch.qo_indptr, batch.kv_lens, batch.rows, batch.page_table))
     most = most or max(1, batch.max_q_len)
     return attention.attention(*arrays, most, scale, causal, window, logit_cap).cpu()

@@ -1,4 +1,4 @@
-"""A whole decode step: it never waits, and as a CUDA graph it decides the same."""
+"""A decode step never waits, and decides the same as a CUDA graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A block's tokens, q and confidences by Triton, compared with the drafter's own torch in float32."""
+"""A block's tokens, q and confidences by Triton, against the drafter's own torch."""
 
 import copy
 from types import SimpleNamespace

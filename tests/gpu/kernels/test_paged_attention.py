@@ -1,7 +1,6 @@
 """Verifications over a paged KV cache by FlashInfer and fa3: by our plans of single slots, and over larger pages.
 
-Interpreted, the kernels come from `paged_kernels`: FlashInfer's index by index, fa3's by its arguments. fa3 is called
-as by SGLang's backend in a ragged verification: lengths on the device, without a plan.
+Interpreted, the kernels come from `paged_kernels`. fa3 is called as by SGLang: lengths on the device, without a plan.
 """
 
 from __future__ import annotations
@@ -62,7 +61,6 @@ IN_HALF = pytest.mark.parametrize("dtype", HALVES, ids=str)
 
 @pytest.fixture
 def flashinfer() -> Any:
-    """Class of FlashInfer's wrapper."""
     if INTERPRETED:
         return paged_kernels.PagedWrapper
     return pytest.importorskip("flashinfer").BatchPrefillWithPagedKVCacheWrapper
@@ -76,7 +74,7 @@ def fa3() -> Any:
 
 
 class Planned:
-    """A case on the device, and a wrapper of FlashInfer's; optionally in a graph with the maximum number of slots."""
+    """A case on the device, and FlashInfer's wrapper; optionally in a graph with the most slots."""
 
     def __init__(self, flashinfer: Any, case: Case, dtype: torch.dtype, *, graph: bool):
         self.case, self.dtype, self.slots = case, dtype, len(case.query_lens) + 1
@@ -118,7 +116,6 @@ class Planned:
         )  # fmt: skip
 
     def run(self) -> torch.Tensor:
-        """Call the wrapper as SGLang does."""
         return self.wrapper.forward(
             self.q, self.cache, causal=True, sm_scale=self.case.dim**-0.5, window_left=self.case.window,
             logits_soft_cap=0.0,
@@ -131,7 +128,7 @@ class Planned:
 
 
 class Paged:
-    """A case without padding, with a KV cache of pages of `page` tokens, in random order."""
+    """A case without padding, with a KV cache of pages of `page` tokens."""
 
     def __init__(self, case: Case, dtype: torch.dtype, page: int):
         self.case, self.dtype, self.page = case, dtype, page
@@ -167,7 +164,7 @@ class Paged:
         return run
 
     def flashinfer(self, flashinfer: Any) -> Callable[[], torch.Tensor]:
-        """The wrapper, planned as FlashInfer intends, with its lists in its own order."""
+        """The wrapper, planned as FlashInfer intends."""
         window = self.case.window
         wrapper = flashinfer(torch.empty(WORKSPACE, dtype=torch.uint8, device=ON), "NHD", backend="fa2")
         indptr = torch.nn.functional.pad(self.held.cumsum(0), (1, 0)).int()

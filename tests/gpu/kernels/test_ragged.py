@@ -1,4 +1,4 @@
-"""Flatten and commit compared with torch, and torch's with the version without padding."""
+"""Flatten and commit against torch, and torch's against the version without padding."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Verification, acceptance and commit in one graph: the server's own tail of its verifications."""
+"""Verification, acceptance and commit in one graph: the server's own tail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outrider.scheduler.buckets import TokenBuckets
 from outrider.server.plugin.decode.verify_tail import VerifyTail
 
 WRONG = 0.3
-"""Share of wrong draft tokens of greedy requests; the rest are the target's."""
+"""Share of wrong drafts of greedy requests."""
 
 
 Texts = tuple[Given, Draft, torch.Tensor, Flattened, Any]
@@ -49,7 +49,7 @@ class Merged:
         self.tail.capture(None, output, self.batch, self.tokens)
 
     def texts(self, seed: int, *, sampled: bool) -> Texts:
-        """Requests, their drafts, and the batch of their verification; most drafts of greedy requests are right.
+        """Requests, their drafts, and the batch of their verification.
 
         sampled: by all rules, a third of them with seeds; and a third greedy. Some drafts are lookups.
         """
@@ -100,7 +100,7 @@ class Merged:
         self.tail.open(draft, sampling, lens, named)
 
     def expected(self, texts: Texts) -> tuple[torch.Tensor, ...]:
-        """accept_lens [R], tokens [R, γ + 1] and `seen`, by the kernels after a verification."""
+        """accept_lens [R], tokens [R, γ + 1] and `seen`, by separate kernels."""
         given, draft, lens, flat, sampling = texts
         _, logits = self.made.verify(given, lens, flat)
         if draft.points is not None:  # included in q

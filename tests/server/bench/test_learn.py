@@ -1,4 +1,4 @@
-"""`outrider bench learn`: its requests to a learning server, its counts, and its report."""
+"""`outrider bench learn`: its requests, counts and report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORDS = 12
 
 
 class LearningServer(SmallServer):
-    """Decodes one token a step, and three once it has been taught twice; it learns only from stored answers."""
+    """Decodes one token a step, and three once taught twice."""
 
     def __init__(self, changes: bool = False) -> None:
         super().__init__(self.answer)

@@ -1,4 +1,4 @@
-"""Scripts of deploy/peers start other engines as OpenAI servers that `outrider bench load --url` measures."""
+"""Scripts of deploy/peers start other engines as OpenAI servers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ContinuousBatchingPipeline:
 
 
 def test_openvino_is_asked_over_http(tmp_path: Path) -> None:
-    """Two requests share the steps of its pipeline; text and usage arrive as in OpenAI's streams."""
+    """Two requests share the steps of its pipeline."""
     (tmp_path / "openvino_genai.py").write_text(PIPELINE)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

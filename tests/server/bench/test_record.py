@@ -1,4 +1,4 @@
-"""The record written by `--json`: the results with machine, weights, command, date and versions."""
+"""The record written by `--json`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`outrider bench report` writes docs/performance.md and README's numbers from the committed records."""
+"""`outrider bench report` writes docs/performance.md and README's numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`outrider bench scores`: lm-eval's results of two servers, question by question."""
+"""`outrider bench scores`: lm-eval's results, question by question."""
 
 from __future__ import annotations
 

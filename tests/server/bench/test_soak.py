@@ -85,7 +85,7 @@ def test_failures_are_found_and_refusals_are_not(tmp_path: Path, capsys: pytest.
     async def failing(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         nonlocal number
         number += 1
-        if number > 6 and number % 3 == 0:  # the first six are sent alone
+        if number > 6 and number % 3 == 0:
             return web.json_response({"error": {"message": "broken"}}, status=429 if number % 2 else 500)
         return await right(request, body)
 
@@ -101,7 +101,6 @@ ATTACKED = ("--attack", "--minutes", "0.12", "--stretch", "2", "--concurrency", 
 
 
 def is_attack(request: web.Request, body: dict[str, Any]) -> bool:
-    """Tell whether a request is one of the soak's attacks."""
     ordinary = len(body["messages"]) == 1 and isinstance(body["messages"][0]["content"], str)
     strange = {"top_k", "regex", "stop", "stop_token_ids", "logit_bias"} & body.keys()
     return bool(strange) or not ordinary or "kind" not in json.dumps(body.get("response_format", "kind"))
@@ -126,7 +125,7 @@ def test_a_server_that_resists_all_attacks_but_the_open_body(
     attacked = found["attacked"]["outcomes"]
     assert attacked.keys() == attacks.ATTACKS.keys()
     assert attacked["top_k beyond int32"].keys() == {"400"}
-    # aiohttp waits for a body without a limit, and so does this server.
+    # aiohttp has no limit for a body, so neither has this server
     assert [fault.partition(":")[0] for fault in found["faults"]] == ["a body that never ends"], shown
     assert "slowest /health" in shown
 
@@ -183,7 +182,7 @@ def test_memory_counts_held_memory_and_not_a_steps_workspace() -> None:
 
 def test_processes_of_a_server_are_found() -> None:
     with SmallServer(right) as server, subprocess.Popen(["true"]) as ended:
-        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
         watched = server_processes.of_server(server.url)
         assert watched is not None
         sample = watched.sample()

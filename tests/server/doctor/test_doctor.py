@@ -33,7 +33,7 @@ SOURCES = Path(__file__).parents[3] / ".src"
 
 
 def only(findings: Iterable[Finding], status: Status) -> Finding:
-    """The only finding; every finding that is not right has a remedy."""
+    """The only finding, with a remedy unless it is right."""
     (found,) = findings
     assert found.status is status, found
     assert bool(found.remedy) == (status is not Status.OK)
@@ -64,11 +64,10 @@ def test_sound_and_broken_parts_are_all_named(tmp_path: Path) -> None:
     assert "no C++ compiler" in found["kernels"]["message"]
     assert "apt-get install g++" in found["kernels"]["remedy"]
     assert found["profile"]["status"] == "warning"
-    assert "here 'none'" in found["profile"]["message"]  # the instruction set
+    assert "here 'none'" in found["profile"]["message"]
 
 
 def test_without_its_packages_it_still_runs(tmp_path: Path) -> None:
-    """A Python with Outrider's metadata, and without its dependencies."""
     ours = Path(str(distribution("outrider").locate_file(""))).glob("outrider-*.dist-info")
     shutil.copytree(next(ours), tmp_path / "outrider-0.dist-info")
     code = f"import sys; sys.path += [{str(SOURCES)!r}, {str(tmp_path)!r}]; from outrider.server.cli import main; "

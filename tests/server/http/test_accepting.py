@@ -1,4 +1,4 @@
-"""Connections beyond the limit, and unfinished TLS handshakes, on uvicorn with a socket and both event loops."""
+"""Connections beyond the limit, and unfinished TLS handshakes, on both event loops."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def connected(port: int, **options: Any) -> AsyncIterator[tuple[asyncio.St
 
 
 async def ask(port: int, **options: Any) -> tuple[int, bytes]:
-    """Status and the text after the head of an answer; the server closes the connection if it refuses."""
+    """Status and the text after the head of an answer."""
     async with connected(port, **options) as (reader, writer):
         writer.write(ASK)
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
@@ -100,7 +100,7 @@ def test_one_connection_too_many_is_answered_503_and_closed(run: Callable[..., N
             for _ in range(LIMIT):
                 await stack.enter_async_context(connected(port))
             await until(lambda: connections.count == LIMIT)
-            async with connected(port) as (reader, _):  # a silent connection
+            async with connected(port) as (reader, _):
                 head, _, body = (await asyncio.wait_for(reader.read(), SECONDS / 2)).partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 503 ")
             assert b"Retry-After: 1" in head
@@ -130,7 +130,7 @@ def test_silent_connections_are_closed_in_time(run: Callable[..., None]) -> None
 def test_a_request_for_another_protocol_is_answered_as_any(
     run: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """uvicorn warns of each, or hands the connection over, so that it would be counted for ever."""
+    """uvicorn would hand the connection over, so that it would be counted for ever."""
     caplog.set_level(logging.WARNING)
 
     async def main(port: int, connections: OpenConnections) -> None:
@@ -155,7 +155,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 def contexts(certificate: tuple[str, str]) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """TLS contexts: the server's, as made from flags, and a client's."""
+    """TLS contexts: the server's, made from flags, and a client's."""
     tls = Tls.of(Settings(ssl_certfile=certificate[0], ssl_keyfile=certificate[1]))
     assert tls is not None
     return tls.context(), ssl.create_default_context(cafile=certificate[0])
@@ -173,7 +173,7 @@ def test_a_handshake_that_does_not_end_or_fails_is_closed_in_time(
             writer.write(sent)
             began = asyncio.get_running_loop().time()
             with contextlib.suppress(ConnectionError):
-                await asyncio.wait_for(reader.read(), 10 * SECONDS)  # its end
+                await asyncio.wait_for(reader.read(), 10 * SECONDS)
             assert asyncio.get_running_loop().time() - began < 9 * SECONDS
             await until(lambda: connections.count == 0)
 
@@ -203,7 +203,6 @@ def test_handshakes_count_and_one_too_many_is_closed(run: Callable[..., None], c
 
 
 def test_many_requests_through_tls(run: Callable[..., None], certificate: tuple[str, str]) -> None:
-    """Sequential and concurrent."""
     context, client = contexts(certificate)
 
     async def main(port: int, connections: OpenConnections) -> None:

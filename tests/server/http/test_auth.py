@@ -29,13 +29,12 @@ class Passed:
         self.sent.append(message)
 
     def ask(self, path: str = "/v1/models", method: str = "GET", **headers: bytes) -> int:
-        """Status of the answer."""
         return asyncio.run(self.coming(path, method, **headers))
 
     async def coming(self, path: str, method: str, **headers: bytes) -> int:
         raw = [(name.encode(), value) for name, value in headers.items()]
         scope = {"type": "http", "path": path, "method": method, "headers": raw}
-        pieces = iter((True, False))  # a body in two pieces
+        pieces = iter((True, False))
 
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "more_body": next(pieces)}
@@ -142,7 +141,6 @@ def test_other_protocols_pass() -> None:
 
 
 def file_of(folder: Path, **fields: dict[str, Any]) -> tuple[Path, dict[str, bytes]]:
-    """A file of keys by name, with the header for each."""
     path, headers = folder / "keys.toml", {}
     for name, limits in fields.items():
         secret = key_file.new()
@@ -202,7 +200,7 @@ def test_each_key_has_its_own_concurrency(tmp_path: Path) -> None:
         assert passed.retry_after == 1
         free = begin("free")
         await asyncio.sleep(0)
-        under_way[0].cancel()  # its client is gone
+        under_way[0].cancel()
         await asyncio.wait([under_way[0]])
         third = begin("two")
         await asyncio.sleep(0)

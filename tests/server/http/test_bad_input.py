@@ -1,4 +1,4 @@
-"""Invalid requests are refused with a 4xx in OpenAI's format that names the fault."""
+"""Invalid requests are refused with a 4xx in OpenAI's format."""
 
 from __future__ import annotations
 

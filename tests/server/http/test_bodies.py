@@ -22,7 +22,7 @@ ANSWER_SECONDS, HEALTH_SECONDS = 0.2 * BUSY, 0.1 * BUSY
 GROWTH, LEAST_GROWTH = 10, 16 * 2**20
 WORK_SECONDS = 0.05
 TRIES = 3
-"""A real hold of the event loop repeats each time; on a busy machine many turns may look like one."""
+"""A real hold repeats each time; on a busy machine many turns may look like one."""
 JSON = {"Content-Type": "application/json"}
 MEGABYTES = 10**6
 
@@ -64,7 +64,7 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
 
 
 def seen_in_time(server: Server, route: str, content: bytes, in_time: Callable[[Observed], bool]) -> Observed:
-    """The first of TRIES that is in time and does not hold the event loop, else the last one."""
+    """The first of TRIES that is in time and does not hold the event loop, else the last."""
     for _ in range(TRIES):
         before = long_works(server)
         seen = send(server, route, content)
@@ -74,7 +74,7 @@ def seen_in_time(server: Server, route: str, content: bytes, in_time: Callable[[
 
 
 def long_works(server: Server) -> float:
-    """How often the event loop worked without a break for longer than a slow processor should."""
+    """How often the event loop worked too long without a break."""
     page, name = MetricsPage(server.url), "outrider_event_loop_work_seconds"
     return page.value(f"{name}_count") - page.value(f"{name}_bucket", le=str(2 * WORK_SECONDS))
 
@@ -82,7 +82,7 @@ def long_works(server: Server) -> float:
 @pytest.mark.parametrize("name", REFUSED)
 def test_too_large_bodies_are_refused_at_once_and_delay_no_client(server: Server, name: str) -> None:
     route, content, message = REFUSED[name]
-    most = ANSWER_SECONDS * max(1, len(content) / (4 * MEGABYTES))  # larger ones take longer to arrive
+    most = ANSWER_SECONDS * max(1, len(content) / (4 * MEGABYTES))
     in_time = lambda seen: seen.seconds < most and seen.health_seconds < HEALTH_SECONDS  # noqa: E731
     seen = seen_in_time(server, route, content, in_time)
     assert seen.answer.status_code == 400, seen.answer.text
@@ -126,7 +126,7 @@ ANSWERS: dict[str, tuple[str, bytes]] = {
     "prompt": (TEXT, body(prompt="one two three " * 1000, echo=True, logprobs=20, max_tokens=1)),
     "streamed prompt": (TEXT, body(prompt="one two four " * 1000, echo=True, logprobs=20, max_tokens=1, stream=True)),
 }
-"""Answers with logprobs that SGLang alone would write in 0.2 to 0.5 s on the event loop."""
+"""Answers with logprobs that SGLang would write in 0.2 to 0.5 s on the event loop."""
 
 
 @pytest.mark.parametrize("name", ANSWERS)
@@ -150,7 +150,7 @@ def test_the_watchdog_is_on_the_page(server: Server) -> None:
 
 
 def test_a_large_request_is_answered_like_a_small_one(server: Server) -> None:
-    """A body prepared in a thread gives the same answer as one prepared on the event loop."""
+    """A body prepared in a thread gives the same answer."""
     small = {"messages": said("Count: 1, 2, 3,"), "max_tokens": 12, "temperature": 0}
     large = small | {"user": "x" * 4096, "logit_bias": {str(i): 0 for i in range(1000)}}
     texts = []
@@ -163,7 +163,6 @@ def test_a_large_request_is_answered_like_a_small_one(server: Server) -> None:
 
 @pytest.mark.parametrize("padding", ["", "y" * 5000], ids=["on the loop", "in a thread"])
 def test_a_template_that_fails_is_the_clients_error(server: Server, padding: str) -> None:
-    """The fault is found when the template is prepared; the answer is the same either way."""
     calls = [{"id": "1", "function": {"name": "f", "arguments": "[1]"}}]
     messages = [*said("x"), {"role": "assistant", "tool_calls": calls}, {"role": "user", "content": f"z{padding}"}]
     answer = HTTP.post(server.url + CHAT, json={"messages": messages, "max_tokens": 1}, timeout=60)

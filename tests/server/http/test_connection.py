@@ -1,4 +1,4 @@
-"""Connections with late or unfinished requests, on uvicorn with a real socket."""
+"""Connections with late or unfinished requests, on a real socket."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ WHOLE = HEAD % 4 + b"body"
 
 
 class Client:
-    """One connection."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
@@ -32,19 +30,17 @@ class Client:
         await self.writer.drain()
 
     async def answer(self) -> tuple[int, bytes]:
-        """Status and body of the next answer."""
         head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 10)
         length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
         return int(head.split()[1]), await self.reader.readexactly(int(length.partition(b":")[2]))
 
     async def closed(self) -> bytes:
-        """Read until the server closes."""
         return await asyncio.wait_for(self.reader.read(), 10)
 
 
 class Echo:
-    """An app that answers with the body, `answer_seconds` after it came. entered, left: requests handled, and those
-    with a client that left meanwhile."""
+    """Answers with the body, `answer_seconds` after it came. entered, left: requests handled, and those with a client
+    that left meanwhile."""
 
     def __init__(self) -> None:
         self.app = FastAPI()
@@ -63,7 +59,6 @@ class Echo:
 
     @contextlib.asynccontextmanager
     async def served(self) -> AsyncIterator[Any]:
-        """A function that connects."""
         config = uvicorn.Config(self.app, port=0, log_level="error", log_config=None, http=protocol(SECONDS))
         server = uvicorn.Server(config)
         server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
@@ -110,7 +105,7 @@ def test_an_unfinished_request_is_answered_408_and_closed(
             assert await client.closed() == b""
 
     run(main())
-    assert not caplog.records  # a slow client is no fault of the server
+    assert not caplog.records
 
 
 def test_a_silent_connection_is_closed(echo: Echo) -> None:
@@ -122,7 +117,7 @@ def test_a_silent_connection_is_closed(echo: Echo) -> None:
 
 
 def test_slow_bytes_do_not_keep_a_connection_open(echo: Echo) -> None:
-    """Neither in the head nor in the body: the time limits the whole request."""
+    """The time limits the whole request, head and body."""
 
     async def trickle(client: Client) -> None:
         with contextlib.suppress(ConnectionError):
@@ -170,7 +165,7 @@ def test_whole_requests_are_answered_however_long_that_takes(echo: Echo) -> None
 @pytest.mark.parametrize("leaves", ["closes", "closes its side"])
 @pytest.mark.parametrize("ahead", [b"", HEAD[:9], WHOLE, 3 * WHOLE], ids=["", "begun", "one", "three"])
 def test_a_client_that_leaves_is_noticed_at_once(echo: Echo, leaves: str, ahead: bytes) -> None:
-    """Whatever it has sent ahead. A client that closes its sending side after the request gets no answer either."""
+    """Whatever it has sent ahead. Closing only the sending side after the request counts as leaving."""
     echo.answer_seconds = 60
 
     async def main() -> None:

@@ -1,6 +1,6 @@
 """Requests as real clients build them, each answered, or refused by name.
 
-`dialects/` has a file for each client, recorded from it or written from its source, with texts cut short.
+`dialects/` has a file for each client, recorded or written from its source.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ def route_of(request: dict[str, Any]) -> str:
 
 
 def send(server: Server, request: dict[str, Any]) -> httpx.Response:
-    """The answer to a request, limited to few tokens."""
     body, route = request.get("body"), route_of(request)
     if body is not None and route != "count_tokens":
         asked = {name: body[name] for name in ("max_tokens", LONGEST.get(route, "max_tokens")) if name in body}
@@ -112,7 +111,7 @@ def test_an_answer_is_continued_with_its_white_space(server: Server) -> None:
 
 @pytest.mark.parametrize("most", [32_000, 10**30])
 def test_an_answer_is_bounded_to_what_the_prompt_leaves(server: Server, most: int) -> None:
-    """In every API, as in a chat without `max_tokens`: clients request as much as their own models have."""
+    """In every API: clients request as much as their own models have."""
     beside = len(tokens(server, [{"role": "user", "content": ""}]))
     messages = [{"role": "user", "content": " no" * (4096 - beside - 64)}]
     ids = tokens(server, messages)

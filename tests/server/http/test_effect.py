@@ -1,4 +1,4 @@
-"""Fields without an effect are dropped from requests of every API at any depth, and only these; without a server."""
+"""Fields without an effect are dropped from requests of every API at any depth, and only these."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def requests() -> list[tuple[str, dict[str, Any]]]:
 
 
 def with_noise(value: Any, name: str = "") -> Any:
-    """A body with no-effect fields in all of its objects except the user's own."""
+    """A body with no-effect fields in all objects except the user's own."""
     if isinstance(value, list):
         return [with_noise(item, name) for item in value]
     if not isinstance(value, dict) or name in ("parameters", "input_schema", "schema", "metadata", "logit_bias"):
         return value
-    if name == "input" and "type" not in value:  # a tool's
+    if name == "input" and "type" not in value:
         return value
     noise = {key: inner for key, inner in NOISE.items() if key not in value}
     return {key: with_noise(inner, key) for key, inner in value.items()} | noise
@@ -75,7 +75,7 @@ def test_fields_without_effect_are_dropped() -> None:
     assert {path for path, _ in found} == FORMS.keys()
     for path, body in found:
         noisy = with_noise(copy.deepcopy(body))
-        assert json.dumps(noisy).count("unheard_of") > ("messages" in body)  # also within messages
+        assert json.dumps(noisy).count("unheard_of") > ("messages" in body)
         assert fields(received(FORMS[path], noisy, LIMITS)) == fields(received(FORMS[path], body, LIMITS))
 
 

@@ -1,7 +1,6 @@
 """Fuzzed requests, within and outside the API's description. None may be a 5xx or hang.
 
-`pytest tests/server/http/test_fuzz.py --fuzz 5000` sends this many malformed bodies and as many described ones; without
---fuzz, a few.
+`pytest tests/server/http/test_fuzz.py --fuzz 5000` sends this many of both; the default is a few.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from schemathesis.schemas import APIOperation
 from outrider.server.http.requests.bounds import RANGES
 
 SECONDS = 30
-"""Time limit of an answer of two tokens; a slower request hangs."""
+"""of an answer of two tokens"""
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 BODIES: dict[str, dict[str, Any]] = {
@@ -82,7 +81,6 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/detokenize": {"tokens": [[1, 2], [3]], "skip_special_tokens": False},
 }
 LONGEST = {CHAT: "max_completion_tokens", TEXT: "max_tokens", MESSAGES: "max_tokens", RESPONSES: "max_output_tokens"}
-"""Fields that bound an answer."""
 ODD = st.one_of(
     st.none(),
     st.booleans(),
@@ -121,7 +119,7 @@ EDGES: list[Any] = [
     ),
     *(True, False, None, "1", [1], {"1": 1}),
 ]
-"""Values at and around the limits of int32, int64, float32, float64 and our own bounds, and some of other types."""
+"""Values at and around the limits of number types and our own bounds, and some of other types."""
 BOTH = (
     *("temperature", "top_p", "min_p", "top_k", "seed", "n", "max_tokens", "min_tokens"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "min_tokens_per_second"),
@@ -135,7 +133,6 @@ GREEDY, SAMPLED = {"temperature": 0}, {"temperature": 1.0, "top_p": 0.9, "top_k"
 
 @pytest.fixture(scope="module")
 def amount(request: pytest.FixtureRequest) -> int:
-    """Number of requests to send."""
     return request.config.getoption("--fuzz") or 80
 
 
@@ -147,7 +144,7 @@ def operations(server: Server) -> list[APIOperation]:
 
 
 def run(strategy: st.SearchStrategy[Any], amount: int, check: Any) -> None:
-    """Call `check` with as many examples; shows the first failing one unshrunk, since shrinking is slow."""
+    """Call `check` with as many examples; shows the first failing one unshrunk."""
     quiet = settings(
         max_examples=amount,
         deadline=None,
@@ -164,7 +161,7 @@ def run(strategy: st.SearchStrategy[Any], amount: int, check: Any) -> None:
 def test_requests_within_and_outside_the_description(
     operations: list[APIOperation], mode: GenerationMode, request: pytest.FixtureRequest
 ) -> None:
-    """No answer is a 5xx, and each answer's status, type and fields are described."""
+    """Each answer's status, type and fields are described, and no answer is a 5xx."""
     checks: list[CheckFunction] = [
         schemathesis.checks.not_a_server_error,
         *schemathesis.checks.CHECKS.get_by_names(
@@ -180,7 +177,7 @@ def test_requests_within_and_outside_the_description(
     assert {operation.path for operation in operations} >= {CHAT, TEXT, "/v1/models", "/health", "/metrics"}
     for operation in operations:
         if mode is GenerationMode.NEGATIVE and operation.method == "get":
-            continue  # none of its fields can be wrong
+            continue
         few = (request.config.getoption("--fuzz") or 40) if operation.method == "post" else 3
         run(operation.as_strategy(generation_mode=mode), few // 2, check)
 
@@ -199,10 +196,7 @@ def brief(body: Any, longest: str) -> Any:
 
 @pytest.mark.timeout(7200)
 def test_malformed_bodies(server: Server, amount: int) -> None:
-    """A valid body with parts exchanged, dropped, added or nested, or with changed bytes; and other headers.
-
-    A change may leave a body valid, so 200 is among the answers.
-    """
+    """A valid body with parts exchanged, dropped, added or nested, or with changed bytes; some stay valid."""
     client = httpx.Client(base_url=server.url, timeout=SECONDS)
 
     def check(malformed: tuple[str, bytes, str]) -> None:
@@ -220,7 +214,6 @@ def test_malformed_bodies(server: Server, amount: int) -> None:
 
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[str, bytes, str]:
-    """Route, body and content type."""
     path = draw(st.sampled_from([*BODIES]))
     body = copy.deepcopy(BODIES[path])
     for _ in range(draw(st.integers(1, 3))):
@@ -262,7 +255,6 @@ def change(draw: st.DrawFn, body: Any) -> None:
 
 
 def numeric(path: str, name: str, value: Any, base: dict[str, Any]) -> bytes:
-    """A body with the value in the field."""
     fields = {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Hi"}
     fields |= {"max_tokens": 2} | base
     if name == "logit_bias":
@@ -281,8 +273,8 @@ def numeric(path: str, name: str, value: Any, base: dict[str, Any]) -> bytes:
 
 @pytest.mark.timeout(7200)
 def test_numbers_at_the_edges(server: Server, request: pytest.FixtureRequest) -> None:
-    """Every numeric field, greedy and sampled, at the limits of number types: none is a 5xx, and the engine continues.
-    Without --fuzz, a tenth of them."""
+    """Every numeric field, greedy and sampled: none is a 5xx, and the engine continues. Without --fuzz, a tenth of
+    them."""
     cases = [
         (path, name, value, base)
         for name, paths in NUMBERS.items()
@@ -290,7 +282,7 @@ def test_numbers_at_the_edges(server: Server, request: pytest.FixtureRequest) ->
         for value in EDGES
         for base in (GREEDY, SAMPLED)
         if not (name in ("max_tokens", "max_completion_tokens") and type(value) is int and value > 64)
-    ]  # a long answer would not show more
+    ]
     random.Random(1).shuffle(cases)
     if not request.config.getoption("--fuzz"):
         cases = cases[::10]
@@ -311,7 +303,7 @@ def test_numbers_at_the_edges(server: Server, request: pytest.FixtureRequest) ->
 
 @pytest.mark.timeout(7200)
 def test_allowed_extremes_together(server: Server, amount: int) -> None:
-    """All numbers at a random end of their range at once: small divisors meet large factors."""
+    """Small divisors meet large factors."""
     draw = random.Random(2)
     ends = {name: (range_.low, range_.high) for name, range_ in RANGES.items()} | {"top_k": (1, -1, 2**31 - 1)}
     ends |= {"temperature": (0, 1e-6, 1e-5, 100), "logit_bias": ({"5": 100, "6": -100}, {"5": -100.0})}  # type: ignore[dict-item]

@@ -1,4 +1,4 @@
-"""Requests to the process that compiles grammars: a real one, with a small vocabulary."""
+"""Requests to the real process that compiles grammars."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_an_abandoned_grammar_is_cancelled(tmp_path: Path) -> None:
         first = compiler.children()
         asking[0].cancel()
         assert (await process.examine("json", small_schema("other"))).outcome is GrammarOutcome.ACCEPTED
-        assert compiler.children() == first  # another request waits for it
+        assert compiler.children() == first
         asking[1].cancel()
         await asyncio.wait(asking)
         again = asyncio.create_task(process.examine("regex", slow))  # a new request is kept

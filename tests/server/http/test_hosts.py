@@ -48,7 +48,6 @@ def hosts(host: str = "127.0.0.1", **settings: Any) -> AllowedHosts:
 def ask(
     policy: AllowedHosts, *, server: str = "127.0.0.1", path: str = "/v1/models", **headers: str
 ) -> tuple[int, str | None]:
-    """Status and error code."""
     sent: list[dict[str, Any]] = []
 
     async def inner(scope: Any, receive: Any, send: Any) -> None:
@@ -98,13 +97,13 @@ def test_any_host_where_a_key_is_required_or_the_server_is_public() -> None:
 
 
 def test_given_names_hold_there_too() -> None:
-    """Probes send the address that they connect to, which is no page's name."""
+    """Probes send the address that they connect to."""
     policy = hosts("0.0.0.0", key_required=True, allowed_hosts=("llm.example",))
     assert ask(policy, host="llm.example")[0] == 200
     assert ask(policy, host="evil.example")[0] == 421
     assert ask(policy, server="10.1.2.3", host="10.1.2.3:30000")[0] == 200
     assert ask(policy, server="10.1.2.3", host="10.1.2.4:30000")[0] == 421
-    assert ask(policy, host="llm.example", origin="https://app.example")[0] == 200  # with a key of its own
+    assert ask(policy, host="llm.example", origin="https://app.example")[0] == 200
 
 
 @pytest.mark.parametrize(

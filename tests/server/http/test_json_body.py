@@ -116,7 +116,6 @@ def test_either_parser_names_the_fault(data: bytes, message: str, values: int) -
 
 
 def test_parsing_a_large_body_does_not_block_other_threads() -> None:
-    """A parser in C would hold the interpreter all the time."""
     data = b'{"a": "' + rb"\u00e9\n" * 1_000_000 + b'", "b": [' + b"12345," * 500_000 + b"1]}"
     ended, longest = threading.Event(), 0.0
 

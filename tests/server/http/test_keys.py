@@ -1,4 +1,4 @@
-"""Keys in a file: made, read, refused, and reread while in force."""
+"""Keys in a file: made, read, refused, and reread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ DIGEST = "ab" * 32
 
 
 def make(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Run `outrider key`; returns its output."""
     assert main(["key", *arguments]) == 0
     printed = capsys.readouterr().out
     assert printed.count("\n") == 1
@@ -145,7 +144,7 @@ def test_changes_of_the_file_are_taken_up_and_bad_ones_are_not(
     assert watched.key_usage(header(new)) is None
     look(watched)
     assert watched.key_usage(header(new)) is not None
-    assert watched.key_usage(header(old)) is key_usage  # its usage stays known
+    assert watched.key_usage(header(old)) is key_usage
 
     with caplog.at_level(logging.ERROR):
         for bad in ("[old", ""):
@@ -156,7 +155,7 @@ def test_changes_of_the_file_are_taken_up_and_bad_ones_are_not(
         look(watched)
     assert [record.getMessage().partition(": ")[0] for record in caplog.records[1:]] == [
         "the API keys stay as they were"
-    ] * 3  # once for each
+    ] * 3
     assert watched.key_usage(header(old)) is key_usage
     assert not watched.open
 

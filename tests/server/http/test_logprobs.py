@@ -31,12 +31,11 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def tokens(tokenizer: Any) -> list[int]:
-    """Words, parts of characters, and a special token."""
     return [*tokenizer("Naïve 🦊, 𠮷 and\n\tsome code: f(x)").input_ids, tokenizer.eos_token_id, 11, 12]
 
 
 def yielded(tokens: list[int], tokenizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`meta_info` of a prompt and an answer: as our manager keeps it, and as SGLang writes it, with texts."""
+    """`meta_info` as our manager keeps it, and as SGLang writes it, with texts."""
     draw, manager, count = random.Random(0), SimpleNamespace(), 40
     logprobs.install(manager)
     ours: dict[str, Any] = {"output_token_logprobs_length": count}
@@ -120,7 +119,7 @@ def test_the_first_chunk_of_each_choice_has_its_prompts(tokenizer: Any, tokens: 
     async def stream() -> AsyncGenerator[str, None]:
         for content in contents:
             echoed.add(content)
-            assert content["meta_info"]["input_token_logprobs"] == []  # what SGLang sees
+            assert content["meta_info"]["input_token_logprobs"] == []  # SGLang sees it
             yield f"data: {json.dumps({'choices': [{'index': content['index'], 'logprobs': None}]})}\n\n"
         yield "data: [DONE]\n\n"
 

@@ -1,4 +1,4 @@
-"""Logs of the server that most tests share: lines of JSON, without any text of a request."""
+"""The server's log: lines of JSON, without any text of a request."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from running import HTTP, Server, wait_until
 
 
 def lines(server: Server) -> list[dict[str, Any]]:
-    """All lines of its log, from all its processes."""
     return [json.loads(line) for line in server.output().splitlines()]
 
 
 def line_of(server: Server, request_id: str) -> dict[str, Any]:
-    """The line of a request, which may follow its answer by a moment."""
+    """The line of a request, which may come a moment later."""
     found: list[dict[str, Any]] = []
 
     def written() -> bool:

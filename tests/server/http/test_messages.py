@@ -32,7 +32,7 @@ def ask(server: Server, body: dict[str, Any], status: int = 200, path: str = "")
 
 
 def streamed(server: Server, body: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The message put together as by Anthropic's client, and its events."""
+    """The message as assembled by Anthropic's client, and its events."""
     answer = HTTP.post(f"{server.url}/v1/messages", json=body | {"stream": True}, timeout=120)
     assert answer.headers["content-type"].startswith("text/event-stream")
     events, message, opened, inputs = [], {}, None, {}
@@ -66,7 +66,7 @@ def streamed(server: Server, body: dict[str, Any]) -> tuple[dict[str, Any], list
 
 
 def alike(message: dict[str, Any]) -> dict[str, Any]:
-    """An answer without the parts that depend on the request or on the cache."""
+    """An answer without ids and cache counts."""
     content = [{k: v for k, v in block.items() if k != "id"} for block in message["content"]]
     usage = message["usage"]
     return {
@@ -92,7 +92,7 @@ def test_answers_equal_a_chats_streamed_and_whole(server: Server, client: openai
 
 
 def test_speculation_is_reported_and_can_be_switched_off(tool_server: Server) -> None:
-    server = tool_server  # which verifies every draft
+    server = tool_server  # it verifies every draft
     asked = ASKED | {
         "messages": [{"role": "user", "content": "Say a b c a b c a b c."}],
         "speculation": {"trace": True},

@@ -1,4 +1,4 @@
-"""The metrics page of a real server: its counts, their correctness, and that clients cannot make it grow."""
+"""The metrics page of a real server: correct counts, of bounded size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_table_names_every_metric_of_ours_and_its_kind(server: Server) -> No
 
 
 def test_the_metrics_of_sglang_in_the_table_are_there(server: Server) -> None:
-    for _ in range(2):  # the second is in the cache
+    for _ in range(2):
         body = ENDLESS | {"max_tokens": 8, "stream": True}
         assert HTTP.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
     found = MetricsPage(server.url).families
@@ -63,7 +63,6 @@ def test_the_time_per_token_is_what_the_client_sees(server: Server, stream: bool
     body = ENDLESS | {"max_tokens": 60, "temperature": 0, "stream": stream}
 
     def answered() -> tuple[float, float]:
-        """Seconds of an answer, and per token."""
         seconds, count = taken()
         began = time.monotonic()
         assert HTTP.post(f"{server.url}/v1/completions", json=body, timeout=120).status_code == 200
@@ -71,9 +70,9 @@ def test_the_time_per_token_is_what_the_client_sees(server: Server, stream: bool
         wait_until(lambda: taken()[1] == count + 1, 30)
         return whole, taken()[0] - seconds
 
-    for _ in range(3):  # a busy machine may take long for the prompt
+    for _ in range(3):
         whole, per_token = answered()
-        # The total less the prompt's time, over 59 tokens: 60 that came together would be far below it.
+        # 60 tokens that came together would be far below
         if 0.2 * whole < 59 * per_token:
             break
     assert 0.2 * whole < 59 * per_token <= whole
@@ -98,7 +97,7 @@ def test_answers_that_are_cut_off_count_for_no_service_level(server: Server) -> 
 
 
 def test_decoded_tokens_are_the_answers_tokens(server: Server) -> None:
-    """SGLang's count and ours, with and without drafts: all tokens but the first, which the prefill draws."""
+    """All tokens but the first, which the prefill draws."""
 
     def counts() -> list[float]:
         sglang = metric(server.url, "sglang:realtime_tokens_total", mode="decode")

@@ -1,4 +1,4 @@
-"""The official client against the real server and the real model, speculation on."""
+"""The official client on the real server and model."""
 
 from __future__ import annotations
 
@@ -77,7 +77,6 @@ def test_chat_logprobs(client: openai.OpenAI, model: str) -> None:
     assert "".join(entry.token for entry in content) == answer.choices[0].message.content
     for entry in content:
         assert len(entry.top_logprobs) == 3
-        # Greedy, so the chosen token is the likeliest.
         assert entry.logprob == pytest.approx(max(other.logprob for other in entry.top_logprobs))
         assert sum(math.exp(other.logprob) for other in entry.top_logprobs) <= 1 + 1e-3
 

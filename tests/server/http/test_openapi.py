@@ -1,4 +1,4 @@
-"""/openapi.json describes the accepted requests, and /docs shows it without another host."""
+"""/openapi.json describes the accepted requests, and /docs shows it."""
 
 from __future__ import annotations
 

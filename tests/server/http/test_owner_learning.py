@@ -1,4 +1,4 @@
-"""Learning per key or adapter: the drafter named in requests, promotions, roll-backs, removal; without a server."""
+"""Learning per key or adapter: drafters of requests, promotions, roll-backs, removal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from outrider.server.plugin.options import OwnDrafter
 
 
 class Engine:
-    """A scripted engine: its refusals, and the messages that it got."""
+    """Scripted refusals, and the messages that it got."""
 
     def __init__(self) -> None:
         self.refused: list[str] = []
@@ -36,8 +36,6 @@ class Engine:
 
 
 class Metrics:
-    """Values that were set or counted, by name."""
-
     def __init__(self) -> None:
         self.values: dict[str, float] = {}
 
@@ -84,7 +82,7 @@ def drafter(one: KeyLearning, key: Key) -> str:
 
 
 def learned(root: Path, owner: str | Owner, *drafters: str) -> Path:
-    """A learner's folder with answers and these candidates; owner: a key's name, too."""
+    """A learner's folder with answers and these candidates; owner: also a key's name."""
     folder = root / (Owner(owner) if isinstance(owner, str) else owner).learner
     AnswerStore(folder, 10**6).append([1], [2, 3], 0.0)
     for drafter in drafters:
@@ -109,7 +107,7 @@ def test_each_key_gets_its_own_learners_drafters(tmp_path: Path, engine: Engine)
     assert drafter(one, key("ann", learn=False)) == ""
     assert owner_of(ann) == Owner("ann")
     assert ServerState.read(ann) == ServerState("0002")
-    assert drafter(started(tmp_path, ANN, BOB), ANN) == "0002"  # at once, after a restart
+    assert drafter(started(tmp_path, ANN, BOB), ANN) == "0002"
     assert engine.told == []
 
 
@@ -140,7 +138,7 @@ def test_unusable_drafters_are_refused(tmp_path: Path, engine: Engine) -> None:
     (ann / "drafters" / "0001" / "gate.json").unlink()
     look(one)
     assert ServerState.read(ann) == ServerState(None, ("0001",))
-    ServerState("0003").write(ann)  # and it is gone
+    ServerState("0003").write(ann)
     assert drafter(started(tmp_path, ANN), ANN) == ""
     assert ServerState.read(ann) == ServerState(None, ("0003",))
 
@@ -204,7 +202,7 @@ SQL, OTHER_SQL, POEMS = Owner("sql", "1" * 32, "/sql"), Owner("sql", "2" * 32, "
 
 
 def of_adapters(folder: Path, **loaded: Owner) -> tuple[AdapterLearning, dict[str, tuple[str, Owner]]]:
-    """Learning of a server with these adapters, by SGLang's ids; and the loaded ones, to change."""
+    """Learning of a server with these adapters; and the loaded ones, to change."""
     settings: Any = SimpleNamespace(learn_folder=folder, profile=None)
     owners = {owner.name: (lora_id, owner) for lora_id, owner in loaded.items()}
     idle: Any = SimpleNamespace(idle=True)

@@ -32,13 +32,13 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def complaints() -> list[str]:
-    """Messages of the page's console; there may be none at the end of a test."""
+    """The page's console messages; there may be none at the end."""
     return []
 
 
 @pytest.fixture
 def page(browser: Browser, server: Server, complaints: list[str]) -> Iterator[Page]:
-    """The opened page. At the end of the test, no other host must have been requested."""
+    """The opened page, which may request no other host."""
     context = browser.new_context(viewport=dict(zip(("width", "height"), SIZES["laptop"], strict=True)))
     page = context.new_page()
     page.on("console", lambda message: complaints.append(message.text) if message.type != "log" else None)
@@ -64,7 +64,6 @@ def answered(page: Page) -> None:
 
 
 def traces(body: str) -> list[dict[str, Any]]:
-    """The entries of all chunks of a stream."""
     chunks = [json.loads(line[6:]) for line in body.splitlines() if line.startswith("data: {")]
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     return [entry for choice in choices for entry in choice.get("speculation", {}).get("trace", ())]
@@ -95,7 +94,7 @@ def test_every_token_has_the_colour_of_the_maker_that_the_server_names(page: Pag
 
 
 def test_a_streaming_answer_is_shown_and_can_be_stopped(page: Page) -> None:
-    ask(page, "Write a long story about a dragon and a knight.", tokens=2000)  # in float32 and in bfloat16
+    ask(page, "Write a long story about a dragon and a knight.", tokens=2000)
     text = page.locator(".text")
     expect(text.locator(".token").nth(5)).to_be_attached(timeout=20_000)
     assert text.get_attribute("aria-busy") == "true"
@@ -139,12 +138,11 @@ def test_charts_move_under_load(page: Page, server: Server) -> None:
     ended = threading.Event()
 
     def load() -> None:
-        """Each answer is different: repeated ones would soon leave calibration unchanged."""
+        """Each answer is different, so that calibration changes."""
         while not ended.is_set():
             complete(server, QUESTION, speculate=True, max_tokens=96, temperature=1, min_tokens_per_second=0.5)
 
     def charts() -> dict[str, tuple[str, str]]:
-        """Caption and picture of each, by title."""
         found = page.locator(".chart").evaluate_all(
             "all => all.map(chart => ['h3', 'figcaption'].map(part => chart.querySelector(part).textContent)"
             ".concat(chart.querySelector('canvas').toDataURL()))"
@@ -152,7 +150,7 @@ def test_charts_move_under_load(page: Page, server: Server) -> None:
         return {title: (caption, picture) for title, caption, picture in found}
 
     def still() -> dict[str, str]:
-        """Captions of the charts with an unchanged caption or picture, or without a number yet."""
+        """Captions of the charts that are unchanged, or without a number yet."""
         return {
             title: now[0]
             for title, now in charts().items()
@@ -161,7 +159,7 @@ def test_charts_move_under_load(page: Page, server: Server) -> None:
         }
 
     running = page.locator(".chart", has=page.get_by_role("heading", name="Requests", exact=True)).locator("b").first
-    expect(running).to_have_text("0")  # all charts are drawn, and no request runs
+    expect(running).to_have_text("0")
     before = charts()
     assert len(before) == 8
     threads = [threading.Thread(target=load) for _ in range(3)]
@@ -169,8 +167,7 @@ def test_charts_move_under_load(page: Page, server: Server) -> None:
         thread.start()
     try:
         expect(running).to_have_text("3")
-        # Service levels need the first answers. Calibration covers all drafts since the server's start, so later points
-        # move more slowly.
+        # Service levels need the first answers; calibration moves ever more slowly.
         deadline = time.monotonic() + 60
         while unmoved := still():
             assert time.monotonic() < deadline, unmoved
@@ -191,7 +188,6 @@ def test_learning_is_charted_on_a_learning_server(page: Page) -> None:
         route.fulfill(response=answer, json=answer.json() | {"learning": learning})
 
     def drawn(colour: str) -> int:
-        """Height in pixels of the parts drawn in a colour."""
         return chart.locator("canvas").evaluate(
             """(canvas, name) => {
               const { width, height } = canvas;
@@ -220,7 +216,7 @@ def test_learning_is_charted_on_a_learning_server(page: Page) -> None:
     learning |= {"in_use": "0002", "answers": 290, "held_out": 22, "phase": "gate", "exchanges": [promoted]}
     expect(chart.locator("p")).to_have_text("drafter 2 in use · 312 answers kept · trying a candidate")
     height = chart.locator(".u-over").bounding_box()["height"]
-    wait_until(lambda: drawn("lookup") >= height - 2, 30)  # in the next frame
+    wait_until(lambda: drawn("lookup") >= height - 2, 30)
     assert drawn("warn") == 0
 
     learning |= {"in_use": None, "exchanges": [promoted, taken_back]}
@@ -252,7 +248,7 @@ def test_all_of_it_by_keyboard(page: Page) -> None:
     tab_to("tokens")
     page.keyboard.press("Control+a")
     page.keyboard.type("24")
-    page.keyboard.press("Enter")  # in any field
+    page.keyboard.press("Enter")
     answered(page)
     for _ in range(20):
         page.keyboard.press("Shift+Tab")
@@ -313,11 +309,11 @@ def test_the_chart_library_has_its_licence() -> None:
 
 
 def test_live_numbers(server: Server) -> None:
-    time.sleep(live.MIN_INTERVAL_SECONDS)  # live numbers may be this old
+    time.sleep(live.MIN_INTERVAL_SECONDS)  # they may be this old
     before = HTTP.get(f"{server.url}/outrider/live").json()
     answer = complete(server, "the fox ran, the fox ran, the fox", speculate=True, max_tokens=24, ignore_eos=True)
     now: dict[str, Any] = {}
-    while now.get("tokens", 0) < before["tokens"] + 23:  # numbers may be half a second old
+    while now.get("tokens", 0) < before["tokens"] + 23:  # up to half a second old
         now = HTTP.get(f"{server.url}/outrider/live").json()
     details = answer["usage"]["completion_tokens_details"]
     assert now["accepted"] - before["accepted"] == details["accepted_prediction_tokens"]

@@ -1,4 +1,4 @@
-"""A server under attack: clients that do not send, requests by foreign pages, and orders for SGLang."""
+"""A server under attack: silent clients, foreign pages, and orders for SGLang."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ORDERS = {
 
 
 class Guarded:
-    """A server without a key and with one place in its queue, and its metrics."""
+    """A server without a key and with one place in its queue."""
 
     def __init__(self, server: Server, metrics_port: int) -> None:
         self.server, self.url, self.metrics_url = server, server.url, f"http://127.0.0.1:{metrics_port}"
@@ -75,7 +75,7 @@ def test_bodies_that_never_end_take_no_place_and_are_closed(guarded_server: Guar
             client.settimeout(30)
             client.sendall(pieces[index % len(pieces)].encode())
         for _ in range(3):
-            assert guarded_server.ask().status_code == 200  # the queue has a place
+            assert guarded_server.ask().status_code == 200
         assert guarded_server.metric("outrider_requests_in_flight") == 0
         for client in clients:
             answer = client.makefile("rb").read()
@@ -119,7 +119,7 @@ def test_a_foreign_page_cannot_send_requests_without_a_preflight(guarded_server:
 
 
 def test_sglang_takes_no_orders_from_headers(guarded_server: Guarded) -> None:
-    """SGLang would refuse each of them, or change the answer."""
+    """SGLang would refuse them, or change the answer."""
     for path, body in (("completions", SHORT), ("chat/completions", CHAT)):
         url = f"{guarded_server.url}/v1/{path}"
         plain = HTTP.post(url, json=body, timeout=60).json()
@@ -130,7 +130,7 @@ def test_sglang_takes_no_orders_from_headers(guarded_server: Guarded) -> None:
 
 
 def test_health_is_red_while_the_engine_stands_still_with_requests(guarded_server: Guarded) -> None:
-    """Whether or not the engine has begun them. A client that reads no data, or the lack of requests, is no reason."""
+    """Whether or not it has begun them. A slow reader is no reason."""
     server = guarded_server.server
     scheduler = server.children()["scheduler"]
 
@@ -196,5 +196,5 @@ def test_a_stopping_server_answers_open_connections_and_waits_for_no_endless_bod
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: server.status("/ready") == 503, LAME_DUCK_SECONDS)
         assert guarded_server.ask().status_code == server.status("/health") == 200
-        assert server.process.wait(20) == 0  # --drain-seconds are 30
+        assert server.process.wait(20) == 0  # despite 30 drain seconds
         assert not any(child.is_running() for child in children)

@@ -1,5 +1,4 @@
-"""Detection of engines that stand still, by the published counters of SGLang's schedulers; test_perimeter.py has a real
-server."""
+"""Engines that stand still, by SGLang's published counters; test_perimeter.py has a real server."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ SECONDS = 100.0
 
 
 class Engine:
-    """A tokenizer manager's view of its schedulers: the requests it has sent, and their published counters."""
+    """A tokenizer manager's view: the requests sent, and the schedulers' counters."""
 
     def __init__(self, path: Path, engines: int) -> None:
         self.writers = [ShmLoadSnapshotWriter(str(path), engines, rank) for rank in range(engines)]
@@ -94,7 +93,6 @@ def test_a_prompt_that_is_read_slowly_is_progress(engine: Engine) -> None:
 
 
 def test_requests_that_only_wait_are_none(engine: Engine) -> None:
-    """The scheduler reports again and again that they wait."""
     engine.send("one")
     for _ in range(30):
         engine.publish(num_waiting_reqs=1)
@@ -121,7 +119,7 @@ def test_answers_are_progress(engine: Engine) -> None:
 
 
 def test_a_scheduler_without_work_is_probed(engine: Engine) -> None:
-    """A request to it may have been lost, which is no reason to end a server that answers the rest."""
+    """A request may be lost, which is no reason to end the server."""
     engine.send("lost")
 
     async def answer(request: Any) -> list[Any]:
@@ -145,7 +143,7 @@ def test_one_of_several_engines_that_stands_still_is_a_stall(tmp_path: Path) -> 
         engine.manager.last_receive_tstamp = float(number)
         engine.after(5)
     assert engine.progress.stalled is not None
-    engine.publish(1)  # it has no work
+    engine.publish(1)
     assert engine.after(5) is None
     for _ in range(30):
         engine.step(0)

@@ -1,4 +1,4 @@
-"""Waiting choices count from their arrival until the engine has ended them, whatever their source."""
+"""Waiting choices count from their arrival until the engine has ended them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from outrider.server.http.keys.queue_limit import QueueLimit
 
 
 class Engine:
-    """An engine as seen through SGLang's tokenizer manager: places, and the schedulers' last count of waiting
-    requests."""
+    """An engine as seen through SGLang's tokenizer manager."""
 
     def __init__(self, places: int, most: int | None) -> None:
         self.waiting = 0
@@ -32,7 +31,7 @@ class Engine:
 
 
 def refusal(engine: Engine, choices: int) -> str | None:
-    """Error code for a request with `choices` choices; None if it is accepted, and then ends at once."""
+    """Error code for this many choices; None if they are accepted, and then end at once."""
     with admission.admitted(None) as asking:
         try:
             with engine.limit.entering():
@@ -50,7 +49,7 @@ def test_each_choice_takes_a_place() -> None:
     with admission.admitted(None) as asking:
         asking.add_choices(2, 2)
         engine.limit.check_choices(4)
-        assert engine.table.under_way == 4  # known before the engine has it
+        assert engine.table.under_way == 4
         assert [refusal(engine, choices) for choices in (1, 2)] == [None, "429 queue_full"]
         engine.table.update({name: engine.state() for name in "ab"})  # as SGLang adds a prompt's choices
         for name in "cd":
@@ -91,7 +90,7 @@ def test_our_measurements_take_places_without_a_key() -> None:
 
 
 def test_unused_states_of_sglang_are_dropped() -> None:
-    """For several choices without seeds, SGLang makes more states than requests."""
+    """For choices without seeds, SGLang makes more states than requests."""
     engine = Engine(places=4, most=4)
     with admission.admitted(None) as asking:
         asking.add_choices(4, 1)

@@ -20,7 +20,7 @@ ANSWERING = "/v1/completions"
 
 
 class Counted:
-    """Records counts in place of the Prometheus metrics."""
+    """Records counts."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[str, int]] = []
@@ -44,7 +44,7 @@ class Counted:
 
 
 class Passed:
-    """A watch around `inner`, and its answers. leaves: the client leaves once its request is read."""
+    """A watch around `inner`, and its answers. leaves: once its request is read."""
 
     def __init__(self, inner: Any, *, leaves: bool = False) -> None:
         self.counted, self.sent, self.leaves = Counted(), [], leaves
@@ -57,7 +57,6 @@ class Passed:
         return {"type": "http.disconnect" if self.leaves else "http.request"}
 
     def ask(self, path: str = ANSWERING, method: str = "POST", **headers: bytes) -> str:
-        """Returns the id of the answer."""
         raw = [(name.replace("_", "-").encode(), value) for name, value in headers.items()]
         scope = {"type": "http", "path": path, "method": method, "headers": raw}
         asyncio.run(self.watch(scope, self.receive, self.send))
@@ -103,7 +102,7 @@ def test_a_client_that_leaves_before_its_answer_is_whole_cancels() -> None:
 
     async def whole(scope: Any, receive: Any, send: Any) -> None:
         await answering(pieces=2)(scope, receive, send)
-        await receive()  # as a server waits for a connection's next request
+        await receive()
 
     for inner, outcome in ((half, "cancelled"), (whole, "completed")):
         passed = Passed(inner, leaves=True)
@@ -176,7 +175,7 @@ def test_a_stream_that_ends_with_an_error_counts_as_failed(error: int, outcome: 
 
 def test_a_bug_counts_and_leaves_no_request_under_way() -> None:
     async def fail(scope: Any, receive: Any, send: Any) -> None:
-        assert passed.counted.under_way == 0  # counted once it is whole
+        assert passed.counted.under_way == 0
         await receive()
         assert passed.counted.under_way == 1
         raise RuntimeError("a bug")

@@ -1,4 +1,4 @@
-"""Checks of requests without a server: accepted requests can be answered, and no check is skipped."""
+"""Checks of requests: accepted requests can be answered, and no check is skipped."""
 
 from __future__ import annotations
 
@@ -98,7 +98,6 @@ def test_level_of_the_header_goes_in_and_the_body_wins() -> None:
 
 
 def lowered(headers: dict[str, str]) -> dict[str, str]:
-    """Header names as an ASGI server passes them."""
     return {name.lower(): value for name, value in headers.items()}
 
 

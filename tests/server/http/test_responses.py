@@ -1,4 +1,4 @@
-"""OpenAI's /v1/responses by the official client: a chat's answers in its format, streamed and whole."""
+"""OpenAI's /v1/responses: a chat's answers in its format, streamed and whole."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ FUNCTIONS = [{"type": "function", **tool["function"]} for tool in TOOLS]
 
 
 def streamed(client: openai.OpenAI, asked: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """The response at the end of a stream, and its events."""
     events = list(client.responses.create(**asked, stream=True))
     return events[-1].response, events
 
 
 def alike(response: Any) -> dict[str, Any]:
-    """An answer without the parts that depend on the request or on the cache."""
+    """An answer without ids and cache counts."""
     output = [item.model_dump(exclude={"id", "call_id"}) for item in response.output]
     for item in output:
         for part in item.get("content") or ():

@@ -1,5 +1,4 @@
-"""Sampling of requests without sampling fields: the model's recommendation appears in /openapi.json, /v1/models and the
-log."""
+"""Sampling of requests without sampling fields, in /openapi.json, /v1/models and the log."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from outrider.server.settings.settings import Settings
 
 
 def defaults(*, diffusion: bool = False, **recommended: float) -> SamplingDefaults:
-    """Sampling defaults of a server with a model that recommends these values."""
+    """With a model that recommends these values."""
     config = SimpleNamespace(get_default_sampling_params=lambda: dict(recommended))
     algorithm = "blocks" if diffusion else None
     return SamplingDefaults.of(SimpleNamespace(model_config=config, config_value=lambda name: algorithm))
@@ -66,7 +65,7 @@ def test_the_log_names_recommendations_only_if_there_are_any(capsys: pytest.Capt
 
 
 def described(server: Server) -> list[dict[str, Any]]:
-    """Defaults of both kinds of request in `/openapi.json`."""
+    """Of both kinds of request."""
     schemas = HTTP.get(f"{server.url}/openapi.json").json()["components"]["schemas"]
     return [
         {name: schemas[kind]["properties"][name]["default"] for name in OPENAI}

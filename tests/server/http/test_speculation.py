@@ -22,7 +22,7 @@ TRACE = {"speculation": {"trace": True}}
 
 
 class Bytes:
-    """A tokenizer with bytes as tokens, so that many characters have several."""
+    """Tokens are bytes, so that many characters have several."""
 
     def __init__(self) -> None:
         vocabulary = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
@@ -195,7 +195,7 @@ def test_a_stream_without_trace_or_usage_is_sglangs(server: Server) -> None:
 
 @pytest.mark.parametrize("enabled", [False, True])
 def test_an_answer_may_fill_the_cache(server: Server, enabled: bool) -> None:
-    """It ends with finish reason "length", though there is no room for another step's drafts."""
+    """There is no room for another step's drafts."""
     body = {"prompt": [100 + number % 400 for number in range(4040)], "ignore_eos": True, "temperature": 0}
     body |= {"model": MODEL, "max_tokens": 4096 - 4040, "speculation": {"enabled": enabled}}
     answer = HTTP.post(f"{server.url}/v1/completions", json=body, timeout=120)

@@ -1,4 +1,4 @@
-"""Routes besides OpenAI's (health, readiness, metrics), and the reach of the server."""
+"""Health, readiness, metrics, and the reach of the server."""
 
 from __future__ import annotations
 
@@ -72,25 +72,24 @@ def test_client_that_leaves_frees_its_slots(server: Server, model: str, path: st
     def aborted() -> float:
         return metric(server.url, "sglang:num_aborted_requests_total")
 
-    def idle() -> bool:  # up to half a second old: the server caches the engine's numbers that long
+    def idle() -> bool:  # the numbers are cached for half a second
         live = HTTP.get(server.url + "/outrider/live").json()
         return live["requests"] == {"running": 0, "queued": 0} and live["cache"]["used"] == 0
 
-    wait_until(idle, 30)  # earlier tests' requests end
+    wait_until(idle, 30)
     before = aborted()
     with HTTP.stream("POST", f"{server.url}/v1/{path}", json=request | {"stream": True}, timeout=60) as response:
-        lines = response.iter_lines()  # dropping it would end the stream
+        lines = response.iter_lines()
         next(lines)
         wait_until(lambda: not idle(), 30)
     wait_until(idle, 30)
-    # An unstreamed request, too: its client stops waiting.
     with asked(server, f"/v1/{path}", request):
         wait_until(lambda: not idle(), 30)
-    wait_until(lambda: aborted() == before + 2, 30)  # neither ran to its end
+    wait_until(lambda: aborted() == before + 2, 30)
     wait_until(idle, 30)
     if path != "completions":
         return
-    # All slots are free again: a request that needs nearly all of them is served.
+    # a request that needs nearly all slots
     answer = HTTP.post(
         server.url + "/v1/completions", json={"model": model, "prompt": "no " * 3500, "max_tokens": 1}, timeout=120
     )

@@ -1,4 +1,4 @@
-"""TLS as served: our files, client certificates, and a renewed certificate under load."""
+"""TLS: our files, client certificates, and a renewed certificate under load."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs o
 
 
 def certificate(folder: Path, name: str, *, password: str = "", signed_by: str | None = None) -> tuple[str, str]:
-    """Certificate and key for localhost; without `signed_by` it is its own authority."""
+    """Certificate and key for localhost, self-signed without `signed_by`."""
     folder.mkdir(exist_ok=True)
     files = folder / f"{name}.crt", folder / f"{name}.key"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"]
@@ -44,7 +44,6 @@ def certificate(folder: Path, name: str, *, password: str = "", signed_by: str |
 
 
 ASKED, LEFT = threading.Event(), threading.Event()
-"""Set while a client waits at /wait, and when it has left."""
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -76,7 +75,7 @@ def served(settings: Settings) -> Iterator[str]:
     thread = threading.Thread(target=asyncio.run, args=(main(),))
     thread.start()
     try:
-        wait_until(lambda: server.started and server.servers, 30)  # `started` is set before it listens
+        wait_until(lambda: server.started and server.servers, 30)
         yield f"https://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True

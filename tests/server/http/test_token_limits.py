@@ -1,4 +1,4 @@
-"""Token counters: whatever the interleaving of requests, no window exceeds its limit."""
+"""Token counters: no window exceeds its limit, in any interleaving."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MIDNIGHT = 20000 * DAY_SECONDS
 
 
 class Time:
-    """A clock in seconds since 1970 that the test advances."""
+    """Seconds since 1970; the test advances it."""
 
     def __init__(self, now: float = MIDNIGHT + 3600.0) -> None:
         self.now = now
@@ -37,7 +37,7 @@ class Time:
 
 @dataclass
 class Choice:
-    """The fields of SGLang's state of a choice that are read here."""
+    """The needed fields of SGLang's state of a choice."""
 
     dispatched: bool = True
     output_ids: list[int] = field(default_factory=list)
@@ -60,13 +60,13 @@ def test_tokens_count_for_a_minute() -> None:
     assert window.taken(59.9) == 90
     assert window.wait(10, 100, 59.9) == 0
     assert window.wait(11, 100, 30.0) == pytest.approx(30.0)  # when the first have expired
-    assert window.wait(71, 100, 30.0) == pytest.approx(50.0)  # when all have
+    assert window.wait(71, 100, 30.0) == pytest.approx(50.0)
     assert window.wait(101, 100, 30.0) == math.inf
     assert window.reset(30.0) == pytest.approx(50.0)
     window.give_back(first, 50, 40.0)
     assert window.taken(40.0) == 40
     assert window.taken(60.0) == 30
-    window.give_back(first, 10, 61.0)  # too late to matter
+    window.give_back(first, 10, 61.0)
     assert window.taken(61.0) == 30
     assert window.taken(80.0) == 0
     assert window.reset(80.0) == 0
@@ -79,7 +79,7 @@ def test_a_day_ends_at_midnight() -> None:
     assert count.wait(21, 100, MIDNIGHT - 50.0) == 50
     assert count.taken(MIDNIGHT) == 0
     count.take(5, MIDNIGHT)
-    count.give_back(grant, 70, MIDNIGHT + 1)  # yesterday's
+    count.give_back(grant, 70, MIDNIGHT + 1)
     assert count.taken(MIDNIGHT + 1) == 5
 
 
@@ -115,8 +115,7 @@ REQUESTS = st.lists(
 def test_concurrent_requests_never_exceed_a_window(
     requests: list[Any], per_minute: int, per_day: int, per_request: int | None
 ) -> None:
-    """The tokens used are counted in the end: none is lost or kept. Without tolerance, as they are reserved in
-    advance."""
+    """The used tokens are counted exactly, as they are reserved in advance."""
     time = Time(MIDNIGHT - 600.0)
     limits = {"tokens_per_minute": per_minute, "tokens_per_day": per_day, "max_tokens_per_request": per_request}
     key_usage = key_usage_of(time, **limits)
@@ -285,7 +284,7 @@ def test_several_prompts_share_what_a_request_may_have() -> None:
 
 
 def test_a_prompt_that_is_sent_for_each_choice_counts_once() -> None:
-    """`usage` counts it once too. With a seed SGLang gets a prompt for each choice."""
+    """With a seed SGLang gets a prompt for each choice."""
     time = Time()
     key_usage = key_usage_of(time, tokens_per_day=1000)
     key_usage.begin()
@@ -338,7 +337,7 @@ def test_headers_have_the_remaining_tokens() -> None:
     key_usage.take(30)
     assert dict(key_usage.headers())[b"x-ratelimit-reset-tokens"] == b"1m0s"
     time.now += 59.25
-    assert dict(key_usage.headers())[b"x-ratelimit-remaining-tokens"] == b"40"  # of the day
+    assert dict(key_usage.headers())[b"x-ratelimit-remaining-tokens"] == b"40"
     assert dict(key_usage.headers())[b"x-ratelimit-reset-tokens"] == b"1h1m3s"
     assert dict(key_usage_of(time).headers()) == {}
 

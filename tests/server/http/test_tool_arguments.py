@@ -1,4 +1,4 @@
-"""Arguments of calls by a real model follow the tools' schemas and arrive complete."""
+"""A real model's arguments follow the tools' schemas and arrive complete."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def post(server: Server, route: str = "chat/completions", **fields: Any) -> http
 
 
 def first_call(server: Server, **fields: Any) -> tuple[str, str, str]:
-    """Name and arguments of the first call, and the finish reason; streamed and whole must agree."""
+    """Name, arguments and finish reason of the first call; streamed and whole must agree."""
     choice = post(server, **fields).json()["choices"][0]
     called = choice["message"]["tool_calls"][0]["function"]
     streamed = streamed_call(server, **fields)
@@ -84,7 +84,7 @@ def test_arguments_are_an_object(tool_server: Server, parameters: Any) -> None:
 
 
 def begins(server: Server, *texts: str) -> dict[str, int]:
-    """Biases that make the model write these tokens wherever possible."""
+    """Biases that make the model write these tokens."""
     ids = [HTTP.post(f"{server.url}/v1/tokenize", json={"prompt": text}).json()["tokens"] for text in texts]
     return {str(tokens[-1]): 100 for tokens in ids}
 

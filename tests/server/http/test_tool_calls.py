@@ -1,5 +1,4 @@
-"""A real server with a tool-call parser: answers are the same streamed, whole, with and without drafts, also with the
-model's sampling."""
+"""Tool calls of a real server are the same streamed, whole, with and without drafts."""
 
 from __future__ import annotations
 
@@ -59,7 +58,7 @@ def test_calls_are_the_same_streamed_and_whole_with_drafts_and_without(tool_serv
     assert all(json.loads(arguments) for _, arguments in calls)
     for (stream, drafts), (content, found, finish, kept) in answers.items():
         assert found == calls
-        assert content == answers[stream, False][0]  # SGLang drops the text after the calls of a whole answer
+        assert content == answers[stream, False][0]  # SGLang drops the text after whole calls
         assert finish == answers[False, False][2]
         assert (kept > 0) == drafts
 

@@ -1,4 +1,4 @@
-"""Streamed tool calls and reasoning do not depend on how the engine cuts an answer into runs of tokens."""
+"""Streamed tool calls and reasoning do not depend on how an answer is cut into runs of tokens."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ ANSWERS = (("Sure.", (WEATHER, HOTEL)), (SAID, (WEATHER,)), (SAID, ()))
 CUTS = 4
 """Random cuts of each answer."""
 ONE_CALL = ("gigachat3", "interns1", "mistral")
-"""Parsers of formats with one call, and those that stream no second one (mistral's list, InternLM's)."""
+"""Formats with one call, and parsers that stream no second one."""
 UNFORCED = {"beam", "hunyuan", "muse", "spark25"}
-"""Parsers of formats that SGLang enforces by no grammar, or only in their frame."""
+"""Formats that SGLang enforces by no grammar, or only in their frame."""
 KEEPS_FRAME = ("gpt-oss", "kimi_k3", "muse")
-"""Parsers that leave an answer's own markers in it unless a reasoning parser removes them."""
+"""Parsers that leave an answer's markers in it, unless a reasoning parser removes them."""
 
 Assembled = tuple[str, str, list[tuple[str, str]], str | None]
 """Content, reasoning, the calls' names and arguments, and the finish reason."""
 
 
 class Engine:
-    """The engine as the handler sees it: SGLang's detokenizer on given tokens, in given runs."""
+    """SGLang's detokenizer on given tokens, in given runs."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self.tokenizer = tokenizer
@@ -56,7 +56,7 @@ class Engine:
         detokenizer.decode_status, detokenizer.disable_tokenizer_batch_decode = {}, False
         detokenizer.is_tool_call_parser_gpt_oss, detokenizer.tool_close_token_ids = False, frozenset()
         streams = [self._choice(detokenizer, index, *choice) for index, choice in enumerate(self.choices)]
-        while streams:  # in turn
+        while streams:
             for stream in list(streams):
                 if (content := next(stream, None)) is None:
                     streams.remove(stream)
@@ -89,7 +89,7 @@ class Engine:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerBase:
-    """The embedded model's, with every marker of every format as a token, as in models made for it."""
+    """The embedded model's, with every marker of every format as a token."""
     made = AutoTokenizer.from_pretrained(bundled_model.prepare())
     markers = {mark for parser in FORMATS for mark in MARKER.findall(answer(parser, "", [WEATHER, HOTEL]))}
     made.add_tokens(sorted(markers | {"<think>", "</think>"}))
@@ -122,7 +122,6 @@ def chunks(handler: ChatHandler, **fields: Any) -> list[dict[str, Any]]:
 
 
 def assembled(stream: Sequence[dict[str, Any]], index: int = 0) -> Assembled:
-    """One choice as a client puts it together."""
     content, reasoning, finish = "", "", None
     calls: dict[int, list[str]] = {}
     for chunk in stream:
@@ -141,7 +140,7 @@ def assembled(stream: Sequence[dict[str, Any]], index: int = 0) -> Assembled:
 
 
 def random_runs(length: int, draw: random.Random) -> list[int]:
-    """Lengths of runs of 1 to 16 tokens that sum to `length`."""
+    """Runs of 1 to 16 tokens that sum to `length`."""
     runs = []
     while length:
         runs.append(min(length, draw.randint(1, 16)))
@@ -190,7 +189,6 @@ def loaded(found: Assembled) -> list[tuple[str, Any]]:
 
 
 def whole(handler: ChatHandler, written: str) -> tuple[str, list[tuple[str, Any]]]:
-    """The same answer, not streamed."""
     tools = ChatRequest.model_validate({"model": "m", "messages": [], "tools": TOOLS}).tools
     calls, text, _ = handler._process_tool_calls(written, tools or [], {"type": "stop"})
     return text.strip(), [(call.function.name or "", json.loads(call.function.arguments)) for call in calls or ()]
@@ -265,7 +263,7 @@ def test_texts_of_tokens_equal_single_tokens(tokenizer: PreTrainedTokenizerBase)
         texts = TokenTexts(tokenizer, skip_special=False, spaces_between=True)
         found, begin = [], 0
         for run in runs:
-            # The engine's text may lag: an unfinished word comes later.
+            # an unfinished word comes later
             shown = tokenizer.decode(ids[: begin + run]).rstrip("\ufffd")
             found += texts.add(shown[sum(map(len, found)) + len(texts._pending) :], ids[begin : begin + run])
             begin += run

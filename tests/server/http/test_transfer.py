@@ -1,4 +1,4 @@
-"""The fields by which a router connects a prefill and a decode server."""
+"""The fields by which a router connects two servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers to chats in the format of other APIs, without a server: reasoning, and errors within streams."""
+"""Answers to chats in the format of other APIs: reasoning, and errors within streams."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def events(bodies: list[dict[str, Any]], writer: Writer, dialect: Dialect) -> li
 def stream(parts: list[dict[str, Any]], finish: str) -> list[dict[str, Any]]:
     deltas = [{"role": "assistant", "content": ""}, *parts]
     chunks = [HEAD | {"choices": [{"index": 0, "delta": delta}], "usage": USAGE} for delta in deltas]
-    del chunks[0]["usage"]  # as in SGLang's
+    del chunks[0]["usage"]
     last = {"index": 0, "delta": {}, "finish_reason": finish}
     return [*chunks, HEAD | {"choices": [last]}, HEAD | {"choices": [], "usage": USAGE}]
 

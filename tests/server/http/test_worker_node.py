@@ -1,4 +1,4 @@
-"""A node with a part of a model, for requests that another node takes: how it ends."""
+"""The end of a node with a part of a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOON = 0.2
 
 
 def life_of(processes: EngineProcesses, acts: list[str], drain_seconds: float = 30.0) -> WorkerNodeLifecycle:
-    """Its whole life; `acts` happen in turn: "term", or the name of a process that ends."""
+    """`acts` happen in turn: "term", or the name of a process that ends."""
 
     async def live() -> WorkerNodeLifecycle:
         life = WorkerNodeLifecycle(processes, drain_seconds)
@@ -47,7 +47,7 @@ def life_of(processes: EngineProcesses, acts: list[str], drain_seconds: float = 
 def processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[EngineProcesses]:
-    """An engine of one process that ends with the test's parameter as exit code."""
+    """An engine of one process, with this exit code."""
     monkeypatch.setattr(lifecycle, "LINGER_SECONDS", SOON)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     context = multiprocessing.get_context("fork")

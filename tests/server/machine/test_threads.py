@@ -1,4 +1,4 @@
-"""Number of an engine's threads, and their cores."""
+"""An engine's threads, and their cores."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ print(json.dumps([sorted(before), sorted(os.sched_getaffinity(0)), found, torch.
 
 @pytest.mark.skipif(len(topology.here().cpus) < 2, reason="needs two processors")
 def test_openmp_binds_its_threads_and_leaves_the_main_one_to_us() -> None:
-    """In torch's GNU OpenMP, the second thread stays on its core when the main one is moved."""
+    """GNU OpenMP's second thread stays on its core when the main one is moved."""
     first, second = topology.here().cpus[:2]
     pretended = Topology((Core(0, (first,)), Core(0, (second,)), Core(0, (10**4,))))
     placed = threads.place(2, pretended, bind=True, environ={})

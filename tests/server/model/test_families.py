@@ -1,4 +1,4 @@
-"""Every architecture of SGLang's registry is either served or refused with a reason."""
+"""Every architecture of SGLang's registry is served or refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def model_of(architecture: str, **config: object) -> Model:
 
 
 def test_every_architecture_is_served_or_refused() -> None:
-    """Names of a newer SGLang fail here: compare them in test_families_served.py, or name the obstacle."""
+    """For a new name: compare it in test_families_served.py, or name the obstacle."""
     listed = Counter([*SERVED, *(name for each in REFUSED for name in each.names.split())])
     assert not [name for name, count in listed.items() if count > 1]
     assert sorted(architectures() - listed.keys()) == []
@@ -61,7 +61,7 @@ def test_recurrent_layers_are_refused_whatever_the_architecture(kind: str) -> No
 
 
 def test_models_with_states_that_follow_accepted_tokens_are_served_on_cpus() -> None:
-    """Configurations with three equal positions per token are served too."""
+    """Three equal positions per token are served too."""
     of = {"layer_types": ["linear_attention", "full_attention"], "rope_parameters": {"mrope_section": [2, 3, 3]}}
     for name in RECURRENT:
         families.check(model_of(name, **of), "cpu")
@@ -114,7 +114,6 @@ def test_a_model_of_several_parts_keeps_the_architecture_of_the_whole(tmp_path: 
 
 @pytest.mark.slow
 def test_architectures_with_hidden_states() -> None:
-    """SGLang has its method for all that a CPU serves, and for the named ones of the rest."""
     showing = set(found_by_fork(Path(showing_states.__file__)))
     assert showing >= families.SHOWING
     by_sglang = SERVED - BY_TRANSFORMERS - TEXT.keys()

@@ -1,5 +1,4 @@
-"""A row's bits do not depend on its batch: each layer of every served family, alone and in batches, on one to three
-threads."""
+"""A row's bits do not depend on its batch: each layer of every served family, on one to three threads."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ ROUNDED_ALIKE |= {"cos", "exp", "expm1", "log", "reciprocal", "rsqrt", "sin", "t
 REPLACED = {"gelu", "sigmoid", "silu", "softplus"}
 """Functions that `server/plugin/cpu/stable_torch.py` replaces."""
 ONE_TERM, OF_CONSTANTS = {"matmul"}, {"erfinv"}
-"""Products of Gemma 3 and 3n, of one number or two for each token; Gemma 3n's quantile."""
+"""Products of one or two numbers per token in Gemma 3 and 3n; Gemma 3n's quantile."""
 PLANTED = "OlmoForCausalLM:float32:planted"
 
 

@@ -1,5 +1,4 @@
-"""Models from GGUF files: weights, config and tokenizer compared with transformers' own reading, and unreadable
-files."""
+"""Models from GGUF files, compared with transformers' reading, and errors."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def theirs(file: Path) -> dict[str, torch.Tensor]:
-    """The weights as expanded by transformers, to bfloat16."""
+    """The weights as expanded by transformers."""
     # Its own config of Qwen3 has another head width.
     config = AutoConfig.from_pretrained(gguf_model.prepare(file, file.stem))
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, config=config, dtype=torch.bfloat16)

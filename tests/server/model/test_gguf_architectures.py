@@ -1,4 +1,4 @@
-"""Every architecture served from GGUF files, compared with the transformers model that the file was written from."""
+"""Every architecture served from GGUF files, compared with the transformers model that was written."""
 
 from __future__ import annotations
 

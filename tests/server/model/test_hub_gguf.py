@@ -1,4 +1,4 @@
-"""GGUF files by their names on the hub: the real huggingface_hub with a local hub."""
+"""GGUF files by their names on the hub: huggingface_hub with a local hub."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub(BaseHTTPRequestHandler):
-    """The hub's routes that huggingface_hub uses for a public repository, OWNER/tiny."""
+    """The hub's routes for a public repository, OWNER/tiny."""
 
     files: dict[str, bytes]
 
@@ -62,7 +62,7 @@ class Hub(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[str]:
-    """Address of a hub with a model of two types and a split one."""
+    """A hub with a model of two types and a split one."""
     even = tiny_gguf.write(tmp_path / "a.gguf", kind="Q8_0").read_bytes()
     odd = tiny_gguf.write(tmp_path / "b.gguf", kind="Q4_1").read_bytes()
     Hub.files = {
@@ -80,7 +80,7 @@ def hub(tmp_path: Path) -> Iterator[str]:
 
 
 def fetched(name: str, hub: str, cache: Path, offline: bool = False) -> str:
-    """Path of the file, fetched in a separate process, or its error."""
+    """Path of the fetched file, or the error."""
     code = f"""
 from outrider.server.errors import UserError
 from outrider.server.model import hub_gguf

@@ -1,7 +1,6 @@
-"""llama.cpp reads the same GGUF files: after the same tokens, its expectations equal ours.
+"""llama.cpp's probabilities after the same tokens, from the same GGUF files, equal ours.
 
-It shares no code with us, transformers or SGLang. transformers runs the folder made from a file; test_gguf_served.py
-compares the server with that.
+transformers runs our folder; test_gguf_served.py compares the server with that.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ pytestmark = pytest.mark.slow
 CLOSE = 1e-4
 """Between log-probabilities of float32 weights; measured up to 6e-6."""
 LOOKED_UP = 5e-3
-"""The same where llama.cpp takes GELU from a table in half precision; measured 1.3e-3."""
+"""Where llama.cpp takes GELU from a table in half precision; measured 1.3e-3."""
 ROUNDED = 0.08
-"""Mean difference where llama.cpp rounds activations to 8 bits and we do not; measured up to 0.034."""
+"""Mean difference where only llama.cpp rounds activations to 8 bits; measured up to 0.034."""
 SHORT = {"phi3": WINDOW}
 """Tokens of prompts: llama.cpp ignores the window of Phi-3."""
 CONTEXTS = {"phi3-partial": CONTEXT // 2}
-"""Tokens that llama.cpp has room for: beyond the model's original context it takes the other factors."""
+"""Tokens that llama.cpp has room for; beyond the original context it takes the other factors."""
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +40,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def theirs(name: str, file: Path) -> torch.Tensor:
-    """llama.cpp's log-probabilities of the token after the prompt."""
     with llama_cpp.opened(file, file.with_suffix(".log"), CONTEXTS.get(name, CONTEXT)) as reader:
         return reader.logprobs(prompt(name), len(gguf_models.tiny_gguf.tokens()))
 
@@ -98,7 +96,6 @@ FAULTS: dict[str, tuple[str, Callable[[Architecture], Architecture]]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_detected(tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each exceeds the bound by far."""
     name, change = FAULTS[fault]
     file = tmp_path / "tiny.gguf"
     gguf_models.write(name, file)

@@ -1,4 +1,4 @@
-"""Prometheus counters that start at zero in every test; the process's own registry takes each only once."""
+"""Prometheus counters that start at zero in every test."""
 
 from __future__ import annotations
 

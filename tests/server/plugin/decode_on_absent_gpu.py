@@ -1,8 +1,6 @@
-"""Runs decode steps of the worker on an absent GPU; prints the operations as JSON. `test_no_host_wait.py` runs it in a
-separate process, since torch has one private device type.
+"""Runs decode steps of the worker on an absent GPU; prints the operations as JSON, for `test_no_host_wait.py`.
 
-The target's forward is SGLang's; here it only returns logits and hidden states of the right shapes. The rest is the
-worker's own code.
+The target's forward only returns logits and hidden states of the right shapes. The rest is the worker's own code.
 """
 
 from __future__ import annotations
@@ -68,8 +66,7 @@ from outrider.server.plugin.decode.verify_tail import VerifyTail
 
 POOL, CONTEXT, SLOTS, REQUESTS = 80, 128, 600, 3
 MANY, ASKING = 80, (2, 3, 16, 33, 65)
-"""Requests in the warm-up, and numbers of requests in steps; two of these it has run. torch treats arrays of one as
-constants."""
+"""Requests in the warm-up, and in steps. torch treats arrays of one as constants."""
 CHAINED = 2
 """Tokens of a chain's draft: from the second on each is drafted as that one."""
 CASES = [
@@ -85,7 +82,6 @@ CASES = [
     *((drafter, "asynchronous", kind) for drafter in ("eagle3", "mtp") for kind in ("greedy", "mixed")),
     *((f"dspark in graphs, rank {rank} of 2", "asynchronous", kind) for rank in (1, 2) for kind in ("greedy", "mixed")),
 ]
-"""Drafters, planners and requests, with our kernels."""
 WARMED = "ngram", "dspark in graphs", "truncated", "dflash", "eagle3", "mtp"
 """Drafters with counted kernels."""
 WITHOUT_KERNELS = [
@@ -178,7 +174,7 @@ def make_chain(name: str) -> ChainDrafter:
 def make_worker(
     drafter: str, planner: str, device: torch.device, record: Any = lambda run: (run, run()), layers: int | None = None
 ) -> Worker:
-    """layers: of the drafter, if not its own number; each runs the same operations."""
+    """layers: of the drafter, if not its own number."""
     drafter, _, rank = drafter.partition(", rank ")
     worker = Worker.__new__(OtherRank if rank == "2 of 2" else Worker)
     worker.device, worker._sampling, worker._direct, worker._direct_sought = device, None, None, True
@@ -214,7 +210,7 @@ def make_worker(
 
 
 def outputs(worker: Worker, tokens: int) -> Any:
-    """The part of SGLang's `LogitsProcessorOutput` that the worker reads: logits are float32 in every model."""
+    """The part of SGLang's `LogitsProcessorOutput` that the worker reads."""
     hidden = None
     if worker._captures_hidden:
         hidden = torch.empty(tokens, 32 * max(len(worker.drafter.target_layers), 1), device=worker.device)
@@ -243,7 +239,6 @@ def forward(worker: Worker, batch: Any) -> Any:
 
 
 def steps(worker: Worker, kind: str, lengths: list[int], rows: torch.Tensor) -> list[list[Any]]:
-    """Operations on the device in two steps of a batch."""
     found = []
     batch = batch_of(kind, lengths, rows, worker.device)
     worker.requests.admit(batch.reqs, batch.req_pool_indices, rows.numpy())
@@ -272,7 +267,6 @@ class Replays:
         self.count += 1
 
     def forward(self, worker: Worker, batch: Any) -> Any:
-        """Verification, by a graph if there is a tail."""
         if worker.tail is None:
             return forward(worker, batch)
         self.count += 1
@@ -291,7 +285,7 @@ def kernels(device: torch.device) -> Iterator[None]:
 
 
 def launches(drafter: str, kind: str, device: torch.device) -> int:
-    """A step's kernel launches on a GPU; a graph is one, and the target's forward without a graph is not counted."""
+    """A step's kernel launches; a graph is one, and the target's own forward is not counted."""
     rows, replays = np.arange(1, REQUESTS + 1), Replays()
     at = SimpleNamespace(numpy=lambda: rows)
     with absent_gpu.running(), kernels(device):
@@ -310,8 +304,8 @@ def launches(drafter: str, kind: str, device: torch.device) -> int:
 
 
 def late(drafter: str, device: torch.device, *, without: Any = None) -> tuple[int, list[str]]:
-    """Numbers of kernels compiled at the start, and by later steps. without: draws to omit from the warm-up, "greedy"
-    or "sampled", to see that steps show it."""
+    """Numbers of kernels compiled at the start, and by later steps. without: "greedy" or "sampled" draws to omit from
+    the warm-up."""
     leave = {"greedy": slice(1, None), "sampled": slice(1)}.get(without, slice(None))
     samplings, before = warm_up.samplings, len(absent_gpu.KERNELS.compiled)
     absent_gpu.KERNELS.forget()
@@ -344,7 +338,7 @@ def late(drafter: str, device: torch.device, *, without: Any = None) -> tuple[in
 
 
 def run(drafter: str, planner: str, kind: str, device: torch.device, *, with_kernels: bool = True) -> dict[str, Any]:
-    """Compare the operations of two batches with different lengths; or return the error."""
+    """Compare the operations of batches with different lengths; or return the error."""
     rows = np.arange(1, REQUESTS + 1)
     at = SimpleNamespace(numpy=lambda: rows)  # a host tensor, which the fake mode lacks
     with absent_gpu.running(), kernels(device) if with_kernels else nullcontext():
@@ -359,7 +353,7 @@ def run(drafter: str, planner: str, kind: str, device: torch.device, *, with_ker
 
 
 def propose_on_host(drafter: DiffusionDrafter, batch: Any) -> Any:
-    """Drafting as on a CPU, where the host checks which texts are encoded."""
+    """Drafting as on a CPU, where the host checks encoded texts."""
     drafter.on_host = True
     return drafter.propose(batch)
 

@@ -1,8 +1,7 @@
-"""The start of SGLang's verification graphs on a CPU: its dummy forward, with which FlashInfer chooses kernels, through
-our attention; and its refusal of adapters.
+"""The start of SGLang's verification graphs on a CPU: the dummy forward, with which FlashInfer chooses kernels, through
+our attention; and the refusal of adapters.
 
-Prints as JSON where requests begin in that forward, with SGLang's own batch and with ours, and the refusal. Model and
-runner come from `verify_graphs_on_cpu.py`; it is a separate program for the same reason.
+Prints as JSON where requests begin in that forward, with SGLang's batch and with ours, and the refusal.
 """
 
 from __future__ import annotations

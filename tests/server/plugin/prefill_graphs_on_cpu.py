@@ -1,7 +1,6 @@
 """SGLang's runner of prefill graphs on a CPU, with functions as graphs: checks the hidden states of replays.
 
-As in SGLang, the model's body is captured and its tail runs without a graph. Prints JSON; a separate program, since
-SGLang has one configuration per process.
+The model's body is captured and its tail is not, as in SGLang. Prints JSON.
 """
 
 from __future__ import annotations
@@ -123,14 +122,12 @@ def model_runner() -> Any:
 
 
 def make(drafter: str, *, fails: bool = False) -> Any:
-    """SGLang's runner with all graphs captured."""
     PluginConfig(drafter=drafter).to_env()
     sglang_runner.resolve_prefill_backend = lambda runner: Graphs(runner, fails)
     return sglang_runner.PrefillCudaGraphRunner(model_runner())
 
 
 def prefill(lens: list[int], mode: CaptureHiddenMode) -> ForwardBatch:
-    """Prompts of these lengths, without cached prefixes."""
     tokens, counts = sum(lens), torch.tensor(lens)
     positions = torch.cat([torch.arange(n) for n in lens])
     batch = ForwardBatch(
@@ -146,7 +143,7 @@ def prefill(lens: list[int], mode: CaptureHiddenMode) -> ForwardBatch:
 
 
 def replay_all(runner: Any) -> dict[str, int]:
-    """Prefills with hidden states, of one and more prompts: raises if a replay's states differ from the model's."""
+    """Raises if a replay's hidden states differ from the model's."""
     torch.manual_seed(1)
     replayed = eager = 0
     for lens in ([1], [4], [5], [3, 2], [1, 6, 4], [16], [2, 9, 5], [17]):

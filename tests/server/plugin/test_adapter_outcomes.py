@@ -19,7 +19,6 @@ COMMON = CalibrationTable.of({CLASSES[0]: Calibration((1.0, 1.0), (0.5, -0.5))},
 
 
 def admit(outcomes: AdapterOutcomes, *ids: str | None, learned: str = "") -> np.ndarray:
-    """Row numbers of requests with these adapters."""
     found = [RequestOptions(adapter=each, learned=learned).to_custom_params() for each in ids]
     sampling = [SimpleNamespace(custom_params=params) for params in found]
     reqs = [SimpleNamespace(lora_id=each, sampling_params=one) for each, one in zip(ids, sampling, strict=True)]
@@ -27,7 +26,7 @@ def admit(outcomes: AdapterOutcomes, *ids: str | None, learned: str = "") -> np.
 
 
 def show(outcomes: AdapterOutcomes, numbers: np.ndarray, chances: list[float], steps: int) -> None:
-    """Steps in which every request drafts with confidence 0.6 per token; drafts are accepted with its chance."""
+    """Every request drafts with confidence 0.6 per token, accepted with its chance."""
     rng, count = np.random.default_rng(0), len(numbers)
     for _ in range(steps):
         accepted = (rng.random((count, GAMMA)) < np.array(chances)[:, None]).cumprod(1).sum(1)
@@ -37,7 +36,7 @@ def show(outcomes: AdapterOutcomes, numbers: np.ndarray, chances: list[float], s
 
 
 def confidences(outcomes: AdapterOutcomes, numbers: np.ndarray) -> np.ndarray:
-    """[R] calibrated first confidences of drafts of confidence 0.6."""
+    """[R] calibrated first confidences of 0.6."""
     tables = [outcomes.table(number) or COMMON for number in numbers.tolist()]
     confidence = torch.full((len(numbers), GAMMA), 0.6)
     places, (inverse, shifts) = parameters_of_each(tables, confidence, torch.zeros(len(numbers), dtype=torch.int64))

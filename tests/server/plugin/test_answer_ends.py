@@ -1,4 +1,4 @@
-"""Ends of answers: no token past an end is drafted, recorded or counted."""
+"""No token past an answer's end is drafted, recorded or counted."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def limits(found, *contexts):
 
 
 def test_no_more_is_drafted_than_the_answer_has_room_for():
-    """A prompt of 10 and 6 new tokens: 16 in all; a step adds one undrafted token."""
+    """A prompt of 10 and 6 new tokens; a step adds one undrafted token."""
     found = table(request(prompt=10, new_tokens=6))
     # With 10 cached the answer has one token, the anchor; 5 may follow.
     assert [limits(found, cached)[0] for cached in (10, 11, 12, 13, 14)] == [4, 3, 2, 1, 0]
-    assert limits(found, 15) == [0]  # and never less
+    assert limits(found, 15) == [0]
 
 
 def test_where_lengths_are_unsure_drafts_may_pass_the_answers_end_and_not_the_contexts():
@@ -68,7 +68,7 @@ def planning_of(registry, *requests):
 
 
 def step_of(planning, tokens, accept):
-    """One step that drafts `tokens` [R, gamma] and accepts the numbers of them in `accept`."""
+    """One step that drafts `tokens` [R, gamma] and accepts `accept` of them."""
     count = len(tokens)
     step = planning.begin(np.arange(count), np.full(count, 10), torch.zeros(count, dtype=torch.int64))
     draft = Draft(torch.tensor(tokens), torch.full((count,), GAMMA), torch.full((count, GAMMA), 0.9))
@@ -106,7 +106,7 @@ RULED = (
 
 @pytest.mark.parametrize("rules", RULED)
 def test_requests_with_rules_are_not_calibrated_on(registry, value, rules):
-    """Their accepted drafts are counted, and left out of the drafter's records."""
+    """Their accepted drafts are counted."""
     planning = planning_of(registry, request(**rules), request())
     step = step_of(planning, [[1, 2, 3, 4], [1, 2, 3, 4]], [0, 4]).step
     assert step.view.ruled.tolist() == [True, False]

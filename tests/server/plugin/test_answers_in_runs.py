@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from outrider.server.plugin.hooks import answer_ends
 
 PIECES = ("\n", "\n\n", "User", " User", ":", "Answer", " yes", ".", "###", "#", " ###", " a", "a", "aa", ">", "\u00e9")
-"""Single tokens that make repetitive texts; added to them are tokens that are parts of a character, special ones and
-one beyond the vocabulary."""
+"""Tokens that make repetitive texts, next to parts of a character, special ones and one beyond the vocabulary."""
 STRINGS = (
     "\n",
     "\n\n",
@@ -103,11 +102,11 @@ def check(runs: list[list[int]], request: dict[str, Any], but: str | None = None
     with hooked(answer_ends.register, but):
         alone = answer(singly(tokens), **request)
         answered = answer(runs, **request)
-    # With several tokens at a time SGLang may send a character twice, see `test_no_character_is_sent_twice`.
+    # SGLang may send a character twice, see `test_no_character_is_sent_twice`
     expected = expected or alone
     assert alone == expected
     assert without_drafts(answered) == expected
-    # A run's last token is the target's own; of the drafts before it, the ones in the answer count.
+    # the last token is the target's own; only drafts in the answer count
     left, drafted = len(expected.ids), 0
     for run in runs:
         drafted += min(max(left, 0), len(run) - 1)
@@ -118,7 +117,7 @@ def check(runs: list[list[int]], request: dict[str, Any], but: str | None = None
 @settings(max_examples=200, deadline=None)
 @given(st.data(), token_ids(), REQUESTS)
 def test_runs_of_any_length_give_the_answer_of_single_tokens(data, tokens, request):
-    """Single tokens give the answer of unmodified SGLang: text, ids, end, usage, logprobs; whole and streamed."""
+    """Unmodified SGLang's: text, ids, end, usage, logprobs; whole and streamed."""
     check(data.draw(in_runs(tokens)), request)
 
 
@@ -169,7 +168,7 @@ def test_the_first_end_ends_the_answer(text, stop, expected, matched, stream):
 
 A, LINE, LINES, WORD = (ids_of(text)[0] for text in ("a", "\n", "\n\n\n", " a"))
 LATE = [[A], [LINE], [LINE], [LINE]]
-"""Tokens whose stop string is a single other token: SGLang misses three line ends, and cuts there at a later one."""
+"""Here a token is the stop string; SGLang misses three line ends, and cuts at a later one."""
 
 
 @pytest.mark.parametrize(
@@ -187,7 +186,7 @@ def test_a_run_is_released_as_far_as_single_tokens(hook, runs):
 
 
 def test_an_unstreamed_text_is_not_sent_before_its_end():
-    """SGLang sends every 50 tokens, even if the last of them begins a stop string."""
+    """SGLang sends every 50 tokens, even if they begin a stop string."""
     runs = singly([A] * 49 + ids_of("User:") + ids_of("\n"))
     assert answer(runs, stop=["User:"], stream=False).text == "a" * 49 + "User"
     with hooked(answer_ends.register):
@@ -195,11 +194,11 @@ def test_an_unstreamed_text_is_not_sent_before_its_end():
 
 
 def test_no_character_is_sent_twice():
-    """A run ends within a character, after a Chinese one; so does the next, after a letter."""
+    """Runs end within a character, after a Chinese one and after a letter."""
     snow, smile = ids_of("\u96ea"), ids_of("\U0001f600")
     runs = [ids_of("\n"), [*snow, smile[0]], [*smile[1:], *ids_of("a"), snow[0]], [snow[1], *ids_of(".")]]
     sent = answer(runs, stream=True)
-    assert sent.text == "\n\u96ea\u96ea\U0001f600a\u96ea."  # SGLang's own
+    assert sent.text == "\n\u96ea\u96ea\U0001f600a\u96ea."
     with hooked(answer_ends.register):
         assert answer(runs, stream=True) == replace(sent, text="\n\u96ea\U0001f600a\u96ea.")
 
@@ -215,7 +214,7 @@ def test_a_stop_string_in_more_tokens_than_its_encoding_is_missed_as_by_single_t
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
 def test_a_grammar_ends_at_the_end_of_its_run(length):
-    """A step's run ends with its grammar, which has read the whole run before the first token is judged."""
+    """The grammar has read the whole run before the first token is judged."""
     with hooked(answer_ends.register):
         answering = Answering(stream=False, stop=["###"])
         answering.request.grammar = Grammar(length)
@@ -226,7 +225,7 @@ def test_a_grammar_ends_at_the_end_of_its_run(length):
 
 
 class Grammar:
-    """A grammar that ends after `length` tokens of any kind."""
+    """Ends after `length` tokens of any kind."""
 
     def __init__(self, length: int):
         self.left, self.finished = length, False

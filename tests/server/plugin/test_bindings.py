@@ -1,4 +1,4 @@
-"""A change of a module's function reaches all modules that imported it by name, including SGLang's own."""
+"""A change of a module's function reaches all modules that imported it by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def replace(request: pytest.FixtureRequest) -> Replace:
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
-    """Makes modules with these names in them; they are importable during the test."""
+    """Makes importable modules with these names in them."""
 
     def make(name: str, **names: object) -> ModuleType:
         made = ModuleType(f"bound.{name}")

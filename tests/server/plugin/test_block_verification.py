@@ -1,7 +1,6 @@
-"""Block verification in exact fractions, by an independently written rule: distribution, accepted length, and agreement
-with the worker's code.
+"""Block verification in exact fractions, by an independent rule, compared with the worker's code.
 
-As the planner may decide, drafted tokens decide where blocks end; p depends on the whole text.
+Drafted tokens decide where blocks end, as the planner may; p depends on the whole text.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Next = Callable[[Text], Law]
 
 
 def table(seed: int, zeros: float = 0.0) -> Next:
-    """Distributions in sixty-fourths, a different one for every text."""
+    """Distributions in sixty-fourths, different for every text."""
 
     @cache
     def after(text: Text) -> Law:
@@ -44,7 +43,6 @@ def table(seed: int, zeros: float = 0.0) -> Next:
 
 
 def point(text: Text) -> Law:
-    """The distribution of a lookup."""
     return tuple(Fraction(int(token == (2 * len(text) + sum(text)) % VOCAB)) for token in TOKENS)
 
 
@@ -99,8 +97,6 @@ class Rule:
         yield len(drafts), reached, list(self.p(drafts))
 
     def blocks(self, stop: Stop) -> Iterator[tuple[Text, Fraction]]:
-        """All blocks and their chances."""
-
         def longer(drafts: Text, chance: Fraction) -> Iterator[tuple[Text, Fraction]]:
             if len(drafts) == DEPTH or stop(drafts):
                 yield drafts, chance
@@ -158,7 +154,6 @@ def said(rule: Rule, stop: Stop, of: Callable[[Text], Outcomes]) -> Outcomes:
 
 
 def exact(rule: Rule) -> Outcomes:
-    """The same without drafts."""
     return {
         text: math.prod(rule.p(text[:k])[token] for k, token in enumerate(text))
         for text in itertools.product(TOKENS, repeat=DEPTH + 1)
@@ -178,7 +173,7 @@ def test_texts_have_exactly_the_targets_distribution(name: str, stop: str) -> No
 
 
 def survivals(rule: Rule, stop: Stop, verify: str) -> list[Fraction]:
-    """Chances that at least 1, 2, ... tokens are kept, for blocks with as many."""
+    """Chances that at least 1, 2, ... tokens are kept."""
     found = [Fraction(0)] * DEPTH
     for drafts, chance in rule.blocks(stop):
         for k, kept, _ in getattr(rule, verify)(drafts):
@@ -201,8 +196,7 @@ def test_at_least_as_many_tokens_are_kept_as_token_by_token(name: str) -> None:
 
 @pytest.mark.parametrize("name", LAWS)
 def test_survival_does_not_depend_on_later_verified_tokens(name: str) -> None:
-    """It equals the mean of the scale, so records of blocks of all lengths agree, and the planner may add survivals to
-    an expected number of tokens."""
+    """It is the mean of the scale, so the planner may add survivals."""
     rule = LAWS[name]
     for stop in STOPS.values():
         expected = [Fraction(0)] * DEPTH
@@ -215,7 +209,7 @@ def test_survival_does_not_depend_on_later_verified_tokens(name: str) -> None:
 
 
 def by_the_worker(rule: Rule, *, by_block: bool = True) -> dict[Text, Outcomes]:
-    """Outcomes of every block of every length, by the worker's code."""
+    """Outcomes of every block, by the worker's code."""
 
     def logits(batch: Batch) -> torch.Tensor:
         rows = [rule.p(item.drafts[:k]) for item in batch.items for k in range(len(item.drafts) + 1)]

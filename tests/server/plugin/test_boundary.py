@@ -1,4 +1,4 @@
-"""Failures of optional parts are counted and logged once, then the part is off; device errors pass through."""
+"""Failures of optional parts are counted and logged once; then the part is off."""
 
 from __future__ import annotations
 

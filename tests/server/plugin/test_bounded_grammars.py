@@ -1,4 +1,4 @@
-"""The scheduler's grammars: its cache, and the limits on following one."""
+"""The scheduler's grammars: the cache, and the limits on following one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ def mask_of(grammar: BoundedGrammar) -> torch.Tensor:
 
 
 def exhaust(grammar: BoundedGrammar) -> None:
-    """Use up all the time that it is allowed."""
     grammar.budget.seconds = 1e9
 
 
@@ -45,7 +44,7 @@ def test_the_cache_keeps_the_latest_within_its_bytes() -> None:
         cache[key] = bounded(compiler.compile_json_schema(key[1]), len(VOCABULARY), None, key[1], None, False)
         if number == 0:
             cache[first] = bounded(compiler.compile_json_schema(first[1]), len(VOCABULARY), None, "", None, False)
-        assert cache.get(first) is not None  # in use, so it stays
+        assert cache.get(first) is not None
         assert cache.bytes <= 2**20
     assert 2 < len(cache) < 200
     assert cache.get(key) is not None

@@ -1,4 +1,4 @@
-"""A drafter's state as SGLang's transfer sees it, and mismatched pairs of servers."""
+"""A drafter's state in SGLang's transfer, and mismatched servers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_without_state_there_is_no_pool() -> None:
 
 
 def test_servers_with_different_slot_sizes_are_no_pair() -> None:
-    """SGLang would write past them, and pair keys with values if their numbers differ."""
+    """SGLang would write past them, or pair keys with values."""
     manager = SimpleNamespace(kv_args=SimpleNamespace(kv_item_lens=[64, 64, 4, 8]))
 
     def compare(*sizes: int) -> tuple[bool, str | None]:

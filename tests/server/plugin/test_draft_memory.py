@@ -17,7 +17,7 @@ from outrider.server.plugin.hooks.draft_memory import leave_room
 
 
 def sglangs(cell_size):
-    """SGLang's configurator of ordinary models, without the model runner that its constructor needs."""
+    """SGLang's configurator of ordinary models."""
     configurator = DefaultPoolConfigurator.__new__(DefaultPoolConfigurator)
     configurator._cell_size, configurator._fixed_overhead_bytes = cell_size, 0
     return configurator
@@ -30,7 +30,7 @@ def sglangs(cell_size):
 def test_cache_and_drafter_fit_together_and_leave_little(cell_size, per_slot, fixed, available, page_size):
     memory = Memory(fixed, per_slot)
     if available - fixed < 10 * page_size * (cell_size + per_slot):
-        return  # a negligible cache
+        return
     tokens = leave_room(sglangs(cell_size).calculate_pool_sizes, memory, available, page_size).max_total_num_tokens
     assert tokens * cell_size + (tokens + page_size) * per_slot + fixed <= available
     assert (tokens + 4 * page_size) * (cell_size + per_slot) + fixed > available * 0.99

@@ -1,7 +1,7 @@
-"""Answers over several decode steps have exactly the target's distribution: every outcome of drafting, acceptance and
-replacement is followed, with its probability, through the worker's own planning and acceptance.
+"""Answers over several decode steps have exactly the target's distribution: every outcome of drafting and acceptance is
+followed through the worker's own planning and acceptance.
 
-As in a real head, confidences depend on earlier drafted tokens: a second draft is likely after A, not after B.
+Confidences depend on earlier drafted tokens: a second draft is likely after A, not after B.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from outrider.server.plugin.decode.sampling import Sampling
 from outrider.server.plugin.options import RequestOptions
 
 EXACT, SEEN = 1e-6, 0.01
-"""Total variation allowed for rounding, and exceeded by every planted fault."""
+"""Total variation by rounding, and by a planted fault at least."""
 TARGET = torch.tensor([[0.7, 0.3], [0.4, 0.6]])
 Q = torch.tensor([[[0.5, 0.5], [0.4, 0.6]], [[0.6, 0.4], [0.3, 0.7]], [[0.8, 0.2], [0.5, 0.5]]])
 CONFIDENCE = torch.tensor([[0.8, 0.5], [0.9, 0.1], [0.7, 0.3]])
@@ -120,7 +120,7 @@ def by_depth() -> StepCost:
 
 
 def alone(seconds: list[float], gamma: int = 3, **options: int) -> Callable[[], Planner]:
-    """The asynchronous planner of one request; seconds by verified drafts."""
+    """The planner of one request; seconds by verified drafts."""
     return lambda: Asynchronous(curve_cost(1, seconds), gamma, **options)
 
 
@@ -184,7 +184,7 @@ LEARN = {"asynchronous", "whether the model drafts", "lookups first", "lookups a
 
 
 KERNELS = [(name, "compiled") for name in SCENES] + [(name, "torch") for name in sorted(DIFFER | INFLUENCE)]
-"""Without compiled kernels, other code admits; acceptance is always measured without them."""
+"""Acceptance is measured without compiled kernels; admission has other code without them."""
 
 
 @pytest.mark.parametrize(("name", "compiled"), KERNELS, indirect=["compiled"])
@@ -202,7 +202,7 @@ def check(scene, name):
     assert sum(found.texts.values()) == pytest.approx(1.0, abs=EXACT)
     assert distance(found.texts, scene.exact()) < EXACT
     assert found.verified[2] > 0.2
-    if name in DIFFER:  # the number of verified drafts depends on the draw, as far as it may
+    if name in DIFFER:  # verification depends on the draw, as far as it may
         assert found.differed > 0.2
     if name in INFLUENCE:
         assert found.influenced > 0.2
@@ -219,7 +219,6 @@ def check(scene, name):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_seed_decides_the_text_whatever_is_drafted(seed):
-    """All possible drafts, not only the ones that its noise would draw."""
     for planner in (VerifyAll, lambda: Threshold(0.4), alone(STEEP, held=1)):
         scene = Scene(planner, (Kind(seed=seed),), length=6)
         found = scene.run()
@@ -267,11 +266,11 @@ def test_a_wrong_acceptance_is_detected(name, fault, by_block, monkeypatch):
 
 
 APPENDIX = [1.0, 2.0, 1 / 0.45]
-"""Seconds by drafts in DSpark's appendix A, where a second draft makes up for the first."""
+"""DSpark's appendix A, where a second draft makes up for the first."""
 
 
 class BestOfThis(Asynchronous):
-    """The budget is the best point of the current step's throughput curve."""
+    """By the current step's throughput curve."""
 
     def admit(self, confidence, draft_lens, budget):
         survival = survival_of(confidence, draft_lens)[0]
@@ -280,7 +279,7 @@ class BestOfThis(Asynchronous):
 
 
 class SureToTheEnd(VerifyAll):
-    """A draft with an unlikely second token, known once the first is drawn, is not verified."""
+    """A draft with an unlikely second token, once drawn, is not verified."""
 
     def admit(self, confidence, draft_lens, budget):
         return torch.where(confidence[:, 1] > 0.5, draft_lens, 0)
@@ -353,7 +352,7 @@ def test_denoised_tokens_with_the_q_of_their_own_step_are_detected(monkeypatch):
 @pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
 @pytest.mark.parametrize("name", ["verify all", "lookups first", "one budget"])
 def test_compiled_kernels_decide_as_the_measured_acceptance(name, monkeypatch):
-    """Every acceptance of the enumeration, each with several random numbers."""
+    """Every acceptance of the enumeration, with several random numbers."""
     ways = SCENES[name].ways()
     ways.run()
     for with_q in (True, False):

@@ -1,5 +1,4 @@
-"""Our FlashInfer backend: SGLang's own with our plans, on kernels that repeat FlashInfer's index by index
-(`fa2.py`)."""
+"""Our FlashInfer backend, on kernels that repeat FlashInfer's index by index (`fa2.py`)."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ def test_every_row_is_in_one_slot_and_lists_its_visible_tokens(requests, padding
     assert plan.qo_indptr.dtype == plan.kv_indptr.dtype == np.int32
     assert (len(plan.qo_indptr), len(plan.kv_indptr), plan.qo_indptr[-1]) == (slots + 1, slots + 1, tokens)
     queries = np.diff(plan.qo_indptr)
-    assert (plan.kv_lens >= queries).all()  # otherwise the first query would precede its first key
+    assert (plan.kv_lens >= queries).all()
     assert queries[len(requests) :].tolist() == ([padding] if padding else [0] * (more > 0)) + [0] * (
         slots - len(requests) - 1
     )
@@ -60,7 +59,7 @@ def test_tiles_of_a_graph_are_no_larger_than_a_request_fills(captured, width, mo
 
 
 def test_tiles_stay_unchanged_without_enough_workspace(kernels):
-    """4096 rows of 16 heads need 377 MB of partial results in tiles of 64; the workspace has 64."""
+    """Partial results need 377 MB in tiles of 64; the workspace has 64."""
     backend, batch = backend_of(paged_of([1], heads=(16, 4)), -1), SimpleNamespace(batch_size=257)
     batch.spec_info = SimpleNamespace(draft_token_num=16)
     for tokens, more in ((512, True), (4096, False)):
@@ -77,7 +76,7 @@ def test_cached_slots_are_the_requests_in_their_order_and_padding_has_slot_0():
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """SGLang's FlashInfer backend with the kernels of `fa2` and a scripted process state."""
+    """SGLang's FlashInfer backend with the kernels of `fa2`."""
     monkeypatch.setattr(flashinfer_backend, "BatchPrefillWithPagedKVCacheWrapper", fa2.PagedWrapper, raising=False)
     for name in ("BatchPrefillWithRaggedKVCacheWrapper", "BatchDecodeWithPagedKVCacheWrapper"):
         monkeypatch.setattr(flashinfer_backend, name, lambda *_, **__: None, raising=False)
@@ -152,7 +151,7 @@ def test_outside_graphs(kernels, heads, window):
 
 
 def test_dummies_of_the_start_are_verified_with_equal_lengths(kernels):
-    """SGLang's dummies lack a verification input, without which no plan is possible."""
+    """SGLang's dummies lack a verification input."""
     paged = paged_of([1] * 3)
     batch = paged.verify([4] * 3, tokens=12, width=4)
     expected, batch.spec_info = batch.spec_info, None
@@ -170,7 +169,7 @@ def test_dummies_of_the_start_are_verified_with_equal_lengths(kernels):
 @pytest.mark.parametrize("window", [-1, 7, 200])
 @pytest.mark.parametrize("heads", [(2, 2), (8, 1)])
 def test_every_replay_of_a_buckets_graph(kernels, heads, window):
-    """Captured for buckets, replayed with other requests: replay reads from the captured places."""
+    """Captured for buckets, replayed with other requests."""
     slots, width = 5, 4
     paged = paged_of([1] * slots, heads=heads, window=window)
     backend = backend_of(paged, window)
@@ -209,7 +208,6 @@ def test_every_replay_of_a_buckets_graph(kernels, heads, window):
 
 
 def adopt(backend, paged):
-    """Another test's requests and cache."""
     backend.req_to_token_pool, backend.token_to_kv_pool = paged.requests, paged.cache
     backend._page_table = paged.requests.req_to_token
 
@@ -263,7 +261,7 @@ def test_a_layer_with_another_window_than_was_planned_is_refused(kernels):
 
 
 def test_an_upper_bound_of_a_cached_length_is_not_enough(kernels):
-    """The host must know the lengths: the kernel counts chunks of its own length, the plan of the bound."""
+    """The kernel counts chunks of its own length, the plan of the bound."""
     paged = paged_of([250])
     backend = backend_of(paged, -1)
     batch = paged.verify([4], tokens=4, width=8)

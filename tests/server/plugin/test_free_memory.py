@@ -1,5 +1,3 @@
-"""Freed memory between allocated blocks is returned to the machine."""
-
 from __future__ import annotations
 
 import subprocess
@@ -32,5 +30,5 @@ print(full, kept, resident())
 def test_free_memory_between_allocated_blocks_is_returned() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     full, kept, given_back = map(float, done.stdout.split())
-    assert kept > full - 100  # the allocator keeps it, otherwise this test shows no effect
+    assert kept > full - 100  # the allocator keeps it
     assert given_back < full - 200

@@ -44,7 +44,7 @@ def linear(config: Any, inputs: int) -> Any:
 
 def test_a_linear_layer(config: Any, weights: GgufWeights) -> None:
     layer = linear(config, tiny_gguf.HEADS * tiny_gguf.HEAD)
-    assert not list(layer.parameters())  # no memory for the expanded weight
+    assert not list(layer.parameters())
     layer.quant_method.process_weights_after_loading(layer)
     x = torch.randn(3, tiny_gguf.HEADS * tiny_gguf.HEAD, generator=torch.Generator().manual_seed(1)).bfloat16()
     assert torch.equal(layer(x)[0], packed_linear(x, pack(weights.expanded(f"{OUT}.weight"))))

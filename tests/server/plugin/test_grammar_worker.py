@@ -1,4 +1,4 @@
-"""The process that compiles grammars: it survives grammars that take too long, too much memory, or kill a copy."""
+"""The process that compiles grammars survives slow, large and deadly ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from outrider.server.plugin.grammars.worker import READY, Compilations, CompileL
 
 @dataclass
 class Kinds:
-    """In a copy of the process, acts as the kind of a job says."""
+    """Acts as the kind of a job says."""
 
     def examine(self, kind: str, text: str, name: str) -> GrammarVerdict:
         if kind == "spin":
@@ -53,7 +53,6 @@ def compilations(**limits: float) -> Iterator[Compilations]:
 
 
 def verdicts(running: Compilations, count: int, seconds: float = 60) -> dict[int, dict[str, object]]:
-    """The next verdicts by number of job."""
     found: dict[int, dict[str, object]] = {}
     deadline = time.monotonic() + seconds
     while len(found) < count:
@@ -66,7 +65,7 @@ def verdicts(running: Compilations, count: int, seconds: float = 60) -> dict[int
 
 
 def test_a_grammar_that_takes_too_long_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "LEAST_USED", 0.0)  # other work shares the cores of tests
+    monkeypatch.setattr(worker, "LEAST_USED", 0.0)
     with compilations(seconds=1) as running:
         running.add(Job(0, "spin", "", ""))
         verdict = verdicts(running, 1)[0]
@@ -106,7 +105,7 @@ def test_slow_grammars_make_room_for_waiting_ones() -> None:
         assert found.pop(4)["outcome"] == "accepted"
         assert {verdict["outcome"] for verdict in found.values()} == {"busy"}
         assert set(found) == {0, 1, 2}
-        assert len(running.pipes()) == 1  # none waits for its place
+        assert len(running.pipes()) == 1
 
 
 def test_more_than_may_wait_are_refused_at_once() -> None:
@@ -202,7 +201,7 @@ def test_the_process_answers_and_ends_with_its_input(folder: GrammarFolder) -> N
         assert process.stdin
         assert process.stdout
         assert process.stdout.readline() == READY
-        process.send_signal(signal.SIGTERM)  # it is the server's, which ends the process
+        process.send_signal(signal.SIGTERM)  # the server's end, not its own
         jobs = [("regex", nested_repeats(6)), ("json", small_schema("name"))]
         for number, (kind, text) in enumerate(jobs):
             line = json.dumps({"number": number, "kind": kind, "text": text, "name": str(number)})

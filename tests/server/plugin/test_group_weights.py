@@ -1,4 +1,4 @@
-"""AWQ and GPTQ folders, loaded by SGLang with our plugin: the products of the expanded weights, bit for bit."""
+"""AWQ and GPTQ folders, loaded by SGLang with our plugin: products equal the expanded weights', bit for bit."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ KINDS = {
 
 
 def words(numbers: torch.Tensor, order: list[int]) -> torch.Tensor:
-    """numbers [rows, 8 n] as int32 [rows, n]: the lowest four bits of a word hold number order[0] of its eight."""
+    """numbers [rows, 8 n] as int32 [rows, n]: a word's lowest four bits hold number order[0] of its eight."""
     eights = numbers.long().unflatten(-1, (-1, 8))[..., order]
     return (eights << torch.arange(0, 32, 4)).sum(-1).to(torch.uint32).view(torch.int32)
 
 
 def random_weight(kind: Kind, outputs: int, depth: int, seed: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """The checkpoint's tensors of one product, and the weight that they encode."""
+    """The checkpoint's tensors of one product, and their weight."""
     generator = torch.Generator().manual_seed(seed)
     groups, method = depth // kind.group, kind.config["quant_method"]
     codes = torch.randint(0, 16, (depth, outputs), generator=generator)
@@ -86,7 +86,7 @@ def random_weight(kind: Kind, outputs: int, depth: int, seed: int) -> tuple[dict
 
 
 def write_folder(kind: Kind, folder: Path) -> dict[str, str]:
-    """Write a random model; returns the digests of its products, by the names of SGLang's layers."""
+    """Write a random model; returns its products' digests, by SGLang's layer names."""
     folder.mkdir()
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": VOCAB, "hidden_size": HIDDEN,

@@ -1,5 +1,3 @@
-"""Runs the tests of `interpreted/` in a separate process."""
-
 from pathlib import Path
 
 import pytest

@@ -1,4 +1,4 @@
-"""The engine's part in learning: stored answers, drafters promoted and rolled back."""
+"""The engine's part in learning: answers, promotions, roll-backs."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ MODEL, LOOKUP = 0, 1
 
 
 def show(watch: DrafterWatch, steps: int, chance: float, seed: int = 0, source: int = MODEL, verified: int = 1) -> int:
-    """Show steps of four requests whose first tokens are accepted with that chance; returns the steps until the verdict
-    "worse"."""
+    """Steps of four requests, with this chance of the first token, until the verdict "worse"."""
     rng = np.random.default_rng(seed)
     for step in range(steps):
         accepted = verified * (rng.random(4) < chance)
@@ -61,7 +60,7 @@ def test_a_clearly_worse_drafter_is_detected_within_200_steps() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("chance", [0.75, 0.8, 0.9])
 def test_a_drafter_as_good_or_better_is_left_alone(chance: float) -> None:
-    """In all of 40 trials, as long as it is watched; each trial fails with a chance far below one in 40."""
+    """In all of 40 trials; each fails with a chance far below one in 40."""
     assert all(show(watching(0.8), WATCHED, chance, seed) > WATCHED for seed in range(40))
 
 
@@ -83,8 +82,6 @@ def test_a_drafter_is_no_longer_watched_after_a_while() -> None:
 
 
 class Reloading(FixedDrafter):
-    """Remembers the folder of its weights."""
-
     def __init__(self) -> None:
         self.folder, self.gone = "start", "bad"
 
@@ -99,7 +96,7 @@ def test_exchange_and_back() -> None:
     exchange = Exchange(PluginConfig(drafter_path="start"), drafter)
     assert exchange.take("one")
     assert exchange.take("two")
-    assert not exchange.take("two")  # it has this one already
+    assert not exchange.take("two")
     assert not exchange.take("bad")
     assert (drafter.folder, exchange.in_use, exchange.refused) == ("two", "two", ["bad"])
     assert not exchange.take_back_if_worse()
@@ -127,8 +124,6 @@ def test_a_server_starts_with_the_learned_drafter_if_it_fits() -> None:
 
 
 class Request(SimpleNamespace):
-    """A request with weak references, as SGLang's."""
-
     __slots__ = ("__weakref__",)
 
 
@@ -186,7 +181,7 @@ def test_an_adapters_answers_are_kept_for_its_learner_alone(tmp_path: Path) -> N
 
 
 def test_the_scheduler_never_waits_for_a_store(tmp_path: Path) -> None:
-    """Answers are accepted while no store can be opened; later all are written in the order of their ends."""
+    """Answers are accepted while no store can be opened, and written later in order."""
     stores, ready, opened = OwnerStores(tmp_path, 10_000), threading.Event(), []
 
     def store_of(learner: str) -> AnswerStore:

@@ -1,4 +1,4 @@
-"""Penalties and bias on ragged rows equal SGLang's own penalizers fed the same tokens one by one."""
+"""Penalties and bias on ragged rows equal SGLang's penalizers, token by token."""
 
 from types import SimpleNamespace
 
@@ -29,7 +29,7 @@ def request(**penalties):
 
 
 class Batch:
-    """The part of SGLang's batch that its penalizers read (by weak reference)."""
+    """The part of SGLang's batch that its penalizers read."""
 
     def __init__(self, reqs):
         self.reqs = reqs
@@ -37,7 +37,7 @@ class Batch:
 
 
 def sglang_logits(req, tokens, logits):
-    """One row of logits as SGLang changes it after the request has generated `tokens`."""
+    """One row of logits, changed by SGLang after `tokens`."""
     batch = Batch([req])
     orchestrator = penaltylib.BatchedPenalizerOrchestrator(
         VOCAB,

@@ -1,4 +1,4 @@
-"""Logprobs are written where SGLang reads them, and computed only for the requests that want them."""
+"""Logprobs are computed only for the requests that want them."""
 
 from types import SimpleNamespace
 from unittest import mock

@@ -34,9 +34,7 @@ def test_answers_go_on_and_a_short_prompt_passes(server: Server) -> None:
         wait_until(lambda: len(events) >= 10, 60)
         events.append("sent")
         pool.submit(ask, "long", long)
-        wait_until(
-            lambda: MetricsPage(server.url).value(tokens) - before.value(tokens) > 100, 60
-        )  # its reading has begun
+        wait_until(lambda: MetricsPage(server.url).value(tokens) - before.value(tokens) > 100, 60)
         pool.submit(ask, "short", long[-20:])
     beside = events[events.index("sent") : events.index("long")]
     assert "short" in beside

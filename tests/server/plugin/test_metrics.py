@@ -1,4 +1,4 @@
-"""Speculation's counters, and the detection of a drafter that has become useless."""
+"""Speculation's counters, and detection of a useless drafter."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_collapsed_drafter_is_reported_and_recovers(metrics, value, caplog):
     observe(metrics, four, four, [3] * 1024)
     for _ in range(5):
         observe(metrics, four, four, [1] * 1024)
-    assert value("outrider_acceptance_collapsed") == 0  # the window still holds the good start
+    assert value("outrider_acceptance_collapsed") == 0
     for _ in range(5):
         observe(metrics, four, four, [1] * 1024)
     assert value("outrider_acceptance_collapsed") == 1

@@ -18,8 +18,7 @@ def found():
 
 
 def test_a_step_never_waits_and_runs_the_same_operations_for_all_lengths(found):
-    """No copy to the host except after the step, no shape that depends on numbers, one device; two steps each of
-    batches with different contexts."""
+    """No copy to the host except after the step, no shape that depends on numbers, one device."""
     steps = {case: said for case, said in found.items() if not case.startswith(("planted", "launches", "late"))}
     assert len(steps) > 10
     assert {case: said for case, said in steps.items() if not said.get("same")} == {}
@@ -29,8 +28,8 @@ KINDS = "greedy", "sampled", "filtered", "seeded", "mixed"
 
 
 def test_a_step_by_graphs_launches_little_for_all_options(found):
-    """A step with top-k and top-p, which SGLang also sets for greedy requests, has its drafts, acceptance and commit in
-    the graphs, too. Launches without graphs are of a drafter with one layer."""
+    """With top-k and top-p, which SGLang also sets for greedy requests, drafts, acceptance and commit are in the
+    graphs. Launches without graphs are of a drafter with one layer."""
     asked = found["launches"]
     for kind in KINDS:
         assert asked[f"dspark in graphs, {kind}"] <= 80, asked
@@ -38,21 +37,20 @@ def test_a_step_by_graphs_launches_little_for_all_options(found):
 
 
 def test_drafts_of_answers_that_have_begun_are_graphs_as_well(found):
-    """With `--initial-tokens`, answer lengths are compared in addition."""
     asked = found["launches"]
     for kind in KINDS:
         assert asked[f"dspark begun in graphs, {kind}"] <= asked[f"dspark in graphs, {kind}"] + 6, asked
 
 
 def test_no_kernel_is_compiled_when_the_server_is_ready(found):
-    """Whatever the requests and their options, captures and the warm-up have compiled all variants."""
+    """Whatever the requests and their options."""
     assert {drafter: late for drafter, (_, late) in found["late"].items() if late} == {}
     for left, (_, late) in found["planted late"].items():
         assert late, f"a warm-up without {left} requests would not be found out"
 
 
 def test_few_kernels_are_compiled_at_the_start(found):
-    """Each takes a second or more; the case of all drafters has 80 requests."""
+    """Each takes a second or more."""
     assert {drafter: count for drafter, (count, _) in found["late"].items() if not 0 < count <= 40} == {}
 
 

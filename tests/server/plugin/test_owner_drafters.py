@@ -1,4 +1,4 @@
-"""Drafters of single keys in the engine: which are in memory, which draft for each request, and roll-backs."""
+"""Drafters of single keys in the engine: memory, use, and roll-backs."""
 
 from __future__ import annotations
 
@@ -26,14 +26,10 @@ RIDS: Iterator[int] = count()
 
 
 class Request(SimpleNamespace):
-    """A request with weak references, as SGLang's."""
-
     __slots__ = ("__weakref__",)
 
 
 class SeveralSets(FixedDrafter):
-    """Remembers the folder of each set's weights."""
-
     gamma = GAMMA
 
     def __init__(self) -> None:
@@ -49,7 +45,7 @@ class SeveralSets(FixedDrafter):
 
 
 def learned(folder: Path, learner: str, name: str, shift: float | None = None) -> None:
-    """A drafter where the learner puts one, optionally with a calibration."""
+    """A drafter where the learner puts one."""
     made = folder / learner / "drafters" / name
     made.mkdir(parents=True)
     (made / "config.json").write_text("{}")
@@ -80,7 +76,7 @@ def keys(tmp_path: Path, drafter: SeveralSets) -> OwnerDrafters:
 
 
 def served_by(keys: OwnerDrafters, drafter: SeveralSets, *requests: Request) -> list[str]:
-    """For each request, the owner of the drafting weights; "": the start's."""
+    """The owner of each request's drafting weights; "": the start's."""
     return [drafter.sets.get(int(number), "") for number in map(keys.admit, requests)]
 
 
@@ -112,12 +108,12 @@ def test_drafters_of_running_requests_stay(keys: OwnerDrafters, drafter: Several
     assert served_by(keys, drafter, first, second, third) == ["a/0001", "b/0001", ""]
     keys.finished(first.rid)
     assert served_by(keys, drafter, third) == ["c/0001"]
-    del second, third  # ended without notice
+    del second, third
     assert served_by(keys, drafter, request("d", "0001")) == ["d/0001"]
 
 
 def test_numbers_are_never_reused_for_another_key(keys: OwnerDrafters, drafter: SeveralSets) -> None:
-    """A row that an ended request left in the table is never drafted with another key's weights."""
+    """Also in a row that an ended request left in the table."""
     seen: dict[int, str] = {}
     for _ in range(3):
         for learner in "abcd":

@@ -1,5 +1,4 @@
-"""Padding rows in SGLang's fa3 backend without a graph: its own metadata and calls, on a kernel that skips these
-rows."""
+"""Padding rows in SGLang's fa3 backend without a graph, on a kernel that skips them."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ HEADS, DIM, WIDTH = (4, 2), 16, 4
 
 
 def kernel(q: torch.Tensor, cu_seqlens_q: torch.Tensor, **how: Any) -> torch.Tensor:
-    """fa3, from its documentation; memory for results holds NaN before it writes the requests' rows."""
+    """fa3, from its documentation; results hold NaN until written."""
     taken = "k_cache", "v_cache", "page_table", "cache_seqlens", "max_seqlen_q", "softmax_scale", "causal"
     how = {name: how[name] for name in (*taken, "window_size", "softcap")}
     rows = int(cu_seqlens_q[-1])
@@ -30,7 +29,6 @@ def kernel(q: torch.Tensor, cu_seqlens_q: torch.Tensor, **how: Any) -> torch.Ten
 
 @pytest.fixture
 def fa3(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes SGLang's backend for a `Paged`, with a scripted process state."""
     kernels = ModuleType("sgl_kernel.flash_attn")
     for name in ("flash_attn_varlen_func", "flash_attn_with_kvcache", "get_scheduler_metadata"):
         setattr(kernels, name, kernel)

@@ -35,7 +35,7 @@ def test_wrappers_pass_prefilled_chunks_to_the_model():
 
 
 def test_texts_of_requests_that_another_server_has_read() -> None:
-    """Each token goes to the slot of its position; the last one is the anchor, which has no slot yet."""
+    """The last token is the anchor, which has no slot yet."""
     table = torch.arange(48, dtype=torch.int32).view(3, 16)
     requests = [
         SimpleNamespace(origin_input_ids=[7, 8, 9], output_ids=[4]),

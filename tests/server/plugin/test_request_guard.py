@@ -1,4 +1,4 @@
-"""A request that cannot be prepared ends with an error; the engine and all other answers continue."""
+"""A request that cannot be prepared ends with an error; the engine continues."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outrider.server.processes.engine import EXIT_SECONDS
 
 VOCABULARY = 49152
 ALONE = poison.POISONS | {"no prompt": {"input_ids": []}}
-"""SGLang's tokenizer manager already refuses the last one, except texts of no token."""
+"""SGLang's tokenizer manager already refuses most empty prompts."""
 TOKENIZER = SimpleNamespace(eos_token_id=2, additional_stop_token_ids=None)
 
 
@@ -34,7 +34,6 @@ def request(**fields: Any) -> Req:
 
 @pytest.fixture
 def flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SGLang's flags that the making of a batch reads."""
     deterministic, features = SimpleNamespace(), SimpleNamespace(enable_custom_logit_processor=False)
     deterministic.enable_deterministic_inference = False
     found = SimpleNamespace(deterministic=deterministic, features=features)
@@ -72,7 +71,7 @@ def test_valid_requests_pass(sampling: dict[str, Any]) -> None:
 def test_other_answers_continue_when_a_request_cannot_be_prepared(small_target: SmallTarget) -> None:
     found = found_by_fork(Path(poison.__file__), str(small_target.folder), str(small_target.dspark))
     assert found["meanwhile"]
-    assert "out-of-vocabulary" in found["ends"].pop("logprob tokens")  # SGLang finds it earlier
+    assert "out-of-vocabulary" in found["ends"].pop("logprob tokens")
     for name, end in found["ends"].items():
         assert end.startswith("500 the engine cannot prepare this request: "), (name, end)
         assert "\n" not in end

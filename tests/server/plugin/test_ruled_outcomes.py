@@ -1,5 +1,5 @@
-"""Requests with sampling rules have the distribution that the rules give the target, also after several drafts: every
-outcome of drafts and acceptance, through the worker's own rules, is compared with independently written rules."""
+"""Requests with sampling rules have the rules' distribution, also after several drafts: every outcome, through the
+worker's own rules, is compared with independent rules."""
 
 from __future__ import annotations
 
@@ -50,8 +50,7 @@ class Ruled:
         return Kind(self.temperature, top_k=self.top_k or 1 << 30, top_p=self.top_p, min_p=self.min_p)
 
     def plain(self) -> Callable[[Text], list[float]]:
-        """The next token's probabilities by independent rules. A prompt's last token counts as the answer's first, see
-        `Enumeration`."""
+        """The next token's probabilities by independent rules, which count the prompt's last token."""
         rules = Rules(
             self.temperature, self.top_k, self.top_p, self.min_p, **self.penalties, logit_bias=self.bias,
             allowed=None if self.words is None else self.allowed,
@@ -85,7 +84,6 @@ SETS = {
 
 
 def grammar(ruled: Ruled, answer: Text) -> Any:
-    """SGLang's grammar after `answer`."""
     if ruled.words is None:
         return None
     info = xgrammar.TokenizerInfo([*WORDS, "<end>"], stop_token_ids=[END])
@@ -97,8 +95,6 @@ def grammar(ruled: Ruled, answer: Text) -> Any:
 
 
 def logits(ruled: Ruled) -> Callable[[Batch], torch.Tensor]:
-    """The target's logits after the worker's rules."""
-
     def after(batch: Batch) -> torch.Tensor:
         count = len(batch.items)
         history = SlotTokens(batch.page_table.numel())
@@ -158,7 +154,7 @@ def test_a_request_has_the_targets_distribution_under_its_rules(name, planner):
 
 @pytest.mark.parametrize("name", SETS)
 def test_every_rule_matters(name):
-    """Without it, or any part of it, the answers differ."""
+    """Without any part of it, the answers differ."""
     whole = exact([SETS[name].plain()], [PROMPT], LENGTH)
     parts = [part for part in Ruled.__dataclass_fields__ if getattr(SETS[name], part) != getattr(Ruled(), part)]
     for part in parts:
@@ -168,7 +164,7 @@ def test_every_rule_matters(name):
 
 @pytest.mark.parametrize("name", ["penalties", "grammar"])
 def test_rules_that_do_not_count_drafts_are_detected(name, monkeypatch):
-    """The planted fault applies rules as SGLang does, to one row of each request."""
+    """Rules as in SGLang, on one row of each request."""
     honest = logit_rules.apply_rules
 
     def by_the_anchor(found, reqs, info, context, barrier=None):

@@ -1,9 +1,8 @@
-"""Tokens of whole decode steps: the worker's own drafting, admission, flattening and acceptance, with tables as target
-and drafter, so that every distribution is known.
+"""Tokens of whole decode steps: the worker's own code, with tables as target and drafter, so that every distribution is
+known.
 
-Four requests with one seed share a batch and a budget. The first begins with OPEN, the rest with LEAD. The confidence
-of the rest's second drafts reveals the first request's draw, which is equal: a planner that used it would bias the
-answers.
+Four requests share a seed and a budget. The first begins with OPEN, the rest with LEAD. The confidence of the rest's
+second drafts reveals the first request's draw, which is equal: a planner that used it would bias the answers.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ DRAFT[OPEN] = DRAFT[LEAD]
 
 
 class Table(Drafter):
-    """Draws from the table's row of the previous token, as block drafters do."""
+    """Draws from the row of the previous token."""
 
     gamma = GAMMA
 
@@ -77,7 +76,7 @@ class Table(Drafter):
 
 
 class Wide(Table):
-    """The table's drafts in a larger width, which only drafts without q use."""
+    """In a width that only drafts without q fill."""
 
     def propose(self, batch: DraftBatch) -> Draft:
         draft = super().propose(batch)
@@ -136,7 +135,7 @@ def texts(
 
 
 def budget(tokens: int):
-    """The asynchronous planner's admission of `tokens` tokens; the budget is fixed, so it cannot look ahead."""
+    """The planner's admission of `tokens` tokens, which cannot look ahead."""
     planner = Asynchronous(curve_cost(4, [1.0]), GAMMA)
     return lambda confidence, lens: planner.admit(confidence, lens, Budget(draft=True, tokens=tokens))
 
@@ -169,7 +168,7 @@ def exact(start: int) -> dict[tuple[int, ...], float]:
 
 
 def p_of_first(admit, **options) -> float:
-    """P-value of the first request's texts, over SEEDS batches of four requests with one seed."""
+    """P-value of the first request's texts, over SEEDS batches."""
     drawn = Counter(texts(PROMPTS, [seed] * 4, admit=admit, **options)[0] for seed in range(SEEDS))
     return p_value(drawn, exact(OPEN), SEEDS)
 
@@ -181,7 +180,7 @@ def test_equal_seeds_in_many_requests_keep_the_distribution():
 
 @pytest.mark.slow
 def test_rejection_sampling_with_equal_seeds_is_detected():
-    """Random numbers by seed and step make the budget depend on the first request's draw."""
+    """Numbers by seed and step make the budget depend on the first request's draw."""
     assert p_of_first(ADMISSIONS["tight budget"], seeded=[False] * 4) < 1e-6
 
 
@@ -235,7 +234,7 @@ def test_a_seed_decides_the_text(top_p, request):
 
 @pytest.mark.usefixtures("compiled")
 def test_a_drafter_that_knows_the_target_is_always_right():
-    """q = p with the same noise: every draft is accepted, of seeded and greedy requests."""
+    """q = p with the same noise."""
     steps = 0
 
     def count(confidence, lens):
@@ -249,7 +248,7 @@ def test_a_drafter_that_knows_the_target_is_always_right():
 
 
 def test_survival_reveals_the_draw_as_the_trap_needs():
-    """Depending on the equal draw, the rest's second drafts rank before or after the first request's first."""
+    """By the equal draw, the rest's second drafts rank before or after the first request's first."""
     draft = Table(DRAFT)
     first = draft.overlap[OPEN]
     for drawn, before in ((A, True), (B, False)):
@@ -259,7 +258,7 @@ def test_survival_reveals_the_draw_as_the_trap_needs():
 
 @pytest.mark.parametrize("with_probs", [True, False])
 def test_on_a_device_every_token_is_the_same(monkeypatch, with_probs):
-    """Greedy, seeded and other requests with rules; there with padding, and without reading a number."""
+    """With padding, and without reading a number."""
     generator = torch.Generator().manual_seed(0)
     count, vocab, gamma = 60, 31, 4
     info = SimpleNamespace(
@@ -283,7 +282,7 @@ def test_on_a_device_every_token_is_the_same(monkeypatch, with_probs):
     likely = tokens[padded.request, padded.step.clamp(max=gamma - 1)]
     logits.scatter_add_(1, likely[:, None], 4.0 * (torch.rand(len(logits), 1, generator=generator) < 0.9))
     expected = sampling.accept(logits[: len(exact.input_ids)].clone(), draft, verify_lens, exact)
-    logits[len(exact.input_ids) :] = torch.nan  # values in padding do not matter
+    logits[len(exact.input_ids) :] = torch.nan
     monkeypatch.setattr("outrider.server.plugin.decode.sampling.on_host", lambda tensor: False)
     got = sampling.accept(logits, draft, verify_lens, padded)
     assert expected[0].unique().tolist() == list(range(1, gamma + 2))

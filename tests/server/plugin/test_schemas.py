@@ -1,4 +1,4 @@
-"""xgrammar enforces a schema's constraints, or they are refused or without effect; patterns match whole texts."""
+"""A schema's constraints are enforced, refused or without effect; patterns match whole texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The installed SGLang is the one that Outrider was written for, and a mismatch is an error."""
+"""The installed SGLang is the one that Outrider was written for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from outrider.server.plugin import must_take
 
 @pytest.fixture
 def registry() -> Iterator[type[HookRegistry]]:
-    """SGLang's registry without hooks."""
     kept = HookRegistry._hooks, HookRegistry._patched, HookRegistry.__dict__["apply_hooks"]
     HookRegistry._hooks, HookRegistry._patched = defaultdict(list), set()
     yield HookRegistry
@@ -29,8 +28,6 @@ def registry() -> Iterator[type[HookRegistry]]:
 
 
 class Theirs:
-    """A class of SGLang's."""
-
     def method(self) -> str:
         return "theirs"
 
@@ -41,15 +38,14 @@ class Inheriting(Theirs):
 
 @pytest.mark.slow
 def test_code_that_ours_relies_on_is_unchanged() -> None:
-    """To fix: read SGLang's changes, adapt our code, then write the fingerprints anew: `python
-    tests/support/sglang_contracts.py --write`."""
+    """To fix: read SGLang's changes, adapt our code, then `python tests/support/sglang_contracts.py --write`."""
     assert sglang_contracts.read()["sglang"] == version("sglang")
     assert sglang_contracts.report() == []
     assert sglang_contracts.read()["files"] == sglang_contracts.files(sglang_contracts.touched())
 
 
 def test_changes_are_named_with_the_place_of_our_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The installed SGLang with another's fingerprints and a family table without one of its architectures."""
+    """With other fingerprints, and a family table without an architecture."""
     scheduler = "sglang.srt.managers.scheduler.Scheduler"
     read = sglang_contracts.read()
     read["fingerprints"] |= {f"{scheduler}._add_request_to_queue": "0" * 16, f"{scheduler}.gone": "1" * 16}
@@ -87,14 +83,14 @@ def test_a_hook_that_cannot_be_applied_is_an_error(registry: type[HookRegistry],
     ours, others = HookSource(must_take.PLUGIN, "outrider"), HookSource("another", "another")
     with must_take.fatal_failures():
         registry.register(name, lambda *_: None, HookType.AFTER, source=others)
-    registry.apply_hooks()  # foreign hooks are left to SGLang
+    registry.apply_hooks()
     registry.register(name, lambda *_: None, HookType.AFTER, source=ours)
     with pytest.raises(must_take.NotApplied, match=f"no place for Outrider's {name}"):
         registry.apply_hooks()
 
 
 def test_a_registration_that_fails_is_an_error_where_sglang_goes_on(registry: type[HookRegistry]) -> None:
-    with suppress(KeyError), must_take.fatal_failures():  # as SGLang does
+    with suppress(KeyError), must_take.fatal_failures():
         raise KeyError("layer")
     with pytest.raises(must_take.NotApplied, match="plugin failed: KeyError"):
         registry.apply_hooks()

@@ -1,4 +1,4 @@
-"""In the process of a target on a CPU, torch's results for a row do not depend on other rows."""
+"""In a target's process, torch's results for a row do not depend on other rows."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_numbers_of_other_types(replaced: None) -> None:
 
 
 def test_shared_experts_gates_and_gpt_oss() -> None:
-    """Our functions, which models call in place of SGLang's Triton kernels."""
+    """Ours, in place of SGLang's Triton kernels."""
     draw = torch.Generator().manual_seed(0)
     hidden, gate, shared = (torch.randn(*shape, generator=draw) for shape in ((64, 256), (256,), (64, 3)))
 

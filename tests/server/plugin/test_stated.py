@@ -1,4 +1,4 @@
-"""SGLang's models follow config.json: windows of layers, and OLMo 3's rotary base."""
+"""SGLang's models follow config.json: windows, and OLMo 3's rotary base."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def windows(**config: Any) -> list[int]:
-    """Windows of two layers that SGLang gave a window of 99, and of a layer without a module."""
+    """Windows of two layers that SGLang gave 99, and of one without a module."""
     layers = [RadixAttention(1, 16, 1.0, 1, layer_id=i, sliding_window_size=99) for i in range(3)]
     model = torch.nn.ModuleList(layers[:2])
     model.attention_instances = {2: layers[2]}  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Records of a decode step: the fields that each adds, and the parts that are sent to another process."""
+"""Records of a decode step."""
 
 from __future__ import annotations
 

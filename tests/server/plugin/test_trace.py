@@ -50,7 +50,7 @@ def test_accepted_drafts_are_the_drafters_and_the_last_token_the_targets(third: 
 
 def test_only_committed_tokens_of_traced_requests_count() -> None:
     requests = [request() for _ in range(3)]
-    # The first ends within the step, the last was retracted before its tokens were processed.
+    # the first ends within the step, the last was retracted
     step([True, False, True]).consume(SimpleNamespace(reqs=requests), [commit(2), commit(1), None])
     assert [maker for maker, _ in requests[0].customized_info[KEY]] == [MODEL, MODEL]
     assert requests[1].customized_info is None

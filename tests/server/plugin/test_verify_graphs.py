@@ -1,4 +1,4 @@
-"""Verification graphs: SGLang's own runner with functions as graphs, replayed on a CPU."""
+"""Verification graphs: SGLang's own runner with functions as graphs, on a CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def found():
 
 @pytest.mark.slow
 def test_a_replay_equals_each_request_alone(found):
-    """In every bucket, with 1 to all requests, also without padding: compared in the program itself."""
+    """In every bucket, with 1 to all requests."""
     for drafter, said in found.items():
         assert said["replayed"] > 100, drafter
         assert said["full"] > 0, drafter
@@ -27,7 +27,7 @@ def test_a_replay_equals_each_request_alone(found):
 
 @pytest.mark.slow
 def test_the_planners_buckets_are_captured(found):
-    """The buckets with room for the requests announced to SGLang; larger steps run without a graph."""
+    """The buckets with room for SGLang's requests."""
     for said in found.values():
         assert said["captured"] == said["buckets"] == [t for t in said["sizes"] if t <= 20]
         assert said["buffers"] == [6, 20]  # one slot more than requests; as many tokens as the largest graph
@@ -36,7 +36,7 @@ def test_the_planners_buckets_are_captured(found):
 
 @pytest.mark.slow
 def test_logits_take_four_bytes_as_documented(found):
-    """SGLang keeps them in float32, requests * width * vocabulary."""
+    """requests * width * vocabulary"""
     assert {said["logits"] for said in found.values()} == {5 * 4 * 40 * 4}
 
 
@@ -47,8 +47,7 @@ def test_hidden_states_come_where_the_drafter_wants_them(found):
 
 @pytest.mark.slow
 def test_replays_accept_and_commit_batches_and_closed_tails_leave_no_graph(found):
-    """Greedy, sampled and seeded requests, lookups among drafts with q: in two of three replays, compared in the
-    program itself with steps without graphs."""
+    """Greedy, sampled and seeded requests, lookups among drafts with q, compared with steps without graphs."""
     for said in found.values():
         assert said["committed"] > 2 * said["replayed"]
 
@@ -79,7 +78,7 @@ PREFILLS = {"cuda_graph_bs_prefill": list(gpu_attention.PREFILLS)}
         ("fa3", {}, 2, PREFILLS),
         ("fa3", {"moe_a2a_backend": "deepep"}, 1, PREFILLS),
         ("fa3", {"moe_a2a_backend": "deepep"}, 2, {"disable_cuda_graph": True}),
-        (None, {}, 1, {"disable_cuda_graph": True}),  # no verification
+        (None, {}, 1, {"disable_cuda_graph": True}),
     ],
 )
 def test_graphs_are_requested_when_steps_have_buckets(backend, given, ranks, arguments):
@@ -87,7 +86,7 @@ def test_graphs_are_requested_when_steps_have_buckets(backend, given, ranks, arg
 
 
 def test_graphs_of_prefills_have_little_padding():
-    """SGLang uses no graph of more than twice the size; from 512 tokens on, less than a fifth is padding."""
+    """No graph has more than twice the size; from 512 tokens on, less than a fifth is padding."""
     for below, size in itertools.pairwise(gpu_attention.PREFILLS):
         assert size <= 2 * below
         assert size <= 512 or size - below - 1 < size / 5

@@ -1,8 +1,8 @@
-"""SGLang's runner of decode graphs with our changes, on a CPU: its captures and the results of replays.
+"""SGLang's runner of decode graphs with our changes, on a CPU.
 
-Its graph backend is replaced by one that keeps the function to be captured and calls it again for a replay, on the same
-buffers. The attention backend plans as SGLang's fa3 does, by SGLang's own functions, and computes with our kernel. The
-rest is SGLang's. Prints JSON; a separate program, since SGLang has one configuration per process.
+Its graph backend is replaced by one that calls the captured function again for a replay, on the same buffers. The
+attention backend plans by the functions of SGLang's fa3, and computes with our kernel. The rest is SGLang's. Prints
+JSON.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ REQUESTS, CAPTURED, WIDTH, CONTEXT, VOCAB, SIZE = 7, 5, 4, 64, 40, 16
 BUCKETS = TokenBuckets(REQUESTS, WIDTH, CAPTURED)
 ARGUMENTS = ServerArgs(model_path="dummy", device="cpu")
 NOBODYS = 1e6
-"""Fills unused slots of the cache: reading them shows in the results."""
+"""Fills unused slots of the cache."""
 
 
 class Attention(AttentionBackend):
-    """Plans a verification as `FlashAttentionBackend` does: lengths padded to the graph's slots, in its buffers."""
+    """Plans as `FlashAttentionBackend` for a verification: lengths padded to the graph's slots, in its buffers."""
 
     supports_ragged_verify_graph = True
 
@@ -116,8 +116,6 @@ class Operations(TorchDispatchMode):
 
 
 class Graphs:
-    """Keeps the function to be captured, in place of a graph."""
-
     def __init__(self) -> None:
         self.captured: dict[Any, Any] = {}
         self.traces: dict[Any, list[list[str]]] = {}
@@ -187,7 +185,6 @@ def model_runner() -> Any:
 
 
 def make(drafter: str) -> verify_graphs.VerifyGraphRunner:
-    """A runner with all graphs captured."""
     torch.cpu.is_current_stream_capturing = lambda: False
     PluginConfig(drafter=drafter).to_env()
     verify_graphs.buckets_of = lambda runner, width: BUCKETS
@@ -198,7 +195,6 @@ def make(drafter: str) -> verify_graphs.VerifyGraphRunner:
 
 
 def prefixes(runner: verify_graphs.VerifyGraphRunner, lengths: list[int]) -> torch.Tensor:
-    """Cached texts of these lengths: [R] rows of the page table."""
     attention, table = runner.attn_backend, runner.attn_backend.page_table
     rows = 1 + torch.randperm(REQUESTS)[: len(lengths)]
     attention.cache[1:] = NOBODYS
@@ -214,7 +210,7 @@ def verification(
     rows: torch.Tensor,
     bucket: int,
 ) -> ForwardBatch:
-    """Verification of R requests in a step of `bucket` tokens, as made by the worker and SGLang."""
+    """Verification of R requests in a step of `bucket` tokens, as in the server."""
     count, seq_lens = len(lengths), torch.tensor(lengths)
     anchors, drafts = torch.randint(VOCAB, (count,)), torch.randint(VOCAB, (count, WIDTH - 1))
     flat = flatten(anchors, drafts, verify_lens, seq_lens, runner.attn_backend.page_table, rows, bucket)
@@ -231,7 +227,7 @@ def verification(
 
 
 def alone(runner: verify_graphs.VerifyGraphRunner, batch: ForwardBatch, verify_lens: torch.Tensor) -> torch.Tensor:
-    """Logits of the batch's tokens without padding, one request at a time, without SGLang."""
+    """Logits of the batch's tokens, one request at a time, without SGLang."""
     attention, flat, found = runner.attn_backend, batch.flat, []
     for index, length in enumerate(batch.seq_lens.tolist()):
         begin, end = flat.qo_indptr[index : index + 2].tolist()
@@ -260,7 +256,7 @@ def sampling_of(count: int, kind: int) -> Sampling:
 
 
 def draft_of(runner: Any, batch: ForwardBatch) -> Draft:
-    """The batch's drafts: lookups, with a point mass as q, and where q fits, drafts drawn from it."""
+    """Lookups, with a point mass as q, and where q fits, drafts drawn from it."""
     drafts, count = batch.drafts, len(batch.drafts)
     lens, sure, probs, points = torch.zeros(count), torch.zeros(drafts.shape), None, None
     if runner.room is not None and torch.rand(()) < 0.8:
@@ -272,7 +268,7 @@ def draft_of(runner: Any, batch: ForwardBatch) -> Draft:
 
 
 def accepted_by_worker(sampling: Sampling, draft: Draft, verify_lens: torch.Tensor, flat: Any, logits: Any) -> Any:
-    """Outcomes by the code for steps without graphs, on a CPU, where q contains point masses."""
+    """Outcomes by the code for steps without graphs."""
     if draft.points is not None:
         batch = Verification(draft.tokens, verify_lens, flat.qo_indptr, draft_probs=draft.probs, points=draft.points)
         draft = replace(draft, probs=with_point_masses(batch, VOCAB).draft_probs, points=None)
@@ -280,7 +276,7 @@ def accepted_by_worker(sampling: Sampling, draft: Draft, verify_lens: torch.Tens
 
 
 def check_tail(runner: Any, batch: ForwardBatch, verify_lens: torch.Tensor, out: LogitsProcessorOutput) -> int:
-    """Check that the tail has accepted and committed as the worker would; returns the accepted tokens."""
+    """Check that the tail has accepted and committed as the worker would."""
     flat = batch.flat
     total = int(flat.qo_indptr[-1])
     cut = replace(flat, request=flat.request[:total], positions=flat.positions[:total])
@@ -297,7 +293,7 @@ def check_tail(runner: Any, batch: ForwardBatch, verify_lens: torch.Tensor, out:
 
 
 def replay_all(runner: verify_graphs.VerifyGraphRunner) -> dict[str, int]:
-    """Steps of all sizes, each with several lengths. Raises if a replay differs from each request alone."""
+    """Steps of all sizes and several lengths. Raises if a replay differs from each request alone."""
     torch.manual_seed(2)
     replayed = eager = full = committed = 0
     for bucket in reversed(BUCKETS.sizes):  # leftovers of a larger one must not matter
@@ -334,8 +330,7 @@ def replay_all(runner: verify_graphs.VerifyGraphRunner) -> dict[str, int]:
 
 
 def foreign_reads() -> int:
-    """Full batches in which the last request takes the padding, as without an extra slot: how many read unused
-    slots."""
+    """Full batches in which the last request takes the padding: how many read unused slots."""
     runner, count = make("dspark"), 0
     runner.buckets = SimpleNamespace(
         slots=lambda tokens: CAPTURED, has_graph=lambda *_: True, graphs=(BUCKETS.graphs[-1],), width=WIDTH
@@ -353,7 +348,7 @@ def foreign_reads() -> int:
 
 
 def faults() -> dict[str, bool]:
-    """Buffers of the tail that differ from the batch: whether replays detect it."""
+    """Wrong buffers of the tail: whether replays detect it."""
     seen, runner = {}, make("dspark")
     tail, taken = runner.model_runner.tail, VerifyTail.open
     changes = {

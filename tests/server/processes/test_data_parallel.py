@@ -1,4 +1,4 @@
-"""Two engines at one address, with traces and logs of requests and answers."""
+"""Two engines at one address, with traces and logs."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_each_engine_stays_on_cores_of_its_own(server: Server) -> None:
 
 
 def test_a_killed_engine_ends_the_server(server: Server) -> None:
-    """Last: the server is gone afterwards."""
+    """The last test."""
     victim, *others = schedulers(server)
     victim.kill()
     wait_until(lambda: server.process.poll() is not None, 30)

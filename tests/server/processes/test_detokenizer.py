@@ -1,4 +1,4 @@
-"""Texts made in the HTTP process equal those of SGLang's detokenizer process."""
+"""Texts made in the HTTP process equal SGLang's detokenizer process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ def arguments() -> ServerArgs:
 
 @pytest.fixture(scope="module")
 def sglangs(arguments: ServerArgs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Any], Any]]:
-    """SGLang's detokenizer process: a function from message to output."""
     folder = tmp_path_factory.mktemp("sockets")
     names = {name: f"ipc://{folder}/{name}" for name in ("tokenizer_ipc_name", "detokenizer_ipc_name")}
     ports: Any = SimpleNamespace(**names)
@@ -67,7 +66,7 @@ def sglangs(arguments: ServerArgs, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def messages(runs_of: Callable[[int], int]) -> Iterator[BatchTokenIDOutput]:
-    """Scheduler outputs for all `TEXTS` and `REQUESTS` at once, with tokens in runs of `runs_of(step)`."""
+    """Scheduler outputs for all `TEXTS` and `REQUESTS`, with tokens in runs of `runs_of(step)`."""
     sent: list[BatchTokenIDOutput] = []
     rows = []
     for number, (text, request) in enumerate((text, request) for text in TEXTS for request in REQUESTS):
@@ -91,7 +90,6 @@ def messages(runs_of: Callable[[int], int]) -> Iterator[BatchTokenIDOutput]:
 
 
 def together(batches: list[BatchTokenIDOutput]) -> BatchTokenIDOutput:
-    """One message with the requests of several."""
     whole = copy.copy(batches[0])
     for name in BatchTokenIDOutput.__struct_fields__:
         if any(isinstance(getattr(batch, name), list) for batch in batches):
@@ -107,7 +105,7 @@ def test_texts_equal_sglangs_process(
     sglangs: Callable[[Any], Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Everything that the tokenizer manager gets: texts, ids, ends, logprobs and counts, in each step."""
+    """Texts, ids, ends, logprobs and counts, in each step."""
     keep_nothing(monkeypatch)
     texts: dict[str, str] = {}
     with hooked(answer_ends.register):
@@ -129,7 +127,7 @@ def test_texts_equal_sglangs_process(
 
 @pytest.mark.server
 def test_sglangs_processes_make_the_texts_when_requested(tmp_path: Path, small_target: SmallTarget) -> None:
-    """They run as on a GPU, and the server ends when one of them does."""
+    """The server ends when one of them does."""
     flags = (*small_target.flags("off"), "--max-total-tokens", "4096", "--", "--detokenizer-worker-num", "2")
     apart = ForkedServer(tmp_path / "log", *flags)
     try:

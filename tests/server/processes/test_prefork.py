@@ -1,4 +1,4 @@
-"""SGLang's launcher uses only the parts of `multiprocessing` that a WaitingScheduler replaces."""
+"""SGLang's launcher uses only the replaced parts of `multiprocessing`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_launcher_wants_a_pipe_and_a_process() -> None:
 
 @pytest.mark.slow
 def test_sglang_launches_a_prestarted_process() -> None:
-    """It gets SGLang's arguments, the current environment, and a pipe for its answer."""
+    """It gets SGLang's arguments, the current environment, and a pipe."""
     done = subprocess.run(
         [sys.executable, STAND_IN], capture_output=True, text=True, timeout=200, env=environment(), check=False
     )

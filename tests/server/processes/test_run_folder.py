@@ -1,4 +1,4 @@
-"""The folder of a running server is private to its user, and is deleted with the server or by the next one."""
+"""The folder of a running server is private, and is deleted with the server or by the next one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_killed_servers_folder_is_deleted_by_the_next_and_used_ones_stay(
         (left / "metrics").mkdir()
         (left / "metrics" / "counter.db").touch()
         other = temporary / f"{PREFIX}file"
-        other.touch()  # no folder: not ours
+        other.touch()
         second = RunFolder.make()
         assert left.exists()  # its server lives
         assert elsewhere.exists()

@@ -1,4 +1,4 @@
-"""`--activations auto`: measured once, stored, and fixed from then on."""
+"""`--activations auto`: measured once, then fixed."""
 
 from __future__ import annotations
 
@@ -32,14 +32,12 @@ def smollm2() -> Model:
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder of stored choices; no profile is shipped."""
     monkeypatch.setattr(activations, "cache_root", lambda: tmp_path)
     monkeypatch.setattr(store, "SHIPPED", tmp_path / "shipped")
     return tmp_path / "activations"
 
 
 def profile_of(settings: Settings, model: Model) -> None:
-    """Ship a profile of this engine, measured here."""
     here = profile_lookup.fingerprint(settings, model)
     points = (Point(1, 1, 128.0, (0.01,)),)
     store.save(
@@ -50,7 +48,7 @@ def profile_of(settings: Settings, model: Model) -> None:
 
 
 def measuring(monkeypatch: pytest.MonkeyPatch, seconds: Mapping[str, float]) -> list[str]:
-    """Make measurements return these times; yields the kinds of blocks of each measurement."""
+    """Make measurements return these times; yields the kinds of blocks measured."""
     found: list[str] = []
 
     def measure(settings: Settings, samples: Mapping[str, object]) -> dict[str, float]:
@@ -66,7 +64,7 @@ def measuring(monkeypatch: pytest.MonkeyPatch, seconds: Mapping[str, float]) -> 
 def test_the_first_measurement_holds(
     float_time: float, choice: str, smollm2: Model, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """int8 only if clearly faster; there is no later measurement, which could decide otherwise."""
+    """int8 only if clearly faster; there is no later measurement."""
     measured = measuring(monkeypatch, {"float": float_time, "int8": 1.0})
     said: list[str] = []
     assert with_activations(AUTO, smollm2, said.append).activations == choice
@@ -88,7 +86,7 @@ def test_other_types_and_processors_are_measured_anew(
     with_activations(AUTO, smollm2)
     assert len(measured) == len(list(kept.glob("*.json"))) == 3
     for path in kept.glob("*.json"):
-        path.write_text("{")  # damaged
+        path.write_text("{")
     with_activations(AUTO, smollm2)
     with_activations(AUTO, smollm2)
     assert len(measured) == 4
@@ -96,7 +94,7 @@ def test_other_types_and_processors_are_measured_anew(
 
 @needs_kernels
 def test_a_real_measurement(smollm2: Model, kept: Path) -> None:
-    """Threads are unchanged; each kind counts with all bytes of its weights."""
+    """Each kind counts with all bytes of its weights."""
     before = torch.get_num_threads()
     chosen = with_activations(AUTO, smollm2).activations
     assert torch.get_num_threads() == before

@@ -26,7 +26,6 @@ OF_THE_MACHINE = {"device", "cores", "threads", "dtype", "instruction_set"}
 
 
 def engine_of(profile: store.Profile) -> Fingerprint:
-    """The default engine, or the embedded block-diffusion model's."""
     name = None if profile.graphs is None else bundled_model.DLLM_NAME
     model, settings = target.find(name), Settings(model=name, unmasking="threshold" if name is None else "static")
     activations = "int8" if profile.fingerprint.dtype.endswith("+int8 activations") else "float"
@@ -36,7 +35,7 @@ def engine_of(profile: store.Profile) -> Fingerprint:
 
 
 def test_shipped_profiles_fit_the_embedded_models() -> None:
-    """New weights need a new profile: the old one would no longer be found."""
+    """New weights need a new profile."""
     folders = [path for path in store.SHIPPED.iterdir() if path.is_dir()]
     assert folders
     for folder in folders:
@@ -50,7 +49,7 @@ def test_shipped_profiles_fit_the_embedded_models() -> None:
 
 
 def test_a_gpus_profile_from_before_drafts_by_graphs_is_refused_and_a_cpus_is_not(tmp_path, monkeypatch) -> None:
-    """In revision 4, drafts on a GPU took 7.7 ms, so a planner would hardly ever draft."""
+    """In revision 4, drafts took 7.7 ms on a GPU."""
     monkeypatch.setattr(hardware, "has_gpu", lambda: True)
     monkeypatch.setattr(hardware, "gpu_name", lambda: "NVIDIA H200")
     model = target.find(None)

@@ -1,4 +1,4 @@
-"""Settings of a block-diffusion model, and the errors of incompatible ones."""
+"""Settings of a block-diffusion model."""
 
 from __future__ import annotations
 

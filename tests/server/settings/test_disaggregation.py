@@ -1,4 +1,4 @@
-"""Separate servers for prefill and decode: the SGLang flags that are read, and impossible combinations."""
+"""Separate servers for prefill and decode."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ MODEL = Model("tiny", "path", {}, None)
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend that the transfer's package is installed."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
 
 

@@ -1,4 +1,4 @@
-"""`--drafter auto` finds a drafter in folders and in the hub's cache, refuses mismatches, and logs its choice."""
+"""`--drafter auto` finds a drafter in folders and in the hub's cache."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ Found = tuple[Settings, str]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A target with a name that has public drafters."""
+    """With a name that has public drafters."""
     return save_target(tmp_path / "models" / "Qwen3-8B")
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Makes a repository's folder in an empty hub cache, as a download would."""
+    """A repository's folder in an empty hub cache, as downloaded."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
@@ -80,7 +80,7 @@ def test_a_drafter_in_the_hubs_cache_is_taken_by_its_name(folder: Path, hub: Cal
     found, line = take(folder)
     assert (found.drafter, found.drafter_path) == ("eagle3", str(cached))
     assert line == f"Drafter eagle3: {EAGLE}, in the hub's cache, fits Qwen3-8B (--drafter ngram does without)"
-    save_plain(make_model(TINY), hub(DSPARK))  # preferred by the registry's order
+    save_plain(make_model(TINY), hub(DSPARK))
     assert take(folder)[0].drafter == "dspark"
 
 
@@ -162,7 +162,7 @@ def test_a_mismatched_drafter_is_refused_with_the_reason(tmp_path: Path, hub: Ca
 
 
 def test_a_damaged_drafter_is_skipped(folder: Path, hub: Callable[[str], Path]) -> None:
-    """Its header is sound, so only reading the weights shows the damage."""
+    """Its header is sound."""
     cached = hub(DSPARK)
     save_plain(make_model(TINY), cached)
     save_eagle(hub(EAGLE), "speculators")
@@ -239,7 +239,7 @@ def test_learning_starts_from_the_found_drafter(folder: Path, hub: Callable[[str
     save_compact(make_model(replace(DFLASH, windows=(4, -1))), folder / "windows")
     given: dict[str, Any] = {"learn": True, "learn_folder": tmp_path / "learned"}
     found, line = take(folder, **given)
-    assert found.drafter == "auto"  # an untrained one will be made
+    assert found.drafter == "auto"
     assert line.startswith("Drafter untrained: ")
     model = target.find(str(folder))
     refused = drafter_search.candidates(Settings(model=str(folder), gamma=GAMMA, **given), model)

@@ -1,4 +1,4 @@
-"""Settings declare their flags: `--help`, the checks and server/README.md come from the same declaration."""
+"""Settings declare their flags, for `--help`, checks and server/README.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The attention backend chosen for a GPU, without one: the compute capability is a parameter."""
+"""The attention backend chosen for a compute capability."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A block-diffusion model's profile and draft graphs are found if they fit, and refused with the difference."""
+"""A block-diffusion model's profile and draft graphs."""
 
 from __future__ import annotations
 

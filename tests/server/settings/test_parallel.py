@@ -1,4 +1,4 @@
-"""Ranks and nodes, read from SGLang's flags before SGLang is imported; and impossible combinations."""
+"""Ranks and nodes, read from SGLang's flags before SGLang is imported."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_heads_that_ranks_cannot_share_are_refused() -> None:
         target.check_heads(smollm2, ranks)
     with pytest.raises(UserError, match=r"9 attention heads and 3 .* --tp-size 2 .* possible are 1, 3, 9"):
         target.check_heads(smollm2, 2)
-    target.check_heads(Model("odd", "path", {"text_config": {}}, None), 2)  # left to SGLang
+    target.check_heads(Model("odd", "path", {"text_config": {}}, None), 2)
 
 
 def test_each_node_has_its_part_of_weights_and_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_each_node_has_its_part_of_weights_and_cache(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(target, "weight_bytes", lambda model, size, in_blocks: seen.append(in_blocks) or 8 << 30)
     spread = Settings(device="cpu", dtype="float32", sglang_flags=("--tp-size", "3", "--nnodes", "3", *MEETING))
     memory.plan(spread, model)
-    assert seen == [False]  # ranks have parts of layers, which are not kept in blocks
+    assert seen == [False]  # ranks have parts of layers
     monkeypatch.setattr(memory.hardware, "available_memory", lambda: 6 << 30)
     memory.plan(spread, model)
     with pytest.raises(UserError, match="too little memory"):

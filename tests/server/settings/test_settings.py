@@ -28,7 +28,6 @@ def smollm2() -> Model:
 
 
 def test_settings_are_known_without_torch() -> None:
-    """Torch takes seconds to import, and `outrider serve --help` needs none of it."""
     code = "import sys; from outrider.server.cli import serve; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -148,7 +147,6 @@ def test_size_of_the_kv_cache_is_explained(smollm2: Model, monkeypatch: pytest.M
 
 @pytest.fixture(scope="module")
 def sglang_args():
-    """Our translation, with SGLang importable as in the server."""
     from outrider.server.plugin import activate
 
     activate()

@@ -1,4 +1,4 @@
-"""Work in idle time: only while no request runs, cancelled when one arrives, and begun again."""
+"""Work in idle time."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ from outrider.server.tune.idle import Idle, IdleBudget, can_restore_priority, lo
 
 
 def traffic() -> Lifecycle:
-    """Lifecycle of a server that accepts requests and has none."""
     lifecycle = Lifecycle(SimpleNamespace(dead_processes=list), drain_seconds=1.0)
     lifecycle.state = State.UP
     return lifecycle
 
 
 async def settle() -> None:
-    """Let all runnable tasks run."""
     for _ in range(10):
         await asyncio.sleep(0)
 
@@ -104,7 +102,7 @@ def test_a_server_that_stops_is_left_alone(end: Callable[[Lifecycle], None]) -> 
 
 
 def test_a_caller_that_is_cancelled_while_a_piece_is_given_up_ends() -> None:
-    """A server may stop before its engine has confirmed that it serves again."""
+    """A server may stop before its engine has confirmed."""
 
     async def scenario() -> None:
         server = traffic()
@@ -138,7 +136,7 @@ def test_a_pieces_error_is_raised() -> None:
 
 
 def test_a_measurement_before_the_first_request_ends_with_the_engine() -> None:
-    """A request to a dead engine would wait for ever, and so would the start."""
+    """A request to a dead engine would wait for ever."""
 
     async def scenario() -> None:
         server = Lifecycle(SimpleNamespace(dead_processes=list, fail_requests=lambda reason: None), drain_seconds=1.0)
@@ -181,7 +179,7 @@ def test_as_much_rest_as_keeps_one_core_busy_on_average() -> None:
             await idle.run(partial(asyncio.sleep, 0.2))
         return time.monotonic() - begun
 
-    assert asyncio.run(scenario()) >= 0.2 * (1 + 3 + 3)  # no rest after the last
+    assert asyncio.run(scenario()) >= 0.2 * (1 + 3 + 3)
 
 
 def test_a_budget_counts_work_and_not_the_waiting_for_it() -> None:

@@ -1,4 +1,4 @@
-"""`outrider tune`: measurements survive a kill, the profile is found and used, another engine's is refused."""
+"""`outrider tune`: measurements survive a kill, and the profile is used."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ QUICK = ("tune", "--quick", "--activations", "float", "--max-requests", "2", "--
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache folder with the kernels and no profiles."""
     folder = tmp_path_factory.mktemp("cache")
     for entry in cache_root().iterdir():
         if entry.name != "profiles":
@@ -49,19 +48,18 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def engine(small_target: SmallTarget) -> tuple[str, ...]:
-    """Flags of the measured engine."""
     return ("--model", str(small_target.folder), "--drafter", "ngram", *ONE_THREAD)
 
 
 def measured(partial: Path) -> list[dict]:
-    """The points of a running measurement, without its first line; a torn last line is no point."""
+    """Points of a running measurement; neither its first line nor a torn last line is a point."""
     lines = partial.read_text().split("\n")[1:-1] if partial.exists() else []
     return [point for point in map(json.loads, lines) if "requests" in point]  # the rest are durations
 
 
 @pytest.fixture(scope="module")
 def profile(cache: Path, engine: tuple[str, ...]) -> Path:
-    """Folder of a profile with a measurement that was killed once."""
+    """A profile with a measurement that was killed once."""
     partial = cache / "profiles" / ".mine.partial.jsonl"
     first = start_forked([*QUICK, *engine], environment(), cache / "first", cache / "first")
     wait_until(lambda: len(measured(partial)) >= 3 or first.poll() is not None, 180)
@@ -97,7 +95,7 @@ def test_the_measured_profile_is_complete(profile: Path, cache: Path) -> None:
 
 
 def refinement_yields(server: Server, partial: Path) -> None:
-    """Without requests the profile improves; a request gets the whole engine, and then the measurement continues."""
+    """It improves without requests; a request gets the whole engine."""
     wait_until(lambda: len(measured(partial)) >= 2, 120)
     body = {"prompt": "one", "max_tokens": 900, "temperature": 0, "ignore_eos": True, "stream": True}
     body["speculation"] = {"enabled": False}
@@ -106,7 +104,7 @@ def refinement_yields(server: Server, partial: Path) -> None:
         page = MetricsPage(server.url)
         return page.value("outrider_decode_steps_total"), page.value("outrider_request_steps_total")
 
-    for _ in range(5):  # on a busy machine an answer may end before its first line is read, or shapes are cancelled
+    for _ in range(5):  # an answer may be too fast, or shapes cancelled
         known = []
         with HTTP.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as answer:
             for number, _ in enumerate(answer.iter_lines()):

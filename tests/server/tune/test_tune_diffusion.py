@@ -1,4 +1,4 @@
-"""A block-diffusion model's profile: its measurement is killed, resumed, and refined in idle time."""
+"""A block-diffusion model's profile is measured, killed, resumed, and refined in idle time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAIR = ("--max-requests", "2", "--name", "mine")
 
 
 def measured(partial: Path) -> list[dict]:
-    """The points of a running measurement, without its first line; a torn last line is no point."""
+    """Points of a running measurement; neither its first line nor a torn last line is a point."""
     lines = partial.read_text().split("\n")[1:-1] if partial.exists() else []
     return [point for point in map(json.loads, lines) if "requests" in point]  # the rest are durations
 
@@ -72,7 +72,7 @@ def test_killed_resumed_and_refined(
         wait_until(lambda: len(measured(partial)) >= 2, 120)
         assert answer(server) == expected
         known = len(measured(partial))
-        wait_until(lambda: len(measured(partial)) > known, 120)  # it continues
+        wait_until(lambda: len(measured(partial)) > known, 120)
         wait_until(lambda: json.loads((folder / "profile.json").read_text())["thorough"], 400)
         assert not partial.exists()
         assert (folder / "draft-graphs.json").exists()

@@ -8,6 +8,5 @@ import pytest
 
 @pytest.fixture
 def childless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The small server runs in this process; the children here are other tests' servers, and measuring their memory
-    takes seconds."""
+    """The children here are other tests' servers, and measuring their memory takes seconds."""
     monkeypatch.setattr(psutil.Process, "children", lambda self, recursive=False: [])

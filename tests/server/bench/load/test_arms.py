@@ -1,4 +1,4 @@
-"""Summary and table of `outrider bench load` for arms that take turns."""
+"""Summary and table of `outrider bench load`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outrider.server.bench.remote import Reply
 
 
 def rounds(*throughputs: float, **more: object) -> list[Summary]:
-    """Rounds of one answer each: a second to its first token, then so many tokens per second."""
+    """One answer each: a second to its first token, then this many tokens per second."""
     found = []
     for rate in throughputs:
         reply = Reply(completion_tokens=11, ttft=1.0, seconds=1 + 10 / rate)
@@ -38,7 +38,7 @@ def test_shares_of_requests_that_met_their_level() -> None:
     assert kept((fast, 9.0), (slow, None), (slow, 9.0))[0] == 0.5  # 10 tokens per second of 9 wanted, and 5
     assert kept((fast, 9.0), (Reply(failure="429"), 9.0))[0] == 0.5
     assert kept((fast, None)) == (None, None)
-    assert kept((fast, 9.0), (slow, None), (slow, 9.0), (slow, 4.0), ttft=900)[1] == 0.25  # first token and level
+    assert kept((fast, 9.0), (slow, None), (slow, 9.0), (slow, 4.0), ttft=900)[1] == 0.25
 
 
 def test_planned_is_compared_with_the_better_arm(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_planned_is_compared_with_the_better_arm(tmp_path: Path) -> None:
     }
     assert report.best_of(arms, "planned") == "verify all"
     assert report.best_of({"planned": arms["planned"], "no levels": arms["no levels"]}, "planned") is None
-    assert report.ratio(arms["off"], arms["off"][:2]) is None  # a round is missing
+    assert report.ratio(arms["off"], arms["off"][:2]) is None
     _, off, every, planned, _ = report.table({8: arms}, "in flight").splitlines()
     assert off.split()[:6] == ["8", "off", "3/3", "0.50", "10.0", "10.0"]
     assert every.endswith("none; 2.00 (2.00–2.00) × off")

@@ -25,14 +25,13 @@ pytestmark = pytest.mark.usefixtures("childless")
 def test_learners_are_stopped_while_another_server_is_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An idle learner would train while the other server is measured."""
     states: dict[str, set[bool]] = {"learns": set(), "plain": set()}
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
         learner = psutil.Process(process.pid)
 
         def noting(name: str) -> Handler:
             async def asked(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-                for _ in range(200):  # a signal takes time
+                for _ in range(200):
                     if (stopped := learner.status() == psutil.STATUS_STOPPED) == (name == "plain"):
                         break
                     await asyncio.sleep(0.01)
@@ -56,7 +55,7 @@ def test_learners_are_stopped_while_another_server_is_measured(
 
 @pytest.mark.slow
 def test_several_servers_take_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Never two at once, starting with each in turn; ratios are within a round."""
+    """Never two at once, starting with each in turn."""
     order: list[str] = []
     computes = 0.05
 
@@ -109,7 +108,7 @@ def test_one_server_takes_turns_with_speculation_and_without(capsys: pytest.Capt
 
 
 def test_every_round_has_new_texts_of_the_same_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Servers of a round get the same requests; later rounds and loads find no cached prefixes."""
+    """Servers of a round get the same requests, later rounds new ones."""
     file = tmp_path / "mixed.toml"
     file.write_text("[[requests]]\ninput_tokens = { min = 20, max = 2000 }\nbody = { min_tokens_per_second = 1e9 }\n")
     written = tmp_path / "load.json"

@@ -1,5 +1,4 @@
-"""The layout of blocks of many requests and drafts in one forward, compared with a mask over each request's own
-sequence."""
+"""The layout of blocks and drafts in one forward, compared with a mask over each request's own sequence."""
 
 from __future__ import annotations
 
@@ -21,9 +20,9 @@ TARGETS = {
 
 
 class Batch:
-    """Three requests with 16, 8 and 0 cached tokens in scattered slots. The first computes a final and an open block
-    and two drafts of the latter, the second three final blocks, the third its first, open one. Then come a complete
-    draft of the first one's open block and the following block."""
+    """Three requests with 16, 8 and 0 cached tokens. The first computes a final and an open block and two drafts of the
+    latter, the second three final blocks, the third its first, open one. Then come a complete draft of the first one's
+    open block and the next block."""
 
     def __init__(self) -> None:
         draw = torch.Generator().manual_seed(0)
@@ -46,7 +45,7 @@ class Batch:
         self.k, self.v = torch.randn(2, 201, KV_HEADS, WIDTH, generator=draw)
 
     def expected(self, q: torch.Tensor, row: int, place: int, causal: bool) -> torch.Tensor:
-        """Attention of the query at a place of a block: softmax over its visible keys, gathered slot by slot."""
+        """Softmax attention of the query at a place of a block, gathered slot by slot."""
         start, final = int(self.starts[row]), not bool(self.rows.open[row])
         end = start + place + 1 if causal and final else start + BLOCK
         before = self.page_table[self.tables[row], :start].tolist()
@@ -102,7 +101,7 @@ def test_rows_that_predict_each_position(target: DiffusionTarget) -> None:
 
 
 def test_under_a_shift_the_token_before_is_computed_again_where_it_must_be() -> None:
-    """Its slot is unchanged, and it is computed once for an open block and its drafts."""
+    """It is computed once for an open block and its drafts, and its slot is unchanged."""
     batch, target = Batch(), TARGETS["causal context, shift"]
     flat = flatten(some(batch.rows, [1, 2, 3]), target, batch.page_table)
     assert flat.says[:, 0].tolist() == [3 * BLOCK] * 3

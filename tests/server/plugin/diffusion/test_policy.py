@@ -1,5 +1,4 @@
-"""Tokens revealed by a denoising step, compared with plain loops; blocks drawn by the policy, compared with
-enumeration."""
+"""Tokens revealed by a denoising step, against plain loops; drawn blocks, against enumeration."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ def revealed_one_by_one(policy: Policy, masked: list[bool], confidence: list[flo
 def test_reveals_the_same_as_a_plain_loop(policy: Policy) -> None:
     draw = torch.Generator().manual_seed(0)
     masked = torch.rand(500, 8, generator=draw) < 0.6
-    confidence = torch.randint(0, 5, (500, 8), generator=draw) / 4  # many ties
+    confidence = torch.randint(0, 5, (500, 8), generator=draw) / 4
     found = policy.reveal(masked, confidence).tolist()
     expected = [revealed_one_by_one(policy, *row) for row in zip(masked.tolist(), confidence.tolist(), strict=True)]
     assert found == expected
@@ -131,7 +130,7 @@ def enumerated(policy: Policy, state: tuple[int, ...], temperature: float, top_p
 def test_blocks_are_distributed_as_enumerated(policy: Policy, temperature: float, top_p: float) -> None:
     total = 40_000
     states = torch.full((total, BLOCK), MASK)
-    states[:, 0] = 1  # the end of a prompt
+    states[:, 0] = 1
     seeds, positions = torch.arange(total), torch.arange(8, 8 + BLOCK).expand(total, BLOCK)
     while bool((states == MASK).any()):
         steps = steps_of(states, MASK)[:, None].expand(total, BLOCK)

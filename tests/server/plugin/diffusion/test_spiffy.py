@@ -1,4 +1,4 @@
-"""Rounds with drafts over a cache of plain tokens: through its pages, they read the same as base decoding."""
+"""Rounds with drafts over a paged cache of tokens read the same as base decoding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from outrider.server.plugin.diffusion.target import DiffusionTarget
 
 BLOCK, MASK, VOCABULARY, CONTEXT = 4, 0, 12, 64
 PAGES = 32
-"""Of a request: more than it ever uses."""
 
 
 class Cache:
@@ -103,8 +102,7 @@ def decode(
     first_seed: int = 7,
     top_k: int = 0,
 ) -> tuple[list[list[int]], int, float]:
-    """Answers of concurrent requests, their number of forwards, and accepted drafts; only final blocks stay in the
-    cache."""
+    """Answers, number of forwards, and accepted drafts; only final blocks stay in the cache."""
     count = len(temperatures)
     cache = Cache(count * PAGES)
     table = torch.zeros(count, CONTEXT, dtype=torch.int32)
@@ -157,7 +155,7 @@ def test_tokens_equal_base_decoding(spiffy: Spiffy, temperatures: list[float], s
 
 
 def test_replayed_states_are_counted_as_drafts(spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Naming states by ranks inverts the filling of a graph: the counts are of the former drafts."""
+    """Naming states by ranks inverts the filling of a graph."""
     traced: list[Trajectory] = []
     add = NodeCounts.add
     monkeypatch.setattr(NodeCounts, "add", lambda counts, one, mask: [traced.append(one), add(counts, one, mask)])
@@ -167,7 +165,7 @@ def test_replayed_states_are_counted_as_drafts(spiffy: Spiffy, monkeypatch: pyte
     replay = {"gamma": 0, "planned": False, "replayed": True}
     assert decode(spiffy, [0.0, 1.0], replay) == (expected, base, 0)
     counts = spiffy.recording.counts
-    assert counts[False].roots == counts[True].roots == 6 * (BLOCK - 1)  # 24 tokens, one per step
+    assert counts[False].roots == counts[True].roots == 6 * (BLOCK - 1)
     both = NodeCounts()
     for found in counts.values():
         both.update(found)
@@ -228,7 +226,7 @@ DRAWN = 1024
 
 
 def enumerated(state: list[int]) -> Counter[tuple[int, ...]]:
-    """Probabilities of a first block's outcomes by these rules, one token per step."""
+    """Probabilities of a first block, one token per step."""
     masked = [place for place, token in enumerate(state) if token == MASK]
     if not masked:
         return Counter({tuple(state): 1.0})

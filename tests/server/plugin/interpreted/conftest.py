@@ -1,5 +1,4 @@
-"""Only in Triton's interpreter: `TRITON_INTERPRET=1 pytest tests/server/plugin/interpreted`, as test_interpreted.py
-runs it."""
+"""Only in Triton's interpreter, as test_interpreted.py runs it."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""SGLang's backend `outrider` as on a GPU, with interpreted Triton kernels: every kind of forward."""
+"""SGLang's backend `outrider` as on a GPU, with interpreted Triton kernels."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def test_extend_after_a_prefix_decode_and_verify(shape):
         q, k, v = paged.rows_of(bucket)
         found = backend.forward(q, k, v, paged.layer, batch)
         assert_near(found[: sum(query_lens)], paged.expected(q, query_lens), dtype)
-        assert not found[sum(query_lens) :].any()  # padding, with keys in slot 0
+        assert not found[sum(query_lens) :].any()
 
 
 @pytest.mark.parametrize("shape", SHAPES[1:3])
 def test_a_graph_reads_the_arrays_of_every_replay(shape):
-    """One capture, replays with other requests and lengths."""
+    """Replays of other requests and lengths."""
     dtype, slots, tokens, width = shape[2], 5, 10, 3
     paged = paged_of(shape, [2] * slots)
     backend = backend_of(paged)
@@ -97,8 +97,7 @@ def test_a_graph_reads_the_arrays_of_every_replay(shape):
 
 
 def test_sglang_changes_the_page_table_only_when_a_graph_has_ended():
-    """A running graph reads the current table, so SGLang must wait for its end: an event within the graph is too
-    early."""
+    """A running graph reads the current table: an event within the graph is too early."""
     paged = paged_of(SHAPES[1], [70, 9])
     backend = backend_of(paged)
     backend.init_cuda_graph_state(4, 16)

@@ -51,8 +51,6 @@ def metrics(registry):
 
 @pytest.fixture
 def value(metrics, value):
-    """Value of a counter, with all observations included."""
-
     def read(*args, **labels):
         metrics.flush()
         return value(*args, **labels)
@@ -62,8 +60,7 @@ def value(metrics, value):
 
 @pytest.fixture
 def make(metrics):
-    """make(device, cost, calibration, held, corrects, draft_sizes): a StepPlanner with the asynchronous planner; its
-    plans hold for one step."""
+    """A StepPlanner with the asynchronous planner; its plans hold for one step."""
 
     def make(device="cpu", cost=None, calibration=None, held=1, corrects=False, draft_sizes=()):
         cost = cost or curve_cost(1, PAYS)

@@ -1,4 +1,4 @@
-"""Steps of an exact shape: drafts and plans meanwhile, and the restored state afterwards."""
+"""Steps of an exact shape, and the restored state afterwards."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_model_drafts_for_all_and_other_tokens_are_verified(make):
         DraftBatch(anchors, torch.tensor([4, 7, 7]), table, torch.arange(3), torch.zeros(3), torch.zeros(3, GAMMA + 2))
     )
     assert (model.asked, draft.drafting, draft.lens.tolist()) == (1, 3, [GAMMA + 2] * 3)
-    assert draft.probs is None  # a point mass, so that other answers keep their distribution
+    assert draft.probs is None  # a point mass keeps the distribution
     assert len(draft.tokens.unique()) > GAMMA
     assert draft.tokens.min() >= 0
     assert draft.tokens.max() < VOCABULARY
@@ -75,7 +75,7 @@ def test_all_drafts_are_verified_past_the_answers_end_and_not_learned_from(make,
     prefill(served, 2)
     run(served, 2)
     measuring.begin(worker)
-    measuring.begin(worker)  # one that was cancelled before its end
+    measuring.begin(worker)
     planning = worker.planning
     prefill(planning, 2, 3, planned=False)
     most = int(planning.requests.lengths[2])

@@ -1,4 +1,4 @@
-"""When the outcome of a step is read, and which requests it belongs to."""
+"""When the outcome of a step is read."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_outcomes_are_read_before_metrics_are_shown_and_requests_prefilled(make,
 
 
 class Late(Readback):
-    """A device that copies one by one, after requests; until then the destination holds wrong values."""
+    """Copies one by one; until then the destination holds wrong values."""
 
     def __init__(self):
         super().__init__()
@@ -93,7 +93,7 @@ def test_on_a_gpu_an_outcome_is_read_when_the_step_after_the_next_begins(make, c
     run(planning, 2, accepted=2)
     assert planning.requests.generated[2] == 0
     assert value("outrider_decode_steps_total") == 0
-    device.arrive()  # only now is it done with the first step
+    device.arrive()
     clock.now += 2.0
     step = begin(planning, 2)
     assert planning.requests.generated[2] == 3
@@ -117,12 +117,12 @@ def test_a_gpu_that_is_late_is_not_waited_for(make, value):
     begin(planning, 2)
     assert planning.requests.generated[2] == 3
     assert value("outrider_decode_steps_total") == 1
-    planning.state()  # reads all of it
+    planning.state()
     assert planning.requests.generated[2] == 120
 
 
 def test_copies_from_a_device_have_its_values(make):
-    """Through torch's own streams and events, which a CPU has too."""
+    """A CPU has torch's streams and events too."""
     planning = make("cuda")
     prefill(planning, 2, 5)
     run(planning, 2, 5, accepted=3, confidence=0.5)
@@ -180,7 +180,7 @@ def test_forgotten_steps_do_not_come_back(make, device):
 
 @on_every_device
 def test_outcomes_correct_the_confidences_of_later_steps_alone(make, device):
-    """Only if enabled; the outcomes of the current step and of a running one have no influence yet."""
+    """Only if enabled."""
     corrected, as_it_is = make(device, calibration=HALVED, corrects=True), make(device, calibration=HALVED)
     seen = []
     for planning in (corrected, as_it_is):
@@ -189,8 +189,8 @@ def test_outcomes_correct_the_confidences_of_later_steps_alone(make, device):
         for _ in range(200):
             admission = admit(planning, begin(planning, 2, 5))
             seen[-1].append(float(admission.confidence[0, 0]))
-            planning.finish(admission, torch.tensor([1, 1]))  # no draft is accepted
-    assert seen[0][:32] == seen[1][:32] == [seen[1][0]] * 32  # the correction is updated after every 64 drafts
+            planning.finish(admission, torch.tensor([1, 1]))
+    assert seen[0][:32] == seen[1][:32] == [seen[1][0]] * 32  # updated after every 64 drafts
     assert seen[0][-1] < 0.5 * seen[0][0]
     assert seen[1][-1] == seen[1][0]
 
@@ -201,7 +201,7 @@ def test_tokens_of_a_rows_former_request_do_not_count_for_the_new_one(make):
     run(planning, 2, 5, accepted=4)
     prefill(planning, 2)
     run(planning, 2, 5, accepted=1)
-    begin(planning, 2, 5)  # reads the first step
+    begin(planning, 2, 5)
     assert planning.requests.generated[[2, 5]].tolist() == [0, 4]
     planning.state()
     assert planning.requests.generated[[2, 5]].tolist() == [1, 5]

@@ -1,4 +1,4 @@
-"""The planner's input and decisions: another plan, unplanned requests, and the choice of the drafter."""
+"""The planner's input and decisions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_step_before_another_plan_is_not_timed(make, device, clock):
     run(planning, 2)
     other = curve_cost(1, PAYS)
     planning.plan_by(Asynchronous(other, GAMMA, held=1), None)
-    clock.now += 5.0  # a profile was read
+    clock.now += 5.0
     begin(planning, 2)
     planning.state()
     assert logged(planning) == []
@@ -181,7 +181,7 @@ def test_the_planner_observes_the_source_of_each_draft(make, device, clock):
 
 
 def test_a_damaged_profile_keeps_the_plan(make, tmp_path):
-    """A learned drafter may be promoted or rolled back at any time, and the engine must continue."""
+    """A drafter may be promoted at any time, and the engine must continue."""
     (tmp_path / "profile.json").write_text("{")
     planning, config = make(), PluginConfig(drafter="dspark", profile=str(tmp_path))
     planner = planning.planner

@@ -1,4 +1,4 @@
-"""Times of steps, and the steps that are not timed."""
+"""Times of steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_step_lasts_until_the_next_one_begins(make, clock, value):
 
 
 def test_on_a_gpu_a_step_lasts_from_the_end_of_the_one_before_to_its_own(make, clock):
-    """The host begins a step while the device runs the previous one, so the host's intervals belong to another step."""
+    """The host's intervals belong to another step."""
     planning = make("cuda", draft_sizes=(2, 4))
     prefill(planning, 2)
     for late, seconds in ((0.125, 0.25), (0.0, 0.5), (0.25, 0.75)):
@@ -92,7 +92,7 @@ def test_a_state_read_between_steps_does_not_lose_the_time_of_the_last_one(make,
 
 @on_every_device
 def test_a_step_that_a_prefill_follows_is_not_timed(make, device, clock, value):
-    """On a GPU, that is the next step; the one before has already ended."""
+    """On a GPU, that is the next step."""
     planning = make(device)
     prefill(planning, 2)
     run(planning, 2)
@@ -104,7 +104,7 @@ def test_a_step_that_a_prefill_follows_is_not_timed(make, device, clock, value):
     run(planning, 2, 3)
     planning.state()
     assert [(step.requests, step.seconds) for step in planning.recording.steps] == [(2, 0.25)]
-    assert value("outrider_decode_steps_total") == 3  # counted anyway
+    assert value("outrider_decode_steps_total") == 3
 
 
 @on_every_device
@@ -136,8 +136,6 @@ def test_a_step_that_was_never_finished_is_not_timed_nor_the_one_before_it_twice
 
 def test_seconds_of_drafting_and_planning_are_counted_once_per_step(make, clock, value):
     class Slow(Asynchronous):
-        """Every call takes time."""
-
         def budget(self, step):
             clock.now += 1.0
             return super().budget(step)
