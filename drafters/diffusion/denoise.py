@@ -16,8 +16,8 @@ from outrider.kernels.sampling import Rules, argmax
 from ..block.sampling import all_requests_greedy, draw_independently
 
 Predict = Callable[[torch.Tensor, torch.Tensor, slice], tuple[torch.Tensor, torch.Tensor | None]]
-"""(tokens [R, gamma], revealed [R, gamma] bool, columns) -> logits [R, M, V'] of the M columns asked for, and the
-chance [R, M] that each is accepted, None without a confidence head. Tokens that are not revealed are arbitrary."""
+"""Maps (tokens [R, gamma], revealed [R, gamma] bool, columns) to logits [R, M, V'] of the M columns, and the chance [R,
+M] that each is accepted (None without a confidence head). Tokens that are not revealed are arbitrary."""
 
 Schedule = tuple[int, ...]
 """Tokens revealed in each step; they add up to gamma."""
@@ -45,9 +45,9 @@ def denoise(
     rules: how each request is sampled. keys: [R, gamma] int64, of the noise of each token.
     vocab: [V'] int64, the target's token of each column of the logits; None: V' is the target's vocabulary.
     wants_probs, all_greedy: as in `DraftBatch`.
-    Returns tokens [R, gamma], probs [R, gamma, V'] float32 (None where all are greedy or not wanted) and
-    confidence [R, gamma], each read before the draws of the step that revealed its token; without a confidence head
-    the largest probability of that step.
+    Returns tokens [R, gamma], probs [R, gamma, V'] float32 (None where all are greedy or not wanted) and confidence [R,
+    gamma]. Confidence is read before the draws of the step that revealed the token; without a confidence head it is the
+    largest probability of that step.
     """
     all_greedy = all_requests_greedy(rules, all_greedy)
     tokens, places = torch.zeros_like(keys), torch.arange(keys.shape[1], device=keys.device)

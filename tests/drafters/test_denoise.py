@@ -87,7 +87,7 @@ def said(
     q_of: Callable[[Drafted, int], Dist] = its_own,
     sure_of: Callable[[Drafted, int], Fraction] = lambda block, i: block.sure[i],
 ) -> dict[tuple[int, ...], Fraction]:
-    """The distribution of the first GAMMA tokens that come out, where token k is verified if c_1 ... c_k are enough."""
+    """The distribution of the first GAMMA output tokens; c_1 ... c_k decide whether token k is verified."""
     out: dict[tuple[int, ...], Fraction] = defaultdict(Fraction)
 
     def go_on(prefix: tuple[int, ...], chance: Fraction) -> None:
@@ -161,7 +161,7 @@ SAMPLES, WORDS = 60_000, 4
 
 
 def tensors(seed: int) -> tuple[module.Predict, torch.Tensor]:
-    """A drafter by a table of logits, and the target's distributions [prefix, WORDS] (numbered in base WORDS + 1)."""
+    """A drafter from a table of logits, and the target's distributions [prefix, WORDS] (prefixes in base WORDS + 1)."""
     generator = torch.Generator().manual_seed(seed)
     table = 2 * torch.randn((WORDS + 1) ** GAMMA, GAMMA, WORDS, generator=generator)
     target = (2 * torch.randn((WORDS + 1) ** GAMMA, WORDS, generator=generator)).softmax(-1)
@@ -173,7 +173,7 @@ def number(tokens: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
 
 
 def texts(predict: module.Predict, target: torch.Tensor, schedule: Schedule) -> tuple[Counter, dict]:
-    """Many texts of GAMMA tokens by speculation, counted, and the target's chance of each."""
+    """Counts of texts of GAMMA tokens, and the target's chance of each."""
     each = torch.arange(SAMPLES)
     keys = streams(each[:, None].repeat(1, GAMMA), torch.arange(GAMMA).repeat(SAMPLES, 1), Purpose.DRAFT)
     rules = Rules(torch.ones(SAMPLES))

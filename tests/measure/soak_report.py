@@ -1,7 +1,5 @@
 """Results of a soak: its faults, a table, and memory over time."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields

@@ -1,4 +1,4 @@
-"""tests/measure/kernel_times.py and block_times.py time what it is asked for."""
+"""kernel_times.py and block_times.py time the requested cases."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""The engines of tests/measure/rounding.py, one after another in forks: each answers, or reads the first one's answers.
+"""Runs the engines of tests/measure/rounding.py in turn, in forks: rounding_turns.py FOLDER.
 
-rounding_turns.py FOLDER: the logits go to files there by the names of the arms. Prints the answers as JSON.
+The logits go to files there, named by arm. Prints the answers as JSON.
 """
 
 import argparse

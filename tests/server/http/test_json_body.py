@@ -1,4 +1,4 @@
-"""Bodies before anything is made of them: what is counted and what is refused."""
+"""Bodies before parsing: counts and refusals."""
 
 import json
 from typing import Any
@@ -25,7 +25,7 @@ VALUES = st.recursive(
 
 
 def counts(value: Any) -> tuple[int, int]:
-    """Containers and strings of a value, keys included."""
+    """Containers and strings of a value, including keys."""
     inner: list[Any] = []
     if isinstance(value, dict):
         inner = [*value, *value.values()]
@@ -39,7 +39,7 @@ def counts(value: Any) -> tuple[int, int]:
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(VALUES, st.booleans(), st.lists(st.integers(1, 30)))
-def test_what_is_in_a_body_is_counted_however_it_is_cut(value: Any, plain: bool, cuts: list[int]) -> None:
+def test_counts_do_not_depend_on_the_pieces_of_a_body(value: Any, plain: bool, cuts: list[int]) -> None:
     data = json.dumps(value, ensure_ascii=plain).encode("utf-8", "replace")
     meter, at = Meter(10**9), 0
     for length in [*cuts, len(data)]:
@@ -62,7 +62,7 @@ def test_too_much_is_refused_before_it_is_parsed(data: bytes, what: str) -> None
     assert (refused.value.status, refused.value.code) == (400, "body_too_complex")
 
 
-def test_texts_count_as_one_whatever_is_in_them() -> None:
+def test_a_text_counts_once_whatever_its_content() -> None:
     meter = Meter(0)
     meter.feed(json.dumps({"prompt": '{"[,],' * 100_000}).encode())
     assert (meter.containers, meter.strings, meter.commas) == (1, 2, 0)
@@ -82,13 +82,13 @@ def test_texts_count_as_one_whatever_is_in_them() -> None:
         (b"[1]", "an array"),
     ],
 )
-def test_an_error_says_what_is_wrong(data: bytes, message: str) -> None:
+def test_an_error_names_the_fault(data: bytes, message: str) -> None:
     with pytest.raises(ApiError, match=message) as refused:
         decode(data)
     assert len(refused.value.message) < 300
 
 
-def test_what_a_client_sent_is_shown_shortly() -> None:
+def test_a_clients_text_is_shown_shortened() -> None:
     for value in ("x" * 10_000, 10**4000, [1] * 10_000, {"a": "b" * 9999}):
         assert len(json_body.clipped(value)) < 80
     assert json_body.clipped(1.5) == "1.5"
