@@ -110,6 +110,6 @@ def widened_probs(draft: Draft, like: Draft, vocab: torch.Tensor | None) -> torc
         return like.probs.new_zeros(shape)
     if vocab is None or draft.vocab is None or len(draft.vocab) == width:
         return draft.probs
-    found = draft.probs.new_zeros(shape)
-    found[:, :, torch.searchsorted(vocab, draft.vocab)] = draft.probs
-    return found
+    widened = draft.probs.new_zeros(shape)
+    widened[:, :, torch.searchsorted(vocab, draft.vocab)] = draft.probs
+    return widened

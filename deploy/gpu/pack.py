@@ -190,11 +190,11 @@ def archive(content: Iterator[tuple[str, bytes]] | list[tuple[str, bytes]], unde
 
 def pruned(library: bytes) -> bytes:
     """Return the library with unused GPU code zeroed, so that it compresses; CUDA reads no other entry."""
-    found = bytearray(library)
+    kept = bytearray(library)
     for start, size, architecture in entries(library):
         if architecture != ARCHITECTURE or not used(library[start : start + size]):
-            found[start : start + size] = bytes(size)
-    return bytes(found)
+            kept[start : start + size] = bytes(size)
+    return bytes(kept)
 
 
 def entries(library: bytes) -> Iterator[tuple[int, int, int]]:
@@ -231,10 +231,10 @@ def used(program: bytes) -> bool:
         return len(program) < 500_000
     if b"FlashAttnFwdSm80" in program:
         return False
-    found = ATTENTION.search(program)
-    if found is None:
+    match = ATTENTION.search(program)
+    if match is None:
         return True
-    tile, head, kind, flags = found.groups()
+    tile, head, kind, flags = match.groups()
     sizes = re.findall(rb"NS7_ILi(\d+)E|(S\w?_)", tile)
     depth = sizes[-1][0] or sizes[0][0]  # a repeated size is coded by a letter: the tile's queries
     capped = re.findall(rb"Lb([01])E", flags)[2] == b"1"

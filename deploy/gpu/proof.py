@@ -110,7 +110,7 @@ def main() -> int:
 
 
 def plan(manifest: dict) -> None:
-    size = sum(one["size"] for one in manifest["archives"]) / 1e6
+    size = sum(archive["size"] for archive in manifest["archives"]) / 1e6
     print(f"{len(manifest['archives'])} archives, {size:.0f} MB, of commit {manifest['commit']}. Steps, in this order:")
     for name, step in STEPS.items():
         print(f"  {name:12} {step.seconds:4} s at most  {step.what}")

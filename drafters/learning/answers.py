@@ -232,10 +232,10 @@ class ServerState:
     def read(cls, folder: Path) -> ServerState:
         """Read state.json; without it no candidate is in use."""
         try:
-            found = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+            state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             return cls()
-        return cls(found["in_use"], tuple(found["refused"]))
+        return cls(state["in_use"], tuple(state["refused"]))
 
     def write(self, folder: Path) -> None:
         """Replace state.json as a whole. Raises OSError."""

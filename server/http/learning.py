@@ -157,9 +157,9 @@ class Learning:
     async def _prepare(self, folder: Path) -> dict[str, Any] | None:
         """Write a candidate's calibration and return its taus; log an unusable candidate and return None."""
         try:
-            found = json.loads((folder / "gate.json").read_text())
+            gate = json.loads((folder / "gate.json").read_text())
             await asyncio.to_thread(write_calibration, folder, self.settings.profile)
-            return {"tau": found["candidate_tau"], "tau_before": found["in_use_tau"]}
+            return {"tau": gate["candidate_tau"], "tau_before": gate["in_use_tau"]}
         except Exception as error:  # its files may be damaged in any way
             logger.warning("the learned drafter %s is not used: %s", folder.name, str(error) or repr(error))
             return None

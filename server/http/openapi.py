@@ -216,5 +216,5 @@ _BOUNDED = {
 def _bounded(schema: dict[str, Any], bounds: dict[str, Any]) -> dict[str, Any]:
     """The schema with bounds where they apply, in each of its alternatives."""
     if "anyOf" in schema:
-        return schema | {"anyOf": [_bounded(one, bounds) for one in schema["anyOf"]]}
+        return schema | {"anyOf": [_bounded(branch, bounds) for branch in schema["anyOf"]]}
     return schema | {name: bound for name, bound in bounds.items() if schema.get("type") in _BOUNDED[name]}

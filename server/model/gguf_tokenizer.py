@@ -80,8 +80,8 @@ def write(file: GgufFile, folder: Path, longest: int) -> None:
 
 def end_tokens(file: GgufFile) -> list[int]:
     """Tokens that end an answer: that of a text, of a turn, of a message. Many files name only some of them."""
-    found = [file.number(f"tokenizer.ggml.{name}_token_id", -1) for name in ("eos", "eot", "eom")]
-    return list(dict.fromkeys(token for token in found if token >= 0))
+    tokens = [file.number(f"tokenizer.ggml.{name}_token_id", -1) for name in ("eos", "eot", "eom")]
+    return list(dict.fromkeys(token for token in tokens if token >= 0))
 
 
 def _byte_pairs(file: GgufFile, longest: int) -> Any:

@@ -34,4 +34,4 @@ def unneeded(architectures: Sequence[str], folder: Path) -> list[str]:
 
 def environment(architectures: Sequence[str]) -> dict[str, str]:
     """Environment of a scheduler's process."""
-    return {ENV: ",".join(found)} if (found := unneeded(architectures, sglangs())) else {}
+    return {ENV: ",".join(modules)} if (modules := unneeded(architectures, sglangs())) else {}

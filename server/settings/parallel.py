@@ -131,7 +131,7 @@ class Parallel:
 
 def interface_of(address: str, interfaces: Mapping[str, Sequence[Any]]) -> str | None:
     """interfaces: as psutil gives them."""
-    return next((name for name, found in interfaces.items() if any(a.address == address for a in found)), None)
+    return next((name for name, places in interfaces.items() if any(a.address == address for a in places)), None)
 
 
 class _ParallelParser(argparse.ArgumentParser):

@@ -66,11 +66,11 @@ async def tune(
     points = await measure_grid(manager, shapes, rounds.measure, effort, partial, progress, run)
     if refined is not None:
         points = merge_refined(points, refined.points)
-    asked = with_temperatures(list(questions or read_questions(BUILT_IN))[: min(effort.prompts, PROMPTS)])
+    prompts = with_temperatures(list(questions or read_questions(BUILT_IN))[: min(effort.prompts, PROMPTS)])
     counts = {name: NodeCounts() for name in TEMPERATURES}
     count = partial_of(replay, engine, new_tokens=effort.new_tokens)
-    for found in await answer_all(asked, count, effort.answer_seconds, progress, run):
-        for name, own in found.items():
+    for counted in await answer_all(prompts, count, effort.answer_seconds, progress, run):
+        for name, own in counted.items():
             counts[name].update(own)
     step_tokens = settings.plugin_config.step_tokens
     untuned = untuned_graph(rounds.block, step_tokens)
@@ -123,16 +123,16 @@ class Rounds:
         """Return shapes that fit the engine, in the order of the fields; raises RuntimeError if none does."""
         each = effort.tokens or STATES
         behind = self._answer(effort.steps) + self.block  # drafts have their own slots for the open block's positions
-        found = [
+        shapes = [
             Shape(requests, requests * states * self.block, context)
             for context in capacity.prompts(effort.contexts, behind)
             for requests in effort.requests
             for states in each
             if requests * states <= MOST_ROWS and capacity.holds(requests, context + behind + states * self.block)
         ]
-        if not found:
+        if not shapes:
             raise capacity.nothing_fits("round")
-        return found
+        return shapes
 
     def _answer(self, steps: int) -> int:
         """Return the tokens of an answer that takes `steps` and some more."""

@@ -57,8 +57,8 @@ class DecodedTokens(dict[int, DecodedToken]):
             lossless = _lossless_token_text(self._tokenizer, token, text)
         if len(self) >= MAX_DECODED:
             self.clear()
-        self[token] = found = DecodedToken(text, list(text.encode()) if spelled is None else spelled, lossless)
-        return found
+        self[token] = decoded = DecodedToken(text, list(text.encode()) if spelled is None else spelled, lossless)
+        return decoded
 
 
 @functools.cache
@@ -109,8 +109,8 @@ def _chat_entry(tokens_by_id: DecodedTokens, logprob: float | None, token: int) 
 def text_logprobs(tokens_by_id: DecodedTokens, meta: dict[str, Any], *, prompt: bool) -> orjson.Fragment:
     """A completion's `logprobs`, as JSON. prompt: begin with the prompt's logprobs."""
     sides = ("input", "output") if prompt else ("output",)
-    tokens = [one for side in sides for one in meta.get(f"{side}_token_logprobs") or ()]
-    tops = [one for side in sides for one in meta.get(f"{side}_top_logprobs") or ()]
+    tokens = [entry for side in sides for entry in meta.get(f"{side}_token_logprobs") or ()]
+    tops = [entry for side in sides for entry in meta.get(f"{side}_top_logprobs") or ()]
     fields = {
         "text_offset": (b"-1" for _ in tokens),  # SGLang does not know it
         "token_logprobs": (orjson.dumps(logprob) for logprob, _ in tokens),

@@ -177,8 +177,8 @@ class _Choices(defaultdict[int, "_Choice"]):
             skip_special=self._parameters.get("skip_special_tokens", True),
             spaces_between=self._parameters.get("spaces_between_special_tokens", True),
         )
-        self[index] = found = _Choice(texts)
-        return found
+        self[index] = choice = _Choice(texts)
+        return choice
 
 
 class _Choice:

@@ -250,8 +250,8 @@ class Access:
 def _signature(path: Path | None) -> tuple[int, ...] | None:
     """Identity of the file's content; changes too when a link to it is replaced, as Kubernetes does."""
     try:
-        found = os.stat(path) if path is not None else None
+        stat = os.stat(path) if path is not None else None
     except OSError:
         return ()
     # The time of change also shows new permissions, which may make an unreadable file readable.
-    return None if found is None else (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
+    return None if stat is None else (stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size)

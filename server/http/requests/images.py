@@ -91,8 +91,8 @@ class Images:
     def _prepared(self, ids: Sequence[int], urls: Sequence[str]) -> Any:
         from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalProcessorOutput
 
-        if (found := ids.count(self._token)) != len(urls):
-            raise ValueError(f"the prompt has places for {found} images, and {len(urls)} came with it")
+        if (count := ids.count(self._token)) != len(urls):
+            raise ValueError(f"the prompt has places for {count} images, and {len(urls)} came with it")
         made = self._processor(images=[decoded(url) for url in urls], return_tensors="pt")
         grids = made["image_grid_thw"]
         places, expanded = placed(ids, self._token, (grids.prod(1) // self._merged).tolist())

@@ -146,11 +146,11 @@ def _check_amounts(body: dict[str, Any], kind: Kind, limits: Limits) -> Any:
     else:
         prompt, body["prompt"] = body.get("prompt"), "-"
         prompts = bounds.check_prompt(prompt, limits.vocab_size, limits.max_choices, limits.context_length)
-        texts, param = [[one] for one in prompts if isinstance(one, str)], "prompt"
+        texts, param = [[text] for text in prompts if isinstance(text, str)], "prompt"
     bounds.check_sizes(body, limits.vocab_size)
     if limits.prompt_length is not None:
-        for one in texts:
-            limits.prompt_length.check(one, param)
+        for text in texts:
+            limits.prompt_length.check(text, param)
     return prompt
 
 

@@ -52,14 +52,14 @@ def _string(text: str, end: int, strict: bool = True) -> tuple[str, int]:
 
 def _array(text_and_end: tuple[str, int], scan_once: Callable[[str, int], Any]) -> tuple[list[Any], int]:
     text, end = text_and_end
-    found: list[Any] = []
+    items: list[Any] = []
     while (piece := _INTEGERS.match(text, end)) is not None:
-        found += pydantic_core.from_json(f"[{piece[0][:-1]}]")
+        items += pydantic_core.from_json(f"[{piece[0][:-1]}]")
         end = piece.end()
-    if found and text.startswith("]", _SPACE.match(text, end).end()):  # type: ignore[union-attr]
+    if items and text.startswith("]", _SPACE.match(text, end).end()):  # type: ignore[union-attr]
         raise json.JSONDecodeError("Expecting value", text, end)
     rest, end = json.decoder.JSONArray((text, end), scan_once)  # type: ignore[attr-defined]
-    return (found + rest if found else rest), end
+    return (items + rest if items else rest), end
 
 
 def _refuse_constant(name: str) -> Any:

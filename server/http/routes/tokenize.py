@@ -72,7 +72,7 @@ def _to_ids(body: dict[str, Any]) -> Translated:
     tokens = body.pop("tokens", None)
     if tokens is None:
         raise ApiError("'tokens' is required", param="tokens", code="missing_required_parameter")
-    if not isinstance(tokens, list) or any(isinstance(one, str) for one in tokens):
+    if not isinstance(tokens, list) or any(isinstance(token, str) for token in tokens):
         raise ApiError("'tokens' is an array of token ids, or an array of such", param="tokens", code="invalid_type")
     return Translated(TOKENS, body | {"prompt": tokens})
 

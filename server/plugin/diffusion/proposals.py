@@ -59,7 +59,7 @@ class Proposals:
         return [StateDraft(number, self.states[place, k], own) for k, own in enumerate(complete)]
 
     def observe(
-        self, stepped: np.ndarray, drafted: Sequence[int], paths: Sequence[Sequence[int]], of: StateAcceptance
+        self, stepped: np.ndarray, drafted: Sequence[int], paths: Sequence[Sequence[int]], acceptance: StateAcceptance
     ) -> None:
         """Learn the outcome of drafts: all one step ahead, and further ones that were in the forward.
 
@@ -73,7 +73,7 @@ class Proposals:
         for place, path in enumerate(paths):
             accepted[place, path] = True
         seen = near | far
-        of.observe(self.scores[seen], self.depths[seen], accepted[seen])
+        acceptance.observe(self.scores[seen], self.depths[seen], accepted[seen])
 
 
 def propose(
@@ -98,13 +98,13 @@ def propose(
     order = admission_order(graph, filled, worth, max(limits))
     counts = np.minimum((order >= 0).sum(1), limits)
     each, nodes = np.arange(len(known))[:, None], np.maximum(order, 0)
-    found, depths = worth[each, nodes], graph.depths[nodes]
+    values, depths = worth[each, nodes], graph.depths[nodes]
     return Proposals(
         requests,
         counts.tolist(),
         filled.states[each, nodes],
         complete[each, nodes],
-        found,
+        values,
         depths,
-        acceptance.chances(found, depths),
+        acceptance.chances(values, depths),
     )
