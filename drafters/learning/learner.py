@@ -367,7 +367,7 @@ class Learner:
         room = GATE_TOKENS
         for item in reversed(self.supply.held_out):
             room -= item.answer_tokens
-            if room < 0 and enough(len({other.prompt for other in chosen}), self.progress.numbers.attempts):
+            if room < 0 and enough(len({earlier.prompt for earlier in chosen}), self.progress.numbers.attempts):
                 break
             chosen.append(item)
         return chosen

@@ -161,8 +161,8 @@ def logits_along(
     hidden = hidden_states(model, frozen, step, step.valid.shape[1])
     if isinstance(model, BlockModel) and model.selector is not None:
         ids, scores = lattice(model, frozen, step, hidden)
-        own, _ = scores_behind(step.tokens[:, :-1], ids, scores)
-        return own.new_full((*own.shape[:2], len(frozen.head)), -torch.inf).scatter(-1, ids, own)
+        along, _ = scores_behind(step.tokens[:, :-1], ids, scores)
+        return along.new_full((*along.shape[:2], len(frozen.head)), -torch.inf).scatter(-1, ids, along)
     logits = (hidden @ frozen.head.T).float()
     if model.markov_head is not None:
         logits += model.markov_head.w2(model.markov_head.latents(step.tokens[:, :-1], hidden))

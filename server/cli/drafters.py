@@ -82,7 +82,7 @@ def _timed(speed: Speed) -> str:
 
 
 def _as_json(
-    model: Model, found: list[Candidate], speeds: list[Speed | None], taken: Candidate | None
+    model: Model, candidates: list[Candidate], speeds: list[Speed | None], taken: Candidate | None
 ) -> dict[str, Any]:
     drafters = [
         {
@@ -96,7 +96,7 @@ def _as_json(
             "step_ms": None if speed is None or speed.step is None else speed.step * 1e3,
             "known_from": None if speed is None else speed.how,
         }
-        for drafter, speed in zip(found, speeds, strict=True)
+        for drafter, speed in zip(candidates, speeds, strict=True)
     ]
     shape = {key: model.config.get(key) for key in SHAPE}
     return {"model": model.name, **shape, "auto": None if taken is None else taken.name, "drafters": drafters}

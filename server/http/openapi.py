@@ -109,8 +109,8 @@ def _document(
     chat = schemas[CHAT.model.__name__]["properties"]
     for dialect in dialects:
         schemas |= _dialect_schemas(dialect, chat)
-    for own in (TuneRequest, LoadAdapter, UnloadAdapter):
-        schemas[own.__name__] = TypeAdapter(own).json_schema() | {"additionalProperties": False}
+    for model in (TuneRequest, LoadAdapter, UnloadAdapter):
+        schemas[model.__name__] = TypeAdapter(model).json_schema() | {"additionalProperties": False}
     for path, operations in document["paths"].items():
         for operation in operations.values():
             operation["tags"] = [next(tag for prefix, tag in TAGS.items() if path.startswith(prefix))]

@@ -156,8 +156,8 @@ class OwnerLearning(Learning, ABC):
             known = [each[name] for each in numbers if each.get(name)]
             totals[name] = sum(known) / len(known) if known else None
         latest = max(numbers, key=lambda each: each["at"], default={"phase": "waiting"})
-        own = self.folder / "learner.json"  # of the process: why it failed
-        failure = json.loads(own.read_text()) if own.is_file() else {}
+        process_file = self.folder / "learner.json"  # of the process: why it failed
+        failure = json.loads(process_file.read_text()) if process_file.is_file() else {}
         failed = failure.get("phase") == "failed" and not self.process.running
         shown = {"phase": "failed", "error": failure["error"]} if failed else {"phase": latest["phase"], "error": ""}
         self.numbers = totals | shown
@@ -212,9 +212,9 @@ class AdapterLearning(OwnerLearning):
         return {MODEL: Owner("")} | {owner.learner: owner for owner in loaded}
 
     def drafter_of(self, key: Key | None, model: str) -> OwnDrafter:
-        if (found := self.adapters.owners.get(model)) is None:
+        if (adapter_owner := self.adapters.owners.get(model)) is None:
             return OwnDrafter(MODEL, self._in_use(MODEL))
-        adapter, owner = found
+        adapter, owner = adapter_owner
         return OwnDrafter(owner.learner, self._in_use(owner.learner), adapter)
 
     async def _leave(self, known: dict[str, Owner]) -> None:

@@ -52,8 +52,8 @@ def _meet(original: Any, *, server_args: Any, **others: Any) -> Any:
     if server_args.nnodes > 1:
         world = get_parallel().world_group
         nodes: list[Any] = [None] * world.world_size
-        mine = server_args.node_rank, settings(server_args, PluginConfig.from_env())
-        torch.distributed.all_gather_object(nodes, mine, world.cpu_group)
+        here = server_args.node_rank, settings(server_args, PluginConfig.from_env())
+        torch.distributed.all_gather_object(nodes, here, world.cpu_group)
         if difference := first_difference(nodes):
             raise ValueError(difference)
     return returned
@@ -90,8 +90,8 @@ def digest(model: str) -> str:
 def first_difference(nodes: list[tuple[int, dict[str, Any]]]) -> str | None:
     """Return a line about the first setting that differs from node 0. nodes: of each rank its node's number, and its
     `settings`."""
-    (_, first), *others = nodes
-    for node, node_has in others:
+    (_, first), *further = nodes
+    for node, node_has in further:
         for name, value in first.items():
             if node_has[name] != value:
                 return f"node {node} has {node_has[name]!r} for {name}, node 0 {value!r}; start all nodes with the same"

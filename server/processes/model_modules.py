@@ -28,8 +28,8 @@ def unneeded(architectures: Sequence[str], folder: Path) -> list[str]:
         return []
     names = re.compile(r"\b(" + "|".join(map(re.escape, architectures)) + r")\b")
     offers = {path.stem: path.read_text().partition("\nEntryClass")[2] for path in sorted(folder.glob("*.py"))}
-    others = [module for module, entries in offers.items() if not names.search(entries)]
-    return others if len(others) < len(offers) else []
+    unused = [module for module, entries in offers.items() if not names.search(entries)]
+    return unused if len(unused) < len(offers) else []
 
 
 def environment(architectures: Sequence[str]) -> dict[str, str]:

@@ -76,8 +76,8 @@ def _of_shipped_profile(settings: Settings, model: Model) -> str | None:
     """Activations by which a model's shipped profile was measured on this processor; None without such a profile."""
     by_format = {profile_lookup.number_format(replace(settings, activations=name)): name for name in ACTIVATIONS}
     measured = [profile.fingerprint for profile in store.readable(store.SHIPPED)]
-    here = [one for one in measured if one.device == cpu_name() and one.dtype in by_format]
-    return next((by_format[one.dtype] for one in here if one.target == profile_lookup.digest(model)), None)
+    here = [each for each in measured if each.device == cpu_name() and each.dtype in by_format]
+    return next((by_format[each.dtype] for each in here if each.target == profile_lookup.digest(model)), None)
 
 
 def obstacle(settings: Settings, model: Model) -> str | None:

@@ -39,10 +39,10 @@ def checked(name: str, folder: str, settings: Settings, model: Model) -> Path:
     """The adapter's folder, absolute; raises UserError where it cannot be served."""
     path = Path(folder).expanduser().absolute()
     try:
-        found = AdapterFolder.open(path)
-        found.check(model.config)
+        adapter = AdapterFolder.open(path)
+        adapter.check(model.config)
         if settings.resolved_device == "cuda":
-            found.check_for_sglang()
+            adapter.check_for_sglang()
     except ValueError as error:
         raise UserError(f"the adapter {name} in {path}: {error}") from None
     return path

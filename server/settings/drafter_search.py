@@ -77,15 +77,15 @@ def with_found_drafter(settings: Settings, model: Model, say: Callable[[str], No
         return settings
     listed = candidates(settings, model)
     refused = []
-    for one in listed:
-        obstacle = one.obstacle or (_damage(one.folder, model) if one.folder else "")
-        if one.folder is not None and not obstacle:
-            name = registry.serving(one.kind)[0]
-            say(f"Drafter {name}: {one.name}, {one.origin}, fits {model.name} (--drafter ngram does without)")
-            return replace(settings, drafter=name, drafter_path=str(one.folder))
+    for each in listed:
+        obstacle = each.obstacle or (_damage(each.folder, model) if each.folder else "")
+        if each.folder is not None and not obstacle:
+            name = registry.serving(each.kind)[0]
+            say(f"Drafter {name}: {each.name}, {each.origin}, fits {model.name} (--drafter ngram does without)")
+            return replace(settings, drafter=name, drafter_path=str(each.folder))
         if obstacle:
-            refused.append(f"{one.name} does not fit: {obstacle}")
-    elsewhere = [one.name for one in listed if one.folder is None and not one.obstacle]
+            refused.append(f"{each.name} does not fit: {obstacle}")
+    elsewhere = [each.name for each in listed if each.folder is None and not each.obstacle]
     reason = f"no drafter of {model.name} is here"
     if elsewhere:
         reason += f"; public: {elsewhere[0]} (--drafter-path fetches it; all: outrider drafters {settings.model})"

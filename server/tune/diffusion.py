@@ -70,11 +70,11 @@ async def tune(
     counts = {name: NodeCounts() for name in TEMPERATURES}
     count = partial_of(replay, engine, new_tokens=effort.new_tokens)
     for counted in await answer_all(prompts, count, effort.answer_seconds, progress, run):
-        for name, own in counted.items():
-            counts[name].update(own)
+        for name, each in counted.items():
+            counts[name].update(each)
     step_tokens = settings.plugin_config.step_tokens
     untuned = untuned_graph(rounds.block, step_tokens)
-    graphs = {name: choose(own, NODES, step_tokens) if own.nodes else untuned for name, own in counts.items()}
+    graphs = {name: choose(each, NODES, step_tokens) if each.nodes else untuned for name, each in counts.items()}
     written = [
         draft_graphs.to_json(graph, graph_fingerprint(settings, resolved.model, name)) for name, graph in graphs.items()
     ]

@@ -64,8 +64,8 @@ def measured(
                         results["cut short"] = f"round {number}, {concurrency} in flight"
                         return results
                     count = max(4, each * concurrency)
-                    asked = [questions[(number * count + i) % len(questions)] for i in range(count)]
-                    summary, answers = await load.run(asked, concurrency, ARMS[arm], ask_level=False)
+                    prompts = [questions[(number * count + i) % len(questions)] for i in range(count)]
+                    summary, answers = await load.run(prompts, concurrency, ARMS[arm], ask_level=False)
                     first = texts.setdefault((number, concurrency), answers)
                     differ = sum(one != other for one, other in zip(first, answers, strict=True))
                     row = dataclasses.asdict(dataclasses.replace(summary, differ=differ))

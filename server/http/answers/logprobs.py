@@ -74,7 +74,7 @@ def install(manager: Any) -> None:
         return list(zip(logprobs, tokens, strict=True))
 
     def keep_top_logprobs(logprobs: list[Any], tokens: list[Any], _: bool) -> list[list[Logprob] | None]:
-        return [list(zip(*one)) if one[0] else None for one in zip(logprobs, tokens, strict=True)]  # noqa: B905
+        return [list(zip(*place)) if place[0] else None for place in zip(logprobs, tokens, strict=True)]  # noqa: B905
 
     manager.detokenize_logprob_tokens, manager.detokenize_top_logprobs_tokens = keep_logprobs, keep_top_logprobs
 
@@ -97,8 +97,8 @@ def _chat_entries(
 ) -> Iterator[dict[str, Any]]:
     for index, (logprob, token) in enumerate(tokens):
         top = (tops[index] or ()) if index < len(tops) else ()
-        others = [_chat_entry(tokens_by_id, *one) for one in top]
-        yield _chat_entry(tokens_by_id, logprob, token) | {"top_logprobs": others}
+        alternatives = [_chat_entry(tokens_by_id, *pair) for pair in top]
+        yield _chat_entry(tokens_by_id, logprob, token) | {"top_logprobs": alternatives}
 
 
 def _chat_entry(tokens_by_id: DecodedTokens, logprob: float | None, token: int) -> dict[str, Any]:

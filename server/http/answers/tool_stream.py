@@ -88,8 +88,8 @@ class ToolParser(FunctionCallParser):
 def _escaped(text: str, begin: str, end: str) -> str:
     """Return the text with each `end` in JSON after `begin` escaped: detectors would end the call there."""
     parts, position = [], 0
-    while begin and (found := text.find(begin, position)) >= 0:
-        start = found + len(begin)
+    while begin and (marker := text.find(begin, position)) >= 0:
+        start = marker + len(begin)
         start += len(text[start:]) - len(text[start:].lstrip())
         try:
             after = JSONDecoder().raw_decode(text, start)[1]

@@ -237,10 +237,10 @@ class Access:
             key_usage.key.name: taken for key_usage in self._key_usages if (taken := key_usage.day.taken(now))
         }
 
-    def _set_keys(self, found: Iterable[Key]) -> None:
+    def _set_keys(self, keys: Iterable[Key]) -> None:
         former = {key_usage.key.name: key_usage for key_usage in self._key_usages}
         key_usages = [self._flag_key] if self._flag_key is not None else []
-        for key in found:
+        for key in keys:
             key_usage = former.get(key.name) or self._key_usage(key)
             key_usage.change(key)
             key_usages.append(key_usage)

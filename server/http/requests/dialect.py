@@ -107,7 +107,7 @@ class Dialect:
         if places:
             message = re.sub(r"\bmessages\[(\d+)\][^' ]*", place, message)
             param = param and re.sub(r"^messages\[(\d+)\].*", place, param)
-        for chat, own in self.names.items():
-            message = re.sub(rf"(?<=['(]){chat}(?=['.)\[])", own, message)
-            param = param and re.sub(rf"^{chat}(?=[.\[]|$)", own, param)
+        for chat, original in self.names.items():
+            message = re.sub(rf"(?<=['(]){chat}(?=['.)\[])", original, message)
+            param = param and re.sub(rf"^{chat}(?=[.\[]|$)", original, param)
         return message, param

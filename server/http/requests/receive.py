@@ -82,8 +82,8 @@ def _set_apart(request: ChatRequest | TextRequest, limits: Limits) -> None:
     if limits.looks_across:
         request._corpus = "" if key is None else key.digest.hex()
     if limits.drafter_of is not None:
-        request._own = own = limits.drafter_of(key, request.model)
-        request.extra_key = ":".join((own.secret, own.learner, own.learned))
+        request._own = drafter = limits.drafter_of(key, request.model)
+        request.extra_key = ":".join((drafter.secret, drafter.learner, drafter.learned))
 
 
 async def receive_as(model: type[T], raw: Request, limits: Limits) -> T:

@@ -44,10 +44,10 @@ def _string(text: str, end: int, strict: bool = True) -> tuple[str, int]:
         pieces.append(json.decoder.scanstring(piece[0] + '"', 0, strict)[0])  # type: ignore[attr-defined]
         end = piece.end()
     rest, end = json.decoder.scanstring(text, end, strict)  # type: ignore[attr-defined]
-    found = "".join([*pieces, rest])
-    if not found.isascii():
-        found.encode("utf-8")  # half a surrogate pair is no text
-    return found, end
+    string = "".join([*pieces, rest])
+    if not string.isascii():
+        string.encode("utf-8")  # half a surrogate pair is no text
+    return string, end
 
 
 def _array(text_and_end: tuple[str, int], scan_once: Callable[[str, int], Any]) -> tuple[list[Any], int]:

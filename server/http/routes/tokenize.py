@@ -63,7 +63,7 @@ def _to_prompt(body: dict[str, Any]) -> Translated:
     for name in body.keys() - TEXT_PROMPT.fields:
         raise invalid_value(name, f"{name!r} is for 'messages'")
     prompts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
-    if not all(isinstance(one, str) for one in prompts):
+    if not all(isinstance(prompt, str) for prompt in prompts):
         raise ApiError("'prompt' is a string or an array of strings", param="prompt", code="invalid_type")
     return Translated(TEXT_PROMPT, body)
 

@@ -47,8 +47,8 @@ class ServedRequest:
             options = RequestOptions.from_custom_params(req.sampling_params.custom_params)
             options = replace(options, planned=options.planned and planner != "verify-all")
             req.outrider_request = cls(next(_names), options, time.perf_counter())
-        asked: ServedRequest = req.outrider_request
-        return asked
+        record: ServedRequest = req.outrider_request
+        return record
 
     @property
     def planned(self) -> bool:
@@ -85,17 +85,17 @@ class Round:
         """Return the planner's view of the requests with an open block."""
         going = [number for number, root in enumerate(self.roots) if root >= 0]
         requests = [self.served[number] for number in going]
-        levels = np.array([own.options.min_tokens_per_second or 0.0 for own in requests])
+        levels = np.array([request.options.min_tokens_per_second or 0.0 for request in requests])
         progress = np.full(len(going), np.inf)
         if levels.any():
             now = time.perf_counter()
             for place, number in enumerate(going):
-                root, own = self.roots[number], requests[place]
+                root, request = self.roots[number], requests[place]
                 revealed = int((self.rows.tokens[root] != mask_id).sum())
                 had = int(self.rows.starts[root]) + revealed - len(self.reqs[number].origin_input_ids)
                 if had > 0:
-                    progress[place] = had / max(now - own.began, 1e-9)
-        return RoundView(np.array([own.name for own in requests]), self.context, levels, progress)
+                    progress[place] = had / max(now - request.began, 1e-9)
+        return RoundView(np.array([request.name for request in requests]), self.context, levels, progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +189,10 @@ class StateDrafting:
         none = np.zeros(0)
         free: dict[int, tuple[list[int], int, np.ndarray, np.ndarray]] = {}
         for made in self._proposed:
-            own, costs = made.proposals, made.proposals.rows()
-            for place, (number, n) in enumerate(zip(own.requests, own.counts, strict=True)):
+            proposals, costs = made.proposals, made.proposals.rows()
+            for place, (number, n) in enumerate(zip(proposals.requests, proposals.counts, strict=True)):
                 if current.served[number].planned:
-                    free[number] = made.drafted, place, own.chances[place, :n], costs[place, :n]
+                    free[number] = made.drafted, place, proposals.chances[place, :n], costs[place, :n]
         going = [number for number, root in enumerate(current.roots) if root >= 0]
         chosen = self.planner.admit(
             view,
@@ -226,10 +226,10 @@ class StateDrafting:
         rests = self.planner.rests
         going = [
             number
-            for number, (block, own) in enumerate(zip(blocks, current.served, strict=True))
+            for number, (block, request) in enumerate(zip(blocks, current.served, strict=True))
             if block is not None
-            and own.options.enabled
-            and not (own.options.planned and rests)
+            and request.options.enabled
+            and not (request.options.planned and rests)
             and (block.newest == self.mask_id).any()
         ]
         if not going:

@@ -147,7 +147,7 @@ class Spiffy(BlockDiffusion):
             (root, block.slots) for root, block in zip(roots, blocks, strict=True) if block and block.slots is not None
         ]
         if swapped:
-            at, kept = torch.tensor([root for root, _ in swapped]), torch.stack([own for _, own in swapped])
+            at, kept = torch.tensor([root for root, _ in swapped]), torch.stack([page for _, page in swapped])
             table = batch.req_to_token_pool.req_to_token
             table[rows.tables[at, None], rows.starts[at, None] + torch.arange(self.block_size)] = kept.to(table.dtype)
             left -= set(kept[:, 0].tolist())
@@ -173,9 +173,9 @@ class Spiffy(BlockDiffusion):
             open_blocks=sum(block is not None for block in blocks),
             drafted=len(drafts),
             planned=[
-                own
-                for own, asked, block in zip(states, current.served, blocks, strict=True)
-                if block is not None and asked.planned
+                count
+                for count, request, block in zip(states, current.served, blocks, strict=True)
+                if block is not None and request.planned
             ],
             accepted=[len(block.accepted) for block in blocks if block is not None],
             joined=sum(outcome.committed for outcome in outcomes),
