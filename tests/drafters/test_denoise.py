@@ -191,9 +191,9 @@ def test_revealing_the_second_token_first() -> None:
     copies = {(None, None): half, (None, 0): point(0), (None, 1): point(1)}
     tables.draft = lambda state, i: copies[state[:2]] if i < 2 else half  # type: ignore[method-assign]
     two_first = Schedule((1, 1, 1), lambda masked, certainty, count: _column(masked, [1, 0, 2]))
-    found = said(tables, two_first, naive)
-    assert sum((chance for text, chance in found.items() if text[:2] == (0, 0)), nothing) == Fraction(3, 8)
-    assert distance(tables, found) == Fraction(1, 4)
+    chances = said(tables, two_first, naive)
+    assert sum((chance for text, chance in chances.items() if text[:2] == (0, 0)), nothing) == Fraction(3, 8)
+    assert distance(tables, chances) == Fraction(1, 4)
     assert distance(tables, said(tables, two_first, by_the_rule)) == 0
 
 
