@@ -112,8 +112,8 @@ def _accepted(batch: Verification, decided: torch.Tensor) -> tuple[torch.Tensor,
         free = (~decided).nonzero()[:, 0]
         kept[free], final[free] = _accept_compiled(batch, free)
     elif probs is not None:
-        found, scale = kept_drafts(batch)
-        kept = torch.where(decided, kept, found)
+        drafted, scale = kept_drafts(batch)
+        kept = torch.where(decided, kept, drafted)
         final = torch.where(decided, final, draw_each(batch, kept, scale))
     out = torch.nn.functional.pad(batch.tokens, (0, 1)).scatter(1, kept[:, None], final[:, None])
     return kept + 1, out.masked_fill(torch.arange(tokens.shape[1] + 1, device=tokens.device) > kept[:, None], 0)

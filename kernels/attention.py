@@ -186,7 +186,7 @@ def _usable_queries(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor,
 
 def _multiply_one_by_one(product: BatchedProduct, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Return [T, Hkv, M, K] times [T, Hkv, K, N]: [T, Hkv, M, N]."""
-    return torch.stack([product(one, other) for one, other in zip(left, right, strict=True)])
+    return torch.stack([product(a, b) for a, b in zip(left, right, strict=True)])
 
 
 def _tiled_attention(

@@ -99,8 +99,8 @@ class Decoder:
         if len(pools) != len(layers):
             raise ValueError(f"expected a pool for each of {len(layers)} layers, got {len(pools)}")
         self.layers, self.pools, self.norm, self.cos_sin = list(layers), list(pools), norm, cos_sin
-        norms = [*(own for layer in layers for own in layer.norms), norm]
-        head_norms = [own for layer in layers for own in layer.head_norms]
+        norms = [*(weight for layer in layers for weight in layer.norms), norm]
+        head_norms = [weight for layer in layers for weight in layer.head_norms]
         biases = [layer.bias for layer in layers if layer.bias is not None]
         scores = [(layer.scale, layer.window, layer.logit_cap) for layer in layers]
         self._native = torch.classes.outrider.Decoder(

@@ -31,5 +31,5 @@ def uses(path: Path) -> Iterator[str]:
 
 def test_the_wall_clock_is_read_for_timestamps_only() -> None:
     files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
-    found = {str(path.relative_to(ROOT)) for path in files if any(uses(path))}
-    assert found == SAYS_WHEN
+    readers = {str(path.relative_to(ROOT)) for path in files if any(uses(path))}
+    assert readers == SAYS_WHEN

@@ -101,11 +101,11 @@ class DraftGraphs:
             return
         self._rules = rules
         for name, value in zip(BY_REQUEST, rules, strict=True):
-            mine = getattr(self._given, name)[: len(batch.anchors)]
+            buffer = getattr(self._given, name)[: len(batch.anchors)]
             if value is None:
-                mine.fill_(OFF[name])
+                buffer.fill_(OFF[name])
             else:
-                mine.copy_(value)
+                buffer.copy_(value)
 
 
 class GraphRecorder:

@@ -77,8 +77,8 @@ def write_merged(target: Path, folder: Path, into: Path) -> None:
 
     delta, shape = read_config(folder), AutoConfig.from_pretrained(target).get_text_config()
     weights = read_tensors(target)
-    found = target_identity(shape, weights["model.embed_tokens.weight"])
-    check_same(found, delta["target"], drafter=str(folder), own="the delta is for")
+    identity = target_identity(shape, weights["model.embed_tokens.weight"])
+    check_same(identity, delta["target"], drafter=str(folder), own="the delta is for")
     merge(folder, weights, shape.num_hidden_layers)
     into.mkdir(parents=True, exist_ok=True)
     for path in target.iterdir():

@@ -84,10 +84,10 @@ class DiffusionDrafter(EncodingDrafter):
     def reload(self, checkpoint: str, number: int = 0) -> None:
         if number:
             return super().reload(checkpoint, number)
-        found = load_as(DiffusionModel, checkpoint, dtype=self.dtype, device=self.device)
-        if found.config != self.model.config:
+        model = load_as(DiffusionModel, checkpoint, dtype=self.dtype, device=self.device)
+        if model.config != self.model.config:
             raise CheckpointError(f"the drafter {checkpoint} has another shape than the one that serves")
-        self._use(found)
+        self._use(model)
 
     def _encode(self, new: Spans) -> None:
         self._pass(self._inputs(new), new, None, slice(0, 0))
@@ -132,12 +132,12 @@ class DiffusionDrafter(EncodingDrafter):
         )
         positions = positions.clamp(max=self.model.config.max_positions - 1)  # rows after an answer's end may be beyond
         if self.compiled is not None:
-            found = self.compiled.forward(x, positions, slots, new, block, columns)
+            results = self.compiled.forward(x, positions, slots, new, block, columns)
         else:
-            found = self._plain_pass(x, positions, slots, spans, new, columns)
+            results = self._plain_pass(x, positions, slots, spans, new, columns)
         if new is not None:
             self.encoded.index_fill_(0, new.slots, True)
-        return found
+        return results
 
     def _plain_pass(
         self, x: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, spans: list[Spans], new: Spans | None,

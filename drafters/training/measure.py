@@ -44,10 +44,10 @@ def target_answers(
         target, prompts, [temperature] * len(prompts), max_new_tokens=new_tokens, stop_ids=target.stop_ids,
         seeds=list(range(len(prompts))),
     )  # fmt: skip
-    found = {}
+    texts = {}
     for text in tqdm(written, total=len(prompts), desc=f"{Path(path).stem}, T={temperature:g}", leave=False):
-        found[text.number] = (prompts[text.number] + text.ids, len(prompts[text.number]))
-    answers = [found[number] for number in sorted(found) if len(found[number][0]) >= found[number][1] + 2]
+        texts[text.number] = (prompts[text.number] + text.ids, len(prompts[text.number]))
+    answers = [texts[number] for number in sorted(texts) if len(texts[number][0]) >= texts[number][1] + 2]
     if store:
         store.parent.mkdir(parents=True, exist_ok=True)
         replace({store: json.dumps(answers)})

@@ -93,9 +93,9 @@ def _create(args: argparse.Namespace) -> str:
     return secret
 
 
-def _table(found: tuple[key_file.Key, ...]) -> str:
+def _table(keys: tuple[key_file.Key, ...]) -> str:
     rows = [("name", *(name.replace("_", " ") for name in LIMITS))]
-    for key in found:
+    for key in keys:
         values = (getattr(key, name) for name in LIMITS)
         rows.append((key.name, *(SHOWN.get(value, str(value)) for value in values)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -105,11 +105,11 @@ def with_profile(settings: Settings, model: Model) -> tuple[Settings, bool]:
     here = fingerprint(settings, model)
     if settings.profile is not None:
         try:
-            found = store.load(settings.profile, here, roots())
-            _require_graphs(found, settings, model)
+            profile = store.load(settings.profile, here, roots())
+            _require_graphs(profile, settings, model)
         except ProfileError as error:
             raise UserError(f"--profile {settings.profile}: {error}") from None
-        return replace(settings, profile=str(found.folder)), False
+        return replace(settings, profile=str(profile.folder)), False
     fitting = store.find(here, roots())
     if fitting is not None:
         try:

@@ -59,8 +59,8 @@ def main(file: str, outputs: str) -> None:
             anchor_valid=torch.ones(len(ids), 1, dtype=torch.bool),
         )
         first, pairs = head.log_factors(start[:, 0], pairs[:, 0])
-    found = {"convolved": [before, behind], "selector": scores, "first": first, "pairs": pairs}
-    torch.save(found, outputs)
+    results = {"convolved": [before, behind], "selector": scores, "first": first, "pairs": pairs}
+    torch.save(results, outputs)
     print("null")
 
 

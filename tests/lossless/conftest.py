@@ -191,8 +191,8 @@ def served(request: pytest.FixtureRequest) -> Server:
     """The server named by a test's parameter; the embedded model in float32 only with --exhaustive."""
     if request.param in SHIPPED and not request.config.getoption("--exhaustive"):
         pytest.skip("--exhaustive serves the embedded model with each of its drafters")
-    found: Server = request.getfixturevalue(request.param)
-    return found
+    server: Server = request.getfixturevalue(request.param)
+    return server
 
 
 def _serve(log: Path, *flags: str, kind: type[Server] = ForkedServer, **env: str) -> Iterator[Server]:
@@ -242,10 +242,10 @@ def jagged_profile(folder: Path, **settings: Any) -> Path:
 @pytest.fixture(scope="session")
 def prompts() -> list[str]:
     """Fifty prompts: code, arithmetic, chat. A line that is empty or begins with a space continues the previous one."""
-    found: list[str] = []
+    lines: list[str] = []
     for line in Path(__file__).with_name("prompts.txt").read_text().splitlines():
-        if found and (line.startswith(" ") or line == "" or found[-1].endswith("\n")):
-            found[-1] += "\n" + line
+        if lines and (line.startswith(" ") or line == "" or lines[-1].endswith("\n")):
+            lines[-1] += "\n" + line
         else:
-            found.append(line)
-    return found
+            lines.append(line)
+    return lines

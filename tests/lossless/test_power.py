@@ -66,10 +66,10 @@ def test_honest_decoding_has_the_targets_distribution(exact) -> None:
 
 
 def prefixes(probs, length: int):
-    found: dict = {}
+    shorter: dict = {}
     for text, p in probs.items():
-        found[text[:length]] = found.get(text[:length], 0.0) + p
-    return found
+        shorter[text[:length]] = shorter.get(text[:length], 0.0) + p
+    return shorter
 
 
 @pytest.mark.parametrize("fault", FAULTS)

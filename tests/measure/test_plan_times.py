@@ -21,9 +21,9 @@ def test_every_planner_is_timed(levels: list[str], tmp_path: Path, capsys: pytes
     path = tmp_path / "plan.json"
     words = ["--requests", "9", "--gamma", "3", "--steps", "10", "--rounds", "2", "--json", str(path), *levels]
     assert plan.run(parse(*words)) == 0
-    printed, found = capsys.readouterr().out, record.read(path)["results"]
-    assert len(printed.splitlines()) == 1 + len(found)
-    for name, stages in found.items():
+    printed, results = capsys.readouterr().out, record.read(path)["results"]
+    assert len(printed.splitlines()) == 1 + len(results)
+    for name, stages in results.items():
         assert name in printed
         assert set(stages) == {"budget", "admit", "observe", "total"}
         assert all(len(times) == 2 and min(times) > 0 for times in stages.values())

@@ -32,12 +32,12 @@ def test_numbers_of_known_distributions(tmp_path: Path) -> None:
     moved[2] = 0.0
     moved[3] += 7.0
     moved[4] = 0.0
-    found = rounding.divergences(ANSWERS, write(tmp_path / "a", reference), write(tmp_path / "b", moved))
-    assert list(found) == ["greedy", "T = 1", "all"]
+    divergences = rounding.divergences(ANSWERS, write(tmp_path / "a", reference), write(tmp_path / "b", moved))
+    assert list(divergences) == ["greedy", "T = 1", "all"]
     target, inputs = reference.double().log_softmax(-1), moved.double().log_softmax(-1)
     first = float(torch.nn.functional.kl_div(inputs[0], target[0], log_target=True, reduction="sum"))
     assert first > 10
-    greedy, sampled, together = found.values()
+    greedy, sampled, together = divergences.values()
     assert (greedy.answers, greedy.tokens, greedy.same) == (1, 2, 0.5)
     assert greedy.kl == pytest.approx(first / 2)
     assert (sampled.tokens, sampled.same) == (1, 1.0)
@@ -66,9 +66,9 @@ def test_rows_predict_the_tokens_and_rounding_moves_them_a_little(tmp_path: Path
         best = rows[start : start + len(one.tokens)].argmax(-1).tolist()
         assert (best == one.tokens) == (one.temperature == 0)
         start += len(one.tokens) + 1
-    found = rounding.divergences(answers, tmp_path / "float", tmp_path / "int8")["all"]
-    assert 1e-5 < found.kl < 0.05
-    assert found.same > 0.85
+    divergence = rounding.divergences(answers, tmp_path / "float", tmp_path / "int8")["all"]
+    assert 1e-5 < divergence.kl < 0.05
+    assert divergence.same > 0.85
 
 
 def test_too_many_tokens_are_refused() -> None:

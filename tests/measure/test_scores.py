@@ -28,12 +28,12 @@ def test_questions_are_paired_by_their_number(tmp_path: Path, capsys: pytest.Cap
     written = tmp_path / "scores.json"
     folders = [f"ours={tmp_path / 'a'}", f"theirs={tmp_path / 'b'}"]
     assert script.main(scores, [*folders, "--json", str(written)]) == 0
-    found = record.read(written)["results"]
-    assert list(found) == ["gsm8k"]
-    assert found["gsm8k"]["ours"] == {
+    results = record.read(written)["results"]
+    assert list(results) == ["gsm8k"]
+    assert results["gsm8k"]["ours"] == {
         "questions": 3, "score": pytest.approx(2 / 3), "error": pytest.approx(1 / 3), "won": 0, "lost": 0, "same": 1,
     }  # fmt: skip
-    assert found["gsm8k"]["theirs"] == {
+    assert results["gsm8k"]["theirs"] == {
         "questions": 3, "score": pytest.approx(2 / 3), "error": pytest.approx(1 / 3), "won": 1, "lost": 1,
         "same": pytest.approx(1 / 3),
     }  # fmt: skip

@@ -48,13 +48,13 @@ def soak(
 
 
 def test_a_correct_server_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, shown, found = soak(right, tmp_path, capsys, 'sglang:num_used_tokens{rank="0"} 0.0\n')
+    code, shown, record = soak(right, tmp_path, capsys, 'sglang:num_used_tokens{rank="0"} 0.0\n')
     assert code == 0, shown
     assert shown.endswith("nothing found\n")
     assert "cache empty after 0 s" in shown
-    assert found["counts"]["compared"] == found["counts"]["whole"]["greedy"] > 0
-    assert set(found["counts"]["asked"]) == {"greedy", "sampled", "schema", "given up"}
-    assert found["counts"]["whole"].get("given up", 0) < found["counts"]["asked"]["given up"]
+    assert record["counts"]["compared"] == record["counts"]["whole"]["greedy"] > 0
+    assert set(record["counts"]["asked"]) == {"greedy", "sampled", "schema", "given up"}
+    assert record["counts"]["whole"].get("given up", 0) < record["counts"]["asked"]["given up"]
 
 
 def test_texts_that_change_under_load_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,10 +70,10 @@ def test_texts_that_change_under_load_are_found(tmp_path: Path, capsys: pytest.C
         finally:
             running -= 1
 
-    code, shown, found = soak(changing, tmp_path, capsys)
+    code, shown, record = soak(changing, tmp_path, capsys)
     assert code == 1
-    assert 0 < found["counts"]["changed"] <= found["counts"]["compared"]
-    assert found["counts"]["against_schema"] > 0
+    assert 0 < record["counts"]["changed"] <= record["counts"]["compared"]
+    assert record["counts"]["against_schema"] > 0
     assert "greedy answers are not what they were alone" in shown
     assert "changed: " in shown
 
@@ -88,11 +88,11 @@ def test_failures_are_found_and_refusals_are_not(tmp_path: Path, capsys: pytest.
             return web.json_response({"error": {"message": "broken"}}, status=429 if number % 2 else 500)
         return await right(request, body)
 
-    code, shown, found = soak(failing, tmp_path, capsys)
+    code, shown, record = soak(failing, tmp_path, capsys)
     assert code == 1
-    failures = found["counts"]["failures"]
+    failures = record["counts"]["failures"]
     assert set(failures) == {"429", "500"}
-    assert found["faults"] == [f"{failures['500']} requests failed"]
+    assert record["faults"] == [f"{failures['500']} requests failed"]
     assert "broken" in shown
 
 
@@ -120,12 +120,12 @@ def test_a_server_that_resists_all_attacks_but_the_open_body(
             return web.json_response({"error": {"message": "no"}}, status=400)
         return await right(request, body)
 
-    _, shown, found = soak(refusing, tmp_path, capsys, flags=(*ATTACKED, "--most-slower", "100"))
-    attacked = found["attacked"]["outcomes"]
+    _, shown, record = soak(refusing, tmp_path, capsys, flags=(*ATTACKED, "--most-slower", "100"))
+    attacked = record["attacked"]["outcomes"]
     assert attacked.keys() == attacks.ATTACKS.keys()
     assert attacked["top_k beyond int32"].keys() == {"400"}
     # aiohttp has no limit for a body, so neither has this server
-    assert [fault.partition(":")[0] for fault in found["faults"]] == ["a body that never ends"], shown
+    assert [fault.partition(":")[0] for fault in record["faults"]] == ["a body that never ends"], shown
     assert "slowest /health" in shown
 
 
@@ -136,9 +136,9 @@ def test_a_server_that_an_attack_breaks_is_found(tmp_path: Path, capsys: pytest.
             return web.json_response({"error": {"message": "broken"}}, status=500 if "top_k" in body else 400)
         return await right(request, body)
 
-    code, shown, found = soak(breaking, tmp_path, capsys, flags=ATTACKED)
+    code, shown, record = soak(breaking, tmp_path, capsys, flags=ATTACKED)
     assert code == 1
-    assert any(fault.startswith("top_k beyond int32: ") and fault.endswith("500") for fault in found["faults"]), shown
+    assert any(fault.startswith("top_k beyond int32: ") and fault.endswith("500") for fault in record["faults"]), shown
 
 
 def test_a_server_that_attacks_slow_down_is_found() -> None:

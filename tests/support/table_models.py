@@ -90,5 +90,5 @@ class DenoisingModel(TableModel):
         """Random logits [R, M, V] and chances [R, M], a function of the state."""
         states = torch.cat([anchors[:, None], tokens.where(revealed, self.vocabulary)], 1).tolist()
         rows = [torch.Generator().manual_seed(hash((self.seed, *state)) % 2**31) for state in states]
-        found = torch.stack([torch.randn(self.gamma, self.vocabulary + 1, generator=row) for row in rows])[:, columns]
-        return 1.5 * found[..., :-1], (2 * found[..., -1]).sigmoid()
+        numbers = torch.stack([torch.randn(self.gamma, self.vocabulary + 1, generator=row) for row in rows])[:, columns]
+        return 1.5 * numbers[..., :-1], (2 * numbers[..., -1]).sigmoid()

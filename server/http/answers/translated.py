@@ -121,5 +121,5 @@ class _Translation:
 
     def trace(self) -> dict[str, Any]:
         """The tokens' sources since the last call, where the request asks for them."""
-        found, self._trace = self._trace, []
-        return {"speculation": {"trace": found}} if found else {}
+        trace, self._trace = self._trace, []
+        return {"speculation": {"trace": trace}} if trace else {}

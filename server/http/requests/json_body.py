@@ -55,12 +55,12 @@ class Meter:
         self.commas += outside.count(b",")
 
     def _refuse_too_much(self) -> None:
-        for found, most, what in (
+        for amount, most, what in (
             (self.containers, MAX_CONTAINERS, "objects and arrays"),
             (self.strings, MAX_STRINGS, "strings and keys"),
             (self.commas, self._max_commas, "values"),
         ):
-            if found > most:
+            if amount > most:
                 raise ApiError(f"the body has more than {most} {what}", code="body_too_complex")
 
 

@@ -80,8 +80,8 @@ def _set_apart(request: ChatRequest | TextRequest, limits: Limits) -> None:
     if limits.looks_across:
         request._corpus = "" if key is None else key.digest.hex()
     if limits.drafter_of is not None:
-        request._own = own = limits.drafter_of(key, request.model)
-        request.extra_key = ":".join((own.secret, own.learner, own.learned))
+        request._own = drafter = limits.drafter_of(key, request.model)
+        request.extra_key = ":".join((drafter.secret, drafter.learner, drafter.learned))
 
 
 async def receive_as(model: type[T], raw: Request, limits: Limits) -> T:
@@ -144,11 +144,11 @@ def _check_amounts(body: dict[str, Any], kind: Kind, limits: Limits) -> Any:
     else:
         prompt, body["prompt"] = body.get("prompt"), "-"
         prompts = bounds.check_prompt(prompt, limits.vocab_size, limits.max_choices, limits.context_length)
-        texts, param = [[one] for one in prompts if isinstance(one, str)], "prompt"
+        texts, param = [[text] for text in prompts if isinstance(text, str)], "prompt"
     bounds.check_sizes(body, limits.vocab_size)
     if limits.prompt_length is not None:
-        for one in texts:
-            limits.prompt_length.check(one, param)
+        for text in texts:
+            limits.prompt_length.check(text, param)
     return prompt
 
 

@@ -148,9 +148,9 @@ def with_images(text_alone: type, text: type) -> type:
 
             def others() -> Iterator[tuple[str, torch.Tensor]]:
                 for name, weight in weights:
-                    before, found, own = name.partition("visual.")
-                    if found and before in ("", "model."):
-                        of_images.append((own, weight))
+                    before, separator, rest = name.partition("visual.")
+                    if separator and before in ("", "model."):
+                        of_images.append((rest, weight))
                     else:
                         yield name, weight
 

@@ -122,8 +122,8 @@ class GgufWeights:
         total = 0
         for stored in self.stored.values():
             kept = in_blocks and len(stored.shape) == 2 and stored.kind in KINDS
-            own = FLOATS[stored.kind].itemsize if stored.kind in FLOATS else 2
-            total += stored.size if kept else math.prod(stored.shape) * (float_size or own)
+            stored_size = FLOATS[stored.kind].itemsize if stored.kind in FLOATS else 2
+            total += stored.size if kept else math.prod(stored.shape) * (float_size or stored_size)
         return total
 
 

@@ -189,9 +189,9 @@ def test_following_equals_serving(kind: str, target: TargetModel, tmp_path: Path
         kind, make_target(target.config, target.embedding, target.head), gamma=gamma, checkpoint=str(tmp_path),
         denoising_steps=steps,
     )  # fmt: skip
-    found = following(model, target, held, schedule_of(kind, gamma, steps))
+    followed = following(model, target, held, schedule_of(kind, gamma, steps))
     runs = set()
-    for s, one in zip(held, found, strict=True):
+    for s, one in zip(held, followed, strict=True):
         accepted, confidence = decode(served, s)
         assert one.accepted.tolist() == accepted
         assert one.tokens == len(s.tokens) - 1 - s.prompt

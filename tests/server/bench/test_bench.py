@@ -73,11 +73,11 @@ def test_arms_on_an_engine_without_a_profile(tmp_path: Path, small_target: Small
             assert one["output_tokens"] * one["whole"] / one["seconds"] == pytest.approx(one["throughput"], rel=0.05)
         [off], [every] = arms["off"], arms["verify all"]
         assert off["counts"]["tau"] == 1
-        found = every["counts"]
-        assert 1 < found["tau"] <= 4
-        assert len(found["tried"]) == 3
-        assert all(kept <= tried for kept, tried in zip(found["kept"], found["tried"], strict=True))
-        assert found["tried"][1] == found["kept"][0]  # all are verified, but only observed after accepted ones
+        counts = every["counts"]
+        assert 1 < counts["tau"] <= 4
+        assert len(counts["tried"]) == 3
+        assert all(kept <= tried for kept, tried in zip(counts["kept"], counts["tried"], strict=True))
+        assert counts["tried"][1] == counts["kept"][0]  # all are verified, but only observed after accepted ones
     assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -31,9 +31,9 @@ def counts(value: Any) -> tuple[int, int]:
         inner = [*value, *value.values()]
     elif isinstance(value, list):
         inner = value
-    found = [counts(one) for one in inner]
-    containers = int(isinstance(value, (dict, list))) + sum(one[0] for one in found)
-    return containers, int(isinstance(value, str)) + sum(one[1] for one in found)
+    each = [counts(one) for one in inner]
+    containers = int(isinstance(value, (dict, list))) + sum(one[0] for one in each)
+    return containers, int(isinstance(value, str)) + sum(one[1] for one in each)
 
 
 @pytest.mark.slow

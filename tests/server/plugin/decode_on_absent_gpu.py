@@ -235,7 +235,7 @@ def forward(worker: Worker, batch: Any) -> Any:
 
 
 def steps(worker: Worker, kind: str, lengths: list[int], rows: torch.Tensor) -> list[list[Any]]:
-    found = []
+    operations = []
     batch = batch_of(kind, lengths, rows, worker.device)
     worker.requests.admit(batch.reqs, batch.req_pool_indices, rows.numpy())
     for _ in range(2):
@@ -245,8 +245,8 @@ def steps(worker: Worker, kind: str, lengths: list[int], rows: torch.Tensor) -> 
         assert published[0].device == worker.device
         read_late = kind == "penalized"  # rules read the page table after the verification
         assert (worker.target_worker.model_runner.shared_read_done_event is None) == (read_late or not worker.tail)
-        found.append(watched.operations)
-    return found
+        operations.append(watched.operations)
+    return operations
 
 
 class Replays:
@@ -320,7 +320,7 @@ def late(drafter: str, device: torch.device, *, without: Any = None) -> tuple[in
         shapes = warm_up.Shapes(MANY, worker.req_to_token_pool.req_to_token, VOCABULARY, worker.width - 1, True)
         with absent_gpu.watching():
             warm_up.run_all(shapes, worker.drafter)
-        compiled, found = len(absent_gpu.KERNELS.compiled) - before, list[str]()
+        compiled, missed = len(absent_gpu.KERNELS.compiled) - before, list[str]()
         for count in ASKING:
             rows = np.arange(count)
             at = SimpleNamespace(numpy=lambda rows=rows: rows)
@@ -329,8 +329,8 @@ def late(drafter: str, device: torch.device, *, without: Any = None) -> tuple[in
                 with absent_gpu.watching() as watched:
                     worker.requests.admit(batch.reqs, batch.req_pool_indices, rows)
                     worker._decode(batch, lambda _: None, None)
-                found += watched.compiled
-    return compiled, found
+                missed += watched.compiled
+    return compiled, missed
 
 
 def run(drafter: str, planner: str, kind: str, device: torch.device, *, with_kernels: bool = True) -> dict[str, Any]:
@@ -356,25 +356,25 @@ def propose_on_host(drafter: DiffusionDrafter, batch: Any) -> Any:
 
 def main() -> None:
     publish(ServerArgs(model_path="dummy", device="cpu"), role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
-    device, found = absent_gpu.install(), {}
+    device, results = absent_gpu.install(), {}
     for case in CASES:
-        found[", ".join(case)] = run(*case, device)
+        results[", ".join(case)] = run(*case, device)
     for case in WITHOUT_KERNELS:
-        found[f"{', '.join(case)}, without kernels"] = run(*case, device, with_kernels=False)
-    found["launches"] = {
+        results[f"{', '.join(case)}, without kernels"] = run(*case, device, with_kernels=False)
+    results["launches"] = {
         f"{drafter}, {kind}": launches(drafter, kind, device)
         for drafter in ("dspark", "dspark in graphs", "dspark begun in graphs")
         for kind in BATCHES
     }
-    found["late"] = {drafter: late(drafter, device) for drafter in WARMED}
-    found["planted late"] = {left: late("dspark", device, without=left) for left in ("greedy", "sampled")}
+    results["late"] = {drafter: late(drafter, device) for drafter in WARMED}
+    results["planted late"] = {left: late("dspark", device, without=left) for left in ("greedy", "sampled")}
     original = worker_module.flatten
     for name, plant in PLANTS.items():
         worker_module.flatten = lambda anchors, *rest, plant=plant: (plant(anchors), original(anchors, *rest))[1]
-        found[f"planted {name}"] = run("ngram", "verify-all", "greedy", device)
+        results[f"planted {name}"] = run("ngram", "verify-all", "greedy", device)
     DiffusionDrafter._propose_each = propose_on_host
-    found["planted host"] = run("deer", "verify-all", "greedy", device)
-    print(json.dumps(found))
+    results["planted host"] = run("deer", "verify-all", "greedy", device)
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -196,33 +196,33 @@ def test_verified_token_by_token_they_have_it_too(name):
 
 
 def check(scene, name):
-    found = scene.run()
-    assert sum(found.texts.values()) == pytest.approx(1.0, abs=EXACT)
-    assert distance(found.texts, scene.exact()) < EXACT
-    assert found.verified[2] > 0.2
+    sums = scene.run()
+    assert sum(sums.texts.values()) == pytest.approx(1.0, abs=EXACT)
+    assert distance(sums.texts, scene.exact()) < EXACT
+    assert sums.verified[2] > 0.2
     if name in DIFFER:  # verification depends on the draw, as far as it may
-        assert found.differed > 0.2
+        assert sums.differed > 0.2
     if name in INFLUENCE:
-        assert found.influenced > 0.2
+        assert sums.influenced > 0.2
     if name in LEARN:  # whole steps depend on earlier draws
         rows = tuple(range(len(scene.kinds)))
-        assert sum(p > 0.05 for (requests, *_), p in found.plans.items() if requests == rows) > 1
+        assert sum(p > 0.05 for (requests, *_), p in sums.plans.items() if requests == rows) > 1
     if scene.lookup:
-        assert found.looked_up > 0.5
+        assert sums.looked_up > 0.5
     if scene.lookup and scene.model and name != "resting":
-        assert found.modelled > 0.5
+        assert sums.modelled > 0.5
     if scene.shortens:
-        assert min(found.depths[1], found.depths[2]) > 0.1
+        assert min(sums.depths[1], sums.depths[2]) > 0.1
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_seed_decides_the_text_whatever_is_drafted(seed):
     for planner in (VerifyAll, lambda: Threshold(0.4), alone(STEEP, held=1)):
         scene = Scene(planner, (Kind(seed=seed),), length=6)
-        found = scene.run()
-        assert found.texts.keys() == scene.exact().keys()
-        assert found.verified[1] > 0.5
-        assert planner is not VerifyAll or found.verified[3] > 0.5
+        sums = scene.run()
+        assert sums.texts.keys() == scene.exact().keys()
+        assert sums.verified[1] > 0.5
+        assert planner is not VerifyAll or sums.verified[3] > 0.5
 
 
 def test_learnt_acceptance_may_be_used_at_once(monkeypatch):
@@ -230,9 +230,9 @@ def test_learnt_acceptance_may_be_used_at_once(monkeypatch):
     monkeypatch.setattr(history.Correction, "SURE", 0.1)
     for name in ("several steps looked at", "one budget", "whether the model drafts", "lookups first"):
         scene = SCENES[name]
-        found = scene.run()
-        assert distance(found.texts, scene.exact()) < EXACT
-        assert found.verified[2] > 0.2
+        sums = scene.run()
+        assert distance(sums.texts, scene.exact()) < EXACT
+        assert sums.verified[2] > 0.2
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------
@@ -291,10 +291,10 @@ class SureToTheEnd(VerifyAll):
 def test_a_look_ahead_is_detected(planner):
     """Appendix A: 0.7 and 0.3 become 0.85 and 0.15."""
     scene = Scene(planner, model=2, length=4, prompt=(0, 1, 0))
-    found = scene.run()
-    assert found.verified[2] > 0.2
-    assert distance(found.texts, scene.exact()) > SEEN
-    assert sum(p for (text,), p in found.texts.items() if text[0] == 0) == pytest.approx(0.85, abs=EXACT)
+    sums = scene.run()
+    assert sums.verified[2] > 0.2
+    assert distance(sums.texts, scene.exact()) > SEEN
+    assert sum(p for (text,), p in sums.texts.items() if text[0] == 0) == pytest.approx(0.85, abs=EXACT)
 
 
 def test_drafts_kept_by_another_seed_are_detected(monkeypatch):
