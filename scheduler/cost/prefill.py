@@ -8,12 +8,10 @@ The three rates are the state of a Kalman filter, as in `drift.py`: measured chu
 served both move it, so a server without measurements learns them within a few prompts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -54,7 +52,7 @@ class PrefillPoint:
         return {"tokens": self.tokens, "context": self.context, "seconds": self.seconds}
 
     @classmethod
-    def from_json(cls, data: Any) -> PrefillPoint:
+    def from_json(cls, data: Any) -> Self:
         """Raises ValueError saying what is wrong with `data`."""
         try:
             return cls(int(data["tokens"]), int(data["context"]), float(data["seconds"]))

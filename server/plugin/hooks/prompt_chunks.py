@@ -8,13 +8,11 @@ between any two batches.
 With several tensor-parallel ranks the first one decides. Turns are counted in tokens, so that all ranks agree on them.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, Self
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -122,7 +120,7 @@ class PromptReader:
         self._ended = self._resumed = 0.0
 
     @classmethod
-    def of(cls, scheduler: Any) -> PromptReader | None:
+    def of(cls, scheduler: Any) -> Self | None:
         """None where SGLang cuts prompts as it is configured to."""
         config = PluginConfig.from_env()
         if not config.max_pause or scheduler.chunked_prefill_size is None or scheduler.is_mixed_chunk:
