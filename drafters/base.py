@@ -78,6 +78,16 @@ class Prefilled:
 
 
 @dataclass(frozen=True, slots=True)
+class ForcedTokens:
+    """Tokens that grammars force, for R requests: tokens [R, gamma] int64, lens [R] int64, confidence [R, gamma]
+    float32 as in `Draft`."""
+
+    tokens: torch.Tensor
+    lens: torch.Tensor
+    confidence: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class DraftBatch:
     """R requests to draft for.
 
@@ -105,6 +115,7 @@ class DraftBatch:
     sets: [R] int64, number of the set of weights that each request is drafted with, see `Drafter.reload`; None: 0,
         that of the start, for all.
     corpora: [R] int64, number of the corpus of other texts that each may be looked up in, see `corpora.py`; None: none.
+    forced: tokens with which each answer probably goes on because of its grammar; None: none.
     """
 
     anchors: torch.Tensor
@@ -126,6 +137,7 @@ class DraftBatch:
     longest: int | None = None
     sets: torch.Tensor | None = None
     corpora: torch.Tensor | None = None
+    forced: ForcedTokens | None = None
 
     @property
     def rules(self) -> Rules:
@@ -143,6 +155,7 @@ class DraftBatch:
             sets=None if self.sets is None else self.sets[requests],
             corpora=None if self.corpora is None else self.corpora[requests],
             draft_mask=None,
+            forced=None,
             decided=None if self.decided is None else self.decided[requests],
             **self.rules.of(requests)._asdict(),
         )
@@ -170,6 +183,7 @@ class Draft:
     points: [R] bool, drafts whose q is a point mass on every token, whatever probs says; their lens may be above G;
         None: none.
     across: [R] bool, those of them that were found in other requests' texts; None: none.
+    by_grammar: [R] bool, those of them that a grammar forces; None: none.
     drafting: requests for which a model drafted, whether its draft was taken or not; costs of drafts are learnt by it.
     """
 
@@ -182,6 +196,7 @@ class Draft:
     drafting: int = 0
     across: torch.Tensor | None = None
     points: torch.Tensor | None = None
+    by_grammar: torch.Tensor | None = None
 
     @classmethod
     def of(

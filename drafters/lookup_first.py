@@ -96,7 +96,10 @@ def merge(
         probs, lens = point_masses(drafted, tokens, lens, lookups & (temperatures > 0))
         probs[taken] = drafted.probs[better]
     across = None if found.across is None else found.across & lookups
-    return Draft(tokens, lens, confidence, probs, drafted.vocab, lookups, drafted.drafting, across)
+    by_grammar = None if found.by_grammar is None else found.by_grammar & lookups
+    return Draft(
+        tokens, lens, confidence, probs, drafted.vocab, lookups, drafted.drafting, across, by_grammar=by_grammar
+    )
 
 
 def point_masses(
