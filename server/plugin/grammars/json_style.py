@@ -8,8 +8,8 @@ from __future__ import annotations
 
 WHITE_SPACE = " \n\t\r"
 OPENING, CLOSING = "{[", "}]"
-INDENTATION = 2
-"""Spaces of each level, until the answer shows its own."""
+INDENTATION = "  "
+"""White space of each level, until the answer shows its own."""
 
 
 class JsonStyle:
@@ -52,7 +52,8 @@ class JsonStyle:
         if learn and self._before and (kind != "v" or self._before != "v"):
             self._after[self._before, kind, depth] = self.pending
             if "\n" in self.pending and depth > 0:
-                self._unit = len(self.pending.rpartition("\n")[2]) // depth
+                line = self.pending.rpartition("\n")[2]
+                self._unit = line[: len(line) // depth]
         self._depth = depth + (char in OPENING)
         self.in_string, self.pending = char == '"', ""
         self._before = char if char in "{[,:" else "v"
@@ -74,7 +75,7 @@ class JsonStyle:
         return self._indented(depth) if "\n" in alike[-1] else alike[-1]
 
     def _indented(self, depth: int) -> str:
-        return "\n" + " " * (self._unit * depth)
+        return "\n" + self._unit * depth
 
 
 def _kind(char: str) -> str:
