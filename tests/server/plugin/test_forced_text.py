@@ -147,7 +147,7 @@ def test_strings_are_not_read_as_json() -> None:
     style = JsonStyle()
     style.read('{\n  "a": "x{ \\" [\\\\",\n  "b": [')
     assert style.guess('"') == "\n    "
-    style.read(' "c: {')
+    style.read('\n    "c: {')
     assert style.in_string
     style.read('"')
     assert not style.in_string
