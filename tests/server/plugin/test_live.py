@@ -35,6 +35,7 @@ def test_totals_by_source(registry) -> None:
         "model": {"drafts": 4, "accepted": 8},
         "lookup": {"drafts": 2, "accepted": 4},
         "across": none,
+        "grammar": none,
     }
     assert sum(found["calibration"]["model"]["observed"]) == 10
     assert sum(found["calibration"]["lookup"]["expected"]) == 2
