@@ -5,8 +5,6 @@ often elsewhere. The choice between them uses only facts known before either dra
 one outcome of that draw over another.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

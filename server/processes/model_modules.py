@@ -1,7 +1,5 @@
 """Keep a scheduler from importing 200 model modules of SGLang, which takes over a second, to serve one model."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Sequence

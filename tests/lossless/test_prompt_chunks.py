@@ -1,7 +1,5 @@
 """Answers do not depend on how prompts are cut, nor on the work between their chunks."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -4,8 +4,6 @@ The worker's own drafting, planning, admission and acceptance run; every outcome
 the same texts and planner inputs are merged.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections import defaultdict
@@ -206,9 +204,7 @@ class Enumeration:
 
         def reach(row: int, draws: Sequence[float]) -> int:
             """Number of the model's draws that have an effect."""
-            return (
-                len(draws) if self.model is not None and not self.model.left_to_right else min(len(draws), limits[row])
-            )
+            return min(len(draws), limits[row])
 
         def drawn(draws: dict[int, Text]) -> Drawn:
             keys = torch.zeros(len(rows), self.drafter.gamma, dtype=torch.int64)

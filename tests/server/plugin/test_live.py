@@ -1,7 +1,5 @@
 """Data of the page: totals of the counters, and a planner's curve."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
