@@ -4,8 +4,6 @@ Saxena, Prompt Lookup Decoding (2023). Needs no model; strong where answers quot
 with `corpora.py`, repeat earlier prompts and answers.
 """
 
-from __future__ import annotations
-
 import torch
 
 from outrider.kernels.cpu import native

@@ -11,8 +11,6 @@ Answers stand still while a prompt is read. So a prompt is read in chunks, and d
 All times come from `PrefillCost` and from steps that have run; nothing here reads a clock.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

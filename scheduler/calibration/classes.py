@@ -7,8 +7,6 @@ All of this is known beforehand, so that a
 correction by it tells nothing about the draw.
 """
 
-from __future__ import annotations
-
 import torch
 
 SAMPLING = ("greedy", "sampled", "seeded")

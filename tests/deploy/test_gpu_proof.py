@@ -1,7 +1,5 @@
 """The folder of `make gpu-proof`, and its command, without a GPU."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json
@@ -152,9 +150,9 @@ def test_simulated_acceptance_keeps_as_many_as_it_says_and_no_more_than_were_ver
     assert bool((kept <= lens).all())
     for verified in (1, 4, 7):
         chances = torch.tensor([simulated.CONFIDENCE**k for k in range(1, verified + 1)], dtype=torch.float64)
-        found = kept[lens == verified].double()
-        spread = float(found.std()) / len(found) ** 0.5
-        assert abs(float(found.mean()) - float(chances.sum())) < 5 * spread
+        share = kept[lens == verified].double()
+        spread = float(share.std()) / len(share) ** 0.5
+        assert abs(float(share.mean()) - float(chances.sum())) < 5 * spread
     row = int((kept == 3).nonzero()[0])
     assert tokens[row, :4].tolist() == [*drafts[row, :3].tolist(), 999]
 

@@ -1,7 +1,5 @@
 """The compiled block equals the plain model, and declines unknown models."""
 
-from __future__ import annotations
-
 import dataclasses
 from unittest.mock import patch
 
@@ -76,7 +74,7 @@ def drafts(
     slots = torch.cat([table[row, :length] for row, length in zip(batch.rows, LENGTHS, strict=True)]).long()
     positions = torch.cat([torch.arange(int(length)) for length in LENGTHS])
     hidden = torch.randn(len(slots), len(config.target_layers) * config.hidden_size).to(dtype)
-    found, states = [], []
+    drafted, states = [], []
     for compiled in (True, False):
         drafter = BlockDrafter(model, embedding=shared, head=shared)
         assert drafter.compiled is not None
@@ -85,8 +83,8 @@ def drafts(
         drafter.allocate(table.numel())
         drafter.observe(Features(hidden, torch.zeros_like(slots), positions, slots))
         states.append(torch.stack([pool for pair in drafter.pools for pool in pair]))
-        found.append(drafter.propose(batch))
-    return found, states
+        drafted.append(drafter.propose(batch))
+    return drafted, states
 
 
 @pytest.mark.parametrize("config", (VARIANTS | PATHS).values(), ids=VARIANTS | PATHS)

@@ -1,7 +1,5 @@
 """`outrider train dllm` at tiny size, compared with transformers' network with dense masks."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json
@@ -348,9 +346,9 @@ def test_merged_folder_is_the_model_with_its_delta(
     seen = dense(model.layout, len(ids), None)
     bias = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
     with torch.no_grad():
-        found = merged(input_ids=ids[None], attention_mask=bias[None, None]).logits[0]
+        logits = merged(input_ids=ids[None], attention_mask=bias[None, None]).logits[0]
     others = torch.arange(VOCABULARY) != MASK  # a shared embedding changes the mask's logit
-    assert_near(found[:, others], expected[:, others], TERMS)
+    assert_near(logits[:, others], expected[:, others], TERMS)
 
 
 def test_a_delta_of_another_target_is_refused(model: ConvertedModel, target_folder: Path, tmp_path: Path) -> None:

@@ -87,16 +87,16 @@ def test_matches_equal_a_plain_search():
         text[: random.Random(row).randrange(2, len(text))] for row, text in enumerate(some_texts(200, 50, seed=1)[::-1])
     ]
     draft = drafts(corpora, ends, [ME] * len(ends))
-    found = 0
+    matches = 0
     for row, end in enumerate(ends):
         want = expected(kept, end)
         assert bool(draft.across[row]) == (want is not None), row
         if want is not None:
-            found += 1
+            matches += 1
             assert draft.tokens[row, : draft.lens[row]].tolist() == want
             assert (draft.confidence[row, : len(want)] > 0).all()
             assert not draft.confidence[row, len(want) :].any()
-    assert 20 < found < 190
+    assert 20 < matches < 190
 
 
 def test_no_match_is_found_in_another_corpus():

@@ -1,7 +1,5 @@
 """The target writes many texts at once, with the right distribution."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
@@ -113,8 +111,8 @@ def test_all_implementations_of_the_target_agree(tmp_path: Path) -> None:
         slots = table[batch.rows[batch.requests_of_tokens], batch.positions].long()
         ids = torch.randint(3, 96, (sum(queries),))
         with torch.inference_mode():
-            expected, *found = ((way, *way.forward(ids, slots, batch, (4, 1))) for way in ways)
-            for way, hidden, kept in found:
+            expected, *results = ((way, *way.forward(ids, slots, batch, (4, 1))) for way in ways)
+            for way, hidden, kept in results:
                 assert_near(hidden, expected[1], TERMS)
                 assert_near(kept, expected[2], TERMS)
                 logits = expected[0].logits(expected[1])

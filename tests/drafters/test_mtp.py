@@ -1,7 +1,5 @@
 """MtpDrafter: the chain of Transformers' layer, for checkpoints of every layout, and its refusals."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path
@@ -107,9 +105,9 @@ def test_only_committed_tokens_leave_state(layout: str, tmp_path: Path) -> None:
     fresh, other = observed(layout, tmp_path)
     observe(fresh, layout, other, 0, 9, 12)
     for row, of, length in ((0, 0, 12), (3, 1, 30)):
-        found = made.propose(dataclasses.replace(batch(table, [row], [length]), anchors=torch.tensor([5])))
+        draft = made.propose(dataclasses.replace(batch(table, [row], [length]), anchors=torch.tensor([5])))
         wanted = fresh.propose(dataclasses.replace(batch(other, [of], [length]), anchors=torch.tensor([5])))
-        assert found.tokens.tolist() == wanted.tokens.tolist()
+        assert draft.tokens.tolist() == wanted.tokens.tolist()
 
 
 def test_tokens_follow_q(layout: str, tmp_path: Path) -> None:
@@ -149,8 +147,8 @@ def test_a_gpus_path_drafts_the_same(layout: str, tmp_path: Path) -> None:
     assert layout == JOINED or not any(".experts." in name for name in weights.tensors)
     for temperature in (0.0, 1.0):
         asking = batch(table, [0, 1, 2], list(LENGTHS), temperature)
-        found, wanted = other.propose(asking), made.propose(asking)
-        assert_same_draft(found, wanted)
+        draft, wanted = other.propose(asking), made.propose(asking)
+        assert_same_draft(draft, wanted)
 
 
 def test_only_the_layer_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,12 +163,12 @@ def test_only_the_layer_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def changed(folder: Path, **tensors: torch.Tensor | None) -> None:
-    found = load_file(folder / "model.safetensors")
+    stored = load_file(folder / "model.safetensors")
     for name, value in tensors.items():
-        found.pop(name, None)
+        stored.pop(name, None)
         if value is not None:
-            found[name] = value
-    save_file(found, folder / "model.safetensors")
+            stored[name] = value
+    save_file(stored, folder / "model.safetensors")
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,8 @@ def test_compiled_and_plain_search_find_the_same(monkeypatch):
             plainly.setattr(native, "available", lambda: False)
             plain = propose(texts, gamma)
         assert torch.equal(ours.lens, plain.lens)
-        found = plain.lens > 0
-        assert torch.equal(ours.tokens[found], plain.tokens[found])
+        matched = plain.lens > 0
+        assert torch.equal(ours.tokens[matched], plain.tokens[matched])
         torch.testing.assert_close(ours.confidence, plain.confidence)
 
 

@@ -1,7 +1,5 @@
 """Gated delta networks: compiled kernels and torch against Transformers' rule."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -76,10 +74,10 @@ def states_of(sizes: Sizes, lens: list[int], slots: torch.Tensor = SLOTS) -> Sta
 def advance(given: Tokens, layer: DeltaLayer, states: States, *, write: bool) -> tuple[torch.Tensor, Corrections]:
     """Outputs of a layer; windows and states are updated."""
     mixed = gated_delta.convolve(given.inputs, layer, states)
-    found = gated_delta.gated_delta(mixed, given.a, given.b, layer, states, write=write)
+    outputs = gated_delta.gated_delta(mixed, given.a, given.b, layer, states, write=write)
     if write:
         gated_delta.slide(given.inputs, states, states.indptr.diff())
-    return found
+    return outputs
 
 
 @pytest.mark.parametrize("sizes", EVERY, ids=str)
@@ -140,8 +138,8 @@ def test_states_follow_the_tokens_that_stay(kept: list[int], sizes: Sizes) -> No
     gated_delta.replay(made, states, counts)
     gated_delta.slide(given.inputs, states, counts)
     stays = torch.cat([torch.arange(n) + begin for n, begin in zip(kept, states.indptr.tolist(), strict=False)])
-    found, _ = advance(Tokens(*(x[stays] for x in given)), layer, alone, write=True)
-    assert torch.equal(found, outputs[stays])
+    results, _ = advance(Tokens(*(x[stays] for x in given)), layer, alone, write=True)
+    assert torch.equal(results, outputs[stays])
     assert torch.equal(states.pool, alone.pool)
     assert torch.equal(states.windows, alone.windows)
 
@@ -155,8 +153,8 @@ def test_a_token_does_not_depend_on_the_batch(threads: int, dtype: torch.dtype) 
     alone = states_of(SMALL, LENS)
     for piece in torch.arange(sum(LENS[:3]), sum(LENS)).split([1, 2, 101, 1, 195]):
         own = States(alone.windows, alone.pool, SLOTS[3:], torch.tensor([0, len(piece)]))
-        found, _ = advance(Tokens(*(x[piece] for x in given)), layer, own, write=True)
-        assert torch.equal(found, outputs[piece])
+        results, _ = advance(Tokens(*(x[piece] for x in given)), layer, own, write=True)
+        assert torch.equal(results, outputs[piece])
     assert torch.equal(alone.pool[SLOTS[3]], states.pool[SLOTS[3]])
     assert torch.equal(alone.windows[SLOTS[3]], states.windows[SLOTS[3]])
 

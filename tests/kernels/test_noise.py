@@ -118,9 +118,9 @@ def test_draws_follow_the_weights():
     rare = 10_000
     weights = torch.cat([torch.full((rare,), 1e-8), torch.ones(1)]).expand(100_000, -1)
     drawn = torch.cat([gumbel_argmax(part, some_keys(5000, i)) for i, part in enumerate(weights.split(5000))])
-    found = int((drawn < rare).sum())
-    assert abs(found - 10) < 5 * math.sqrt(10)  # 1e-4 of 100,000
-    assert len(set(drawn[drawn < rare].tolist())) == found  # not always the same few
+    count = int((drawn < rare).sum())
+    assert abs(count - 10) < 5 * math.sqrt(10)  # 1e-4 of 100,000
+    assert len(set(drawn[drawn < rare].tolist())) == count  # not always the same few
 
 
 def test_one_key_makes_two_distributions_agree():

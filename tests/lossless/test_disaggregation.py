@@ -1,7 +1,5 @@
 """A prefill and a decode server together answer and draft as a single server."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import subprocess

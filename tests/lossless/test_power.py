@@ -1,7 +1,5 @@
 """The power of sampled tests against planted faults, on a target with few answers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from faults import Decoding, a_tenth_kept, peeking, replaced_from_p
@@ -68,10 +66,10 @@ def test_honest_decoding_has_the_targets_distribution(exact) -> None:
 
 
 def prefixes(probs, length: int):
-    found: dict = {}
+    shorter: dict = {}
     for text, p in probs.items():
-        found[text[:length]] = found.get(text[:length], 0.0) + p
-    return found
+        shorter[text[:length]] = shorter.get(text[:length], 0.0) + p
+    return shorter
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -1,7 +1,5 @@
 """Answers do not depend on how prompts are cut, nor on the work between their chunks."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,11 +22,11 @@ WHOLE = ("--max-pause", "0", "--chunked-prefill-size", "8192")
 
 def long_prompts() -> list[list[int]]:
     """Prompts of 3 to 900 tokens; every third shares a beginning with the previous one."""
-    draw, found = random.Random(11), list[list[int]]()
+    draw, prompts = random.Random(11), list[list[int]]()
     for number, length in enumerate([900, 40, 500, 3, 900, 700, 64, 250, 300]):
-        beginning = found[-1][: length // 2] if number % 3 == 2 else []
-        found.append(beginning + [draw.randrange(20, 700) for _ in range(length - len(beginning))])
-    return found
+        beginning = prompts[-1][: length // 2] if number % 3 == 2 else []
+        prompts.append(beginning + [draw.randrange(20, 700) for _ in range(length - len(beginning))])
+    return prompts
 
 
 def answers(server: Server, at_once: int, *, speculate: bool, max_tokens: int = TOKENS, **body: Any) -> list[list[int]]:

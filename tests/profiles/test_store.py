@@ -1,7 +1,5 @@
 """Profiles are saved whole, found by their fingerprint, and refused with the reason."""
 
-from __future__ import annotations
-
 import errno
 import json
 import multiprocessing
@@ -153,8 +151,8 @@ def test_a_kill_while_saving_leaves_a_whole_profile(tmp_path: Path) -> None:
         process.start()
         until = time.monotonic() + 0.3
         while time.monotonic() < until:
-            found = store.load("epyc", HERE, [tmp_path])
-            json.loads(found.calibration.read_text())
+            loaded = store.load("epyc", HERE, [tmp_path])
+            json.loads(loaded.calibration.read_text())
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         assert store.load("epyc", HERE, [tmp_path]).measured_how.startswith("round")
@@ -199,7 +197,7 @@ def test_a_full_disk_leaves_the_former_profile(tmp_path: Path, room: int) -> Non
     process.start()
     process.join(30)
     assert process.exitcode == 0
-    found = store.load("epyc", HERE, [tmp_path])
-    assert found.measured_how == profile().measured_how
-    assert json.loads(found.calibration.read_text()) == {"calibration": "old"}
-    assert sorted(path.name for path in found.folder.iterdir()) == [store.CALIBRATION, store.PROFILE]
+    loaded = store.load("epyc", HERE, [tmp_path])
+    assert loaded.measured_how == profile().measured_how
+    assert json.loads(loaded.calibration.read_text()) == {"calibration": "old"}
+    assert sorted(path.name for path in loaded.folder.iterdir()) == [store.CALIBRATION, store.PROFILE]

@@ -1,7 +1,5 @@
 """For which requests the model drafts: undrafted steps, probes, and lookups."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -137,8 +135,8 @@ def test_lookups_are_verified_though_no_model_drafts():
         observe(planner, step, likely, np.zeros(2, int), np.ones(2, int), nobody, None, ~nobody)
     budget = planner.budget(view(2, GAMMA))
     assert not budget.draft
-    found = torch.tensor([[0.99] * GAMMA, [0.01] * GAMMA])
-    assert planner.admit(found, torch.tensor([GAMMA, GAMMA]), budget).tolist() == [GAMMA, 0]
+    confidences = torch.tensor([[0.99] * GAMMA, [0.01] * GAMMA])
+    assert planner.admit(confidences, torch.tensor([GAMMA, GAMMA]), budget).tolist() == [GAMMA, 0]
 
 
 def test_a_good_draft_of_a_lone_request_is_verified_further_than_a_bad_one():
@@ -177,12 +175,12 @@ class Looking:
             step = view(self.requests, GAMMA, generations=[generation] * self.requests)
             budget = self.planner.budget(step)
             looked.append(budget.look_up)
-            found = np.full((self.requests, GAMMA), confidence if budget.look_up else 0.0, dtype=np.float32)
+            survival = np.full((self.requests, GAMMA), confidence if budget.look_up else 0.0, dtype=np.float32)
             lens = torch.full((self.requests,), GAMMA if budget.look_up else 0)
-            verify_lens = self.planner.admit(torch.from_numpy(found), lens, budget).numpy()
+            verify_lens = self.planner.admit(torch.from_numpy(survival), lens, budget).numpy()
             looked_up = np.ones(self.requests, dtype=bool) if budget.look_up else None
             asked = budget.draft_mask(step.limits)
-            observe(self.planner, step, found.cumprod(1), verify_lens, verify_lens + 1, asked, None, looked_up)
+            observe(self.planner, step, survival.cumprod(1), verify_lens, verify_lens + 1, asked, None, looked_up)
         return looked
 
 

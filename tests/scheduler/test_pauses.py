@@ -1,7 +1,5 @@
 """Which prompt chunks are read: simulated traffic keeps bounds, shares, levels and turns."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

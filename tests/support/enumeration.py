@@ -4,8 +4,6 @@ The worker's own drafting, planning, admission and acceptance run; every outcome
 the same texts and planner inputs are merged.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections import defaultdict
@@ -139,7 +137,7 @@ class Enumeration:
         self.worker._draft = partial(SpeculativeWorker._draft, self.worker)
 
     def run(self) -> Found:
-        found = Found()
+        sums = Found()
         ways: dict[int, dict[tuple[Text, ...], float]] = {0: {tuple(self.prompts): 1.0}}  # by the planner's knowledge
         seen = {0: Seen(self.start, None, None, ())}
         while ways:
@@ -150,7 +148,7 @@ class Enumeration:
                 if not len(rows):
                     for texts, chance in texts_of.items():
                         said = (text[len(p) :] for text, p in zip(texts, self.prompts, strict=True))
-                        found.texts[tuple(said)] += chance
+                        sums.texts[tuple(said)] += chance
                     continue
                 planning = self._shown(seen[name])
                 step = self._begin(planning, rows, next(iter(texts_of)))
@@ -162,7 +160,7 @@ class Enumeration:
             self.acceptance.learn({item for *_, texts, _, drawn in taken for d in drawn for item in verified(texts, d)})
             ways, seen, names = {}, {}, {}
             for name, planning, texts, chance, drawn in taken:
-                count(found, drawn, chance)
+                count(sums, drawn, chance)
                 for each in drawn:
                     for after, p in self._outcomes(texts, each):
                         accepted = tuple(len(new) - len(old) for new, old in zip(after, texts, strict=True))
@@ -174,7 +172,7 @@ class Enumeration:
                             seen[names[shown]] = Seen(planning, each.admission.step, each.admission, lens)
                         into = ways.setdefault(names[shown], defaultdict(float))
                         into[after] += chance * each.chance * p
-        return found
+        return sums
 
     # -- one step -------------------------------------------------------------------------------------------------
 
@@ -207,9 +205,7 @@ class Enumeration:
 
         def reach(row: int, draws: Sequence[float]) -> int:
             """Number of the model's draws that have an effect."""
-            return (
-                len(draws) if self.model is not None and not self.model.left_to_right else min(len(draws), limits[row])
-            )
+            return min(len(draws), limits[row])
 
         def drawn(draws: dict[int, Text]) -> Drawn:
             keys = torch.zeros(len(rows), self.drafter.gamma, dtype=torch.int64)
@@ -257,13 +253,13 @@ class Enumeration:
 
 
 def verified(texts: Sequence[Text], drawn: Drawn) -> list[Verified]:
-    draft, found = drawn.draft, []
+    draft, outcomes = drawn.draft, []
     lens = drawn.admission.verify_lens.tolist()
     for place, row in enumerate(drawn.admission.step.view.rows.tolist()):
         n = lens[place]
         q = None if draft.probs is None else tuple(map(tuple, draft.probs[place, :n].tolist()))
-        found.append(Verified(texts[row], tuple(draft.tokens[place, :n].tolist()), q, row))
-    return found
+        outcomes.append(Verified(texts[row], tuple(draft.tokens[place, :n].tolist()), q, row))
+    return outcomes
 
 
 def sight(admission: Admission) -> tuple[Any, ...]:
@@ -310,15 +306,15 @@ def exact(
     """Distribution of answers without speculation. nexts: per request, probabilities of the token after a text."""
 
     def of(after: Callable[[Text], Sequence[float]], prompt: Text) -> dict[Text, float]:
-        found: dict[Text, float] = {(): 1.0}
+        chances: dict[Text, float] = {(): 1.0}
         for _ in range(length):
-            found = {
+            chances = {
                 (*text, token): chance * p
-                for text, chance in found.items()
+                for text, chance in chances.items()
                 for token, p in enumerate(after((*prompt, *text)))
                 if p > 0
             }
-        return found
+        return chances
 
     each = [of(after, prompt).items() for after, prompt in zip(nexts, prompts, strict=True)]
     return {

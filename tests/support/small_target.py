@@ -89,8 +89,8 @@ class SmallTarget(Exact):
     def flags(self, drafter: str = "dspark", path: Path | None = None) -> tuple[str, ...]:
         """Server flags for a drafter, under the embedded model's name; path: another drafter of this kind."""
         model = ("--model", str(self.folder), "--served-model-name", bundled_model.NAME, "--drafter", drafter)
-        found = path or self.drafters.get(drafter)
-        return (*model, "--drafter-path", str(found)) if found else model
+        folder = path or self.drafters.get(drafter)
+        return (*model, "--drafter-path", str(folder)) if folder else model
 
 
 def write_tokenizer(folder: Path) -> None:

@@ -1,7 +1,5 @@
 """Schemas of answers: SGLang's models, with the fields that `speculation` adds."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import BaseModel

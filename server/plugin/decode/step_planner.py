@@ -6,8 +6,6 @@ the step's work and read once they have arrived, all but the last step's: the pl
 the device for the planner.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Sequence

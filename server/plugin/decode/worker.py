@@ -5,8 +5,6 @@ drafter and draws the first token; a decode step runs the seven stages of the de
 `outrider.kernels.noise`, all sampling from `Sampling`.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -55,12 +55,12 @@ class GrammarCache:
         return len(self._kept)
 
     def get(self, key: tuple[str, str]) -> BaseGrammarObject | None:
-        found = self._kept.get(key)
-        if found is None:
+        kept = self._kept.get(key)
+        if kept is None:
             return None
         self._kept.move_to_end(key)
-        shared = getattr(followed(found[0]), "shared", None)
-        return InvalidGrammarObject(TOO_SLOW) if shared is not None and shared.refused else found[0]
+        shared = getattr(followed(kept[0]), "shared", None)
+        return InvalidGrammarObject(TOO_SLOW) if shared is not None and shared.refused else kept[0]
 
     def __setitem__(self, key: tuple[str, str], grammar: BaseGrammarObject) -> None:
         self._drop(key)

@@ -36,13 +36,13 @@ def test_four_numbers_say_the_distribution(rows, width, ties, dtype, seed):
     logits[torch.rand(rows, width, generator=generator) < 0.2] = -torch.inf
     logits[:, 1] = 2.0
     given = some_rules(rows, width, generator)
-    found = rules.statistics(moved(logits), *moved(given))
-    said = kernel_probes.probabilities(moved(logits), moved(given.temperatures), found).cpu()
+    statistics = rules.statistics(moved(logits), *moved(given))
+    said = kernel_probes.probabilities(moved(logits), moved(given.temperatures), statistics).cpu()
     expected, random = reference_target_probs(logits, *given), given.temperatures > 0
     assert bool(((said - expected)[random].double().abs().sum(1) / 2 <= FAR).all())
     if INTERPRETED:  # otherwise rounding may move another token to a filter's edge
         torch.testing.assert_close(said[random], expected[random], rtol=2e-5, atol=1e-9)
-    assert differing(found.best.long(), logits.float().argmax(1)) == 0
+    assert differing(statistics.best.long(), logits.float().argmax(1)) == 0
 
 
 def accept(arrays, keywords, by_block=True, points=None):
@@ -51,8 +51,8 @@ def accept(arrays, keywords, by_block=True, points=None):
     logits[int(arrays[2][-1]) :] = torch.nan
     order = ("uniforms", "final_keys", "row_keys", "decided", "draft_probs", "vocab")
     others_moved = (moved(keywords[name]) for name in order)
-    found = acceptance.accept(*others, logits, *given, *others_moved, moved(points), by_block)
-    return [x.cpu() for x in found]
+    accepted = acceptance.accept(*others, logits, *given, *others_moved, moved(points), by_block)
+    return [x.cpu() for x in accepted]
 
 
 def reference(arrays, keywords, by_block=True):

@@ -1,7 +1,5 @@
 """Verification, acceptance and commit in one graph: the server's own tail."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -135,10 +133,10 @@ def test_a_graph_accepts_and_commits_other_texts_and_none_while_its_tail_is_clos
                 graph.take(texts)
                 seen.zero_()
                 graph.replay()
-                found = (*tail.results(graph.requests, tokens), seen.clone())
+                results = (*tail.results(graph.requests, tokens), seen.clone())
                 expected = graph.expected(texts)
-                seen[0] = found[2][0] = expected[2][0] = 0  # unused
-                assert differing(found, expected) == 0, (tokens, sampled)
+                seen[0] = results[2][0] = expected[2][0] = 0  # unused
+                assert differing(results, expected) == 0, (tokens, sampled)
                 accepted[sampled] += int((expected[0] - 1).sum())
                 tail.close()
                 seen.zero_()

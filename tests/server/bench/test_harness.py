@@ -1,7 +1,5 @@
 """Shared parts of the benchmarks."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import subprocess
@@ -101,10 +99,10 @@ def test_a_closed_loop_keeps_as_many_in_flight_as_asked_and_the_order() -> None:
 
 
 def test_ratios_are_of_the_same_round() -> None:
-    found = harness.ratio([10, 30, 20], [5, 10, 20])
-    assert found == (2, 1, 3)
-    assert found.cell == "2.00 (1.00–3.00)"
-    assert found.spread == "1.00–3.00"
+    ratio = harness.ratio([10, 30, 20], [5, 10, 20])
+    assert ratio == (2, 1, 3)
+    assert ratio.cell == "2.00 (1.00–3.00)"
+    assert ratio.spread == "1.00–3.00"
 
 
 def test_busy_processes_compute_and_are_gone_afterwards() -> None:

@@ -1,7 +1,5 @@
 """`outrider bench report` writes docs/performance.md and README's numbers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -105,8 +103,8 @@ def test_learning_is_compared_by_means_of_rounds() -> None:
 
 
 def test_rounding_and_scores_have_a_row_an_arm() -> None:
-    found = {"answers": 2, "tokens": 9, "kl": 0.00449, "kl_error": 0.0004, "kl_p99": 0.03, "same": 0.966}
-    groups = {"greedy": found | {"kl": 0.0034}, "all": found}
+    rounding = {"answers": 2, "tokens": 9, "kl": 0.00449, "kl_error": 0.0004, "kl_p99": 0.03, "same": 0.966}
+    groups = {"greedy": rounding | {"kl": 0.0034}, "all": rounding}
     one = record("quality", {"int8": groups}, engine={"model": "M"}, first="float")
     page = report.page({"a.json": one})
     assert "| model | arm | tokens | greedy | all | 99th percentile | same |" in page
@@ -164,16 +162,16 @@ def test_pauses_during_long_prompts() -> None:
 
     models = {"models": {"before": "m", "after": "m"}}
     arms = {"before": [beside(5.0, 900), beside(5.2, 800)], "after": [beside(0.2, 810), beside(0.2, 800)]}
-    found = report.page({"a.json": record("long prompts", {"5000": arms}, **models)})
-    assert "| m | 5000 | before | 5.10 | 0.40 | 8.00 | 1.60 | 0.10 | 850 |" in found
-    assert "| 5000 | after | 0.20 | 0.40 | 8.00 | 1.60 | 0.10 | 805 = 0.95 (0.90–1.00) × before |" in found
+    page = report.page({"a.json": record("long prompts", {"5000": arms}, **models)})
+    assert "| m | 5000 | before | 5.10 | 0.40 | 8.00 | 1.60 | 0.10 | 850 |" in page
+    assert "| 5000 | after | 0.20 | 0.40 | 8.00 | 1.60 | 0.10 | 805 = 0.95 (0.90–1.00) × before |" in page
     asked = [{"output_tokens": {"mean": 96}, "input_tokens": {"mean": None, "min": 50, "max": 6000}, "prompts": []}]
     scenario = {"requests": asked, "arrivals": {"kind": "closed"}}
     one = record(
         "load by URL", {"8": {"before": [mixed(0.4, 100)], "after": [mixed(0.1, 99)]}}, scenario=scenario, **models
     )
-    found = report.page({"a.json": one | {"question": report._question(one)}})
+    page = report.page({"a.json": one | {"question": report._question(one)}})
     assert (
         "| m | 8 | after | 100 | 200 | 99 = 0.99 (0.99–0.99) × before | 891 = 0.99 (0.99–0.99) × before | 98% | – |"
-        in found
+        in page
     )

@@ -1,7 +1,5 @@
 """Commands that fail say why in one line, without a traceback."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -133,8 +131,8 @@ def test_code_that_comes_with_a_model_is_not_run(tmp_path: Path) -> None:
 
 
 def test_help_teaches_and_is_quick() -> None:
-    found = run("--help", PYTHONPROFILEIMPORTTIME="1")
-    shown, imported = found.stdout, {line.rpartition("|")[2].strip() for line in found.stderr.splitlines()}
+    done = run("--help", PYTHONPROFILEIMPORTTIME="1")
+    shown, imported = done.stdout, {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "argparse" in imported
     assert not imported & {"torch", "sglang", "transformers", "fastapi", "numpy"}
     for word in ("serve", "prepare", "bench", "outrider serve --model", "OpenAI"):

@@ -1,7 +1,5 @@
 """Connections beyond the limit, and unfinished TLS handshakes, on both event loops."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -240,8 +238,8 @@ except UserError as error:
 def test_the_limit_is_below_that_of_the_system(soft: int, hard: int, wanted: int | None, expected: Any) -> None:
     asked = json.dumps([soft, hard, wanted])
     done = subprocess.run([sys.executable, "-c", LIMITS, asked], capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
-    assert found[: len(expected)] == expected
+    limits = json.loads(done.stdout)
+    assert limits[: len(expected)] == expected
 
 
 def test_a_number_of_connections_that_cannot_be() -> None:

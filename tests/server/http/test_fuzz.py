@@ -3,8 +3,6 @@
 `pytest tests/server/http/test_fuzz.py --fuzz 5000` sends this many of both; the default is a few.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import math
@@ -139,8 +137,8 @@ def amount(request: pytest.FixtureRequest) -> int:
 @pytest.fixture(scope="module")
 def operations(server: Server) -> list[APIOperation]:
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
-    found = [operation.ok() for operation in schema.get_all_operations()]
-    return [operation for operation in found if operation.path != "/outrider/tune"]  # it would measure for minutes
+    every = [operation.ok() for operation in schema.get_all_operations()]
+    return [operation for operation in every if operation.path != "/outrider/tune"]  # it would measure for minutes
 
 
 def run(strategy: st.SearchStrategy[Any], amount: int, check: Any) -> None:

@@ -1,7 +1,5 @@
 """Keys in a file: made, read, refused, and reread."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
@@ -54,9 +52,9 @@ def test_command_makes_keys_that_are_not_stored(tmp_path: Path, capsys: pytest.C
     team, operator = key_file.read(file)
     assert (team.name, str(team.rate), team.concurrency, team.admin) == ("team-a", "600/minute", 8, False)
     assert (operator.name, operator.rate, operator.concurrency, operator.admin) == ("operator", None, None, True)
-    found = Access(None, file).key_usage(header(first))
-    assert found is not None
-    assert found.key == team
+    usage = Access(None, file).key_usage(header(first))
+    assert usage is not None
+    assert usage.key == team
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """A server with limits under too many requests. The last test ends the server."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -218,8 +216,8 @@ def test_other_apis_are_charged_as_chats(
     before = limited_server.used("operator")
     answer = limited_server.client.post(url, json=body | {"stream": stream}, headers={"x-api-key": key})
     assert answer.status_code == 200
-    found = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line.startswith("data: ")]
-    told = (found[-2] if path == "messages" else found[-1]["response"]) if stream else answer.json()
+    events = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line.startswith("data: ")]
+    told = (events[-2] if path == "messages" else events[-1]["response"]) if stream else answer.json()
     usage, after = told["usage"], limited_server.used("operator")
     assert after["prompt"] - before["prompt"] == usage["input_tokens"] + usage.get("cache_read_input_tokens", 0)
     assert after["completion"] - before["completion"] == usage["output_tokens"]
@@ -320,8 +318,8 @@ def test_a_client_that_reads_nothing_is_ended(limited_server: Limited) -> None:
         server = psutil.Process(limited_server.server.process.pid)
 
         def connected() -> bool:
-            found = [c for c in server.net_connections("tcp") if c.raddr and c.raddr.port == ours]
-            return any(connection.status == psutil.CONN_ESTABLISHED for connection in found)
+            connections = [c for c in server.net_connections("tcp") if c.raddr and c.raddr.port == ours]
+            return any(connection.status == psutil.CONN_ESTABLISHED for connection in connections)
 
         assert connected()
         wait_until(lambda: not connected(), REQUEST_SECONDS + STALL_SECONDS)

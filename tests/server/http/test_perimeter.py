@@ -1,7 +1,5 @@
 """A server under attack: silent clients, foreign pages, and orders for SGLang."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket
@@ -145,9 +143,9 @@ def test_health_is_red_while_the_engine_stands_still_with_requests(guarded_serve
             try:
                 assert server.status("/health") == server.status("/ready") == 200
                 wait_until(lambda: server.status("/health") == 503, 5 * STEP_SECONDS)
-                found = HTTP.get(f"{guarded_server.url}/health").json()
-                assert found["status"] == "stalled"
-                assert "--max-step-seconds" in found["reason"]
+                health = HTTP.get(f"{guarded_server.url}/health").json()
+                assert health["status"] == "stalled"
+                assert "--max-step-seconds" in health["reason"]
                 assert server.status("/ready") == 503
                 refused = guarded_server.ask()
                 assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")

@@ -1,7 +1,5 @@
 """Streamed tool calls and reasoning do not depend on how an answer is cut into runs of tokens."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random
@@ -237,9 +235,9 @@ def test_a_required_call_is_the_same_too(tokenizer: PreTrainedTokenizerBase, mon
     draw = random.Random(3)
     for runs in (singly(ids), *(random_runs(len(ids), draw) for _ in range(10))):
         engine.choices = [(ids, runs)]
-        found = assembled(chunks(handler, tool_choice="required"))
-        assert loaded(found) == [WEATHER, HOTEL]
-        assert found[0] == ""
+        answer = assembled(chunks(handler, tool_choice="required"))
+        assert loaded(answer) == [WEATHER, HOTEL]
+        assert answer[0] == ""
 
 
 @pytest.mark.parametrize("end", ["1 <", "1 [", "a <tool_c"])
@@ -261,13 +259,13 @@ def test_texts_of_tokens_equal_single_tokens(tokenizer: PreTrainedTokenizerBase)
 
     def cut(runs: Sequence[int]) -> list[str]:
         texts = TokenTexts(tokenizer, skip_special=False, spaces_between=True)
-        found, begin = [], 0
+        pieces, begin = [], 0
         for run in runs:
             # an unfinished word comes later
             shown = tokenizer.decode(ids[: begin + run]).rstrip("\ufffd")
-            found += texts.add(shown[sum(map(len, found)) + len(texts._pending) :], ids[begin : begin + run])
+            pieces += texts.add(shown[sum(map(len, pieces)) + len(texts._pending) :], ids[begin : begin + run])
             begin += run
-        return [*found, *texts.add("", [], finished=True)]
+        return [*pieces, *texts.add("", [], finished=True)]
 
     single = cut(singly(ids))
     assert "".join(single) == text

@@ -1,7 +1,5 @@
 """The scheduler's grammars: the cache, and the limits on following one."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

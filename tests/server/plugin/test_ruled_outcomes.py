@@ -1,8 +1,6 @@
 """Requests with sampling rules have the rules' distribution, also after several drafts: every outcome, through the
 worker's own rules, is compared with independent rules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -147,9 +145,9 @@ def off_by(ruled: Ruled, found: Found) -> float:
 @pytest.mark.parametrize("planner", [VerifyAll, lambda: Threshold(0.5)], ids=["verify all", "threshold"])
 @pytest.mark.parametrize("name", SETS)
 def test_a_request_has_the_targets_distribution_under_its_rules(name, planner):
-    found = said(SETS[name], planner())
-    assert off_by(SETS[name], found) < EXACT
-    assert found.verified[2] > 0.2
+    chances = said(SETS[name], planner())
+    assert off_by(SETS[name], chances) < EXACT
+    assert chances.verified[2] > 0.2
 
 
 @pytest.mark.parametrize("name", SETS)

@@ -5,8 +5,6 @@ Four requests share a seed and a budget. The first begins with OPEN, the rest wi
 second drafts reveals the first request's draw, which is equal: a planner that used it would bias the answers.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -114,8 +112,8 @@ def texts(
     table, rows = torch.arange(count * 20, dtype=torch.int32).view(count, 20), torch.arange(count)
     seq_lens = torch.full((count,), 5)
     anchors = sampling.draw(TARGET[torch.tensor(prompts)].log(), seq_lens - 1)
-    found = [[token] for token in anchors.tolist()]
-    while min(len(tokens) for tokens in found) < LENGTH:
+    answers = [[token] for token in anchors.tolist()]
+    while min(len(tokens) for tokens in answers) < LENGTH:
         keys = sampling.draft_keys(seq_lens, GAMMA)
         batch = DraftBatch(
             anchors, seq_lens, table, rows, keys=keys, wants_probs=not sampling.all_decided, **sampling.rules._asdict()
@@ -127,11 +125,11 @@ def texts(
         flat = flatten(anchors, draft.tokens, verify_lens, seq_lens, table, rows)
         logits = TARGET[flat.input_ids].log()
         accept_lens, out = sampling.accept(logits, draft, verify_lens, flat)
-        for tokens, more, length in zip(found, out.tolist(), accept_lens.tolist(), strict=True):
+        for tokens, more, length in zip(answers, out.tolist(), accept_lens.tolist(), strict=True):
             tokens += more[:length]
         anchors = out.gather(1, accept_lens[:, None] - 1)[:, 0]
         seq_lens = seq_lens + accept_lens
-    return [tuple(tokens[:LENGTH]) for tokens in found]
+    return [tuple(tokens[:LENGTH]) for tokens in answers]
 
 
 def budget(tokens: int):
@@ -156,15 +154,15 @@ ADMISSIONS = {
 
 def exact(start: int) -> dict[tuple[int, ...], float]:
     """Probability of each text that begins with `start`."""
-    found = {(start,): 1.0}
+    chances = {(start,): 1.0}
     for _ in range(LENGTH - 1):
-        found = {
+        chances = {
             (*text, token): p * float(TARGET[text[-1], token])
-            for text, p in found.items()
+            for text, p in chances.items()
             for token in range(len(TARGET))
             if TARGET[text[-1], token] > 0
         }
-    return found
+    return chances
 
 
 def p_of_first(admit, **options) -> float:
@@ -209,11 +207,11 @@ def test_drafts_may_be_wider_than_q(seeded):
 def test_a_seed_decides_the_text(top_p, request):
     """Whatever drafter, admission, and company."""
     flat = Table(torch.where(TARGET > 0, 1.0, 0.0) / (TARGET > 0).sum(1, keepdim=True))
-    found = set()
+    answers = set()
     seeds = 40 if request.config.getoption("--exhaustive") else 16
     for seed in range(seeds):
         (alone,) = texts([TO_OPEN], [seed], top_p=top_p)
-        found.add(alone)
+        answers.add(alone)
         for name, admit in ADMISSIONS.items():
             for drafter in (Table(DRAFT), flat):
                 (other,) = texts([TO_OPEN], [seed], admit=admit, drafter=drafter, top_p=top_p)
@@ -229,7 +227,7 @@ def test_a_seed_decides_the_text(top_p, request):
                 )
                 assert beside[2] == alone, name
                 assert beside[3] == (LEAD, A, A, A)
-    assert len(found) > seeds / 4
+    assert len(answers) > seeds / 4
 
 
 @pytest.mark.usefixtures("compiled")

@@ -1,7 +1,5 @@
 """The installed SGLang is the one that Outrider was written for."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import defaultdict
@@ -115,12 +113,12 @@ def test_fingerprints_ignore_comments(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(
         sglang_contracts, "_path", lambda name: folder / "module.py" if name == "package.module" else None
     )
-    found = []
+    digests = []
     for text in ('class A:\n def f(self):\n  "Old."\n  return 1\n', "class A:\n def f(self):  # new\n  return 1\n",
                  "class A:\n def f(self):\n  return 2\n"):  # fmt: skip
         (folder / "module.py").write_text(text)
         sglang_contracts._tree.cache_clear()
-        found.append(sglang_contracts.fingerprints(["package.module.A.f"])["package.module.A.f"])
-    assert found[0] == found[1] != found[2]
+        digests.append(sglang_contracts.fingerprints(["package.module.A.f"])["package.module.A.f"])
+    assert digests[0] == digests[1] != digests[2]
     with pytest.raises(LookupError):
         sglang_contracts.fingerprints(["package.module.A.g"])

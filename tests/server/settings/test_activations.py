@@ -1,7 +1,5 @@
 """`--activations auto`: measured once, then fixed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -49,14 +47,14 @@ def profile_of(settings: Settings, model: Model) -> None:
 
 def measuring(monkeypatch: pytest.MonkeyPatch, seconds: Mapping[str, float]) -> list[str]:
     """Make measurements return these times; yields the kinds of blocks measured."""
-    found: list[str] = []
+    kinds: list[str] = []
 
     def measure(settings: Settings, samples: Mapping[str, object]) -> dict[str, float]:
-        found.append(" ".join(sorted(samples)))
+        kinds.append(" ".join(sorted(samples)))
         return dict(seconds)
 
     monkeypatch.setattr(activations, "_measure", measure)
-    return found
+    return kinds
 
 
 @needs_kernels
@@ -99,10 +97,12 @@ def test_a_real_measurement(smollm2: Model, kept: Path) -> None:
     chosen = with_activations(AUTO, smollm2).activations
     assert torch.get_num_threads() == before
     [path] = kept.glob("*.json")
-    found = json.loads(path.read_text())
-    assert (found["dtype"], found["kinds"]) == ("bfloat16", ["Q4_1", "Q8_0"])
-    assert 0.1 < found["milliseconds"]["int8"] < 1000
-    assert (found["milliseconds"]["float"] >= activations.MARGIN * found["milliseconds"]["int8"]) == (chosen == "int8")
+    written = json.loads(path.read_text())
+    assert (written["dtype"], written["kinds"]) == ("bfloat16", ["Q4_1", "Q8_0"])
+    assert 0.1 < written["milliseconds"]["int8"] < 1000
+    assert (written["milliseconds"]["float"] >= activations.MARGIN * written["milliseconds"]["int8"]) == (
+        chosen == "int8"
+    )
     weights = activations.GgufWeights(Path(smollm2.path))
     sampled = activations._samples(smollm2)
     assert sum(sample.weighing for sample in sampled.values()) == sum(

@@ -1,7 +1,5 @@
 """Options of a measurement, by flags and HTTP, and its events."""
 
-from __future__ import annotations
-
 import argparse
 from types import SimpleNamespace
 from typing import Any
@@ -98,8 +96,8 @@ def test_on_a_gpu_the_buckets_are_measured() -> None:
     buckets = TokenBuckets(8, 8)
     every = Effort(requests=(1, 3, 8), contexts=(10,)).shapes(7, 7, Capacity(8, 10_000, 8192), buckets.sizes)
     for requests in (1, 3, 8):
-        found = [shape.tokens for shape in every if shape.requests == requests]
-        assert found == [size for size in buckets.sizes if requests <= size <= 8 * requests]
+        tokens = [shape.tokens for shape in every if shape.requests == requests]
+        assert tokens == [size for size in buckets.sizes if requests <= size <= 8 * requests]
     few = Effort(requests=(3,), tokens=(1, 3, 8), contexts=(10,)).shapes(7, 7, Capacity(8, 10_000, 8192), buckets.sizes)
     assert [shape.tokens for shape in few] == [buckets.round_up(3), buckets.round_up(9), buckets.round_up(24)]
     for shape in every + few:

@@ -1,7 +1,5 @@
 """The layout of blocks and drafts in one forward, compared with a mask over each request's own sequence."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -73,12 +71,12 @@ def test_every_token_sees_its_block_and_earlier_ones(
     assert flat.batch.tokens == len(flat.tokens)
     assert (lens <= flat.batch.kv_lens).all()
     q = torch.randn(len(flat.tokens), HEADS, WIDTH, generator=torch.Generator().manual_seed(1))
-    found = flat_attention(q, batch.k, batch.v, flat.batch, scale=WIDTH**-0.5, causal=flat.causal)
+    output = flat_attention(q, batch.k, batch.v, flat.batch, scale=WIDTH**-0.5, causal=flat.causal)
     for row in range(len(batch.rows)):
         for place in range(BLOCK):
             at = row * BLOCK + place
             expected = batch.expected(q[at], row, place, target.causal_context)
-            torch.testing.assert_close(found[at], expected, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(output[at], expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
