@@ -1,7 +1,7 @@
-"""File of the texts in `corpora.py`, which outlives restarts: a line of JSON, then all corpora's tokens.
+"""File that keeps the texts of `corpora.py` across restarts: a line of JSON, then the tokens of all corpora.
 
-The line has the tokenizer's digest, each corpus's hashed name and number of tokens, and the digest of all tokens, which
-are int32, little-endian, a -1 before each text.
+The line has the tokenizer's digest, each corpus's hashed name and number of tokens, and the digest of all tokens.
+Tokens are int32, little-endian, with -1 before each text.
 """
 
 from __future__ import annotations
@@ -38,10 +38,8 @@ def write(path: Path, corpora: Iterable[tuple[Name, torch.Tensor]], tokenizer: s
 
 
 def read(path: Path, tokenizer: str, vocab_size: int) -> Texts:
-    """The corpora in the order in which they were written; none where there is no file.
-
-    Raises OSError, and ValueError where the file is none of these, damaged, or of another tokenizer.
-    """
+    """Read the corpora in the order in which they were written; return none where there is no file. Raises OSError, and
+    ValueError where the file has another format or tokenizer, or is damaged."""
     try:
         line, _, tokens = path.read_bytes().partition(b"\n")
     except FileNotFoundError:

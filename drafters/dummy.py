@@ -8,7 +8,7 @@ from .base import Draft, DraftBatch, Drafter
 
 
 class FixedDrafter(Drafter):
-    """Drafts `gamma` tokens all over a vocabulary, hashes of their positions."""
+    """Drafts `gamma` tokens spread over the vocabulary, hashes of their positions."""
 
     def __init__(self, gamma: int, vocabulary: int):
         self.gamma, self.vocabulary = gamma, vocabulary

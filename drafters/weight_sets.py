@@ -1,8 +1,8 @@
-"""Several sets of weights of one drafter model in memory: each request is drafted with its own, on shared draft state.
+"""Several weight sets of one drafter model in memory: each request is drafted with its own, on shared draft state.
 
-Every KV slot belongs to one request, or to prefixes that requests of the same set share, so its draft state is written
-and read by one set of weights. A set's requests are a batch of their own: what one set's requests are drafted does not
-depend on another's weights, texts or number.
+Every KV slot belongs to one request, or to a prefix shared by requests of the same set, so one set writes and reads its
+draft state. Each set drafts in a batch of its own, so its drafts do not depend on another set's weights, texts or
+number of requests.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from .wrappers import Wrapper
 
 
 class WeightSets(Wrapper):
-    """`model`, whose weights are set 0, and others of the same shape beside it; for tensors of a CPU.
-
-    Requests of a set that is not there are drafted with set 0.
-    """
+    """`model`, with the weights of set 0, and further drafters of the same shape; for CPU tensors. Requests of a
+    missing set are drafted with set 0."""
 
     def __init__(self, model: BlockDrafter):
         super().__init__(model)
@@ -62,7 +60,7 @@ class WeightSets(Wrapper):
         return joined([(requests, draft) for requests, draft in made if requests is not None])
 
     def _parts(self, sets: torch.Tensor | None) -> Iterator[tuple[Drafter, torch.Tensor | None]]:
-        """Each drafter with the places of what is its own; None: all."""
+        """Yield each drafter with the indices of its tokens or requests; None: all."""
         numbers = {0} if sets is None else {n if n in self.others else 0 for n in sets.unique().tolist()}
         if len(numbers) <= 1:
             number = next(iter(numbers), 0)
@@ -78,10 +76,8 @@ class WeightSets(Wrapper):
 
 
 def joined(parts: list[tuple[torch.Tensor, Draft]]) -> Draft:
-    """One draft of several parts, each with its requests [M], of which all together are all R.
-
-    Where vocabularies differ, q has the columns of all of them. Of a part without probs nobody reads them.
-    """
+    """Join drafts of parts of a batch, each with its request numbers [M], which together are all R. Where vocabularies
+    differ, q has the columns of all of them. The probs of a part that has none are not read."""
     drafts = [draft for _, draft in parts]
     places = torch.cat([requests for requests, _ in parts]).argsort()
     tokens, lens, confidence = (
@@ -97,7 +93,8 @@ def joined(parts: list[tuple[torch.Tensor, Draft]]) -> Draft:
 
 
 def common_vocab(vocabs: list[torch.Tensor | None]) -> torch.Tensor | None:
-    """The union of vocabularies [V'], rising; None where there are none, or they are the target's whole one."""
+    """Return the union of vocabularies [V'], ascending; None where none is given or the union is the target's
+    vocabulary."""
     known = [vocab for vocab in vocabs if vocab is not None]
     if not known or all(torch.equal(vocab, known[0]) for vocab in known[1:]):
         return known[0] if known else None
@@ -105,7 +102,7 @@ def common_vocab(vocabs: list[torch.Tensor | None]) -> torch.Tensor | None:
 
 
 def widened_probs(draft: Draft, like: Draft, vocab: torch.Tensor | None) -> torch.Tensor:
-    """A draft's q with the columns of `vocab`; zeros, of the shape of like's, where it has none."""
+    """Return a draft's q with the columns of `vocab`; zeros shaped like that of `like` where it has none."""
     assert like.probs is not None
     width = like.probs.shape[2] if vocab is None else len(vocab)
     shape = len(draft.lens), like.probs.shape[1], width

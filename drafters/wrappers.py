@@ -1,4 +1,4 @@
-"""Drafters around a drafter model: one that buffers what it observes, one that waits until an answer has begun."""
+"""Drafters around a drafter model: one buffers observed tokens, one waits until an answer has begun."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from .base import Draft, DraftBatch, Drafter, Features, Prefilled
 
 ROWS = 128
-"""Tokens that wait at most; larger batches are not cheaper per token."""
+"""Most tokens that wait; larger batches are not cheaper per token."""
 
 
 class Wrapper(Drafter):
@@ -53,8 +53,8 @@ class Wrapper(Drafter):
 class DeferredObserve(Wrapper):
     """Buffers observed tokens until `propose`, the only reader of the draft state, or until ROWS tokens wait.
 
-    Observing one token costs as much as observing many, since both read the model's weights; in most steps of a busy
-    server nothing is drafted. What is drafted stays the same to the bit.
+    Observing one token costs as much as observing many, since both read the model's weights; a busy server does not
+    draft in most steps. Drafts stay the same to the bit.
     """
 
     def __init__(self, model: Drafter):
@@ -88,7 +88,8 @@ class DeferredObserve(Wrapper):
         super().drop(number)
 
     def flush(self) -> None:
-        """Show the model what waits. A slot that was freed and given to another token keeps the latter's state."""
+        """Pass the waiting tokens to the model. A slot that was freed and reused keeps the state of its latest
+        token."""
         if not self._waiting:
             return
         hidden = torch.cat([states for states, _ in self._waiting])
@@ -104,9 +105,9 @@ class DeferredObserve(Wrapper):
 class Initialised(Wrapper):
     """`model`, which drafts for answers of at least `tokens` tokens (sequence initialisation: SpecDiff, section 4).
 
-    Shorter ones are left to prompt lookup beside it, or go without drafts: an answer's beginning is decided by the
-    prompt's last words, which a drafter trained on running text knows least of. Who drafts follows from the length of
-    the text alone, so that it can favour no outcome of a draw.
+    Shorter answers are left to prompt lookup, or go without drafts: the beginning of an answer depends on the last
+    words of the prompt, which a drafter trained on running text knows least. The decision depends on the length of the
+    text alone, so it cannot favour an outcome of a draw.
     """
 
     def __init__(self, model: Drafter, tokens: int):

@@ -12,7 +12,7 @@ TEMPERATURES = ("greedy", "sampled")
 
 
 class GraphError(ValueError):
-    """A draft graph that cannot be used; the message says why and what to do."""
+    """A draft graph that cannot be used; the message gives reason and remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +36,12 @@ class GraphFingerprint:
 
 
 def to_json(graph: DraftGraph, fingerprint: GraphFingerprint) -> dict[str, Any]:
-    """The graph with what it holds for."""
+    """Return the graph with its fingerprint, as JSON."""
     return {"fingerprint": asdict(fingerprint), "nodes": graph.to_json()}
 
 
 def from_json(data: Any, here: GraphFingerprint) -> DraftGraph:
-    """Read what `to_json` wrote; raises GraphError where it is damaged, or was calibrated for something else."""
+    """Read a graph from `to_json`; raises GraphError if it is damaged, or was calibrated for something else."""
     try:
         theirs = GraphFingerprint(**data["fingerprint"])
         graph = DraftGraph.from_json(data["nodes"])
@@ -55,7 +55,7 @@ def from_json(data: Any, here: GraphFingerprint) -> DraftGraph:
 
 
 def by_temperature(graphs: Any) -> dict[str, DraftGraph]:
-    """The graphs of a profile, a list of what `to_json` wrote, by class; whether they hold here is known."""
+    """Return the graphs of a profile by class; graphs: a list from `to_json`, known to fit."""
     return {entry["fingerprint"]["temperature"]: DraftGraph.from_json(entry["nodes"]) for entry in graphs}
 
 

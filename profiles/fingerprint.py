@@ -17,18 +17,18 @@ STEP_REVISION = {"cpu": 4, "cuda": 6}
 """Raise a device's number when a change to kernels or worker changes its step times: older profiles are then refused
 and measured anew. Keep it otherwise, so that users keep their profiles."""
 EQUAL_STEPS = ({"0.5.21", "0.5.23"},)
-"""Sets of SGLang's versions with which a CPU's steps take as long: `outrider bench micro steps` of both in turn. A
-CPU's profile that was measured with one of a set fits the others of it."""
+"""Sets of SGLang's versions with equal step times on a CPU: `outrider bench micro steps` of both in turn. A CPU's
+profile measured with one version of a set fits the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprint:
     """Two engines with equal fingerprints have the same step costs and confidences.
 
-    device: its name, see `cpu_name`; for a GPU as its driver calls it. cores: the process may run on; threads: torch
-    computes with (both 0 on a GPU, where they hardly matter). target: the served model, see `folder_digest`.
-    drafter: its name; drafter_checkpoint: digest of its folder, "" without one. instruction_set: of the compiled CPU
-    kernels, "none" without them, "" on a GPU. step_revision: of what Outrider does in a step, see `STEP_REVISION`.
+    device: its name, see `cpu_name`; for a GPU the driver's name. target: the served model, see `folder_digest`.
+    cores: the process may run on; threads: torch computes with (both 0 on a GPU, where they hardly matter).
+    drafter: its name; drafter_checkpoint: digest of its folder, "" without one. step_revision: see `STEP_REVISION`.
+    instruction_set: of the compiled CPU kernels, "none" without them, "" on a GPU.
     """
 
     device: str

@@ -1,4 +1,4 @@
-"""The clock on the wall jumps: nothing that waits, limits, or measures asks it."""
+"""The wall clock jumps, so no code waits, limits, or measures by it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAYS_WHEN = {
     "server/http/keys/token_limits.py",
     "server/tune/result.py",
 }
-"""Files that may read the wall clock: to tell when something was made, or which day it is, once, at the start."""
+"""Files that may read the wall clock, for timestamps."""
 
 
 def uses(path: Path) -> Iterator[str]:
@@ -33,7 +33,7 @@ def uses(path: Path) -> Iterator[str]:
             yield from (f"time.{alias.name}" for alias in node.names if f"time.{alias.name}" in WALL)
 
 
-def test_nothing_asks_the_clock_on_the_wall_but_to_say_when() -> None:
+def test_the_wall_clock_is_read_for_timestamps_only() -> None:
     files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
     found = {str(path.relative_to(ROOT)) for path in files if any(uses(path))}
     assert found == SAYS_WHEN

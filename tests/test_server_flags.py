@@ -1,4 +1,4 @@
-"""Servers of tests run the defaults; what they turn off stands in a table."""
+"""Test servers run the defaults; a table lists the ones they turn off."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider.server.settings.settings import Settings
 
 
 def test_no_default_is_turned_off_without_a_reason() -> None:
-    """By whatever test: a server without a default hides what the default does."""
+    """A server without a default hides that default's effect."""
     off = {f"--no-{each.name.replace('_', '-')}" for each, _ in declared(Settings) if each.default is True}
     off |= {f"--{each.name.replace('_', '-')}" for each, _ in declared(Settings) if each.name.startswith("disable_")}
     assert "--no-lookup" in off

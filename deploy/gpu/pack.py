@@ -2,7 +2,7 @@
 
 Archives of at most 16 MB hold the parts of SGLang that one family of models needs, its kernels for compute capability
 9.0 (attention: bfloat16, heads of 64 and 128), further packages, this tree with DSpark's weights alone, and the
-embedded model. proof.py and MANIFEST.json lie beside them. --python names a Python 3.12 whose pip downloads.
+embedded model. proof.py and MANIFEST.json are put next to them. --python names a Python 3.12 with pip for the download.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def main() -> int:
 
 
 def installed(work: Path, python: str) -> Path | None:
-    """A folder with the packages, made if it is not there; None, with a line, where pip fails."""
+    """Return a folder with the packages, installed if missing; None, with a message, where pip fails."""
     site, wheels = work / "site", work / "wheels"
     pins = (HERE / "requirements.txt").read_bytes()
     done = work / f".installed-{hashlib.sha256(pins).hexdigest()[:16]}"
@@ -124,7 +124,7 @@ def installed(work: Path, python: str) -> Path | None:
 
 
 def embedded() -> tuple[list[tuple[str, bytes]], Path]:
-    """The embedded model's tokenizer, and its file."""
+    """Return the embedded model's tokenizer, and its file."""
     from outrider.server.model import bundled_model
 
     folder = bundled_model.prepare()
@@ -133,7 +133,7 @@ def embedded() -> tuple[list[tuple[str, bytes]], Path]:
 
 
 def files(site: Path, *starts: str, not_of: tuple[str, ...] = ()) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the packages' files whose names begin so; libraries without what the GPU does not run."""
+    """Yield names and contents of the packages' files with these prefixes; libraries without unused GPU code."""
     for path in sorted(site.rglob("*")):
         name = path.relative_to(site).as_posix()
         if not path.is_file() or LEFT_OUT.match(name) or name.startswith(not_of or ("\0",)):
@@ -164,7 +164,7 @@ def steps() -> Iterator[tuple[str, bytes]]:
 
 
 def metadata() -> Iterator[tuple[str, bytes]]:
-    """Metadata of an installed Outrider: its version and its entry points."""
+    """Yield metadata of an installed Outrider: its version and its entry points."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     folder = f"plugin/outrider-{project['version']}.dist-info"
     yield f"{folder}/METADATA", f"Metadata-Version: 2.1\nName: outrider\nVersion: {project['version']}\n".encode()
@@ -174,7 +174,7 @@ def metadata() -> Iterator[tuple[str, bytes]]:
 
 
 def archive(content: Iterator[tuple[str, bytes]] | list[tuple[str, bytes]], under: str) -> bytes:
-    """A tar file by xz of names and contents; the links of .src with the tree."""
+    """Return an xz tar file of names and contents; the links of .src with the tree."""
     buffer, has_tree = io.BytesIO(), False
     with tarfile.open(fileobj=buffer, mode="w:xz", preset=6) as made:
         for name, data in content:
@@ -189,7 +189,7 @@ def archive(content: Iterator[tuple[str, bytes]] | list[tuple[str, bytes]], unde
 
 
 def pruned(library: bytes) -> bytes:
-    """The library with zeros for GPU code that is not used, so that it compresses; CUDA looks at no other entry."""
+    """Return the library with unused GPU code zeroed, so that it compresses; CUDA reads no other entry."""
     found = bytearray(library)
     for start, size, architecture in entries(library):
         if architecture != ARCHITECTURE or not used(library[start : start + size]):
@@ -198,7 +198,8 @@ def pruned(library: bytes) -> bytes:
 
 
 def entries(library: bytes) -> Iterator[tuple[int, int, int]]:
-    """(place, bytes, architecture) of each GPU program in an ELF library, by the headers of CUDA's fat binaries."""
+    """Yield (place, bytes, architecture) of each GPU program in an ELF library, by the headers of CUDA's fat
+    binaries."""
     at, end = section(library, FATBIN)
     while (at := library.find(FATBIN_MAGIC, at, end)) >= 0:
         header, size = struct.unpack_from("<HQ", library, at + 6)
@@ -212,7 +213,7 @@ def entries(library: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def section(library: bytes, wanted: str) -> tuple[int, int]:
-    """Where a section of an ELF file of 64 bits begins and ends; (0, 0) where there is none."""
+    """Return where a section of an ELF file of 64 bits begins and ends; (0, 0) if it is missing."""
     (table,) = struct.unpack_from("<Q", library, 0x28)
     size, count, names = struct.unpack_from("<HHH", library, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", library, table + i * size) for i in range(count)]
@@ -224,10 +225,8 @@ def section(library: bytes, wanted: str) -> tuple[int, int]:
 
 
 def used(program: bytes) -> bool:
-    """True for all but attention that the proof's models do not ask for: older GPUs', of other types or heads, capped.
-
-    Programs that are compressed are kept where they are small; FlashAttention's are of heads of 192 and more.
-    """
+    """True for all but attention that the proof's models do not need: older GPUs', of other types or heads, capped.
+    Compressed programs are kept where they are small; FlashAttention's are of heads of 192 and more."""
     if program[:4] != ELF:
         return len(program) < 500_000
     if b"FlashAttnFwdSm80" in program:
@@ -237,7 +236,7 @@ def used(program: bytes) -> bool:
         return True
     tile, head, kind, flags = found.groups()
     sizes = re.findall(rb"NS7_ILi(\d+)E|(S\w?_)", tile)
-    depth = sizes[-1][0] or sizes[0][0]  # a size that was named before is said by a letter: the tile's queries
+    depth = sizes[-1][0] or sizes[0][0]  # a repeated size is coded by a letter: the tile's queries
     capped = re.findall(rb"Lb([01])E", flags)[2] == b"1"
     return kind == b"10bfloat16_t" and depth == head and head in (b"64", b"128") and not capped
 

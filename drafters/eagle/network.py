@@ -12,7 +12,7 @@ from ..spans import Spans
 
 
 class EagleNetwork(ChainNetwork):
-    """A head ready to compute; arguments as of `ChainNetwork`."""
+    """A head ready to compute; arguments as in `ChainNetwork`."""
 
     def __init__(self, weights: ChainWeights, head: torch.Tensor, positions: int):
         super().__init__(weights, head, positions, weights.config)

@@ -181,7 +181,7 @@ def forget(folder: str | Path) -> None:
     """Delete everything kept and learned: answers, features, runs and drafters, including keys' and adapters'.
 
     A server that uses a learned drafter returns to its first one within seconds. The numbering of drafters continues.
-    Raises ValueError, and deletes nothing, if the folder holds anything that is not a learner's.
+    Raises ValueError before deleting if the folder holds anything that is not a learner's.
     """
     folder = Path(folder)
     names = {path.name for path in folder.iterdir()} if folder.is_dir() and not folder.is_symlink() else set()

@@ -85,7 +85,7 @@ def next_name(learner: Path) -> str:
 
 @torch.no_grad()
 def mixed(first: TrainedModel, trained: TrainedModel, share: float) -> TrainedModel:
-    """`first` with weights on the line to those of `trained`, `share` of the way.
+    """Return `first` moved towards `trained`: weights on the line between them, `share` of the way.
 
     Such a mixture keeps most of the training's gain, and recovers most of its loss elsewhere (Wortsman et al., Robust
     fine-tuning of zero-shot models, 2022, equation 1). Raises ValueError if the shapes differ.

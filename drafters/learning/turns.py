@@ -16,12 +16,12 @@ from .learner import Forgotten, Learner, Patience
 from .progress import LearnerProgress
 
 TURN_GATES = 3
-"""Gates of a turn while others have something to do."""
+"""Gates of a turn while another learner has work to do."""
 
 
 @dataclass
 class Turn:
-    """A learner's last turn. ends: bytes of each segment of answers that it has read. waits: it had nothing more to do.
+    """A learner's last turn. ends: bytes of each segment of answers that it has read. waits: it ran out of work.
     number: of the turn; 0: it had none."""
 
     patience: Patience = field(default_factory=Patience)
@@ -31,11 +31,11 @@ class Turn:
 
 
 class Turns:
-    """Has the learners in `args.folder` learn, one at a time: one is in memory. args.per: "key" or "adapter".
+    """Lets the learners in `args.folder` learn, one at a time: one is in memory. args.per: "key" or "adapter".
 
-    A turn lasts until the learner waits for answers, or for some gates while others have something to do. Of most
-    learners only answers and drafters stay on the disk: features, which the target can read again, and unfinished runs
-    are those of the last `args.keys` turns.
+    A turn lasts until the learner waits for answers, or for some gates while another learner has work to do. Most
+    learners keep only answers and drafters on disk. Features, which the target can read again, and unfinished runs are
+    kept for the last `args.keys` turns.
     """
 
     def __init__(self, args: argparse.Namespace, target: TargetModel) -> None:
@@ -54,7 +54,7 @@ class Turns:
                 self.prune()
 
     def _turn(self, folder: Path) -> Turn:
-        """The last turn of a learner; a fresh one where what it knew was forgotten."""
+        """Return the last turn of a learner; a fresh one if its data was forgotten."""
         try:
             made = (folder / "answers").stat().st_ino
         except FileNotFoundError:
@@ -62,7 +62,7 @@ class Turns:
         return self.turns.setdefault((folder.name, made), Turn())
 
     def learners(self) -> list[Path]:
-        """Folders of all keys' learners, or of those of the model and its adapters."""
+        """Return the folders of all keys' learners, or of the learners of the model and its adapters."""
         if self.args.per == "key":
             return owners.learners(self.folder, KEYS)
         known = [folder for folder in owners.learners(self.folder, ADAPTERS) if owners.owner_of(folder)]
@@ -91,7 +91,7 @@ class Turns:
         share = self.args.most_feature_bytes // self.args.keys
         args = argparse.Namespace(**{**vars(self.args), "folder": folder, "most_feature_bytes": share})
         try:
-            # Keys share the model's general answers; an adapter gives others.
+            # Keys share the model's general answers; each adapter has its own.
             general = self.folder / "features" / "general" if self.args.per == "key" else None
             with self.target.adapted(owners.adapter_of(owners.owner_of(folder))):
                 one = Learner(args, self.target, general=general, patience=turn.patience, turn_over=turn_over)
@@ -101,7 +101,7 @@ class Turns:
         except FileNotFoundError:
             if folder.exists():
                 raise
-        except ValueError as error:  # damaged files of one owner are not the others' trouble
+        except ValueError as error:  # damaged files of one owner do not stop the rest
             turn.waits, turn.ends = True, sizes(folder)
             progress = LearnerProgress(folder)
             progress.numbers.error = " ".join(str(error).split())

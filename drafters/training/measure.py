@@ -1,6 +1,6 @@
 """tau of drafter folders on files of prompts, without a server (`outrider bench drafters`).
 
-The target answers, and the drafter is then followed along those answers (see `validate`). A server at temperature 0
+The target answers, and the drafter is then followed along these answers (see `validate`). A server at temperature 0
 accepts the same tokens, up to ties that rounding decides; at higher temperatures its tau has the same distribution.
 """
 
@@ -37,7 +37,7 @@ Answer = tuple[list[int], int]
 def target_answers(
     target: TargetModel, path: str | Path, *, count: int, new_tokens: int, temperature: float, kept: Path | None
 ) -> list[Answer]:
-    """Answers to the first `count` prompts of a file; those at least two tokens long."""
+    """Return answers, at least two tokens long, to the first `count` prompts of a file."""
     store = kept / f"{Path(path).stem}-{count}-{new_tokens}-T{temperature:g}.json" if kept else None
     if store and store.exists():
         return [(ids, prompt) for ids, prompt in json.loads(store.read_text())]
@@ -58,7 +58,7 @@ def target_answers(
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A drafter folder, and how it is drafted with. schedule: of a diffusion drafter."""
+    """A drafter folder, and how it drafts; schedule: of a diffusion drafter."""
 
     name: str
     folder: Path
@@ -66,7 +66,7 @@ class Arm:
 
 
 def arms_of(folders: list[Path], steps: list[int], order: str) -> list[Arm]:
-    """Every folder, those of diffusion drafters once with each number of denoising steps; raises CheckpointError."""
+    """Return an arm per folder, for diffusion drafters one per number of denoising steps; raises CheckpointError."""
     short = len({folder.name for folder in folders}) == len(folders)
     arms = []
     for folder in folders:
@@ -90,7 +90,8 @@ def measure(
     seed: int = 0,
     steps: Steps = walk,
 ) -> list[Acceptance]:
-    """Acceptance of each arm along the same answers, which the target wrote at `temperature`, by these steps."""
+    """Return the acceptance of each arm along the same answers, which the target wrote at `temperature`, by these
+    steps."""
     followed = []
     for arm in arms:
         model = load_drafter(arm.folder, target, target.embedding.dtype).to(target.device)

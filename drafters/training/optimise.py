@@ -10,11 +10,11 @@ from torch import nn
 
 
 class Optimiser:
-    """AdamW whose state and weights are float32 whatever the model's dtype.
+    """AdamW with state and weights in float32 whatever the model's dtype.
 
     A bfloat16 model computes with rounded copies of the masters; a float32 model is its own master.
     means: running means of the masters, which forget with the factor `ema` a step, faster in the first steps; none
-    where it is 0.
+        where it is 0.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Optimiser:
         self.means = [m.detach().clone() for m in self.masters] if ema else []
 
     def step(self, scale: float) -> torch.Tensor:
-        """One update at learning rate lr * scale; returns the gradient norm before clipping, a scalar."""
+        """Do one update at learning rate lr * scale; return the gradient norm before clipping, a scalar."""
         for p, master in zip(self.parameters, self.masters, strict=True):
             if master is not p:
                 master.grad = None if p.grad is None else p.grad.float()
@@ -69,7 +69,7 @@ class Optimiser:
             p.copy_(weight)
 
     def state_dict(self) -> dict:
-        """Masters, their means and AdamW's state."""
+        """Return masters, their means and AdamW's state."""
         masters = [m.detach() for m in self.masters]
         return {"masters": masters, "means": self.means, "steps": self.steps, "adam": self.adam.state_dict()}
 
@@ -87,9 +87,7 @@ class Optimiser:
 
 
 def learning_rate(step: int, steps: int, *, warmup: int, decay_steps: int) -> float:
-    """Share of the peak rate: linear warm-up, constant, then linear to 0 over the last `decay_steps`.
-
-    The constant middle lets a run be lengthened: resume from before its decay with a larger `steps`.
-    """
+    """Return the share of the peak rate: linear warm-up, constant, then linear to 0 over the last `decay_steps`. The
+    constant middle lets a run be lengthened: resume from before its decay with a larger `steps`."""
     rise = min(1.0, (step + 1) / max(1, warmup))
     return rise * min(1.0, max(0.0, (steps - step) / max(1, decay_steps)))

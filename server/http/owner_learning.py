@@ -78,7 +78,7 @@ class OwnerLearning(Learning, ABC):
         return self.states[learner].in_use or ""
 
     async def _settle(self) -> None:
-        """Do nothing: an owner's first request finds out if the engine cannot use its drafter."""
+        """Do nothing: there is no learner."""
 
     async def _look(self) -> None:
         """Promote each owner's newest candidate, note drafters that the engine took back, drop owners that are gone."""

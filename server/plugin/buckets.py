@@ -1,5 +1,5 @@
-"""Upper bounds of the histograms of times, in seconds: from a GPU's milliseconds to a CPU's minutes, each about
-twice the one before at most, so that a quantile is within that of the truth."""
+"""Upper bounds of the histograms of times, in seconds: from a GPU's milliseconds to a CPU's minutes. Each is at most
+about twice the one before, so an estimated quantile is within a factor of two of the true one."""
 
 from __future__ import annotations
 

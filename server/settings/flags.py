@@ -1,4 +1,4 @@
-"""The flags that `outrider serve`, `tune` and `bench` share, and settings from what was given."""
+"""The flags that `outrider serve`, `tune` and `bench` share, and settings from their values."""
 
 from __future__ import annotations
 

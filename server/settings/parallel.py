@@ -118,11 +118,11 @@ class Parallel:
         return host, int(port)
 
     def interface(self) -> str | None:
-        """Name of this machine's network interface that leads to node 0; None where that cannot be told."""
+        """Name of this machine's network interface that leads to node 0; None if it is unknown."""
         try:
             family, kind, _, _, target = socket.getaddrinfo(*self.address, type=socket.SOCK_DGRAM)[0]
             with socket.socket(family, kind) as probe:
-                probe.connect(target)  # sends nothing
+                probe.connect(target)  # sends no packet
                 own = probe.getsockname()[0]
         except OSError:
             return None

@@ -1,4 +1,4 @@
-"""Lookup of the measured profile for a server: its fingerprint, the folders, and what is done without one."""
+"""Lookup of the measured profile for a server: its fingerprint, the folders, and the fallback without one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .settings import Settings
 
 
 def roots() -> list[Path]:
-    """Folders of profiles: the user's own, then those that come with Outrider."""
+    """Folders of profiles: the user's own, then the ones shipped with Outrider."""
     return [cache_root() / "profiles", store.SHIPPED]
 
 
@@ -95,7 +95,7 @@ def default_name(here: Fingerprint, model: Model) -> str:
 
 
 def with_profile(settings: Settings, model: Model) -> tuple[Settings, bool]:
-    """Settings whose profile is a folder, and whether it has still to be measured.
+    """Settings with a profile folder, and whether it has still to be measured.
 
     A profile that the user named must fit; without a name the one that fits is found. Planners that know no costs go
     without.

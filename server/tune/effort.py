@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 MARGIN_STEPS = 3
-"""Steps of each request beyond those that are timed: while requests join, and until the last one has started."""
+"""Steps of each request before and after the timed ones: while requests join, and until the last one has started."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -18,11 +18,11 @@ class Shape:
     context: int
 
     def drafted(self, index: int) -> int:
-        """Draft tokens of request `index`, counted from 0: as many for each as can be."""
+        """Return the draft tokens of request `index`, counted from 0: as even as possible."""
         return self.tokens // self.requests + (index < self.tokens % self.requests) - 1
 
     def total_context(self, steps: int) -> float:
-        """Cached tokens of all requests together, in the middle of `steps` steps."""
+        """Return the cached tokens of all requests together, in the middle of `steps` steps."""
         return float(self.requests * (self.context + steps // 2))
 
 
@@ -35,9 +35,9 @@ class Capacity:
     context: int
 
     def prompts(self, lengths: Sequence[int], behind: int) -> list[int]:
-        """The `lengths`, ascending, that leave room in a context for `behind` tokens.
+        """Return the `lengths`, ascending, that leave room in a context for `behind` tokens.
 
-        The longest prompt that does stands in for those that do not, where it is not so near to another that a slope
+        The longest prompt that fits replaces longer ones, unless it is so near to the next shorter one that a slope
         between the two would be noise.
         """
         longest = self.context - behind
@@ -51,7 +51,7 @@ class Capacity:
         return requests <= self.requests and requests * each <= self.cache
 
     def nothing_fits(self, what: str) -> RuntimeError:
-        """The error where nothing that was wanted fits."""
+        """Return the error for a measurement in which no shape fits."""
         held = f"a KV cache of {self.cache} tokens and contexts of {self.context}"
         return RuntimeError(f"{held} hold no {what} to measure")
 
@@ -60,11 +60,11 @@ class Capacity:
 class Effort:
     """Thoroughness of a measurement.
 
-    tokens: per request, the anchor included; None: as many as a model drafts, one by one. steps: timed per shape and
-    round. prompts, new_tokens: of the answers that the calibration is fitted on, greedy and sampled. prefill_seconds:
-    of reading prompts, about. seconds: stop measuring shapes after that long; None for no limit. answer_seconds: the
-    same of answers.
-    final: no more is measured in idle time.
+    tokens: per request, the anchor included; None: every number that a model can draft.
+    steps: timed per shape and round.
+    prompts, new_tokens: of the answers that the calibration is fitted on, greedy and sampled.
+    prefill_seconds: of reading prompts, about. seconds: stop measuring shapes after that long; None for no limit.
+    answer_seconds: the same for answers. final: no more is measured in idle time.
     """
 
     requests: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
@@ -80,10 +80,10 @@ class Effort:
     final: bool = True
 
     def shapes(self, gamma: int, longest: int, capacity: Capacity, buckets: Sequence[int] | None = None) -> list[Shape]:
-        """Shapes that fit the engine, in the order of the fields; raises RuntimeError where none does.
+        """Return shapes that fit the engine, in the order of the fields; raises RuntimeError if none does.
 
-        gamma: draft tokens of a model. longest: of a draft, whoever made it. buckets: sizes of which a step has one, on
-        a GPU; without `tokens` each of them is measured. None: any size.
+        gamma: draft tokens of a model. longest: of a draft, by model or lookup.
+        buckets: step sizes on a GPU; without `tokens` each of them is measured. None: any size.
         """
         each = self.tokens or tuple(sorted({*range(1, gamma + 2), longest + 1}))
         behind = (longest + 1) * 2 + self.steps + MARGIN_STEPS
@@ -99,7 +99,7 @@ class Effort:
         return found
 
     def _sizes(self, requests: int, each: list[int], longest: int, buckets: Sequence[int] | None) -> list[int]:
-        """Tokens of steps of `requests` requests, of which one has up to longest + 1."""
+        """Return tokens of steps of `requests` requests, each with up to longest + 1."""
         if buckets is None:
             return [requests * own for own in each]
         able = [bucket for bucket in buckets if requests <= bucket <= requests * (longest + 1)]
@@ -125,9 +125,10 @@ QUICK = Effort(
 """Effort of a server that starts without a profile: well under a minute on two cores with the embedded model.
 
 One context and few numbers of tokens, but every number of requests, because predictions between measured numbers of
-requests are the least reliable. The ends and the middle come first, for machines on which the time does not suffice."""
+requests are the least reliable. The ends and the middle come first, for machines that run out of time.
+"""
 QUICK_ON_GPU = replace(QUICK, requests=(1, 32, 128, 8, 64, 2, 16, 4), steps=12, rounds=2)
-"""The same of a GPU, whose steps take milliseconds and hold more requests; in every other one nothing is drafted."""
+"""The same for a GPU: its steps take milliseconds and hold more requests, and every other one runs without a draft."""
 IDLE = Effort(
     requests=(1, 8, 2, 4, 16, 32),
     tokens=(1, 2, 4, 8),
@@ -139,5 +140,4 @@ IDLE = Effort(
     answer_seconds=45.0,
 )
 """Effort of an idle server: two contexts and more answers than `QUICK`, in little more than two minutes of work.
-
-`outrider tune` measures the rest where somebody wants it."""
+`outrider tune` measures the rest on demand."""

@@ -69,10 +69,8 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True)
 class TunedGraphs:
-    """A measured profile with the counts that its draft graphs were chosen by.
-
-    block: tokens of a block. graphs, counts: by temperature class. untuned: the graph without a profile.
-    """
+    """A measured profile with the counts from which its draft graphs were chosen. block: tokens of a block. graphs,
+    counts: by temperature class. untuned: the graph without a profile."""
 
     profile: Profile
     block: int

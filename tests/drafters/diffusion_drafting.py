@@ -1,4 +1,4 @@
-"""Small diffusion drafters that have read three texts, and what to ask of them."""
+"""Small diffusion drafters that have observed three texts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def text(length: int, seed: int) -> torch.Tensor:
 
 
 def page_table(rows: int = 4, context: int = 48, seed: int = 5) -> torch.Tensor:
-    order = 1 + torch.randperm(4095, generator=torch.Generator().manual_seed(seed))  # slot 0 belongs to nobody
+    order = 1 + torch.randperm(4095, generator=torch.Generator().manual_seed(seed))
     return order[: rows * context].view(rows, context).to(torch.int32)
 
 

@@ -1,10 +1,9 @@
-"""Draft with SGLang's own EAGLE-3 module; prints a JSON list: the greedy tokens of each text for each folder.
+"""Drafts with SGLang's own EAGLE-3 module; prints the greedy tokens of each text for each folder as JSON:
+eagle_by_sglang.py TARGET TEXTS FOLDER…
 
-A program of its own, since SGLang's configuration is global to a process: eagle_by_sglang.py TARGET TEXTS FOLDER…
-
-TEXTS is what torch saved: embedding and head [V, d] of the target, texts [(ids, hidden [n, m*d])], gamma. The rows of a
-text go in as SGLang's worker sends them: all of the prompt's with the target's hidden states, then one by one with the
-module's own. Attention over them stands in for SGLang's backend; all else is the module's.
+TEXTS is saved by torch: embedding and head [V, d] of the target, texts [(ids, hidden [n, m*d])], gamma. Rows arrive as
+from SGLang's worker: the prompt's with the target's hidden states, then one by one with the module's own. Only the
+attention backend is replaced.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Attention(torch.nn.Module):
 
 
 def draft(model: Any, given: dict[str, Any], ids: list[int], hidden: torch.Tensor) -> list[int]:
-    """Greedy tokens behind `ids`, whose last token the target has not read."""
+    """Greedy tokens after `ids`; the target has not read their last token."""
     model.model.layers[0].self_attn.attn.clear()
     tokens, positions, found = torch.tensor(ids[1:]), torch.arange(len(ids) - 1), []
     for _ in range(given["gamma"]):

@@ -1,4 +1,4 @@
-"""DFlash 2 and LiLiCorr of one request in plain loops, from the published tensors of a folder."""
+"""DFlash 2 and LiLiCorr for one request in plain loops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 class Reference:
-    """A folder's drafter beside a target's embedding and head [V, d]."""
+    """A folder's drafter with a target's embedding and head [V, d]."""
 
     def __init__(self, config: dict[str, Any], tensors: Tensors, embedding: torch.Tensor, head: torch.Tensor) -> None:
         self.config, self.own = config, config["dflash_config"]
@@ -26,7 +26,6 @@ class Reference:
         return F.linear(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
 
     def rotated(self, x: torch.Tensor, position: int) -> torch.Tensor:
-        """x [H, D] at a position."""
         half = x.shape[-1] // 2
         angles = position / self.config["rope_theta"] ** (torch.arange(half).double() / half)
         turned = torch.complex(x[:, :half].double(), x[:, half:].double()) * torch.polar(angles * 0 + 1, angles)
@@ -53,7 +52,7 @@ class Reference:
         return out
 
     def hidden(self, anchor: int, features: torch.Tensor, gamma: int) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Final hidden states of the rows behind the anchor's, and the context [N, d]."""
+        """Final hidden states of the rows after the anchor's, and the context [N, d]."""
         context = norm(self.linear("fc", features), self.tensors["hidden_norm.weight"], self.eps)
         rows = [self.embedding[anchor]] + [self.embedding[self.own["mask_token_id"]]] * gamma
         for i in range(self.config["num_hidden_layers"]):
@@ -103,7 +102,7 @@ class Reference:
         return max(0, position + 1 - self.config["sliding_window"])
 
     def lattice(self, anchor: int, features: torch.Tensor, gamma: int) -> tuple[list[list[int]], list[torch.Tensor]]:
-        """Candidates of each position, and scores [K, K] of each behind each of the one before."""
+        """Candidates of each position, and scores [K, K] of each after each earlier candidate."""
         hidden, context = self.hidden(anchor, features, gamma)
         logits = [(self.head @ row) * self.own.get("output_multiplier", 1.0) for row in hidden]
         if cap := self.own.get("final_logit_softcapping"):

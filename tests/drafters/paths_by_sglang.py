@@ -1,7 +1,7 @@
-"""Compute with SGLang's own convolution, selector and LiLiCorr head: paths_by_sglang.py GIVEN FOUND.
+"""Computes with SGLang's own convolution, selector and LiLiCorr head: paths_by_sglang.py GIVEN FOUND.
 
-GIVEN is what torch saved: tensors by model, LiLiCorr's config, and inputs. FOUND gets the outputs. A program of its
-own, since SGLang's configuration is global to a process; without compilation, which would take a minute.
+GIVEN is saved by torch: tensors by model, LiLiCorr's config, and inputs. FOUND gets the outputs. Uncompiled, since
+compilation takes a minute.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Load drafter folders with SGLang's own classes; prints a JSON list of what each holds afterwards.
-
-A program of its own, since SGLang's configuration is global to a process: sglang_loads.py TARGET FOLDER…
-"""
+"""Loads drafter folders with SGLang's own classes; prints the loaded parameters as JSON: sglang_loads.py TARGET
+FOLDER…"""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ def digest(value: torch.Tensor) -> str:
 
 
 def main(target: str, *folders: str) -> None:
-    os.environ["SGLANG_RAGGED_VERIFY_MODE"] = "compact"  # which reads the confidence head
+    os.environ["SGLANG_RAGGED_VERIFY_MODE"] = "compact"  # it reads the confidence head
     publish(ServerArgs(model_path=target, device="cpu"), role="scheduler")
     found = []
     with get_parallel().override(tp_rank=0):
@@ -35,7 +33,7 @@ def main(target: str, *folders: str) -> None:
             model = classes[config.architectures[0]](config)
             with torch.no_grad():
                 for parameter in model.parameters():
-                    parameter.fill_(float("nan"))  # whatever the checkpoint does not fill stays visible
+                    parameter.fill_(float("nan"))  # shows parameters that the checkpoint does not fill
             model.load_weights(iter(load_file(Path(folder) / "model.safetensors").items()))
             found.append(
                 {

@@ -1,4 +1,4 @@
-"""Counting accepted lengths: unverified positions stay unobserved, tau counts the bonus."""
+"""Accepted lengths: unverified positions stay unobserved, tau counts the bonus."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from outrider.drafters.acceptance import Acceptance, acceptance_table
 
 
 def test_unverified_positions_are_unobserved() -> None:
-    # all of two kept; rejected at once; nothing verified; rejected at the third
+    # both of two kept; rejected at once; none verified; rejected at the third
     found = Acceptance.from_steps(verified=[2, 4, 0, 4], accepted=[2, 0, 0, 2], gamma=4)
     assert found.cycles == 4
     assert found.accepted_length == (3 + 1 + 1 + 3) / 4

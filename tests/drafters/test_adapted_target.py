@@ -1,4 +1,4 @@
-"""A target with a LoRA adapter, as the trainer has it, against the model with the adapter merged into its weights."""
+"""The trainer's target with a LoRA adapter equals the model with merged weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def greedy(target: TargetModel) -> list[int]:
 
 
 @pytest.mark.parametrize("about", [{"rank": 4}, {"rank": 7, "use_rslora": True, "lora_alpha": 5.3}])
-def test_it_says_what_the_merged_model_says(
+def test_it_equals_the_merged_model(
     target: TargetModel, small_target: SmallTarget, tmp_path: Path, about: dict[str, float]
 ) -> None:
     folder = write_adapter(tmp_path / "sql", small_target.model, 1, strength=1.0, **about)

@@ -1,4 +1,4 @@
-"""Folders of LoRA adapters: what is read of them, and what is refused with the reason."""
+"""Folders of LoRA adapters, and refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def folder(model: PreTrainedModel, tmp_path: Path) -> Path:
     return write_adapter(tmp_path / "one", model, 1)
 
 
-def test_a_digest_tells_what_a_folder_holds(folder: Path, model: PreTrainedModel, tmp_path: Path) -> None:
+def test_a_digest_depends_on_the_content(folder: Path, model: PreTrainedModel, tmp_path: Path) -> None:
     digest = AdapterFolder.open(folder).digest()
     same, other, scaled = (tmp_path / name for name in ("same", "other", "scaled"))
     assert AdapterFolder.open(write_adapter(same, model, 1)).digest() == digest
@@ -64,7 +64,7 @@ def test_weights_and_their_scale(folder: Path) -> None:
         ("lora_alpha", None, "no number lora_alpha"),
     ],
 )
-def test_what_is_not_served_is_refused(folder: Path, field: str, value: Any, message: str) -> None:
+def test_unsupported_adapters_are_refused(folder: Path, field: str, value: Any, message: str) -> None:
     config = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps(config | {field: value}))
     with pytest.raises(ValueError, match=message):
@@ -129,7 +129,7 @@ def test_flags(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         given(enable_lora=True, device="cuda")
 
 
-def test_what_sglang_would_misread_is_refused_on_gpus(model: PreTrainedModel, tmp_path: Path) -> None:
+def test_adapters_that_sglang_would_misread_are_refused_on_gpus(model: PreTrainedModel, tmp_path: Path) -> None:
     options: dict[str, Any]
     for name, options, message in (
         ("root", {"use_rslora": True}, "rank-stabilised"),

@@ -1,4 +1,4 @@
-"""Checkpoint folders: both storages, refusals, and agreement with SGLang's own loaders."""
+"""Checkpoint folders: both storages, refusals, and agreement with SGLang's loaders."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_compact_folder_keeps_one_part_in_254(config: BlockConfig, tmp_path: Pat
 
 
 def test_public_folders_load(tmp_path: Path) -> None:
-    """Prefixed names, shared weights inside, settings in `dflash_config`, as public checkpoints have them."""
+    """Prefixed names, shared weights inside, settings in `dflash_config`."""
     model = make_model(DFLASH)
     save_plain(model, tmp_path)
     tensors = {f"model.{n}": v for n, v in load_file(tmp_path / WEIGHTS).items()}
@@ -153,7 +153,7 @@ def test_wrong_target_is_refused_by_what_differs(tmp_path: Path) -> None:
 
 
 def test_a_target_whose_last_layer_it_reads_is_refused() -> None:
-    """Also by a checkpoint that does not say how many layers its target had: nobody captures the last one's output."""
+    """Even if the checkpoint lacks its target's number of layers: the last layer's output cannot be captured."""
     unsaid = dataclasses.replace(TINY, num_target_layers=0)
     target = {"hidden_size": 32, "vocab_size": 96}
     check_target(unsaid, target | {"num_hidden_layers": 6})
@@ -169,7 +169,7 @@ def test_identity_does_not_depend_on_dtype() -> None:
 
 @pytest.mark.slow
 def test_stock_sglang_loads_our_folders(tmp_path: Path) -> None:
-    """Every parameter of SGLang's classes is filled by our export, with our numbers."""
+    """Our export fills every parameter with our numbers."""
     pytest.importorskip("sglang")
     target = tmp_path / "target"
     LlamaConfig(

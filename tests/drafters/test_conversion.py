@@ -1,4 +1,4 @@
-"""`outrider train dllm` at tiny size, against transformers' own network with dense masks."""
+"""`outrider train dllm` at tiny size, compared with transformers' network with dense masks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def target(target_folder: Path) -> TargetModel:
 
 @pytest.fixture
 def model(layout: Layout, target: TargetModel) -> ConvertedModel:
-    """Deltas that matter in every layer."""
+    """Deltas large enough to matter in every layer."""
     torch.manual_seed(1)
     made = convert(target, SHAPE, layout, 3)
     with torch.no_grad():
@@ -89,7 +89,7 @@ def pack_of(layout: Layout, sequences: list[Sequence], streams: int = 2) -> Pack
 
 
 def dense(layout: Layout, length: int, start: int | None) -> torch.Tensor:
-    """[length, length] bool, row by row as the layout says it; from `start` on the block is open."""
+    """[length, length] bool, row by row from the definition; the block from `start` on is open."""
     seen = torch.zeros(length, length, dtype=torch.bool)
     for i in range(length):
         for j in range(length):
@@ -100,7 +100,7 @@ def dense(layout: Layout, length: int, start: int | None) -> torch.Tensor:
 
 
 def merged_weights(model: ConvertedModel) -> dict[str, torch.Tensor]:
-    """The merged weights by Hugging Face's names; gradients reach the factors through them."""
+    """By Hugging Face's names; they pass gradients on to the factors."""
     out = {}
     for name, module in model.projections().items():
         _, layer, ours = name.split(".")
@@ -116,7 +116,7 @@ def merged_weights(model: ConvertedModel) -> dict[str, torch.Tensor]:
 
 
 def reference(model: ConvertedModel, target: TargetModel, ids: torch.Tensor, start: int | None) -> torch.Tensor:
-    """Logits [S, V] of one text, whose block from `start` on is open, by transformers with a dense mask."""
+    """Logits [S, V] of one text with an open block from `start` on, by transformers."""
     embedded = torch.where((ids == MASK)[:, None], model.mask, target.embedding[ids])
     seen = dense(model.layout, len(ids), start)
     bias = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
@@ -214,7 +214,7 @@ def test_masks_rise_with_position() -> None:
 def generate(
     model: ConvertedModel, frozen: FrozenTarget, prompt: list[int], *, tokens: int, stops: set[int], per_step: int = 1
 ) -> list[int]:
-    """The model's own continuation at temperature 0, at most so many tokens, its stop token included."""
+    """The greedy continuation of at most `tokens` tokens, including its stop token."""
     ids, size, config = list(prompt), model.layout.block_size, model.config
     empty = torch.zeros(0, config.num_kv_heads, config.head_dim)
     while len(ids) < len(prompt) + tokens:
@@ -250,9 +250,7 @@ def test_generation_is_unmasking_with_everything_read_anew(
             while MASK in text:
                 state = torch.tensor(text)
                 logits = reference(model, target, state, start)
-                if (
-                    model.layout.shift
-                ):  # the first is predicted by a row of the context, which the block does not change
+                if model.layout.shift:  # a row of the context predicts the first token
                     logits = torch.cat([logits[:1], logits[:-1]])
                 logits[:, MASK] = -torch.inf
                 best = logits.log_softmax(-1).max(-1)
@@ -351,7 +349,7 @@ def test_merged_folder_is_the_model_with_its_delta(
     bias = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
     with torch.no_grad():
         found = merged(input_ids=ids[None], attention_mask=bias[None, None]).logits[0]
-    others = torch.arange(VOCABULARY) != MASK  # whose logit is the new embedding's where it is shared
+    others = torch.arange(VOCABULARY) != MASK  # a shared embedding changes the mask's logit
     assert_near(found[:, others], expected[:, others], TERMS)
 
 
@@ -378,5 +376,5 @@ def test_the_default_rank_of_the_embedded_model_takes_six_megabytes_at_most() ->
         model = ConvertedModel(smollm2, Layout(SIZE, 16, True), rank)
     factors = model.deltas().values()
     assert len(factors) == 2 * len(PROJECTIONS) * 30
-    described = 200 * 2 * len(factors)  # of each tensor in the file's header
+    described = 200 * 2 * len(factors)  # for each tensor in the file's header
     assert sum(f.numel() + 4 * rank for f in factors) + 2 * 576 + described < 6_000_000

@@ -1,4 +1,4 @@
-"""Several denoising steps: q by the rule of `denoise.py` keeps the target's distribution, the obvious q does not."""
+"""Several denoising steps: the q of `denoise.py` keeps the target's distribution, the naive q does not."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Tables:
 
 @dataclass(frozen=True)
 class Drafted:
-    """A finished block: its chance, tokens, and by position the step, its distribution and its confidence."""
+    """A finished block: its chance, tokens, and by position the step, distribution and confidence."""
 
     chance: Fraction
     tokens: State = (None,) * GAMMA
@@ -119,7 +119,7 @@ def said(
     q_of: Callable[[Drafted], list[Dist]],
     sure_of: Callable[[Drafted, int], Fraction] = lambda block, i: block.sure[i],
 ) -> dict[tuple[int, ...], Fraction]:
-    """The distribution of the first GAMMA tokens that come out, where token k is verified if c_1 ... c_k are enough."""
+    """The distribution of the first GAMMA output tokens; c_1 ... c_k decide whether token k is verified."""
     out: dict[tuple[int, ...], Fraction] = defaultdict(Fraction)
 
     def go_on(prefix: tuple[int, ...], chance: Fraction) -> None:
@@ -161,7 +161,7 @@ def distance(tables: Tables, found: dict[tuple[int, ...], Fraction]) -> Fraction
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_what_comes_out_is_the_targets(order: str) -> None:
+def test_the_output_has_the_targets_distribution(order: str) -> None:
     for seed in range(20):
         tables = Tables(seed)
         assert distance(tables, said(tables, ORDERS[order], by_the_rule)) == 0
@@ -182,8 +182,8 @@ def test_a_confidence_that_sees_its_own_token_is_wrong() -> None:
         assert max(off) > Fraction(1, 20)
 
 
-def test_two_tokens_of_which_the_second_comes_first() -> None:
-    """x_2 is a coin, then x_1 copies it: taken for certain, x_1 = x_2 comes out too often."""
+def test_revealing_the_second_token_first() -> None:
+    """x_2 is a coin, x_1 copies it: with x_1 as certain, x_1 = x_2 comes out too often."""
     half, nothing = (Fraction(1, 2),) * 2, Fraction(0)
     tables = Tables(0)
     tables.target = lambda prefix: half  # type: ignore[method-assign]
@@ -208,7 +208,7 @@ SAMPLES, WORDS = 60_000, 4
 
 
 def tensors(seed: int) -> tuple[module.Predict, torch.Tensor]:
-    """A drafter by a table of logits, and the target's distributions [prefix, WORDS] (numbered in base WORDS + 1)."""
+    """A drafter from a table of logits, and the target's distributions [prefix, WORDS] (prefixes in base WORDS + 1)."""
     generator = torch.Generator().manual_seed(seed)
     table = 2 * torch.randn((WORDS + 1) ** GAMMA, GAMMA, WORDS, generator=generator)
     target = (2 * torch.randn((WORDS + 1) ** GAMMA, WORDS, generator=generator)).softmax(-1)
@@ -220,7 +220,7 @@ def number(tokens: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
 
 
 def texts(predict: module.Predict, target: torch.Tensor, schedule: Schedule) -> tuple[Counter, dict]:
-    """Many texts of GAMMA tokens by speculation, counted, and the target's chance of each."""
+    """Counts of texts of GAMMA tokens, and the target's chance of each."""
     each = torch.arange(SAMPLES)
     keys = streams(each[:, None].repeat(1, GAMMA), torch.arange(GAMMA).repeat(SAMPLES, 1), Purpose.DRAFT)
     rules = Rules(torch.ones(SAMPLES))
@@ -259,7 +259,7 @@ def test_sampled_texts_follow_the_target(order: str) -> None:
     assert p_value(*texts(predict, target, ORDERS[order]), SAMPLES) > 1e-4
 
 
-def test_the_sampled_check_sees_a_wrong_q(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sampled_check_detects_a_wrong_q(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "keeps_distribution", lambda at: torch.ones_like(at, dtype=torch.bool))
     predict, target = tensors(3)
     assert p_value(*texts(predict, target, ORDERS["certain 3"]), SAMPLES) < 1e-9

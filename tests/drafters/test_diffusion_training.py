@@ -1,4 +1,4 @@
-"""`outrider train specdiff|deer` at tiny size: masks, weights, both stages, stops, and a tau that is that of drafts."""
+"""`outrider train specdiff|deer` at tiny size: masks, weights, both stages, resumption, tau."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_deer_goes_on_from_stage_one_and_survives_stops(target_folder: Path, pro
     assert not torch.allclose(first["mask"], unfinished["mask"], atol=1e-3)
 
 
-def test_layers_it_starts_from(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
+def test_initial_layers(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
     more = ["--steps", "1", "--lr", "1e-12", "--start-layers", "3", "1"]
     assert train.run(arguments("specdiff", target_folder, prompts, tmp_path / "out", *more)) == 0
     target = TargetModel.load(str(target_folder), dtype=torch.float32)
@@ -90,7 +90,7 @@ def test_layers_it_starts_from(target_folder: Path, prompts: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("order", "steps"), [("left", 1), ("left", 2), ("even", 2)])
-def test_what_is_measured_is_what_is_drafted(order: str, steps: int) -> None:
+def test_the_measured_tau_is_that_of_drafting(order: str, steps: int) -> None:
     config = dataclasses.replace(DIFFUSION, draft_vocab_size=3)
     model = make_diffusion(config)
     embedding, head = torch.randn(2, 96, config.hidden_size, generator=torch.Generator().manual_seed(2))
@@ -122,7 +122,7 @@ def test_what_is_measured_is_what_is_drafted(order: str, steps: int) -> None:
     assert len(set(runs)) > 2
 
 
-def test_what_is_revealed_out_of_order_cannot_be_followed() -> None:
+def test_out_of_order_drafts_cannot_be_followed() -> None:
     maker = BatchMaker(DIFFUSION, torch.arange(96), device=torch.device("cpu"))
     none = torch.zeros(10, 4)
     step = maker.cut([Sequence(torch.arange(20), 10, torch.empty(20, 0), none.long(), none)], [torch.tensor([11])], 4)
@@ -131,7 +131,7 @@ def test_what_is_revealed_out_of_order_cannot_be_followed() -> None:
         logits_along(make_diffusion(DIFFUSION), frozen, step, make_schedule("certain", 4, 2))
 
 
-def test_masks_of_stage_one_weigh_what_they_are_rare() -> None:
+def test_masks_of_stage_one_are_weighted_by_rarity() -> None:
     masked, weights = masked_anywhere(4000, SIZE, torch.Generator().manual_seed(0))
     assert float((masked * weights).mean()) == pytest.approx(1.0, abs=0.02)
     assert ((weights >= 1) & (weights <= SIZE)).all()

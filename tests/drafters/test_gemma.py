@@ -1,4 +1,4 @@
-"""DSpark drafters for Gemma 4 targets, and scaled rotary embeddings, beside transformers' own modules."""
+"""DSpark drafters for Gemma 4 targets, compared with transformers' modules."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ GEMMA_12B: dict[str, Any] = {
     },
     "tie_word_embeddings": False, "use_double_wide_mlp": False, "vocab_size": 262144,
 }  # fmt: skip
-"""config.json of deepseek-ai/dspark_gemma4_12b_block7, as far as a loader reads it."""
+"""config.json of deepseek-ai/dspark_gemma4_12b_block7, the fields that a loader reads."""
 STORED_BYTES = 6_860_897_028
-"""Tensors of its model.safetensors."""
+"""Tensor bytes of its model.safetensors."""
 SMALL = GEMMA_12B | {
     "global_head_dim": 32, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "markov_rank": 8,
     "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2, "target_layer_ids": [1, 3], "num_target_layers": 6,
@@ -62,20 +62,20 @@ def test_its_tensors_are_as_many_bytes_as_the_published_file() -> None:
     with torch.device("meta"):
         model = BlockModel(BlockConfig.from_json(GEMMA_12B | {"max_position_embeddings": 8}))
     numbers = sum(value.numel() for value in model.state_dict().values())
-    shared = 2 * model.config.vocab_size * model.config.hidden_size  # embedding and head
+    shared = 2 * model.config.vocab_size * model.config.hidden_size
     assert 0 < STORED_BYTES - 2 * (numbers + shared) < 10_000  # its header
     stored = {name: value for name, value in to_plain(made(SMALL)).items() if "layers.0.self_attn" in name}
     assert [name.split(".")[3] for name in stored] == ["q_proj", "k_proj", "q_norm", "k_norm", "o_proj"]
 
 
 @pytest.mark.parametrize("config", [SMALL, SEPARATE], ids=["values are keys", "values of their own"])
-def test_a_draft_is_what_transformers_modules_give(config: dict[str, Any]) -> None:
+def test_a_draft_equals_transformers_modules(config: dict[str, Any]) -> None:
     model, generator = made(config), torch.Generator().manual_seed(1)
     ours = model.config
     rows = torch.randn(96, 64, generator=generator) * 0.3
     states = torch.randn(POSITIONS, 128, generator=generator)
     drafter = BlockDrafter(model, embedding=rows, head=rows)
-    assert drafter.compiled is None  # whose kernels know no such layers
+    assert drafter.compiled is None  # the kernels lack these layers
     drafter.allocate(64)
     place, one = torch.arange(POSITIONS), torch.tensor([0])
     drafter.observe(Features(states, place, place, place))
@@ -135,7 +135,7 @@ def reference(
 
 
 @pytest.mark.parametrize("save", [save_plain, save_compact])
-def test_it_survives_being_stored(save: Any, tmp_path: Path) -> None:
+def test_folders_round_trip(save: Any, tmp_path: Path) -> None:
     model = made(SMALL).bfloat16()
     save(model, tmp_path)
     again = load(tmp_path)
@@ -153,7 +153,7 @@ ROPES = [
 
 
 @pytest.mark.parametrize("rope", ROPES, ids=lambda rope: rope["rope_type"])
-def test_a_scaled_rotary_embedding_is_transformers_own(rope: dict[str, Any]) -> None:
+def test_a_scaled_rotary_embedding_equals_transformers(rope: dict[str, Any]) -> None:
     config = BlockConfig.from_json(TINY.to_json() | {"rope_parameters": rope | {"rope_theta": 5e4}})
     assert BlockConfig.from_json(config.to_json()) == config
     other = LlamaConfig(
@@ -179,6 +179,6 @@ def test_a_scaled_rotary_embedding_is_transformers_own(rope: dict[str, Any]) -> 
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "rotates a part of each head"),
     ],
 )
-def test_what_is_not_built_is_refused_by_name(change: dict[str, Any], message: str) -> None:
+def test_unsupported_settings_are_refused_by_name(change: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         BlockConfig.from_json(SMALL | change)

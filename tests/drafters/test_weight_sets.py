@@ -1,4 +1,4 @@
-"""Requests drafted with sets of weights of their own, in one batch: each as a drafter with that set alone drafts it."""
+"""Requests drafted with different sets of weights in one batch, each as by a drafter with this set alone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from outrider.drafters.wrappers import DeferredObserve
 SLOTS, CONTEXT = 256, 48
 LENGTHS = [9, 30, 1, 17, 12]
 SETS = [1, 0, 2, 1, 7]
-"""Each request's; set 7 is not there."""
+"""For each request; set 7 does not exist."""
 CONFIGS = {"dspark": TINY, "truncated": TRUNCATED, "dflash": DFLASH}
 
 
@@ -43,7 +43,6 @@ def page_table() -> torch.Tensor:
 
 
 def observe(drafter: Drafter, table: torch.Tensor, rows: list[int], sets: list[int] | None = None) -> None:
-    """Show the prompts of these rows in one batch."""
     hidden = [torch.randn(n, len(drafter.target_layers) * 32, generator=torch.Generator().manual_seed(n)) for n in
               (LENGTHS[row] for row in rows)]  # fmt: skip
     positions = torch.cat([torch.arange(LENGTHS[row]) for row in rows])
@@ -54,13 +53,12 @@ def observe(drafter: Drafter, table: torch.Tensor, rows: list[int], sets: list[i
 
 def asked(table: torch.Tensor, rows: list[int], temperature: float) -> DraftBatch:
     made = batch(table, rows, [LENGTHS[row] for row in rows], temperature)
-    if temperature:  # one greedy request among the sampled ones
+    if temperature:
         made.temperatures[rows.index(0) if 0 in rows else 0] = 0.0
     return made
 
 
 def whole(draft: Draft) -> torch.Tensor | None:
-    """q over the target's vocabulary."""
     if draft.probs is None or draft.vocab is None:
         return draft.probs
     found = draft.probs.new_zeros(*draft.probs.shape[:2], 96)
@@ -75,7 +73,7 @@ def config(request: pytest.FixtureRequest) -> BlockConfig:
 
 @pytest.fixture
 def folders(config: BlockConfig, tmp_path: Path) -> list[str]:
-    """Checkpoints of three sets, whose draft vocabularies differ where they are truncated."""
+    """Checkpoints of three sets; truncated draft vocabularies differ."""
     for number in range(3):
         checkpoint.save_compact(make_model(config, seed=number), tmp_path / str(number))
     return [str(tmp_path / str(number)) for number in range(3)]
@@ -118,15 +116,15 @@ def test_each_request_is_drafted_by_its_own_set(config: BlockConfig, folders: li
             assert_near(q[mine][sampled], own[sampled], TERMS)
             assert (q[mine][sampled].gather(2, wanted.tokens[sampled][:, :, None]) > 0).all()
         distinct.add(tuple(single.propose(batched).tokens.flatten().tolist()))
-    assert len(distinct) == 3  # else any set would do
+    assert len(distinct) == 3  # otherwise any set would do
     if temperature:
         assert found.probs is not None
     if found.vocab is not None:
         assert (found.vocab.diff() > 0).all()
 
 
-def test_others_change_nothing_of_a_requests_draft(config: BlockConfig, folders: list[str]) -> None:
-    """Drafts are equal to the bit, though others' texts, sets and number differ."""
+def test_a_draft_does_not_depend_on_other_requests(config: BlockConfig, folders: list[str]) -> None:
+    """Bit for bit, though other texts, sets and their number differ."""
     table = page_table()
     seen = []
     for others in ([], [1], [1, 2, 3]):
@@ -141,7 +139,7 @@ def test_others_change_nothing_of_a_requests_draft(config: BlockConfig, folders:
         assert torch.equal(confidence, seen[0][1])
 
 
-def test_only_those_asked_for_are_drafted(config: BlockConfig, folders: list[str]) -> None:
+def test_only_selected_requests_are_drafted(config: BlockConfig, folders: list[str]) -> None:
     drafter, table, rows = several(config, folders), page_table(), list(range(len(LENGTHS)))
     observe(drafter, table, rows, SETS)
     everyone = dataclasses.replace(asked(table, rows, 1.0), sets=torch.tensor(SETS))

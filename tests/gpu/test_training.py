@@ -1,4 +1,4 @@
-"""Training on a GPU: every kind for two steps, on answers that the embedded model writes there."""
+"""Training on a GPU: every kind for two steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Low-rank products: right, and alike whatever rows are beside a row."""
+"""Low-rank products: correct, and independent of other rows."""
 
 import pytest
 import torch

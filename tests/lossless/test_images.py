@@ -1,5 +1,4 @@
-"""Tiny models that read images, in float32: with speculation and without, answers to chats with images are those of
-Transformers."""
+"""Tiny models that read images, in float32: answers equal Transformers', with and without speculation."""
 
 from __future__ import annotations
 
@@ -19,11 +18,11 @@ from outrider.server.http.requests.images import MAX_PATCHES
 from outrider.server.plugin.text_alone import IMAGES
 
 COUNT, FEW = 32, [33, 200, 54, 77, 93]
-"""Length of an answer, and tokens that one is made of alone: it repeats itself, so that much is drafted."""
+"""Length of an answer, and its only tokens, which repeat, so that much is drafted."""
 BIAS = dict.fromkeys(FEW, 100.0)
 FIRST, SECOND, WIDE = noise(1, 112, 168), noise(2, 112, 168), noise(3, 196, 84)
 GREY = [Image.new("RGB", size, (90, 90, 90)) for size in ((112, 224), (224, 112))]
-"""They have the same pixels in other shapes."""
+"""Equal pixels in different shapes."""
 ASK, LONG = "What is it? It is it. What is it? It", "a b c d e f g h i j k l m n o p q r s t u v w x y z " * 2
 CHATS: dict[str, list[dict[str, Any]]] = {
     "one": [{"role": "user", "content": [FIRST, ASK]}],
@@ -48,7 +47,7 @@ def reads_images(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="module")
 def images_server(reads_images: ReadsImages) -> Iterator[Server]:
-    """Reads prompts in pieces, which cut images."""
+    """Reads prompts in pieces that cut images."""
     folder = reads_images.folder
     server = ForkedServer(
         folder.parent / "log", "--model", str(folder), "--served-model-name", MODEL, "--dtype", "float32",
@@ -79,7 +78,7 @@ def test_all_that_read_images_are_tested() -> None:
 
 
 @pytest.mark.parametrize("chat", CHATS)
-def test_answers_are_those_of_transformers(chat: str, reads_images: ReadsImages, images_server: Server) -> None:
+def test_answers_equal_transformers(chat: str, reads_images: ReadsImages, images_server: Server) -> None:
     messages, decode = CHATS[chat], reads_images.tokenizer.decode
     free, biased = reads_images.greedy(messages, COUNT), reads_images.greedy(messages, COUNT, BIAS)
     before = metric(images_server.url, "outrider_accepted_tokens_total")
@@ -95,7 +94,7 @@ def test_answers_are_those_of_transformers(chat: str, reads_images: ReadsImages,
 
 
 def test_another_image_is_another_prompt(reads_images: ReadsImages, images_server: Server) -> None:
-    """The beginning before the image alone is shared; the same image again is not read again."""
+    """Only the part before the image is shared; the same image is not read twice."""
     answers = {}
     for name in ("one", "another", "one"):
         found = ask(images_server, CHATS[name], speculate=True)
@@ -118,7 +117,6 @@ def test_all_choices_see_all_images(seed: int | None, images_server: Server) -> 
 
 
 def test_many_at_once(images_server: Server) -> None:
-    """Texts and images in the same steps do not change each other's answers."""
     alone = {name: text(ask(images_server, CHATS[name], speculate=False, logit_bias=BIAS)) for name in CHATS}
     names = [*CHATS, *reversed(CHATS)]
     with ThreadPoolExecutor(len(names)) as pool:
@@ -147,7 +145,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_no_image_is_refused_in_one_line(case: str, images_server: Server) -> None:
+def test_data_that_is_no_image_is_refused_in_one_line(case: str, images_server: Server) -> None:
     image, reason = REFUSED[case]
     assert reason in refused(images_server, {"type": "image_url", "image_url": image})
 

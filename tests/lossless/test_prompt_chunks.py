@@ -1,4 +1,4 @@
-"""However prompts are cut, and whatever runs between their chunks, answers are the same to the last token."""
+"""Answers do not depend on how prompts are cut, nor on the work between their chunks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WHOLE = ("--max-pause", "0", "--chunked-prefill-size", "8192")
 
 
 def long_prompts() -> list[list[int]]:
-    """Prompts of 3 to 900 tokens; every third begins as the one before, so that the cache has a part of it."""
+    """Prompts of 3 to 900 tokens; every third shares a beginning with the previous one."""
     draw, found = random.Random(11), list[list[int]]()
     for number, length in enumerate([900, 40, 500, 3, 900, 700, 64, 250, 300]):
         beginning = found[-1][: length // 2] if number % 3 == 2 else []
@@ -36,7 +36,6 @@ def long_prompts() -> list[list[int]]:
 
 
 def answers(server: Server, at_once: int, *, speculate: bool, max_tokens: int = TOKENS, **body: Any) -> list[list[int]]:
-    """The first tokens of answers, which may be longer."""
     cases = [(prompt, each) for each in BODIES for prompt in long_prompts()]
 
     def ask(case: tuple[list[int], dict[str, Any]]) -> list[int]:
@@ -57,7 +56,7 @@ def adapter(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget)
 def whole(
     tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget, adapter: tuple[str, ...]
 ) -> Iterator[dict[str, list[list[int]]]]:
-    """Answers to prompts that were read whole, one after another, without speculation, by model."""
+    """Answers by model to whole prompts, one at a time, without speculation."""
     log = tmp_path_factory.mktemp("whole") / "log"
     server = ForkedServer(log, *CACHE, *WHOLE, *small_target.flags("off"), *adapter).wait_until_ready()
     try:
@@ -73,7 +72,7 @@ def cut(
     small_target: SmallTarget,
     adapter: tuple[str, ...],
 ) -> Iterator[Server]:
-    """A server that cuts prompts at random; without shared prefixes it reads them in the order of arrival."""
+    """Cuts prompts at random; without shared prefixes it reads them in order of arrival."""
     folder = tmp_path_factory.mktemp("cut")
     made = {"model": str(small_target.folder), "drafter": "dspark", "drafter_path": str(small_target.dspark)}
     flags = (*CACHE, "--chunked-prefill-size", "8192", "--profile", str(jagged_profile(folder, **made)), *adapter)
@@ -97,13 +96,15 @@ def test_cut_prompts_have_the_answers_of_whole_ones(cut: Server, whole: dict[str
     chunks = "outrider_prefill_chunk_tokens_count"
     before = MetricsPage(cut.url).value(chunks)
     assert answers(cut, 8, speculate=True, model=model) == whole[model]
-    assert MetricsPage(cut.url).value(chunks) - before > len(whole[model])  # whole, each forward ends a prompt or more
+    assert MetricsPage(cut.url).value(chunks) - before > len(
+        whole[model]
+    )  # whole prompts need at most one forward each
 
 
 @pytest.mark.server
 @SHARING
 def test_a_cache_too_small_for_all(cut: Server, whole: dict[str, list[list[int]]]) -> None:
-    """Requests lose their places while prompts are half read; none is given up."""
+    """Requests are retracted while prompts are half read."""
 
     def ask() -> None:
         assert answers(cut, 18, speculate=True, max_tokens=120) == whole[MODEL]

@@ -1,5 +1,4 @@
-"""The small target is what the other tests take it for: text goes through its tokenizer and back, and there is much to
-say at each place and to get wrong."""
+"""The small target's tokenizer round-trips text, and each position has several likely tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +12,6 @@ PLACES = 40
 
 @pytest.fixture(scope="module")
 def texts(small_target: SmallTarget, prompts: list[str]) -> list[list[int]]:
-    """The first tokens of some prompts."""
     ids = [small_target.tokenizer(prompt)["input_ids"] for prompt in prompts]
     return [found[:12] for found in ids if len(found) >= 12][:32]
 

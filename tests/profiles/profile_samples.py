@@ -1,4 +1,4 @@
-"""A fingerprint and a grid that the tests of profiles share."""
+"""A fingerprint and a grid for the tests of profiles."""
 
 from __future__ import annotations
 

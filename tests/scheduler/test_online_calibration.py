@@ -1,4 +1,4 @@
-"""OnlineCalibration: confidences become chances while serving, from earlier steps alone."""
+"""OnlineCalibration turns confidences into chances while serving."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAMPLED = CLASSES.index("sampled, model")
 
 
 def drafts(count: int, seed: int, case: int = SAMPLED, slopes: np.ndarray = SLOPES) -> Records:
-    """Raw confidences whose chances have these slopes and shifts, verified to random lengths."""
+    """Raw confidences with these slopes and shifts, verified to random lengths."""
     draw = np.random.default_rng(seed)
     confidence = sigmoid(draw.normal(0.5, 2.0, (count, GAMMA))).astype(np.float32)
     kept = draw.random((count, GAMMA)) < sigmoid(logit(confidence) * slopes + SHIFTS)
@@ -35,11 +35,11 @@ def shown(to: OnlineCalibration, records: Records, step: int = 7) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 7, 500])
-def test_it_finds_what_a_fit_of_all_finds(step: int) -> None:
+def test_it_agrees_with_a_fit_of_all_records(step: int) -> None:
     records, held_out = drafts(12000, 0), drafts(12000, 1)
     found = OnlineCalibration(GAMMA)
     shown(found, records, step)
-    often = slice(2)  # tested
+    often = slice(2)
     np.testing.assert_allclose(found.slopes[SAMPLED, often], SLOPES[often], atol=0.1)
     np.testing.assert_allclose(found.shifts[SAMPLED, often], SHIFTS[often], atol=0.15)
     raw, online = quality(held_out), quality(held_out, found.table().by_class[SAMPLED])
@@ -55,7 +55,7 @@ def test_it_follows_a_change() -> None:
     np.testing.assert_allclose(found.slopes[SAMPLED, :2], SLOPES[:2] + 0.5, atol=0.2)
 
 
-def test_classes_are_apart_and_lookups_stay_as_they_are() -> None:
+def test_classes_are_separate_and_lookups_unchanged() -> None:
     found = OnlineCalibration(GAMMA)
     shown(found, drafts(4000, 0))
     shown(found, drafts(4000, 1, CLASSES.index("sampled, lookup")))
@@ -73,7 +73,7 @@ def test_it_starts_from_the_profiles() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_nothing_but_failures_keeps_it_finite() -> None:
+def test_it_stays_finite_when_all_drafts_fail() -> None:
     records, found = drafts(30000, 0), OnlineCalibration(GAMMA)
     shown(found, Records(records.confidence * 0 + 1, records.verify_lens, records.accepted * 0, records.classes), 64)
     inverse, shifts = found.table().parameters(GAMMA, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Which chunks are read, decided from made costs: bounds, shares, levels and turns are kept in simulated traffic."""
+"""Which prompt chunks are read: simulated traffic keeps bounds, shares, levels and turns."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Waiting:
 
 @dataclass
 class Simulation:
-    """A scheduler on a clock of its own that builds batches as SGLang does, with the true costs above."""
+    """A scheduler with its own clock that builds batches as SGLang does."""
 
     pauses: Pauses
     arrivals: list[tuple[float, int]]  # seconds, tokens
@@ -110,7 +110,7 @@ def test_answers_never_stand_still_longer_than_the_bound() -> None:
     simulation = Simulation(Pauses(BOUND, made_cost()), arrivals)
     simulation.run(120)
     assert max(simulation.gaps) <= BOUND * 1.02 + STEP
-    assert np.quantile(simulation.gaps, 0.99) > BOUND / 2  # the bound is used
+    assert np.quantile(simulation.gaps, 0.99) > BOUND / 2
 
 
 def test_the_bound_holds_once_a_server_without_measurements_has_read_two_prompts() -> None:
@@ -141,7 +141,7 @@ def test_answers_keep_their_share_and_the_prompt_waits_no_longer() -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 50, 200])
-def test_a_short_prompt_passes_a_long_one_and_the_decode_steps_owed_for_it(tokens: int) -> None:
+def test_a_short_prompt_passes_a_long_one_and_its_pending_decode_steps(tokens: int) -> None:
     simulation = Simulation(Pauses(BOUND, made_cost()), [(0.0, 6000), (1.0, tokens), (2.05, tokens), (3.1, tokens)])
     long, *short = simulation.run(30)
     for each in short:
@@ -161,7 +161,7 @@ def test_where_reading_is_slow_a_short_prompt_passes_though_it_breaks_the_bound(
 
 
 def test_a_flood_of_short_prompts_starves_no_long_one() -> None:
-    """They come faster than they can be read, for ever."""
+    """They come faster than they can be read, without end."""
     flood = [(when, 100) for when in np.arange(0.5, 200, 0.04).tolist()]
     simulation = Simulation(Pauses(BOUND, made_cost()), [(0.0, 3000), *flood])
     long, *_ = simulation.run(120)
@@ -247,7 +247,7 @@ def test_the_cost_grows_with_the_context_and_its_inverse_agrees() -> None:
     assert cost.largest(FORWARD / 2, 0) == 0
 
 
-def test_impossible_times_teach_nothing() -> None:
+def test_impossible_times_are_ignored() -> None:
     cost = made_cost()
     before = cost.seconds(100, 5000)
     for seconds in (0.0, -1.0, float("nan"), float("inf")):
@@ -276,6 +276,6 @@ def test_times_of_short_prompts_tell_of_long_ones() -> None:
 
 
 @pytest.mark.parametrize("data", [{"tokens": 1, "context": 0}, {"tokens": 0, "context": 0, "seconds": 1.0}, 7])
-def test_damaged_points_say_what_they_need(data: object) -> None:
+def test_damaged_points_are_explained(data: object) -> None:
     with pytest.raises(ValueError, match="a measured prefill"):
         PrefillPoint.from_json(data)

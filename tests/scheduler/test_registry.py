@@ -1,4 +1,4 @@
-"""The registry of planners: every entry makes what it says, and an unknown name is answered with the known ones."""
+"""The registry of planners."""
 
 from __future__ import annotations
 

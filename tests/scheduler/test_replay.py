@@ -1,4 +1,4 @@
-"""A replay agrees with theory, drafts as the served drafter does, and shows planners the past alone."""
+"""A replay agrees with theory, drafts as the served drafter, and shows planners only the past."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def recording(answers: int = 4, length: int = 60) -> Positions:
     )
 
 
-def test_a_recording_is_read_as_it_was_written(tmp_path):
+def test_a_recording_round_trips(tmp_path):
     found = recording()
     found.save(tmp_path / "kept.npz")
     read = Positions.load(tmp_path / "kept.npz")
@@ -49,8 +49,6 @@ def test_a_recording_is_read_as_it_was_written(tmp_path):
 
 
 class Recorded(Drafter):
-    """Drafts of recorded positions, which are the anchors."""
-
     def __init__(self, shown: np.ndarray, lens: np.ndarray, by_model: bool):
         self.shown, self.lens, self.by_model, self.gamma = shown, lens, by_model, shown.shape[1]
         self.target_layers = ()
@@ -102,7 +100,7 @@ NO_HOST = {"noise": 0.0, "host": (0.0, 0.0)}
 
 
 def constant(milliseconds: float, draft: float = 0.0) -> StepCost:
-    """Every step takes as long, whatever is verified; only the planner's real time comes on top."""
+    """Every step takes the same time, plus the planner's real time."""
     return SyntheticCost(base=milliseconds, token=0.0, request=0.0, draft=draft, draft_request=0.0).model(7, 16_384)
 
 
@@ -122,14 +120,14 @@ def test_a_replay_gives_the_tokens_and_takes_the_time_of_its_steps():
 
 @pytest.mark.parametrize("chance", [0.0, 0.5, 0.9, 1.0])
 def test_users_are_as_fast_as_theory(chance: float) -> None:
-    """E[tokens of a step] = (1 - p^(gamma+1)) / (1 - p), less what an answer's end cuts off."""
+    """E[tokens of a step] = (1 - p^(gamma+1)) / (1 - p), minus the tokens cut off at an answer's end."""
     drafting = made_up(*[chance] * GAMMA, output=10_000)
     found = Replay(VerifyAll(), constant(10.0, 2.0), drafting, 32, **NO_HOST).run(400, 0)
     tokens = GAMMA + 1 if chance == 1 else (1 - chance ** (GAMMA + 1)) / (1 - chance)
     assert found == pytest.approx(32 * tokens / 0.012, rel=0.02)
 
 
-def test_made_up_answers_have_the_acceptance_that_was_given() -> None:
+def test_made_up_answers_have_the_given_acceptance() -> None:
     conditional = (0.85, 0.75, 0.7, 0.65)
     found = Positions.made_up(conditional, 100, 1000)
     for k, wanted in enumerate(conditional):
@@ -150,7 +148,7 @@ class Seen:
 
 @dataclass
 class Spy(Planner):
-    """Passes everything on, and keeps it."""
+    """Passes all calls on, and records them."""
 
     planner: Planner
     steps: list[Seen] = field(default_factory=list)
@@ -183,17 +181,17 @@ def test_a_planner_is_shown_the_past_and_this_draft_in_that_order() -> None:
     for seen in spy.steps:
         keys = list(zip(seen.view.rows.tolist(), seen.view.generations.tolist(), strict=True))
         for index, key in enumerate(keys):
-            if key in known:  # what the view says is what came out of the steps before
+            if key in known:  # the view contains the outcomes of earlier steps
                 assert seen.view.contexts[index] == known[key]
             known[key] = seen.view.contexts[index] + seen.accept_lens[index]
     assert len({row for row, _ in known}) == 6
-    assert len(known) > 50  # rows are used again, under another generation
+    assert len(known) > 50  # rows are reused, under another generation
     emitted = sum(int(seen.accept_lens.sum()) for seen in spy.steps)
-    assert emitted - len(known) * GAMMA <= replay.tokens <= emitted  # an answer's end cuts off a draft at most
+    assert emitted - len(known) * GAMMA <= replay.tokens <= emitted  # the end of an answer cuts off one draft at most
 
 
-def test_what_is_accepted_cannot_be_guessed_from_what_was_shown() -> None:
-    """Tokens admitted by their confidence are accepted as often as it says, neither more nor less."""
+def test_acceptance_equals_the_shown_confidence() -> None:
+    """Admission by confidence does not bias acceptance."""
     spy = Spy(Threshold(0.5))
     Replay(spy, constant(10.0), made_up(*[0.8] * GAMMA), 300, seed=2).run(200, 0)
     survival = np.concatenate([seen.confidence.cumprod(1) for seen in spy.steps])
@@ -224,7 +222,7 @@ def test_the_planners_are_no_worse_than_the_better_of_not_speculating_and_verify
 
 
 def test_a_planner_notices_that_the_machine_is_slower_than_its_profile() -> None:
-    cost = constant(1000.0)  # this machine's planning takes nothing beside it
+    cost = constant(1000.0)
     Replay(Synchronous(cost), constant(1500.0), made_up(*[0.7] * GAMMA), 4, **NO_HOST).run(2000, 0)
     assert cost.drift.plain == pytest.approx(1.5, rel=0.02)
 
@@ -237,7 +235,7 @@ def test_ten_thousand_requests() -> None:
     assert replay.tokens >= 0.99 * 20 * 10_000
 
 
-def test_a_synthetic_cost_is_what_its_formula_says() -> None:
+def test_a_synthetic_cost_equals_its_formula() -> None:
     synthetic = SyntheticCost(base=10, token=0.5, knee=0, request=0.25, context=1e-3, draft=2, draft_request=0.5)
     cost = synthetic.model(gamma=7, max_requests=100)
     for requests, context in [(1, 0), (3, 900.0), (20, 5000.0), (100, 60_000.0)]:

@@ -1,4 +1,4 @@
-"""The fast sort of survivals gives what the plain one gives."""
+"""The fast sort of survivals equals the plain one."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from outrider.scheduler.history import Correction
 
 
 def sorted_first(survival: np.ndarray, count: int) -> np.ndarray:
-    """`largest` by its meaning: the floats sorted, then rounded down."""
+    """Reference of `largest`: sorts the floats, then rounds down."""
     ordered = np.sort(survival, axis=1)[:, ::-1][:, :count]
     return np.floor(ordered * np.float32(RESOLUTION)).astype(np.uint16)
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_largest_is_what_its_reference_says(seed: int) -> None:
+def test_largest_equals_its_reference(seed: int) -> None:
     rng = np.random.default_rng(seed)
     samples, n = int(rng.integers(1, 6)), int(rng.integers(1, 300))
     count = int(rng.integers(0, n + 3))

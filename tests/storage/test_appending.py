@@ -1,4 +1,4 @@
-"""Lines that are appended: there after a kill at once, on the disk every few."""
+"""Appended lines survive a kill at once, and are flushed every few lines."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every way through several decode steps of a tiny model, with its probability: the worker's own drafting, planning,
-admission and acceptance, all draws of which are taken one after the other instead of at random.
+"""Enumerates all outcomes of several decode steps of a tiny model, with their probabilities.
 
-Ways by which the planner has been shown the same and the requests have said the same are one from then on.
+The worker's own drafting, planning, admission and acceptance run; every outcome of a draw is followed. Outcomes with
+the same texts and planner inputs are merged.
 """
 
 from __future__ import annotations
@@ -40,14 +40,13 @@ CONTEXT = 32
 
 @dataclass
 class Found:
-    """Sums over all ways.
+    """Sums over all outcomes.
 
-    texts: probability of what the requests have said. All others are expected numbers.
-    verified: of a request's drafts, by position. looked_up, modelled: of verified drafts, by their source.
-    depths: of blocks, by how deep the model was asked. rested: of steps in which nothing was drafted.
-    plans: of steps, by the requests in them, for whom the model drafts, and how many drafts may be verified.
-    differed: of requests and steps in which the number of verified drafts depended on what was drawn; influenced: the
-    same where it depended on what another request drew.
+    texts: probability of the requests' texts. The rest are expected numbers. verified: drafts of a request, by
+    position. looked_up, modelled: verified drafts. depths: blocks, by requested depth. rested: steps without drafts.
+    plans: steps, by their requests, the requests drafted for, and the largest number of verified drafts. differed:
+    requests and steps in which the number of verified drafts depended on the draw; influenced: on another request's
+    draw.
     """
 
     texts: dict[tuple[Text, ...], float] = field(default_factory=lambda: defaultdict(float))
@@ -62,7 +61,7 @@ class Found:
 
 
 class Drawn(NamedTuple):
-    """One outcome of a step's drafts. draws: the model's tokens by row."""
+    """One outcome of a step's draws. draws: the model's tokens by row."""
 
     chance: float
     draws: dict[int, Text]
@@ -71,7 +70,7 @@ class Drawn(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """The planner's knowledge: steps up to `step`, and the outcome of that one; None: nothing yet."""
+    """The planner's knowledge: steps up to `step`, and its outcome; None at the start."""
 
     planning: StepPlanner
     step: Step | None
@@ -80,10 +79,10 @@ class Seen(NamedTuple):
 
 
 class Enumeration:
-    """Requests with `prompts` that say `length` tokens each, sampled as `acceptance` has it.
+    """Requests with `prompts` that generate `length` tokens each, sampled by `acceptance`.
 
-    A prompt's last token is the first anchor. model: the part of `drafter` that draws, None: nothing does.
-    ends: tokens behind which no draft is verified; requests here go on all the same. options: of each request.
+    A prompt's last token is the first anchor. model: the part of `drafter` that draws, or None. ends: tokens after
+    which no draft is verified; requests continue here. options: of each request.
     """
 
     def __init__(
@@ -122,7 +121,7 @@ class Enumeration:
         self.table.admit(reqs, torch.arange(count))
         self.metrics = SpeculationMetrics(drafter.gamma, "table", CollectorRegistry())
         block = model.gamma if model is not None and model.shortens else None
-        if planner.cost is not None:  # how long the test takes is chance
+        if planner.cost is not None:  # the time that the test takes is random
             vars(planner.cost).update(observe=lambda *_: None, observe_deciding=lambda *_: None)
         self.start = StepPlanner(planner, calibration, self.table, self.metrics, "cpu", block=block)
         self.worker: Any = SimpleNamespace(
@@ -139,9 +138,8 @@ class Enumeration:
         self.worker._draft = partial(SpeculativeWorker._draft, self.worker)
 
     def run(self) -> Found:
-        """All ways, one decode step after the other."""
         found = Found()
-        ways: dict[int, dict[tuple[Text, ...], float]] = {0: {tuple(self.prompts): 1.0}}  # by what the planner has seen
+        ways: dict[int, dict[tuple[Text, ...], float]] = {0: {tuple(self.prompts): 1.0}}  # by the planner's knowledge
         seen = {0: Seen(self.start, None, None, ())}
         while ways:
             taken = []
@@ -180,7 +178,7 @@ class Enumeration:
     # -- one step -------------------------------------------------------------------------------------------------
 
     def _shown(self, seen: Seen) -> StepPlanner:
-        """A planning of its own that has been shown all of it."""
+        """A new planning that has observed `seen`."""
         shared = [self.table, self.metrics, seen.planning.recording, seen.planning.readback]
         cost = seen.planning.planner.cost
         memo = {id(each): each for each in [*shared, cost] if each is not None}
@@ -195,7 +193,7 @@ class Enumeration:
         return planning.begin(rows, contexts, classes_of(sampling.rules.temperatures, sampling.seeded))
 
     def _drafts(self, planning: StepPlanner, step: Step, rows: np.ndarray, texts: Sequence[Text]) -> Iterator[Drawn]:
-        """Every outcome of the drafts' draws, as the worker drafts and the planner admits."""
+        """Every outcome of the draws, as the worker drafts and the planner admits."""
         mine = [texts[row] for row in rows]
         for row, text in zip(rows.tolist(), mine, strict=True):  # the cache holds all but the anchors
             places = torch.arange(len(text) - 1)
@@ -207,7 +205,7 @@ class Enumeration:
         limits = dict(zip(rows.tolist(), step.view.limits.tolist(), strict=True))
 
         def reach(row: int, draws: Sequence[float]) -> int:
-            """Number of the model's draws that matter."""
+            """Number of the model's draws that have an effect."""
             return (
                 len(draws) if self.model is not None and not self.model.left_to_right else min(len(draws), limits[row])
             )
@@ -246,7 +244,7 @@ class Enumeration:
                 yield each
 
     def _outcomes(self, texts: tuple[Text, ...], drawn: Drawn) -> Iterator[tuple[tuple[Text, ...], float]]:
-        """Texts of the requests after the step, with their probability."""
+        """Texts of the requests after the step, with their probabilities."""
         items = verified(texts, drawn)
         for outcome in itertools.product(*(self.acceptance.known[item] for item in items)):
             after, chance = list(texts), 1.0
@@ -257,7 +255,6 @@ class Enumeration:
 
 
 def verified(texts: Sequence[Text], drawn: Drawn) -> list[Verified]:
-    """Verified drafts of each request of the step."""
     draft, found = drawn.draft, []
     lens = drawn.admission.verify_lens.tolist()
     for place, row in enumerate(drawn.admission.step.view.rows.tolist()):
@@ -268,7 +265,7 @@ def verified(texts: Sequence[Text], drawn: Drawn) -> list[Verified]:
 
 
 def sight(admission: Admission) -> tuple[Any, ...]:
-    """Everything that the planner is shown of a step before its outcome, in comparable form."""
+    """The planner's view of a step before its outcome, comparable."""
     looked_up = admission.looked_up
     survival = survival_of(admission.confidence, admission.draft_lens)
     return (
@@ -282,7 +279,7 @@ def sight(admission: Admission) -> tuple[Any, ...]:
 
 
 def count(found: Found, drawn: Sequence[Drawn], chance: float) -> None:
-    """Take a step's drafts into the expected numbers; chance: of the step, with these texts and this past."""
+    """Add a step of probability `chance` to the expected numbers."""
     by_request: dict[int, set[int]] = defaultdict(set)
     by_own: dict[tuple[int, Text], set[int]] = defaultdict(set)
     step = drawn[0].admission.step
@@ -308,7 +305,7 @@ def count(found: Found, drawn: Sequence[Drawn], chance: float) -> None:
 def exact(
     nexts: Sequence[Callable[[Text], Sequence[float]]], prompts: Sequence[Text], length: int
 ) -> dict[tuple[Text, ...], float]:
-    """Distribution of answers without speculation. nexts: of each request, probabilities of the token after a text."""
+    """Distribution of answers without speculation. nexts: per request, probabilities of the token after a text."""
 
     def of(after: Callable[[Text], Sequence[float]], prompt: Text) -> dict[Text, float]:
         found: dict[Text, float] = {(): 1.0}

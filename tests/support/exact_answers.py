@@ -1,7 +1,5 @@
-"""Exact distributions of whole answers, from a target's own logits and the rules as they are written down.
-
-Nothing here is the server's: the rules are computed anew, in float64.
-"""
+"""Exact distributions of whole answers, from a target's logits and the documented rules, in float64 without the
+server's code."""
 
 from __future__ import annotations
 
@@ -13,13 +11,13 @@ import torch
 from chi_square import p_value
 
 Logits = Callable[[list[list[int]]], torch.Tensor]
-"""N texts of one length -> [N, V] float64, the target's logits of what follows each."""
+"""N texts of one length -> [N, V] float64 logits."""
 Answer = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """A request's sampling rules, by the names of the API. allowed: the tokens that may follow an answer so far."""
+    """A request's sampling rules, named as in the API. allowed: the tokens that may follow an answer."""
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -32,9 +30,9 @@ class Rules:
     allowed: Callable[[Answer], list[int]] | None = None
 
     def probs(self, logits: torch.Tensor, answer: Answer) -> torch.Tensor:
-        """[V] of the token behind the answer so far, from its logits [V].
+        """[V] probabilities of the token after `answer`, from its logits [V].
 
-        Penalties count the answer's tokens, as SGLang's do; the bias comes last.
+        Penalties count the answer's tokens, as in SGLang; the bias comes last.
         """
         logits = logits.clone()
         for token in {*answer}:
@@ -59,12 +57,12 @@ class Rules:
 
 PROMPT, SAMPLES = "List five ways to save", 2048
 RULES = Rules(temperature=0.6, top_k=3)
-"""Rules of the requests of `test_sampled.py`, and the number of answers: enough to show a tenth of wrong drafts kept
+"""Rules of `test_sampled.py`, and its number of answers: enough to detect a tenth of wrong drafts kept
 (`test_planted_faults.py`)."""
 
 
 def answer_probs(logits: Logits, prompt: list[int], length: int, rules: Rules) -> dict[Answer, float]:
-    """Probability of every possible answer of `length` tokens; for rules that leave few tokens at each position."""
+    """Probability of every answer of `length` tokens; for rules that leave few tokens."""
     found: dict[Answer, float] = {(): 1.0}
     for _ in range(length):
         begun = list(found)
@@ -79,8 +77,8 @@ def answer_probs(logits: Logits, prompt: list[int], length: int, rules: Rules) -
 
 
 def answers_p_value(answers: Iterable[Answer], exact: Mapping[Answer, float]) -> float:
-    """Chi-square of drawn answers against `answer_probs`, of their first two tokens, three and so on, up to all: the
-    smallest p-value, times their number. 0 where an answer is impossible."""
+    """Chi-square of answers against `answer_probs`, over their first two tokens, three and so on: the smallest p-value
+    times the number of tests. 0 if an answer is impossible."""
     answers = [*answers]
     length = len(next(iter(exact)))
     found = []

@@ -1,4 +1,4 @@
-"""Drafters put where a learner offers them, and the server's word on them."""
+"""Offers drafters to a server as a learner does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outrider.drafters.training.target import TargetModel
 
 
 def offer(folder: Path, name: str, small_target: SmallTarget, *, broken: bool, drafter: str = "dspark") -> None:
-    """Put a candidate where the learner puts one that has passed: the drafter itself, or one of random weights."""
+    """Put a candidate where the learner does: the drafter itself, or a random one."""
     model = read_drafter(small_target.drafters[drafter], drafter, TargetModel.load(str(small_target.folder)))
     if broken:
         torch.manual_seed(1)
@@ -39,12 +39,11 @@ def offer(folder: Path, name: str, small_target: SmallTarget, *, broken: bool, d
 
 
 def wait_for_state(folder: Path, **wanted: Any) -> None:
-    """Wait until state.json says so."""
     _wait(folder, lambda found: wanted.items() <= found.items(), wanted)
 
 
 def wait_until_tried(folder: Path, name: str) -> None:
-    """Wait until a drafter is in use; a bad one may be taken back before anybody has looked."""
+    """Wait until a drafter has been in use, as a bad one is soon rolled back."""
     _wait(folder, lambda found: found["in_use"] == name or name in found["refused"], name)
 
 

@@ -1,7 +1,5 @@
-"""Load model folders with SGLang and our plugin; prints a JSON list: the digest of each linear layer's products.
-
-A program of its own, since SGLang's configuration is global to a process: loads_groups.py FOLDER…
-"""
+"""Prints a digest of each linear layer's products as JSON, for folders loaded by SGLang with our plugin:
+loads_groups.py FOLDER…"""
 
 from __future__ import annotations
 

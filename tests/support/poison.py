@@ -1,9 +1,6 @@
-"""Sends requests that cannot be served to an engine, below the checks of HTTP, while others stream; run by a test.
+"""Sends an engine requests that it cannot serve, past the checks of HTTP, while others stream: poison.py MODEL DRAFTER.
 
-poison.py MODEL DRAFTER: folders of the small target and its drafter.
-
-Prints as JSON: what each of them came to, whether the others' answers and one after them are as before, and how long
-the engine took to end.
+Prints as JSON the outcome of each, whether the other answers are unchanged, and the engine's seconds to end.
 """
 
 from __future__ import annotations
@@ -55,7 +52,7 @@ async def poison(manager: Any, fields: dict[str, Any]) -> str:
 async def work(engine: Engine) -> dict[str, Any]:
     from sglang.srt.sampling.sampling_params import SamplingParams
 
-    SamplingParams.verify = lambda *_: None  # type: ignore[method-assign]  # what is checked here is behind it
+    SamplingParams.verify = lambda *_: None  # type: ignore[method-assign]  # past the check
     manager = engine.tokenizer_manager
     plain = {"temperature": 0.0, "max_new_tokens": 400, "ignore_eos": True, "stream": True}
 

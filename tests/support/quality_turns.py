@@ -1,6 +1,6 @@
-"""The engines of `outrider bench quality`, one after another in forks: each answers, or reads the first one's answers.
+"""Runs the engines of `outrider bench quality` in turn, in forks: quality_turns.py FOLDER.
 
-quality_turns.py FOLDER: the logits go to files there by the names of the arms. Prints the answers as JSON.
+The logits go to files there, named by arm. Prints the answers as JSON.
 """
 
 from __future__ import annotations

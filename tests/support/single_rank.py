@@ -1,4 +1,4 @@
-"""SGLang's configuration and groups of a single rank, for programs that use its modules without an engine."""
+"""SGLang's configuration and groups of a single rank, without an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafters whose models are tables, and whose draws are the test's choice."""
+"""Drafters with tables as models and chosen draws."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from outrider.drafters.diffusion.denoise import Schedule, denoise
 
 
 class TableModel(Drafter):
-    """A drafter's model that is a table, and draws the tokens that `DraftBatch.keys` name.
+    """A drafter's model that is a table and draws the tokens in `DraftBatch.keys`.
 
-    q: [gamma, V, V] by position and the token before; a block of fewer tokens has the last ones, so another q at each
-    of its positions. confidence: [gamma, V] likewise; as a real head's it is read before the token is drawn.
-    drawn: after `propose`, the chance of each token that was drawn, by row. left_to_right: a token's chance depends on
-    those before it alone.
+    q: [gamma, V, V] by position and previous token; a shorter block uses the last ones. confidence: [gamma, V]
+    likewise, read before the token is drawn. drawn: after `propose`, each drawn token's chance, by row. left_to_right:
+    a token's chance depends only on earlier tokens.
     """
 
     left_to_right = True
@@ -49,7 +48,7 @@ class TableModel(Drafter):
             previous = torch.where(greedy, probs[-1].argmax(1), drawn)
             tokens.append(previous)
             of_drawn = probs[-1].gather(1, drawn[:, None])[:, 0]
-            chances.append(torch.where(greedy, (drawn == 0).float(), of_drawn))  # a greedy request draws nothing
+            chances.append(torch.where(greedy, (drawn == 0).float(), of_drawn))
         self.drawn |= dict(zip(batch.rows.tolist(), torch.stack(chances, 1).double().tolist(), strict=True))
         made = Draft(
             torch.stack(tokens, 1),
@@ -62,7 +61,7 @@ class TableModel(Drafter):
 
 
 class DenoisingModel(TableModel):
-    """Drafts in several denoising steps. What a step predicts of a position depends on all that is revealed by then."""
+    """Drafts in several denoising steps; predictions depend on all tokens revealed so far."""
 
     left_to_right = False
 
@@ -103,7 +102,7 @@ class DenoisingModel(TableModel):
     def _predict(
         self, anchors: torch.Tensor, tokens: torch.Tensor, revealed: torch.Tensor, columns: slice
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [R, M, V] and chances [R, M] that are random, the same ones for the same state."""
+        """Random logits [R, M, V] and chances [R, M], a function of the state."""
         states = torch.cat([anchors[:, None], tokens.where(revealed, self.vocabulary)], 1).tolist()
         rows = [torch.Generator().manual_seed(hash((self.seed, *state)) % 2**31) for state in states]
         found = torch.stack([torch.randn(self.gamma, self.vocabulary + 1, generator=row) for row in rows])[:, columns]

@@ -1,4 +1,4 @@
-"""Two tools with arguments of few values, which even a small model calls."""
+"""Two tools with few argument values, which even a small model calls."""
 
 from __future__ import annotations
 

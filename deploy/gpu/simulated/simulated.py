@@ -1,8 +1,8 @@
 """Simulated acceptance, for a benchmark of random weights: an SGLang plugin that no installation has.
 
 Every draft token is kept with chance CONFIDENCE, which the drafter also states as its confidence. Accepted lengths are
-drawn from the uniforms of acceptance and clamped to what was verified. The real kernels run, their results are
-replaced. Answers mean nothing.
+drawn from the uniforms of acceptance and limited to the verified tokens. The real kernels run, their results are
+replaced. Answers are meaningless.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ CONFIDENCE = 0.8
 
 
 def register() -> None:
-    """SGLang calls it in every process that it starts."""
+    """Register the hooks; SGLang calls it in every process that it starts."""
     from outrider.drafters.block.drafter import BlockDrafter
     from outrider.kernels.noise import Purpose, streams, uniforms
     from outrider.server.plugin.decode import sampling, verify_tail
@@ -44,10 +44,10 @@ def register() -> None:
 def accepted(
     drafts: torch.Tensor, verify_lens: torch.Tensor, numbers: torch.Tensor, said: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Accepted lengths [R], with the token after them, and tokens [R, gamma + 1].
+    """Return accepted lengths [R], with the token after them, and tokens [R, gamma + 1].
 
-    drafts, numbers: [R, gamma]; numbers are uniform. said: [R, gamma + 1], what the target says. Low token ids, which
-    may end an answer, become 3.
+    drafts, numbers: [R, gamma]; numbers are uniform. said: [R, gamma + 1], the target's tokens. Low token ids, which
+        may end an answer, become 3.
     """
     kept = (numbers < CONFIDENCE).long().cumprod(1).sum(1).minimum(verify_lens)
     places = torch.arange(said.shape[1], device=said.device)

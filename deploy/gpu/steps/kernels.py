@@ -15,7 +15,7 @@ from timing import write
 def main() -> int:
     tree, log = Path(os.environ["PROOF_STORE"]) / "tree", Path(os.environ["PROOF_RECORDS"]) / "kernels-tests.log"
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-n", "4", "--confcutdir", "tests/gpu"]
-    with log.open("wb") as file:  # a run that is cut short leaves what it has said
+    with log.open("wb") as file:  # the output so far survives an interruption
         ran = subprocess.run([*command, "tests/gpu/kernels"], cwd=tree, stdout=file, stderr=file, check=False)
     said = log.read_text(errors="replace")
     states = re.findall(r"(PASSED|FAILED|SKIPPED|ERROR)\s+\S*?(tests/gpu/kernels/\S+)", said)

@@ -28,7 +28,7 @@ LOADS = (1, 2) if TINY else (1, 8, 32)
 ROUNDS = 1 if TINY else 3
 NEW_TOKENS = (8, 8) if TINY else (96, 160)
 CALLS = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync", "Synchronize")
-"""Calls of the host that a trace is searched for, by the beginnings or ends of their names."""
+"""Calls of the host that are counted in a trace, by the beginnings or ends of their names."""
 
 
 def seconds_left() -> float:
@@ -38,10 +38,8 @@ def seconds_left() -> float:
 def measured(
     name: str, settings: Settings, arms: Sequence[str], loads: Sequence[int], each: int = 2, *, trace: bool = True
 ) -> dict[str, Any]:
-    """Start an engine and let the arms take turns on it; what was measured, written after every round.
-
-    settings: of the engine. each: requests of a turn for each in flight.
-    """
+    """Start an engine and let the arms take turns on it; return the measurements, written after every round. settings:
+    of the engine. each: requests of a turn for each in flight."""
     began = time.perf_counter()
     resolved = resolve(settings, say)
     results: dict[str, Any] = {"loads": {str(load): {arm: [] for arm in arms} for load in loads}}

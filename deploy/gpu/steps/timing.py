@@ -19,18 +19,19 @@ import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TINY = os.environ.get("PROOF_TINY") == "1"
-"""A rehearsal: tiny sizes, whose numbers mean nothing."""
+"""A rehearsal: tiny sizes with meaningless numbers."""
 PACKAGES = ("sglang", "sglang-kernel", "torch", "triton", "transformers")
 
 
 def wait() -> None:
-    """Wait until the device has done what it was asked."""
+    """Wait until the device has finished all its work."""
     if DEVICE == "cuda":
         torch.cuda.synchronize()
 
 
 def timed(run: Callable[[], object], repetitions: int = 300, rounds: int = 5) -> dict[str, float]:
-    """Microseconds of one call, medians of rounds: `host` until it returns, `whole` until the device is done, too."""
+    """Return microseconds of one call, medians of rounds: `host` until it returns, `whole` until the device is done,
+    too."""
     repetitions, rounds = (3, 1) if TINY else (repetitions, rounds)
     for _ in range(min(5, repetitions)):
         run()
@@ -47,7 +48,7 @@ def timed(run: Callable[[], object], repetitions: int = 300, rounds: int = 5) ->
 
 
 def captured(run: Callable[[], object]) -> Callable[[], object]:
-    """`run` as a CUDA graph; without CUDA `run` itself."""
+    """Return `run` as a CUDA graph; without CUDA `run` itself."""
     if DEVICE != "cuda":
         return run
     beside = torch.cuda.Stream()
@@ -63,7 +64,7 @@ def captured(run: Callable[[], object]) -> Callable[[], object]:
 
 
 def machine() -> dict[str, Any]:
-    """Name of the device, its memory and driver, and the processor's cores."""
+    """Return the name of the device, its memory and driver, and the processor's cores."""
     found: dict[str, Any] = {"device": "cpu", "cores": os.cpu_count()}
     if DEVICE == "cuda":
         properties = torch.cuda.get_device_properties(0)

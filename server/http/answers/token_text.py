@@ -26,7 +26,7 @@ class TokenTexts:
         # The last decoded tokens: the spelling of a word depends on the one before it.
         self._ids: list[int] = []
         self._read, self._context = 0, ""
-        self._texts: deque[str] = deque()  # of tokens whose text the engine has not sent yet
+        self._texts: deque[str] = deque()  # of tokens with text that the engine has not sent yet
         self._pending = ""
         self._begun = False
 

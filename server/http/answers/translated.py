@@ -68,7 +68,7 @@ async def translated(answer: Response, writer: Writer, dialect: Dialect) -> Resp
 def _whole(data: bytes, writer: Writer) -> bytes:
     translation = _Translation(writer)
     for _ in (*translation.add(orjson.loads(data)), *translation.end()):
-        pass  # the writer keeps what it says
+        pass  # the writer keeps the error
     return to_json(writer.whole() | translation.trace())
 
 

@@ -60,7 +60,7 @@ class KeyUsage:
             now = self._requests.now()  # monotonic: a jump of the clock changes no limit
             self._requests.leak(now)
             decision = self._requests.put_decision(RateItem(self.key.name, now))
-            assert isinstance(decision, Decision)  # a bucket in memory awaits nothing
+            assert isinstance(decision, Decision)  # a bucket in memory has no wait
             if not decision.allowed:
                 raise ApiError(
                     f"key {self.key.name} may send {self.key.rate}",

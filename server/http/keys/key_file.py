@@ -1,6 +1,6 @@
 """The file of API keys and their limits.
 
-TOML, one table per key, by the name that stands for it in logs and metrics:
+TOML, one table per key, by the name that logs and metrics use:
 
   [team-a]
   sha256 = "…"                   # of the key; `outrider key` makes both

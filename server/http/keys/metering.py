@@ -24,7 +24,7 @@ class ChoiceTable(dict[str, Any]):
 
     @property
     def under_way(self) -> int:
-        """Choices that wait or run in the engine, those of our own measurements included."""
+        """Choices that wait or run in the engine, our own measurements included."""
         return len(self) - len(self.owners) + sum(request.places for request in self.requests)
 
     def add_request(self, request: RequestAdmission) -> None:

@@ -30,7 +30,7 @@ MAX_PATCHES = 2**14
 class Images:
     """The images of one model, as SGLang's multimodal processors have it.
 
-    processor: Transformers' of the model. token: the id that stands for an image in a prompt. context_length: tokens
+    processor: Transformers' of the model. token: the id of an image in a prompt. context_length: tokens
     of prompt and answer together.
     """
 

@@ -1,4 +1,4 @@
-"""Routes for whoever watches the server: health, readiness and metrics."""
+"""Routes for monitoring the server: health, readiness and metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RENDERING = ThreadPoolExecutor(1, thread_name_prefix="metrics")
 
 
 def install(app: FastAPI, engine: EngineProcesses, lifecycle: Lifecycle) -> None:
-    """Add the routes. None of them asks the engine for anything that takes its time."""
+    """Add the routes. None of them takes the engine's time."""
 
     @app.get("/health", responses={503: {"description": "a process of the engine has died, or its steps do not end"}})
     async def health() -> JSONResponse:

@@ -1,4 +1,4 @@
-"""/v1/tokenize and /v1/detokenize, with the fields of SGLang's: what the model reads, without having it answer."""
+"""/v1/tokenize and /v1/detokenize, with the fields of SGLang's: the model's input, without an answer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Other APIs' routes, answered as chats: Anthropic's /v1/messages, with its count of a prompt's tokens, and OpenAI's
-/v1/responses, of which nothing is stored."""
+/v1/responses, which stores no answers."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from ..requests.validation import Limits
 
 
 def install(app: FastAPI, resolved: Resolved, engine: Engine, lifecycle: Lifecycle, limits: Limits) -> None:
-    """Add the route; one measurement at a time, and only while nobody is served."""
+    """Add the route; one measurement at a time, and only while the server is idle."""
     settings, busy = resolved.settings, asyncio.Lock()
 
     @app.post(

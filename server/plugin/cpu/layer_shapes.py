@@ -1,4 +1,4 @@
-"""Layers of a KV cache on a CPU each with the heads of its own: those of Gemma 4's windowed layers are smaller."""
+"""KV caches on a CPU with different heads per layer: Gemma 4's windowed layers have smaller ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts of a round of Spiffy: made of the last forward's distributions, chosen by the planner, and learned from."""
+"""Drafts of a round of Spiffy: made from the last forward's distributions, chosen by the planner, and learned from."""
 
 from __future__ import annotations
 
@@ -26,16 +26,14 @@ from .proposals import Prediction, Proposals, propose
 from .recording import RANKS
 
 HEAD = 16
-"""Most probable tokens among which noise chooses those of a sampled request's drafts."""
+"""Most probable tokens from which noise chooses a sampled request's draft tokens."""
 _names = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
 class ServedRequest:
-    """A request's options of drafting, read once, and the time since which it is served.
-
-    name: a number that no other request has. began: on the host's clock.
-    """
+    """A request's drafting options, read once, and the time at which it was first served. name: a number unique to the
+    request. began: on the host's clock."""
 
     name: int
     options: RequestOptions
@@ -43,7 +41,8 @@ class ServedRequest:
 
     @classmethod
     def of(cls, req: Any, planner: str) -> ServedRequest:
-        """planner: the server's; verify-all plans nothing, and every draft stands in the forward."""
+        """Return a request's record, created once. planner: the server's; verify-all does not plan, so every draft
+        joins the forward."""
         if not hasattr(req, "outrider_request"):
             options = RequestOptions.from_custom_params(req.sampling_params.custom_params)
             options = replace(options, planned=options.planned and planner != "verify-all")
@@ -53,7 +52,7 @@ class ServedRequest:
 
     @property
     def planned(self) -> bool:
-        """The planner decides what is drafted."""
+        """True if the planner decides on drafts."""
         return self.options.enabled and self.options.planned
 
 
@@ -61,9 +60,9 @@ class ServedRequest:
 class Round:
     """A round of R requests.
 
-    rows: its blocks, without drafts. roots: of each request, the row of its open block; -1: it has none. reqs:
-    SGLang's. asked: what these ask. rules, seeds: R of each. context: their tokens in the cache, in sum. longest:
-    positions that a request has room for.
+    rows: its blocks, without drafts. roots: of each request, the row of its open block; -1: it has none.
+    reqs: SGLang's. served: their options. rules, seeds: R of each. context: their tokens in the cache, summed.
+    longest: positions that a request has room for.
     """
 
     rows: OpenRows
@@ -76,14 +75,14 @@ class Round:
     longest: int
 
     def goes_on(self, number: int, start: int) -> bool:
-        """True if a block follows the open one of a request, which starts at `start`."""
+        """True if another block follows the open one of a request, which starts at `start`."""
         block, req = self.rows.tokens.shape[1], self.reqs[number]
         end = start + block
         wanted = len(req.origin_input_ids) + req.sampling_params.max_new_tokens
         return bool(end < wanted and end + block <= self.longest)
 
     def view(self, mask_id: int) -> RoundView:
-        """The planner's view of the requests with an open block."""
+        """Return the planner's view of the requests with an open block."""
         going = [number for number, root in enumerate(self.roots) if root >= 0]
         asked = [self.served[number] for number in going]
         levels = np.array([own.options.min_tokens_per_second or 0.0 for own in asked])
@@ -109,7 +108,7 @@ class Proposed:
 
 
 class HostTime:
-    """Adds up how long it is entered, on the host's clock."""
+    """Adds up the time inside it, on the host's clock."""
 
     def __init__(self) -> None:
         self._seconds, self._began = 0.0, 0.0
@@ -121,30 +120,28 @@ class HostTime:
         self._seconds += time.perf_counter() - self._began
 
     def take(self) -> float:
-        """The seconds since the last call."""
+        """Return the seconds since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
 
 class StateDrafting:
-    """Makes the drafts of a round, and learns from their acceptance after the forward.
-
-    graphs: by whether a request is sampled. cost: what rounds take.
-    """
+    """Makes the drafts of a round, and learns from their acceptance after the forward. graphs: by whether a request is
+    sampled. cost: of rounds."""
 
     def __init__(self, graphs: dict[bool, DraftGraph], cost: RoundCost, mask_id: int) -> None:
         self.graphs, self.mask_id = graphs, mask_id
         self.acceptance = {False: StateAcceptance(), True: StateAcceptance()}
         self.planner = StatePlanner(cost)
         self.deciding_time = HostTime()
-        """Entered for whatever a round does for drafts, but for the forward."""
+        """Measures all work for drafts in a round, except the forward."""
         self._looked = False
         self._proposed: list[Proposed] = []
 
     # -- before the forward ---------------------------------------------------------------------------------------
 
     def choose(self, one: Round) -> list[StateDraft]:
-        """The drafts of a round."""
+        """Return the drafts of a round."""
         view = one.view(self.mask_id)
         served = any(root >= 0 and own.planned for root, own in zip(one.roots, one.served, strict=True))
         looks = served and self.planner.looks(view)
@@ -166,8 +163,8 @@ class StateDrafting:
         ]
 
     def _propose(self, able: list[int], one: Round) -> list[Proposed]:
-        """Propose drafts of the requests that are `able`, by whether they are sampled, where anything is known. What
-        nobody has to decide of is drafted."""
+        """Propose drafts for the requests in `able` that have a prediction, by whether they are sampled. Requests
+        without planning get all their drafts."""
         starts, states = one.rows.starts.tolist(), one.rows.tokens.numpy()
         sampled, made = (one.rules.temperatures > 0).tolist(), []
         for drawn, graph in self.graphs.items():
@@ -188,7 +185,7 @@ class StateDrafting:
         return made
 
     def _plan(self, one: Round, view: RoundView) -> None:
-        """Have the planner say how many drafts the requests have that leave it to it."""
+        """Let the planner decide how many drafts the planned requests get."""
         none = np.zeros(0)
         free: dict[int, tuple[list[int], int, np.ndarray, np.ndarray]] = {}
         for made in self._proposed:
@@ -209,11 +206,11 @@ class StateDrafting:
                 drafted[place] = n
 
     def nothing(self) -> list[StateDraft]:
-        """There is no room for what was chosen."""
+        """Drop all chosen drafts: there is no room for them."""
         self._proposed = []
         return []
 
-    # -- behind the forward ---------------------------------------------------------------------------------------
+    # -- after the forward ----------------------------------------------------------------------------------------
 
     def remember(
         self,
@@ -224,10 +221,8 @@ class StateDrafting:
         step: DenoisingStep,
         blocks: list[BlockOutcome | None],
     ) -> None:
-        """Keep, with each request, what the forward said of what is still masked, where the next round may draft.
-
-        rows, masked, logits: with drafts, as of `BlockForward.run`. blocks: of each request, what it came to.
-        """
+        """Store the forward's predictions for still masked tokens with each request that may draft in the next round.
+        rows, masked, logits: with drafts, as in `BlockForward.run`. blocks: the outcome of each request's block."""
         rests = self.planner.rests
         going = [
             number
@@ -275,7 +270,7 @@ class StateDrafting:
             self.planner.observe_steps(len(opened), int((states != stepped[opened]).sum()))
 
     def decided(self, open_blocks: int) -> float:
-        """A round is over: the seconds of it that went to drafts which the planner weighed; 0 where it did not."""
+        """End a round: return its seconds spent on drafts that the planner weighed; 0 where it weighed none."""
         seconds = self.deciding_time.take()
         if not self._looked:
             return 0.0
@@ -290,11 +285,13 @@ def likely_tokens(
     count: int,
     confidence: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [M, count] int64, the likeliest first, and their probabilities [M, count] float32 from logits [M, V].
+    """Return tokens [M, count] int64, the likeliest first, and their probabilities [M, count] float32 from logits [M,
+    V].
 
-    rules: M of each. keys: [M], of the noise that the next step draws these tokens with: a sampled request's come in
-    the order in which this noise prefers them, so that the first is what it draws unless the distribution changes.
-    confidence: [M] as of `policy.predict`, at temperature 0 the first one's probability.
+    rules: M of each.
+    keys: [M], of the noise of the next step. A sampled request's tokens come in the order in which this noise prefers
+        them, so the first is the next draw unless the distribution changes.
+    confidence: [M] as in `policy.predict`, at temperature 0 the first one's probability.
     """
     greedy = rules.temperatures <= 0
     if bool(greedy.all()):

@@ -16,10 +16,10 @@ from .drafts import StateDraft
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Predictions of the forward before for a request's open block.
+    """The last forward's predictions for a request's open block.
 
-    start, state: where the block is, and its newest state, [B] int64. tokens, probabilities: [B, J] of each position,
-    the likeliest first; of revealed ones of no meaning.
+    start, state: where the block is, and its newest state, [B] int64.
+    tokens, probabilities: [B, J] of each position, the likeliest first; meaningless at revealed positions.
     """
 
     start: int
@@ -34,10 +34,10 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proposals:
-    """Up to K drafts of each of n requests, in their order of admission; what is behind `counts` is not to be read.
+    """Up to K drafts of each of n requests, in their order of admission; entries beyond `counts` are not to be read.
 
     requests: [n] their numbers in the batch. counts: [n] drafts of each. states: [n, K, B]. complete: [n, K] bool.
-    scores: [n, K] of `prune`. depths: [n, K] steps ahead. chances: [n, K] that they are accepted, as far as is known.
+    scores: [n, K] of `prune`. depths: [n, K] steps ahead. chances: [n, K] estimates that they are accepted.
     """
 
     requests: list[int]
@@ -49,21 +49,22 @@ class Proposals:
     chances: np.ndarray
 
     def rows(self) -> np.ndarray:
-        """[n, K] that a draft costs in the mean: a complete one takes two, and if accepted saves the next round one."""
+        """Return [n, K] the mean rows of a draft: a complete one takes two, and if accepted saves the next round
+        one."""
         return np.where(self.complete, 2.0 - self.chances, 1.0)
 
     def drafts(self, place: int, count: int) -> list[StateDraft]:
-        """The first `count` of the request at `place`."""
+        """Return the first `count` drafts of the request at `place`."""
         number, complete = self.requests[place], self.complete[place, :count].tolist()
         return [StateDraft(number, self.states[place, k], own) for k, own in enumerate(complete)]
 
     def observe(
         self, stepped: np.ndarray, drafted: Sequence[int], paths: Sequence[Sequence[int]], of: StateAcceptance
     ) -> None:
-        """Learn what became of drafts: of those one step ahead, and further ones that were in the forward.
+        """Learn the outcome of drafts: all one step ahead, and further ones that were in the forward.
 
         stepped: [n, B], the open blocks after their step. drafted: [n] how many were. paths: [n] the accepted ones of
-        these.
+            these.
         """
         places = np.arange(self.states.shape[1])
         near = (self.depths == 1) & (places < np.array(self.counts)[:, None])
@@ -84,10 +85,8 @@ def propose(
     limits: Sequence[int],
     mask_id: int,
 ) -> Proposals:
-    """The best drafts of n > 0 requests of one class.
-
-    goes_on: [n] a block follows the open one, so that complete drafts are of use. limits: [n] drafts of each, at most.
-    """
+    """Return the best drafts of n > 0 requests of one class. goes_on: [n] another block follows the open one, so
+    complete drafts are useful. limits: [n] most drafts of each."""
     candidates = Candidates(
         np.stack([own.tokens[:, : graph.vocabulary_ranks] for own in known]),
         np.stack([own.probabilities[:, : graph.vocabulary_ranks] for own in known]),

@@ -1,9 +1,9 @@
-"""Spiffy (arXiv 2509.18085): states that open blocks may come to stand beside them in the same forward.
+"""Spiffy (arXiv 2509.18085): likely next states of open blocks join them in the same forward.
 
 Base decoding steps every open block once a round. Here its drafts are stepped as well, by the same policy, and a block
 goes on from draft to draft as long as its next state is one. So it comes through the same states, in fewer rounds.
-Drafts are rows of the round's flattened batch that share the page table of what is before them; their pages are taken
-and given back within the round, but for that of a final block, which takes the place of the open one's.
+Drafts are rows of the round's flattened batch that share the page table of their prefix. Their pages are taken and
+given back within the round, except the page of a final block, which replaces the open one's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .metrics import DiffusionMetrics
 from .recording import RoundRecording
 
 IDLE_SECONDS = 0.02
-"""Between two rounds, from which on nobody was served in between."""
+"""Pause between two rounds from which the server counts as idle in between."""
 
 
 class Spiffy(BlockDiffusion):
@@ -38,21 +38,21 @@ class Spiffy(BlockDiffusion):
         self.reload_profile()
         self.forget_records()
         self.states = DiffusionMetrics()
-        self._ended = 0.0  # when the last round did, on the host's clock
+        self._ended = 0.0  # end of the last round, on the host's clock
 
     def reload_profile(self) -> None:
-        """Draft and plan by the profile as it now stands on the disk."""
+        """Draft and plan by the profile on disk."""
         self.drafting = StateDrafting(load_graphs(self.config), load_round_cost(self.config), self.mask_id)
 
     def forget_records(self) -> None:
         self.recording = RoundRecording(self.mask_id)
 
     def outrider_state(self) -> dict[str, Any]:
-        """Records since `forget_records`, for another process."""
+        """Return the records since `forget_records`, for another process."""
         return self.recording.to_json()
 
     def outrider_live(self) -> dict[str, Any]:
-        """Counts for the page."""
+        """Return counts for the page."""
         totals = self.states.totals
         drafted, accepted = totals["drafted"], totals["accepted"]
         return live.snapshot(self.metrics, None) | {
@@ -109,7 +109,7 @@ class Spiffy(BlockDiffusion):
     # -- before the forward ---------------------------------------------------------------------------------------
 
     def _round(self, runner: Any, forward_batch: Any, reqs: Any, lengths: list[int]) -> Round:
-        """lengths: [R] blocks of each request."""
+        """Return the round of a batch; lengths: [R] blocks of each request."""
         rows = self.rows(forward_batch, reqs)
         rules, seeds = self.sampling(forward_batch, reqs)
         last = (np.cumsum(lengths) - 1).tolist()
@@ -125,7 +125,7 @@ class Spiffy(BlockDiffusion):
         )
 
     def _slots(self, rows: int, batch: Any) -> torch.Tensor | None:
-        """[rows, B] int64 slots for drafts; None where there is no room."""
+        """Return [rows, B] int64 slots for drafts; None where there is no room."""
         if not rows:
             return torch.empty((0, self.block_size), dtype=torch.int64)
         allocator = batch.token_to_kv_pool_allocator
@@ -134,12 +134,12 @@ class Spiffy(BlockDiffusion):
         slots = allocator.alloc(wanted) if wanted <= allocator.available_size() else None
         return None if slots is None else slots.long().view(rows, self.block_size)
 
-    # -- behind the forward ---------------------------------------------------------------------------------------
+    # -- after the forward ----------------------------------------------------------------------------------------
 
     def _give_back(
         self, rows: OpenRows, roots: list[int], slots: torch.Tensor, blocks: list[BlockOutcome | None], batch: Any
     ) -> None:
-        """Free the drafts' pages; those of accepted final blocks take the places of the open blocks', which go."""
+        """Free the drafts' pages; pages of accepted final blocks replace the open blocks', which are freed instead."""
         if not len(slots):
             return
         left = set(slots[:, 0].tolist())
@@ -183,12 +183,12 @@ class Spiffy(BlockDiffusion):
         )
 
     def _time(self, began: float, rows: int, one: Round, alone: bool) -> None:
-        """A round of `rows` with its drafts is over. alone: no request has more than its last two blocks in it."""
+        """Record the time of a round of `rows` rows; alone: no request has more than its last two blocks in it."""
         ended = time.perf_counter()
         seconds = ended - (self._ended if began - self._ended < IDLE_SECONDS else began)
         self._ended = ended
         deciding = self.drafting.decided(sum(root >= 0 for root in one.roots))
-        if min(one.roots) < 0 or not alone:  # somebody is reading a prompt
+        if min(one.roots) < 0 or not alone:  # a prompt is being read
             return
         requests, cost = len(one.roots), self.drafting.planner.cost
         predicted = float(cost.seconds(np.array([rows]), requests, one.context)[0]) + deciding if cost.known else None

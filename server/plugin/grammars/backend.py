@@ -1,4 +1,4 @@
-"""SGLang's xgrammar backend in the scheduler, bounded: what it keeps, what it compiles, and what following may take."""
+"""SGLang's xgrammar backend in the scheduler, bounded in memory, compilation and time to follow a grammar."""
 
 from __future__ import annotations
 
@@ -26,19 +26,17 @@ from .folder import CompileOptions, GrammarFolder, name_of
 from .rewrite import rewritten
 
 CACHE_BYTES = 64 * 1024 * 1024
-"""Compiled grammars that the scheduler keeps."""
+"""Bytes of compiled grammars that the scheduler keeps."""
 ENTRY_BYTES = 64 * 1024
-"""Bytes of each beyond what xgrammar counts: its matcher and objects."""
+"""Bytes of each beyond xgrammar's count: its matcher and objects."""
 NICE = 5
-"""Niceness of the thread that compiles."""
+"""Niceness of the compiling thread."""
 TOO_SLOW = "the request's grammar takes too long to follow; simplify its repetitions and alternatives"
 
 
 class GrammarCache:
-    """Replaces SGLang's dictionary of grammars: keeps the latest used, up to a number of bytes.
-
-    registry: a process can have a metric once in each; other than the default only for tests.
-    """
+    """Replaces SGLang's dictionary of grammars: keeps the latest used, up to a number of bytes. registry: a process can
+    register a metric only once in each; other than the default only for tests."""
 
     def __init__(self, limit: int = CACHE_BYTES, registry: CollectorRegistry = REGISTRY) -> None:
         self._limit = limit
@@ -83,13 +81,13 @@ class GrammarCache:
 
 
 def compiled_bytes(grammar: Any) -> int:
-    """Bytes of the compiled grammar behind SGLang's object, as xgrammar counts them; 0 where there is none."""
+    """Return the bytes of an SGLang object's compiled grammar, as xgrammar counts them; 0 without one."""
     compiled = getattr(followed(grammar), "ctx", None)
     return 0 if compiled is None else int(compiled.memory_size_bytes)
 
 
 def followed(grammar: Any) -> Any:
-    """The grammar itself, without SGLang's wrapper that lets a model think first."""
+    """Return the grammar itself, without SGLang's wrapper that lets a model think first."""
     return getattr(grammar, "grammar", grammar)
 
 
@@ -103,7 +101,7 @@ class SharedState:
 class BoundedGrammar(XGrammarGrammar):
     """A grammar that is no longer followed once it has taken more time than it may; its requests end with an error.
 
-    Until they end nothing may raise, because masks are made in the middle of a verification: it allows everything.
+    Masks are made in the middle of a verification, so it must not raise: until its requests end it allows everything.
     """
 
     def __init__(self, *args: Any, budget: GrammarBudget, **kwargs: Any) -> None:
@@ -143,16 +141,15 @@ class BoundedGrammar(XGrammarGrammar):
 def bounded(
     compiled: CompiledGrammar, vocab_size: int, stops: Any, key: str | None, stats: Any, unlimited: bool
 ) -> BoundedGrammar:
-    """A grammar at its beginning. stops: tokens that end it, None for the tokenizer's. unlimited: it may take long."""
+    """Return a grammar at its beginning. stops: tokens that end it, None for the tokenizer's. unlimited: without time
+    limit."""
     matcher = GrammarMatcher(compiled, max_rollback_tokens=MAX_ROLLBACK_TOKENS, override_stop_tokens=stops)
     return BoundedGrammar(matcher, vocab_size, compiled, stops, key, stats, budget=GrammarBudget(unlimited=unlimited))
 
 
 class BoundedBackend(XGrammarGrammarBackend):
-    """Takes compiled grammars from the folder; those that are not there it compiles, in one thread of low priority.
-
-    What reaches it was examined by the HTTP process, whose folder has all that takes long to compile.
-    """
+    """Takes compiled grammars from the folder; it compiles missing ones in one thread of low priority. The HTTP process
+    has examined every grammar that arrives here, and its folder has all that take long to compile."""
 
     grammar_compiler: GrammarCompiler
 
@@ -161,10 +158,10 @@ class BoundedBackend(XGrammarGrammarBackend):
         from sglang.srt.runtime_context import get_parallel
 
         info: TokenizerInfo = self.grammar_compiler.compile_regex("a").tokenizer_info
-        # xgrammar's own cache, without a bound, would keep what `GrammarCache` drops.
+        # xgrammar's own cache, without a bound, would keep grammars that `GrammarCache` drops.
         self.grammar_compiler = GrammarCompiler(info, max_threads=1, cache_enabled=False)
         self._tokenizer, self._folder = info, GrammarFolder.from_env()
-        # Ranks follow the same tokens; by the clock, each would end a request at another.
+        # Ranks follow the same tokens; with a clock, each would end a request at another token.
         self._unlimited = get_parallel().tp_size > 1
         if self._folder is not None:
             options = CompileOptions(
@@ -189,7 +186,7 @@ class BoundedBackend(XGrammarGrammarBackend):
 
 
 def bound(backend: BaseGrammarBackend) -> None:
-    """Bound what a backend of SGLang's keeps, and how many grammars it compiles at the same time."""
+    """Bound the memory of an SGLang backend, and how many grammars it compiles at the same time."""
     backend.executor.shutdown(wait=False)
     backend.executor = ThreadPoolExecutor(1, "grammars", initializer=_give_way)
     backend.cache = GrammarCache()
@@ -200,7 +197,7 @@ def _give_way() -> None:
 
 
 def end_if_too_slow(req: Any) -> bool:
-    """End the request with an error if its grammar is no longer followed; whether it was."""
+    """End the request with an error if its grammar is no longer followed; return whether it did."""
     grammar = followed(req.grammar)
     if not isinstance(grammar, BoundedGrammar) or not grammar.budget.exceeded:
         return False

@@ -10,10 +10,8 @@ UNSUPPORTED = re.compile(r"\\[AZzbBpPk1-9]|\(\?<?[=!]")
 
 
 def without_anchors(pattern: str) -> str:
-    """The same pattern without `^` before and `$` after each of its alternatives, which match whole texts anyway.
-
-    Raises ValueError for an anchor anywhere else, which xgrammar would ignore, and for what it does not support.
-    """
+    """Return the pattern without `^` before and `$` after each of its alternatives, which match whole texts anyway.
+    Raises ValueError for an anchor anywhere else, which xgrammar would ignore, and for unsupported tokens."""
     tokens = TOKEN.findall(pattern)
     kept, depth = [], 0
     for index, token in enumerate(tokens):

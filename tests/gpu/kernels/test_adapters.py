@@ -1,4 +1,4 @@
-"""SGLang's LoRA kernels at the lengths of a ragged verification, eager and as a graph has them."""
+"""SGLang's LoRA kernels in a ragged verification, eager and in a graph."""
 
 from __future__ import annotations
 

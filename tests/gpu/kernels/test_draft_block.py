@@ -1,4 +1,4 @@
-"""A block's tokens, q and confidences by Triton against the drafter's own torch in float32."""
+"""A block's tokens, q and confidences by Triton, against the drafter's own torch."""
 
 import copy
 from types import SimpleNamespace
@@ -45,7 +45,7 @@ def check(requests, gamma, width, head, named, wants_probs, dtype, seed):
         arrays = moved((*given, logits, hidden))
         found = run(markov.to(ON) if markov else None, *arrays)
     found = [None if x is None else x.cpu() for x in found]
-    # The states of the other heads are computed by torch, in the drafter's type.
+    # Torch computes the states of the other heads in the drafter's type.
     exact = dtype == torch.float32 or head in (None, "vanilla")
     near = {"rtol": 1e-4, "atol": 1e-7} if exact else {"rtol": 5e-2, "atol": 5e-3}
     if exact:

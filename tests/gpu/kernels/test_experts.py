@@ -1,4 +1,4 @@
-"""Products of experts against torch, and the mixture against the one of a CPU, expert by expert."""
+"""Products of experts compared with torch, and the mixture with a CPU's, expert by expert."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider.kernels.linear import pack
 
 
 def choices(rows: int, count: int, chosen: int, draw: torch.Generator) -> torch.Tensor:
-    """[N, K] int64, different experts for each row; few of many experts are liked."""
+    """[N, K] int64, different experts for each row; few of many experts are chosen often."""
     liked = torch.rand(rows, count, generator=draw) * torch.linspace(0.1, 1, count)
     return liked.topk(chosen, -1).indices
 
@@ -47,7 +47,7 @@ def test_as_by_torch_and_as_one_by_one(rows, shape, dtype, seed):
     assert row_error(found, run_experts(x.float(), weights, ids, packed)) <= 3 * TOLERANCE[dtype]
 
 
-def test_an_expert_that_nobody_chose_is_not_read():
+def test_an_unchosen_expert_is_not_read():
     weight = torch.randn(3, 16, 32)
     weight[1] = torch.nan
     order, indptr = torch.arange(4), torch.tensor([0, 2, 2, 4])

@@ -1,4 +1,4 @@
-"""Noise with the bits of the CPU's."""
+"""Noise with the same bits as on a CPU."""
 
 import kernel_probes
 import torch

@@ -1,4 +1,4 @@
-"""Flatten and commit against torch, and the whole of torch's against the version without padding."""
+"""Flatten and commit against torch, and torch's against the version without padding."""
 
 import pytest
 import torch
@@ -57,6 +57,6 @@ def test_cached_slots_are_listed_as_by_torch(lens, padding, slots, seed):
     write_cached_slots(expected, table, rows, begins, indptr)
     found = torch.full_like(expected, -1, device=ON)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ragged, "LIST_BLOCK", 64)  # else short lists are one block
+        patch.setattr(ragged, "LIST_BLOCK", 64)  # splits short lists too
         ragged.cached_slots(found, *moved((table, rows, begins, indptr)))
     assert differing(found, expected) == 0

@@ -1,4 +1,4 @@
-"""A draft layer's norms, rotation and cache writes by Triton against the layer's own torch."""
+"""A draft layer's norms, rotation and cache writes by Triton, against torch."""
 
 from types import SimpleNamespace
 

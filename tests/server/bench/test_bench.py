@@ -1,4 +1,4 @@
-"""The benchmarks run on the real engine and refuse what they cannot use."""
+"""The benchmarks run on the real engine and refuse bad arguments."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_steps_prints_the_ratio_of_every_shape(tmp_path: Path) -> None:
 
 @pytest.mark.server
 def test_arms_on_an_engine_without_a_profile(tmp_path: Path, small_target: SmallTarget) -> None:
-    """One is measured first, as a server does; the arms' answers are the same, and every accepted token is counted."""
+    """It is measured first, as in a server; all arms give the same answers."""
     (tmp_path / "kernels").symlink_to(cache_root() / "kernels")
     prompts, written = tmp_path / "echo.jsonl", tmp_path / "load.json"
     prompts.write_text('{"turns": ["Repeat the word echo fifty times: echo echo echo echo"]}\n' * 2)
@@ -79,7 +79,7 @@ def test_arms_on_an_engine_without_a_profile(tmp_path: Path, small_target: Small
         assert 1 < found["tau"] <= 4
         assert len(found["tried"]) == 3
         assert all(kept <= tried for kept, tried in zip(found["kept"], found["tried"], strict=True))
-        assert found["tried"][1] == found["kept"][0]  # a draft is observed behind accepted ones only, all are verified
+        assert found["tried"][1] == found["kept"][0]  # all are verified, but only observed after accepted ones
     assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")
 
 

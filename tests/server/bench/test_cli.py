@@ -49,7 +49,7 @@ def test_every_benchmark_explains_itself(words: tuple[str, ...], capsys: pytest.
 
 
 @pytest.mark.parametrize("name", MOVED)
-def test_a_name_of_before_is_answered_with_what_replaces_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_removed_benchmark_names_its_replacement(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", name, "--rounds", "3"]) == 1
     assert capsys.readouterr().err == f"outrider: `outrider bench {name}` is gone: use {MOVED[name]}\n"
     _, command, *words = MOVED[name].split()

@@ -1,4 +1,4 @@
-"""`outrider bench learn`: what it asks a server that learns, what it counts, and what it says of it."""
+"""`outrider bench learn`: its requests, counts and report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORDS = 12
 
 
 class LearningServer(SmallServer):
-    """Decodes one token a step, and three after it has been taught twice; nothing teaches it that is not stored."""
+    """Decodes one token a step, and three once taught twice."""
 
     def __init__(self, changes: bool = False) -> None:
         super().__init__(self.answer)
@@ -71,9 +71,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learn, "LIVE_SECONDS", 0)
 
 
-def test_held_out_prompts_teach_nothing_and_show_what_was_learned(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_held_out_prompts_are_not_stored_and_show_the_gain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server = LearningServer()
     code, found = run(server, tmp_path)
     shown, results = capsys.readouterr().out, found["results"]
@@ -82,7 +80,7 @@ def test_held_out_prompts_teach_nothing_and_show_what_was_learned(
     assert sorted(kept) == [f"served {number}" for number in range(4)]
     assert all(body["temperature"] == 0 for body in server.asked)
     salts = [body.get("cache_salt") for body in server.asked if not body.get("store", True)]
-    assert len(set(salts)) == len(salts) > 9  # lookup finds no answer in another's, nor in its own of before
+    assert len(set(salts)) == len(salts) > 9  # lookup finds neither another's answers nor its own earlier ones
     assert {name: asked["tau"] for name, asked in results["before"].items()} == {"held": 1.0, "general": 1.0}
     assert {name: asked["tau"] for name, asked in results["after"].items()} == {"held": 3.0, "general": 3.0}
     assert results["before"]["held"]["tokens"] == 3 * WORDS

@@ -1,4 +1,4 @@
-"""`outrider bench quality`: whose logits are compared, and the numbers made of them."""
+"""`outrider bench quality`: the compared logits, and the numbers computed from them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def write(path: Path, logits: torch.Tensor) -> Path:
 
 
 def test_numbers_of_known_distributions(tmp_path: Path) -> None:
-    """Rows 2 and 4 are those behind the answers; whatever stands there does not count."""
+    """Rows 2 and 4 come after the answers, and do not count."""
     torch.manual_seed(0)
     reference = torch.randn(5, VOCABULARY)
     moved = reference.clone()
-    moved[0, reference[0].argmin()] = 50.0  # another most probable token
+    moved[0, reference[0].argmin()] = 50.0
     moved[2] = 0.0
-    moved[3] += 7.0  # the same distribution
+    moved[3] += 7.0
     moved[4] = 0.0
     found = quality.divergences(ANSWERS, write(tmp_path / "a", reference), write(tmp_path / "b", moved))
     assert list(found) == ["greedy", "T = 1", "all"]
@@ -49,7 +49,7 @@ def test_numbers_of_known_distributions(tmp_path: Path) -> None:
     assert together.kl_error == pytest.approx(np.hypot(first - 2 * first / 3, first / 3) / 3)
 
 
-def test_logits_of_fewer_tokens_are_noticed(tmp_path: Path) -> None:
+def test_missing_logits_are_an_error(tmp_path: Path) -> None:
     whole = write(tmp_path / "a", torch.randn(5, VOCABULARY))
     with pytest.raises(ValueError, match="reshape"):
         quality.divergences(ANSWERS, whole, write(tmp_path / "b", torch.randn(4, VOCABULARY + 1)))
@@ -58,7 +58,7 @@ def test_logits_of_fewer_tokens_are_noticed(tmp_path: Path) -> None:
 @pytest.mark.server
 @pytest.mark.skipif(not native.available(), reason="without compiled kernels no weight is multiplied in blocks")
 def test_rows_predict_the_tokens_and_rounding_moves_them_a_little(tmp_path: Path) -> None:
-    """An engine that reads its own greedy answers finds each token on top: reading gives decoding's bits."""
+    """An engine that reads its own greedy answers finds each token on top."""
     answers = [ReadAnswer(**fields) for fields in found_by_fork(Path(quality_turns.__file__), str(tmp_path))]
     rows = np.fromfile(tmp_path / "float", np.float32).reshape(sum(len(one.tokens) + 1 for one in answers), -1)
     assert sum(len(one.tokens) for one in answers) >= 60
@@ -73,7 +73,7 @@ def test_rows_predict_the_tokens_and_rounding_moves_them_a_little(tmp_path: Path
     assert found.same > 0.85
 
 
-def test_what_cannot_be_measured_is_refused() -> None:
+def test_too_many_tokens_are_refused() -> None:
     parser = argparse.ArgumentParser()
     quality.add_arguments(parser)
     with pytest.raises(UserError, match="--new-tokens is at most 1024"):

@@ -1,4 +1,4 @@
-"""Record that `--json` writes: the results with machine, weights, command, date and versions."""
+"""The record written by `--json`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Times:
     milliseconds: list[float]
 
 
-def test_a_record_says_what_it_holds_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_names_its_conditions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = tmp_path / "drafter"
     drafter.mkdir()
     (drafter / "config.json").write_text("{}")
@@ -46,7 +46,7 @@ def test_other_files_are_no_records(text: str, reason: str, tmp_path: Path) -> N
         record.read(tmp_path / "a.json")
 
 
-def test_acceptance_is_found_wherever_it_stands() -> None:
+def test_acceptance_is_found_at_any_depth() -> None:
     counts = [{"tried": [n], "kept": [0], "tau": 1.0} for n in range(3)]
     value = {
         "1": {"off": [{"counts": counts[0]}, {"counts": None}], "planned": [{"counts": counts[1]}]},

@@ -1,4 +1,4 @@
-"""docs/performance.md and README's numbers are what `outrider bench report` makes of the committed records."""
+"""`outrider bench report` writes docs/performance.md and README's numbers."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_records_of_other_weights_are_left_out(tmp_path: Path, capsys: pytest.Ca
     assert "before.json is left out: drafter had other weights" in capsys.readouterr().err
 
 
-def test_drafters_trained_alike_and_what_they_serve_stay_whatever_is_shipped(tmp_path: Path) -> None:
+def test_records_of_trained_drafters_stay_whatever_is_shipped(tmp_path: Path) -> None:
     counts = {"tau": 2.25, "tried": [100, 50], "kept": [50, 0]}
     results = {f"dflash, 1 step, chat, {temperature}": counts for temperature in ("T=0", "T=1")}
     alike = record("drafters", results, trained={"dflash": {"sequences": 9, "anchors": 960}})
@@ -154,7 +154,7 @@ def test_drafters_trained_alike_and_what_they_serve_stay_whatever_is_shipped(tmp
     assert "| dflash | 2.00 (2.00–2.00) |" in page
 
 
-def test_pauses_beside_long_prompts() -> None:
+def test_pauses_during_long_prompts() -> None:
     def beside(pause: float, throughput: float) -> dict[str, float]:
         return {"pause": pause, "pace": 0.4, "alone": 5.0, "beside": 8.0, "short": 0.1, "throughput": throughput}
 

@@ -1,4 +1,4 @@
-"""`outrider bench scores`: what lm-eval wrote about two servers, question by question."""
+"""`outrider bench scores`: lm-eval's results, question by question."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_questions_are_paired_by_their_number(tmp_path: Path, capsys: pytest.Cap
     assert "66.67%" in capsys.readouterr().out
 
 
-def test_what_is_no_result_of_lm_eval_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_are_no_results_of_lm_eval_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "samples_gsm8k_2026-11-25T10.jsonl").write_text('{"doc_id": 1}\n')
     assert main(["bench", "scores", f"a={tmp_path}"]) == 1
     assert "holds no samples of lm-eval" in capsys.readouterr().err

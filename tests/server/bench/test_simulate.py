@@ -1,4 +1,4 @@
-"""`outrider simulate` prints and refuses."""
+"""The output and refusals of `outrider simulate`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_costs_of_a_profile_and_counts_of_the_benchmark(tmp_path: Path) -> None:
     assert main([*QUICK, *words, "--json", str(tmp_path / "rows.json")]) == 0
     [row] = record.read(tmp_path / "rows.json")["results"]
     cost, context = profile().cost(), 2 * (10 + 150)
-    plain, verified = cost.seconds(2, np.array([2, 6]), context)  # the third position was never tried
+    plain, verified = cost.seconds(2, np.array([2, 6]), context)  # the third position was never verified
     expected = (1 + 0.5 + 0.5 * 0.4) * plain / (verified + cost.draft_seconds(2))
     assert statistics.mean(row["ratios"]) == pytest.approx(expected, rel=0.06)
 
@@ -103,7 +103,7 @@ def test_a_file_that_holds_no_counts_is_refused(
 
 
 @pytest.mark.parametrize("flag", MOVED)
-def test_a_flag_of_before_is_answered_with_what_replaces_it(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_removed_flag_names_its_replacement(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--steps", "9", f"{flag}=1"]) == 1
     assert capsys.readouterr().err == f"outrider: `{flag}` is gone: use {MOVED[flag]}\n"
 

@@ -1,4 +1,4 @@
-"""`outrider bench soak`: a right server passes, and each thing that must not happen is found."""
+"""`outrider bench soak`: a correct server passes, and each fault is found."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 
 async def right(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    """Says the prompt's own first words; a schema gets what it asks for."""
+    """Repeats the prompt's first words; follows a schema."""
     text = body["messages"][0]["content"]
     if "response_format" in body:
         text = '{"title":"a","score":3,"kind":"task"}'
@@ -47,7 +47,7 @@ def soak(
     return code, capsys.readouterr().out, record.read(results)["results"]
 
 
-def test_a_right_server_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_correct_server_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, shown, found = soak(right, tmp_path, capsys, 'sglang:num_used_tokens{rank="0"} 0.0\n')
     assert code == 0, shown
     assert shown.endswith("nothing found\n")
@@ -58,7 +58,7 @@ def test_a_right_server_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert (tmp_path / "soak.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_changes_under_load_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_that_change_under_load_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     running = 0
 
     async def changing(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -85,7 +85,7 @@ def test_failures_are_found_and_refusals_are_not(tmp_path: Path, capsys: pytest.
     async def failing(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         nonlocal number
         number += 1
-        if number > 6 and number % 3 == 0:  # the first six are asked alone
+        if number > 6 and number % 3 == 0:
             return web.json_response({"error": {"message": "broken"}}, status=429 if number % 2 else 500)
         return await right(request, body)
 
@@ -101,7 +101,6 @@ ATTACKED = ("--attack", "--minutes", "0.12", "--stretch", "2", "--concurrency", 
 
 
 def is_attack(request: web.Request, body: dict[str, Any]) -> bool:
-    """Tell whether a request is none of the soak's ordinary ones."""
     ordinary = len(body["messages"]) == 1 and isinstance(body["messages"][0]["content"], str)
     strange = {"top_k", "regex", "stop", "stop_token_ids", "logit_bias"} & body.keys()
     return bool(strange) or not ordinary or "kind" not in json.dumps(body.get("response_format", "kind"))
@@ -114,7 +113,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_server_that_attacks_do_not_hurt_passes_but_for_the_open_body(
+def test_a_server_that_resists_all_attacks_but_the_open_body(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def refusing(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -126,7 +125,7 @@ def test_a_server_that_attacks_do_not_hurt_passes_but_for_the_open_body(
     attacked = found["attacked"]["outcomes"]
     assert attacked.keys() == attacks.ATTACKS.keys()
     assert attacked["top_k beyond int32"].keys() == {"400"}
-    # aiohttp waits for a body as long as it takes, and so does this server.
+    # aiohttp has no limit for a body, so neither has this server
     assert [fault.partition(":")[0] for fault in found["faults"]] == ["a body that never ends"], shown
     assert "slowest /health" in shown
 
@@ -161,12 +160,12 @@ def test_a_cache_that_stays_full_is_found(
     assert "the cache is not empty: sglang:num_used_tokens 12, sglang:num_running_reqs 0" in shown
 
 
-def test_memory_counts_by_what_is_held_not_by_what_a_step_works_with() -> None:
+def test_memory_counts_held_memory_and_not_a_steps_workspace() -> None:
     def found(held: list[float]) -> Soak:
         samples = []
         for second, mb in enumerate(held):
             anonymous = {"scheduler": mb + 500 * (second % 3), "server": 100.0}
-            files = 80.0 if second < 150 else second  # pages that the machine took away and that were read again
+            files = 80.0 if second < 150 else second  # reclaimed pages that were read again
             samples.append(
                 ProcessSample(float(second), {name: files + mb for name, mb in anonymous.items()}, anonymous)
             )
@@ -183,7 +182,7 @@ def test_memory_counts_by_what_is_held_not_by_what_a_step_works_with() -> None:
 
 def test_processes_of_a_server_are_found() -> None:
     with SmallServer(right) as server, subprocess.Popen(["true"]) as ended:
-        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # it stays as a zombie
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
         watched = server_processes.of_server(server.url)
         assert watched is not None
         sample = watched.sample()
@@ -191,7 +190,7 @@ def test_processes_of_a_server_are_found() -> None:
     assert server_processes.of_server("http://192.0.2.1:80") is None
 
 
-def test_a_server_that_is_gone_is_a_fault_of_its_own_and_ends_no_soak() -> None:
+def test_a_lost_server_is_a_fault_and_does_not_end_the_soak() -> None:
     async def attack() -> dict[str, int]:
         async with aiohttp.ClientSession() as session:
             attacked = attacks.Attacked()

@@ -1,4 +1,4 @@
-"""Commands that cannot do what they were asked say why in one line, without a traceback."""
+"""Commands that fail say why in one line, without a traceback."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ def run(*arguments: str, seconds: float = 60, **env: str) -> subprocess.Complete
 
 
 def serve_fails(*flags: str, start: Callable[..., subprocess.CompletedProcess[str]] = run_forked) -> str:
-    """The one line that `outrider serve` ends with."""
     port = () if "--port" in flags else ("--port", str(free_port()))
     result = start("serve", *port, *flags)
     assert result.returncode == 1, result.stderr
@@ -99,7 +98,7 @@ def test_folders_that_are_no_models(tmp_path: Path) -> None:
         paths[message].mkdir()
         for name, content in files.items():
             (paths[message] / name).write_bytes(content.encode() if isinstance(content, str) else content)
-    with ThreadPoolExecutor(2) as pool:  # each takes seconds to import what it needs
+    with ThreadPoolExecutor(2) as pool:
         lines = pool.map(lambda path: serve_fails("--model", str(path)), paths.values())
         for message, line in zip(paths, lines, strict=True):
             assert message in line
@@ -134,7 +133,6 @@ def test_code_that_comes_with_a_model_is_not_run(tmp_path: Path) -> None:
 
 
 def test_help_teaches_and_is_quick() -> None:
-    """Quick since what takes long to import is not imported."""
     found = run("--help", PYTHONPROFILEIMPORTTIME="1")
     shown, imported = found.stdout, {line.rpartition("|")[2].strip() for line in found.stderr.splitlines()}
     assert "argparse" in imported
@@ -158,11 +156,11 @@ def embedded_folder() -> Path:
 
 
 def test_embedded_model_survives_kills_and_races(tmp_path: Path) -> None:
-    """Killed halfway, then started twice at once: one folder, complete, nothing left over."""
+    """Killed halfway, then started twice at once: one complete folder."""
     cache = {"OUTRIDER_CACHE": str(tmp_path)}
     models = tmp_path / "models"
     if native.available():
-        (tmp_path / "kernels").symlink_to(cache_root() / "kernels")  # compiling them takes a minute or two each time
+        (tmp_path / "kernels").symlink_to(cache_root() / "kernels")  # compiling them takes minutes
     killed = subprocess.Popen([OUTRIDER, "prepare"], env=environment(**cache), stderr=subprocess.DEVNULL)
     while not any(".tmp-" in path.name for path in models.glob("*")):
         assert killed.poll() is None

@@ -1,4 +1,4 @@
-"""`outrider doctor` names what is broken, and what to do about it."""
+"""`outrider doctor` names each fault and its remedy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SOURCES = Path(__file__).parents[3] / ".src"
 
 
 def only(findings: Iterable[Finding], status: Status) -> Finding:
-    """The one finding; whatever is not right comes with a remedy."""
+    """The only finding, with a remedy unless it is right."""
     (found,) = findings
     assert found.status is status, found
     assert bool(found.remedy) == (status is not Status.OK)
@@ -46,7 +46,7 @@ def last(findings: Iterable[Finding], status: Status) -> Finding:
 
 @pytest.mark.slow
 @pytest.mark.skipif(hardware.has_gpu(), reason="a GPU machine compiles no kernels")
-def test_all_that_is_broken_is_named_beside_what_is_sound(tmp_path: Path) -> None:
+def test_sound_and_broken_parts_are_all_named(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -64,11 +64,10 @@ def test_all_that_is_broken_is_named_beside_what_is_sound(tmp_path: Path) -> Non
     assert "no C++ compiler" in found["kernels"]["message"]
     assert "apt-get install g++" in found["kernels"]["remedy"]
     assert found["profile"]["status"] == "warning"
-    assert "here 'none'" in found["profile"]["message"]  # the instruction set
+    assert "here 'none'" in found["profile"]["message"]
 
 
-def test_without_its_packages_it_still_speaks(tmp_path: Path) -> None:
-    """A Python that has Outrider's metadata, and nothing that it needs."""
+def test_without_its_packages_it_still_runs(tmp_path: Path) -> None:
     ours = Path(str(distribution("outrider").locate_file(""))).glob("outrider-*.dist-info")
     shutil.copytree(next(ours), tmp_path / "outrider-0.dist-info")
     code = f"import sys; sys.path += [{str(SOURCES)!r}, {str(tmp_path)!r}]; from outrider.server.cli import main; "
@@ -227,7 +226,7 @@ def test_a_profile_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-def test_what_becomes_of_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_use_of_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     model, settings = target.find(None), Settings(port=free_port(), tune=True)
     settings = with_activations(settings, model)
@@ -247,7 +246,7 @@ def test_what_becomes_of_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-def test_what_happens_without_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     for tune, remedy in ((True, "the next start measures a quick one"), (False, "every draft is verified")):
         found = last(serving.examine(Settings(port=free_port(), gamma=5, tune=tune)), Status.WARNING)

@@ -1,4 +1,4 @@
-"""Requests that cannot be served are refused with a 4xx in OpenAI's format that says what was wrong."""
+"""Invalid requests are refused with a 4xx in OpenAI's format."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Requests as real clients build them, each answered, or refused by name.
 
-`dialects/` has a file for each client: recorded from it, or written as its source builds them, with texts cut short.
+`dialects/` has a file for each client, recorded or written from its source.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from running import HTTP, Server
 
 FILES = sorted(Path(__file__).with_name("dialects").glob("*.json"))
 LONGEST = {"chat/completions": "max_completion_tokens", "responses": "max_output_tokens"}
-"""Fields that bound an answer, by the end of the path; others' is `max_tokens`."""
+"""Fields that bound an answer, by the end of the path; the default is `max_tokens`."""
 TOKENS = 8
 ENDS = {"message_stop", "response.completed", "response.incomplete"}
 FIELDS = {
@@ -33,7 +33,6 @@ def route_of(request: dict[str, Any]) -> str:
 
 
 def send(server: Server, request: dict[str, Any]) -> httpx.Response:
-    """The answer to a request, of which few tokens are asked."""
     body, route = request.get("body"), route_of(request)
     if body is not None and route != "count_tokens":
         asked = {name: body[name] for name in ("max_tokens", LONGEST.get(route, "max_tokens")) if name in body}
@@ -112,7 +111,7 @@ def test_an_answer_is_continued_with_its_white_space(server: Server) -> None:
 
 @pytest.mark.parametrize("most", [32_000, 10**30])
 def test_an_answer_is_bounded_to_what_the_prompt_leaves(server: Server, most: int) -> None:
-    """In every API, as the answer to a chat without `max_tokens`: clients ask for as much as their own models have."""
+    """In every API: clients request as much as their own models have."""
     beside = len(tokens(server, [{"role": "user", "content": ""}]))
     messages = [{"role": "user", "content": " no" * (4096 - beside - 64)}]
     ids = tokens(server, messages)
@@ -133,7 +132,7 @@ def test_an_answer_is_bounded_to_what_the_prompt_leaves(server: Server, most: in
     assert HTTP.post(f"{server.url}/v1/chat/completions", json=impossible, timeout=60).status_code == 400
 
 
-def test_head_says_what_get_says(server: Server) -> None:
+def test_head_has_the_headers_of_get(server: Server) -> None:
     for path in ("/", "/health", "/v1/models", "/docs", "/nowhere"):
         got, head = HTTP.get(server.url + path), HTTP.head(server.url + path)
         assert (head.status_code, head.headers["content-length"]) == (got.status_code, got.headers["content-length"])

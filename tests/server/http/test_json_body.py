@@ -1,4 +1,4 @@
-"""Bodies before anything is made of them: what is counted, what is refused, and that both parsers agree."""
+"""Bodies before parsing: counts, refusals, and that both parsers agree."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MANY = FAST_VALUES + 1
 
 
 def counts(value: Any) -> tuple[int, int]:
-    """Containers and strings of a value, keys included."""
+    """Containers and strings of a value, including keys."""
     inner: list[Any] = []
     if isinstance(value, dict):
         inner = [*value, *value.values()]
@@ -45,7 +45,7 @@ def counts(value: Any) -> tuple[int, int]:
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(VALUES, st.booleans(), st.lists(st.integers(1, 30)))
-def test_what_is_in_a_body_is_counted_however_it_is_cut(value: Any, plain: bool, cuts: list[int]) -> None:
+def test_counts_do_not_depend_on_the_pieces_of_a_body(value: Any, plain: bool, cuts: list[int]) -> None:
     data = json.dumps(value, ensure_ascii=plain).encode("utf-8", "replace")
     meter, at = Meter(10**9), 0
     for length in [*cuts, len(data)]:
@@ -88,7 +88,7 @@ def test_too_much_is_refused_before_it_is_parsed(data: bytes, what: str) -> None
     assert (refused.value.status, refused.value.code) == (400, "body_too_complex")
 
 
-def test_texts_count_as_one_whatever_is_in_them() -> None:
+def test_a_text_counts_once_whatever_its_content() -> None:
     meter = Meter(0)
     meter.feed(json.dumps({"prompt": '{"[,],' * 100_000}).encode())
     assert (meter.containers, meter.strings, meter.commas) == (1, 2, 0)
@@ -109,14 +109,13 @@ def test_texts_count_as_one_whatever_is_in_them() -> None:
         (b"[1]", "an array"),
     ],
 )
-def test_either_parser_says_what_is_wrong(data: bytes, message: str, values: int) -> None:
+def test_either_parser_names_the_fault(data: bytes, message: str, values: int) -> None:
     with pytest.raises(ApiError, match=message) as refused:
         decode(data, values)
     assert len(refused.value.message) < 300
 
 
-def test_others_run_while_much_is_parsed() -> None:
-    """A parser in C would hold the interpreter for as long as it takes."""
+def test_parsing_a_large_body_does_not_block_other_threads() -> None:
     data = b'{"a": "' + rb"\u00e9\n" * 1_000_000 + b'", "b": [' + b"12345," * 500_000 + b"1]}"
     ended, longest = threading.Event(), 0.0
 
@@ -139,7 +138,7 @@ def test_others_run_while_much_is_parsed() -> None:
     assert longest < max(0.25, taken / 2)
 
 
-def test_what_a_client_sent_is_shown_shortly() -> None:
+def test_a_clients_text_is_shown_shortened() -> None:
     for value in ("x" * 10_000, 10**4000, [1] * 10_000, {"a": "b" * 9999}):
         assert len(json_body.clipped(value)) < 80
     assert json_body.clipped(1.5) == "1.5"

@@ -1,4 +1,4 @@
-"""Anthropic's /v1/messages: the answers of chats in its form, streamed and whole alike."""
+"""Anthropic's /v1/messages: a chat's answers in its format, streamed and whole."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ask(server: Server, body: dict[str, Any], status: int = 200, path: str = "")
 
 
 def streamed(server: Server, body: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The message put together as Anthropic's client does, and its events."""
+    """The message as assembled by Anthropic's client, and its events."""
     answer = HTTP.post(f"{server.url}/v1/messages", json=body | {"stream": True}, timeout=120)
     assert answer.headers["content-type"].startswith("text/event-stream")
     events, message, opened, inputs = [], {}, None, {}
@@ -66,7 +66,7 @@ def streamed(server: Server, body: dict[str, Any]) -> tuple[dict[str, Any], list
 
 
 def alike(message: dict[str, Any]) -> dict[str, Any]:
-    """An answer without what depends on the request or on what is cached."""
+    """An answer without ids and cache counts."""
     content = [{k: v for k, v in block.items() if k != "id"} for block in message["content"]]
     usage = message["usage"]
     return {
@@ -76,7 +76,7 @@ def alike(message: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_answer_is_the_chats_streamed_and_whole(server: Server, client: openai.OpenAI) -> None:
+def test_answers_equal_a_chats_streamed_and_whole(server: Server, client: openai.OpenAI) -> None:
     chat = client.chat.completions.create(**ASKED)
     whole = ask(server, ASKED)
     assert (whole["type"], whole["role"], whole["model"]) == ("message", "assistant", MODEL)
@@ -91,8 +91,8 @@ def test_answer_is_the_chats_streamed_and_whole(server: Server, client: openai.O
     assert ask(server, {"messages": STORY}, path="/count_tokens") == {"input_tokens": chat.usage.prompt_tokens}
 
 
-def test_speculation_can_be_seen_and_switched_off(tool_server: Server) -> None:
-    server = tool_server  # which verifies every draft
+def test_speculation_is_reported_and_can_be_switched_off(tool_server: Server) -> None:
+    server = tool_server  # it verifies every draft
     asked = ASKED | {
         "messages": [{"role": "user", "content": "Say a b c a b c a b c."}],
         "speculation": {"trace": True},

@@ -1,4 +1,4 @@
-"""The official client against the real server and the real model, speculation on."""
+"""The official client on the real server and model."""
 
 from __future__ import annotations
 
@@ -77,7 +77,6 @@ def test_chat_logprobs(client: openai.OpenAI, model: str) -> None:
     assert "".join(entry.token for entry in content) == answer.choices[0].message.content
     for entry in content:
         assert len(entry.top_logprobs) == 3
-        # Greedy, so what was chosen is the likeliest.
         assert entry.logprob == pytest.approx(max(other.logprob for other in entry.top_logprobs))
         assert sum(math.exp(other.logprob) for other in entry.top_logprobs) <= 1 + 1e-3
 
@@ -178,7 +177,7 @@ def test_logit_bias_and_penalties_change_the_answer(client: openai.OpenAI, model
     free = client.completions.create(**asked).choices[0].text
     penalised = client.completions.create(**asked, presence_penalty=2.0, frequency_penalty=2.0).choices[0].text
     assert penalised != free
-    # Token 28 is one that a bias of 100 makes certain at every position.
+    # A bias of 100 makes token 28 certain at every position.
     biased = client.completions.create(**asked, logit_bias={"28": 100}, logprobs=0).choices[0]
     assert len(set(biased.logprobs.tokens)) == 1
 

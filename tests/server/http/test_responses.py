@@ -1,4 +1,4 @@
-"""OpenAI's /v1/responses by the official client: the answers of chats in its form, streamed and whole alike."""
+"""OpenAI's /v1/responses: a chat's answers in its format, streamed and whole."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ FUNCTIONS = [{"type": "function", **tool["function"]} for tool in TOOLS]
 
 
 def streamed(client: openai.OpenAI, asked: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """The response at the end of a stream, and its events."""
     events = list(client.responses.create(**asked, stream=True))
     return events[-1].response, events
 
 
 def alike(response: Any) -> dict[str, Any]:
-    """An answer without what depends on the request or on what is cached."""
+    """An answer without ids and cache counts."""
     output = [item.model_dump(exclude={"id", "call_id"}) for item in response.output]
     for item in output:
         for part in item.get("content") or ():
@@ -38,7 +37,7 @@ def alike(response: Any) -> dict[str, Any]:
     }
 
 
-def test_answer_is_the_chats_streamed_and_whole(client: openai.OpenAI) -> None:
+def test_answers_equal_a_chats_streamed_and_whole(client: openai.OpenAI) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": STORY}]
     chat = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=24, temperature=0)
     assert client.responses.create(**ASKED | {"input": "no " * 2000, "max_output_tokens": 1}).usage.input_tokens > 2000
@@ -61,7 +60,7 @@ def test_answer_is_the_chats_streamed_and_whole(client: openai.OpenAI) -> None:
 
 
 def test_speculation_and_logprobs(tool_server: Server) -> None:
-    client = tool_server.client()  # which verifies every draft
+    client = tool_server.client()  # it verifies every draft
     asked = ASKED | {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
     whole = client.responses.create(**asked)
     assert whole.usage.output_tokens_details.accepted_prediction_tokens > 0
@@ -150,7 +149,7 @@ def test_earlier_answers_go_back_in(client: openai.OpenAI) -> None:
         ({"max_tokens": 2}, "max_tokens"),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_name(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
+def test_unsupported_fields_are_refused_by_name(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
     for stream in (False, True):
         body = json.loads(json.dumps(ASKED | fields | {"stream": stream}))
         with pytest.raises(openai.BadRequestError) as refused:

@@ -22,7 +22,7 @@ TRACE = {"speculation": {"trace": True}}
 
 
 class Bytes:
-    """A tokenizer whose tokens are bytes, so that many characters have several."""
+    """Tokens are bytes, so that many characters have several."""
 
     def __init__(self) -> None:
         vocabulary = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
@@ -31,14 +31,14 @@ class Bytes:
         self.backend_tokenizer.decoder = decoders.ByteLevel()
 
     def content(self, text: str, shown: str | None = None, *, ended: bool = True) -> dict[str, Any]:
-        """The engine's output for an answer `text`, of which `shown` is left."""
+        """The engine's output for an answer `text`, cut to `shown`."""
         ids = self.backend_tokenizer.encode(text).ids
         makers = [(LOOKUP, 0.5)] * (len(ids) - 1) + [(TARGET, float("nan"))]
         meta = {KEY: makers, "finish_reason": {"type": "stop"} if ended else None}
         return {"text": text if shown is None else shown, "output_ids": ids, "meta_info": meta}
 
 
-def test_the_last_token_of_a_character_has_it_all() -> None:
+def test_the_last_token_of_a_character_has_its_text() -> None:
     tokenizer = Bytes()
     entries = TokenTrace(tokenizer).follow(tokenizer.content("aé☃"))
     assert [entry["token"] for entry in entries] == ["a", "", "é", "", "", "☃"]
@@ -55,7 +55,7 @@ def test_pieces_of_a_stream_together_are_the_whole() -> None:
     assert found == list("déjà vu")
 
 
-def test_a_token_of_which_the_engine_failed_to_tell_has_no_entry() -> None:
+def test_a_token_without_a_record_has_no_entry() -> None:
     tokenizer = Bytes()
     content = tokenizer.content("déjà vu")
     content["meta_info"][KEY][2:5] = [None] * 3
@@ -64,7 +64,7 @@ def test_a_token_of_which_the_engine_failed_to_tell_has_no_entry() -> None:
     assert "".join(entry["token"] for entry in entries) == "déjà vu"
 
 
-def test_what_a_stop_string_cuts_off_belongs_to_no_token() -> None:
+def test_text_cut_off_by_a_stop_string_belongs_to_no_token() -> None:
     tokenizer = Bytes()
     entries = TokenTrace(tokenizer).follow(tokenizer.content("one two", "one "))
     assert [entry["token"] for entry in entries] == ["o", "n", "e", " ", "", "", ""]
@@ -113,7 +113,7 @@ def trace_of(choice: dict[str, Any]) -> list[dict[str, Any]]:
     return choice["speculation"]["trace"]
 
 
-def test_usage_counts_what_the_server_counts(server: Server) -> None:
+def test_usage_equals_the_servers_counters(server: Server) -> None:
     names = [f"outrider_{name}_tokens_total" for name in ("accepted", "wasted")]
     before = [metric(server.url, name) for name in names]
     answer = ask(server, prompt=REPEATING, max_tokens=40, temperature=0)
@@ -133,13 +133,13 @@ def test_acceptance_as_aiperf_checks_it(server: Server) -> None:
         assert sum(histogram) == steps
         assert sum(j * count for j, count in enumerate(histogram)) == found["num_accepted_draft_tokens"]
         assert found["num_accepted_draft_tokens"] <= found["num_draft_tokens"]
-        assert found["mean_acceptance_length"] == pytest.approx(39 / steps)  # the first token came of the prompt
+        assert found["mean_acceptance_length"] == pytest.approx(39 / steps)  # prefill draws the first token
         details = answer["usage"]["completion_tokens_details"]
         assert details["accepted_prediction_tokens"] == found["num_accepted_draft_tokens"]
         assert sum(details.values()) == found["num_draft_tokens"]
 
 
-def test_without_speculation_there_is_nothing_to_count(server: Server) -> None:
+def test_without_speculation_no_drafts_are_counted(server: Server) -> None:
     answer = ask(server, prompt=REPEATING, max_tokens=8, temperature=0, speculation={"enabled": False, "trace": True})
     assert set(answer["usage"]["completion_tokens_details"].values()) == {0}
     assert {entry["source"] for entry in trace_of(answer["choices"][0])} == {"target"}
@@ -195,7 +195,7 @@ def test_a_stream_without_trace_or_usage_is_sglangs(server: Server) -> None:
 
 @pytest.mark.parametrize("enabled", [False, True])
 def test_an_answer_may_fill_the_cache(server: Server, enabled: bool) -> None:
-    """It ends as one that has its length, though there is no room for the drafts of another step."""
+    """There is no room for another step's drafts."""
     body = {"prompt": [100 + number % 400 for number in range(4040)], "ignore_eos": True, "temperature": 0}
     body |= {"model": MODEL, "max_tokens": 4096 - 4040, "speculation": {"enabled": enabled}}
     answer = HTTP.post(f"{server.url}/v1/completions", json=body, timeout=120)

@@ -1,4 +1,4 @@
-"""/v1/tokenize says what the model reads, /v1/detokenize what token ids say."""
+"""/v1/tokenize returns the model's input, /v1/detokenize the text of token ids."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_prompts_there_and_back(server: Server) -> None:
         ("detokenize", {"tokens": [[1], 2]}, 400, "tokens"),
     ],
 )
-def test_what_is_wrong_is_refused_by_name(
+def test_wrong_fields_are_refused_by_name(
     server: Server, path: str, body: dict[str, Any], status: int, param: str
 ) -> None:
     error = ask(server, path, body, status)["error"]

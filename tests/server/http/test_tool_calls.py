@@ -1,5 +1,4 @@
-"""A real server with a parser of tool calls: streamed, whole, with drafts and without, they are the same; and with the
-model's own sampling."""
+"""Tool calls of a real server are the same streamed, whole, with and without drafts."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ PROMPT = "What is the weather in Paris for three days, and where is a hotel near
 
 
 def ask(server: Server, *, stream: bool, drafts: bool, **fields: Any) -> tuple[str, list[tuple[str, str]], str, int]:
-    """Content, calls, finish reason, and how many drafted tokens were kept."""
+    """Content, calls, finish reason, and the number of accepted drafts."""
     asked: dict[str, Any] = {
         "model": "SmolLM2-135M-Instruct",
         "messages": [{"role": "user", "content": PROMPT}],
@@ -59,13 +58,13 @@ def test_calls_are_the_same_streamed_and_whole_with_drafts_and_without(tool_serv
     assert all(json.loads(arguments) for _, arguments in calls)
     for (stream, drafts), (content, found, finish, kept) in answers.items():
         assert found == calls
-        assert content == answers[stream, False][0]  # SGLang drops the text behind the calls of a whole answer
+        assert content == answers[stream, False][0]  # SGLang drops the text after whole calls
         assert finish == answers[False, False][2]
         assert (kept > 0) == drafts
 
 
 @pytest.mark.parametrize("route", ["chat/completions", "completions"])
-def test_who_names_no_sampling_gets_what_the_model_recommends(tool_server: Server, route: str) -> None:
+def test_requests_without_sampling_get_the_recommended_one(tool_server: Server, route: str) -> None:
     def text(**sampling: float) -> str:
         asked = {"prompt": PROMPT} if route == "completions" else {"messages": [{"role": "user", "content": PROMPT}]}
         body = {**asked, "max_tokens": 24, "seed": 5, **sampling}

@@ -1,4 +1,4 @@
-"""Tool schemas that cannot be followed are refused by the tool's name."""
+"""Unsupported tool schemas are refused by the tool's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers to chats as those of other APIs, without a server: with reasoning, and with errors within streams."""
+"""Answers to chats in the format of other APIs: reasoning, and errors within streams."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def writers() -> list[tuple[Writer, Dialect]]:
 
 def whole(parts: list[dict[str, Any]], finish: str, writer: Writer, dialect: Dialect) -> dict[str, Any]:
     message: dict[str, Any] = {"reasoning_content": "", "content": ""}
-    for part in itertools.takewhile(lambda part: "tool_calls" not in part, parts):  # SGLang drops text behind calls
+    for part in itertools.takewhile(lambda part: "tool_calls" not in part, parts):  # SGLang drops text after calls
         for name, text in part.items():
             message[name] += text
     calls = [call for part in parts for call in part.get("tool_calls", ())]
@@ -88,7 +88,7 @@ def events(bodies: list[dict[str, Any]], writer: Writer, dialect: Dialect) -> li
 def stream(parts: list[dict[str, Any]], finish: str) -> list[dict[str, Any]]:
     deltas = [{"role": "assistant", "content": ""}, *parts]
     chunks = [HEAD | {"choices": [{"index": 0, "delta": delta}], "usage": USAGE} for delta in deltas]
-    del chunks[0]["usage"]  # as SGLang's
+    del chunks[0]["usage"]
     last = {"index": 0, "delta": {}, "finish_reason": finish}
     return [*chunks, HEAD | {"choices": [last]}, HEAD | {"choices": [], "usage": USAGE}]
 

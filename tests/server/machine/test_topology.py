@@ -1,4 +1,4 @@
-"""Processors as Linux tells them: trees of files as machines of each kind have them."""
+"""Processors by Linux's file trees of each kind of machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tree(root: Path, files: dict[str, str]) -> Path:
 
 
 def machine(cores: int, nodes: int, *, smt: bool, siblings: str = "core_cpus_list") -> dict[str, str]:
-    """Hardware threads as Linux numbers them: a thread of each core, node by node, then the second ones."""
+    """Hardware threads as Linux numbers them: one of each core, node by node, then the second ones."""
     per_node = cores // nodes
     files = {}
     for core in range(cores):
@@ -69,8 +69,8 @@ def test_two_sockets(tmp_path: Path) -> None:
     assert found.cores[32] == Core(1, (32, 96))
 
 
-def test_only_what_the_process_may_use(tmp_path: Path) -> None:
-    """taskset, or a container's cpuset: here one thread of core 1, both of core 2, and a core of the other node."""
+def test_only_allowed_processors_count(tmp_path: Path) -> None:
+    """taskset, or a container's cpuset."""
     found = topology.read(tree(tmp_path, machine(8, 2, smt=True)), {1, 2, 10, 7})
     assert found.cores == (Core(0, (1,)), Core(0, (2, 10)), Core(1, (7,)))
 
@@ -82,7 +82,7 @@ def test_only_what_the_process_may_use(tmp_path: Path) -> None:
         ({"proc/self/cgroup": "0::/", f"{V2}/cpu.max": "50000 100000"}, 0.5, 1),
         ({"proc/self/cgroup": "0::/", f"{V2}/cpu.max": "max 100000"}, None, 8),
         ({"proc/self/cgroup": "0::/", f"{V2}/cpu.max": "1600000 100000"}, 16.0, 8),
-        # the limit is that of a group above: a pod's, or a slice's
+        # a group above limits: a pod's, or a slice's
         (
             {
                 "proc/self/cgroup": "0::/pod.slice/server.scope",
@@ -103,7 +103,7 @@ def test_only_what_the_process_may_use(tmp_path: Path) -> None:
             2.5,
             2,
         ),
-        # inside a container of version 1 the path is the host's, and the mount is the container's group
+        # in a version 1 container the path is the host's
         (
             {
                 "proc/self/cgroup": "3:cpu,cpuacct:/docker/0123abcd",

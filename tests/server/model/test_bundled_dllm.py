@@ -1,4 +1,4 @@
-"""`--model outrider-dllm`: the embedded model with its delta, as a folder to serve."""
+"""`--model outrider-dllm`: the embedded model with its delta."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every architecture of SGLang's registry is either served or refused with a reason."""
+"""Every architecture of SGLang's registry is served or refused."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def model_of(architecture: str, **config: object) -> Model:
 
 
 def test_every_architecture_is_served_or_refused() -> None:
-    """A newer SGLang's names come up here: compare them in test_families_served.py, or name what is in the way."""
+    """For a new name: compare it in test_families_served.py, or name the obstacle."""
     listed = Counter([*SERVED, *(name for each in REFUSED for name in each.names.split())])
     assert not [name for name, count in listed.items() if count > 1]
     assert sorted(architectures() - listed.keys()) == []
     assert sorted(listed.keys() - architectures() - {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()}) == []
 
 
-def test_the_table_in_the_readme_is_of_these() -> None:
+def test_the_readme_lists_these() -> None:
     readme = (Path(__file__).parents[3] / "server" / "README.md").read_text()
     assert families.BEGINS in readme
     assert readme == families.with_table(readme), "run `make format`"
 
 
 @pytest.mark.parametrize("refused", REFUSED, ids=lambda each: each.names.split()[0])
-def test_what_is_not_served_is_refused_in_one_line(refused: families.Refused) -> None:
+def test_unsupported_models_are_refused_in_one_line(refused: families.Refused) -> None:
     for name in refused.names.split():
         with pytest.raises(UserError, match=rf"^model \({name}\) is not served.*: .+") as error:
             families.check(model_of(name), "cpu")
@@ -47,7 +47,7 @@ def test_what_is_not_served_is_refused_in_one_line(refused: families.Refused) ->
             families.check(model_of(name), "cuda")
 
 
-def test_what_is_served_or_unknown_passes() -> None:
+def test_served_and_unknown_models_pass() -> None:
     for name in (*SERVED, "NobodysModel"):
         families.check(model_of(name), "cpu")
     families.check(model_of("GraniteMoeHybridForCausalLM", layer_types=["attention"] * 2), "cuda")
@@ -61,7 +61,7 @@ def test_recurrent_layers_are_refused_whatever_the_architecture(kind: str) -> No
 
 
 def test_models_with_states_that_follow_accepted_tokens_are_served_on_cpus() -> None:
-    """Configurations in which a token has three equal positions are served too."""
+    """Three equal positions per token are served too."""
     of = {"layer_types": ["linear_attention", "full_attention"], "rope_parameters": {"mrope_section": [2, 3, 3]}}
     for name in RECURRENT:
         families.check(model_of(name, **of), "cpu")
@@ -83,8 +83,8 @@ def test_texts_of_models_with_three_positions_are_served_on_cpus() -> None:
 
 
 @pytest.mark.parametrize("text", ["text_config", None])
-def test_a_text_is_found_beside_its_images(text: str | None, tmp_path: Path) -> None:
-    """Older folders have its fields among the whole's."""
+def test_a_text_model_is_found_in_a_model_with_images(text: str | None, tmp_path: Path) -> None:
+    """Older folders have its fields at the top level."""
     fields = {"hidden_size": 8, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
     whole = {"architectures": ["Qwen2_5_VLForConditionalGeneration"]} | ({text: fields} if text else fields)
     (tmp_path / "config.json").write_text(json.dumps(whole))
@@ -113,8 +113,7 @@ def test_a_model_of_several_parts_keeps_the_architecture_of_the_whole(tmp_path: 
 
 
 @pytest.mark.slow
-def test_architectures_whose_hidden_states_are_shown() -> None:
-    """All that a CPU serves, and of the others those that are named have SGLang's method for it."""
+def test_architectures_with_hidden_states() -> None:
     showing = set(found_by_fork(Path(showing_states.__file__)))
     assert showing >= families.SHOWING
     by_sglang = SERVED - BY_TRANSFORMERS - TEXT.keys()

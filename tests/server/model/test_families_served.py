@@ -1,5 +1,4 @@
-"""Tiny models of the served families, in float32: with speculation and without, the server's answers are
-Transformers' own."""
+"""Tiny models of the served families, in float32: answers equal Transformers'."""
 
 from __future__ import annotations
 
@@ -18,14 +17,13 @@ from outrider.server.model.families import SERVED
 ALWAYS = ("MistralForCausalLM", "Qwen2MoeForCausalLM", "Gemma2ForCausalLM", "Cohere2ForCausalLM")
 ALWAYS += ("ExaoneMoeForCausalLM", "Gemma4ForConditionalGeneration", "Qwen3NextForCausalLM")
 ALWAYS += ("Qwen3_5ForConditionalGeneration", "Llama4ForConditionalGeneration")
-"""One of each of our changes to SGLang's models: a window that it leaves out, experts that it shares by Triton, capped
-logits, a window of another length, Transformers' code and names, layers of several shapes; recurrent layers, and those
-of a text alone; chunks."""
+"""One for each of our changes to SGLang's models: a missing window, experts shared by Triton, capped logits, a window
+of another length, Transformers' code and names, layers of several shapes; recurrent layers; chunks."""
 ELSEWHERE = {"LLaDA2MoeModelLM", "SDARForCausalLM", "SDARMoeForCausalLM"}
 ELSEWHERE |= {"TransformersForCausalLM", "TransformersMoEForCausalLM"}
-"""Block diffusion has tests of its own (`tests/lossless/test_diffusion.py`), and no config.json names the others."""
+"""Block diffusion is tested in `tests/lossless/test_diffusion.py`; the rest is in no config.json."""
 TOKENS, FEW = 40, [33, 200, 54, 77, 93]
-"""Length of an answer, and tokens that one is made of alone: it repeats itself, so that much is drafted."""
+"""Length of an answer, and its only tokens, which repeat, so that much is drafted."""
 
 
 def test_every_served_family_is_compared_here() -> None:
@@ -34,7 +32,7 @@ def test_every_served_family_is_compared_here() -> None:
 
 @pytest.mark.server
 @pytest.mark.parametrize("architecture", tiny_families.FAMILIES)
-def test_answers_are_those_of_transformers(architecture: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_answers_equal_transformers(architecture: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if architecture not in ALWAYS and not request.config.getoption("--exhaustive"):
         pytest.skip("--exhaustive starts a server for it")
     model = tiny_families.write(architecture, tmp_path / "tiny")
@@ -57,7 +55,6 @@ def test_answers_are_those_of_transformers(architecture: str, tmp_path: Path, re
 
 
 def ask(server: Server, speculates: bool, more: dict[str, Any]) -> dict[str, Any]:
-    """The answer's choice."""
     body = {
         "model": "tiny", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True,
         "return_token_ids": True, "speculation": {"enabled": speculates}, **more,
@@ -68,13 +65,12 @@ def ask(server: Server, speculates: bool, more: dict[str, Any]) -> dict[str, Any
 
 
 def drafted(server: Server) -> float:
-    """Draft tokens that were accepted."""
     return metric(server.url, "outrider_accepted_tokens_total")
 
 
 @torch.inference_mode()
 def greedy(model: torch.nn.Module, bias: dict[int, float]) -> tuple[list[int], list[float]]:
-    """Transformers' greedy answer, and the log-probabilities of its tokens without the bias."""
+    """Transformers' greedy answer, and its log-probabilities without the bias."""
     ids, found = list(PROMPT), []
     for _ in range(TOKENS):
         logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].float()

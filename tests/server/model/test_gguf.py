@@ -1,4 +1,4 @@
-"""Models from GGUF files: weights, config and tokenizer beside transformers' own reading, and files that cannot be."""
+"""Models from GGUF files, compared with transformers' reading, and errors."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def theirs(file: Path) -> dict[str, torch.Tensor]:
-    """The weights as transformers expands them, to bfloat16."""
-    # Its own config of Qwen3 takes another width of heads.
+    """The weights as expanded by transformers."""
+    # Its own config of Qwen3 has another head width.
     config = AutoConfig.from_pretrained(gguf_model.prepare(file, file.stem))
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, config=config, dtype=torch.bfloat16)
     return model.state_dict()
@@ -47,7 +47,7 @@ def theirs(file: Path) -> dict[str, torch.Tensor]:
         ("qwen3", "MXFP4", True),
     ],
 )
-def test_weights_are_those_that_transformers_expands(tmp_path: Path, architecture: str, kind: str, tied: bool) -> None:
+def test_weights_equal_transformers(tmp_path: Path, architecture: str, kind: str, tied: bool) -> None:
     file = tiny_gguf.write(tmp_path / "tiny.gguf", architecture, kind, tied=tied, kinds={"ffn_down.weight": "F16"})
     model = target.find(str(file))
     assert model.folder is not None

@@ -1,8 +1,6 @@
-"""Decode steps of the worker on a GPU that is not there; prints what was asked of it, as JSON. Run by
-`test_no_host_wait.py` in a process of its own, since torch has one private device type.
+"""Runs decode steps of the worker on an absent GPU; prints the operations as JSON, for `test_no_host_wait.py`.
 
-The target's forward is SGLang's, and stands here for logits and hidden states of the right shapes. Everything else is
-the worker's own.
+The target's forward only returns logits and hidden states of the right shapes. The rest is the worker's own code.
 """
 
 from __future__ import annotations
@@ -68,8 +66,7 @@ from outrider.server.plugin.decode.verify_tail import VerifyTail
 
 POOL, CONTEXT, SLOTS, REQUESTS = 80, 128, 600, 3
 MANY, ASKING = 80, (2, 3, 16, 33, 65)
-"""Requests that the warm-up is for, and numbers of those that ask, of which it has run two. torch takes arrays of one
-for constants."""
+"""Requests in the warm-up, and in steps. torch treats arrays of one as constants."""
 CHAINED = 2
 """Tokens of a chain's draft: from the second on each is drafted as that one."""
 CASES = [
@@ -85,9 +82,8 @@ CASES = [
     *((drafter, "asynchronous", kind) for drafter in ("eagle3", "mtp") for kind in ("greedy", "mixed")),
     *((f"dspark in graphs, rank {rank} of 2", "asynchronous", kind) for rank in (1, 2) for kind in ("greedy", "mixed")),
 ]
-"""Drafters, planners and requests, with our kernels."""
 WARMED = "ngram", "dspark in graphs", "truncated", "dflash", "eagle3", "mtp"
-"""Drafters whose kernels are counted."""
+"""Drafters with counted kernels."""
 WITHOUT_KERNELS = [
     *(("ngram", "asynchronous", kind) for kind in BATCHES),
     *(
@@ -97,10 +93,10 @@ WITHOUT_KERNELS = [
     ),
     *((drafter, "asynchronous", "mixed") for drafter in ("truncated", "dflash2", "deer", "specdiff certain", "eagle3")),
 ]
-"""Cases in which torch computes everything, as where there is no Triton."""
+"""Cases in which torch computes everything, as without Triton."""
 IN_GRAPHS, GRAPHS = " in graphs", (1, 2, 4)
 BEGUN = " begun"
-"""Drafters that draft for answers that have begun (`--initial-tokens`)."""
+"""Drafters that draft only for answers that have begun (`--initial-tokens`)."""
 PLANTS = {
     "item": lambda tensor: tensor.sum().item(),
     "cpu": lambda tensor: tensor.cpu(),
@@ -110,7 +106,7 @@ PLANTS = {
     "number": lambda tensor: tensor.clone().index_put_((tensor,), tensor.new_zeros(())),
     "none": lambda tensor: None,
 }
-"""What could be done to a step's anchors; all but the last wait."""
+"""Planted operations on a step's anchors; all but the last wait."""
 
 
 class Worker(worker_module.SpeculativeWorker):
@@ -122,7 +118,7 @@ class OtherRank(FollowerWorker, Worker):
 
 
 class TwoRanks(Ranks):
-    """Two ranks whose broadcasts go from device to device, but for the bucket, which hosts know."""
+    """Two ranks with broadcasts from device to device, except the bucket, which hosts know."""
 
     def __init__(self, device: torch.device):
         super().__init__(SimpleNamespace(world_size=2, broadcast=self._seen), device)
@@ -178,7 +174,7 @@ def make_chain(name: str) -> ChainDrafter:
 def make_worker(
     drafter: str, planner: str, device: torch.device, record: Any = lambda run: (run, run()), layers: int | None = None
 ) -> Worker:
-    """layers: of the drafter, if not its own number; each asks for the same."""
+    """layers: of the drafter, if not its own number."""
     drafter, _, rank = drafter.partition(", rank ")
     worker = Worker.__new__(OtherRank if rank == "2 of 2" else Worker)
     worker.device, worker._sampling, worker._direct, worker._direct_sought = device, None, None, True
@@ -214,7 +210,7 @@ def make_worker(
 
 
 def outputs(worker: Worker, tokens: int) -> Any:
-    """The part of SGLang's `LogitsProcessorOutput` that the worker reads: logits are float32 in every model."""
+    """The part of SGLang's `LogitsProcessorOutput` that the worker reads."""
     hidden = None
     if worker._captures_hidden:
         hidden = torch.empty(tokens, 32 * max(len(worker.drafter.target_layers), 1), device=worker.device)
@@ -238,12 +234,11 @@ def forward(worker: Worker, batch: Any) -> Any:
     output = outputs(worker, tokens)
     if worker.tail is not None:
         capture(worker, output, batch.input_ids, batch.out_cache_loc, batch.spec_info.positions)
-        worker.target_worker.model_runner.shared_read_done_event = absent_gpu.Event()  # as SGLang's graphs have it
+        worker.target_worker.model_runner.shared_read_done_event = absent_gpu.Event()  # as in SGLang's graphs
     return SimpleNamespace(logits_output=output, can_run_cuda_graph=worker.tail is not None)
 
 
 def steps(worker: Worker, kind: str, lengths: list[int], rows: torch.Tensor) -> list[list[Any]]:
-    """Operations that two steps of a batch ask of the device."""
     found = []
     batch = batch_of(kind, lengths, rows, worker.device)
     worker.requests.admit(batch.reqs, batch.req_pool_indices, rows.numpy())
@@ -252,7 +247,7 @@ def steps(worker: Worker, kind: str, lengths: list[int], rows: torch.Tensor) -> 
         with absent_gpu.watching() as watched:
             worker._decode(batch, published.append, None)
         assert published[0].device == worker.device
-        read_late = kind == "penalized"  # the page table, by rules, after the verification has ended
+        read_late = kind == "penalized"  # rules read the page table after the verification
         assert (worker.target_worker.model_runner.shared_read_done_event is None) == (read_late or not worker.tail)
         found.append(watched.operations)
     return found
@@ -272,7 +267,6 @@ class Replays:
         self.count += 1
 
     def forward(self, worker: Worker, batch: Any) -> Any:
-        """Verification, by a graph where there is a tail."""
         if worker.tail is None:
             return forward(worker, batch)
         self.count += 1
@@ -284,14 +278,14 @@ class Replays:
 
 @contextmanager
 def kernels(device: torch.device) -> Iterator[None]:
-    """Our kernels run for tensors of this device, as for CUDA's."""
+    """Our kernels run for this device's tensors, as for CUDA's."""
     on_cuda = lambda *tensors: all(x.device == device for x in tensors) and cuda.available()  # noqa: E731
     with mock.patch.object(cuda, "fits", on_cuda):
         yield
 
 
 def launches(drafter: str, kind: str, device: torch.device) -> int:
-    """Launches of a step by a GPU's kernels; a graph is one, and the target's forward without one is not counted."""
+    """A step's kernel launches; a graph is one, and the target's own forward is not counted."""
     rows, replays = np.arange(1, REQUESTS + 1), Replays()
     at = SimpleNamespace(numpy=lambda: rows)
     with absent_gpu.running(), kernels(device):
@@ -300,7 +294,7 @@ def launches(drafter: str, kind: str, device: torch.device) -> int:
         batch = batch_of(kind, [20, 30, 25], at, device)
         worker.requests.admit(batch.reqs, batch.req_pool_indices, rows)
         info = batch.sampling_info
-        for _ in range(3):  # the first takes what stays the same while its requests run
+        for _ in range(3):  # the first fills caches that last while its requests run
             replays.count = 0
             batch = batch_of(kind, [20, 30, 25], at, device)
             batch.sampling_info = info
@@ -310,8 +304,8 @@ def launches(drafter: str, kind: str, device: torch.device) -> int:
 
 
 def late(drafter: str, device: torch.device, *, without: Any = None) -> tuple[int, list[str]]:
-    """Number of kernels that are compiled at the start, and those that later steps want. without: draws to leave out
-    of the warm-up, "greedy" or "sampled", to see that steps show it."""
+    """Numbers of kernels compiled at the start, and by later steps. without: "greedy" or "sampled" draws to omit from
+    the warm-up."""
     leave = {"greedy": slice(1, None), "sampled": slice(1)}.get(without, slice(None))
     samplings, before = warm_up.samplings, len(absent_gpu.KERNELS.compiled)
     absent_gpu.KERNELS.forget()
@@ -344,9 +338,9 @@ def late(drafter: str, device: torch.device, *, without: Any = None) -> tuple[in
 
 
 def run(drafter: str, planner: str, kind: str, device: torch.device, *, with_kernels: bool = True) -> dict[str, Any]:
-    """Compare what two batches whose lengths differ ask; or say what was in the way."""
+    """Compare the operations of batches with different lengths; or return the error."""
     rows = np.arange(1, REQUESTS + 1)
-    at = SimpleNamespace(numpy=lambda: rows)  # a tensor of the host, which the fake mode does not have
+    at = SimpleNamespace(numpy=lambda: rows)  # a host tensor, which the fake mode lacks
     with absent_gpu.running(), kernels(device) if with_kernels else nullcontext():
         worker = make_worker(drafter, planner, device, layers=1)
         try:
@@ -359,7 +353,7 @@ def run(drafter: str, planner: str, kind: str, device: torch.device, *, with_ker
 
 
 def propose_on_host(drafter: DiffusionDrafter, batch: Any) -> Any:
-    """Drafting as on a CPU, where the host looks what of a text is encoded."""
+    """Drafting as on a CPU, where the host checks encoded texts."""
     drafter.on_host = True
     return drafter.propose(batch)
 

@@ -1,7 +1,6 @@
-"""Block verification in fractions, by a rule written anew: what comes out, how much is kept, and that the worker's code
-has the same outcomes.
+"""Block verification in exact fractions, by an independent rule, compared with the worker's code.
 
-Blocks end where the tokens drafted so far say so, as the planner may have it; p depends on the whole text.
+Drafted tokens decide where blocks end, as the planner may; p depends on the whole text.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Next = Callable[[Text], Law]
 
 
 def table(seed: int, zeros: float = 0.0) -> Next:
-    """Laws in sixty-fourths, another for every text."""
+    """Distributions in sixty-fourths, different for every text."""
 
     @cache
     def after(text: Text) -> Law:
@@ -44,7 +43,6 @@ def table(seed: int, zeros: float = 0.0) -> Next:
 
 
 def point(text: Text) -> Law:
-    """A lookup's."""
     return tuple(Fraction(int(token == (2 * len(text) + sum(text)) % VOCAB)) for token in TOKENS)
 
 
@@ -63,7 +61,7 @@ def rest(scale: Fraction, p: Law, q: Law) -> list[Fraction]:
 
 @dataclass(frozen=True)
 class Rule:
-    """A verification; p and q are of the token after a text."""
+    """A verification rule; p and q are of the token after a text."""
 
     p: Next
     q: Next
@@ -76,7 +74,7 @@ class Rule:
         return found
 
     def by_block(self, drafts: Text) -> Iterator[tuple[int, Fraction, list[Fraction]]]:
-        """(drafts kept, chance, weights of the token behind them)."""
+        """(drafts kept, chance, weights of the next token)."""
         scales, later = self.scales(drafts), Fraction(1)
         for k in range(len(drafts), -1, -1):
             p, scale = self.p(drafts[:k]), scales[k]
@@ -99,8 +97,6 @@ class Rule:
         yield len(drafts), reached, list(self.p(drafts))
 
     def blocks(self, stop: Stop) -> Iterator[tuple[Text, Fraction]]:
-        """All blocks and their chances."""
-
         def longer(drafts: Text, chance: Fraction) -> Iterator[tuple[Text, Fraction]]:
             if len(drafts) == DEPTH or stop(drafts):
                 yield drafts, chance
@@ -130,7 +126,7 @@ LAWS = dict(laws())
 
 
 Outcomes = dict[Text, Any]
-"""Chances of what a step brings."""
+"""Chances of a step's outcomes."""
 
 
 def outcomes(rule: Rule, verify: str, drafts: Text) -> Outcomes:
@@ -142,7 +138,7 @@ def outcomes(rule: Rule, verify: str, drafts: Text) -> Outcomes:
 
 
 def said(rule: Rule, stop: Stop, of: Callable[[Text], Outcomes]) -> Outcomes:
-    """Chances of the texts of DEPTH + 1 tokens; behind what a step brings, the target goes on."""
+    """Chances of the texts of DEPTH + 1 tokens; after a step the target continues alone."""
     found: Outcomes = defaultdict(Fraction)
     for drafts, drawn in rule.blocks(stop):
         begun = {text: drawn * chance for text, chance in of(drafts).items()}
@@ -158,7 +154,6 @@ def said(rule: Rule, stop: Stop, of: Callable[[Text], Outcomes]) -> Outcomes:
 
 
 def exact(rule: Rule) -> Outcomes:
-    """The same by the target alone."""
     return {
         text: math.prod(rule.p(text[:k])[token] for k, token in enumerate(text))
         for text in itertools.product(TOKENS, repeat=DEPTH + 1)
@@ -178,7 +173,7 @@ def test_texts_have_exactly_the_targets_distribution(name: str, stop: str) -> No
 
 
 def survivals(rule: Rule, stop: Stop, verify: str) -> list[Fraction]:
-    """Chances that at least 1, 2, ... tokens are kept, of blocks that have as many."""
+    """Chances that at least 1, 2, ... tokens are kept."""
     found = [Fraction(0)] * DEPTH
     for drafts, chance in rule.blocks(stop):
         for k, kept, _ in getattr(rule, verify)(drafts):
@@ -188,7 +183,7 @@ def survivals(rule: Rule, stop: Stop, verify: str) -> list[Fraction]:
 
 
 @pytest.mark.parametrize("name", LAWS)
-def test_never_fewer_tokens_are_kept_than_token_by_token(name: str) -> None:
+def test_at_least_as_many_tokens_are_kept_as_token_by_token(name: str) -> None:
     rule = LAWS[name]
     for stop in STOPS.values():
         block, token = (survivals(rule, stop, verify) for verify in ("by_block", "by_token"))
@@ -200,9 +195,8 @@ def test_never_fewer_tokens_are_kept_than_token_by_token(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LAWS)
-def test_survival_does_not_depend_on_what_is_verified_behind(name: str) -> None:
-    """It is the mean of the scale: so records of blocks of all lengths are of one thing, and the planner may add up
-    survivals to an expected number of tokens."""
+def test_survival_does_not_depend_on_later_verified_tokens(name: str) -> None:
+    """It is the mean of the scale, so the planner may add survivals."""
     rule = LAWS[name]
     for stop in STOPS.values():
         expected = [Fraction(0)] * DEPTH
@@ -215,7 +209,7 @@ def test_survival_does_not_depend_on_what_is_verified_behind(name: str) -> None:
 
 
 def by_the_worker(rule: Rule, *, by_block: bool = True) -> dict[Text, Outcomes]:
-    """Outcomes of every block of every length, by the worker's code."""
+    """Outcomes of every block, by the worker's code."""
 
     def logits(batch: Batch) -> torch.Tensor:
         rows = [rule.p(item.drafts[:k]) for item in batch.items for k in range(len(item.drafts) + 1)]
@@ -243,13 +237,13 @@ def test_the_worker_verifies_by_this_rule(name: str, verify: str) -> None:
 
 
 def replaced_as_token_by_token(patch: pytest.MonkeyPatch) -> None:
-    """Draw what replaces a token from max(0, p - q), whatever the scale of p."""
+    """Draw the replacement from max(0, p - q), whatever the scale of p."""
     honest = acceptance.draw_each
     patch.setattr(acceptance, "draw_each", lambda batch, kept, scale: honest(batch, kept, torch.ones_like(scale)))
 
 
 def left_over_without_the_scale(patch: pytest.MonkeyPatch) -> None:
-    """Test by what p itself leaves over q."""
+    """Test by p's own excess over q."""
     kept, honest = acceptance.kept_drafts, acceptance.residual
 
     def kept_drafts(batch: acceptance.Verification) -> tuple[torch.Tensor, torch.Tensor]:
@@ -266,7 +260,7 @@ def kept_by_the_scale(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("fault", [replaced_as_token_by_token, left_over_without_the_scale, kept_by_the_scale])
 @pytest.mark.parametrize("name", ["model 0", "model 1"])
-def test_faults_are_seen(
+def test_faults_are_detected(
     name: str, fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rule = LAWS[name]

@@ -1,4 +1,4 @@
-"""The scheduler's grammars: those it keeps, and the limits on following one."""
+"""The scheduler's grammars: the cache, and the limits on following one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ def mask_of(grammar: BoundedGrammar) -> torch.Tensor:
 
 
 def exhaust(grammar: BoundedGrammar) -> None:
-    """Have it taken all the time that it may."""
     grammar.budget.seconds = 1e9
 
 
@@ -45,7 +44,7 @@ def test_the_cache_keeps_the_latest_within_its_bytes() -> None:
         cache[key] = bounded(compiler.compile_json_schema(key[1]), len(VOCABULARY), None, key[1], None, False)
         if number == 0:
             cache[first] = bounded(compiler.compile_json_schema(first[1]), len(VOCABULARY), None, "", None, False)
-        assert cache.get(first) is not None  # in use, so it stays
+        assert cache.get(first) is not None
         assert cache.bytes <= 2**20
     assert 2 < len(cache) < 200
     assert cache.get(key) is not None
@@ -77,7 +76,7 @@ def test_a_grammar_that_becomes_too_slow_ends_its_request() -> None:
             break
     assert grammar.budget.exceeded
     calls = grammar.budget.calls
-    assert (mask_of(grammar) == -1).all()  # everything is allowed until the request has ended
+    assert (mask_of(grammar) == -1).all()  # all tokens are allowed until the request has ended
     grammar.accept_token(VOCABULARY["1"])
     assert grammar.budget.calls == calls
     req = SimpleNamespace(grammar=grammar, to_finish=None)
@@ -97,7 +96,7 @@ def test_its_copies_are_refused_from_then_on() -> None:
     assert isinstance(cache.get(("regex", "a")), InvalidGrammarObject)
 
 
-def test_nothing_ends_a_request_within_its_budget() -> None:
+def test_a_request_within_its_budget_goes_on() -> None:
     req = SimpleNamespace(grammar=followed("a*"), to_finish=None)
     assert not end_if_too_slow(req)
     assert not end_if_too_slow(SimpleNamespace(grammar=None, to_finish=None))

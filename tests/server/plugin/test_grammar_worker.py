@@ -1,4 +1,4 @@
-"""The process that compiles grammars: what it does with those that take too long, too much, or kill it."""
+"""The process that compiles grammars survives slow, large and deadly ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from outrider.server.plugin.grammars.worker import READY, Compilations, CompileL
 
 @dataclass
 class Kinds:
-    """Does what the kind of a job names, in the copy of the process."""
+    """Acts as the kind of a job says."""
 
     def examine(self, kind: str, text: str, name: str) -> GrammarVerdict:
         if kind == "spin":
@@ -53,7 +53,6 @@ def compilations(**limits: float) -> Iterator[Compilations]:
 
 
 def verdicts(running: Compilations, count: int, seconds: float = 60) -> dict[int, dict[str, object]]:
-    """The next verdicts by number of job."""
     found: dict[int, dict[str, object]] = {}
     deadline = time.monotonic() + seconds
     while len(found) < count:
@@ -65,8 +64,8 @@ def verdicts(running: Compilations, count: int, seconds: float = 60) -> dict[int
     return found
 
 
-def test_one_that_takes_too_long_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "LEAST_USED", 0.0)  # where tests run, others compute too
+def test_a_grammar_that_takes_too_long_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "LEAST_USED", 0.0)
     with compilations(seconds=1) as running:
         running.add(Job(0, "spin", "", ""))
         verdict = verdicts(running, 1)[0]
@@ -91,13 +90,13 @@ def test_each_end_has_its_verdict() -> None:
         assert reason in str(found[number]["reason"])
 
 
-def test_one_that_had_no_processor_may_be_asked_for_again() -> None:
+def test_a_grammar_without_a_core_may_be_retried() -> None:
     with compilations(seconds=0.5) as running:
         running.add(Job(0, "sleep", "", ""))
         assert verdicts(running, 1)[0]["outcome"] == "busy"
 
 
-def test_slow_ones_make_room_for_those_that_wait() -> None:
+def test_slow_grammars_make_room_for_waiting_ones() -> None:
     with compilations(seconds=60, places=2, share=0.1) as running:
         for number in range(4):
             running.add(Job(number, "spin", "", ""))
@@ -106,7 +105,7 @@ def test_slow_ones_make_room_for_those_that_wait() -> None:
         assert found.pop(4)["outcome"] == "accepted"
         assert {verdict["outcome"] for verdict in found.values()} == {"busy"}
         assert set(found) == {0, 1, 2}
-        assert len(running.pipes()) == 1  # nobody waits for its place
+        assert len(running.pipes()) == 1
 
 
 def test_more_than_may_wait_are_refused_at_once() -> None:
@@ -118,14 +117,14 @@ def test_more_than_may_wait_are_refused_at_once() -> None:
     assert {verdict["outcome"] for verdict in found.values()} == {"busy"}
 
 
-def test_one_that_is_withdrawn_ends_and_makes_room() -> None:
+def test_a_withdrawn_grammar_ends_and_makes_room() -> None:
     with compilations(places=1, seconds=60, share=60) as running:
         for number, kind in enumerate(("spin", "spin", "fine")):
             running.add(Job(number, kind, "", ""))
         running.advance()
-        running.withdraw(1)  # which waits
-        running.withdraw(0)  # which runs
-        running.withdraw(9)  # which is over
+        running.withdraw(1)  # waiting
+        running.withdraw(0)  # running
+        running.withdraw(9)  # finished
         assert verdicts(running, 1)[2]["outcome"] == "accepted"
 
 
@@ -151,7 +150,7 @@ def folder(tmp_path: Path) -> GrammarFolder:
 
 
 @pytest.mark.slow
-def test_grammars_are_accepted_and_refused_for_what_they_are(folder: GrammarFolder) -> None:
+def test_grammars_are_accepted_and_refused_with_the_reason(folder: GrammarFolder) -> None:
     examiner = Examiner.of(folder, options(), threads=1)
 
     def outcome(kind: str, text: str) -> GrammarVerdict:
@@ -184,7 +183,7 @@ def test_grammars_are_accepted_and_refused_for_what_they_are(folder: GrammarFold
         assert "too long to follow" in verdict.reason
 
 
-def test_what_took_long_is_carried(folder: GrammarFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_grammars_are_carried(folder: GrammarFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     examiner = Examiner.of(folder, options(), threads=1)
     assert examiner.examine("regex", "a|b", "a|b").carried == 0
     assert folder.read("a|b") is None
@@ -202,7 +201,7 @@ def test_the_process_answers_and_ends_with_its_input(folder: GrammarFolder) -> N
         assert process.stdin
         assert process.stdout
         assert process.stdout.readline() == READY
-        process.send_signal(signal.SIGTERM)  # is the server's, which ends it
+        process.send_signal(signal.SIGTERM)  # the server's end, not its own
         jobs = [("regex", nested_repeats(6)), ("json", small_schema("name"))]
         for number, (kind, text) in enumerate(jobs):
             line = json.dumps({"number": number, "kind": kind, "text": text, "name": str(number)})

@@ -1,4 +1,4 @@
-"""Recurrent states of a batch that is verified raggedly: they follow accepted tokens, and no others."""
+"""Recurrent states of a ragged verification follow the accepted tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LENGTH = 24
 
 
 class Pool:
-    """States as SGLang's pool has them: slots by the row of a request, one layer's tensors as views."""
+    """SGLang's pool: slots by row, one layer's tensors as views."""
 
     def __init__(self) -> None:
         self.req_to_token = torch.zeros(6, 64, dtype=torch.int32)
@@ -36,7 +36,7 @@ class Pool:
 
 
 class Served:
-    """A backend with its layers, and what goes into them at each place of each request."""
+    """A backend with its layers, and their inputs at each position."""
 
     def __init__(self) -> None:
         draw = torch.Generator().manual_seed(0)
@@ -57,7 +57,7 @@ class Served:
         )  # fmt: skip
 
     def run(self, mode: ForwardMode, begins: list[int], lens: list[int], wrong_from: list[int]) -> list[torch.Tensor]:
-        """Outputs [lens, LAYERS, HEADS, VALUE] of each request. Tokens from wrong_from on are other ones."""
+        """Outputs [lens, LAYERS, HEADS, VALUE]. Tokens from wrong_from on differ."""
         counts = torch.tensor(lens)
         spec = SimpleNamespace(query_lens=counts, draft_token_num=8)
         seq_lens = torch.tensor(begins) + (0 if mode.is_target_verify() else counts)
@@ -82,11 +82,11 @@ class Served:
 
 
 STEPS = [([3, 1, 5], [2, 1, 1]), ([1, 4, 2], [1, 4, 1]), ([4, 2, 3], [4, 1, 3])]
-"""Tokens that each request verifies, and of these those that stay, step by step."""
+"""Verified tokens of each request, and accepted ones, step by step."""
 
 
 def decode(served: Served) -> list[torch.Tensor]:
-    """Outputs of the tokens that stay, after a prompt of 5, 1 and 7 tokens."""
+    """Outputs of accepted tokens, after a prompt of 5, 1 and 7 tokens."""
     begins = [5, 1, 7]
     kept = served.run(ForwardMode.EXTEND, [0, 0, 0], begins, begins)
     for lens, accepted in STEPS:
@@ -99,13 +99,12 @@ def decode(served: Served) -> list[torch.Tensor]:
 
 
 def expected(lens: list[int]) -> tuple[list[torch.Tensor], Pool]:
-    """Outputs and states where the same tokens are a prompt, read in one piece."""
     served = Served()
     return served.run(ForwardMode.EXTEND, [0, 0, 0], lens, lens), served.pool
 
 
 def test_states_follow_accepted_tokens() -> None:
-    """Equal bits in every layer, for requests that verify and keep different numbers."""
+    """Equal bits in every layer."""
     served = Served()
     found = decode(served)
     outputs, pool = expected([len(each) for each in found])
@@ -116,8 +115,8 @@ def test_states_follow_accepted_tokens() -> None:
 
 
 @pytest.mark.parametrize("part", ["slide", "replay"])
-def test_states_that_follow_drafts_are_found_out(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted fault: windows, or states, are advanced by all tokens that were verified."""
+def test_states_that_follow_drafts_are_detected(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All verified tokens advance the windows, or the states."""
     from outrider.server.plugin.cpu import recurrent
 
     honest = getattr(recurrent.gated_delta, part)

@@ -1,4 +1,4 @@
-"""A scheduler imports the modules of SGLang that its model needs."""
+"""A scheduler imports only the modules of SGLang that its model needs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from outrider.server.processes import model_modules
 
 
-def test_what_offers_the_architecture_is_kept() -> None:
+def test_modules_with_the_architecture_are_kept() -> None:
     folder = model_modules.sglangs()
     others = model_modules.unneeded(["LlamaForCausalLM"], folder)
     assert "llama" not in others
@@ -23,7 +23,7 @@ def test_lists_of_several_lines_and_names_within_names(tmp_path: Path) -> None:
     assert model_modules.unneeded(["Big"], tmp_path) == ["b", "c"]
 
 
-def test_nothing_is_left_out_where_the_architecture_is_not_sglangs(tmp_path: Path) -> None:
+def test_all_modules_are_kept_for_an_unknown_architecture(tmp_path: Path) -> None:
     assert model_modules.unneeded(["NobodysModel"], model_modules.sglangs()) == []
     assert model_modules.unneeded([], model_modules.sglangs()) == []
     assert model_modules.environment(["NobodysModel"]) == {}

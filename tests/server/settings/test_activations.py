@@ -1,4 +1,4 @@
-"""`--activations auto`: measured once, kept, and the same from then on."""
+"""`--activations auto`: measured once, then fixed."""
 
 from __future__ import annotations
 
@@ -32,14 +32,12 @@ def smollm2() -> Model:
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Folder of the choices that are kept, empty; no profile is shipped."""
     monkeypatch.setattr(activations, "cache_root", lambda: tmp_path)
     monkeypatch.setattr(store, "SHIPPED", tmp_path / "shipped")
     return tmp_path / "activations"
 
 
 def profile_of(settings: Settings, model: Model) -> None:
-    """Ship a profile of this engine, measured here."""
     here = profile_lookup.fingerprint(settings, model)
     points = (Point(1, 1, 128.0, (0.01,)),)
     store.save(
@@ -50,7 +48,7 @@ def profile_of(settings: Settings, model: Model) -> None:
 
 
 def measuring(monkeypatch: pytest.MonkeyPatch, seconds: Mapping[str, float]) -> list[str]:
-    """Have measurements find these times; the kinds of blocks of each measurement that took place."""
+    """Make measurements return these times; yields the kinds of blocks measured."""
     found: list[str] = []
 
     def measure(settings: Settings, samples: Mapping[str, object]) -> dict[str, float]:
@@ -63,10 +61,10 @@ def measuring(monkeypatch: pytest.MonkeyPatch, seconds: Mapping[str, float]) -> 
 
 @needs_kernels
 @pytest.mark.parametrize(("float_time", "choice"), [(2.0, "int8"), (1.05, "float"), (0.5, "float")])
-def test_what_was_measured_once_holds(
+def test_the_first_measurement_holds(
     float_time: float, choice: str, smollm2: Model, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """int8 only where it is clearly faster; a later measurement, which could find otherwise, does not take place."""
+    """int8 only if clearly faster; there is no later measurement."""
     measured = measuring(monkeypatch, {"float": float_time, "int8": 1.0})
     said: list[str] = []
     assert with_activations(AUTO, smollm2, said.append).activations == choice
@@ -88,7 +86,7 @@ def test_other_types_and_processors_are_measured_anew(
     with_activations(AUTO, smollm2)
     assert len(measured) == len(list(kept.glob("*.json"))) == 3
     for path in kept.glob("*.json"):
-        path.write_text("{")  # damaged
+        path.write_text("{")
     with_activations(AUTO, smollm2)
     with_activations(AUTO, smollm2)
     assert len(measured) == 4
@@ -96,7 +94,7 @@ def test_other_types_and_processors_are_measured_anew(
 
 @needs_kernels
 def test_a_real_measurement(smollm2: Model, kept: Path) -> None:
-    """Threads stay as they were; each kind counts with all bytes of its weights."""
+    """Each kind counts with all bytes of its weights."""
     before = torch.get_num_threads()
     chosen = with_activations(AUTO, smollm2).activations
     assert torch.get_num_threads() == before
@@ -114,7 +112,7 @@ def test_a_real_measurement(smollm2: Model, kept: Path) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("measured_by", ["float", "int8"])
-def test_a_shipped_profile_of_this_processor_tells(
+def test_a_shipped_profile_of_this_processor_decides(
     measured_by: str, smollm2: Model, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = measuring(monkeypatch, {"float": 1.0, "int8": 1.0})
@@ -136,7 +134,7 @@ def test_checkpoints_in_groups_are_measured_in_their_shape(kept: Path) -> None:
 
 
 def test_without_integer_products_auto_is_float(smollm2: Model, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And asking for int8 is refused with the reason."""
+    """Requesting int8 is refused with the reason."""
     plain = replace(smollm2, folder=None)
     ranks = ("--tp-size", "2")
     cases: list[tuple[Settings, Model, str]] = [
@@ -161,7 +159,7 @@ def test_without_integer_products_auto_is_float(smollm2: Model, kept: Path, monk
 def test_a_damaged_weight_is_an_error_in_one_line(smollm2: Model, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sampled = activations._samples(smollm2)
     for sample in sampled.values():
-        sample.rows[0, :2] = 255  # a scale that is no number
+        sample.rows[0, :2] = 255  # a NaN scale
     monkeypatch.setattr(activations, "_samples", lambda model: sampled)
     with pytest.raises(UserError, match=f"{smollm2.name} has a weight that cannot be multiplied"):
         with_activations(AUTO, smollm2)

@@ -1,4 +1,4 @@
-"""The parts of the embedded model belong together."""
+"""The parts of the embedded model fit together."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ OF_THE_MACHINE = {"device", "cores", "threads", "dtype", "instruction_set"}
 
 
 def engine_of(profile: store.Profile) -> Fingerprint:
-    """The default engine, or that of the embedded block-diffusion model."""
     name = None if profile.graphs is None else bundled_model.DLLM_NAME
     model, settings = target.find(name), Settings(model=name, unmasking="threshold" if name is None else "static")
     activations = "int8" if profile.fingerprint.dtype.endswith("+int8 activations") else "float"
@@ -36,7 +35,7 @@ def engine_of(profile: store.Profile) -> Fingerprint:
 
 
 def test_shipped_profiles_fit_the_embedded_models() -> None:
-    """Weights that were replaced need a new profile: the old one would no longer be found."""
+    """New weights need a new profile."""
     folders = [path for path in store.SHIPPED.iterdir() if path.is_dir()]
     assert folders
     for folder in folders:
@@ -50,7 +49,7 @@ def test_shipped_profiles_fit_the_embedded_models() -> None:
 
 
 def test_a_gpus_profile_from_before_drafts_by_graphs_is_refused_and_a_cpus_is_not(tmp_path, monkeypatch) -> None:
-    """Revision 4 had drafts of 7.7 ms on a GPU, so that a planner would hardly ever draft."""
+    """In revision 4, drafts took 7.7 ms on a GPU."""
     monkeypatch.setattr(hardware, "has_gpu", lambda: True)
     monkeypatch.setattr(hardware, "gpu_name", lambda: "NVIDIA H200")
     model = target.find(None)
@@ -75,7 +74,7 @@ def test_a_checkpoint_that_the_drafter_cannot_use_is_refused(tmp_path: Path) -> 
             checkpoints.with_drafter_path(Settings(drafter="dflash", drafter_path=str(folder)), target.find(None))
 
 
-def test_every_drafter_model_that_is_not_of_others_comes_with_the_embedded_model() -> None:
+def test_our_drafter_models_come_with_the_embedded_model() -> None:
     for drafter in CHECKPOINT_DRAFTERS:
         if drafter not in ("eagle3", "dflash2", "mtp"):
             found = checkpoints.with_drafter_path(Settings(drafter=drafter), target.find(None)).drafter_path
@@ -102,7 +101,7 @@ def test_diffusion_drafters_take_each_others_checkpoints(tmp_path: Path, drafter
         checkpoints.with_drafter_path(Settings(drafter="dspark", drafter_path=str(tmp_path)), target.find(None))
 
 
-def test_a_drafter_has_a_name_on_the_hub_and_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_has_a_hub_name_and_a_description(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text(json.dumps(DFLASH.to_json()))
     asked = []
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: asked.append(name) or str(tmp_path))

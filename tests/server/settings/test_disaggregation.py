@@ -1,4 +1,4 @@
-"""Prefill and decode in servers of their own: what is read of SGLang's flags, and what cannot be."""
+"""Separate servers for prefill and decode."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ MODEL = Model("tiny", "path", {}, None)
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The transfer's package is taken to be there."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
 
 
@@ -42,7 +41,7 @@ def test_flags_are_read_and_steps_cost_the_same() -> None:
         (("--disaggregation-mode", "prefill", *TCP[:1], "nixl"), "whether two servers fit together"),
     ],
 )
-def test_what_cannot_be_is_told_at_once(flags: tuple[str, ...], message: str) -> None:
+def test_impossible_settings_are_refused_at_once(flags: tuple[str, ...], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Settings(device="cpu", sglang_flags=flags)
 
@@ -56,7 +55,7 @@ def test_what_cannot_be_is_told_at_once(flags: tuple[str, ...], message: str) ->
         ({"engines": 2}, "--engines"),
     ],
 )
-def test_what_needs_one_server_is_refused_by_name(changes: dict[str, Any], flag: str) -> None:
+def test_options_that_need_one_server_are_refused_by_name(changes: dict[str, Any], flag: str) -> None:
     with pytest.raises(UserError, match=f"^{flag} needs prefill and decode in one server"):
         Settings(**({"device": "cpu", "sglang_flags": DECODE} | changes))
 

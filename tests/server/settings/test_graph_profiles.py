@@ -1,4 +1,4 @@
-"""A block-diffusion model's profile: found where it fits, refused with what differs, of its draft graphs as well."""
+"""A block-diffusion model's profile and draft graphs."""
 
 from __future__ import annotations
 

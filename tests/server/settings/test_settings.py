@@ -28,7 +28,6 @@ def smollm2() -> Model:
 
 
 def test_settings_are_known_without_torch() -> None:
-    """It takes seconds to import, and `outrider serve --help` needs nothing of it."""
     code = "import sys; from outrider.server.cli import serve; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -61,7 +60,7 @@ def test_a_drafter_for_each_adapter_needs_adapters(smollm2: Model) -> None:
 
 @pytest.mark.slow
 def test_every_drafter_with_weights_learns(smollm2: Model, tmp_path: Path) -> None:
-    """One that does not come with the model begins as its layers."""
+    """A drafter that does not come with the model starts from its layers."""
     for drafter in ("dspark", "dflash", "dflash2", "eagle3", "deer", "specdiff"):
         given = Settings(**CPU, learn=True, drafter=drafter)
         found = learning.with_start(replace(given, learn_folder=tmp_path / drafter), smollm2)
@@ -88,7 +87,7 @@ def test_plugin_config_survives_the_environment() -> None:
     assert PluginConfig.from_env({}) == PluginConfig()
 
 
-def test_a_step_has_room_for_the_longest_draft_of_those_that_can_come() -> None:
+def test_a_step_has_room_for_the_longest_possible_draft() -> None:
     trained = Settings(drafter="dspark", gamma=7, lookup_gamma=15)
     assert trained.plugin_config.longest == 15
     assert replace(trained, gamma=20).plugin_config.longest == 20
@@ -119,7 +118,7 @@ def test_weights_are_counted_in_the_type_they_are_loaded_as(smollm2: Model) -> N
     assert half == pytest.approx(134_515_008 * 2, rel=1e-3)
 
 
-def test_kv_cache_is_sized_by_what_is_free(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kv_cache_is_sized_by_free_memory(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     per_token = memory.kv_bytes_per_token(smollm2.config, 2)
 
     def tokens(free_gib: float, **settings: object) -> int | None:
@@ -148,7 +147,6 @@ def test_size_of_the_kv_cache_is_explained(smollm2: Model, monkeypatch: pytest.M
 
 @pytest.fixture(scope="module")
 def sglang_args():
-    """Our translation, with SGLang importable as the server imports it."""
     from outrider.server.plugin import activate
 
     activate()
@@ -182,7 +180,7 @@ def test_code_of_models_is_not_trusted(sglang_args, smollm2: Model) -> None:
         ({"ssl_ca_certs": "authorities"}, "need --ssl-certfile"),
     ],
 )
-def test_limits_that_cannot_be(values: dict[str, object], message: str) -> None:
+def test_impossible_limits(values: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Settings(**values)
 
@@ -221,7 +219,7 @@ def test_flags_for_sglang(sglang_args) -> None:
         ["--enable-hisparse"],
     ],
 )
-def test_a_cache_that_comes_back_without_our_states_is_refused(sglang_args, flags: list[str]) -> None:
+def test_a_cache_restored_without_our_states_is_refused(sglang_args, flags: list[str]) -> None:
     message = f"SGLang's {flags[0]} is not available here: what it brings back has keys and values alone"
     with pytest.raises(UserError, match=message):
         sglang_args.parse_flags(flags)

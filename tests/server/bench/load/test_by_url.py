@@ -1,4 +1,4 @@
-"""`outrider bench load --url`: what is sent when, and what the answers amount to."""
+"""`outrider bench load --url`: the times of its requests, and the summary of the answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_times_of_arrivals() -> None:
     assert first(Bursts(kind="bursts", rate=[2.0], size=3), 2.0, 7).tolist() == [0, 0, 0, 1.5, 1.5, 1.5, 3]
     gaps = np.diff(first(Rate(kind="poisson", rate=[5.0]), 5.0, 4001))
     assert gaps.mean() == pytest.approx(0.2, rel=0.05)
-    assert gaps.std() == pytest.approx(0.2, rel=0.08)  # of an exponential distribution: its mean
+    assert gaps.std() == pytest.approx(0.2, rel=0.08)  # an exponential distribution's equals its mean
 
 
 def test_a_load_is_summed_up(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_load_is_summed_up(tmp_path: Path) -> None:
     assert (nothing.whole, nothing.throughput, nothing.goodput, nothing.ttft) == (0, 0.0, None, None)
     _, first, second = report.table({1.0: {"a": [found]}, 2.0: {"a": [nothing]}}, "req/s").splitlines()
     assert "500 ms" in first
-    assert "– ms" in second  # and not 0, which would be fast
+    assert "– ms" in second
     assert second.endswith("429: 1")
     for results in ({1.0: {"a": [found]}, 2.0: {"a": [nothing]}}, {2.0: {"a": [nothing]}}):
         with warnings.catch_warnings(action="error"), pictures.figure(tmp_path / "load.png") as figure:
@@ -78,7 +78,7 @@ def test_a_load_is_summed_up(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_open_loop_does_not_wait_for_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """At ten requests per second that take longer than the test, all are sent; a closed loop would send two."""
+    """A closed loop would send two."""
 
     async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         return await answer(request, body, ttft=0.8, tpot=0.05)
@@ -106,7 +106,7 @@ def test_open_loop_does_not_wait_for_answers(tmp_path: Path, capsys: pytest.Capt
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_closed_loop_keeps_so_many_in_flight(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_closed_loop_keeps_a_number_in_flight(capsys: pytest.CaptureFixture[str]) -> None:
     running, most = 0, 0
 
     async def counting(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -144,14 +144,14 @@ def test_interrupted_it_keeps_what_is_measured(
         nonlocal running
         running += 1
         try:
-            if running == 2:  # the second load has begun
+            if running == 2:
                 os.kill(os.getpid(), sent)
             return await answer(request, body, ttft=0.05)
         finally:
             running -= 1
 
     written = tmp_path / "load.json"
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a process of the command's own
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a separate process
     try:
         with SmallServer(interrupting) as server:
             flags = ("--concurrency", "1,2", "--seconds", "0.5", "--warm-up", "0", "--json", str(written))
@@ -166,8 +166,8 @@ def test_interrupted_it_keeps_what_is_measured(
 
 
 @pytest.mark.slow
-def test_failures_stand_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    """A refusal, a stream that breaks off, one with an error and one that hangs: none is in the times."""
+def test_failures_are_reported_separately(capsys: pytest.CaptureFixture[str]) -> None:
+    """A refusal, a broken stream, one with an error and one that hangs: none is in the times."""
 
     async def failing(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         number = len(server.asked) % 5
@@ -195,7 +195,6 @@ def test_failures_stand_apart(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_lengths_are_in_the_tokens_of_the_server(capsys: pytest.CaptureFixture[str]) -> None:
-    """The small server counts 3 + 2 tokens per word."""
     with SmallServer(answer) as server:
         load(
             capsys,
@@ -226,23 +225,23 @@ def test_a_trace_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         )
     assert code == 0
     assert "3/3" in shown
-    asked = server.asked[2:]  # after the two that tell how the server counts
+    asked = server.asked[2:]  # the first two measure how the server counts
     assert [body["max_tokens"] for body in asked] == [3, 4, 2]
     assert np.diff(came[2:]) == pytest.approx([0.1, 0.1], abs=0.08)
     first, second = (body["messages"][0]["content"].split() for body in asked[:2])
-    shared = 2 * (512 // 2)  # words of two blocks
+    shared = 2 * (512 // 2)
     assert first[:shared] == second[:shared]
     assert first[shared:] != second[shared:]
 
 
 @pytest.mark.parametrize("path", READY, ids=lambda path: path.stem)
-def test_ready_scenarios_are_valid(path: Path) -> None:
+def test_shipped_scenarios_are_valid(path: Path) -> None:
     found = scenario.read(path, {})
     assert found.description
     assert all(file.is_file() for one in found.requests for file in one.prompts)
 
 
-def test_ready_scenarios_are_there() -> None:
+def test_usual_scenarios_are_shipped() -> None:
     assert {"chat", "code", "batch", "burst", "mixed", "overload"} <= {path.stem for path in READY}
 
 

@@ -1,4 +1,4 @@
-"""`outrider bench micro kernels` times what it is asked for."""
+"""`outrider bench micro kernels` times the requested cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds with drafts over a cache that is only tokens: what is read by way of pages is what base decoding reads."""
+"""Rounds with drafts over a paged cache of tokens read the same as base decoding."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ from outrider.server.plugin.diffusion.target import DiffusionTarget
 
 BLOCK, MASK, VOCABULARY, CONTEXT = 4, 0, 12, 64
 PAGES = 32
-"""Of a request: more than it ever has."""
 
 
 class Cache:
-    """Tokens in place of keys and values; `alloc` and `free` as SGLang's allocator of pages."""
+    """Tokens instead of keys and values; `alloc` and `free` as in SGLang's page allocator."""
 
     def __init__(self, pages: int) -> None:
         self.tokens = torch.full(((pages + 1) * BLOCK,), -1)
@@ -57,7 +56,7 @@ class Cache:
 
 
 class Model:
-    """Logits that are a function of the tokens which a block sees, read from the cache page by page."""
+    """Logits that are a function of the tokens visible to a block, read from the cache page by page."""
 
     def __init__(self, cache: Cache, table: torch.Tensor) -> None:
         self.cache, self.table, self.forwards = cache, table, 0
@@ -103,8 +102,7 @@ def decode(
     first_seed: int = 7,
     top_k: int = 0,
 ) -> tuple[list[list[int]], int, float]:
-    """Answers of requests that run together, the forwards they took, and drafts accepted; nothing stays in the cache
-    but final blocks."""
+    """Answers, number of forwards, and accepted drafts; only final blocks stay in the cache."""
     count = len(temperatures)
     cache = Cache(count * PAGES)
     table = torch.zeros(count, CONTEXT, dtype=torch.int32)
@@ -147,7 +145,7 @@ def decode(
 
 @pytest.mark.parametrize("temperatures", [[0.0], [1.0], [0.0, 1.0, 0.7, 0.0]])
 @pytest.mark.parametrize("states", [1, 3, 10])
-def test_tokens_are_those_of_base_decoding(spiffy: Spiffy, temperatures: list[float], states: int) -> None:
+def test_tokens_equal_base_decoding(spiffy: Spiffy, temperatures: list[float], states: int) -> None:
     expected, base, _ = decode(spiffy, temperatures, {"enabled": False})
     found, forwards, accepted = decode(spiffy, temperatures, {"gamma": states, "planned": False})
     assert found == expected
@@ -156,10 +154,8 @@ def test_tokens_are_those_of_base_decoding(spiffy: Spiffy, temperatures: list[fl
     assert decode(spiffy, temperatures, {})[0] == expected
 
 
-def test_replayed_states_are_counted_as_drafts_would_have_met_them(
-    spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Naming states by ranks is the inverse of filling a graph: what is counted is what drafts of it had been."""
+def test_replayed_states_are_counted_as_drafts(spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Naming states by ranks inverts the filling of a graph."""
     traced: list[Trajectory] = []
     add = NodeCounts.add
     monkeypatch.setattr(NodeCounts, "add", lambda counts, one, mask: [traced.append(one), add(counts, one, mask)])
@@ -169,7 +165,7 @@ def test_replayed_states_are_counted_as_drafts_would_have_met_them(
     replay = {"gamma": 0, "planned": False, "replayed": True}
     assert decode(spiffy, [0.0, 1.0], replay) == (expected, base, 0)
     counts = spiffy.recording.counts
-    assert counts[False].roots == counts[True].roots == 6 * (BLOCK - 1)  # of 24 tokens, one a step
+    assert counts[False].roots == counts[True].roots == 6 * (BLOCK - 1)
     both = NodeCounts()
     for found in counts.values():
         both.update(found)
@@ -208,9 +204,7 @@ def test_padded_requests_have_the_same_rows_in_every_round(spiffy: Spiffy) -> No
     assert (spiffy.drafting, spiffy.recording) == served
 
 
-def test_the_planner_is_told_who_asks_for_how_many_tokens_per_second_and_has_had_how_many(
-    spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_planner_knows_each_requests_level_and_progress(spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch) -> None:
     views: list[RoundView] = []
     looks = spiffy.drafting.planner.looks
     monkeypatch.setattr(spiffy.drafting.planner, "looks", lambda view: [views.append(view), looks(view)][1])
@@ -227,12 +221,12 @@ def test_the_planner_is_told_who_asks_for_how_many_tokens_per_second_and_has_had
 
 
 WARM, TOP_K = 0.7, 2
-"""At which many blocks are likely, and how likely depends on how far logits are apart."""
+"""Many blocks are likely, and their likelihood depends on the differences of logits."""
 DRAWN = 1024
 
 
 def enumerated(state: list[int]) -> Counter[tuple[int, ...]]:
-    """Probabilities of what a first block becomes by these rules, one token a step."""
+    """Probabilities of a first block, one token per step."""
     masked = [place for place, token in enumerate(state) if token == MASK]
     if not masked:
         return Counter({tuple(state): 1.0})
@@ -252,8 +246,7 @@ def enumerated(state: list[int]) -> Counter[tuple[int, ...]]:
 
 
 def chance_of_blocks(spiffy: Spiffy, expected: Counter[tuple[int, ...]], total: int = DRAWN) -> float:
-    """The chance that first blocks of answers, with three drafts a round and each of `total` seeds once, are so far
-    from what is expected."""
+    """P-value of the answers' first blocks, with three drafts per round and each of `total` seeds once."""
     counts: Counter[tuple[int, ...]] = Counter()
     options, at_once = {"gamma": 3, "planned": False}, 256
     for seed in range(0, total, at_once):
@@ -268,14 +261,13 @@ def test_sampled_blocks_are_distributed_as_enumerated(spiffy: Spiffy) -> None:
 
 
 @pytest.mark.slow
-def test_logits_that_are_too_far_apart_are_noticed(spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scaled_logits_are_detected(spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, said = enumerated([MASK] * BLOCK), Model.logits
     monkeypatch.setattr(Model, "logits", staticmethod(lambda *seen: 1.6 * said(*seen)))
     assert chance_of_blocks(spiffy, expected) < 1e-4
 
 
-def test_another_acceptance_is_noticed(spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also by what is distributed."""
+def test_a_wrong_acceptance_is_detected(spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, _, _ = decode(spiffy, [1.0], {"enabled": False})
     monkeypatch.setattr(draft_rows, "follow", lambda root, drafts, *_: [len(drafts) - 1] if drafts else [])
     assert decode(spiffy, [1.0], {"gamma": 3, "planned": False})[0] != expected

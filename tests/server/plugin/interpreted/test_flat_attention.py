@@ -1,4 +1,4 @@
-"""SGLang's backend `outrider`, as on a GPU, whose Triton kernels are interpreted: every kind of forward."""
+"""SGLang's backend `outrider` as on a GPU, with interpreted Triton kernels."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ SHAPES = [  # heads, numbers of a head, type, window, cap
 
 @pytest.fixture(autouse=True)
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Triton kernels are chosen, for tensors of the CPU."""
+    """Choose the Triton kernels for tensors of the CPU."""
     monkeypatch.setattr(native, "available", lambda: False)
     monkeypatch.setattr(cuda, "fits", lambda *_: cuda.available())
-    monkeypatch.setattr(attention, "LEAST", 64)  # else short contexts are not split
+    monkeypatch.setattr(attention, "LEAST", 64)  # splits short contexts too
 
 
 def backend_of(paged: Paged) -> FlatAttentionBackend:
@@ -47,7 +47,7 @@ def assert_near(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_extend_behind_a_prefix_decode_and_verify(shape):
+def test_extend_after_a_prefix_decode_and_verify(shape):
     dtype = shape[2]
     for lens, query_lens, kind in (
         ([0, 33, 100], [9, 1, 3], "extend"),
@@ -65,12 +65,12 @@ def test_extend_behind_a_prefix_decode_and_verify(shape):
         q, k, v = paged.rows_of(bucket)
         found = backend.forward(q, k, v, paged.layer, batch)
         assert_near(found[: sum(query_lens)], paged.expected(q, query_lens), dtype)
-        assert not found[sum(query_lens) :].any()  # padding, whose keys lie in slot 0
+        assert not found[sum(query_lens) :].any()
 
 
 @pytest.mark.parametrize("shape", SHAPES[1:3])
 def test_a_graph_reads_the_arrays_of_every_replay(shape):
-    """One capture, replays of other requests and lengths."""
+    """Replays of other requests and lengths."""
     dtype, slots, tokens, width = shape[2], 5, 10, 3
     paged = paged_of(shape, [2] * slots)
     backend = backend_of(paged)
@@ -85,7 +85,7 @@ def test_a_graph_reads_the_arrays_of_every_replay(shape):
         backend.token_to_kv_pool = live.cache
         batch = live.verify(query_lens, tokens=tokens, width=width)
         padded = slots - len(lens)
-        batch.batch_size = slots  # a replay's view has a graph's slots
+        batch.batch_size = slots  # a replay's view has the graph's number of slots
         batch.seq_lens = torch.nn.functional.pad(batch.seq_lens, (0, padded), value=1)
         batch.req_pool_indices = torch.nn.functional.pad(batch.req_pool_indices, (0, padded))
         backend.init_forward_metadata_out_graph(batch)
@@ -97,7 +97,7 @@ def test_a_graph_reads_the_arrays_of_every_replay(shape):
 
 
 def test_sglang_changes_the_page_table_only_when_a_graph_has_ended():
-    """A graph reads the table as it is while it runs, and SGLang is told so: an event within the graph is too early."""
+    """A running graph reads the current table: an event within the graph is too early."""
     paged = paged_of(SHAPES[1], [70, 9])
     backend = backend_of(paged)
     backend.init_cuda_graph_state(4, 16)
@@ -114,7 +114,7 @@ def test_sglang_changes_the_page_table_only_when_a_graph_has_ended():
 
 
 @pytest.mark.parametrize("kind", ["extend", "decode"])
-def test_as_sglangs_own_torch(kind):
+def test_equals_sglangs_own_torch(kind):
     paged = Paged([20, 0, 75], heads=(4, 2), dim=64)
     batch = paged.extend([3, 9, 1]) if kind == "extend" else paged.decode()
     q, k, v = paged.rows_of(len(batch.out_cache_loc))

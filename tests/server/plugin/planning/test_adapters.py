@@ -1,4 +1,4 @@
-"""Requests of a LoRA adapter are planned by what became of its own drafts."""
+"""Requests of a LoRA adapter are planned by the outcomes of its own drafts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def requested(lora_id):
 
 
 class Watch:
-    """Counts the drafts that it is shown."""
+    """Counts the observed drafts."""
 
     drafts = 0
 
@@ -52,7 +52,7 @@ def test_an_adapter_where_drafts_fail_has_a_calibration_of_its_own(planning):
     assert last.confidence[1, 0] < 0.3
 
 
-def test_the_models_own_records_have_nothing_of_it(planning):
+def test_the_models_own_records_exclude_it(planning):
     for _ in range(20):
         step(planning, GAMMA + 1, 1)
     records = planning.state()["records"]
@@ -60,7 +60,7 @@ def test_the_models_own_records_have_nothing_of_it(planning):
     assert planning.watch.drafts == 20
 
 
-def test_a_new_request_is_expected_to_do_as_others_of_its_adapter(planning):
+def test_a_new_request_starts_from_its_adapters_history(planning):
     for _ in range(60):
         step(planning, GAMMA + 1, 1)
     planning.flush()
