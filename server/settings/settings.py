@@ -128,8 +128,8 @@ class Settings(Declared):
     @property
     def reads_in_chunks(self) -> bool:
         """True where prompts are read in chunks that keep `max_pause`."""
-        one_server = self.diffusion is None and not self.parallel.role
-        return one_server and self.chunked_prefill_size != -1 and self.resolved_max_pause > 0
+        reads = self.diffusion is None and self.parallel.role != "decode"
+        return reads and self.chunked_prefill_size != -1 and self.resolved_max_pause > 0
 
     @property
     def resolved_engines(self) -> int:
