@@ -59,7 +59,7 @@ def test_compact_folder_keeps_one_part_in_254(config: BlockConfig, tmp_path: Pat
 
 
 def test_public_folders_load(tmp_path: Path) -> None:
-    """Prefixed names, shared weights inside, settings in `dflash_config`."""
+    """They have prefixed names, shared weights inside, and settings in `dflash_config`."""
     model = make_model(DFLASH)
     save_plain(model, tmp_path)
     tensors = {f"model.{n}": v for n, v in load_file(tmp_path / WEIGHTS).items()}
@@ -169,7 +169,6 @@ def test_identity_does_not_depend_on_dtype() -> None:
 
 @pytest.mark.slow
 def test_stock_sglang_loads_our_folders(tmp_path: Path) -> None:
-    """Our export fills every parameter with our numbers."""
     pytest.importorskip("sglang")
     target = tmp_path / "target"
     LlamaConfig(

@@ -326,7 +326,7 @@ def test_merged_folder_is_the_model_with_its_delta(
     delta.save(model, tmp_path / "delta")
     stored = load_file(tmp_path / "delta" / "model.safetensors")
     assert all(stored[name].dtype == torch.int8 for name in model.deltas())
-    with torch.no_grad():  # the model as stored
+    with torch.no_grad():
         for name, factor in model.deltas().items():
             kept = stored[name].float() * stored[f"{name}.scale"]
             torch.testing.assert_close(kept.T if name.endswith(".b") else kept, factor, atol=0.01, rtol=0)
@@ -376,5 +376,5 @@ def test_the_default_rank_of_the_embedded_model_takes_six_megabytes_at_most() ->
         model = ConvertedModel(smollm2, Layout(SIZE, 16, True), rank)
     factors = model.deltas().values()
     assert len(factors) == 2 * len(PROJECTIONS) * 30
-    described = 200 * 2 * len(factors)  # for each tensor in the file's header
+    described = 200 * 2 * len(factors)
     assert sum(f.numel() + 4 * rank for f in factors) + 2 * 576 + described < 6_000_000

@@ -176,7 +176,6 @@ def test_layers_that_sglang_runs(
     exact: dict[str, PreTrainedModel],
     prompts: list[str],
 ) -> None:
-    """Without compiled kernels SGLang's own loop over layers runs."""
     models = {name: exact[name] for name in NAMES}
     for plain in start(tmp_path / "log", small_target, folders, OUTRIDER_CPU_KERNELS="0"):
         assert "run in one call" not in plain.output()

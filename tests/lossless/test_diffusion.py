@@ -163,7 +163,7 @@ def test_blocks_without_a_seed_are_distributed_as_enumerated(sdar_server: Served
 
 
 def test_a_full_cache_retracts_requests(served: Served) -> None:
-    """Six at a time, where three fill the cache."""
+    """Six requests run at a time, where three fill the cache."""
     prompts = served.prompts([40 + i for i in range(6)])
     count = POOL // 3 - 45
     expected = [served.exact(prompt, count) for prompt in prompts]
@@ -285,7 +285,7 @@ def test_every_variant(name: str, tmp_path: Path, request: pytest.FixtureRequest
 
 @pytest.mark.server
 def test_the_reference_is_sglangs_own_low_confidence(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """It cannot load SDAR with tied weights, and reads no mask token from config.json."""
+    """SGLang cannot load SDAR with tied weights, and reads no mask token from config.json."""
     if not request.config.getoption("--exhaustive"):
         pytest.skip("--exhaustive runs SGLang's own dllm mode beside ours")
     mask = FAMILIES["SDARForCausalLM"].mask_token_id

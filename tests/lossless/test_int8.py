@@ -37,7 +37,7 @@ def test_the_models_route_names_the_activations(rounding_server: Server, exact_s
 
 
 def test_the_faster_activations_are_the_default(rounding_server: Server, tmp_path: Path) -> None:
-    """Chosen before the start, and named in the log and to clients."""
+    """They are chosen before the start, and named in the log and to clients."""
     file = str(bundled_model.find_gguf())
     settings = Settings(model=file, device="cpu", dtype="float32", drafter="off")
     chosen = with_activations(settings, target.find(file)).activations

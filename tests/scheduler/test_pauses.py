@@ -161,7 +161,7 @@ def test_where_reading_is_slow_a_short_prompt_passes_though_it_breaks_the_bound(
 
 
 def test_a_flood_of_short_prompts_starves_no_long_one() -> None:
-    """They come faster than they can be read, without end."""
+    """Short prompts come faster than they can be read."""
     flood = [(when, 100) for when in np.arange(0.5, 200, 0.04).tolist()]
     simulation = Simulation(Pauses(BOUND, made_cost()), [(0.0, 3000), *flood])
     long, *_ = simulation.run(120)

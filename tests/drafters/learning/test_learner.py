@@ -114,7 +114,7 @@ def test_it_goes_on_after_a_kill_anywhere(
     assert len(hidden) == 16
     assert len(seen & {tuple(answer.tokens) for answer in answers}) == 30
     assert not seen & hidden
-    assert len(seen) == 30 + 4  # general: three for the gate and two to choose the mixture
+    assert len(seen) == 30 + 4  # four general answers: three for the gate, two of them for the mixture
 
 
 def test_a_refused_candidate_is_not_made_again_from_the_same_answers(

@@ -106,7 +106,7 @@ def test_point_masses_among_q(requests, width, q_kind, longer, by_block, seed):
     spread = with_point_masses(batch, width)
     expected = reference(arrays, keywords | {"draft_probs": spread.draft_probs, "vocab": None}, by_block)
     wide = torch.nn.functional.pad(q[:, :most], (0, 0, 0, 0, 0, 2), value=torch.nan).contiguous()
-    wide[:requests][points] = torch.nan  # not read
+    wide[:requests][points] = torch.nan
     assert differing(accept(arrays, keywords | {"draft_probs": wide}, by_block, points), expected) == 0
 
 

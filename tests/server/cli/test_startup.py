@@ -156,7 +156,7 @@ def embedded_folder() -> Path:
 
 
 def test_embedded_model_survives_kills_and_races(tmp_path: Path) -> None:
-    """Killed halfway, then started twice at once: one complete folder."""
+    """It is killed halfway, then started twice at once: one complete folder remains."""
     cache = {"OUTRIDER_CACHE": str(tmp_path)}
     models = tmp_path / "models"
     if native.available():

@@ -245,7 +245,7 @@ def test_an_unloaded_adapter_comes_back_to_its_drafter_and_another_by_its_name_d
     look(one)
     assert (sql / "drafters" / "0001").is_dir()
     loaded["sql"] = "third", SQL
-    assert one.drafter_of(None, "sql") == OwnDrafter(SQL.learner, "0001", "third")  # before the next poll
+    assert one.drafter_of(None, "sql") == OwnDrafter(SQL.learner, "0001", "third")
     moved = Owner(SQL.name, SQL.digest, "/elsewhere")
     loaded["sql"] = "fourth", moved
     look(one)

@@ -59,7 +59,7 @@ def test_tokens_count_for_a_minute() -> None:
     window.take(30, 20.0)
     assert window.taken(59.9) == 90
     assert window.wait(10, 100, 59.9) == 0
-    assert window.wait(11, 100, 30.0) == pytest.approx(30.0)  # when the first have expired
+    assert window.wait(11, 100, 30.0) == pytest.approx(30.0)  # the first have expired
     assert window.wait(71, 100, 30.0) == pytest.approx(50.0)
     assert window.wait(101, 100, 30.0) == math.inf
     assert window.reset(30.0) == pytest.approx(50.0)
@@ -104,7 +104,7 @@ REQUESTS = st.lists(
         st.one_of(st.none(), st.integers(1, 60)),  # max_tokens
         st.floats(0, 1),  # share of them that it writes
         st.floats(0, 200),  # seconds that it takes
-        st.booleans(),  # by itself; or its client leaves and the engine follows later
+        st.booleans(),  # ends by itself; otherwise its client leaves, and the engine follows later
     ),
     max_size=40,
 )
@@ -183,7 +183,7 @@ def test_a_request_reserves_its_maximum_and_returns_the_rest() -> None:
     assert other.reserve(10, 1, 20, 1000, None) == 20
     one.opened("a", Choice(output_ids=[1, 2, 3]))
     one.closed("a")
-    assert key_usage.minute.taken(time.now) == 100  # its answer has not ended
+    assert key_usage.minute.taken(time.now) == 100  # the answer has not ended
     one.end()
     assert key_usage.minute.taken(time.now) == 13 + 30
     assert key_usage.under_way == 1

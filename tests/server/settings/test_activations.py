@@ -64,7 +64,7 @@ def measuring(monkeypatch: pytest.MonkeyPatch, seconds: Mapping[str, float]) -> 
 def test_the_first_measurement_holds(
     float_time: float, choice: str, smollm2: Model, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """int8 only if clearly faster; there is no later measurement."""
+    """int8 is chosen only if clearly faster; there is no later measurement."""
     measured = measuring(monkeypatch, {"float": float_time, "int8": 1.0})
     said: list[str] = []
     assert with_activations(AUTO, smollm2, said.append).activations == choice
