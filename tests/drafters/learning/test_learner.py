@@ -275,7 +275,7 @@ sys.exit(process.main(sys.argv[1:]))
 
 
 def state_of(pid: int) -> str:
-    """ "" if it is gone or a zombie."""
+    """Letter of a process's state; empty if it is gone or a zombie."""
     try:
         letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
