@@ -237,7 +237,7 @@ def generate(
 
 @pytest.mark.parametrize("per_step", [1, 2])
 @pytest.mark.parametrize("prompt", [1, 6, 8])
-def test_generation_is_unmasking_with_everything_read_anew(
+def test_generation_equals_unmasking_without_a_cache(
     model: ConvertedModel, frozen: FrozenTarget, target: TargetModel, per_step: int, prompt: int
 ) -> None:
     ids = torch.randint(3, MASK, (prompt,), generator=torch.Generator().manual_seed(prompt)).tolist()
@@ -265,7 +265,7 @@ def test_generation_is_unmasking_with_everything_read_anew(
     )
 
 
-def test_a_text_of_its_own_agrees(model: ConvertedModel, frozen: FrozenTarget) -> None:
+def test_the_models_own_text_agrees(model: ConvertedModel, frozen: FrozenTarget) -> None:
     prompt = list(range(10, 18))
     made = generate(model, frozen, prompt, tokens=12, stops=set())
     s = Sequence(
@@ -311,7 +311,7 @@ def test_training_learns_and_survives_stops(target_folder: Path, prompts: Path, 
         train.run(arguments(target_folder, prompts, tmp_path / "pieces", *more, "--layout", "sdar"))
 
 
-def test_a_target_without_a_spare_token_says_so(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
+def test_a_target_without_a_spare_token_is_refused(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
     args = arguments(target_folder, prompts, tmp_path / "out")
     args.mask_token = None
     with pytest.raises(ValueError, match="--mask-token"):

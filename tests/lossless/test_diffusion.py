@@ -115,7 +115,7 @@ def drawn_by_policy(served: Served, prompt: list[int], seed: int, blocks: int, t
     return tokens[len(prompt) :]
 
 
-def test_a_seeded_answer_is_the_one_that_the_policy_draws(served: Served) -> None:
+def test_a_seeded_answer_equals_the_policys_draw(served: Served) -> None:
     block = served.reference.shape.block_size
     for seed, prompt in enumerate(served.prompts([3, block, 2 * block - 1, 21])):
         expected = drawn_by_policy(served, prompt, seed, 3, 0.8)

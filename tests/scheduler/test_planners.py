@@ -240,7 +240,7 @@ def test_memory_does_not_grow_with_uptime():
     assert len(planner._finished) <= 2
 
 
-def test_overconfident_survivals_are_corrected_by_what_is_accepted():
+def test_overconfident_survivals_are_corrected_by_acceptance():
     """Confidences are 0.95, and a third survives."""
     cost = curve_cost(2, CHEAP, draft=0.1)
     rng = np.random.default_rng(0)

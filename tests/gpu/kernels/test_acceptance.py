@@ -29,7 +29,7 @@ FAR = 1e-5 if INTERPRETED else 1e-4
     dtype=st.sampled_from(TYPES),
     seed=st.integers(0, 2**31),
 )
-def test_four_numbers_say_the_distribution(rows, width, ties, dtype, seed):
+def test_four_numbers_determine_the_distribution(rows, width, ties, dtype, seed):
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(rows, width, generator=generator) * 3
     logits = (logits.round() if ties else logits).to(dtype)

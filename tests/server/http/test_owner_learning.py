@@ -231,9 +231,7 @@ def test_each_adapter_and_the_model_get_their_own_learners_drafters(tmp_path: Pa
     assert one.drafter_of(None, "sql").learned == "0001"
 
 
-def test_an_unloaded_adapter_comes_back_to_its_drafter_and_another_by_its_name_does_not(
-    tmp_path: Path, engine: Engine
-) -> None:
+def test_a_reloaded_adapter_gets_its_drafter_back_and_a_namesake_does_not(tmp_path: Path, engine: Engine) -> None:
     one, loaded = of_adapters(tmp_path, first=SQL)
     sql = learned(tmp_path, SQL, "0001")
     look(one)

@@ -91,7 +91,7 @@ def test_bodies_that_never_end_take_no_place_and_are_closed(guarded_server: Guar
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/outrider/live", "/health", "/ready", "/docs/", "/"])
-def test_a_foreign_host_learns_nothing(guarded_server: Guarded, path: str) -> None:
+def test_a_foreign_host_is_refused_everywhere(guarded_server: Guarded, path: str) -> None:
     for url in (guarded_server.url, guarded_server.metrics_url):
         answer = HTTP.get(url + path, headers={"Host": "evil.example"})
         assert answer.status_code == 421
@@ -129,7 +129,7 @@ def test_sglang_takes_no_orders_from_headers(guarded_server: Guarded) -> None:
         assert ordered.json()["choices"] == plain["choices"]
 
 
-def test_health_is_red_while_the_engine_stands_still_with_requests(guarded_server: Guarded) -> None:
+def test_health_fails_while_the_engine_stalls_with_requests(guarded_server: Guarded) -> None:
     """It may have begun the requests or not. A slow reader is no reason."""
     server = guarded_server.server
     scheduler = server.children()["scheduler"]
@@ -169,7 +169,7 @@ def test_health_is_red_while_the_engine_stands_still_with_requests(guarded_serve
     scheduler.resume()
 
 
-def test_health_stays_green_for_a_slow_reader(guarded_server: Guarded) -> None:
+def test_health_does_not_fail_for_a_slow_reader(guarded_server: Guarded) -> None:
     messages = [{"role": "user", "content": "Count."}]
     body = {"messages": messages, "max_tokens": 400, "ignore_eos": True, "stream": True}
     content = json.dumps(body | {"logprobs": True, "top_logprobs": 20}).encode()

@@ -131,7 +131,7 @@ def test_a_scheduler_without_work_is_probed(engine: Engine) -> None:
         assert engine.after(SECONDS / 4) is None
 
 
-def test_one_of_several_engines_that_stands_still_is_a_stall(tmp_path: Path) -> None:
+def test_one_stalled_engine_of_several_is_a_stall(tmp_path: Path) -> None:
     engine = Engine(tmp_path / "loads", 2)
     engine.after(10)
     engine.send("one")

@@ -274,7 +274,7 @@ def test_without_max_tokens_an_answer_is_as_long_as_it_may_be(
     assert RequestAdmission(key_usage).reserve(10, 1, None, 300, most) == answer
 
 
-def test_several_prompts_share_what_a_request_may_have() -> None:
+def test_several_prompts_share_a_requests_limit() -> None:
     key_usage = key_usage_of(Time(), max_tokens_per_request=100)
     key_usage.begin()
     admission = RequestAdmission(key_usage)
@@ -305,7 +305,7 @@ def test_requests_above_the_limit_are_refused_for_good(limits: dict[str, int]) -
         assert "one of key k may have 50" in refusal.message
 
 
-def test_choices_weigh() -> None:
+def test_each_choice_counts() -> None:
     key_usage = key_usage_of(Time(), concurrency=4)
     key_usage.begin()
     one = RequestAdmission(key_usage)
@@ -342,7 +342,7 @@ def test_headers_have_the_remaining_tokens() -> None:
     assert dict(key_usage_of(time).headers()) == {}
 
 
-def test_limits_change_under_what_was_used() -> None:
+def test_changed_limits_keep_the_usage() -> None:
     time = Time()
     key_usage = key_usage_of(time)
     key_usage.take(70)

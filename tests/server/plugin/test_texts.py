@@ -51,7 +51,7 @@ def test_a_keys_adapters_displace_its_own_texts_alone() -> None:
     assert {key: ask(keeper, key) for key in others} == others
 
 
-def test_keys_get_their_share_of_one_that_has_more() -> None:
+def test_keys_take_their_share_from_the_largest() -> None:
     """Until all have equal shares, the largest loses; then the key silent longest."""
     keeper = TextKeeper(Corpora(4096), VOCAB)
     adapters = [ask(keeper, "ann", f"adapter {n}") for n in range(OWNERS)]

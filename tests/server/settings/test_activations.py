@@ -167,7 +167,7 @@ def test_a_damaged_weight_is_an_error_in_one_line(smollm2: Model, kept: Path, mo
         with_activations(AUTO, smollm2)
 
 
-def test_a_choice_that_cannot_be_kept_is_no_choice(
+def test_a_choice_that_cannot_be_stored_is_refused(
     smollm2: Model, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not native.available():
@@ -178,6 +178,6 @@ def test_a_choice_that_cannot_be_kept_is_no_choice(
         with_activations(AUTO, smollm2)
 
 
-def test_the_fingerprint_tells_them_apart(smollm2: Model) -> None:
+def test_the_fingerprint_depends_on_the_activations(smollm2: Model) -> None:
     types = [profile_lookup.fingerprint(replace(AUTO, activations=name), smollm2).dtype for name in ("float", "int8")]
     assert types == ["bfloat16", "bfloat16+int8 activations"]

@@ -135,7 +135,7 @@ def test_a_closed_loop_that_is_refused_does_not_hammer(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_keeps_what_is_measured(
+def test_an_interrupted_load_keeps_its_measurements(
     sent: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     running = 0
@@ -284,7 +284,7 @@ def test_a_scenario_runs_and_flags_win_over_it(tmp_path: Path, capsys: pytest.Ca
         ("seconds =", "is not TOML"),
     ],
 )
-def test_a_wrong_scenario_says_what_is_wrong(
+def test_a_wrong_scenario_is_refused_with_the_reason(
     text: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "wrong.toml"
