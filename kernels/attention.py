@@ -5,8 +5,6 @@ does not depend on the other tokens of its batch: speculative and plain decoding
 torch version uses BLAS calls of one shape for that, see `linear`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 
@@ -188,7 +186,7 @@ def _usable_queries(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor,
 
 def _multiply_one_by_one(product: BatchedProduct, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Return [T, Hkv, M, K] times [T, Hkv, K, N]: [T, Hkv, M, N]."""
-    return torch.stack([product(one, other) for one, other in zip(left, right, strict=True)])
+    return torch.stack([product(a, b) for a, b in zip(left, right, strict=True)])
 
 
 def _tiled_attention(

@@ -1,7 +1,5 @@
 """pyproject.toml names all imported packages, and the locks in deploy/requirements satisfy it."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

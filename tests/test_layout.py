@@ -4,8 +4,6 @@ server → profiles → scheduler, server → drafters → kernels; server, prof
 → bench → tune → processes → settings → model, machine → plugin.
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

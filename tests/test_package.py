@@ -1,7 +1,5 @@
 """The built package equals the tree, and SGLang loads the plugin from it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Test servers run the defaults; a table lists the ones they turn off."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -102,12 +102,12 @@ class BlockDrafter(Drafter):
         size."""
         if number:
             raise ValueError("a block drafter has one set of weights; `WeightSets` has several")
-        found = self._of_this_shape(checkpoint)
-        for ours, theirs in zip(self.model.parameters(), found.parameters(), strict=True):
-            ours.copy_(theirs)
-        self.model.vocab.copy_(found.vocab)
+        model = self._of_this_shape(checkpoint)
+        for ours, loaded in zip(self.model.parameters(), model.parameters(), strict=True):
+            ours.copy_(loaded)
+        self.model.vocab.copy_(model.vocab)
         if self.vocab is not None:
-            self.head.copy_(self._target_head[found.vocab.to(self._target_head.device)])
+            self.head.copy_(self._target_head[model.vocab.to(self._target_head.device)])
         if self.compiled is not None:
             self.compiled = compile_block(self.model, self.embedding, self.head)
             if self.compiled is not None and self.pools:
@@ -124,10 +124,10 @@ class BlockDrafter(Drafter):
         return made
 
     def _of_this_shape(self, checkpoint: str) -> BlockModel:
-        found = load_model(checkpoint, dtype=self.dtype, device=self.device)
-        if found.config != self.model.config:
+        model = load_model(checkpoint, dtype=self.dtype, device=self.device)
+        if model.config != self.model.config:
             raise CheckpointError(f"the drafter {checkpoint} has another shape than the one that serves")
-        return found
+        return model
 
     @torch.inference_mode()
     def observe(self, features: Features) -> None:

@@ -1,7 +1,5 @@
 """Left-to-right sampling of a block (DSpark, section 3.1, equation 4), with the exact distribution of every draw."""
 
-from __future__ import annotations
-
 import torch
 
 from outrider.kernels.cpu import native
@@ -79,10 +77,10 @@ def sample_block(
             previous, largest = torch.ops.outrider_cuda.draft_step(row, logits[:, k], latent, *given)
         else:
             whole = logits[:, k].float() + markov.w2(latent)
-            column, own = draw_columns(whole, batch.rules, batch.keys[:, k], vocab, all_greedy)
-            previous, largest = column if vocab is None else vocab[column], own.amax(-1)
+            column, distribution = draw_columns(whole, batch.rules, batch.keys[:, k], vocab, all_greedy)
+            previous, largest = column if vocab is None else vocab[column], distribution.amax(-1)
             if wants_probs:
-                row.copy_(own)
+                row.copy_(distribution)
         tokens.append(previous)
         embedded.append(before)
         sure.append(largest)

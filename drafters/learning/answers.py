@@ -125,15 +125,15 @@ class AnswerReader:
 
     def read(self) -> list[Answer]:
         """Answers since the last call, the oldest first; all answers after a deletion."""
-        found: list[Answer] = []
+        fresh: list[Answer] = []
         numbers = segment_numbers(self.folder / "answers")
         self.ends = {number: end for number, end in self.ends.items() if number in numbers}
         for number in numbers:
             answers, self.ends[number] = read_lines(
                 segment_path(self.folder / "answers", number), self.ends.get(number, 0)
             )
-            found += answers
-        return found
+            fresh += answers
+        return fresh
 
 
 def segment_path(folder: Path, number: int) -> Path:
@@ -232,10 +232,10 @@ class ServerState:
     def read(cls, folder: Path) -> ServerState:
         """Read state.json; without it no candidate is in use."""
         try:
-            found = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+            state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             return cls()
-        return cls(found["in_use"], tuple(found["refused"]))
+        return cls(state["in_use"], tuple(state["refused"]))
 
     def write(self, folder: Path) -> None:
         """Replace state.json as a whole. Raises OSError."""

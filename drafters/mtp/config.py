@@ -4,8 +4,6 @@ The architecture decides the names of its weights. Biases and norms of queries a
 (`checkpoint.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -155,7 +153,7 @@ class MtpConfig(LayerShape):
 
 def experts_of(fields: Fields, layout: MtpLayout) -> ExpertsConfig:
     size = fields.integer("moe_intermediate_size")
-    found = ExpertsConfig(
+    experts = ExpertsConfig(
         count=fields.integer(layout.experts),
         chosen=fields.integer("num_experts_per_tok"),
         size=size,
@@ -163,9 +161,9 @@ def experts_of(fields: Fields, layout: MtpLayout) -> ExpertsConfig:
         normalised=bool(fields.value("norm_topk_prob", True)),
     )
     if not layout.sigmoid:
-        return found
+        return experts
     return replace(
-        found,
+        experts,
         sigmoid=True,
         scale=float(fields.value("routed_scaling_factor") or 1.0),
         groups=fields.integer("n_group", 1),

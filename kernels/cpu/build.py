@@ -5,8 +5,6 @@ own headers and some minutes of processor time. `python -m outrider.kernels.cpu.
 --install into the installation itself (a container image's), which then needs no compiler and no cache.
 """
 
-from __future__ import annotations
-
 import argparse
 import fcntl
 import hashlib
@@ -137,8 +135,8 @@ def _build(compiler: str, extra_flags: tuple[str, ...], target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         jobs = {}
         for group in OPERATIONS:
-            *others, last = (str(SOURCES / f"{name}.cpp") for name in group)
-            before = [word for source in others for word in ("-include", source)]
+            *first, last = (str(SOURCES / f"{name}.cpp") for name in group)
+            before = [word for source in first for word in ("-include", source)]
             jobs[f"{folder}/{group[0]}.o"] = [*exact, *include, *before, "-c", last]
         for source, sets in (("kernels.cpp", INSTRUCTION_SETS), ("tiles.cpp", tiles)):
             for name, flags in sets.items():

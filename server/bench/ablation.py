@@ -4,8 +4,6 @@ planner, on recorded answers and in made situations.
 Numbers are goodput: tokens per second, of requests with a service level only while it is kept.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 from collections.abc import Callable

@@ -8,8 +8,6 @@ examples:
   outrider bench report
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

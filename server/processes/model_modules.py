@@ -1,7 +1,5 @@
 """Keep a scheduler from importing 200 model modules of SGLang, which takes over a second, to serve one model."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Sequence
@@ -28,10 +26,10 @@ def unneeded(architectures: Sequence[str], folder: Path) -> list[str]:
         return []
     names = re.compile(r"\b(" + "|".join(map(re.escape, architectures)) + r")\b")
     offers = {path.stem: path.read_text().partition("\nEntryClass")[2] for path in sorted(folder.glob("*.py"))}
-    others = [module for module, entries in offers.items() if not names.search(entries)]
-    return others if len(others) < len(offers) else []
+    unused = [module for module, entries in offers.items() if not names.search(entries)]
+    return unused if len(unused) < len(offers) else []
 
 
 def environment(architectures: Sequence[str]) -> dict[str, str]:
     """Environment of a scheduler's process."""
-    return {ENV: ",".join(found)} if (found := unneeded(architectures, sglangs())) else {}
+    return {ENV: ",".join(modules)} if (modules := unneeded(architectures, sglangs())) else {}

@@ -1,7 +1,5 @@
 """Lookup of the measured profile for a server: its fingerprint, the folders, and the fallback without one."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -42,7 +40,7 @@ def fingerprint(settings: Settings, model: Model) -> Fingerprint:
     if settings.diffusion is not None:
         drafter, gamma = f"spiffy {settings.unmasking_policy} block {settings.diffusion.block_size}", NODES
     if settings.resolved_denoising_steps:
-        drafter += f"+{settings.resolved_denoising_steps}-{settings.denoising_order}"
+        drafter += f"+{settings.resolved_denoising_steps}-left"
     if settings.looks_up:
         drafter += "+lookup"
     return Fingerprint(
@@ -107,11 +105,11 @@ def with_profile(settings: Settings, model: Model) -> tuple[Settings, bool]:
     here = fingerprint(settings, model)
     if settings.profile is not None:
         try:
-            found = store.load(settings.profile, here, roots())
-            _require_graphs(found, settings, model)
+            profile = store.load(settings.profile, here, roots())
+            _require_graphs(profile, settings, model)
         except ProfileError as error:
             raise UserError(f"--profile {settings.profile}: {error}") from None
-        return replace(settings, profile=str(found.folder)), False
+        return replace(settings, profile=str(profile.folder)), False
     fitting = store.find(here, roots())
     if fitting is not None:
         try:

@@ -1,7 +1,5 @@
 """`deploy/` fits this version. `make check-deploy` runs schemas and linters, and the images."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """The folder of `make gpu-proof`, and its command, without a GPU."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

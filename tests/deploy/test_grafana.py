@@ -1,7 +1,5 @@
 """Grafana's dashboards, and their queries on a Prometheus that scrapes a server under load."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """`make test` installs the Debian packages of tests once, if it can."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two servers with SGLang's router or HAProxy in front (`deploy/replicas`)."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -6,8 +6,6 @@ from SGLang's worker: the prompt's with the target's hidden states, then one by 
 attention backend is replaced.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

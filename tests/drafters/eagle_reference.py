@@ -3,8 +3,6 @@
 It shares only the tensors with the drafter: no cache, no slots.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ TARGET is any that SGLang knows, FOLDER holds the layer. Attention, order of row
 `eagle_by_sglang.py`.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """DFlash 2 and LiLiCorr for one request in plain loops."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ GIVEN is saved by torch: tensors by model, LiLiCorr's config, and inputs. FOUND 
 compilation takes a minute.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from types import SimpleNamespace

@@ -1,8 +1,6 @@
 """Loads drafter folders with SGLang's own classes; prints the loaded parameters as JSON: sglang_loads.py TARGET
 FOLDER…"""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

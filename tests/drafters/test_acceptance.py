@@ -1,7 +1,5 @@
 """Accepted lengths: unverified positions stay unobserved, tau counts the bonus."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.drafters.acceptance import Acceptance, acceptance_table

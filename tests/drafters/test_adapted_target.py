@@ -1,7 +1,5 @@
 """The trainer's target with a LoRA adapter equals the model with merged weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

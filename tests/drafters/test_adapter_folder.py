@@ -1,7 +1,5 @@
 """Folders of LoRA adapters, and refusals."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

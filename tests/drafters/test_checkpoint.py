@@ -1,7 +1,5 @@
 """Checkpoint folders: both storages, refusals, and agreement with SGLang's loaders."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The compiled block equals the plain model, and declines unknown models."""
 
-from __future__ import annotations
-
 import dataclasses
 from unittest.mock import patch
 

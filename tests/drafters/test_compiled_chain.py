@@ -1,7 +1,5 @@
 """The compiled chain equals passes of the plain network, and declines unknown models."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

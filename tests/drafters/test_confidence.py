@@ -1,7 +1,5 @@
 """Confidences from a draft's own distribution."""
 
-from __future__ import annotations
-
 import torch
 
 from outrider.drafters.confidence import GREEDY, SAMPLED, own_confidence

@@ -1,7 +1,5 @@
 """`outrider train dllm` at tiny size, compared with transformers' network with dense masks."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

@@ -1,7 +1,5 @@
 """The target writes many texts at once, with the right distribution."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """A drafter that takes observed tokens in later drafts the same."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

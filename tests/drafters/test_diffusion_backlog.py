@@ -1,7 +1,5 @@
 """Texts that a DiffusionDrafter has not encoded yet: how much a step encodes, and which requests draft meanwhile."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

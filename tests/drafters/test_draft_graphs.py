@@ -1,7 +1,5 @@
 """Drafting by graphs; a replay runs the captured function again on the same buffers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """`outrider train eagle3`: training steps equal drafting steps; runs; folders that load."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import dataclasses

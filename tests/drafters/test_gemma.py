@@ -1,7 +1,5 @@
 """DSpark drafters for Gemma 4 targets, compared with transformers' modules."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Lookup together with a model: q is the drawn distribution, and choices never depend on the draw."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """MtpDrafter: the chain of Transformers' layer, for checkpoints of every layout, and its refusals."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`outrider train dflash2`: training paths equal drafted ones; runs; folders; a common store."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import dataclasses

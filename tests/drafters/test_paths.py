@@ -1,7 +1,5 @@
 """DFlash 2 and LiLiCorr: drafts follow the published tensors, on paths drawn from their q."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

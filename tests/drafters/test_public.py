@@ -1,7 +1,5 @@
 """Every public drafter is of a served kind, and names find it."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Configs and tensors of public DSpark and DFlash checkpoints, with random weights."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Drafts along an answer equal the drafts of each position alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Steps cut in a device's memory equal those cut on the host."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """DSpark and DFlash folders of vLLM's speculators hold the same drafters as our own layout."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The training stages at tiny size: losses, data files, the whole command, a kill."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import dataclasses

@@ -1,7 +1,5 @@
 """Decoding steps along an answer, counted from accepted runs."""
 
-from __future__ import annotations
-
 from outrider.drafters.training.validate import everywhere, walk
 
 

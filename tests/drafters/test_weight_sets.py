@@ -1,7 +1,5 @@
 """Requests drafted with different sets of weights in one batch, each as by a drafter with this set alone."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

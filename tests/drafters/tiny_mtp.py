@@ -4,8 +4,6 @@ Transformers ignores MTP layers, but has the decoder layer in them. The referenc
 joined rows as embeddings and the MTP layer's final norm.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 They are made on the host from a seed, so every machine gets the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Gated delta networks: compiled kernels and torch against Transformers' rule."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

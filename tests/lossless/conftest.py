@@ -1,8 +1,6 @@
 """Servers with answers that can be compared bit by bit: float32, no shared prefixes, a small cache. They stop after
 this folder's last test, as memory does not hold all servers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -112,19 +110,10 @@ def late_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTar
 
 @pytest.fixture(scope="package")
 def denoising_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
-    """Four denoising steps that may reveal tokens out of order; confidences decide how much is verified. The first
-    tokens of an answer are not drafted."""
+    """Three denoising steps, the last one of two tokens; confidences decide how much is verified. The first tokens of
+    an answer are not drafted."""
     flags = small_target.flags("specdiff")
-    flags += (
-        "--gamma",
-        "4",
-        "--denoising-steps",
-        "4",
-        "--denoising-order",
-        "certain",
-        "--initial-tokens",
-        str(INITIAL),
-    )
+    flags += ("--gamma", "4", "--denoising-steps", "3", "--initial-tokens", str(INITIAL))
     flags += ("--planner", "threshold", "--threshold", "0.05")
     yield from _serve(tmp_path_factory.mktemp("denoising") / "log", *EXACT, *flags)
 
@@ -187,9 +176,9 @@ def start_learning(tmp_path: Path, small_target: SmallTarget, drafter: str) -> I
     flags += ("--learn", "--learn-folder", str(tmp_path / "learned"))
     started: list[Server] = []
 
-    def start(*more: str) -> Server:
+    def start(*more: str, change: str = "") -> Server:
         log = tmp_path / f"log-{len(started)}"
-        started.append(ForkedServer(log, *SHARING, *flags, *more, **changed("hurries")))
+        started.append(ForkedServer(log, *SHARING, *flags, *more, **changed("hurries", change)))
         return started[-1].wait_until_ready()
 
     yield start

@@ -1,7 +1,5 @@
 """LoRA adapters and the model in one batch: each answer equals that of its merged model."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait

@@ -3,8 +3,6 @@
 The prompts repeat a short cycle, so prompt lookup drafts past the ends of answers and is often right.
 """
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests the chi-square check of `test_sampled.py` on made-up outcomes."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

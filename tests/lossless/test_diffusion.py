@@ -1,7 +1,5 @@
 """Block diffusion equals plain torch in float32, token for token, for any prompt length, batch and cache state."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

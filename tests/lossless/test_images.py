@@ -1,7 +1,5 @@
 """Tiny models that read images, in float32: answers equal Transformers', with and without speculation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

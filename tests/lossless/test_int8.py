@@ -1,7 +1,5 @@
 """Speculation changes no answer of models with 8-bit weights or activations."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Drafters are promoted while requests run, rolled back, and kept over a kill: no text changes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

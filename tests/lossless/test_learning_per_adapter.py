@@ -1,7 +1,5 @@
 """A drafter for each LoRA adapter: no text changes, and each drafts for its adapter alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """A drafter for each API key: no text changes, and keys share neither drafts nor prefixes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -3,8 +3,6 @@
 Power is the share of failing tests, each with as many answers as there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

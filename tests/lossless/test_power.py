@@ -1,7 +1,5 @@
 """The power of sampled tests against planted faults, on a target with few answers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from faults import Decoding, a_tenth_kept, peeking, replaced_from_p

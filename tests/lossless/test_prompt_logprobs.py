@@ -1,7 +1,5 @@
 """Logprobs of the prompt (`echo` with `logprobs`) equal Transformers', in float32."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 """A tiny model with recurrent layers and experts, in float32: neither speculation nor a cached prefix changes an
 answer."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

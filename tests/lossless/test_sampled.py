@@ -4,8 +4,6 @@ Under `top_k` all answers of the small target are enumerated, by independent rul
 `test_planted_faults.py` shows the check's power.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The small target's tokenizer round-trips text, and each position has several likely tokens."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from exact_answers import Rules, answer_probs

@@ -1,7 +1,5 @@
 """The built-in prompts: three kinds in turn, equal in both parts of the calibration."""
 
-from __future__ import annotations
-
 import ast
 import doctest
 import itertools

@@ -1,7 +1,5 @@
 """Profiles are saved whole, found by their fingerprint, and refused with the reason."""
 
-from __future__ import annotations
-
 import errno
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """Calibration: fits against brute force and known truth, censoring, and export to SGLang."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 

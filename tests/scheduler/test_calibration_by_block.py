@@ -1,7 +1,5 @@
 """Under block verification the meaning of a confidence does not depend on later tokens."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

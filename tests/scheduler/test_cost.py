@@ -1,7 +1,5 @@
 """The step-cost model keeps measured points and assumes no cheaper steps in between."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

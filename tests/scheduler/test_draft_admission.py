@@ -1,7 +1,5 @@
 """Admission of a round's drafts: service levels first, then the drafts that pay."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

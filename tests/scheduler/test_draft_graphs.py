@@ -1,7 +1,5 @@
 """Draft graphs."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """For which requests the model drafts: undrafted steps, probes, and lookups."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

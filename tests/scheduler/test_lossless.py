@@ -6,8 +6,6 @@ One request, gamma 2, p = (0.7, 0.3) and q = (0.5, 0.5) at the first position, s
 Then two such requests, of which the planner chooses for the model; the rest has a lookup, B and B, of confidence 0.3.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

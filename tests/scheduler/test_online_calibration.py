@@ -1,7 +1,5 @@
 """OnlineCalibration turns confidences into chances while serving."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

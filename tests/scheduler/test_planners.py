@@ -1,7 +1,5 @@
 """Planners against brute force; the asynchronous planner's history, correction and curve."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """A replay agrees with theory, drafts as the served drafter, and shows planners only the past."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

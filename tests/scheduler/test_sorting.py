@@ -1,7 +1,5 @@
 """The fast sort of survivals equals the plain one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

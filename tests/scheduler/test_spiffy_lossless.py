@@ -1,7 +1,5 @@
 """Spiffy decodes a block as base decoding does, in fewer forwards; a wrong acceptance is detected."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Draft states of a forward: as many as pay."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Sizes of a step on a GPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

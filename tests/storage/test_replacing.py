@@ -1,7 +1,5 @@
 """Atomic file replacement."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

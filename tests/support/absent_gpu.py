@@ -6,8 +6,6 @@ masks), and blocking copies. All operations are recorded, to compare runs.
 torch without CUDA cannot index tensors on a fake "cuda:0", so the device uses torch's private device type.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace

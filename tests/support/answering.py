@@ -1,8 +1,6 @@
 """Passes one request's tokens through SGLang's result processing, output streamer and detokenizer, without its
 processes."""
 
-from __future__ import annotations
-
 import pkgutil
 from array import array
 from collections import defaultdict

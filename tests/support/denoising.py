@@ -1,7 +1,5 @@
 """A tiny random denoiser and the policies of base decoding, to test Spiffy's loop without a model."""
 
-from __future__ import annotations
-
 from zlib import crc32
 
 import numpy as np

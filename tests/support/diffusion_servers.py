@@ -1,7 +1,5 @@
 """Servers of tiny block-diffusion models."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Exact distributions of whole answers, from a target's logits and the documented rules, in float64 without the
 server's code."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Finds optional calls in the source, and makes them fail in servers."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 from collections.abc import Callable, Iterable, Sequence

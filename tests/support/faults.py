@@ -1,7 +1,5 @@
 """Exact probabilities of a speculating server's answers, honest or with planted faults, for targets of few tokens."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Finished steps for planners, from a test's numbers."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from planning import view

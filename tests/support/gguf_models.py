@@ -3,8 +3,6 @@
 The converter's order of query and key rows, and its factors of rotary positions, are repeated here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

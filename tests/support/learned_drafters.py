@@ -1,7 +1,5 @@
 """Offers drafters to a server as a learner does."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

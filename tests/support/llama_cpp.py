@@ -3,8 +3,6 @@
 with llama_cpp.opened(FILE) as reader: reader.logprobs(ids)
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

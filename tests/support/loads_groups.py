@@ -1,8 +1,6 @@
 """Prints a digest of each linear layer's products as JSON, for folders loaded by SGLang with our plugin:
 loads_groups.py FOLDER…"""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

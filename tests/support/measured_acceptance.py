@@ -4,8 +4,6 @@ The random numbers of `Sampling.accept` are chosen here: bisection finds the thr
 the last draw are read. This module does not know the rule, so a wrong rule yields wrong probabilities.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import defaultdict

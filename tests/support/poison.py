@@ -3,8 +3,6 @@
 Prints as JSON the outcome of each, whether the other answers are unchanged, and the engine's seconds to end.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """Power of a sampled test: the chance that `chi_square.p_value` detects a fault."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable, Mapping
 

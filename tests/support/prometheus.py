@@ -1,7 +1,5 @@
 """A real Prometheus with deploy/prometheus' scrape config."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import time

@@ -5,8 +5,6 @@ and the architectures that the family table lacks. `--write` writes the fingerpr
 after reading every change and adapting our code.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Small block-diffusion models with random weights, as folders, and their answers in plain torch."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

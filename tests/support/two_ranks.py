@@ -6,8 +6,6 @@ rank's graph; failures; drafts verified in the last step; whether the first rank
 gloo's error without the other rank.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

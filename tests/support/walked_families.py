@@ -5,8 +5,6 @@ A task is ARCHITECTURE:DTYPE, or ARCHITECTURE:DTYPE:planted with a layer that de
 JSON: where rows' bits differ, and the torch operations that could make rows depend on each other.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

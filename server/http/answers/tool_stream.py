@@ -88,8 +88,8 @@ class ToolParser(FunctionCallParser):
 def _escaped(text: str, begin: str, end: str) -> str:
     """Return the text with each `end` in JSON after `begin` escaped: detectors would end the call there."""
     parts, position = [], 0
-    while begin and (found := text.find(begin, position)) >= 0:
-        start = found + len(begin)
+    while begin and (marker := text.find(begin, position)) >= 0:
+        start = marker + len(begin)
         start += len(text[start:]) - len(text[start:].lstrip())
         try:
             after = JSONDecoder().raw_decode(text, start)[1]
@@ -177,8 +177,8 @@ class _Choices(defaultdict[int, "_Choice"]):
             skip_special=self._parameters.get("skip_special_tokens", True),
             spaces_between=self._parameters.get("spaces_between_special_tokens", True),
         )
-        self[index] = found = _Choice(texts)
-        return found
+        self[index] = choice = _Choice(texts)
+        return choice
 
 
 class _Choice:

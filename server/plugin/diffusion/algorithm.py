@@ -117,9 +117,9 @@ class BlockDiffusion(DllmAlgorithm):
         each row. sampling: rules and seeds of the requests."""
         rules, seeds = sampling
         row, place = masked.nonzero(as_tuple=True)
-        own, steps = rules.of(owner[row]), steps_of(rows.tokens, self.mask_id)[row]
-        keys = noise_keys(seeds[owner[row]], rows.starts[row] + place, steps, own.temperatures)
-        drawn, chances = predict(logits, own, keys, self.mask_id)
+        row_rules, steps = rules.of(owner[row]), steps_of(rows.tokens, self.mask_id)[row]
+        keys = noise_keys(seeds[owner[row]], rows.starts[row] + place, steps, row_rules.temperatures)
+        drawn, chances = predict(logits, row_rules, keys, self.mask_id)
         tokens, confidence = rows.tokens.clone(), torch.zeros(masked.shape)
         tokens[masked], confidence[masked] = drawn, chances
         return DenoisingStep(step(self.policy, rows.tokens, tokens, confidence, self.mask_id), chances)

@@ -166,6 +166,6 @@ class BlockEmbedding(QuantizeMethodBase):
 
 
 def _check(weights: GgufWeights, name: str, shape: list[int]) -> None:
-    found = weights.stored[name].shape
-    if found != shape:
-        raise ValueError(f"{name} is {found} in the file, {shape} by config.json")
+    stored = weights.stored[name].shape
+    if stored != shape:
+        raise ValueError(f"{name} is {stored} in the file, {shape} by config.json")

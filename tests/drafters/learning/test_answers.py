@@ -1,7 +1,5 @@
 """Stored answers: bounded, whole after a kill, split by prompt, forgotten on request."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

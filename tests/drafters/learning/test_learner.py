@@ -1,7 +1,5 @@
 """The learner: its candidates, its refusals, and resumption after a kill."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal

@@ -1,7 +1,5 @@
 """Logs as training text: every shape gives the served tokens, bad lines are named, training resumes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Feature stores of a learner's folder, and its general answers."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

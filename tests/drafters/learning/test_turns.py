@@ -1,7 +1,5 @@
 """Learners of several owners: their folders and turns."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import signal

@@ -1,7 +1,5 @@
 """SGLang's LoRA kernels in a ragged verification, eager and in a graph."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Products of experts compared with torch, and the mixture with a CPU's, expert by expert."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from gpu_device import TOLERANCE, TYPES, examples, moved, row_error, triton

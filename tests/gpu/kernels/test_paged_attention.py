@@ -3,8 +3,6 @@
 Interpreted, the kernels come from `paged_kernels`. fa3 is called as by SGLang: lengths on the device, without a plan.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Verification, acceptance and commit in one graph: the server's own tail."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

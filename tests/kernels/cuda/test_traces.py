@@ -1,7 +1,5 @@
 """Traces a decode step on fake CUDA tensors: no result is read back, and lengths change no operation."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Shared parts of the benchmarks."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import subprocess

@@ -1,7 +1,5 @@
 """Scripts of deploy/peers start other engines as OpenAI servers."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

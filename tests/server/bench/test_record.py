@@ -1,7 +1,5 @@
 """The record written by `--json`."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import sys

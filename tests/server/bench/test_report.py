@@ -1,7 +1,5 @@
 """`outrider bench report` writes docs/performance.md and README's numbers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The output and refusals of `outrider simulate`."""
 
-from __future__ import annotations
-
 import json
 import re
 import statistics

@@ -1,7 +1,5 @@
 """Commands that fail say why in one line, without a traceback."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

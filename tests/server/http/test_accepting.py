@@ -1,7 +1,5 @@
 """Connections beyond the limit, and unfinished TLS handshakes, on both event loops."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

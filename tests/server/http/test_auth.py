@@ -1,7 +1,5 @@
 """The gate: keys, rates, concurrency, and counts of requests under way."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Connections with late or unfinished requests, on a real socket."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -3,8 +3,6 @@
 `dialects/` has a file for each client, recorded or written from its source.
 """
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

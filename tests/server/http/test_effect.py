@@ -1,7 +1,5 @@
 """Fields without an effect are dropped from requests of every API at any depth, and only these."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The watchdog of the event loop measures uninterrupted work."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

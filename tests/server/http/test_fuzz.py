@@ -3,8 +3,6 @@
 `pytest tests/server/http/test_fuzz.py --fuzz 5000` sends this many of both; the default is a few.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import math

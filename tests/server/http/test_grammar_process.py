@@ -1,7 +1,5 @@
 """Requests to the real process that compiles grammars."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One client's grammars, including tool schemas, cannot hurt other clients."""
 
-from __future__ import annotations
-
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor

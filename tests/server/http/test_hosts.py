@@ -1,7 +1,5 @@
 """Checks of the names in Host and Origin."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

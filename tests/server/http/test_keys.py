@@ -1,7 +1,5 @@
 """Keys in a file: made, read, refused, and reread."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

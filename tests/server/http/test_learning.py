@@ -1,7 +1,5 @@
 """Learning of one server: promotions, roll-backs, and its learner."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import itertools

@@ -1,7 +1,5 @@
 """Clients that leave a real server, at each moment of a request: it ends its work for them."""
 
-from __future__ import annotations
-
 import json
 import time
 import uuid

@@ -1,7 +1,5 @@
 """A server with limits under too many requests. The last test ends the server."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

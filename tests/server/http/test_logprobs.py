@@ -1,7 +1,5 @@
 """Logprobs of answers equal SGLang's, and are made off the event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

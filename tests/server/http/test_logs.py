@@ -1,7 +1,5 @@
 """The server's log: lines of JSON, without any text of a request."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from typing import Any

@@ -1,7 +1,5 @@
 """Anthropic's /v1/messages: a chat's answers in its format, streamed and whole."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

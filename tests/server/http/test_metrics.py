@@ -1,7 +1,5 @@
 """The metrics page of a real server: correct counts, of bounded size."""
 
-from __future__ import annotations
-
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor

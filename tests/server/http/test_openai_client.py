@@ -1,7 +1,5 @@
 """The official client on the real server and model."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """/openapi.json describes the accepted requests, and /docs shows it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Learning per key or adapter: drafters of requests, promotions, roll-backs, removal."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page at `/` in a real browser, on the real server."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """A server under attack: silent clients, foreign pages, and orders for SGLang."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Engines that stand still, by SGLang's published counters; test_perimeter.py has a real server."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Request ids, outcomes, and streams that pass piece by piece."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Sampling of requests without sampling fields, in /openapi.json, /v1/models and the log."""
 
-from __future__ import annotations
-
 import json
 import logging
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Speculation data of answers: counts, acceptance, and each token's source."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """TLS: our files, client certificates, and a renewed certificate under load."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import shutil

@@ -1,7 +1,5 @@
 """Token counters: no window exceeds its limit, in any interleaving."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """/v1/tokenize returns the model's input, /v1/detokenize the text of token ids."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import openai

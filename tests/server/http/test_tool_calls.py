@@ -1,7 +1,5 @@
 """Tool calls of a real server are the same streamed, whole, with and without drafts."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product

@@ -1,7 +1,5 @@
 """Unsupported tool schemas are refused by the tool's name."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Streamed tool calls and reasoning do not depend on how an answer is cut into runs of tokens."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

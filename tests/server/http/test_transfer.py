@@ -1,7 +1,5 @@
 """The fields by which a router connects two servers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

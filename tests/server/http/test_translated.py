@@ -1,7 +1,5 @@
 """Answers to chats in the format of other APIs: reasoning, and errors within streams."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

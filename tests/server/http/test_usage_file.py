@@ -1,7 +1,5 @@
 """The file of the keys' usage of the day."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An engine's threads, and their cores."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

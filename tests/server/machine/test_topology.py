@@ -1,7 +1,5 @@
 """Processors by Linux's file trees of each kind of machine."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

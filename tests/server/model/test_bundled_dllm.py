@@ -1,7 +1,5 @@
 """`--model outrider-dllm`: the embedded model with its delta."""
 
-from __future__ import annotations
-
 import json
 
 import torch

@@ -1,7 +1,5 @@
 """Every architecture of SGLang's registry is served or refused."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

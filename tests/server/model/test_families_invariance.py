@@ -1,7 +1,5 @@
 """A row's bits do not depend on its batch: each layer of every served family, on one to three threads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Tiny models of the served families, in float32: answers equal Transformers'."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models from GGUF files, compared with transformers' reading, and errors."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tiny GGUF files, served in float32: answers equal transformers'."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

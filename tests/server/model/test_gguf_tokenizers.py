@@ -3,8 +3,6 @@
 The vocabulary is trained on unsplit texts, so a text that is split differently has other tokens.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import cache

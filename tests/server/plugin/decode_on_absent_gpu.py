@@ -3,8 +3,6 @@
 The target's forward only returns logits and hidden states of the right shapes. The rest is the worker's own code.
 """
 
-from __future__ import annotations
-
 import json
 import traceback
 from collections.abc import Iterator
@@ -33,7 +31,6 @@ from outrider.drafters.block.drafter import BlockDrafter
 from outrider.drafters.block.model import BlockModel
 from outrider.drafters.chain.drafter import ChainDrafter
 from outrider.drafters.chain.network import ChainWeights
-from outrider.drafters.diffusion.denoise import SCHEDULES
 from outrider.drafters.diffusion.drafter import DiffusionDrafter
 from outrider.drafters.diffusion.model import DiffusionModel
 from outrider.drafters.eagle.checkpoint import shapes as eagle_shapes
@@ -76,8 +73,7 @@ CASES = [
     *(("dspark in graphs", "asynchronous", kind) for kind in BATCHES),
     *(("deer", "asynchronous", kind) for kind in ("greedy", "mixed")),
     *((drafter, "asynchronous", "mixed") for drafter in ("wide diffusion", "without confidence")),
-    *((f"specdiff {order}", "asynchronous", "mixed") for order in SCHEDULES),
-    ("specdiff certain", "asynchronous", "greedy"),
+    *(("specdiff", "asynchronous", kind) for kind in ("greedy", "mixed")),
     ("deer in graphs", "asynchronous", "greedy"),
     *((drafter, "asynchronous", kind) for drafter in ("eagle3", "mtp") for kind in ("greedy", "mixed")),
     *((f"dspark in graphs, rank {rank} of 2", "asynchronous", kind) for rank in (1, 2) for kind in ("greedy", "mixed")),
@@ -91,7 +87,7 @@ WITHOUT_KERNELS = [
         for drafter in ("dspark", "dspark in graphs")
         for kind in ("greedy", "penalized")
     ),
-    *((drafter, "asynchronous", "mixed") for drafter in ("truncated", "dflash2", "deer", "specdiff certain", "eagle3")),
+    *((drafter, "asynchronous", "mixed") for drafter in ("truncated", "dflash2", "deer", "specdiff", "eagle3")),
 ]
 """Cases in which torch computes everything, as without Triton."""
 IN_GRAPHS, GRAPHS = " in graphs", (1, 2, 4)
@@ -141,16 +137,16 @@ def make_drafter(name: str, device: torch.device, layers: int | None = None) -> 
         with device:
             return LookupFirst(NgramDrafter(6, device=device), make_chain(name), expected_run_length=1.7)
     begun = name.endswith(BEGUN)
-    name, _, order = name.removesuffix(BEGUN).partition("specdiff ")
-    config = (CONFIGS | PATHS | DIFFUSIONS | {"deer": DIFFUSIONS["diffusion"], "": DIFFUSIONS["diffusion"]})[name]
+    name = name.removesuffix(BEGUN)
+    config = (CONFIGS | PATHS | DIFFUSIONS | dict.fromkeys(("deer", "specdiff"), DIFFUSIONS["diffusion"]))[name]
     config = replace(config, num_layers=layers or config.num_layers)
     drafter: Drafter
     with device:
         vocab = torch.arange(config.draft_vocab_size) if config.draft_vocab_size else None
         rows = torch.zeros(config.vocab_size, config.hidden_size)
         if config.kind == "diffusion":
-            how = {"denoising_steps": 3, "denoising_order": order} if order else {}
-            drafter = DiffusionDrafter(DiffusionModel(config, vocab), embedding=rows, head=rows, **how)
+            steps = 3 if name == "specdiff" else 1
+            drafter = DiffusionDrafter(DiffusionModel(config, vocab), embedding=rows, head=rows, denoising_steps=steps)
         else:
             drafter = BlockDrafter(BlockModel(config, vocab), embedding=rows, head=rows)
     drafter = Initialised(drafter, 3) if begun else drafter

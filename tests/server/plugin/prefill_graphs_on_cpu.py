@@ -3,8 +3,6 @@
 The model's body is captured and its tail is not, as in SGLang. Prints JSON.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import contextmanager, nullcontext

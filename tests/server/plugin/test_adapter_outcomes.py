@@ -1,7 +1,5 @@
 """Each adapter's drafts are counted and calibrated separately."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

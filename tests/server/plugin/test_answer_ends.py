@@ -1,7 +1,5 @@
 """No token past an answer's end is drafted, recorded or counted."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """An answer does not depend on how many of its tokens come in a step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 Drafted tokens decide where blocks end, as the planner may; p depends on the whole text.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import defaultdict

@@ -4,8 +4,6 @@ followed through the worker's own planning and acceptance.
 Confidences depend on earlier drafted tokens: a second draft is likely after A, not after B.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -57,8 +55,8 @@ def model(gamma: int, *, shortens: bool = False) -> TableModel:
 class Scene:
     """A served case.
 
-    model: tokens that the model drafts, 0: no model. lookup: tokens of a lookup. steps: of denoising, the surest tokens
-    first; 0: a table drafts from left to right. by_block: the verification rule. also: see `Enumeration`.
+    model: tokens that the model drafts, 0: no model. lookup: tokens of a lookup. steps: of denoising; 0: a table
+    drafts token by token. by_block: the verification rule. also: see `Enumeration`.
     """
 
     planner: Callable[[], Planner]
@@ -79,7 +77,7 @@ class Scene:
         accepting = Acceptance(logits, self.kinds, by_block=self.by_block)
         table = model(self.model, shortens=self.shortens) if self.model else None
         if self.steps:
-            table = DenoisingModel(self.model, len(TARGET), make_schedule("certain", self.model, self.steps))
+            table = DenoisingModel(self.model, len(TARGET), make_schedule(self.model, self.steps))
         drafter: Drafter | None = table
         if self.lookup:
             lookup = NgramDrafter(self.lookup)
@@ -155,9 +153,9 @@ SCENES = {
     "lookups and models together": Scene(together(one_budget_for_both, 4), PAIR, model=2, lookup=4, length=4),
     "resting": Scene(together(lambda: dear(0.4), 3), PAIR, model=2, lookup=3, length=4),
     "shortened": Scene(together(by_depth), model=2, shortens=True, length=6),
-    "surest first": Scene(VerifyAll, steps=3),
-    "surest first, threshold": Scene(lambda: Threshold(0.15), steps=3),
-    "surest first, lookups": Scene(lambda: Threshold(0.1), steps=2, lookup=3),
+    "denoising": Scene(VerifyAll, steps=2),
+    "denoising, threshold": Scene(lambda: Threshold(0.15), steps=3),
+    "denoising, lookups": Scene(lambda: Threshold(0.1), steps=2, lookup=3, length=6),
     "ends": Scene(together(one_budget), PAIR, model=2, length=4, also={"ends": (1,)}),
     "one not planned": Scene(
         together(one_budget),
@@ -192,7 +190,7 @@ def test_requests_have_the_targets_distribution(name, compiled):
     check(SCENES[name], name)
 
 
-@pytest.mark.parametrize("name", ["verify all", "threshold", "one budget", "lookups first", "surest first, lookups"])
+@pytest.mark.parametrize("name", ["verify all", "threshold", "one budget", "lookups first", "denoising, lookups"])
 def test_verified_token_by_token_they_have_it_too(name):
     check(replace(SCENES[name], by_block=False), name)
 

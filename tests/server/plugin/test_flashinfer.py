@@ -1,7 +1,5 @@
 """Our FlashInfer backend, on kernels that repeat FlashInfer's index by index (`fa2.py`)."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import fa2

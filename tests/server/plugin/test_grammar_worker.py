@@ -1,7 +1,5 @@
 """The process that compiles grammars survives slow, large and deadly ones."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -1,7 +1,5 @@
 """The engine's part in learning: answers, promotions, roll-backs."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Data of the page: totals of the counters, and a planner's curve."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -35,6 +33,7 @@ def test_totals_by_source(registry) -> None:
         "model": {"drafts": 4, "accepted": 8},
         "lookup": {"drafts": 2, "accepted": 4},
         "across": none,
+        "grammar": none,
     }
     assert sum(shown["calibration"]["model"]["observed"]) == 10
     assert sum(shown["calibration"]["lookup"]["expected"]) == 2

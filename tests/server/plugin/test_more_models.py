@@ -1,7 +1,5 @@
 """Our versions of SGLang's models."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A decode step never waits for a GPU: it runs on a fake one, where waiting raises."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Drafters of single keys in the engine: memory, use, and roll-backs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from itertools import count

@@ -1,7 +1,5 @@
 """Padding rows in SGLang's fa3 backend without a graph, on a kernel that skips them."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any

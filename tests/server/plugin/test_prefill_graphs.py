@@ -1,7 +1,5 @@
 """Graphs of prefills: SGLang's own runner with functions as graphs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

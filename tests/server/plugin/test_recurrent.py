@@ -1,7 +1,5 @@
 """Recurrent states of a ragged verification follow the accepted tokens."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

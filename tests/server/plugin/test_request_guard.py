@@ -1,7 +1,5 @@
 """A request that cannot be prepared ends with an error; the engine continues."""
 
-from __future__ import annotations
-
 from array import array
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,8 +1,6 @@
 """Requests with sampling rules have the rules' distribution, also after several drafts: every outcome, through the
 worker's own rules, is compared with independent rules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace

@@ -5,8 +5,6 @@ Four requests share a seed and a budget. The first begins with OPEN, the rest wi
 second drafts reveals the first request's draw, which is equal: a planner that used it would bias the answers.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The installed SGLang is the one that Outrider was written for."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """SGLang's decode step without the omitted parts does the same as SGLang's own."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 

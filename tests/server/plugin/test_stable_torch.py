@@ -1,7 +1,5 @@
 """In a target's process, torch's results for a row do not depend on other rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """SGLang's models follow config.json: windows, and OLMo 3's rotary base."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

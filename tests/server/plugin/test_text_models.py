@@ -1,7 +1,5 @@
 """Text weights from whole models, and caches for layers of several shapes."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Stored texts for lookups across requests."""
 
-from __future__ import annotations
-
 from array import array
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Verification graphs: SGLang's own runner with functions as graphs, on a CPU."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

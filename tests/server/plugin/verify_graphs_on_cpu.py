@@ -5,8 +5,6 @@ attention backend plans by the functions of SGLang's fa3, and computes with our 
 JSON.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import contextmanager

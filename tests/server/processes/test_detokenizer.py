@@ -1,7 +1,5 @@
 """Texts made in the HTTP process equal SGLang's detokenizer process."""
 
-from __future__ import annotations
-
 import copy
 import multiprocessing
 from collections.abc import Callable, Iterator

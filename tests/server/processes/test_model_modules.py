@@ -1,7 +1,5 @@
 """A scheduler imports only the modules of SGLang that its model needs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from outrider.server.processes import model_modules

@@ -1,7 +1,5 @@
 """`--activations auto`: measured once, then fixed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

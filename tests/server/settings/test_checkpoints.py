@@ -1,7 +1,5 @@
 """The parts of the embedded model fit together."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Separate servers for prefill and decode."""
 
-from __future__ import annotations
-
 import importlib.util
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`--drafter auto` finds a drafter in folders and in the hub's cache."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -287,7 +285,7 @@ def test_the_command_lists_the_embedded_models_drafters(capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("kind", ["dspark", "dflash", "dflash2", "eagle3", "diffusion", "mtp"])
 def test_every_kind_is_measured(tmp_path: Path, kind: str) -> None:
-    from outrider.server.bench.micro.draft_time import draft_seconds
+    from outrider.server.bench.draft_time import draft_seconds
 
     if kind == "eagle3":
         save_eagle(tmp_path)

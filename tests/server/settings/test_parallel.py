@@ -1,7 +1,5 @@
 """Ranks and nodes, read from SGLang's flags before SGLang is imported."""
 
-from __future__ import annotations
-
 import socket
 from types import SimpleNamespace
 

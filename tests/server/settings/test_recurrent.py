@@ -1,7 +1,5 @@
 """Models with a recurrent state per request."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

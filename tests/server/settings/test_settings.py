@@ -1,7 +1,5 @@
 """Settings, their translation to SGLang's, and the memory plan."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -11,12 +9,14 @@ from pathlib import Path
 import pytest
 from tiny_drafters import DFLASH, DFLASH2
 
+from outrider.server.cli.main import main
 from outrider.server.errors import UserError
 from outrider.server.machine import hardware
 from outrider.server.model import bundled_model, target
 from outrider.server.model.target import Model
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.settings import learning, memory
+from outrider.server.settings.flags import MOVED
 from outrider.server.settings.settings import Settings
 
 CPU = {"device": "cpu", "dtype": "bfloat16"}
@@ -88,7 +88,7 @@ def test_plugin_config_survives_the_environment() -> None:
 
 
 def test_a_step_has_room_for_the_longest_possible_draft() -> None:
-    trained = Settings(drafter="dspark", gamma=7, lookup_gamma=15)
+    trained = Settings(drafter="dspark", gamma=7)
     assert trained.plugin_config.longest == 15
     assert replace(trained, gamma=20).plugin_config.longest == 20
     assert replace(trained, lookup=False).plugin_config.longest == 7
@@ -230,3 +230,12 @@ def test_model_names(tmp_path: Path, smollm2: Model) -> None:
     assert smollm2.context_length == 8192
     with pytest.raises(UserError, match="does not exist"):
         target.find("/no/such/folder")
+
+
+@pytest.mark.parametrize("command", ["serve", "tune", "bench load"])
+@pytest.mark.parametrize("flag", MOVED)
+def test_a_former_flag_is_answered_with_what_replaces_it(
+    flag: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command.split(), f"{flag}=3"]) == 1
+    assert capsys.readouterr().err == f"outrider: `{flag}` is gone: use {MOVED[flag]}\n"

@@ -1,7 +1,5 @@
 """Options of a measurement, by flags and HTTP, and its events."""
 
-from __future__ import annotations
-
 import argparse
 from types import SimpleNamespace
 from typing import Any

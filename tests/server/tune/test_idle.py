@@ -1,7 +1,5 @@
 """Work in idle time."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`outrider tune`: measurements survive a kill, and the profile is used."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

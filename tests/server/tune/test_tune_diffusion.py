@@ -1,7 +1,5 @@
 """A block-diffusion model's profile is measured, killed, resumed, and refined in idle time."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -21,8 +21,6 @@ any-chunks: prompts are read in chunks of random lengths, with decode steps and 
 failures: optional parts fail by the file in OUTRIDER_TEST_FAILURES; see `Failing`.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import sys

@@ -1,7 +1,5 @@
 """Summary and table of `outrider bench load`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

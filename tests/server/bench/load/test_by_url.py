@@ -1,7 +1,5 @@
 """`outrider bench load --url`: the times of its requests, and the summary of the answers."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import json

@@ -1,7 +1,5 @@
 """Several servers of `outrider bench load --url` take turns."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import statistics

@@ -1,7 +1,5 @@
 """The layout of blocks and drafts in one forward, compared with a mask over each request's own sequence."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

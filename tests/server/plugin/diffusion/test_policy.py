@@ -1,7 +1,5 @@
 """Tokens revealed by a denoising step, against plain loops; drawn blocks, against enumeration."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import product
 

@@ -1,7 +1,5 @@
 """Rounds with drafts over a paged cache of tokens read the same as base decoding."""
 
-from __future__ import annotations
-
 import functools
 import math
 import time

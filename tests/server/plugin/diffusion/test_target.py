@@ -1,7 +1,5 @@
 """Block-diffusion models are known by their config.json."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

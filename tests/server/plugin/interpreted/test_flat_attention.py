@@ -1,7 +1,5 @@
 """SGLang's backend `outrider` as on a GPU, with interpreted Triton kernels."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from paged_attention import Paged

@@ -1,7 +1,5 @@
 """Requests of a LoRA adapter are planned by the outcomes of its own drafts."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

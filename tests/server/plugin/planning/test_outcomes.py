@@ -1,7 +1,5 @@
 """When the outcome of a step is read."""
 
-from __future__ import annotations
-
 from collections import deque
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The planner's input and decisions."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

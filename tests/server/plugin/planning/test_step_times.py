@@ -1,7 +1,5 @@
 """Times of steps."""
 
-from __future__ import annotations
-
 import torch
 from planned_steps import GAMMA, admit, begin, logged, on_every_device, prefill, run
 from planning import curve_cost

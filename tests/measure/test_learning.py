@@ -1,6 +1,4 @@
-"""`outrider bench learn`: its requests, counts and report."""
-
-from __future__ import annotations
+"""learning.py: its requests, counts and report."""
 
 import json
 import subprocess
@@ -9,15 +7,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import learning
 import pytest
+import script
 from aiohttp import web
 from small_openai import SmallServer, answer
 
-from outrider.server.bench import learn, record, report
-from outrider.server.cli.main import main
+from outrider.server.bench import record, report
 from outrider.server.prompt_files import read_questions
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 WORDS = 12
 
 
@@ -56,19 +55,20 @@ def prompts(folder: Path, name: str, count: int) -> Path:
 def run(server: LearningServer, folder: Path) -> tuple[int, dict[str, Any]]:
     files = [str(prompts(folder, *each)) for each in (("served", 4), ("held", 3), ("general", 2))]
     with server:
-        code = main(
+        code = script.main(
+            learning,
             [
-                *("bench", "learn", "--url", server.url, "--pauses", "2", "--pause", "0.01", "--probe", "2"),
+                *("--url", server.url, "--pauses", "2", "--pause", "0.01", "--probe", "2"),
                 *("--prompts", files[0], "--held-out", files[1], "--general", files[2]),
                 *("--json", str(folder / "learn.json")),
-            ]
+            ],
         )
     return code, record.read(folder / "learn.json")
 
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learn, "LIVE_SECONDS", 0)
+    monkeypatch.setattr(learning, "LIVE_SECONDS", 0)
 
 
 def test_held_out_prompts_are_not_stored_and_show_the_gain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,7 +102,7 @@ def test_a_server_that_does_not_learn_is_refused(tmp_path: Path, capsys: pytest.
     server, file = LearningServer(), str(prompts(tmp_path, "a", 1))
     del server.live["learning"]
     with server:
-        assert main(["bench", "learn", "--url", server.url, "--prompts", file, "--held-out", file]) == 1
+        assert script.main(learning, ["--url", server.url, "--prompts", file, "--held-out", file]) == 1
     assert "does not learn: start it with --learn" in capsys.readouterr().err
 
 
@@ -110,9 +110,7 @@ def test_a_server_that_does_not_learn_is_refused(tmp_path: Path, capsys: pytest.
 def test_made_up_prompts_are_the_same_again_and_none_is_served_and_held_out(domain: str, tmp_path: Path) -> None:
     corpora = []
     for folder in (tmp_path / "a", tmp_path / "b"):
-        subprocess.run(
-            [sys.executable, "deploy/loadtest/domains.py", domain, "--out", str(folder)], cwd=ROOT, check=True
-        )
+        subprocess.run([sys.executable, "tests/measure/domains.py", domain, "--out", str(folder)], cwd=ROOT, check=True)
         files = [folder / f"{domain}.jsonl", folder / f"{domain}-held-out.jsonl"]
         corpora.append([read_questions(file) for file in files])
     assert corpora[0] == corpora[1]

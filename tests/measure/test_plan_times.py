@@ -1,14 +1,12 @@
-"""`outrider bench micro plan` times every planner and refuses empty sizes."""
-
-from __future__ import annotations
+"""tests/measure/plan_times.py times every planner and refuses empty sizes."""
 
 import argparse
 from pathlib import Path
 
+import plan_times as plan
 import pytest
 
 from outrider.server.bench import record
-from outrider.server.bench.micro import plan
 from outrider.server.errors import UserError
 
 
