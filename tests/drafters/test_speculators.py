@@ -105,7 +105,7 @@ def test_sliding_layers_are_causal() -> None:
     slides = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
     shape = config_json(config)["transformer_layer_config"]
     assert BlockConfig.from_json(config_json(config, transformer_layer_config=shape | slides)) == config
-    assert BlockConfig.from_json(config_json(config, **slides)) == config  # outside the section, as in some folders
+    assert BlockConfig.from_json(config_json(config, **slides)) == config  # some have them outside the section
     for said in (True, None):
         with pytest.raises(CheckpointError, match="sliding_window_non_causal: false"):
             BlockConfig.from_json(config_json(config, **slides, sliding_window_non_causal=said))

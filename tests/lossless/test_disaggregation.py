@@ -108,7 +108,7 @@ def pair_server(
 ) -> Iterator[Pair]:
     """The small target; its model drafts where lookup finds no match, and every draft is verified."""
     flags = (*FLAGS, *small_target.flags())
-    more = ("--num-reserved-decode-tokens", "16")  # tokens that the cache needs room for to let a request in
+    more = ("--num-reserved-decode-tokens", "16")  # room needed in the cache for a new request
     folder, flags = tmp_path_factory.mktemp("pair"), (*flags, "--planner", "verify-all")
     with started(folder, *flags, decode=more, **failures.environment) as pair:
         yield pair
@@ -122,7 +122,7 @@ def accepted(answer: dict[str, Any]) -> tuple[int, int]:
 def test_greedy_answers_and_drafts_equal_a_single_servers(
     pair_server: Pair, exact_server: Server, prompts: list[str]
 ) -> None:
-    """One at a time, so that rounding is equal."""
+    """Requests run one at a time, so that rounding is equal."""
     wanted = complete_all(exact_server, prompts[:12], 1, speculate=True, **PLAIN)
     answers = pair_server.complete_all(prompts[:12], 1, **PLAIN)
     assert [tokens(answer) for answer in answers] == [tokens(answer) for answer in wanted]
@@ -272,7 +272,7 @@ def answers(url: str) -> bool:
 def test_servers_with_other_drafters_are_no_pair(
     tmp_path: Path, pair_server: Pair, small_target: SmallTarget, prompts: list[str]
 ) -> None:
-    """The request fails at once, and the prefill server goes on with its own decode server."""
+    """The request fails at once, and the prefill server still serves its own decode server."""
     flags = (*FLAGS, *small_target.flags("ngram"), "--", "--disaggregation-mode", "decode", *TCP)
     other = ForkedServer(tmp_path / "log", *flags)
     try:
