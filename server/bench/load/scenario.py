@@ -103,8 +103,8 @@ UNITS = {"closed": "in flight", "fixed": "req/s", "poisson": "req/s", "bursts": 
 class Requests(_Table):
     """One kind of request; `weight` says how often among the others.
 
-    prompts: files of prompts, beside the scenario's or absolute. texts: prompts themselves. input_tokens: made-up text of
-        that length. At most one of the three.
+    prompts: files of prompts, beside the scenario's or absolute. texts: prompts themselves. input_tokens: made-up text
+        of that length. At most one of the three.
     shared_prefix_tokens: the same text before every one of these prompts, as a system prompt is. body: further fields.
     """
 
