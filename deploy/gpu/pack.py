@@ -59,7 +59,7 @@ scores."""
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(".gpu-proof"), help="(default: %(default)s)")
-    parser.add_argument("--python", default="python3.12", help="whose pip downloads (default: %(default)s)")
+    parser.add_argument("--python", default="python3.12", help="Python with the pip to use (default: %(default)s)")
     args = parser.parse_args()
     work = args.out / "work"
     site = installed(work, args.python)

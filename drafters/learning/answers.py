@@ -191,7 +191,7 @@ def forget(folder: str | Path) -> None:
     made_here = known & names or any(name.startswith(begun) for name in names)
     made_here = made_here or (folder.parent.name in NAMED_IN and "state.json" in names)
     if not made_here or not all(ours.fullmatch(name) and not (folder / name).is_symlink() for name in names):
-        raise ValueError(f"{folder} is no learner's folder: expected nothing but {', '.join(CONTENTS)}")
+        raise ValueError(f"{folder} is no learner's folder: expected only {', '.join(CONTENTS)}")
     sweep(folder)
     for kind in NAMED_IN:
         for learner in folder.glob(f"{kind}/[!.]*"):

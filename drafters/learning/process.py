@@ -56,7 +56,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--denoising-order", default="left")
     parser.add_argument("--most-feature-bytes", type=int, default=2 << 30)
     parser.add_argument("--per", choices=["server", "key", "adapter"], default="server", help="owners of drafters")
-    parser.add_argument("--keys", type=int, default=8, help="so many keys or adapters have features at a time")
+    parser.add_argument("--keys", type=int, default=8, help="keys or adapters that have features at a time")
     return parser
 
 

@@ -130,7 +130,7 @@ class MtpConfig(LayerShape):
         layout = LAYOUTS.get(architecture)
         if layout is None:
             raise CheckpointError(
-                f"MTP layers of {architecture or 'no architecture named'} are not built here, but those of "
+                f"MTP layers of {architecture or 'no architecture named'} are not supported; supported are "
                 f"{', '.join(LAYOUTS)}"
             )
         text = {**config, **(config.get("text_config") or {})}

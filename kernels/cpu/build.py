@@ -107,7 +107,7 @@ def find_compiler() -> str:
     """Return the path of the C++ compiler; raises BuildError where there is none."""
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
-        raise BuildError("no C++ compiler (g++, or what $CXX names) was found")
+        raise BuildError("no C++ compiler was found (g++, or the one in $CXX)")
     return compiler
 
 

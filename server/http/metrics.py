@@ -100,13 +100,11 @@ class AnswerMetrics:
             "Mean time between the tokens of an answer, one observation per whole answer.",
             buckets=TOKEN_SECONDS,
         )
-        levels = Counter(
-            "outrider_service_level_requests", "Finished requests that asked for a minimum speed.", ["met"]
-        )
+        levels = Counter("outrider_service_level_requests", "Finished requests with a minimum speed.", ["met"])
         self._levels = {reached: levels.labels(str(reached).lower()) for reached in (True, False)}
         self.reached = {True: 0, False: 0}  # requests that met, and missed, their level
         self._goodput = Counter(
-            "outrider_goodput_tokens", "Tokens of finished requests that met their service level, or asked for none."
+            "outrider_goodput_tokens", "Tokens of finished requests that met their service level, or had none."
         )
 
     def finished(self, tokens: int, per_token: float | None, speed: float | None, level: float) -> None:
@@ -128,7 +126,7 @@ class KeyMetrics:
         self._requests = Counter("outrider_key_requests", "POST requests with the key, refused ones too.", ["key"])
         self._tokens = Counter(
             "outrider_key_tokens",
-            "Tokens of the key's ended requests: of prompts, those among them from the prefix cache, and of answers.",
+            "Tokens of the key's ended requests: of prompts, of prompts from the prefix cache, and of answers.",
             ["key", "kind"],
         )
         self._names: set[str] = set()

@@ -152,7 +152,7 @@ def _request_schemas(kind: Kind, limits: Limits) -> dict[str, Any]:
             properties[name] = _bounded(properties[name], bounds_)
     properties |= _without_effect()
     for name, values in MEANINGLESS.items():
-        properties[name] = {"enum": [*values, None], "description": "asks for nothing, and may be left out"}
+        properties[name] = {"enum": [*values, None], "description": "has no effect, and may be left out"}
     properties["model"] = {"enum": [limits.model, *limits.adapters(), None], "description": "may be left out"}
     for nested in named.values():
         if "properties" in nested:

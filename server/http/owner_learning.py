@@ -195,7 +195,7 @@ class KeyLearning(OwnerLearning):
         for folder in owners.learners(self.folder, KEYS):
             learner = f"{KEYS}/{folder.name}"
             if learner not in known:
-                logger.warning("what %s taught its drafter is deleted", owners.owner_of(folder) or f"key {folder.name}")
+                logger.warning("the learner of %s is deleted", owners.owner_of(folder) or f"key {folder.name}")
                 await asyncio.to_thread(owners.forget_owner, folder)
                 await self._drop(learner)
 

@@ -39,12 +39,12 @@ NAMED_ALIKE = (
     *("tool_call_parser", "reasoning_parser", "chat_template"),
 )
 """Settings with the same name in SGLang, which chooses a value if ours is None."""
-KV_ONLY = "what it brings back has keys and values alone, not the tokens and drafter states that go with them"
+KV_ONLY = "it brings back keys and values alone, without their tokens and drafter states"
 # Flags of SGLang for its own HTTP server, which does not run here, or in conflict with ours.
 UNAVAILABLE = {
     "tokenizer_worker_num": "one tokenizer process",
-    "enable_dp_attention": "all ranks verify the same drafts, whose lengths the first one decides; "
-    "--engines N gives engines that share nothing",
+    "enable_dp_attention": "all ranks verify the same drafts, with lengths from the first rank; "
+    "--engines N gives separate engines",
     "pp_size": "a step is planned as one forward of all layers; --tp-size spreads every layer instead",
     "grpc_port": "HTTP only",
     "grpc_mode": "HTTP only",

@@ -17,9 +17,7 @@ def with_adapters(settings: Settings, model: Model) -> Settings:
     if not settings.has_adapters:
         return settings
     if settings.resolved_device == "cuda" and not settings.lora_paths:
-        raise UserError(
-            "on a GPU --enable-lora goes with --lora-paths: their ranks and layers are those for which there is room"
-        )
+        raise UserError("on a GPU --enable-lora goes with --lora-paths: memory is reserved for their ranks and layers")
     if settings.parallel.tp_size > 1:
         raise UserError("adapters are not divided over --tp-size ranks; leave one of them out")
     if settings.diffusion is not None:

@@ -75,7 +75,7 @@ def plan(settings: Settings, model: Model) -> MemoryPlan:
     else:
         wanted, why = _wanted(settings, settings.context_length or model.context_length, per_token)
         tokens = min(wanted, int(max(0, room * MAX_KV_SHARE) // per_token))
-        why = why if tokens == wanted else "half of what is free"
+        why = why if tokens == wanted else "half of the free memory"
     if tokens < SMALLEST_KV or tokens * per_token > room:
         tokens = max(tokens, SMALLEST_KV)
         raise UserError(

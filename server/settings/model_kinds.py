@@ -33,7 +33,7 @@ def check_quantized(settings: Settings, model: Model) -> None:
     if wrong:
         raise UserError(
             f"{model.name} is quantised in a way that is not served on a CPU: {wrong}. Served are AWQ (version gemm) "
-            "and GPTQ without desc_act, 4 bits in groups of 32, 64 or 128; take one of those, or one without"
+            "and GPTQ without desc_act, 4 bits in groups of 32, 64 or 128; take such a checkpoint, or plain weights"
         )
 
 

@@ -76,8 +76,8 @@ class Parallel:
         if self.role and self.backend not in BACKENDS:
             raise UserError(
                 f"--disaggregation-mode {self.role} goes with --disaggregation-transfer-backend "
-                f"{' or '.join(BACKENDS)}, not {self.backend}: of others it is not checked whether two servers fit "
-                "together"
+                f"{' or '.join(BACKENDS)}, not {self.backend}: with another backend, Outrider cannot check that two "
+                "servers fit together"
             )
 
     def check_one_server(self, needs_one_server: Mapping[str, bool]) -> None:

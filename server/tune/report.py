@@ -32,7 +32,7 @@ class Tuned:
         """One line for people."""
         times, weights = len(self.profile.points), [sum(fit.samples) for fit in self.calibration.by_class]
         if not any(weights):
-            return f"{times} step times; nothing was drafted for the prompts held out, confidences are kept as they are"
+            return f"{times} step times; no drafts for the prompts held out, confidences stay as they are"
         before, after, by_chance = (
             np.average([statistics.mean(getattr(fit, key)) for fit in self.calibration.by_class], weights=weights)
             for key in ("ece_before", "ece_after", "ece_by_chance")
@@ -86,7 +86,7 @@ class TunedGraphs:
     def _ahead(self, name: str) -> str:
         counts = self.counts[name]
         if not counts.roots:
-            return f"nothing to count {name}"
+            return f"no states to count {name}"
         chosen, untuned = (steps_ahead(graph, counts) for graph in (self.graphs[name], self.untuned))
         return f"{chosen:.2f} steps ahead {name} ({untuned:.2f} by the untuned graph)"
 

@@ -69,7 +69,7 @@ class UsageFile:
         try:
             return cls(cache_root() / "usage" / f"{settings.port}.json")
         except UserError as error:
-            logger.warning("a restart will forget what keys have used of their day: %s", error)
+            logger.warning("a restart will forget the keys' usage of today: %s", error)
             return None
 
     def used_on(self, day: int) -> Mapping[str, int]:

@@ -23,8 +23,8 @@ RESERVED_FOR_TEMPLATE = frozenset(
 )
 """Arguments of transformers' `apply_chat_template`, and variables that it gives to the template."""
 
-UNORDERED = "a block-diffusion model draws tokens before those on their left are known"
-LOGPROBS = "the tokens of a block-diffusion model have no probability given those before them"
+UNORDERED = "a block-diffusion model draws tokens before the tokens to their left are known"
+LOGPROBS = "the tokens of a block-diffusion model have no probability given the tokens before them"
 PARSED = "an answer in its form cannot be enforced: " + UNORDERED
 NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
     "frequency_penalty": ((0,), UNORDERED),
