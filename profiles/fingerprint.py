@@ -89,12 +89,12 @@ def cpu_name() -> str:
 
 
 def core_count() -> int:
-    """Cores that this process may run on."""
+    """Return the cores that this process may run on."""
     return len(os.sched_getaffinity(0))
 
 
 def package_version(name: str) -> str:
-    """Version of an installed package, "" without it."""
+    """Return the version of an installed package, "" without it."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -102,7 +102,7 @@ def package_version(name: str) -> str:
 
 
 def folder_digest(folder: str | Path) -> str:
-    """16 hex digits that identify a checkpoint folder.
+    """Return 16 hex digits that identify a checkpoint folder.
 
     Hashes config.json and the size, the beginning (where safetensors describes its tensors) and the end of each file
     with weights: at most 2 MiB of a file. Raises FileNotFoundError if the folder has neither.

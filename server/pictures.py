@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def available() -> bool:
-    """True if matplotlib is installed."""
+    """Return True if matplotlib is installed."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:

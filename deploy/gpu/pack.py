@@ -225,7 +225,7 @@ def section(library: bytes, wanted: str) -> tuple[int, int]:
 
 
 def used(program: bytes) -> bool:
-    """True for all but attention that the proof's models do not need: older GPUs', of other types or heads, capped.
+    """Return True except for attention that the proof does not need: older GPUs', of other types or heads, capped.
     Compressed programs are kept where they are small; FlashAttention's are of heads of 192 and more."""
     if program[:4] != ELF:
         return len(program) < 500_000

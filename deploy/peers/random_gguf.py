@@ -43,7 +43,7 @@ COPIED = ("model", "pre", "merges", "bos_token_id", "eos_token_id", "unknown_tok
 
 
 def blocks(draw: np.random.Generator, kind: str, rows: int, depth: int) -> np.ndarray:
-    """Random blocks of weights around 0, with a deviation of some 0.02: [rows, bytes of a row]."""
+    """Return random blocks of weights around 0, with a deviation of some 0.02: [rows, bytes of a row]."""
     made = draw.integers(0, 256, (rows, depth // 256, SIZES[kind]), dtype=np.uint8)
     scale = np.array([8e-5], np.float16).view(np.uint8)
     if kind == "Q4_K":
@@ -55,7 +55,7 @@ def blocks(draw: np.random.Generator, kind: str, rows: int, depth: int) -> np.nd
 
 
 def matrices(shape: RandomShape) -> Iterator[tuple[str, str, int, int]]:
-    """Name, type, rows and depth of each matrix."""
+    """Yield the name, type, rows and depth of each matrix."""
     yield "token_embd.weight", "Q6_K", shape.vocabulary, shape.width
     queries, keys = shape.heads * shape.head, shape.kv_heads * shape.head
     eighth = shape.layers // 8

@@ -59,7 +59,7 @@ def plain_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def anchor_predicts(config: dict[str, Any]) -> bool:
-    """True if the first row of a block, the anchor's, predicts a token. Versions without that field give the number of
+    """Return True if the first row of a block, the anchor's, predicts. Versions without that field give the number of
     tokens that a block drafts; raises CheckpointError where that does not settle it."""
     if (stated := config.get(ANCHOR)) is not None:
         return bool(stated)

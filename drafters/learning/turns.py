@@ -69,7 +69,7 @@ class Turns:
         return [self.folder, *known]
 
     def next(self, *, besides: Path | None = None) -> Path | None:
-        """The learner with most new answers; without new ones, the one that has waited longest for its turn."""
+        """Return the learner with most new answers; without new ones, the one that has waited longest for its turn."""
         candidates = []
         for folder in self.learners():
             turn = self._turn(folder)
@@ -120,7 +120,7 @@ class Turns:
 
 
 def sizes(folder: Path) -> dict[int, int]:
-    """Bytes of each segment of a learner's answers."""
+    """Return the bytes of each segment of a learner's answers."""
     lengths = {}
     for number in segment_numbers(folder / "answers"):
         path = segment_path(folder / "answers", number)
@@ -129,5 +129,5 @@ def sizes(folder: Path) -> dict[int, int]:
 
 
 def new_bytes(folder: Path, ends: dict[int, int]) -> int:
-    """Bytes of answers that are not read yet."""
+    """Return the bytes of answers that are not read yet."""
     return sum(max(0, size - ends.get(number, 0)) for number, size in sizes(folder).items())

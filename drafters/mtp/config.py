@@ -174,5 +174,5 @@ def experts_of(fields: Fields, layout: MtpLayout) -> ExpertsConfig:
 
 
 def has_layout(config: Mapping[str, Any]) -> bool:
-    """True if a `config.json` is that of a target with an MTP layer that is built here."""
+    """Return True if a `config.json` is that of a target with an MTP layer that is built here."""
     return next(iter(config.get("architectures") or ()), "") in LAYOUTS

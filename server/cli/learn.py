@@ -95,7 +95,7 @@ def _status(folder: Path, in_use: str | None, refused: tuple[str, ...]) -> dict[
 
 
 def _learner(whole: Path, key: str | None, adapter: str | None) -> Path:
-    """The learner's folder of a key or an adapter. Raises UserError if there is none, or more than one."""
+    """Return the learner's folder of a key or an adapter. Raises UserError if there is none, or more than one."""
     from outrider.drafters.learning.answers import ADAPTERS, KEYS
     from outrider.drafters.learning.owners import Owner, learners, owner_of
 
@@ -115,7 +115,7 @@ def _learner(whole: Path, key: str | None, adapter: str | None) -> Path:
 
 
 def _owners(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """Name, drafter in use and answers of each key or adapter that has its own drafter."""
+    """Return the name, drafter in use and answers of each key or adapter that has its own drafter."""
     from outrider.drafters.learning.answers import ServerState
     from outrider.drafters.learning.owners import learners, owner_of
 

@@ -101,7 +101,7 @@ def build(
 
 
 def bare(lifespan: Lifespan | None = None) -> FastAPI:
-    """An app without routes. It never redirects: FastAPI would send /docs/ to /docs at the address in `Host`."""
+    """Return an app without routes. It never redirects: FastAPI would send /docs/ to /docs at the address in `Host`."""
     app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False, responses=openapi.ERROR)
     errors.install(app)
     return app

@@ -57,12 +57,12 @@ class ApiError(Exception):
 
 
 def invalid_value(param: str | None, message: str) -> ApiError:
-    """A field with a value that cannot be served."""
+    """Return the error for a field with a value that cannot be served."""
     return ApiError(message, param=param, code="invalid_value")
 
 
 def unsupported(param: str, message: str) -> ApiError:
-    """A field, or a value of it, that this server does not support."""
+    """Return the error for a field, or a value of it, that this server does not support."""
     return ApiError(message, param=param, code="unsupported_parameter")
 
 
@@ -85,7 +85,7 @@ def of_stream(event: str) -> JSONResponse | None:
 
 
 def of_engine(message: str, status: int, param: str | None = None) -> ApiError:
-    """An error that SGLang worded."""
+    """Return the error for one that SGLang worded."""
     message = message.partition("\n")[0]  # the rest of a schema error explains the schema of schemas
     if "waiting timeout reached" in message:
         return ApiError("the request waited longer than it may here; try again", status=429, code="queue_timeout")

@@ -218,7 +218,7 @@ class Learning:
 
 
 def newest(folder: Path, state: ServerState) -> str | None:
-    """A learner's newest candidate, if it is newer than the one in use and was not refused."""
+    """Return a learner's newest candidate, if it is newer than the one in use and was not refused."""
     known = candidate_names(folder)
     return max((n for n in known if n > (state.in_use or "") and n not in state.refused), default=None)
 

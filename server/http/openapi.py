@@ -133,7 +133,7 @@ class _Served(GenerateJsonSchema):
 
 
 def _request_schemas(kind: Kind, limits: Limits) -> dict[str, Any]:
-    """The schema of a kind of request, and all schemas that it refers to, by name."""
+    """Return the schema of a kind of request, and all schemas that it refers to, by name."""
     known = kind.model.model_fields
     # In every field null means: not given.
     given: dict[str, Any] = {
@@ -214,7 +214,7 @@ _BOUNDED = {
 
 
 def _bounded(schema: dict[str, Any], bounds: dict[str, Any]) -> dict[str, Any]:
-    """The schema with bounds where they apply, in each of its alternatives."""
+    """Return the schema with bounds where they apply, in each of its alternatives."""
     if "anyOf" in schema:
         return schema | {"anyOf": [_bounded(branch, bounds) for branch in schema["anyOf"]]}
     return schema | {name: bound for name, bound in bounds.items() if schema.get("type") in _BOUNDED[name]}

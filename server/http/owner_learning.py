@@ -69,7 +69,7 @@ class OwnerLearning(Learning, ABC):
         """Drop the learners of unknown owners."""
 
     def _in_use(self, learner: str) -> str:
-        """Name of the learned drafter in use; "" while the first one is. The first request reads it."""
+        """Return the name of the learned drafter in use; "" while the first one is. The first request reads it."""
         if learner not in self.states:
             folder = self.folder / learner
             self.states[learner] = state = ServerState.read(folder)
@@ -91,7 +91,7 @@ class OwnerLearning(Learning, ABC):
         self._sum(surveys)
 
     def _surveys(self, known: dict[str, Owner]) -> list[Survey]:
-        """The existing learners of these owners, without any that has damaged files."""
+        """Return the existing learners of these owners, without any that has damaged files."""
         surveys = []
         for learner, owner in known.items():
             folder = self.folder / learner
@@ -169,7 +169,7 @@ class OwnerLearning(Learning, ABC):
         self.metrics.failed.set(failed or not self.process.running)
 
     def snapshot(self) -> dict[str, Any]:
-        """The page's data: sums, and the number of learned drafters; no owner's promotions."""
+        """Return the page's data: sums, and the number of learned drafters; no owner's promotions."""
         learned = sum(1 for state in self.states.values() if state.in_use)
         shown: dict[str, Any] = {"in_use": None, "learned": learned, "exchanges": [], "now": round(time.time(), 3)}
         return self.numbers | shown

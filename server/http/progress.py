@@ -88,7 +88,7 @@ def _busy(load: LoadSnapshot) -> bool:
 
 
 def _under_way(manager: Any) -> bool:
-    """True if a request that was sent to the engine has not ended."""
+    """Return True if a request that was sent to the engine has not ended."""
     states = manager.rid_to_state.values()
     return any(getattr(state, "dispatched", True) and not state.finished for state in states)
 

@@ -54,7 +54,7 @@ _current: ContextVar[RequestContext | None] = ContextVar("request_context", defa
 
 
 def current() -> RequestContext | None:
-    """The request that the running code works for; None outside any."""
+    """Return the request that the running code works for; None outside any."""
     return _current.get()
 
 
@@ -132,7 +132,7 @@ class RequestMiddleware:
 
 
 def outcome_of(status: int) -> str:
-    """One of `metrics.OUTCOMES`, for a client that waited for its answer."""
+    """Return one of `metrics.OUTCOMES`, for a client that waited for its answer."""
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return "overloaded"
     if status < 400:

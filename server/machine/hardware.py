@@ -31,7 +31,7 @@ def gpu_count() -> int:
 
 
 def has_gpu() -> bool:
-    """True if there is a GPU."""
+    """Return True if there is a GPU."""
     return gpu_count() > 0
 
 
@@ -66,12 +66,12 @@ def cpu_has_fast_bfloat16() -> bool:
 
 
 def faster_dtype(device: str) -> str:
-    """The dtype, bfloat16 or float32, in which this device multiplies matrices faster."""
+    """Return the dtype, bfloat16 or float32, in which this device multiplies matrices faster."""
     return "bfloat16" if not device.startswith("cpu") or cpu_has_fast_bfloat16() else "float32"
 
 
 def available_memory() -> int:
-    """Bytes that can still be allocated here: the machine's, or the container's where it has less."""
+    """Return the bytes that can still be allocated here: the machine's, or the container's where it has less."""
     free = psutil.virtual_memory().available
     for limit_file, used_file in _CGROUP_LIMITS:
         try:
@@ -85,12 +85,12 @@ def available_memory() -> int:
 
 
 def gpu_memory() -> int:
-    """Bytes of the first GPU that are free."""
+    """Return the bytes of the first GPU that are free."""
     return int(_ask_first_gpu("memory.free")) * 2**20
 
 
 def gpu_name() -> str:
-    """Name of the first GPU by its driver."""
+    """Return the name of the first GPU by its driver."""
     return _ask_first_gpu("name")
 
 

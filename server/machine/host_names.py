@@ -16,13 +16,13 @@ def is_host(text: str) -> bool:
 
 
 def host_of(authority: str) -> str | None:
-    """The host of HOST, HOST:PORT or [IPv6]:PORT, in the one form that is compared; None where it is none of these."""
+    """Return the host of HOST, HOST:PORT or [IPv6]:PORT, in the form that is compared; None for any other name."""
     matched = AUTHORITY.fullmatch(authority)
     return canonical(matched[1]) if matched else None
 
 
 def canonical(host: str) -> str:
-    """A name in lower case and without the root's dot, or an address as Python writes it."""
+    """Return a name in lower case and without the root's dot, or an address as Python writes it."""
     host = host.strip("[]").lower()
     address = address_of(host)
     return host.removesuffix(".") if address is None else str(address)

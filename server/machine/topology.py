@@ -92,7 +92,7 @@ def _siblings(folder: Path) -> frozenset[int]:
 
 
 def _numbers(path: Path) -> list[int]:
-    """Numbers of a list like "0-3,8"; none where there is no such file."""
+    """Return the numbers of a list like "0-3,8"; none where there is no such file."""
     numbers: list[int] = []
     for part in filter(None, _text(path).split(",")):
         first, _, last = part.partition("-")
@@ -101,13 +101,13 @@ def _numbers(path: Path) -> list[int]:
 
 
 def _quota(root: Path) -> float | None:
-    """The lowest limit among this process's cgroup and its parents."""
+    """Return the lowest limit among this process's cgroup and its parents."""
     limits = [limit for folder in _cgroups(root) if (limit := _limit(folder)) is not None]
     return min(limits, default=None)
 
 
 def _cgroups(root: Path) -> Iterator[Path]:
-    """Folders of the process's cgroups for the processor, and of their parents.
+    """Yield the folders of the process's cgroups for the processor, and of their parents.
 
     Inside a container the path in /proc may be the host's, which is not there: the mount itself is then the cgroup.
     """

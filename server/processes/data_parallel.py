@@ -30,7 +30,7 @@ WATCHDOG_SECONDS = 1.0
 
 
 def environment(parts: Sequence[Topology]) -> dict[str, str]:
-    """Environment of schedulers on these parts of a CPU: engines, or ranks of one engine.
+    """Return the environment of schedulers on these parts of a CPU: engines, or ranks of one engine.
 
     Without it SGLang allows one scheduler per NUMA node.
     """

@@ -12,7 +12,7 @@ ENV = "SGLANG_DISABLED_MODEL_ARCHS"
 
 
 def sglangs() -> Path:
-    """The folder of SGLang's model modules; found without importing SGLang."""
+    """Return the folder of SGLang's model modules; found without importing SGLang."""
     spec = importlib.util.find_spec("sglang")
     assert spec is not None
     assert spec.origin is not None
@@ -20,7 +20,7 @@ def sglangs() -> Path:
 
 
 def unneeded(architectures: Sequence[str], folder: Path) -> list[str]:
-    """Names of the modules without any of the architectures in EntryClass, SGLang's list of a module's models.
+    """Return names of the modules without any of the architectures in EntryClass, SGLang's list of a module's models.
 
     Empty if no module has one: SGLang then lists its models in an error, or runs another library's.
     """
@@ -33,5 +33,5 @@ def unneeded(architectures: Sequence[str], folder: Path) -> list[str]:
 
 
 def environment(architectures: Sequence[str]) -> dict[str, str]:
-    """Environment of a scheduler's process."""
+    """Return the environment of a scheduler's process."""
     return {ENV: ",".join(modules)} if (modules := unneeded(architectures, sglangs())) else {}

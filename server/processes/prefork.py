@@ -48,11 +48,11 @@ class WaitingScheduler:
         childs_end.close()
 
     def Pipe(self, duplex: bool) -> tuple[Connection, type[_ChildsEnd]]:
-        """The parent's end, and the placeholder of the child's."""
+        """Return the parent's end, and the placeholder of the child's."""
         return self._connection, _ChildsEnd
 
     def Process(self, target: Callable[..., None], args: tuple[Any, ...]) -> BaseProcess:
-        """The waiting process; its `start` sends the task."""
+        """Return the waiting process; its `start` sends the task."""
 
         def start() -> None:
             self._connection.send((target, args, dict(os.environ)))

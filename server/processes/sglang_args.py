@@ -144,7 +144,7 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
 
 
 def _decoding(settings: Settings, context: int, cache: int | None) -> dict[str, Any]:
-    """The arguments that select our worker, or block diffusion.
+    """Return the arguments that select our worker, or block diffusion.
 
     context: tokens of prompt and answer together. cache: tokens of the KV cache; None: unknown.
     """
@@ -167,7 +167,7 @@ def _decoding(settings: Settings, context: int, cache: int | None) -> dict[str, 
 
 
 def _order(settings: Settings) -> dict[str, Any]:
-    """The argument that has short prompts read first, where prompts are read in chunks of ours."""
+    """Return the argument that has short prompts read first, where prompts are read in chunks of ours."""
     if not settings.reads_in_chunks or settings.disable_radix_cache:
         return {}
     return (
@@ -178,7 +178,7 @@ def _order(settings: Settings) -> dict[str, Any]:
 
 
 def parse_flags(flags: Sequence[str]) -> dict[str, Any]:
-    """Values of the flags given after `--`, by the name of their field."""
+    """Return the values of the flags given after `--`, by the name of their field."""
     if not flags:
         return {}
     from sglang.srt.server_args import ServerArgs

@@ -13,7 +13,7 @@ from .settings import Settings
 
 
 def with_adapters(settings: Settings, model: Model) -> Settings:
-    """Settings with the adapters' folders made absolute; raises UserError where they cannot be served."""
+    """Return settings with the adapters' folders made absolute; raises UserError where they cannot be served."""
     if not settings.has_adapters:
         return settings
     if settings.resolved_device == "cuda" and not settings.lora_paths:
@@ -34,7 +34,7 @@ def with_adapters(settings: Settings, model: Model) -> Settings:
 
 
 def checked(name: str, folder: str, settings: Settings, model: Model) -> Path:
-    """The adapter's folder, absolute; raises UserError where it cannot be served."""
+    """Return the adapter's folder, absolute; raises UserError where it cannot be served."""
     path = Path(folder).expanduser().absolute()
     try:
         adapter = AdapterFolder.open(path)

@@ -41,13 +41,13 @@ def add_unmasking_flags(parser: Flags) -> None:
 
 
 def settings_of(args: argparse.Namespace, **fixed: Any) -> Settings:
-    """Settings from the flags that measuring commands share; `fixed` are the command's own. Raises UserError."""
+    """Return settings from the flags that measuring commands share; `fixed` are the command's own. Raises UserError."""
     shared = TARGET + DRAFTER + UNMASKING
     return Settings(**{name: getattr(args, name) for name in shared if hasattr(args, name)} | fixed)
 
 
 def served_settings_of(args: argparse.Namespace) -> Settings:
-    """Settings from the flags of `add_all_flags`; raises UserError where they cannot be."""
+    """Return settings from the flags of `add_all_flags`; raises UserError where they cannot be."""
     given = {each.name: getattr(args, each.name) for each, _ in declared(Settings)}
     return Settings(**given, sglang_flags=tuple(args.sglang_flags))
 

@@ -58,7 +58,7 @@ def graphs(backend: str | None, given: dict[str, Any], *, ranks: int, adapters: 
 
 
 def needs_of(config: dict[str, Any], dtype: str = "auto", cache: str | None = None) -> Needs:
-    """A model's needs of attention, by its config.json. cache: SGLang's --kv-cache-dtype."""
+    """Return a model's needs of attention, by its config.json. cache: SGLang's --kv-cache-dtype."""
     heads = config.get("num_attention_heads") or 0
     return Needs(
         latent=bool(config.get("kv_lora_rank")),

@@ -112,7 +112,7 @@ def with_diffusion(settings: Settings, model: Model) -> Settings:
 
 
 def _changed(settings: Settings, names: tuple[str, ...]) -> str | None:
-    """The flag of the first setting in `names` that differs from its default."""
+    """Return the flag of the first setting in `names` that differs from its default."""
     defaults = Settings()
     for name in names:
         if getattr(settings, name) != getattr(defaults, name):

@@ -118,7 +118,7 @@ class Parallel:
         return host, int(port)
 
     def interface(self) -> str | None:
-        """Name of this machine's network interface that leads to node 0; None if it is unknown."""
+        """Return the name of this machine's network interface that leads to node 0; None if it is unknown."""
         try:
             family, kind, _, _, target = socket.getaddrinfo(*self.address, type=socket.SOCK_DGRAM)[0]
             with socket.socket(family, kind) as probe:

@@ -37,7 +37,7 @@ class Resolved:
     unmeasured: bool
 
     def to_measure(self, name: str | None) -> Resolved:
-        """A copy that writes the profile to `name`, of the form `store.NAME`; None: made of model, drafter, machine."""
+        """Return a copy that writes the profile to `name`, as `store.NAME`; None: of model, drafter and machine."""
         if name is None:
             name = profile_lookup.default_name(profile_lookup.fingerprint(self.settings, self.model), self.model)
         folder = profile_lookup.roots()[0] / name

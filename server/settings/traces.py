@@ -54,7 +54,7 @@ def protocol_of(endpoint: str) -> tuple[str, str]:
 
 
 def arguments(endpoint: str) -> dict[str, Any]:
-    """Arguments for SGLang's ServerArgs. Also sets the environment that its processes will read.
+    """Return arguments for SGLang's ServerArgs. Also sets the environment that its processes will read.
 
     endpoint: of a collector; see `protocol_of`.
     """

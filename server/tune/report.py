@@ -91,7 +91,7 @@ class TunedGraphs:
         return f"{chosen:.2f} steps ahead {name} ({untuned:.2f} by the untuned graph)"
 
     def table(self) -> str:
-        """Times of rounds by shape, and the draft graphs."""
+        """Return the times of rounds by shape, and the draft graphs."""
         lines = [f"{'requests':>8} {'states':>7} {'context':>8} {'round ms':>9} {'spread':>7}"]
         for point in self.profile.points:
             states = point.tokens // self.block

@@ -28,7 +28,7 @@ def folder() -> Path:
 
 
 def prepare() -> tuple[Path, Path]:
-    """Folders of target and drafter, made if they are not there."""
+    """Return the folders of target and drafter, made if they are not there."""
     model, drafter = folder() / "Qwen3-8B-random", folder() / "dspark"
     if not (drafter / "config.json").exists():
         began = time.perf_counter()

@@ -80,7 +80,7 @@ def install(manager: Any) -> None:
 
 
 def chat_logprobs(tokens_by_id: DecodedTokens, meta: dict[str, Any]) -> orjson.Fragment:
-    """A chat choice's `logprobs`, as JSON. meta: SGLang's `meta_info` of a whole answer."""
+    """Return a chat choice's `logprobs`, as JSON. meta: SGLang's `meta_info` of a whole answer."""
     entries = _chat_entries(tokens_by_id, meta["output_token_logprobs"], meta.get("output_top_logprobs") or ())
     return orjson.Fragment(b'{"content":[%s]}' % b",".join(map(orjson.dumps, entries)))
 
@@ -88,7 +88,7 @@ def chat_logprobs(tokens_by_id: DecodedTokens, meta: dict[str, Any]) -> orjson.F
 def chat_models(
     tokens_by_id: DecodedTokens, tokens: Sequence[Logprob], tops: Sequence[Sequence[Logprob] | None]
 ) -> list[ChatCompletionTokenLogprob]:
-    """The same as SGLang's models, for the few tokens of a stream's chunk."""
+    """Return the same as SGLang's models, for the few tokens of a stream's chunk."""
     return [ChatCompletionTokenLogprob(**entry) for entry in _chat_entries(tokens_by_id, tokens, tops)]
 
 
@@ -107,7 +107,7 @@ def _chat_entry(tokens_by_id: DecodedTokens, logprob: float | None, token: int) 
 
 
 def text_logprobs(tokens_by_id: DecodedTokens, meta: dict[str, Any], *, prompt: bool) -> orjson.Fragment:
-    """A completion's `logprobs`, as JSON. prompt: begin with the prompt's logprobs."""
+    """Return a completion's `logprobs`, as JSON. prompt: begin with the prompt's logprobs."""
     sides = ("input", "output") if prompt else ("output",)
     tokens = [entry for side in sides for entry in meta.get(f"{side}_token_logprobs") or ()]
     tops = [entry for side in sides for entry in meta.get(f"{side}_top_logprobs") or ()]
@@ -166,7 +166,7 @@ class EchoedPrompt:
         meta["input_token_logprobs"], meta["input_top_logprobs"] = [], []
 
     async def annotate(self, stream: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
-        """The chunks of the stream, the first of each choice with the logprobs of its prompt."""
+        """Yield the chunks of the stream, the first of each choice with the logprobs of its prompt."""
         async with aclosing(stream):
             async for chunk in stream:
                 if self._waiting and chunk.startswith("data: {"):
@@ -183,7 +183,7 @@ class EchoedPrompt:
 
 
 def entries_of(meta: dict[str, Any]) -> int:
-    """Estimated number of logprobs in `meta_info`."""
+    """Return the estimated number of logprobs in `meta_info`."""
     count = 0
     for side in ("input", "output"):
         top = meta.get(f"{side}_top_logprobs") or ()

@@ -27,7 +27,7 @@ class Tokens:
     completion: int = 0
 
     def fields(self) -> dict[str, int]:
-        """Fields of the request's log line; empty if the engine did no work for it."""
+        """Return the fields of the request's log line; empty if the engine did no work for it."""
         if not self.prompt:
             return {}
         return {"prompt_tokens": self.prompt, "cached_tokens": self.cached, "completion_tokens": self.completion}

@@ -103,7 +103,7 @@ class UsageFile:
 
 
 def read(path: Path) -> tuple[int, dict[str, int]]:
-    """The day, see `token_limits.day_of`, and tokens by name; raises UserError."""
+    """Return the day, see `token_limits.day_of`, and tokens by name; raises UserError."""
     try:
         with path.open("rb") as file:
             content = json.loads(file.read(MAX_BYTES))

@@ -42,7 +42,7 @@ class Images:
         """Patches that make a token."""
 
     def check(self, part: dict[str, Any], place: str) -> int:
-        """Number of patches of an image in a message. Raises ApiError for a part that is no supported image."""
+        """Return the patches of an image in a message. Raises ApiError for a part that is no supported image."""
         image = part.get("image_url")
         if not isinstance(image, dict) or not isinstance(url := image.get("url"), str):
             raise ApiError(f"'{place}.image_url.url' has to be a string", param=place, code="invalid_type")
@@ -67,7 +67,7 @@ class Images:
             raise invalid_value(place, f"{place!r}: {error}") from None
 
     def tokens_of(self, patches: int) -> int:
-        """Number of tokens of this many patches in a request. Raises ApiError for too many."""
+        """Return the number of tokens of this many patches in a request. Raises ApiError for too many."""
         if patches > MAX_PATCHES:
             raise invalid_value(
                 "messages", f"the images make {patches} patches; {MAX_PATCHES} are allowed: send smaller ones or fewer"
@@ -75,7 +75,7 @@ class Images:
         return patches // self._merged
 
     def within(self, request: ChatRequest | TextRequest) -> bool:
-        """True if a checked request has an image."""
+        """Return True if a checked request has an image."""
         return isinstance(request, ChatRequest) and any(
             part.type == "image_url"
             for message in request.messages
@@ -119,7 +119,7 @@ class Images:
 
 
 def opened(url: str) -> Image.Image:
-    """The image in a data URL, not decoded yet. Raises ValueError, in one line, for other URLs."""
+    """Return the image in a data URL, not decoded yet. Raises ValueError, in one line, for other URLs."""
     try:
         data = base64.b64decode(url[url.index(",") + 1 :], validate=True)
         image = Image.open(io.BytesIO(data), formats=FORMATS)
@@ -133,7 +133,7 @@ def opened(url: str) -> Image.Image:
 
 
 def decoded(url: str) -> Image.Image:
-    """The image in a checked URL, turned as its camera says; raises ValueError for a damaged one."""
+    """Return the image in a checked URL, turned as its camera says; raises ValueError for a damaged one."""
     try:
         return ImageOps.exif_transpose(opened(url)).convert("RGB")
     except (OSError, SyntaxError) as error:

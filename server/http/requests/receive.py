@@ -70,7 +70,7 @@ def _may_learn(header: str | None, limits: Limits) -> bool:
 
 
 def _key() -> Key | None:
-    """The key of the current request; None if none is needed."""
+    """Return the key of the current request; None if none is needed."""
     current = admission.current()
     return current.key_usage.key if current is not None and current.key_usage is not None else None
 

@@ -135,7 +135,7 @@ def _check_text(request: TextRequest, limits: Limits) -> None:
 
 
 def prompt_count(request: ChatRequest | TextRequest) -> int:
-    """Number of prompts of a request that was checked."""
+    """Return the number of prompts of a request that was checked."""
     prompt = request.prompt if isinstance(request, TextRequest) else ""
     return len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
 
