@@ -109,7 +109,7 @@ DRAFTERS = {
 
 
 def names() -> tuple[str, ...]:
-    """Drafters that users can choose."""
+    """Return the drafters that users can choose."""
     return tuple(DRAFTERS)
 
 

@@ -33,7 +33,7 @@ def require(flag: str) -> None:
 
 @contextmanager
 def figure(path: Path) -> Iterator[Figure]:
-    """A blank figure, saved to `path` when the block ends, in the format of its suffix (PNG without one)."""
+    """Yield a blank figure, saved to `path` when the block ends, in the format of its suffix (PNG without one)."""
     from matplotlib.figure import Figure
 
     blank = Figure(layout="tight")

@@ -101,7 +101,7 @@ def write(shape: RandomShape, path: Path) -> None:
 
 
 def add_tokenizer(writer: GGUFWriter, vocabulary: int) -> None:
-    """The embedded model's, with words that no text has."""
+    """Add the embedded model's tokenizer, with words that no text has."""
     fields = GGUFReader(bundled_model.find_gguf()).fields
     for name in COPIED:
         if field := fields.get(f"tokenizer.ggml.{name}"):

@@ -127,7 +127,7 @@ def guarded(app: FastAPI, settings: Settings, model: str, hosts: AllowedHosts) -
 
 
 def build_for_metrics(engine: EngineProcesses, lifecycle: Lifecycle, hosts: AllowedHosts) -> FastAPI:
-    """App of the separate metrics port: metrics and probes, without keys."""
+    """Build the app of the separate metrics port: metrics and probes, without keys."""
     app = bare()
     health.install(app, engine, lifecycle)
     health.install_metrics(app)

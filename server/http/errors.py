@@ -75,7 +75,7 @@ def _error_type(status: int) -> str:
 
 
 def of_stream(event: str) -> JSONResponse | None:
-    """If a stream's first event is an error, the answer with its status in place of the stream, else None."""
+    """Return the answer that replaces a stream with an error as its first event, with the error's status, else None."""
     if not event.startswith('data: {"error":'):
         return None
     error = json.loads(event.removeprefix("data: "))["error"]

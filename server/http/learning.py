@@ -198,7 +198,7 @@ class Learning:
         self.events.append(append_event(self.folder, name, **numbers))
 
     def snapshot(self) -> dict[str, Any]:
-        """The page's data: the learner's numbers, the drafter in use, the last promotions and rollbacks, the time."""
+        """Return the page's data: the learner's numbers, drafter in use, last promotions and rollbacks, time."""
         shown = {"in_use": self.state.in_use, "exchanges": self.events[-SHOWN_EVENTS:], "now": round(time.time(), 3)}
         return self.numbers | shown
 

@@ -108,7 +108,7 @@ class AnswerMetrics:
         )
 
     def finished(self, tokens: int, per_token: float | None, speed: float | None, level: float) -> None:
-        """per_token: seconds; speed: tokens per second; level: requested tokens per second, 0 for none."""
+        """Count an answer. per_token: seconds; speed, level: tokens per second; level: requested, 0 for none."""
         if per_token is not None:
             self._per_token.observe(per_token)
         reached = level <= 0 or (speed is not None and speed >= level)
@@ -153,7 +153,7 @@ class KeyMetrics:
 
 
 def render() -> tuple[bytes, str]:
-    """Page and content type. Makes a new registry each time, as the multiprocess mode requires."""
+    """Return page and content type. Makes a new registry each time, as the multiprocess mode requires."""
     registry = CollectorRegistry()
     multiprocess.MultiProcessCollector(registry)
     return generate_latest(registry), CONTENT_TYPE_LATEST

@@ -61,7 +61,7 @@ ERROR: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorBody, "descr
 
 
 def request_body(model: type, **example: Any) -> dict[str, Any]:
-    """`openapi_extra` of a route with a body of this model. example: fields that /docs offers to try."""
+    """Return `openapi_extra` of a route with a body of this model. example: fields that /docs offers to try."""
     body = {"schema": {"$ref": REF.format(model=model.__name__)}} | ({"example": example} if example else {})
     return {"requestBody": {"required": True, "content": {"application/json": body}}}
 
@@ -69,7 +69,7 @@ def request_body(model: type, **example: Any) -> dict[str, Any]:
 def responses(
     model: type[BaseModel] | None = None, *, kind: str = "", text: str = ""
 ) -> dict[int | str, dict[str, Any]]:
-    """`responses` of a route: 200 with this model, or with a body of another kind that `text` describes."""
+    """Return `responses` of a route: 200 with this model, or with a body of another kind that `text` describes."""
     good: dict[str, Any] = {"model": model} if model else {}
     if kind:
         good["content"] = {kind: {"schema": {"description": text}}}  # no type: some tools take it for a stream event's
@@ -167,7 +167,7 @@ def _without_effect() -> dict[str, Any]:
 
 
 def _dialect_schemas(dialect: Dialect, chat: dict[str, Any]) -> dict[str, Any]:
-    """The schema of another API's request, and all schemas that it refers to, by name. chat: fields of a chat."""
+    """Return another API's request schema, and all schemas that it refers to, by name. chat: fields of a chat."""
     schema = dialect.model.model_json_schema(ref_template=REF)
     named = schema.pop("$defs", {})
     schema["properties"] |= {name: chat[name] for name in sorted(dialect.passed)}
@@ -178,7 +178,7 @@ def _dialect_schemas(dialect: Dialect, chat: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bounds(kind: Kind, limits: Limits) -> dict[str, dict[str, Any]]:
-    """Bounds that `requests.validation` and `requests.bounds` check beyond types, by field."""
+    """Return the bounds that `requests.validation` and `requests.bounds` check beyond types, by field."""
     ranges = bounds.ranges_of(kind.model, limits.context_length, limits.max_choices)
     return {
         name: {"minimum": range_.low} | ({"maximum": range_.high} if math.isfinite(range_.high) else {})

@@ -58,11 +58,11 @@ class OwnerLearning(Learning, ABC):
 
     @abstractmethod
     def owners(self) -> dict[str, Owner]:
-        """The owners that learn now, by their learners."""
+        """Return the owners that learn now, by their learners."""
 
     @abstractmethod
     def drafter_of(self, key: Key | None, model: str) -> OwnDrafter:
-        """The drafter for a request of a key to the model or an adapter."""
+        """Return the drafter for a request of a key to the model or an adapter."""
 
     @abstractmethod
     async def _leave(self, known: dict[str, Owner]) -> None:

@@ -164,7 +164,7 @@ def _request_id(scope: Scope) -> str:
 
 
 def once_whole(receive: Receive, begin: Callable[[], object]) -> Receive:
-    """`receive` of an ASGI app; calls `begin` once, with a request's last byte.
+    """Return `receive` of an ASGI app that calls `begin` once, with a request's last byte.
 
     Until that byte a request costs the server only a connection, and may never be complete.
     """

@@ -36,7 +36,7 @@ def has_gpu() -> bool:
 
 
 def instruction_set() -> str:
-    """Instruction set of the compiled CPU kernels, "none" without them; the first call compiles them, for a minute.
+    """Return the instruction set of the compiled CPU kernels, or "none"; the first call compiles them, for a minute.
 
     Raises UserError if the user forces an instruction set that this processor does not run.
     """
@@ -61,7 +61,7 @@ def cpu_flags() -> frozenset[str]:
 
 
 def cpu_has_fast_bfloat16() -> bool:
-    """bfloat16 matrix products in hardware; elsewhere they are emulated, slower than float32."""
+    """Return True if hardware multiplies bfloat16 matrices; elsewhere they are emulated, slower than float32."""
     return bool(cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"})
 
 

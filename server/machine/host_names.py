@@ -29,7 +29,7 @@ def canonical(host: str) -> str:
 
 
 def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """None for a name."""
+    """Return the address, or None for a name."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

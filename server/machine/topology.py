@@ -63,12 +63,12 @@ class Topology:
 
 @functools.cache
 def here() -> Topology:
-    """Topology of this machine, for this process as it was started."""
+    """Return the topology of this machine, for this process as it was started."""
     return read(Path("/"), os.sched_getaffinity(0))
 
 
 def read(root: Path, affinity: Set[int]) -> Topology:
-    """root: of the file system. affinity: processors that the process may run on.
+    """Read the topology. root: of the file system. affinity: processors that the process may run on.
 
     Where the kernel gives no information (a sandbox may have no /sys), each processor is taken for a core, all on node
     0, without a quota.
@@ -87,7 +87,7 @@ def read(root: Path, affinity: Set[int]) -> Topology:
 
 
 def _siblings(folder: Path) -> frozenset[int]:
-    """Hardware threads of a core; the file has another name before Linux 5.3."""
+    """Return the hardware threads of a core; the file has another name before Linux 5.3."""
     return frozenset(_numbers(folder / "core_cpus_list") or _numbers(folder / "thread_siblings_list"))
 
 
@@ -125,7 +125,7 @@ def _cgroups(root: Path) -> Iterator[Path]:
 
 
 def _limit(folder: Path) -> float | None:
-    """Processors' worth of time that a cgroup gets in each period."""
+    """Return the processors' worth of time that a cgroup gets in each period."""
     quota, _, period = _text(folder / "cpu.max").partition(" ")
     if not quota:
         quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")

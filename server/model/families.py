@@ -233,7 +233,7 @@ def is_recurrent(model: Model) -> bool:
 
 
 def on_a_cpu(model: Model) -> list[str]:
-    """Architectures of SGLang's that run the model on a CPU."""
+    """Return SGLang's architectures that run the model on a CPU."""
     names = list(model.config.get("architectures") or ())
     return TRANSFORMERS if BY_TRANSFORMERS & {*names[:1]} else names
 

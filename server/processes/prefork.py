@@ -62,7 +62,7 @@ class WaitingScheduler:
 
 
 def _wait(connection: Connection, report: StartupReport, parent: int, verbose: bool) -> None:
-    """Target of the process: import, wait for the task, run it."""
+    """Import, wait for the task, and run it: the target of the process."""
     die_with(parent)
     # It can only name the process later if it finds the environment as the process began.
     setproctitle.getproctitle()

@@ -82,7 +82,7 @@ class StartupReport:
 def run_scheduler(
     report: StartupReport, placements: Sequence[Placement], parent: int, verbose: bool, *args: Any, **kwargs: Any
 ) -> None:
-    """Target of a scheduler process; placements: one per scheduler of this machine."""
+    """Run a scheduler process. placements: one per scheduler of this machine."""
     placements[scheduler_index(args) % len(placements)].apply()
     with quick_imports():
         from sglang.srt.managers.scheduler import run_scheduler_process
@@ -101,7 +101,7 @@ def scheduler_index(scheduler_args: tuple[Any, ...]) -> int:
 
 
 def run_detokenizer(report: StartupReport, parent: int, verbose: bool, *args: Any, **kwargs: Any) -> None:
-    """Target of the detokenizer process."""
+    """Run the detokenizer process."""
     with quick_imports():
         from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
 

@@ -20,7 +20,7 @@ UNMASKING = ("unmasking", "unmasking_threshold", "unmasking_tokens", "block_size
 
 
 def add_all_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `outrider serve`, in groups."""
+    """Add the flags of `outrider serve`, in groups."""
     for title in groups(Settings):
         group = parser.add_argument_group(title)
         add_flags(group, Settings, [each.name for each, flag in declared(Settings) if flag.group == title])
@@ -28,7 +28,7 @@ def add_all_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_engine_flags(parser: Flags, *, drafter: bool) -> None:
-    """The flags of a command that measures an engine; drafter: it drafts, so who does can be chosen."""
+    """Add the flags of a command that measures an engine; drafter: also those that choose a drafter."""
     add_flags(parser, Settings, TARGET)
     if drafter:
         drafting = [name for name in DRAFTERS if name != "off"]
@@ -36,7 +36,7 @@ def add_engine_flags(parser: Flags, *, drafter: bool) -> None:
 
 
 def add_unmasking_flags(parser: Flags) -> None:
-    """The flags of block-diffusion models."""
+    """Add the flags of block-diffusion models."""
     add_flags(parser, Settings, UNMASKING)
 
 

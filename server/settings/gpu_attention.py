@@ -21,7 +21,7 @@ FLAGS = ("attention_backend", "prefill_attention_backend", "decode_attention_bac
 
 
 def choose(capability: Capability, model: Model, given: dict[str, Any], dtype: str = "auto") -> dict[str, Any]:
-    """SGLang's arguments. given: arguments of the command line, by the names of their fields. dtype: of `--dtype`.
+    """Choose SGLang's arguments. given: those of the command line, by the names of their fields. dtype: of `--dtype`.
 
     Raises UserError for a backend that cannot verify requests of different lengths here, naming backends that can.
     """
@@ -47,7 +47,7 @@ def choose(capability: Capability, model: Model, given: dict[str, Any], dtype: s
 
 
 def graphs(backend: str | None, given: dict[str, Any], *, ranks: int, adapters: bool = False) -> dict[str, Any]:
-    """SGLang's arguments of CUDA graphs: of verifications where their steps have buckets, and of prefills.
+    """Return SGLang's arguments of CUDA graphs: of prefills, and of verifications if their steps have buckets.
 
     backend: None without verification. given: as for `choose`. ranks: of tensor parallelism. adapters: are served,
     with which SGLang starts no graphs of verifications.

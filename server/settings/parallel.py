@@ -130,7 +130,7 @@ class Parallel:
 
 
 def interface_of(address: str, interfaces: Mapping[str, Sequence[Any]]) -> str | None:
-    """interfaces: as psutil gives them."""
+    """Return the interface with this address; None if unknown. interfaces: as psutil gives them."""
     return next((name for name, places in interfaces.items() if any(a.address == address for a in places)), None)
 
 

@@ -63,7 +63,7 @@ def resolve(settings: Settings, say: Callable[[str], None] = lambda message: Non
 
 
 def resolve_to_measure(settings: Settings, name: str | None = None) -> Resolved:
-    """Like `resolve`, for an engine that is started to measure a profile (`Resolved.to_measure`)."""
+    """Resolve like `resolve`, for an engine that is started to measure a profile (`Resolved.to_measure`)."""
     settings, model, plan = _without_profile(settings)
     return Resolved(settings, model, plan, unmeasured=True).to_measure(name)
 

@@ -35,7 +35,7 @@ def check(endpoint: str) -> None:
 
 
 def protocol_of(endpoint: str) -> tuple[str, str]:
-    """OTLP's protocol to a collector, and its address in that protocol; raises UserError.
+    """Return OTLP's protocol to a collector, and its address in that protocol; raises UserError.
 
     HTTP where the address has HTTP's port or route, or OpenTelemetry's environment says so; else gRPC.
     """

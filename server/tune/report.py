@@ -43,7 +43,7 @@ class Tuned:
         )
 
     def table(self) -> str:
-        """Step times by shape, and the calibration by position."""
+        """Return step times by shape, and the calibration by position, as text."""
         times = {(p.requests, p.tokens, p.context): p for p in self.profile.points if p.tokens}
         lines = [f"{'requests':>8} {'tokens':>7} {'context':>8} {'step ms':>8} {'spread':>7} {'draft ms':>9}"]
         cost = self.profile.cost()

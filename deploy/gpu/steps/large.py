@@ -57,7 +57,7 @@ def plain() -> None:
 
 
 def stock() -> None:
-    """SGLang's DSPARK and SGLang without speculation: seconds of a step at each load."""
+    """Return the seconds of a step of SGLang's DSPARK, and of SGLang without speculation, at each load."""
     import sglang
 
     model, drafter = prepare()

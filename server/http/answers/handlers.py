@@ -139,7 +139,7 @@ class _Handler:
     def _annotated_stream(
         self, make_stream: Callable[..., Any], internal: GenerateReqInput, request: Any, raw: Request
     ) -> Any:
-        """SGLang's stream, made by make_stream(handler, …), with the data of its speculation."""
+        """Return SGLang's stream, made by make_stream(handler, …), with its speculation data."""
         collector = self._collector(request)
         if not (collector.trace or (request.stream_options and request.stream_options.include_usage)):
             return make_stream(self, internal, request, raw)

@@ -63,7 +63,7 @@ class DecodedTokens(dict[int, DecodedToken]):
 
 @functools.cache
 def decoded_tokens(tokenizer: Any) -> DecodedTokens:
-    """The table of a tokenizer, one for all requests."""
+    """Return the table of a tokenizer, one for all requests."""
     return DecodedTokens(tokenizer)
 
 
@@ -133,7 +133,7 @@ def _chunk_logprobs(
     output_top_logprobs: Iterable[Sequence[Logprob] | None] | None = None,
     tokenizer: Any = None,
 ) -> LogProbs:
-    """Replacement of SGLang's `to_openai_style_logprobs`, for the few tokens of a stream's chunk."""
+    """Replace SGLang's `to_openai_style_logprobs`, for the few tokens of a stream's chunk."""
     tokens_by_id = decoded_tokens(tokenizer)
     return LogProbs(
         text_offset=[-1] * len(output_token_logprobs),

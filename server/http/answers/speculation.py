@@ -31,7 +31,7 @@ class SpeculationCollector:
         self._pending: dict[int, list[dict[str, Any]]] = defaultdict(list)
 
     def add(self, content: dict[str, Any]) -> None:
-        """content: the tokenizer manager's output for one choice."""
+        """Add the tokenizer manager's output for one choice."""
         index, meta = content.get("index", 0), content["meta_info"]
         self._latest[index] = meta
         if self.trace:

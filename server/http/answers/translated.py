@@ -102,7 +102,7 @@ class _Translation:
         self._trace: list[dict[str, Any]] = []
 
     def add(self, chat: dict[str, Any]) -> Iterator[Event]:
-        """chat: a chunk, or a whole answer."""
+        """Add a chat's chunk, or a whole answer."""
         self._end.usage = chat.get("usage") or self._end.usage
         if "metrics" in chat:
             self._end.extra["metrics"] = chat["metrics"]

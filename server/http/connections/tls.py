@@ -28,7 +28,7 @@ class Tls:
 
     @classmethod
     def of(cls, settings: Settings) -> Tls | None:
-        """TLS of the settings, None for plain HTTP. Raises UserError if the files do not fit together."""
+        """Return TLS by the settings, None for plain HTTP. Raises UserError if the files do not fit together."""
         if settings.ssl_certfile is None:
             return None
         password = os.environ.get("OUTRIDER_SSL_KEYFILE_PASSWORD")

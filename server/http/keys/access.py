@@ -128,7 +128,7 @@ class KeyUsage:
             self.day.take(-unused, now)
 
     def headers(self) -> Iterator[tuple[bytes, bytes]]:
-        """OpenAI's `x-ratelimit-…` headers of the key's limits; of its two limits of tokens the one with less left."""
+        """Return OpenAI's `x-ratelimit-…` headers of the key's limits; of two token limits the one with less left."""
         if self._requests is not None and self.key.rate is not None:
             now = self._requests.now()
             self._requests.leak(now)
@@ -198,7 +198,7 @@ class Access:
         return [key_usage.key for key_usage in self._key_usages]
 
     def key_usage(self, authorization: bytes) -> KeyUsage | None:
-        """Usage of the header's key, None if it is unknown. All keys are compared, so that timing reveals nothing."""
+        """Return the usage of the header's key; None if unknown. All keys are compared, so timing reveals none."""
         scheme, _, key = authorization.partition(b" ")
         if scheme.lower() != b"bearer":
             return None

@@ -61,7 +61,7 @@ class UsageFile:
 
     @classmethod
     def of(cls, settings: Settings) -> UsageFile | None:
-        """The settings' file, or the default; None without keys, and, with a warning, where there is no default."""
+        """Return the settings' file, or the default one; None without keys, or, with a warning, without a default."""
         if settings.api_keys is None:
             return None
         if settings.usage_file is not None:
@@ -73,7 +73,7 @@ class UsageFile:
             return None
 
     def used_on(self, day: int) -> Mapping[str, int]:
-        """Tokens by the keys' names, of a start on that day. A file from the future counts: the clock was set back."""
+        """Return used tokens by key, for a start on that day. A file from the future counts: the clock was set back."""
         return self.used if self.day >= day else {}
 
     async def keep(self, access: Access) -> None:

@@ -223,7 +223,7 @@ def _check_options(body: dict[str, Any]) -> None:
 
 
 def _check_beside_content(rest: dict[str, Any], path: str) -> None:
-    """rest: a message without its content."""
+    """Check a message without its content, `rest`."""
     if _characters(rest, path) > MAX_OPTION_CHARACTERS:
         raise invalid_value(path, f"{path!r} has more than {MAX_OPTION_CHARACTERS} characters beside its content")
     calls = rest.get("tool_calls")
@@ -274,7 +274,7 @@ def _too_many(name: str, count: int, what: str, most: int) -> ApiError:
 
 @cache
 def ranges_of(model: type, context_length: int, max_choices: int) -> Mapping[str, Range]:
-    """Ranges of all numbers of a request of this model."""
+    """Return the ranges of all numbers in a request of this model."""
     longest = context_length - 1
     # With `echo`, a completion may be its prompt alone, see `validation`. `receive` bounds it to the context.
     answer = Range(0 if model is TextRequest else 1, math.inf, "a number from 1 on")

@@ -84,7 +84,7 @@ class Images:
         )
 
     async def process_mm_data_async(self, *, image_data: Sequence[Any], input_text: list[int], **_: Any) -> Any:
-        """SGLang's `MultimodalProcessorOutput` of a prompt's ids and its images."""
+        """Return SGLang's `MultimodalProcessorOutput` of a prompt's ids and its images."""
         urls = [image.url for image in image_data]
         return await offload.run(sum(map(len, urls)), self._prepared, input_text, urls)
 
@@ -141,7 +141,7 @@ def decoded(url: str) -> Image.Image:
 
 
 def placed(ids: Sequence[int], token: int, counts: Sequence[int]) -> tuple[list[tuple[int, int]], list[int]]:
-    """First and last place of each image in a prompt, and the prompt with all tokens. counts: tokens of each image."""
+    """Return first and last place of each image, and the prompt with all its tokens. counts: tokens of each image."""
     left, places, expanded = iter(counts), list[tuple[int, int]](), list[int]()
     for each in ids:
         count = next(left) if each == token else 1
@@ -152,7 +152,7 @@ def placed(ids: Sequence[int], token: int, counts: Sequence[int]) -> tuple[list[
 
 
 def positions_of(length: int, places: Sequence[tuple[int, int]], grids: torch.Tensor) -> torch.Tensor:
-    """[3, length] frame, row and column of each token. grids: [images, 3] frames, rows and columns of each image.
+    """Return [3, length] frame, row and column of each token. grids: [images, 3] frames, rows and columns of images.
 
     A token of text comes one place after all earlier tokens, in each of the three.
     """

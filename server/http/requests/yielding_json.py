@@ -25,7 +25,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def loads(text: str) -> Any:
-    """The value of a JSON text. Raises ValueError if it is malformed, RecursionError if it is nested too deeply."""
+    """Return the value of a JSON text. Raises ValueError if malformed, RecursionError if nested too deeply."""
     return _DECODER.decode(text)
 
 
