@@ -138,7 +138,7 @@ def test_the_trees_metadata_names_our_plugins() -> None:
     assert "outrider.server.plugin.hooks.register:register" in written["entry_points.txt"]
 
 
-def test_simulated_acceptance_keeps_as_many_as_it_says_and_no_more_than_were_verified() -> None:
+def test_simulated_acceptance_has_the_stated_rate_and_keeps_only_verified_drafts() -> None:
     generator = torch.Generator().manual_seed(1)
     requests, gamma = 20_000, 7
     drafts = torch.randint(100, 200, (requests, gamma), generator=generator)

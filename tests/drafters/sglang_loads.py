@@ -21,7 +21,7 @@ def digest(value: torch.Tensor) -> str:
 
 
 def main(target: str, *folders: str) -> None:
-    os.environ["SGLANG_RAGGED_VERIFY_MODE"] = "compact"  # it reads the confidence head
+    os.environ["SGLANG_RAGGED_VERIFY_MODE"] = "compact"  # this mode reads the confidence head
     publish(ServerArgs(model_path=target, device="cpu"), role="scheduler")
     loaded = []
     with get_parallel().override(tp_rank=0):

@@ -53,7 +53,7 @@ def test_deer_goes_on_from_stage_one_and_survives_stops(target_folder: Path, pro
     assert float(rows[-1]["loss"]) < 0.9 * float(rows[0]["loss"])
     assert rows[-1]["tau"]
     files = {file.name for file in (tmp_path / "whole" / "tokens").iterdir()}
-    assert files == {"meta.json", "index.jsonl", "tokens.bin", "top_ids.bin", "top_probs.bin"}  # no features
+    assert files == {"meta.json", "index.jsonl", "tokens.bin", "top_ids.bin", "top_probs.bin"}
 
     more = ["--data", str(tmp_path / "whole"), "--save-seconds", "0"]
     for kind, steps, refine_steps in (("specdiff", 13, 0), ("deer", 40, 4), ("deer", 40, 10)):
@@ -148,7 +148,7 @@ def test_only_masked_tokens_are_learnt() -> None:
     masked = torch.tensor([[True, False, True, True], [False, True, True, True]])
     weights = torch.tensor([[2.0, 9, 3, 4], [9, 5, 9, 9]])
     hidden = mask_blocks(step, masked, weights)
-    assert hidden.step.labels.token.tolist() == [12, 14, 15, 19]  # the second block ends with the answer
+    assert hidden.step.labels.token.tolist() == [12, 14, 15, 19]
     assert hidden.step.labels.weight.tolist() == [2.0, 3.0, 4.0, 5.0]
     assert hidden.step.labels.top[:, 0].tolist() == [12, 14, 15, 19]
     assert hidden.step.labels.blocks == [0, 3]

@@ -61,7 +61,7 @@ def test_its_tensors_are_as_many_bytes_as_the_published_file() -> None:
         model = BlockModel(BlockConfig.from_json(GEMMA_12B | {"max_position_embeddings": 8}))
     numbers = sum(value.numel() for value in model.state_dict().values())
     shared = 2 * model.config.vocab_size * model.config.hidden_size
-    assert 0 < STORED_BYTES - 2 * (numbers + shared) < 10_000  # its header
+    assert 0 < STORED_BYTES - 2 * (numbers + shared) < 10_000  # the file's header
     stored = {name: value for name, value in to_plain(made(SMALL)).items() if "layers.0.self_attn" in name}
     assert [name.split(".")[3] for name in stored] == ["q_proj", "k_proj", "q_norm", "k_norm", "o_proj"]
 

@@ -79,7 +79,7 @@ def test_the_model_drafts_only_where_the_text_does_not_repeat():
 
 
 def test_an_unsure_lookup_gives_way_to_a_surer_model():
-    once = [5, 7, 9, 1, 2, 3, 4, 5, 7]  # seen once, two tokens long
+    once = [5, 7, 9, 1, 2, 3, 4, 5, 7]
     assert propose([once], [1.0], sure=0.05)[0].tokens[0, 0] == 9
     assert propose([once], [1.0], sure=0.99)[0].tokens[0, 0] == 7
     draft = propose([once], [1.0], sure=0.99, expected_run_length=0.1)[0]
@@ -169,7 +169,7 @@ def test_lookups_shorter_than_the_models_drafts_are_refused():
 
 
 def test_the_model_drafts_only_for_selected_requests() -> None:
-    """Lookups remain; drafts equal a batch of all requests."""
+    """Lookups remain, and drafts do not depend on the selection."""
     texts, heat = [FRESH, LOOPING, FRESH, LOOPING], [0.0] * 4
     everyone, _ = propose(texts, heat)
     some, model = propose(texts, heat, draft_mask=[True, True, False, False])
@@ -187,7 +187,7 @@ def test_the_model_drafts_only_for_selected_requests() -> None:
 
 @pytest.mark.parametrize("with_probs", [True, False])
 def test_on_a_device_the_choice_is_the_same(with_probs):
-    """There the model drafts for all."""
+    """On a device the model drafts for all."""
     generator = torch.Generator().manual_seed(0)
     count, wide = 40, LONG if not with_probs else GAMMA
     draft = Draft(

@@ -122,7 +122,7 @@ def test_each_request_is_drafted_by_its_own_set(config: BlockConfig, folders: li
 
 
 def test_a_draft_does_not_depend_on_other_requests(config: BlockConfig, folders: list[str]) -> None:
-    """Bit for bit, though other texts, sets and their number differ."""
+    """Other texts, sets and numbers of requests give the same bits."""
     table = page_table()
     seen = []
     for others in ([], [1], [1, 2, 3]):

@@ -64,7 +64,7 @@ def test_in_chunks_no_query_sees_earlier_chunks(size, attention):
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, SUMS), (torch.bfloat16, 1e-2)], ids=str)
 def test_with_bounds_in_place_of_lengths_equals_reference(options, dtype, tolerance):
-    """Bounds that are not reached, and padding."""
+    """The bounds are not reached, and there is padding."""
     q, k, v, batch = ragged_attention(*RAGGED, dims=(32, 48), dtype=dtype)
     options = with_sinks(options, q)
     expected = reference_attention(q, k, v, batch, scale=0.2, **options)

@@ -116,7 +116,7 @@ def test_numbers_of_16_bits_are_computed_in_32(arithmetic: str) -> None:
 
 
 def test_large_and_lost_numbers() -> None:
-    """Closed and open gates; NaN stays within its request."""
+    """Gates are open or closed, and NaN stays within its request."""
     given, layer = tokens(SMALL, 30), layer_of(SMALL)
     given.a[3], given.a[4], given.b[5], given.b[6] = 1e4, -1e4, 1e4, -1e4
     outputs, _ = advance(given, layer, states_of(SMALL, [10, 20], SLOTS[:2]), write=True)
@@ -130,7 +130,7 @@ def test_large_and_lost_numbers() -> None:
 @pytest.mark.parametrize("sizes", EVERY, ids=str)
 @pytest.mark.parametrize("kept", [LENS, [1, 1, 1, 1], [2, 5, 0, 37]], ids=str)
 def test_states_follow_the_tokens_that_stay(kept: list[int], sizes: Sizes) -> None:
-    """As if the dropped tokens had never been there, bit for bit."""
+    """The bits are as if the dropped tokens had never been there."""
     layer, given, counts = layer_of(sizes), tokens(sizes, sum(LENS)), torch.tensor(kept)
     states, alone = states_of(sizes, LENS), states_of(sizes, kept)
     outputs, made = advance(given, layer, states, write=False)
@@ -192,7 +192,7 @@ def test_no_byte_past_a_buffer_is_touched(sizes: Sizes, dtype: torch.dtype) -> N
         ({"indptr": torch.tensor([0, 3, 12, 13, 313]).int()}, "indptr must be dense Long"),
     ],
 )
-@pytest.mark.parametrize("arithmetic", SETS.values(), indirect=True)  # they check the arguments
+@pytest.mark.parametrize("arithmetic", SETS.values(), indirect=True)
 def test_requests_that_contradict_their_rows_are_refused(change: dict[str, torch.Tensor], message: str) -> None:
     given, layer, states = tokens(SMALL, sum(LENS)), layer_of(SMALL), states_of(SMALL, LENS)
     mixed, made = given.inputs.contiguous(), advance(given, layer, states, write=False)[1]

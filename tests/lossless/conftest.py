@@ -176,9 +176,9 @@ def start_learning(tmp_path: Path, small_target: SmallTarget, drafter: str) -> I
     flags += ("--learn", "--learn-folder", str(tmp_path / "learned"))
     started: list[Server] = []
 
-    def start(*more: str) -> Server:
+    def start(*more: str, change: str = "") -> Server:
         log = tmp_path / f"log-{len(started)}"
-        started.append(ForkedServer(log, *SHARING, *flags, *more, **changed("hurries")))
+        started.append(ForkedServer(log, *SHARING, *flags, *more, **changed("hurries", change)))
         return started[-1].wait_until_ready()
 
     yield start

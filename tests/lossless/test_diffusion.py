@@ -113,7 +113,7 @@ def drawn_by_policy(served: Served, prompt: list[int], seed: int, blocks: int, t
     return tokens[len(prompt) :]
 
 
-def test_a_seeded_answer_is_the_one_that_the_policy_draws(served: Served) -> None:
+def test_a_seeded_answer_equals_the_policys_draw(served: Served) -> None:
     block = served.reference.shape.block_size
     for seed, prompt in enumerate(served.prompts([3, block, 2 * block - 1, 21])):
         expected = drawn_by_policy(served, prompt, seed, 3, 0.8)
@@ -161,7 +161,7 @@ def test_blocks_without_a_seed_are_distributed_as_enumerated(sdar_server: Served
 
 
 def test_a_full_cache_retracts_requests(served: Served) -> None:
-    """Six at a time, where three fill the cache."""
+    """Six requests run at a time, where three fill the cache."""
     prompts = served.prompts([40 + i for i in range(6)])
     count = POOL // 3 - 45
     expected = [served.exact(prompt, count) for prompt in prompts]
@@ -283,7 +283,7 @@ def test_every_variant(name: str, tmp_path: Path, request: pytest.FixtureRequest
 
 @pytest.mark.server
 def test_the_reference_is_sglangs_own_low_confidence(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """It cannot load SDAR with tied weights, and reads no mask token from config.json."""
+    """SGLang cannot load SDAR with tied weights, and reads no mask token from config.json."""
     if not request.config.getoption("--exhaustive"):
         pytest.skip("--exhaustive runs SGLang's own dllm mode beside ours")
     mask = FAMILIES["SDARForCausalLM"].mask_token_id

@@ -106,7 +106,7 @@ def test_an_impossible_token_is_detected() -> None:
 
 
 def test_the_old_test_had_little_power() -> None:
-    """If the target is sure of one token, wrong drafts that are kept are rare."""
+    """A target sure of one token hides the fault, as wrong drafts are rare."""
     p = {0: 0.85, 1: 0.05, 2: 0.05, 3: 0.05}
     wrong = dict(p) | {0: 0.865, 1: 0.045, 2: 0.045, 3: 0.045}
     assert power(p, wrong, 2400) < 0.2

@@ -1,16 +1,20 @@
 """Answers do not depend on how prompts are cut, nor on the work between their chunks."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 from adapters import write_adapter
 from asking import MODEL, asked, complete, tokens
+from learned_drafters import offer, wait_until_tried
 from metrics_page import MetricsPage, until_retracted
 from running import TAKES_MANY, ForkedServer, Server, changed
 from small_target import SmallTarget
+
+from outrider.drafters.learning.answers import AnswerReader
 
 from .conftest import jagged_profile
 
@@ -90,9 +94,7 @@ def test_cut_prompts_have_the_answers_of_whole_ones(cut: Server, whole: dict[str
     chunks = "outrider_prefill_chunk_tokens_count"
     before = MetricsPage(cut.url).value(chunks)
     assert answers(cut, 8, speculate=True, model=model) == whole[model]
-    assert MetricsPage(cut.url).value(chunks) - before > len(
-        whole[model]
-    )  # whole prompts need at most one forward each
+    assert MetricsPage(cut.url).value(chunks) - before > len(whole[model])  # more forwards than prompts
 
 
 @pytest.mark.server
@@ -121,3 +123,29 @@ def test_clients_that_leave_while_their_prompt_is_read(cut: Server, whole: dict[
         leaving = [pool.submit(leave, number) for number in range(16)]
         assert answers(cut, 8, speculate=True) == whole[MODEL]
         assert all(each.result() is None for each in leaving)
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("drafter", ["dspark", "eagle3"], indirect=True)
+def test_drafters_exchanged_while_prompts_are_half_read(
+    start_learning: Callable[..., Server],
+    small_target: SmallTarget,
+    drafter: str,
+    whole: dict[str, list[list[int]]],
+    tmp_path: Path,
+) -> None:
+    """One drafter reads the beginning of a prompt, the next one its end; what is learned from has whole prompts."""
+    folder = tmp_path / "learned"
+    server = start_learning("--chunked-prefill-size", "8192", change="any-chunks")
+    with ThreadPoolExecutor(1) as pool:
+        for number, broken in enumerate((True, False)):
+            asking = pool.submit(answers, server, 8, speculate=True)
+            offer(folder, f"000{number + 1}", small_target, broken=broken, drafter=drafter)
+            wait_until_tried(folder, f"000{number + 1}")
+            assert asking.result() == whole[MODEL]
+    assert answers(server, 8, speculate=True) == whole[MODEL]
+    assert MetricsPage(server.url).value("outrider_prefill_chunk_tokens_count") > 3 * len(whole[MODEL])
+    assert server.stop() == 0
+    kept = [(one.prompt_ids, one.response_ids) for one in AnswerReader(folder).read()]
+    cases = [prompt for _ in BODIES for prompt in long_prompts()]
+    assert sorted(kept) == sorted([*zip(cases, whole[MODEL], strict=True)] * 3)

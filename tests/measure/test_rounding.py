@@ -24,7 +24,7 @@ def write(path: Path, logits: torch.Tensor) -> Path:
 
 
 def test_numbers_of_known_distributions(tmp_path: Path) -> None:
-    """Rows 2 and 4 come after the answers, and do not count."""
+    """Rows 2 and 4 come after the answers and do not count."""
     torch.manual_seed(0)
     reference = torch.randn(5, VOCABULARY)
     moved = reference.clone()

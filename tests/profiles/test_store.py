@@ -144,7 +144,7 @@ def save_forever(root: Path) -> None:
 
 
 def test_a_kill_while_saving_leaves_a_whole_profile(tmp_path: Path) -> None:
-    """Killed at a random moment of endless saving."""
+    """Saving repeats without end and is killed at a random moment."""
     store.save(profile(), tmp_path, {})
     for _ in range(3):
         process = multiprocessing.get_context("fork").Process(target=save_forever, args=(tmp_path,))
@@ -191,7 +191,7 @@ def save_on_a_full_disk(root: Path, room: int) -> None:
 
 @pytest.mark.parametrize("room", [0, 100, 1000])
 def test_a_full_disk_leaves_the_former_profile(tmp_path: Path, room: int) -> None:
-    """Room for no file, for a part of the first, and for the first."""
+    """There is room for no file, for a part of the first, or for the first."""
     store.save(profile(), tmp_path, {"calibration": "old"})
     process = multiprocessing.get_context("fork").Process(target=save_on_a_full_disk, args=(tmp_path, room))
     process.start()

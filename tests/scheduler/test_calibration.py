@@ -74,7 +74,7 @@ def test_censored_positions_are_no_rejections():
 
 
 def test_censoring_by_confidence_does_not_move_the_error():
-    """On the drafts that a planner chose to verify."""
+    """Only drafts are recorded that a planner chose to verify."""
     errors = quality(synthetic(60_000, 4, np.ones(5), censor="survival"))
     assert max(errors.ece) < 0.02
     assert errors.samples[0] > errors.samples[4] > 0
@@ -155,7 +155,7 @@ def of_all_classes(count: int, seed: int, shifts: Sequence[float]) -> Records:
 
 
 def test_cases_with_opposite_errors_are_corrected_separately():
-    """A common calibration cannot: the errors cancel out."""
+    """A common calibration fails, because the errors cancel out."""
     shifts = (-0.9, 0.9, 0.9, -0.9, 0.9, -0.9, 0.9, -0.9, -0.9)
     fitted, held_out = of_all_classes(20_000, 0, shifts), of_all_classes(20_000, 1, shifts)
     for found in fit_table(fitted, held_out, dataset="synthetic").by_class:
@@ -170,7 +170,7 @@ def test_cases_with_opposite_errors_are_corrected_separately():
 
 @pytest.mark.parametrize("count", [30, 300, 3000])
 def test_a_calibration_is_never_worse_than_none_on_held_out_records(count):
-    """Right confidences and few records: a fit would follow chance."""
+    """The confidences are right and the records few, so a fit would follow chance."""
     kept = 0
     for seed in range(8):
         fitted, held_out = (

@@ -75,5 +75,5 @@ def test_a_calibration_names_its_verification_rule() -> None:
     table = fit_table(blocks, blocks, dataset="", verification="block")
     data = table.to_json()
     assert CalibrationTable.from_json(data).verification == "block"
-    del data["verification"]  # from a version with one rule only
+    del data["verification"]  # an older version had one rule only
     assert CalibrationTable.from_json(data).verification == "token"

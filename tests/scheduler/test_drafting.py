@@ -109,7 +109,7 @@ def test_a_draft_costs_where_the_model_makes_it(on_host):
 
 
 def test_after_a_hard_passage_a_text_is_expected_to_become_easier():
-    """As earlier texts have done; where all texts are hard, it is not."""
+    """Earlier texts became easier; where all texts are hard, the planner does not expect it."""
     easy, hard = (np.full((1, GAMMA), c, dtype=np.float32) for c in (0.9, 0.1))
 
     def drafts(others: np.ndarray) -> bool:
@@ -150,7 +150,7 @@ def test_a_good_draft_of_a_lone_request_is_verified_further_than_a_bad_one():
 
 
 def test_a_budget_by_survival_stays_before_a_cliff():
-    """With both requests' drafts good at once, more tokens than ever would take far too long."""
+    """When both requests' drafts are good at once, more tokens than ever would take far too long."""
     planner = uncorrected(curve_cost(2, [1.0, 1.05, 1.1, *[50.0] * 4]), smoothing=64)
     good, bad = ([c] * GAMMA for c in (0.95, 0.01))
     for i in range(40):

@@ -78,7 +78,7 @@ def test_the_search_gets_over_a_cliff():
 
 
 def test_a_plan_holds_for_a_few_steps_of_the_same_requests():
-    """Until the plan expires or a request joins."""
+    """A plan holds until it expires or a request joins."""
     planner = Asynchronous(curve_cost(2, CHEAP), GAMMA, smoothing=1, held=3)
     planner.correction.observe = lambda *args, **kwargs: None
     less = np.full((2, GAMMA), 0.75, dtype=np.float32)
@@ -194,7 +194,7 @@ def test_a_late_write_of_the_former_request_does_not_leak():
     run(planner, view(1, GAMMA, generations=[2]), new, draft=True)
     curves, _ = planner.history.read(np.array([0]), np.array([2]), 4)
     known = planner.history.knows(np.array([0]), np.array([2]))
-    curves = curves[:4]  # its own; the next request's follow
+    curves = curves[:4]  # the next request's curves follow
     assert known.all()
     assert curves == pytest.approx(np.broadcast_to(new.cumprod(1), curves.shape), rel=1e-5)
 
@@ -238,8 +238,8 @@ def test_memory_does_not_grow_with_uptime():
     assert len(planner._finished) <= 2
 
 
-def test_overconfident_survivals_are_corrected_by_what_is_accepted():
-    """A third of confidences of 0.95 survives."""
+def test_overconfident_survivals_are_corrected_by_acceptance():
+    """Confidences are 0.95, and a third survives."""
     cost = curve_cost(2, CHEAP, draft=0.1)
     rng = np.random.default_rng(0)
     sure = np.full((2, GAMMA), 0.95, dtype=np.float32)

@@ -85,7 +85,7 @@ def test_a_wrong_acceptance_is_detected(broken, monkeypatch):
 
 
 def test_sampled_blocks_follow_the_base_policys_distribution():
-    """Temperature 1 and a seed per block."""
+    """Each block has a seed, at temperature 1."""
     size, vocabulary, samples = 2, 4, 1200
     denoise = denoiser(size, vocabulary, unrest=0.5, firmness=0.5)
     graph = calibrated(denoise, static(1), size, step_tokens=1)

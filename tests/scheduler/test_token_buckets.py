@@ -170,7 +170,7 @@ def test_a_point_of_the_mean_curve_has_a_fixed_time():
     assert curve.threshold(2) == 0
 
 
-def test_the_asynchronous_planner_takes_tiers_for_what_they_cost():
+def test_the_asynchronous_planner_knows_the_cost_of_tiers():
     """For two requests 9 tokens cost as much as 9, 17 as much as 18."""
     planner = Asynchronous(curve_cost(2, [1.0] * 9), 4)
     planner.buckets = TokenBuckets(4, 5)

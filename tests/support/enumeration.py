@@ -80,7 +80,7 @@ class Enumeration:
     """Requests with `prompts` that generate `length` tokens each, sampled by `acceptance`.
 
     A prompt's last token is the first anchor. model: the part of `drafter` that draws, or None. ends: tokens after
-    which no draft is verified; requests continue here. options: of each request.
+    which no draft is verified; requests continue here. options: of each request. grammar: of a request with this text.
     """
 
     def __init__(
@@ -96,9 +96,10 @@ class Enumeration:
         ends: Text = (),
         options: Sequence[RequestOptions] | None = None,
         calibration: CalibrationTable | None = None,
+        grammar: Callable[[Text], Any] = lambda text: None,
     ):
         self.prompts, self.acceptance, self.drafter, self.model = prompts, acceptance, drafter, model
-        self.length, self.vocabulary = length, vocabulary
+        self.length, self.vocabulary, self.grammar = length, vocabulary, grammar
         count = len(prompts)
         self.page_table = torch.arange(count * CONTEXT, dtype=torch.int32).view(count, CONTEXT)
         drafter.allocate(count * CONTEXT)
@@ -220,7 +221,8 @@ class Enumeration:
             if self.model is not None:
                 self.model.drawn = {}
             asked = self.worker, step, torch.from_numpy(rows), seq_lens
-            draft, _ = SpeculativeWorker._draft_or_nothing(*asked, anchors, given)
+            reqs = [SimpleNamespace(grammar=self.grammar(text)) for text in mine]
+            draft, _ = SpeculativeWorker._draft_or_nothing(*asked, anchors, given, reqs)
             made = {} if self.model is None else self.model.drawn
             chance = float(np.prod([p for row, each in made.items() for p in each[: reach(row, each)]]))
             return Drawn(chance, draws, draft, planning.admit(step, draft, 0.0))

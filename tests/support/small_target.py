@@ -208,7 +208,7 @@ def _dflash2(model: LlamaForCausalLM) -> BlockModel:
         selector.predecessor_codebook.copy_(embedding * embedding.square().mean(1, keepdim=True).rsqrt())
         selector.successor_codebook.copy_(model.lm_head.weight)
         selector.hidden_projection.weight.zero_()
-        selector.hidden_projection.weight[:, 0] = 0.7  # surer, its third draft after `PROMPT` is hardly ever right
+        selector.hidden_projection.weight[:, 0] = 0.7  # surer, as its third draft after `PROMPT` is hardly ever right
     return drafter
 
 

@@ -44,7 +44,7 @@ class TracedToken(BaseModel):
     """token: its text. confidence: probability of acceptance if all earlier drafts are kept; null for the target's."""
 
     token: str
-    source: Literal["target", "model", "lookup", "across"]
+    source: Literal["target", "model", "lookup", "across", "grammar"]
     confidence: float | None
 
 

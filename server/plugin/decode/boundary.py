@@ -36,6 +36,7 @@ PARTS = {
     "adapters": 3,
     "learning": 3,
     "prompts": 3,
+    "grammars": 3,
     "metrics": 3,
     "questions": 0,
 }

@@ -158,6 +158,8 @@ class StepPlanner:
                 classes = classes + draft.looked_up
                 if draft.across is not None:
                     classes = classes + draft.across
+                if draft.by_grammar is not None:
+                    classes = classes + 2 * draft.by_grammar
             rows = upload(step.view.rows, draft.lens.device)
             calibrated_as, parameters = self._parameters(draft.confidence, classes, step.entries)
             confidence, ends = weigh_drafts(

@@ -178,7 +178,7 @@ def test_better_candidates_pass(noise: str, prompts_asked: int, gain: float) -> 
 
 @pytest.mark.parametrize("kind", [*KINDS, "deer in three steps"])
 def test_following_equals_serving(kind: str, target: TargetModel, tmp_path: Path) -> None:
-    """Steps, accepted tokens and confidences equal those of the folder's drafter in a server."""
+    """It gives the same steps, accepted tokens and confidences as the folder's drafter in a server."""
     kind, _, more = kind.partition(" ")
     model = drafter_of(kind, target, tmp_path)
     draw, layers = torch.Generator().manual_seed(2), model.config.target_layers

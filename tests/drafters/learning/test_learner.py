@@ -112,7 +112,7 @@ def test_it_goes_on_after_a_kill_anywhere(
     assert len(hidden) == 16
     assert len(seen & {tuple(answer.tokens) for answer in answers}) == 30
     assert not seen & hidden
-    assert len(seen) == 30 + 4  # general: three for the gate and two to choose the mixture
+    assert len(seen) == 30 + 4  # four general answers: three for the gate, two of them for the mixture
 
 
 def test_a_refused_candidate_is_not_made_again_from_the_same_answers(
@@ -273,7 +273,7 @@ sys.exit(process.main(sys.argv[1:]))
 
 
 def state_of(pid: int) -> str:
-    """ "" if it is gone or a zombie."""
+    """Letter of a process's state; empty if it is gone or a zombie."""
     try:
         letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

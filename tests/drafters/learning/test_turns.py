@@ -182,11 +182,11 @@ def events(folder: Path, name: str) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_each_key_learns_for_itself_over_a_kill(command: list[str], answers: list[Answer], tmp_path: Path) -> None:
-    """Features of one key are on disk at a time; general answers are written once for all."""
+    """One key's features are on disk at a time; general answers are written once for all."""
     root = tmp_path / "learner"
     one, other = (owners.make(root, Owner(name)) for name in ("ann", "bob"))
     keep(one, answers)
-    keep(other, answers[:30])  # no held-out answers: it has to wait
+    keep(other, answers[:30])
     several = [*command, "--per", "key", "--keys", "1"]
     assert run(several, "gate") == -signal.SIGKILL
     assert not events(other, "waiting")
@@ -248,7 +248,7 @@ def test_each_adapter_learns_from_its_answers_over_a_kill(
     sql, poems = (owners.make(root, owner) for owner in adapters)
     said = answers_of(adapters[0], target, answers)
     keep(sql, said)
-    keep(poems, [*said, *said[:3]])  # the most answers: its turn is first
+    keep(poems, [*said, *said[:3]])
     keep(root, answers[:30])
     several = [*command, "--per", "adapter", "--keys", "3"]
     assert run(several, "gate") == -signal.SIGKILL

@@ -29,7 +29,7 @@ FAR = 1e-5 if INTERPRETED else 1e-4
     dtype=st.sampled_from(TYPES),
     seed=st.integers(0, 2**31),
 )
-def test_four_numbers_say_the_distribution(rows, width, ties, dtype, seed):
+def test_four_numbers_determine_the_distribution(rows, width, ties, dtype, seed):
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(rows, width, generator=generator) * 3
     logits = (logits.round() if ties else logits).to(dtype)
@@ -106,7 +106,7 @@ def test_point_masses_among_q(requests, width, q_kind, longer, by_block, seed):
     spread = with_point_masses(batch, width)
     expected = reference(arrays, keywords | {"draft_probs": spread.draft_probs, "vocab": None}, by_block)
     wide = torch.nn.functional.pad(q[:, :most], (0, 0, 0, 0, 0, 2), value=torch.nan).contiguous()
-    wide[:requests][points] = torch.nan  # not read
+    wide[:requests][points] = torch.nan
     assert differing(accept(arrays, keywords | {"draft_probs": wide}, by_block, points), expected) == 0
 
 

@@ -24,7 +24,7 @@ def choices(rows: int, count: int, chosen: int, draw: torch.Generator) -> torch.
     dtype=st.sampled_from(TYPES),
     seed=st.integers(0, 2**31),
 )
-def test_as_by_torch_and_as_one_by_one(rows, shape, dtype, seed):
+def test_products_equal_torch_and_single_experts(rows, shape, dtype, seed):
     count, chosen, inner, size = shape
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, size, generator=draw).to(dtype)
@@ -54,7 +54,7 @@ def test_an_unchosen_expert_is_not_read():
 
 
 @pytest.mark.parametrize("fault", ["order", "indptr"])
-def test_rows_of_another_expert_are_noticed(fault):
+def test_rows_of_another_expert_are_detected(fault):
     x, weight = torch.randn(4, 32), torch.randn(3, 16, 32)
     order, indptr = torch.tensor([2, 0, 1, 3]), torch.tensor([0, 1, 3, 4])
     expected = expert_products(x, weight, order, indptr, 1)

@@ -208,7 +208,7 @@ def test_flashinfer_by_our_plan_in_a_graph_of_other_lengths(flashinfer: Any, cas
     assert planned.error(replay()) <= TOLERANCE[dtype]
 
 
-def test_a_plan_of_other_lengths_is_noticed(flashinfer: Any) -> None:
+def test_a_plan_of_other_lengths_is_detected(flashinfer: Any) -> None:
     case, dtype = SMALL[0], HALVES[0]
     planned = Planned(flashinfer, case, dtype, graph=False)
     planned.plan(case.query_lens, [max(0, n - 1) for n in case.seq_lens])

@@ -37,7 +37,7 @@ def test_flattened_and_committed_as_by_torch(requests, gamma, padding, verified,
     arguments = accept_lens, tokens, batch[3], expected[4], expected[5], expected[2] + 1
     got = ragged.commit(*moved(arguments))
     assert differing(got, commit(*arguments)) == 0
-    assert int((got[2] > 0).sum()) == int(accept_lens.sum())  # every accepted one, no padding
+    assert int((got[2] > 0).sum()) == int(accept_lens.sum())  # all accepted tokens, no padding
 
 
 @examples()

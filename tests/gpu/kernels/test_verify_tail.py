@@ -101,7 +101,7 @@ class Merged:
         """accept_lens [R], tokens [R, γ + 1] and `seen`, by separate kernels."""
         given, draft, lens, flat, sampling = texts
         _, logits = self.made.verify(given, lens, flat)
-        if draft.points is not None:  # included in q
+        if draft.points is not None:  # q includes the point masses
             batch = Verification(draft.tokens, lens, flat[3], draft_probs=draft.probs, points=draft.points)
             draft = replace(draft, probs=with_point_masses(batch, logits.shape[1]).draft_probs)
         accepted = self.made.accept(given, draft, lens, flat, logits, sampling.rules)
@@ -135,7 +135,7 @@ def test_a_graph_accepts_and_commits_other_texts_and_none_while_its_tail_is_clos
                 graph.replay()
                 results = (*tail.results(graph.requests, tokens), seen.clone())
                 expected = graph.expected(texts)
-                seen[0] = results[2][0] = expected[2][0] = 0  # unused
+                seen[0] = results[2][0] = expected[2][0] = 0
                 assert differing(results, expected) == 0, (tokens, sampled)
                 accepted[sampled] += int((expected[0] - 1).sum())
                 tail.close()

@@ -77,7 +77,7 @@ def test_arms_on_an_engine_without_a_profile(tmp_path: Path, small_target: Small
         assert 1 < counts["tau"] <= 4
         assert len(counts["tried"]) == 3
         assert all(kept <= tried for kept, tried in zip(counts["kept"], counts["tried"], strict=True))
-        assert counts["tried"][1] == counts["kept"][0]  # all are verified, but only observed after accepted ones
+        assert counts["tried"][1] == counts["kept"][0]  # drafts are only observed after accepted ones
     assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")
 
 

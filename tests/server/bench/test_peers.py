@@ -57,7 +57,7 @@ class ContinuousBatchingPipeline:
 '''
 
 
-def test_openvino_is_asked_over_http(tmp_path: Path) -> None:
+def test_openvino_answers_over_http(tmp_path: Path) -> None:
     """Two requests share the steps of its pipeline."""
     (tmp_path / "openvino_genai.py").write_text(PIPELINE)
     with socket.socket() as free:

@@ -122,7 +122,7 @@ def test_it_ablates_every_mechanism_in_every_situation(tmp_path: Path, capsys: p
     assert results["hopeless"]["off"]["epyc 2"][0] > results["hopeless"]["verify-all"]["epyc 2"][0]
 
 
-def test_an_ablated_planner_decides_otherwise() -> None:
+def test_an_ablated_planner_decides_differently() -> None:
     planner = make_planner("asynchronous", 3, profile().cost())
     assert isinstance(planner, Asynchronous)
     WITHOUT["held plans"](planner)

@@ -66,12 +66,12 @@ def test_address_of_another_machine() -> None:
         (["--max-total-tokens", "1000000000"], "too little memory for SmolLM2-135M-Instruct: weights 0."),
     ],
 )
-def test_values_that_cannot_be(flags: list[str], message: str) -> None:
+def test_impossible_values(flags: list[str], message: str) -> None:
     assert message in serve_fails(*flags)
 
 
 @pytest.mark.skipif(hardware.has_gpu(), reason="needs a machine without a GPU")
-def test_gpu_asked_for_where_there_is_none() -> None:
+def test_a_gpu_is_requested_without_one() -> None:
     assert "finds no GPU" in serve_fails("--device", "cuda")
 
 
@@ -154,7 +154,7 @@ def embedded_folder() -> Path:
 
 
 def test_embedded_model_survives_kills_and_races(tmp_path: Path) -> None:
-    """Killed halfway, then started twice at once: one complete folder."""
+    """It is killed halfway, then started twice at once: one complete folder remains."""
     cache = {"OUTRIDER_CACHE": str(tmp_path)}
     models = tmp_path / "models"
     if native.available():

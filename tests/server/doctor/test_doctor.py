@@ -100,7 +100,7 @@ def test_kernels_that_are_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("quota", "threads", "said"), [(1.5, "", "a quota of 1.5"), (None, "64", "OMP_NUM_THREADS=64")]
 )
-def test_processors_that_are_not_what_they_seem(
+def test_processors_limited_by_quota_or_environment(
     monkeypatch: pytest.MonkeyPatch, quota: float | None, threads: str, said: str
 ) -> None:
     monkeypatch.setattr(topology, "here", lambda: Topology((Core(0, (0,)), Core(0, (1,))), quota))
@@ -224,7 +224,7 @@ def test_a_cache_of_tokens_that_memory_does_not_hold() -> None:
     assert "too little memory" in finding.message
 
 
-def test_an_open_door_is_pointed_out() -> None:
+def test_an_unprotected_server_is_reported() -> None:
     assert "OUTRIDER_API_KEY" in next(serving.access(Settings(host="0.0.0.0", port=free_port()))).remedy
     assert next(serving.access(Settings(host="0.0.0.0", port=free_port(), api_key="k"))).status is Status.OK
 

@@ -109,7 +109,7 @@ def test_an_answer_is_continued_with_its_white_space(server: Server) -> None:
 
 @pytest.mark.parametrize("most", [32_000, 10**30])
 def test_an_answer_is_bounded_to_what_the_prompt_leaves(server: Server, most: int) -> None:
-    """In every API: clients request as much as their own models have."""
+    """Clients of every API request as much as their own models have."""
     beside = len(tokens(server, [{"role": "user", "content": ""}]))
     messages = [{"role": "user", "content": " no" * (4096 - beside - 64)}]
     ids = tokens(server, messages)

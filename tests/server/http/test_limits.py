@@ -66,7 +66,7 @@ def test_metrics_have_a_port_of_their_own_and_no_key(limited_server: Limited) ->
 
 
 def test_traffic_between_processes_is_private_to_this_user(limited_server: Limited) -> None:
-    """By files in this user's folder; torch's collectives stay on this machine."""
+    """The files are in this user's folder, and torch's collectives stay on this machine."""
     main = psutil.Process(limited_server.server.process.pid)
     processes = [main, *main.children(recursive=True)]
     connections = [connection for process in processes for connection in process.net_connections("all")]
@@ -127,7 +127,7 @@ def test_a_key_has_as_many_under_way_as_it_may(limited_server: Limited) -> None:
 
 
 def test_choices_weigh_as_requests_do(limited_server: Limited) -> None:
-    """More choices than its key or the server allows: the whole request is refused."""
+    """More choices than its key or the server allows refuse the whole request."""
     refused = limited_server.ask("two", SHORT | {"n": 3})
     assert (refused.status_code, code(refused)) == (400, "too_many_choices")
     refused = limited_server.ask("operator", SHORT | {"prompt": [SHORT["prompt"]] * 3, "n": 3})
@@ -151,7 +151,7 @@ def test_choices_free_their_places(limited_server: Limited, more: dict[str, Any]
 
 
 def test_a_key_never_exceeds_its_tokens(limited_server: Limited) -> None:
-    """Even if all concurrent requests would end below the limit."""
+    """All concurrent requests would end below the limit, and still count in full."""
     body = SHORT | {"max_tokens": 50, "stop": ["1"]}  # reserves more than it uses
     answers = limited_server.ask_all("minute", 8, body)
     assert set(map(code, answers)) == {None, "token_limit_exceeded"}
@@ -172,7 +172,7 @@ def test_a_key_never_exceeds_its_tokens(limited_server: Limited) -> None:
 
 
 def test_usage_is_that_of_the_answers(limited_server: Limited) -> None:
-    """By key in the metrics and by request in the log, for any number of choices and prompts."""
+    """Metrics count it by key and the log by request, for any number of choices and prompts."""
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6, "stream": True}
     bodies: list[dict[str, Any]] = [
         SHORT,
@@ -238,7 +238,7 @@ def test_an_aborted_answer_counts_as_far_as_it_was_written(limited_server: Limit
         for _ in range(20):
             next(chunks)
         taken = DAY_TOKENS - int(stream.headers["x-ratelimit-remaining-tokens"])
-        assert taken > LONG["max_tokens"]  # its maximum
+        assert taken > LONG["max_tokens"]  # at least its maximum
     wait_until(lambda: limited_server.used("day")["prompt"] > 0, 30)
     used = limited_server.used("day")
     assert 5 <= used["completion"] < LONG["max_tokens"]
@@ -261,7 +261,7 @@ def test_a_request_has_as_many_tokens_as_it_may(limited_server: Limited) -> None
 
 
 def test_beyond_the_queue_requests_are_refused_and_the_rest_answered(limited_server: Limited) -> None:
-    """Four times as many clients as places."""
+    """There are four times as many clients as places."""
     body = LONG | {"max_tokens": 40}
     alone = limited_server.ask("operator", body).json()["choices"][0]["text"]
     clients = 4 * (RUNNING + QUEUED)

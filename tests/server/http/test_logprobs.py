@@ -117,7 +117,7 @@ def test_the_first_chunk_of_each_choice_has_its_prompts(tokenizer: Any, tokens: 
     async def stream() -> AsyncGenerator[str, None]:
         for content in contents:
             echoed.add(content)
-            assert content["meta_info"]["input_token_logprobs"] == []  # SGLang sees it
+            assert content["meta_info"]["input_token_logprobs"] == []  # SGLang sees an empty list
             yield f"data: {json.dumps({'choices': [{'index': content['index'], 'logprobs': None}]})}\n\n"
         yield "data: [DONE]\n\n"
 

@@ -95,7 +95,7 @@ def test_answers_that_are_cut_off_count_for_no_service_level(server: Server) -> 
 
 
 def test_decoded_tokens_are_the_answers_tokens(server: Server) -> None:
-    """All tokens but the first, which the prefill draws."""
+    """They exclude the first token, which the prefill draws."""
 
     def counts() -> list[float]:
         sglang = metric(server.url, "sglang:realtime_tokens_total", mode="decode")
@@ -108,7 +108,7 @@ def test_decoded_tokens_are_the_answers_tokens(server: Server) -> None:
 
 
 def test_clients_cannot_make_series(server: Server) -> None:
-    """A thousand odd paths, models and ids."""
+    """Paths, models and ids are odd, a thousand of them."""
 
     def series() -> set[tuple[str, tuple[tuple[str, str], ...]]]:
         return {

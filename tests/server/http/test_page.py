@@ -307,7 +307,7 @@ def test_the_chart_library_has_its_licence() -> None:
 
 
 def test_live_numbers(server: Server) -> None:
-    time.sleep(live.MIN_INTERVAL_SECONDS)  # they may be this old
+    time.sleep(live.MIN_INTERVAL_SECONDS)  # the numbers may be this old
     before = HTTP.get(f"{server.url}/outrider/live").json()
     answer = complete(server, "the fox ran, the fox ran, the fox", speculate=True, max_tokens=24, ignore_eos=True)
     now: dict[str, Any] = {}

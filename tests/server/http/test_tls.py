@@ -132,7 +132,7 @@ def test_a_client_that_leaves_is_noticed_at_once(tmp_path: Path, says_so: bool) 
         assert LEFT.wait(30)
 
 
-def test_a_renewed_certificate_is_taken_up_and_a_bad_one_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_renewed_certificate_is_loaded_and_a_bad_one_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls, "POLL_SECONDS", 0.05)
     crt, key = certificate(tmp_path, "server")
     new_crt, new_key = certificate(tmp_path / "new", "server")

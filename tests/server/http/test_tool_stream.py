@@ -230,7 +230,7 @@ def logprobs(stream: Sequence[dict[str, Any]], index: int) -> list[dict[str, Any
 
 def test_a_required_call_is_the_same_too(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(tokenizer)
-    handler = handler_of(engine, monkeypatch, tools="pythonic")  # has no grammar: the model writes a JSON list
+    handler = handler_of(engine, monkeypatch, tools="pythonic")  # without a grammar: the model writes a JSON list
     ids = tokens(tokenizer, json.dumps([{"name": name, "parameters": values} for name, values in (WEATHER, HOTEL)]))
     draw = random.Random(3)
     for runs in (singly(ids), *(random_runs(len(ids), draw) for _ in range(10))):

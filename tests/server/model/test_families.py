@@ -22,7 +22,7 @@ def model_of(architecture: str, **config: object) -> Model:
 
 
 def test_every_architecture_is_served_or_refused() -> None:
-    """For a new name: compare it in test_families_served.py, or name the obstacle."""
+    """A new name must be compared in test_families_served.py, or its obstacle named."""
     listed = Counter([*SERVED, *(name for each in REFUSED for name in each.names.split())])
     assert not [name for name, count in listed.items() if count > 1]
     assert sorted(architectures() - listed.keys()) == []
@@ -59,7 +59,7 @@ def test_recurrent_layers_are_refused_whatever_the_architecture(kind: str) -> No
 
 
 def test_models_with_states_that_follow_accepted_tokens_are_served_on_cpus() -> None:
-    """Three equal positions per token are served too."""
+    """Configurations with three equal positions per token are served too."""
     of = {"layer_types": ["linear_attention", "full_attention"], "rope_parameters": {"mrope_section": [2, 3, 3]}}
     for name in RECURRENT:
         families.check(model_of(name, **of), "cpu")

@@ -217,7 +217,7 @@ def test_files_that_cannot_be_served(tmp_path: Path) -> None:
     assert not list((tmp_path / "cache" / "models").glob("odd*"))
 
 
-def test_another_file_in_its_place_is_another_model(tmp_path: Path) -> None:
+def test_a_replaced_file_is_another_model(tmp_path: Path) -> None:
     file = tiny_gguf.write(tmp_path / "tiny.gguf")
     first = target.find(str(file)).folder
     assert target.find(str(file)).folder == first

@@ -96,7 +96,7 @@ class Graphs(BreakableCudaGraphBackend):
     def replay(self, key: Any, batch: Any, **_: Any) -> Any:
         self.replays += 1
         body = self.runner.layer_model
-        with mock.patch.object(body, "forward", partial(Body.forward, body)):  # SGLang's calls this very replay
+        with mock.patch.object(body, "forward", partial(Body.forward, body)):  # SGLang's version calls this replay
             return self.captured[key]()
 
 

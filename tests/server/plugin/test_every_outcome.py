@@ -226,7 +226,7 @@ def test_a_seed_decides_the_text_whatever_is_drafted(seed):
 
 
 def test_learnt_acceptance_may_be_used_at_once(monkeypatch):
-    """A correction that trusts single outcomes."""
+    """The correction trusts single outcomes."""
     monkeypatch.setattr(history.Correction, "SURE", 0.1)
     for name in ("several steps looked at", "one budget", "whether the model drafts", "lookups first"):
         scene = SCENES[name]
@@ -289,7 +289,7 @@ class SureToTheEnd(VerifyAll):
     ids=["budget", "second confidence"],
 )
 def test_a_look_ahead_is_detected(planner):
-    """Appendix A: 0.7 and 0.3 become 0.85 and 0.15."""
+    """In appendix A, 0.7 and 0.3 become 0.85 and 0.15."""
     scene = Scene(planner, model=2, length=4, prompt=(0, 1, 0))
     sums = scene.run()
     assert sums.verified[2] > 0.2
@@ -350,7 +350,7 @@ def test_denoised_tokens_with_the_q_of_their_own_step_are_detected(monkeypatch):
 @pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
 @pytest.mark.parametrize("name", ["verify all", "lookups first", "one budget"])
 def test_compiled_kernels_decide_as_the_measured_acceptance(name, monkeypatch):
-    """Every acceptance of the enumeration, with several random numbers."""
+    """Every acceptance of the enumeration runs with several random numbers."""
     ways = SCENES[name].ways()
     ways.run()
     for with_q in (True, False):

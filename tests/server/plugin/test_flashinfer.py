@@ -167,7 +167,7 @@ def test_dummies_of_the_start_are_verified_with_equal_lengths(kernels):
 @pytest.mark.parametrize("window", [-1, 7, 200])
 @pytest.mark.parametrize("heads", [(2, 2), (8, 1)])
 def test_every_replay_of_a_buckets_graph(kernels, heads, window):
-    """Captured for buckets, replayed with other requests."""
+    """A graph is captured for a bucket and replayed with other requests."""
     slots, width = 5, 4
     paged = paged_of([1] * slots, heads=heads, window=window)
     backend = backend_of(paged, window)

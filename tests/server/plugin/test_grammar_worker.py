@@ -199,7 +199,7 @@ def test_the_process_answers_and_ends_with_its_input(folder: GrammarFolder) -> N
         assert process.stdin
         assert process.stdout
         assert process.stdout.readline() == READY
-        process.send_signal(signal.SIGTERM)  # the server's end, not its own
+        process.send_signal(signal.SIGTERM)  # the signal is for the server, which ends this process
         jobs = [("regex", nested_repeats(6)), ("json", small_schema("name"))]
         for number, (kind, text) in enumerate(jobs):
             line = json.dumps({"number": number, "kind": kind, "text": text, "name": str(number)})

@@ -33,6 +33,7 @@ def test_totals_by_source(registry) -> None:
         "model": {"drafts": 4, "accepted": 8},
         "lookup": {"drafts": 2, "accepted": 4},
         "across": none,
+        "grammar": none,
     }
     assert sum(shown["calibration"]["model"]["observed"]) == 10
     assert sum(shown["calibration"]["lookup"]["expected"]) == 2

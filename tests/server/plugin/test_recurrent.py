@@ -102,7 +102,7 @@ def expected(lens: list[int]) -> tuple[list[torch.Tensor], Pool]:
 
 
 def test_states_follow_accepted_tokens() -> None:
-    """Equal bits in every layer."""
+    """The bits are equal in every layer."""
     served = Served()
     results = decode(served)
     outputs, pool = expected([len(each) for each in results])
@@ -114,7 +114,7 @@ def test_states_follow_accepted_tokens() -> None:
 
 @pytest.mark.parametrize("part", ["slide", "replay"])
 def test_states_that_follow_drafts_are_detected(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All verified tokens advance the windows, or the states."""
+    """In the planted fault, all verified tokens advance the windows, or the states."""
     from outrider.server.plugin.cpu import recurrent
 
     honest = getattr(recurrent.gated_delta, part)

@@ -75,4 +75,4 @@ def test_other_answers_continue_when_a_request_cannot_be_prepared(small_target: 
         assert "\n" not in end
     assert report["same"]
     assert report["after"]
-    assert report["ending"] < EXIT_SECONDS / 2  # it ended when asked, without a timeout
+    assert report["ending"] < EXIT_SECONDS / 2  # it ended without a timeout

@@ -162,7 +162,7 @@ def test_every_rule_matters(name):
 
 @pytest.mark.parametrize("name", ["penalties", "grammar"])
 def test_rules_that_do_not_count_drafts_are_detected(name, monkeypatch):
-    """Rules as in SGLang, on one row of each request."""
+    """The planted fault applies the rules to one row of each request, as SGLang does."""
     honest = logit_rules.apply_rules
 
     def by_the_anchor(found, reqs, info, context, barrier=None):
@@ -175,7 +175,7 @@ def test_rules_that_do_not_count_drafts_are_detected(name, monkeypatch):
             found.copy_(before + (found - before)[first])
 
     monkeypatch.setattr(logit_rules, "apply_rules", by_the_anchor)
-    if name == "grammar":  # it rejects the output one step later
+    if name == "grammar":  # the grammar rejects the output one step later
         with pytest.raises(ValueError, match="Tokens not accepted"):
             said(SETS[name], VerifyAll())
     else:

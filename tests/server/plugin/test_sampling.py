@@ -205,7 +205,7 @@ def test_drafts_may_be_wider_than_q(seeded):
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
 def test_a_seed_decides_the_text(top_p, request):
-    """Whatever drafter, admission, and company."""
+    """The drafter, the admission and other requests do not matter."""
     flat = Table(torch.where(TARGET > 0, 1.0, 0.0) / (TARGET > 0).sum(1, keepdim=True))
     answers = set()
     seeds = 40 if request.config.getoption("--exhaustive") else 16
@@ -232,7 +232,7 @@ def test_a_seed_decides_the_text(top_p, request):
 
 @pytest.mark.usefixtures("compiled")
 def test_a_drafter_that_knows_the_target_is_always_right():
-    """q = p with the same noise."""
+    """q equals p, and both use the same noise."""
     steps = 0
 
     def count(confidence, lens):
@@ -242,11 +242,11 @@ def test_a_drafter_that_knows_the_target_is_always_right():
 
     for seed in range(20):
         texts([TO_OPEN], [seed], admit=count, drafter=Table(TARGET))
-    assert steps == 20  # each adds GAMMA + 1 tokens to the first
+    assert steps == 20  # each step adds GAMMA + 1 tokens to the first
 
 
 def test_survival_reveals_the_draw_as_the_trap_needs():
-    """By the equal draw, the rest's second drafts rank before or after the first request's first."""
+    """By the draw, which is equal, the rest's second drafts rank before or after the first request's first."""
     draft = Table(DRAFT)
     first = draft.overlap[OPEN]
     for drawn, before in ((A, True), (B, False)):
@@ -256,7 +256,7 @@ def test_survival_reveals_the_draw_as_the_trap_needs():
 
 @pytest.mark.parametrize("with_probs", [True, False])
 def test_on_a_device_every_token_is_the_same(monkeypatch, with_probs):
-    """With padding, and without reading a number."""
+    """There is padding, and no number is read."""
     generator = torch.Generator().manual_seed(0)
     count, vocab, gamma = 60, 31, 4
     info = SimpleNamespace(

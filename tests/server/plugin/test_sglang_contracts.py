@@ -36,14 +36,15 @@ class Inheriting(Theirs):
 
 @pytest.mark.slow
 def test_code_that_ours_relies_on_is_unchanged() -> None:
-    """To fix: read SGLang's changes, adapt our code, then `python tests/support/sglang_contracts.py --write`."""
+    """To fix a failure: read SGLang's changes, adapt our code, run `python tests/support/sglang_contracts.py
+    --write`."""
     assert sglang_contracts.read()["sglang"] == version("sglang")
     assert sglang_contracts.report() == []
     assert sglang_contracts.read()["files"] == sglang_contracts.files(sglang_contracts.touched())
 
 
 def test_changes_are_named_with_the_place_of_our_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With other fingerprints, and a family table without an architecture."""
+    """The stored fingerprints and the family table differ from the installed SGLang."""
     scheduler = "sglang.srt.managers.scheduler.Scheduler"
     read = sglang_contracts.read()
     read["fingerprints"] |= {f"{scheduler}._add_request_to_queue": "0" * 16, f"{scheduler}.gone": "1" * 16}

@@ -13,7 +13,7 @@ LAYER = "layers.0.self_attn.q_proj.weight"
 
 @pytest.mark.parametrize("begins", ["model.language_model.", "language_model.model.", "model."])
 def test_a_texts_weights_get_the_names_of_a_text_model(begins: str) -> None:
-    """Folders of Transformers 5, older ones, and Qwen2.5-VL's."""
+    """Folders come from Transformers 5, older versions, and Qwen2.5-VL."""
     head = "language_model.lm_head.weight" if begins.startswith("language_model") else "lm_head.weight"
     named = [f"{begins}{LAYER}", f"{begins}embed_tokens.weight", f"{begins}norm.weight", head]
     others = ["model.visual.blocks.0.norm1.weight", "visual.merger.mlp.0.weight", "vision_tower.layers.0.weight"]

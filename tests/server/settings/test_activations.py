@@ -62,7 +62,7 @@ def measuring(monkeypatch: pytest.MonkeyPatch, seconds: Mapping[str, float]) -> 
 def test_the_first_measurement_holds(
     float_time: float, choice: str, smollm2: Model, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """int8 only if clearly faster; there is no later measurement."""
+    """int8 is chosen only if clearly faster; there is no later measurement."""
     measured = measuring(monkeypatch, {"float": float_time, "int8": 1.0})
     said: list[str] = []
     assert with_activations(AUTO, smollm2, said.append).activations == choice
@@ -165,7 +165,7 @@ def test_a_damaged_weight_is_an_error_in_one_line(smollm2: Model, kept: Path, mo
         with_activations(AUTO, smollm2)
 
 
-def test_a_choice_that_cannot_be_kept_is_no_choice(
+def test_a_choice_that_cannot_be_stored_is_refused(
     smollm2: Model, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not native.available():
@@ -176,6 +176,6 @@ def test_a_choice_that_cannot_be_kept_is_no_choice(
         with_activations(AUTO, smollm2)
 
 
-def test_the_fingerprint_tells_them_apart(smollm2: Model) -> None:
+def test_the_fingerprint_depends_on_the_activations(smollm2: Model) -> None:
     types = [profile_lookup.fingerprint(replace(AUTO, activations=name), smollm2).dtype for name in ("float", "int8")]
     assert types == ["bfloat16", "bfloat16+int8 activations"]

@@ -160,7 +160,7 @@ def test_a_mismatched_drafter_is_refused_with_the_reason(tmp_path: Path, hub: Ca
 
 
 def test_a_damaged_drafter_is_skipped(folder: Path, hub: Callable[[str], Path]) -> None:
-    """Its header is sound."""
+    """Its header is sound, but not its weights."""
     cached = hub(DSPARK)
     save_plain(make_model(TINY), cached)
     save_eagle(hub(EAGLE), "speculators")

@@ -47,7 +47,7 @@ def test_a_load_is_summed_up(tmp_path: Path) -> None:
         return Record("", due, 0.0, Reply(**reply))
 
     records = [
-        one(0.0, completion_tokens=11, ttft=1.0, seconds=11.0),  # of the warm-up: five of its tokens come after it
+        one(0.0, completion_tokens=11, ttft=1.0, seconds=11.0),  # five tokens come after the warm-up
         one(6.0, completion_tokens=11, ttft=0.5, seconds=1.5, gaps=[0.1] * 8 + [0.2], prompt_tokens=100),
         one(7.0, completion_tokens=5, prompt_tokens=5000, ttft=2.0, seconds=4.0),
         one(14.0, completion_tokens=11, prompt_tokens=20, ttft=0.5, seconds=2.0),  # ends after the measured time
@@ -93,7 +93,7 @@ def test_open_loop_does_not_wait_for_answers(tmp_path: Path, capsys: pytest.Capt
     assert len(server.asked) == 15
     assert all(body["max_tokens"] == 3 and body["stream"] for body in server.asked)
     [[found]] = record.read(results)["results"]["10"].values()
-    assert (found["asked"], found["whole"], found["good"]) == (10, 10, 0.0)  # TPOT is 50 ms, not 1
+    assert (found["asked"], found["whole"], found["good"]) == (10, 10, 0.0)  # TPOT is 50 ms
     assert 0.8 <= found["ttft"]["p50"] < 1.2
     assert 0.04 < found["tpot"]["p50"] < 0.1
     assert "10/10" in shown
@@ -133,7 +133,7 @@ def test_a_closed_loop_that_is_refused_does_not_hammer(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_keeps_what_is_measured(
+def test_an_interrupted_load_keeps_its_measurements(
     sent: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     running = 0
@@ -223,7 +223,7 @@ def test_a_trace_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         )
     assert code == 0
     assert "3/3" in shown
-    asked = server.asked[2:]  # the first two measure how the server counts
+    asked = server.asked[2:]  # the first two requests measure how the server counts
     assert [body["max_tokens"] for body in asked] == [3, 4, 2]
     assert np.diff(came[2:]) == pytest.approx([0.1, 0.1], abs=0.08)
     first, second = (body["messages"][0]["content"].split() for body in asked[:2])
@@ -277,12 +277,12 @@ def test_a_scenario_runs_and_flags_win_over_it(tmp_path: Path, capsys: pytest.Ca
         ("secondes = 1", "secondes: Extra inputs are not permitted"),
         ("[arrivals]\nkind = 'closed'\nconcurrency = []", "concurrency: List should have at least 1 item"),
         ("[arrivals]\nkind = 'often'", "arrivals: Input tag 'often'"),
-        ("[[requests]]\nprompts = 'a'\ninput_tokens = 3", "prompts and input_tokens exclude each other"),
+        ("[[requests]]\nprompts = 'a'\ninput_tokens = 3", "prompts, texts and input_tokens exclude each other"),
         ("[[requests]]\ninput_tokens = { min = 3 }", "input_tokens: give a mean, or min and max"),
         ("seconds =", "is not TOML"),
     ],
 )
-def test_a_wrong_scenario_says_what_is_wrong(
+def test_a_wrong_scenario_is_refused_with_the_reason(
     text: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "wrong.toml"

@@ -94,7 +94,7 @@ def test_rows_that_predict_each_position(target: DiffusionTarget) -> None:
         return
     assert torch.equal(flat.says[rows.open, 1:], own[rows.open, :-1])
     assert flat.says[1:4, 0].tolist() == [BLOCK - 1] * 3  # the last row of the final block before it, for drafts too
-    assert flat.says[7, 0] == -1  # position 0 has no row before it
+    assert flat.says[7, 0] == -1  # no row comes before position 0
     assert len(flat.tokens) == blocks
 
 

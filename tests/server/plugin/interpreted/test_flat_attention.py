@@ -68,7 +68,6 @@ def test_extend_after_a_prefix_decode_and_verify(shape):
 
 @pytest.mark.parametrize("shape", SHAPES[1:3])
 def test_a_graph_reads_the_arrays_of_every_replay(shape):
-    """Replays of other requests and lengths."""
     dtype, slots, tokens, width = shape[2], 5, 10, 3
     paged = paged_of(shape, [2] * slots)
     backend = backend_of(paged)
@@ -83,7 +82,7 @@ def test_a_graph_reads_the_arrays_of_every_replay(shape):
         backend.token_to_kv_pool = live.cache
         batch = live.verify(query_lens, tokens=tokens, width=width)
         padded = slots - len(lens)
-        batch.batch_size = slots  # a replay's view has the graph's number of slots
+        batch.batch_size = slots  # as in a graph's replay
         batch.seq_lens = torch.nn.functional.pad(batch.seq_lens, (0, padded), value=1)
         batch.req_pool_indices = torch.nn.functional.pad(batch.req_pool_indices, (0, padded))
         backend.init_forward_metadata_out_graph(batch)
@@ -108,7 +107,7 @@ def test_sglang_changes_the_page_table_only_when_a_graph_has_ended():
     reads_live = not torch.equal(backend.forward(*rows, paged.layer, batch), before)
     for mode in (ForwardMode.TARGET_VERIFY, ForwardMode.DECODE):
         assert (backend.shared_read_ends(mode) is SharedReadEnds.POST_REPLAY) == reads_live
-    assert backend.shared_read_ends(ForwardMode.EXTEND) is SharedReadEnds.UNKNOWN  # runs without graphs
+    assert backend.shared_read_ends(ForwardMode.EXTEND) is SharedReadEnds.UNKNOWN  # prefills run without graphs
 
 
 @pytest.mark.parametrize("kind", ["extend", "decode"])
