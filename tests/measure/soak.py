@@ -6,19 +6,13 @@ logprobs; ones that follow a JSON schema; and ones that are given up half way. T
 on this machine is read all the while. At the end the cache of a server that tells (SGLang's, vLLM's metrics) has to
 become empty.
 
-With --attack, in every other stretch of --stretch seconds, further clients send what a client that means harm would:
-numbers beyond int32, bodies of megabytes, grammars that explode, bodies that never end. The others' waits are compared
-with those of the stretches between.
-
 It ends with 1 where there was any 5xx, broken answer, changed answer or answer against its schema, where the cache did
-not become empty, or where memory grew by more than --most-growth after the warm-up; with --attack also where an attack
-was answered with a 5xx or not at all, or where the p99 of the others was more than --most-slower times that without.
+not become empty, or where memory grew by more than --most-growth after the warm-up.
 A server whose rounding depends on what else is in its batch changes some answers: with --no-compare they are counted
 and are no fault.
 
 examples:
   python tests/measure/soak.py --url http://127.0.0.1:30000 --minutes 30 --concurrency 64 --json soak.json
-  python tests/measure/soak.py --url http://127.0.0.1:30000 --minutes 20 --concurrency 52 --attack --json attacked.json
 """
 
 import argparse
@@ -32,7 +26,6 @@ from pathlib import Path
 
 import script
 import soak_traffic
-from soak_attacks import Attacked
 from soak_report import Soak
 from soak_traffic import SoakCounts, SoakQuestion
 
@@ -73,9 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MB",
         help="memory growth after the warm-up (default: %(default)g)",
     )
-    add("--attack", action="store_true", help="clients that mean harm as well, in every other stretch")
-    add("--stretch", type=float, default=60.0, metavar="S", help="seconds of an attack (default: %(default)g)")
-    add("--most-slower", type=float, default=1.5, metavar="X", help="most p99 beside attackers (default: %(default)g)")
     add("--timeout", type=float, default=600.0, metavar="S", help="seconds for one answer (default: %(default)g)")
     add("--seed", type=int, default=0, metavar="N", help="seed of the choice of requests (default: 0)")
     harness.add_output_flags(parser, json="every count and memory sample")
@@ -85,10 +75,6 @@ def run(args: argparse.Namespace) -> int:
     harness.check_positive(args, "count", "new_tokens", "concurrency")
     if args.minutes <= 0:
         raise UserError(f"--minutes is above 0, not {args.minutes:g}")
-    if args.stretch <= 0:
-        raise UserError(f"--stretch is above 0, not {args.stretch:g}")
-    if args.attack and args.minutes * 60 < 2 * args.stretch:
-        raise UserError(f"--attack needs two stretches: --minutes {args.minutes:g} has room for less than that")
     harness.check_outputs(args)
     soak = asyncio.run(_soak(args))
     print(soak.table())
@@ -113,7 +99,6 @@ async def _soak(args: argparse.Namespace) -> Soak:
         if failures:
             raise UserError(f"the idle server did not answer {len(failures)} prompts: {failures[0]}")
         counts, samples = SoakCounts(), list[ProcessSample]()
-        attacked = Attacked() if args.attack else None
         seconds = args.minutes * 60
         watch = asyncio.create_task(_watch(watched, samples, counts))
         began = time.monotonic()
@@ -125,16 +110,12 @@ async def _soak(args: argparse.Namespace) -> Soak:
             seed=args.seed,
             timeout=args.timeout,
             counts=counts,
-            attacked=attacked,
-            stretch=args.stretch,
         )
         took = time.monotonic() - began
         empty, held = await _becomes_empty(server)
         watch.cancel()
     warm_up = seconds / 3 if args.warm_up is None else args.warm_up * 60
-    return Soak(
-        counts, samples, took, warm_up, args.most_growth, not args.no_compare, empty, held, attacked, args.most_slower
-    )
+    return Soak(counts, samples, took, warm_up, args.most_growth, not args.no_compare, empty, held)
 
 
 async def _watch(watched: ServerProcesses | None, samples: list[ProcessSample], counts: SoakCounts) -> None:
