@@ -1,7 +1,5 @@
 """The `config.json` of a drafter's checkpoint folder, and the layer shape that all kinds of drafters share."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ The line has the tokenizer's digest, each corpus's hashed name and number of tok
 Tokens are int32, little-endian, with -1 before each text.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable

@@ -5,8 +5,6 @@ often elsewhere. The choice between them uses only facts known before either dra
 one outcome of that draw over another.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
@@ -96,7 +94,10 @@ def merge(
         probs, lens = point_masses(drafted, tokens, lens, lookups & (temperatures > 0))
         probs[taken] = drafted.probs[better]
     across = None if looked_up.across is None else looked_up.across & lookups
-    return Draft(tokens, lens, confidence, probs, drafted.vocab, lookups, drafted.drafting, across)
+    by_grammar = None if looked_up.by_grammar is None else looked_up.by_grammar & lookups
+    return Draft(
+        tokens, lens, confidence, probs, drafted.vocab, lookups, drafted.drafting, across, by_grammar=by_grammar
+    )
 
 
 def point_masses(

@@ -1,7 +1,5 @@
 """Contents of a drafter checkpoint folder of any kind."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ draft state. Each set drafts in a batch of its own, so its drafts do not depend 
 number of requests.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -1,7 +1,5 @@
 """Drafters around a drafter model: one buffers observed tokens, one waits until an answer has begun."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -32,8 +32,6 @@ The scale is rounded to float32, so that its product with p is exact in float64,
 is exact in any order: every implementation has the same bits.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -5,8 +5,6 @@ does not depend on the other tokens of its batch: speculative and plain decoding
 torch version uses BLAS calls of one shape for that, see `linear`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

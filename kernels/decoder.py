@@ -4,8 +4,6 @@ Between layers there is no Python, and between operations no parallel region, on
 bits are those of the single operations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

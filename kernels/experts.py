@@ -1,7 +1,5 @@
 """Mixtures of experts: products of the chosen experts alone, each over the rows that chose it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

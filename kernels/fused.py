@@ -4,8 +4,6 @@ On the CPU the compiled kernels do it (float32 inside, one rounding at the end);
 the plain torch version after each function. A row's result never depends on the other rows.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -11,8 +11,6 @@ code uses E = e^-G = -log U in place of G, and the smallest E / p wins. E is com
 alike everywhere, so its bits are the same on every device and processor.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 import torch

@@ -1,7 +1,5 @@
 """A measurement under way: one JSON line per measured point, so that a killed `outrider tune` goes on where it was."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

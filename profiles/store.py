@@ -4,8 +4,6 @@
 The user's folder is searched first, then the profiles that ship with Outrider.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """Atomic, durable file replacement: after a kill or a power failure there is the old file or the new one, whole."""
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import os

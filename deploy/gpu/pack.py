@@ -5,8 +5,6 @@ Archives of at most 16 MB hold the parts of SGLang that one family of models nee
 embedded model. proof.py and MANIFEST.json are put next to them. --python names a Python 3.12 with pip for the download.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import io

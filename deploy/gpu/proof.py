@@ -8,8 +8,6 @@ Archives are kept in --store from call to call: bring them in several calls if t
 a time limit, writes its record as results come and does not stop the next. `make gpu-proof` makes the folder.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import hashlib

@@ -6,8 +6,6 @@ Each session is ten turns, one prompt each: a file, a tool's answer, a task. It 
     two tool answers, which recur; no prompt comes twice, since each states its turn.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -4,8 +4,6 @@ noise. The tokenizer is the embedded model's, extended by words to the model's v
     python deploy/peers/random_gguf.py qwen3-0.6b model.gguf
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass

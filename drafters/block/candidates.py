@@ -1,8 +1,6 @@
 """The heads with which DFlash 2 and LiLiCorr score paths through the likeliest tokens of each position of a block.
 Parameters are named as the published tensors, which SGLang reads too."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -5,8 +5,6 @@ is the format that the project ships: int8 with one scale per output channel, th
 vocabulary.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -7,8 +7,6 @@ the size of a truncated draft vocabulary and the identity of the target. `specul
 these keys. Diffusion drafters (`diffusion/`) have the same shape without target layers; their gamma is `block_size`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Self
 

@@ -5,8 +5,6 @@ of the page table, a row with slots that belong to no request. All randomness of
 draws with the keys it is given.
 """
 
-from __future__ import annotations
-
 import operator
 from bisect import bisect_left
 from collections.abc import Callable, Sequence

@@ -1,8 +1,6 @@
 """Draft layers with fused projections (DFlash; DSpark, equations 2 and 3). They are Qwen3-shaped; without the norms of
 queries and keys they are Llama-shaped."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Left-to-right sampling of a block (DSpark, section 3.1, equation 4), with the exact distribution of every draw."""
 
-from __future__ import annotations
-
 import torch
 
 from outrider.kernels.cpu import native

@@ -7,8 +7,6 @@ have DeepSpec's names; embedding and head are copies of the target's, and `d2t` 
 (`checkpoint.drafted_tokens`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..config_file import CheckpointError

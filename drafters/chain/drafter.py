@@ -6,8 +6,6 @@ request that continues a shared prefix finds exactly the rows of that prefix (`e
 after the text, where their own features are not known; they are written again once the tokens are committed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Arguments of `outrider train` and `outrider export`."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """`outrider export`: a drafter in another storage or format, the mean of several, or a delta merged into its target."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

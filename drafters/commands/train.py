@@ -9,8 +9,6 @@ Diffusion drafters need no features: without any, OUT/tokens takes their place. 
     OUT/stage-1, `deer` continues with stage II in OUT/stage-2.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -291,10 +289,10 @@ def make_run(
     return ReaderRun(folder, model, frozen, recipe)
 
 
-def schedule_of(kind: str, gamma: int, steps: int = 0, order: str = "left") -> Schedule | None:
+def schedule_of(kind: str, gamma: int, steps: int = 0) -> Schedule | None:
     """Return the denoising steps of a drafter that denoises; steps: 0 for its own number."""
     wanted = steps or registry.find(kind).denoising_steps
-    return make_schedule(order, gamma, min(wanted, gamma)) if wanted else None
+    return make_schedule(gamma, min(wanted, gamma)) if wanted else None
 
 
 def train_in_time(

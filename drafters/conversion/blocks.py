@@ -4,8 +4,6 @@ Every block of an answer is masked `streams` times over the same finished rows, 
 sequences go through the model in packs of bounded size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 

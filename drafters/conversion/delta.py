@@ -4,8 +4,6 @@ A factor has one scale for each of its r rows (b is kept transposed). A target a
 the target's architecture, with a config.json that also states the block-diffusion fields.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

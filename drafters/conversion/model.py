@@ -7,8 +7,6 @@ A projection with its delta is one product, y = x (W + B A)^T. The sum is made o
 served, so that training rounds as serving will; a backward is one product and four thin ones.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,7 +1,5 @@
 """The conversion's training run: KL to the frozen target along its own answers, resumable like the drafters' runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -30,7 +30,6 @@ class DiffusionDrafter(EncodingDrafter):
 
     embedding, head: [V, d] of the target, used in place; only the head's rows of the draft vocabulary are copied.
     gamma: tokens per block, at most the number that the model was trained for, which is the default.
-    denoising_order: a name of `denoise.SCHEDULES`.
     """
 
     def __init__(
@@ -41,13 +40,12 @@ class DiffusionDrafter(EncodingDrafter):
         head: Rows,
         gamma: int | None = None,
         denoising_steps: int = 1,
-        denoising_order: str = "left",
     ) -> None:
         config = model.config
         check_shapes(config, embedding, head, gamma)
         self.gamma = self.block = gamma or config.gamma
         self.assesses_itself = not config.confidence_head
-        self.schedule = make_schedule(denoising_order, self.gamma, denoising_steps)
+        self.schedule = make_schedule(self.gamma, denoising_steps)
         self.dtype, self.device = model.norm.weight.dtype, model.norm.weight.device
         self.on_host = model.norm.weight.is_cpu
         self.embedding, self._target_head = embedding, head

@@ -6,8 +6,6 @@ Three families of folders are read: by the EAGLE authors and SpecForge, which SG
     from the weights (`checkpoint.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 

@@ -1,7 +1,5 @@
 """EAGLE-3 heads written in the format of vLLM's `speculators`, which `config.py` and `checkpoint.py` read too."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 Candidates are numbered folders in `drafters/`, each whole or absent.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -59,7 +57,7 @@ class Drafters:
     def schedule(self, model: TrainedModel) -> Schedule | None:
         """Return the denoising schedule of the drafter; None if it does not denoise."""
         args = self.args
-        return train.schedule_of(args.kind, model.config.gamma, args.denoising_steps, args.denoising_order)
+        return train.schedule_of(args.kind, model.config.gamma, args.denoising_steps)
 
     def follow(self, folder: Path, sequences: Iterable[Sequence]) -> list[Followed]:
         """Follow answers with the drafter of a folder."""

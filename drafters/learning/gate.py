@@ -7,8 +7,6 @@ Experiments, 1935, section 21). Candidates are compared repeatedly on the same a
 the allowed chance.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 

@@ -4,8 +4,6 @@ It may be stopped and continued (SIGSTOP, SIGCONT) or killed at any point: every
 continues from them.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

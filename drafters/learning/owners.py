@@ -4,8 +4,6 @@ Each has a learner with its own answers, drafters and state, in a subfolder of t
 model's learner has that folder itself.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

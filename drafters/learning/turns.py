@@ -1,7 +1,5 @@
 """Learners of several owners take turns in one process: the one with most new answers first."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import time

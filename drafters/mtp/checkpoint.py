@@ -4,8 +4,6 @@ Names are EAGLE-3's where the tensors are the same: `fc` joins embedding and hid
 rest of the folder is not read. Embedding and head are the target's.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ The architecture decides the names of its weights. Biases and norms of queries a
 (`checkpoint.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self

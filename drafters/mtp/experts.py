@@ -1,7 +1,5 @@
 """The MLP of an MTP layer: a plain one, or a mixture of experts like the target's."""
 
-from __future__ import annotations
-
 import torch
 
 from outrider.kernels.experts import run_experts, run_joined_experts

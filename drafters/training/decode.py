@@ -4,8 +4,6 @@ When a text ends, its row takes the next prompt at once, so the batch stays full
 single tokens pass through the model as one flattened batch without padding, with the kernels that also serve it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate

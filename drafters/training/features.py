@@ -4,8 +4,6 @@ Storing the top K tokens with their probabilities once replaces a full-vocabular
 epoch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """The drafter's training forward: many blocks of several sequences at once, with teacher forcing."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 

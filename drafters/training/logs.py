@@ -9,8 +9,6 @@ A line is one of
 All may have a `temperature`.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator

@@ -4,8 +4,6 @@ The target answers, and the drafter is then followed along these answers (see `v
 accepts the same tokens, up to ties that rounding decides; at higher temperatures its tau has the same distribution.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,14 +56,14 @@ def target_answers(
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A drafter folder, and how it drafts; schedule: of a diffusion drafter."""
+    """A drafter folder, and how it drafts; steps: of denoising, for a diffusion drafter; else 0."""
 
     name: str
     folder: Path
-    schedule: tuple[str, int] | None = None
+    steps: int = 0
 
 
-def arms_of(folders: list[Path], steps: list[int], order: str) -> list[Arm]:
+def arms_of(folders: list[Path], steps: list[int]) -> list[Arm]:
     """Return an arm per folder, for diffusion drafters one per number of denoising steps; raises CheckpointError."""
     short = len({folder.name for folder in folders}) == len(folders)
     arms = []
@@ -77,7 +75,7 @@ def arms_of(folders: list[Path], steps: list[int], order: str) -> list[Arm]:
         if config.kind in (*READING_KINDS, EagleConfig.kind):
             arms.append(Arm(name, folder))
         else:
-            arms += [Arm(f"{name}, {n} step{'s' * (n > 1)}", folder, (order, n)) for n in steps]
+            arms += [Arm(f"{name}, {n} step{'s' * (n > 1)}", folder, n) for n in steps]
     return arms
 
 
@@ -97,7 +95,7 @@ def measure(
         model = load_drafter(arm.folder, target, target.embedding.dtype).to(target.device)
         frozen = frozen_part(model, target)
         maker = BatchMaker(model.config, model.vocab, device=target.device)
-        schedule = make_schedule(arm.schedule[0], model.config.gamma, arm.schedule[1]) if arm.schedule else None
+        schedule = make_schedule(model.config.gamma, arm.steps) if arm.steps else None
         followed.append((hits_of(model, frozen, maker.columns, schedule), maker, model.config.target_layers))
     totals = [Acceptance.empty(maker.config.gamma) for _, maker, _ in followed]
     generator = torch.Generator().manual_seed(seed)

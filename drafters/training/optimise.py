@@ -1,7 +1,5 @@
 """AdamW on float32 masters of a low-precision model, their running means, and the learning-rate schedule."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -6,8 +6,6 @@ cross entropy over candidates). Where that token is no candidate itself, no path
 trained.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

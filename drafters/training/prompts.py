@@ -4,8 +4,6 @@ A line holds `turns` (list of strings: user, assistant, user, …) or `prompt` (
 `response_ids` is an answer of the target and is used as it is.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass

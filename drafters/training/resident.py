@@ -4,8 +4,6 @@ Cutting a step of many sequences on the host takes longer than learning from it 
 is one tensor on the device. A step is a grid: equally many anchors of every sequence, contexts padded to one length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

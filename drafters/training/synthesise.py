@@ -4,8 +4,6 @@ DSpark (section 4.1) keeps only the prompts of a data set and regenerates the an
 from the target as well: given the chat template up to an empty user turn it writes one.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections import Counter

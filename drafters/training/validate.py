@@ -9,8 +9,6 @@ output x, the draft was accepted with chance min(1, q(x) / p(x)); drawing that a
 as decoding would have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -148,10 +146,8 @@ def logits_along(
     """Return logits [A, gamma, V'] float32 of every token after the anchors, given the answer's tokens before it."""
     if isinstance(model, DiffusionModel):
         assert schedule is not None
-        if schedule.pick is not None:
-            raise ValueError("drafts can be followed along an answer where they are denoised from left to right alone")
         states, done = [], 0
-        for count in schedule.counts:
+        for count in schedule:
             known = torch.arange(model.config.gamma - 1, device=step.anchors.device) < done
             block = block_states(model, frozen, step, step.tokens[:, :-1], known.expand(len(step.anchors), -1))
             states.append(block[:, done : done + count])

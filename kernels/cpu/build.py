@@ -5,8 +5,6 @@ own headers and some minutes of processor time. `python -m outrider.kernels.cpu.
 --install into the installation itself (a container image's), which then needs no compiler and no cache.
 """
 
-from __future__ import annotations
-
 import argparse
 import fcntl
 import hashlib

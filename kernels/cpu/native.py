@@ -5,8 +5,6 @@ check-sanitizers` runs the tests of this folder under the sanitizers. `OUTRIDER_
 compiled variants.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

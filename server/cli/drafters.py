@@ -115,7 +115,7 @@ def _speed(settings: Settings, model: Model, drafter: Candidate, measure: bool) 
 def _measured(settings: Settings, model: Model, drafter: Candidate) -> Speed:
     import torch
 
-    from ..bench.micro.draft_time import draft_seconds
+    from ..bench.draft_time import draft_seconds
 
     assert drafter.folder is not None
     device = settings.resolved_device

@@ -14,8 +14,6 @@ To change a key's limits, edit its table in the file: rate, concurrency, tokens_
 max_tokens_per_request, admin, learn.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

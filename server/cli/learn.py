@@ -9,8 +9,6 @@
 Without --learn-folder it takes the only learner's folder in the cache, as `outrider serve --learn` makes it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

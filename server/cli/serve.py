@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..log_names import SERVER
+from ..settings.flags import MOVED as MOVED
 from ..settings.flags import add_all_flags, served_settings_of
 from ..settings.settings import Settings
 

@@ -1,7 +1,5 @@
 """Load and unload adapters while the server runs."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Errors as OpenAI's API writes them: {"error": {"message", "type", "param", "code"}}."""
 
-from __future__ import annotations
-
 import json
 from http import HTTPStatus
 from typing import Any

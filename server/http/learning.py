@@ -1,7 +1,5 @@
 """Run the learner while the server is idle, and promote the drafters that it offers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -3,8 +3,6 @@
 It describes the accepted fields, with bounds and defaults of the running server.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from importlib.metadata import version

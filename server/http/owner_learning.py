@@ -1,8 +1,6 @@
 """Learning with a drafter for each API key, or for each LoRA adapter and the model. A learned drafter serves its
 owner's requests alone."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -3,8 +3,6 @@
 Plain ASGI, so that streams and disconnects pass unbuffered. Adds no work per token.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -4,8 +4,6 @@ Most of it is the environment of the scheduler's process, as its OpenMP runtime 
 when it is loaded. The user's own variables win: OMP_PROC_BIND=false leaves the threads unbound.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@ It is built here: transformers' own reading of such a file takes a split that it
 merges that the file does not list another order.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

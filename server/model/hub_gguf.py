@@ -1,7 +1,5 @@
 """GGUF files on the Hugging Face hub, by the names that llama.cpp's users write: `hf.co/OWNER/REPO:Q4_K_M`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Finds the model to serve: an embedded one, a GGUF file, a folder, or a name on the Hugging Face hub."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

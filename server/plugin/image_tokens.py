@@ -5,8 +5,6 @@ lie outside the vocabulary. An image takes more tokens than positions: tokens of
 (M-RoPE). So positions of the text after it are lower than its token count by a constant for each request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

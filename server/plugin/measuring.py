@@ -4,8 +4,6 @@ Requests set by their `gamma` how many tokens, or states of a block, they have i
 from nor counted, but step times are recorded. Other requests get the same answers meanwhile, without speedup.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -4,8 +4,6 @@ Settings that decide a batch's number of tokens must be the same everywhere: oth
 ever. Decisions of the first rank alone (drafts, plans, seeds) may differ: they are broadcast.
 """
 
-from __future__ import annotations
-
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -69,7 +67,6 @@ def settings(server_args: Any, config: PluginConfig) -> dict[str, Any]:
         "SGLang's --cuda-graph-max-bs-decode": most_in_graphs(server_args.cuda_graph_config),
         "--drafter": config.drafter,
         "--gamma": config.gamma,
-        "--lookup-gamma": config.lookup_gamma,
         "--quantization": config.quantization,
         "--activations": config.activations,
         "--max-pause": config.max_pause,

@@ -16,8 +16,6 @@ process that way. If a later SGLang needs more, the start fails with an Attribut
 `engine.start` without a WaitingScheduler is slower by these seconds and otherwise the same.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys

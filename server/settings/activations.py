@@ -4,8 +4,6 @@ The choice changes texts, so it must not vary from start to start. It is measure
 and the kinds of a model's blocks. The cache folder keeps the result for later starts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The LoRA adapters of `--lora-paths`, checked before anything slow begins."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 `--drafter auto` takes the first that fits, without a download; `outrider drafters` shows them all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The attention backend of a GPU: chosen by its compute capability and the model, or refused with an alternative."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Lookup of the measured profile for a server: its fingerprint, the folders, and the fallback without one."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -42,7 +40,7 @@ def fingerprint(settings: Settings, model: Model) -> Fingerprint:
     if settings.diffusion is not None:
         drafter, gamma = f"spiffy {settings.unmasking_policy} block {settings.diffusion.block_size}", NODES
     if settings.resolved_denoising_steps:
-        drafter += f"+{settings.resolved_denoising_steps}-{settings.denoising_order}"
+        drafter += f"+{settings.resolved_denoising_steps}-left"
     if settings.looks_up:
         drafter += "+lookup"
     return Fingerprint(

@@ -4,8 +4,6 @@ A request that names a trace (`traceparent`) becomes part of it. Spans per decod
 with SGLANG_TRACE_LEVEL=3.
 """
 
-from __future__ import annotations
-
 import os
 from importlib.util import find_spec
 from typing import Any

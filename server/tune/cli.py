@@ -33,6 +33,7 @@ from .. import pictures
 from ..errors import UserError
 from ..processes import session
 from ..prompt_files import read_mixed_questions
+from ..settings.flags import MOVED as MOVED
 from ..settings.flags import add_engine_flags, add_unmasking_flags, settings_of
 from ..settings.resolve import Resolved, resolve_to_measure
 from .effort import THOROUGH, Effort

@@ -1,7 +1,5 @@
 """Thoroughness of a measurement, and the step shapes that follow from it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

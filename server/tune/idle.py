@@ -1,8 +1,6 @@
 """Work done piece by piece while the server is idle, and interrupted at once when a request arrives. On average it
 takes one core, at the lowest priority."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Measures the cost of reading prompts: several lengths, alone, timed inside the scheduler chunk by chunk."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from functools import partial

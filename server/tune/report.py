@@ -1,7 +1,5 @@
 """The result of a measurement for people: a line, tables, pictures."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -114,8 +114,8 @@ class Answers:
                 answers[which, given[which]] = tokens[going, k]
                 place[which] = self.longer[place[which], tokens[going, k]]
                 given[which] += 1
-        found = self.known[answers[:, : self.length]]
-        return [tuple(answer) for answer in found.tolist()], observed
+        texts = self.known[answers[:, : self.length]]
+        return [tuple(answer) for answer in texts.tolist()], observed
 
     def _draft(self, sampling: Sampling, anchors: torch.Tensor, given: torch.Tensor) -> Draft:
         """Drafts in columns of `known`, as the drafter's sequential head draws them."""

@@ -184,13 +184,13 @@ class EngineWatch(threading.Thread):
 
 def engine_processes(pid: int) -> dict[str, psutil.Process]:
     """SGLang's processes below this one, by their title after 'sglang::'."""
-    found = {}
+    processes = {}
     for child in psutil.Process(pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             title = " ".join(child.cmdline())
             if "sglang::" in title:
-                found[title.partition("::")[2].split()[0]] = child
-    return found
+                processes[title.partition("::")[2].split()[0]] = child
+    return processes
 
 
 def environment(**changes: str) -> dict[str, str]:

@@ -97,7 +97,7 @@ class ReadsImages:
     ) -> tuple[list[int], list[float]]:
         """Transformers' greedy answer to a chat, and its tokens' log-probabilities without bias and penalty."""
         ids, images = self.prompt(messages)
-        made, start, found = dict(self._inputs(images)) if images else {}, len(ids), []
+        made, start, logprobs = dict(self._inputs(images)) if images else {}, len(ids), []
         for _ in range(count):
             inputs = torch.tensor([ids])
             kinds = {"mm_token_type_ids": (inputs == IMAGE).int()} if images else {}
@@ -106,8 +106,8 @@ class ReadsImages:
             for token, value in (bias or {}).items():
                 biased[token] += value
             ids.append(int(biased.argmax()))
-            found.append(float(torch.log_softmax(logits, -1)[ids[-1]]))
-        return ids[start:], found
+            logprobs.append(float(torch.log_softmax(logits, -1)[ids[-1]]))
+        return ids[start:], logprobs
 
 
 def _parts(message: dict[str, Any]) -> tuple[str, list[Any]]:

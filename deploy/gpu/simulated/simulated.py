@@ -5,8 +5,6 @@ drawn from the uniforms of acceptance and limited to the verified tokens. The re
 replaced. Answers are meaningless.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Run tests/gpu/kernels, which compare every Triton kernel with plain torch."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

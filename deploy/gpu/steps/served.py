@@ -1,7 +1,5 @@
 """Step 3: the embedded model served on this machine, off, verify-all and planned in turns; one trace; equal texts."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Published shapes: Qwen3-8B's config.json and its DSpark drafter's. A rehearsal makes them tiny."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Timers of the proof's steps, and the file that each step writes."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

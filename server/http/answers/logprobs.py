@@ -4,8 +4,6 @@ A prompt or an answer that fills the context has some hundred thousand logprobs.
 on the event loop, which takes seconds; here a thread writes them as JSON, token by token.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing

@@ -1,7 +1,5 @@
 """Find the text of each token of an answer, however the engine groups tokens."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from typing import Any

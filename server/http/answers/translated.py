@@ -1,7 +1,5 @@
 """Answers to chats as answers of another API, streamed or whole. Both are made by the same writer, so they agree."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The keys in force, and the use of their limits."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

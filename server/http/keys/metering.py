@@ -4,8 +4,6 @@ We replace two parts: the check of a prompt when its tokens are known, and the t
 is in the table from before it is sent until the engine has ended it, even if no client waits for it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..errors import ApiError

@@ -1,7 +1,5 @@
 """Requests of other APIs than chat completions: each is translated to a chat or a completion and checked as one."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Send grammars to the process that compiles them, and keep its verdicts."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Grammars that a request brings: refused here, with the reason, instead of failing in the scheduler."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping

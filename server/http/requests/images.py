@@ -1,8 +1,6 @@
 """Images of requests: check them before decoding, and prepare them for SGLang's scheduler in a thread. Images are part
 of the request; the server fetches none."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib

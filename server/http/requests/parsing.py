@@ -1,7 +1,5 @@
 """Parse a decoded body to a model, or raise an error of one line that names the field."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

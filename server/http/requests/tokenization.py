@@ -1,7 +1,5 @@
 """Tokenize prompts: long ones in a thread, and refuse early if they cannot fit the context."""
 
-from __future__ import annotations
-
 from collections.abc import Coroutine, Iterable
 from typing import Any
 

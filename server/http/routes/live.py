@@ -1,7 +1,5 @@
 """GET /outrider/live: the numbers that the page draws."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence

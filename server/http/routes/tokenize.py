@@ -1,7 +1,5 @@
 """/v1/tokenize and /v1/detokenize, with the fields of SGLang's: the model's input, without an answer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fastapi import FastAPI, Request

@@ -5,8 +5,6 @@ All loaded adapters stay in memory, so a batch may mix any number of them. A lay
 batch has adapters, their low-rank products are added to the rows of their requests.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from pathlib import Path

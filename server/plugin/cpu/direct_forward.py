@@ -5,8 +5,6 @@ These objects serve other models and machines: pipelines, graphs, gathered logit
     the same operations and give the same bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

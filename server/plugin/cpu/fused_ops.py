@@ -1,7 +1,5 @@
 """Replaces SGLang's plain torch operations by our CPU kernels, through its own dispatch, for any model it loads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

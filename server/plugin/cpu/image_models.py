@@ -5,8 +5,6 @@ A token of an image has three positions: frame, row and column (M-RoPE). In all 
     layer, with its own table of angles: each pair of numbers of a head is rotated by one of the three positions.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Llama 4's text on a CPU: SGLang's classes, without their parts for GPUs and for bfloat16 alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

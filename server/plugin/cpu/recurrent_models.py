@@ -1,7 +1,5 @@
 """SGLang's gated delta models (Qwen3-Next, Qwen3.5) on a CPU: torch replaces operations that it has only in Triton."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Models with image or sound parts on a CPU: SGLang gets the configuration and the weights of their text alone. For
 models that read images, it gets the image part as well (`image_models`)."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Callable, Iterable, Iterator

@@ -5,8 +5,6 @@ brings a second row, the next block, fully masked: if the draft is accepted, its
 block's first step is done as well.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -7,8 +7,6 @@ If final blocks are the majority, a request's final blocks form one causal reque
 block is one.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from typing import Any

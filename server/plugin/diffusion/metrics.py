@@ -1,7 +1,5 @@
 """Block diffusion in numbers, as Prometheus counters."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter

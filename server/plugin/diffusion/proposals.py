@@ -1,7 +1,5 @@
 """Proposals of a round: the draft graph filled, scored and put in order for all requests at once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Records of rounds for `outrider tune`: their times, and the states through which base decoding came."""
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Any
 

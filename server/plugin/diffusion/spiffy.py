@@ -6,8 +6,6 @@ Drafts are rows of the round's flattened batch that share the page table of thei
 given back within the round, except the page of a final block, which replaces the open one's.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

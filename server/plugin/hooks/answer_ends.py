@@ -10,8 +10,6 @@ Text released before the end depends on the run as well: the beginning of a stop
     several characters before an incomplete one, SGLang's detokenizer sends some of them twice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache

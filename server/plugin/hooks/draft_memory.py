@@ -4,8 +4,6 @@ SGLang counts a draft model of its own algorithms. Ours is made after the cache,
 keeps for activations. Logits and distributions of a step's graphs are not counted, see docs/gpu.md.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Mixtures of experts with each expert's weights in the file's blocks: a step reads only the chosen experts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

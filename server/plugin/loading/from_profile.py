@@ -1,7 +1,5 @@
 """Makes the configured planner, step costs and draft graphs from the profile measured for this server."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable

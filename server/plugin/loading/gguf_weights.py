@@ -4,8 +4,6 @@ The folder holds a link to the file and an index of its tensors, so that no weig
 mapped from the file when it is needed. `server/model/gguf_model.py` makes such folders.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

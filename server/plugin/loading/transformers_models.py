@@ -1,7 +1,5 @@
 """Models that SGLang runs by Transformers' code, with weights named as in folders of the hub."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any

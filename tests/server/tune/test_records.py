@@ -1,7 +1,5 @@
 """Records of the worker as arrays for fitting calibrations."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

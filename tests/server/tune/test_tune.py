@@ -1,7 +1,5 @@
 """`outrider tune`: measurements survive a kill, and the profile is used."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -166,7 +164,7 @@ def test_a_profile_of_another_engine_is_refused_with_the_difference(engine: tupl
     assert "outrider tune" in unknown.stderr
 
 
-def test_no_server_is_one_line() -> None:
+def test_a_missing_server_is_a_one_line_error() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     done = subprocess.run(
         [OUTRIDER, "tune", "--server", url], env=environment(), capture_output=True, text=True, check=False

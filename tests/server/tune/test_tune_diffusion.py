@@ -1,7 +1,5 @@
 """A block-diffusion model's profile is measured, killed, resumed, and refined in idle time."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -26,9 +24,9 @@ def measured(partial: Path) -> list[dict]:
 
 def answer(server: Server) -> str:
     body = {"model": "tiny", "prompt": "one two three", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
-    found = HTTP.post(server.url + "/v1/completions", json=body, timeout=60)
-    assert found.status_code == 200, found.text
-    return found.json()["choices"][0]["text"]
+    response = HTTP.post(server.url + "/v1/completions", json=body, timeout=60)
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["text"]
 
 
 @pytest.mark.server

@@ -1,12 +1,10 @@
-"""Prompts of a narrow domain, for `outrider bench learn`, made from words and numbers; held-out prompts have their own.
+"""Prompts of a domain, for learning.py, made from words and numbers; held-out prompts have their own.
 
-    python deploy/loadtest/domains.py invoices --out prompts
+    python tests/measure/domains.py invoices --out prompts
 
 writes prompts/invoices.jsonl (400 prompts) and prompts/invoices-held-out.jsonl (60). The other domains are sql and
 logs.
 """
-
-from __future__ import annotations
 
 import argparse
 import json

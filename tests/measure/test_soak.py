@@ -1,6 +1,4 @@
-"""`outrider bench soak`: a correct server passes, and each fault is found."""
-
-from __future__ import annotations
+"""soak.py: a correct server passes, and each fault is found."""
 
 import asyncio
 import json
@@ -11,15 +9,16 @@ from typing import Any
 
 import aiohttp
 import pytest
+import script
+import soak as soak_script
+import soak_attacks as attacks
 from aiohttp import web
 from small_openai import Handler, SmallServer, answer
+from soak_report import Soak
+from soak_traffic import SoakCounts
 
 from outrider.server.bench import record, remote, server_processes
 from outrider.server.bench.server_processes import ProcessSample
-from outrider.server.bench.soak import attacks, cli
-from outrider.server.bench.soak.report import Soak
-from outrider.server.bench.soak.traffic import SoakCounts
-from outrider.server.cli.main import main
 
 pytestmark = pytest.mark.slow
 
@@ -38,24 +37,24 @@ def soak(
     results = folder / "soak.json"
     with SmallServer(handler) as server:
         server.gauges = gauges
-        code = main(
+        code = script.main(
+            soak_script,
             [
-                *("bench", "soak", "--url", server.url, "--minutes", "0.04", "--concurrency", "8", "--count", "6"),
-                *("--json", str(results), "--plot", str(folder / "soak.png"), *flags),
-            ]
+                *("--url", server.url, "--minutes", "0.04", "--concurrency", "8", "--count", "6"),
+                *("--json", str(results), *flags),
+            ],
         )
     return code, capsys.readouterr().out, record.read(results)["results"]
 
 
 def test_a_correct_server_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, shown, found = soak(right, tmp_path, capsys, 'sglang:num_used_tokens{rank="0"} 0.0\n')
+    code, shown, record = soak(right, tmp_path, capsys, 'sglang:num_used_tokens{rank="0"} 0.0\n')
     assert code == 0, shown
     assert shown.endswith("nothing found\n")
     assert "cache empty after 0 s" in shown
-    assert found["counts"]["compared"] == found["counts"]["whole"]["greedy"] > 0
-    assert set(found["counts"]["asked"]) == {"greedy", "sampled", "schema", "given up"}
-    assert found["counts"]["whole"].get("given up", 0) < found["counts"]["asked"]["given up"]
-    assert (tmp_path / "soak.png").read_bytes().startswith(b"\x89PNG")
+    assert record["counts"]["compared"] == record["counts"]["whole"]["greedy"] > 0
+    assert set(record["counts"]["asked"]) == {"greedy", "sampled", "schema", "given up"}
+    assert record["counts"]["whole"].get("given up", 0) < record["counts"]["asked"]["given up"]
 
 
 def test_texts_that_change_under_load_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,10 +70,10 @@ def test_texts_that_change_under_load_are_found(tmp_path: Path, capsys: pytest.C
         finally:
             running -= 1
 
-    code, shown, found = soak(changing, tmp_path, capsys)
+    code, shown, record = soak(changing, tmp_path, capsys)
     assert code == 1
-    assert 0 < found["counts"]["changed"] <= found["counts"]["compared"]
-    assert found["counts"]["against_schema"] > 0
+    assert 0 < record["counts"]["changed"] <= record["counts"]["compared"]
+    assert record["counts"]["against_schema"] > 0
     assert "greedy answers are not what they were alone" in shown
     assert "changed: " in shown
 
@@ -89,11 +88,11 @@ def test_failures_are_found_and_refusals_are_not(tmp_path: Path, capsys: pytest.
             return web.json_response({"error": {"message": "broken"}}, status=429 if number % 2 else 500)
         return await right(request, body)
 
-    code, shown, found = soak(failing, tmp_path, capsys)
+    code, shown, record = soak(failing, tmp_path, capsys)
     assert code == 1
-    failures = found["counts"]["failures"]
+    failures = record["counts"]["failures"]
     assert set(failures) == {"429", "500"}
-    assert found["faults"] == [f"{failures['500']} requests failed"]
+    assert record["faults"] == [f"{failures['500']} requests failed"]
     assert "broken" in shown
 
 
@@ -121,12 +120,12 @@ def test_a_server_that_resists_all_attacks_but_the_open_body(
             return web.json_response({"error": {"message": "no"}}, status=400)
         return await right(request, body)
 
-    _, shown, found = soak(refusing, tmp_path, capsys, flags=(*ATTACKED, "--most-slower", "100"))
-    attacked = found["attacked"]["outcomes"]
+    _, shown, record = soak(refusing, tmp_path, capsys, flags=(*ATTACKED, "--most-slower", "100"))
+    attacked = record["attacked"]["outcomes"]
     assert attacked.keys() == attacks.ATTACKS.keys()
     assert attacked["top_k beyond int32"].keys() == {"400"}
     # aiohttp has no limit for a body, so neither has this server
-    assert [fault.partition(":")[0] for fault in found["faults"]] == ["a body that never ends"], shown
+    assert [fault.partition(":")[0] for fault in record["faults"]] == ["a body that never ends"], shown
     assert "slowest /health" in shown
 
 
@@ -137,9 +136,9 @@ def test_a_server_that_an_attack_breaks_is_found(tmp_path: Path, capsys: pytest.
             return web.json_response({"error": {"message": "broken"}}, status=500 if "top_k" in body else 400)
         return await right(request, body)
 
-    code, shown, found = soak(breaking, tmp_path, capsys, flags=ATTACKED)
+    code, shown, record = soak(breaking, tmp_path, capsys, flags=ATTACKED)
     assert code == 1
-    assert any(fault.startswith("top_k beyond int32: ") and fault.endswith("500") for fault in found["faults"]), shown
+    assert any(fault.startswith("top_k beyond int32: ") and fault.endswith("500") for fault in record["faults"]), shown
 
 
 def test_a_server_that_attacks_slow_down_is_found() -> None:
@@ -154,7 +153,7 @@ def test_a_server_that_attacks_slow_down_is_found() -> None:
 def test_a_cache_that_stays_full_is_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "EMPTY_SECONDS", 0.5)
+    monkeypatch.setattr(soak_script, "EMPTY_SECONDS", 0.5)
     code, shown, _ = soak(right, tmp_path, capsys, "sglang:num_used_tokens 12.0\nsglang:num_running_reqs 0.0\n")
     assert code == 1
     assert "the cache is not empty: sglang:num_used_tokens 12, sglang:num_running_reqs 0" in shown
