@@ -119,8 +119,8 @@ ATTACKS: dict[str, Callable[[random.Random], Attack]] = {
     "a foreign host": _foreign_host,
 }
 VARYING = {"nested repeats", "large schema", "a new grammar each", "a foreign host"}
-"""Kinds with a new request each time. The other bodies are written once, since writing megabytes would delay this
-process's clock."""
+"""Kinds with a new request each time. The other bodies are written once, since writing megabytes would delay the
+measured times."""
 
 
 class Attacker:
