@@ -125,7 +125,7 @@ check-sanitizers: $(PROJECT) $(DEV) ## Run tests of the C++ kernels under ASan a
 		$(BIN)/pytest tests/kernels tests/drafters/test_compiled_block.py $(ARGS)
 
 .PHONY: performance
-performance: $(PROJECT) ## Write docs/performance.md and README's numbers from profiles/results
+performance: $(PROJECT) $(DEV) ## Write docs/performance.md and README's chart from profiles/results
 	@$(BIN)/outrider bench report
 
 .PHONY: lint

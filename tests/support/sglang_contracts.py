@@ -7,6 +7,7 @@ after reading every change and adapting our code.
 
 import ast
 import hashlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from outrider.server.model import families
-from outrider.server.processes import model_modules
 
 FILE = Path(__file__).with_suffix(".json")
 ROOT = Path(__file__).resolve().parents[2]
@@ -332,7 +332,10 @@ def differences(places: dict[str, str]) -> list[str]:
 def architectures() -> set[str]:
     """Names in SGLang's registry of models, including modules that import only on a GPU."""
     names = set()
-    for path in model_modules.sglangs().glob("*.py"):
+    spec = importlib.util.find_spec("sglang")
+    assert spec is not None
+    assert spec.origin is not None
+    for path in (Path(spec.origin).parent / "srt" / "models").glob("*.py"):
         _, name, rest = path.read_text().partition("\nEntryClass")
         for statement in ast.parse(name.strip() + rest).body if name else []:
             if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "EntryClass":
