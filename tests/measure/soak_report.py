@@ -11,16 +11,16 @@ from soak_traffic import SoakCounts
 from outrider.server.bench.server_processes import ProcessSample
 
 LOW = 10
-"""Percentile of memory over a tenth of the time that counts as held. Above it is what a step works with: the logits
-of a batch, and their sorted copies where requests sample, are hundreds of MB that come and go between two samples."""
+"""Percentile of memory over a tenth of the time that counts as held. Memory above it is a step's workspace: logits of a
+batch and their sorted copies are hundreds of MB that come and go between two samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Anonymous memory of one process, MB; files' pages come and go as the machine has room.
+    """Anonymous memory of one process, MB; pages of files come and go with the machine's free memory.
 
-    first, warm, last: held at first, when the warm-up ended and at the end, see LOW. largest: of any sample after the
-    warm-up. resident: at the end, with files' pages.
+    first, warm, last: held at first, after the warm-up and at the end, see LOW. largest: of any sample after the
+    warm-up. resident: at the end, with pages of files.
     """
 
     first: float
@@ -36,10 +36,11 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class Soak:
-    """seconds: under load. warm_up: of them. most_growth: MB after it. may_not_change: greedy answers.
+    """seconds: under load. warm_up: the part of them before memory counts. most_growth: MB. may_not_change: greedy
+    answers.
 
-    emptied: seconds until the cache was empty; None: never. held: what requests hold at the end, by the server's
-    gauges; empty where it has none.
+    emptied: seconds until the cache was empty; None: never. held: cache usage at the end, by the server's gauges, if
+    any.
     """
 
     counts: SoakCounts
@@ -52,7 +53,7 @@ class Soak:
     held: dict[str, float]
 
     def growth(self) -> dict[str, Growth]:
-        """Growth by process, of those that lived from the warm-up to the end."""
+        """Growth of each process that lived from the warm-up to the end."""
         warm = [sample for sample in self.samples if sample.seconds >= self.warm_up]
         if len(warm) < 4:
             return {}
@@ -73,7 +74,7 @@ class Soak:
         return found
 
     def plain(self) -> dict[str, Any]:
-        """Everything, as JSON has it."""
+        """All results for JSON."""
         counts = {field.name: getattr(self.counts, field.name) for field in fields(self.counts)}
         return {
             "faults": self.faults(),
@@ -87,7 +88,7 @@ class Soak:
         }
 
     def faults(self) -> list[str]:
-        """Everything that must not happen, and did."""
+        """All faults of the run."""
         counts, found = self.counts, []
         if counts.broken:
             found.append(f"{counts.broken} requests failed")

@@ -1,4 +1,4 @@
-"""Requests of a soak: greedy answers that are compared, sampled ones, ones that follow a schema, and ones given up."""
+"""Requests of a soak: greedy ones with compared answers, sampled ones, ones with a schema, and aborted ones."""
 
 import asyncio
 import json
@@ -26,15 +26,15 @@ SCHEMA = {
     "additionalProperties": False,
 }
 TURNED_AWAY = "429"
-"""The status that is no failure of the server: it is asked again later."""
+"""This status is no failure; the request is sent again later."""
 PAUSE_SECONDS = 0.5
 SHOWN = 5
-"""Examples kept of what went wrong."""
+"""Examples of faults to keep."""
 
 
 @dataclass(frozen=True, slots=True)
 class SoakQuestion:
-    """A prompt with its answer's length, and the greedy answer that it got alone."""
+    """A prompt with its answer's length, and the greedy answer to it alone."""
 
     text: str
     new_tokens: int
@@ -52,8 +52,8 @@ class SoakQuestion:
 class SoakCounts:
     """Outcomes of the requests.
 
-    whole: answers that came to their end, by kind. failures: by HTTP status or what broke, of all kinds. compared:
-    greedy answers held against the same prompt's alone. examples: some of what went wrong, in words.
+    whole: complete answers, by kind. failures: by HTTP status or fault, of all kinds. compared: greedy answers compared
+    with the first ones. examples: some faults, in words.
     """
 
     asked: Counter[str] = field(default_factory=Counter)
@@ -66,7 +66,7 @@ class SoakCounts:
 
     @property
     def broken(self) -> int:
-        """Requests that a right server would have answered."""
+        """Requests that a correct server would have answered."""
         return sum(count for failure, count in self.failures.items() if failure != TURNED_AWAY)
 
     def note(self, example: str) -> None:
@@ -77,7 +77,7 @@ class SoakCounts:
 async def ask_alone(
     remote: Remote, questions: Sequence[SoakQuestion], timeout: float
 ) -> tuple[list[SoakQuestion], list[str]]:
-    """The questions with their greedy answers, asked one at a time; what failed instead, in words."""
+    """The questions with their greedy answers, sent one at a time; the fault instead, in words, if one fails."""
     answered, failures = [], []
     for question in questions:
         reply = await remote.ask(CHAT, question.body(), timeout=timeout)
@@ -97,7 +97,7 @@ async def press(
     timeout: float,
     counts: SoakCounts,
 ) -> None:
-    """Keep `concurrency` requests of all kinds in flight for `seconds`, and wait for the last; counts is filled in."""
+    """Keep `concurrency` requests of all kinds in flight for `seconds`, and wait for the last; fills in counts."""
     end = time.monotonic() + seconds
 
     async def one_client(number: int) -> None:
