@@ -2,7 +2,7 @@
 
 A prompt is read in chunks, and decode steps run between them:
 
-- a chunk is the largest whose predicted time, with a decode step, keeps a bound on the pauses of answers;
+- a chunk is the largest whose predicted time keeps a bound on the pauses between decode steps;
 - after a chunk of a long prompt answers decode until they have had their share of the time, or more where a service
   level needs more. That delays the prompt's first token by this time alone;
 - a prompt that fits whole into a chunk skips that wait, unless a service level needs it;
@@ -96,7 +96,7 @@ class Pauses:
         self._waiting = len(queue) + (unfinished is not None)
         context = next((prompt.context for prompt in (unfinished, *queue) if prompt), 0)
         most = self.bound if answering else ALONE * self.bound
-        room, least = most - self.paused - self.step, 2 * self.cost.forward
+        room, least = most - self.paused, 2 * self.cost.forward
         if not self.paused:  # of a shorter chunk most would be the fixed cost of a forward
             room = max(room, least)
         whole, passing = self._whole(queue, unfinished, room)
