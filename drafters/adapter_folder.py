@@ -4,15 +4,13 @@ Only adapters that can be served exactly are accepted: low-rank changes of linea
     code).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -59,7 +57,7 @@ class AdapterFolder:
     shapes: Mapping[str, tuple[Shape, Shape]]
 
     @classmethod
-    def open(cls, path: Path) -> AdapterFolder:
+    def open(cls, path: Path) -> Self:
         """Read everything but the weights. Raises ValueError where the adapter cannot be served."""
         if not path.is_dir():
             raise ValueError("there is no such folder")
@@ -93,7 +91,7 @@ class AdapterFolder:
             prefix, _, last = module.rpartition(".")
             wanted = [f"{prefix}.{name}" for name in SGLANG_WANTS.get(last, ())]
             if missing := [name for name in wanted if name not in self.shapes]:
-                raise ValueError(f"SGLang takes its {module} only with {missing[0]} beside it")
+                raise ValueError(f"SGLang takes its {module} only together with {missing[0]}")
 
     def scale(self, rank: int) -> float:
         """Return the factor of the product B A for this rank."""
@@ -144,7 +142,7 @@ def _shapes(path: Path) -> dict[str, tuple[Shape, Shape]]:
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{WEIGHTS} cannot be read: {error}") from None
     if not shapes:
-        raise ValueError(f"{WEIGHTS} holds nothing")
+        raise ValueError(f"{WEIGHTS} has no tensors")
     for module, sides in shapes.items():
         down, up = sides.get("A", ()), sides.get("B", ())
         if len(down) != 2 or len(up) != 2 or down[0] != up[1] or not down[0]:

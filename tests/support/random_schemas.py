@@ -1,7 +1,5 @@
 """JSON schemas of the kinds that users send: extraction, forms, nested records, arrays, enumerations, patterns."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Text that a grammar forces, in the tokens and the white space of the answer."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
