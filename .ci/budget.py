@@ -7,8 +7,6 @@
 A change that exceeds a budget raises it in the same commit and says there why.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib

@@ -7,8 +7,6 @@
 COMMAND is `uv pip compile` with flags. `make upgrade` calls it. No file is written unless all sets can be resolved.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -76,11 +76,11 @@ class Acceptance:
         return self + Acceptance(-before.cycles, -before.tokens, tried, kept)
 
 
-def acceptance_table(found: Mapping[str, Acceptance]) -> str:
+def acceptance_table(acceptances: Mapping[str, Acceptance]) -> str:
     """Return a Markdown table with one row per name: tau, steps, conditional acceptance by position."""
-    gamma = max((len(a.tried) for a in found.values()), default=0)
+    gamma = max((len(a.tried) for a in acceptances.values()), default=0)
     lines = ["| | tau | steps | " + " | ".join(map(str, range(1, gamma + 1))) + " |", "|---" * (gamma + 3) + "|"]
-    for name, a in found.items():
+    for name, a in acceptances.items():
         cells = ["-" if c is None else f"{c:.2f}" for c in a.conditional]
         cells += [""] * (gamma - len(cells))
         lines.append(f"| {name} | {a.accepted_length:.2f} | {a.cycles} | " + " | ".join(cells) + " |")

@@ -4,15 +4,13 @@ Only adapters that can be served exactly are accepted: low-rank changes of linea
     code).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -59,7 +57,7 @@ class AdapterFolder:
     shapes: Mapping[str, tuple[Shape, Shape]]
 
     @classmethod
-    def open(cls, path: Path) -> AdapterFolder:
+    def open(cls, path: Path) -> Self:
         """Read everything but the weights. Raises ValueError where the adapter cannot be served."""
         if not path.is_dir():
             raise ValueError("there is no such folder")
@@ -93,7 +91,7 @@ class AdapterFolder:
             prefix, _, last = module.rpartition(".")
             wanted = [f"{prefix}.{name}" for name in SGLANG_WANTS.get(last, ())]
             if missing := [name for name in wanted if name not in self.shapes]:
-                raise ValueError(f"SGLang takes its {module} only with {missing[0]} beside it")
+                raise ValueError(f"SGLang takes its {module} only together with {missing[0]}")
 
     def scale(self, rank: int) -> float:
         """Return the factor of the product B A for this rank."""
@@ -101,21 +99,21 @@ class AdapterFolder:
 
     def digest(self) -> str:
         """Return 32 hex digits that identify the folder's contents. Reads all of it; raises OSError."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for name in (CONFIG, WEIGHTS):
             with (self.path / name).open("rb") as file:
-                found.update(hashlib.file_digest(file, "sha256").digest())
-        return found.hexdigest()[:32]
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()[:32]
 
     def weights(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """Return A and B by the module that they change."""
-        found: dict[str, dict[str, torch.Tensor]] = {module: {} for module in self.shapes}
+        tensors: dict[str, dict[str, torch.Tensor]] = {module: {} for module in self.shapes}
         with safe_open(self.path / WEIGHTS, "pt") as file:
             for name in file.keys():  # noqa: SIM118  it is no dictionary
                 match = TENSOR.fullmatch(name)
                 assert match is not None  # checked by `open`
-                found[match["module"]][match["side"]] = file.get_tensor(name)
-        return {module: (sides["A"], sides["B"]) for module, sides in found.items()}
+                tensors[match["module"]][match["side"]] = file.get_tensor(name)
+        return {module: (sides["A"], sides["B"]) for module, sides in tensors.items()}
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -133,20 +131,20 @@ def _config(path: Path) -> dict[str, Any]:
 def _shapes(path: Path) -> dict[str, tuple[Shape, Shape]]:
     if not (path / WEIGHTS).is_file():
         raise ValueError(f"it has no {WEIGHTS}")
-    found: dict[str, dict[str, Shape]] = {}
+    shapes: dict[str, dict[str, Shape]] = {}
     try:
         with safe_open(path / WEIGHTS, "pt") as file:
             for name in file.keys():  # noqa: SIM118
                 match = TENSOR.fullmatch(name)
                 if match is None:
                     raise ValueError(f"its tensor {name} is not served: only A and B of linear layers are")
-                found.setdefault(match["module"], {})[match["side"]] = tuple(file.get_slice(name).get_shape())
+                shapes.setdefault(match["module"], {})[match["side"]] = tuple(file.get_slice(name).get_shape())
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{WEIGHTS} cannot be read: {error}") from None
-    if not found:
-        raise ValueError(f"{WEIGHTS} holds nothing")
-    for module, sides in found.items():
+    if not shapes:
+        raise ValueError(f"{WEIGHTS} has no tensors")
+    for module, sides in shapes.items():
         down, up = sides.get("A", ()), sides.get("B", ())
         if len(down) != 2 or len(up) != 2 or down[0] != up[1] or not down[0]:
             raise ValueError(f"its {module} has no A [rank, depth] and B [outputs, rank] that fit each other")
-    return {module: (sides["A"], sides["B"]) for module, sides in found.items()}
+    return {module: (sides["A"], sides["B"]) for module, sides in shapes.items()}

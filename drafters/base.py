@@ -78,6 +78,16 @@ class Prefilled:
 
 
 @dataclass(frozen=True, slots=True)
+class ForcedTokens:
+    """Tokens that grammars force, for R requests: tokens [R, gamma] int64, lens [R] int64, confidence [R, gamma]
+    float32 as in `Draft`."""
+
+    tokens: torch.Tensor
+    lens: torch.Tensor
+    confidence: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class DraftBatch:
     """R requests to draft for.
 
@@ -106,6 +116,7 @@ class DraftBatch:
         Shapes depend on it, so it stays the same for many steps.
     sets: [R] int64, number of each request's weight set, see `Drafter.reload`; None: 0, the set loaded at the start.
     corpora: [R] int64, number of the corpus (`corpora.py`) that each request may look up; None: none.
+    forced: tokens that each answer's grammar forces next; None: none.
     """
 
     anchors: torch.Tensor
@@ -127,6 +138,7 @@ class DraftBatch:
     longest: int | None = None
     sets: torch.Tensor | None = None
     corpora: torch.Tensor | None = None
+    forced: ForcedTokens | None = None
 
     @property
     def rules(self) -> Rules:
@@ -144,6 +156,7 @@ class DraftBatch:
             sets=None if self.sets is None else self.sets[requests],
             corpora=None if self.corpora is None else self.corpora[requests],
             draft_mask=None,
+            forced=None,
             decided=None if self.decided is None else self.decided[requests],
             **self.rules.of(requests)._asdict(),
         )
@@ -170,6 +183,7 @@ class Draft:
     points: [R] bool, drafts with a point mass as q of every token, whatever `probs` contains; their lens may exceed G.
         None: none.
     across: [R] bool, looked-up drafts that come from other requests' texts; None: none.
+    by_grammar: [R] bool, looked-up drafts that a grammar forces; None: none.
     drafting: number of requests for which a model drafted, including drafts that were not used; draft costs are learnt
         from it.
     """
@@ -183,6 +197,7 @@ class Draft:
     drafting: int = 0
     across: torch.Tensor | None = None
     points: torch.Tensor | None = None
+    by_grammar: torch.Tensor | None = None
 
     @classmethod
     def of(

@@ -4,8 +4,6 @@ The largest probability predicts acceptance best, its entropy adds some. How wel
 and positions, so outcomes correct them while serving (`scheduler/calibration/online.py`).
 """
 
-from __future__ import annotations
-
 import torch
 
 GREEDY = (0.70, -0.17, 0.25)

@@ -1,7 +1,5 @@
 """The `config.json` of a drafter's checkpoint folder, and the layer shape that all kinds of drafters share."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +41,7 @@ class LayerShape:
             raise CheckpointError(f"{self.num_heads} query heads do not divide among {self.num_kv_heads} key heads")
 
     def layers_json(self) -> dict[str, Any]:
-        """The fields of `config.json` that all kinds have."""
+        """Return the fields of `config.json` that all kinds have."""
         return {
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
@@ -116,7 +114,7 @@ def check_layers(layers: Sequence[int], count: int) -> None:
     SGLang captures the input of each layer, in the order of the layers, so it never captures the last layer's output.
     count: layers of the target; 0 where unknown.
     """
-    rising = all(one < other for one, other in pairwise(layers))
+    rising = all(layer < following for layer, following in pairwise(layers))
     if not layers or not rising or layers[0] < 0 or 0 < count <= layers[-1] + 1:
         within = f" within 0..{count - 2}: of {count} layers all but the last can be read" if count else " from 0"
         raise CheckpointError(f"target_layer_ids {list(layers)} must rise{within}")
@@ -129,7 +127,7 @@ def check_same(
     """Raise CheckpointError naming the fields in which a target differs from the drafter's own target. Fields that
     either lacks are not compared."""
     both = [(key, target.get(key), value) for key, value in wanted.items()]
-    differ = [f"{key} is {found}, {own} {value}" for key, found, value in both if found and value and found != value]
+    differ = [f"{key} is {given}, {own} {value}" for key, given, value in both if given and value and given != value]
     if differ:
         raise CheckpointError(f"{drafter} does not fit the target: " + "; ".join(differ))
 

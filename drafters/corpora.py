@@ -6,13 +6,11 @@ reveal another owner's texts. Owners share only their number and order of use: b
 dropped. The key with most owners gives up the one unused for longest, so a key's adapters displace each other.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from threading import RLock
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 
@@ -32,7 +30,7 @@ class Name(NamedTuple):
     salted: str
 
     @classmethod
-    def of(cls, key: str, salt: str, adapter: str = "") -> Name:
+    def of(cls, key: str, salt: str, adapter: str = "") -> Self:
         owner = f"{_digest(key)}.{_digest(adapter)}" if adapter else _digest(key)
         return cls(owner, _digest(f"{owner} {salt}") if salt else "")
 
@@ -61,12 +59,12 @@ class Corpora:
     def number(self, name: Name) -> int:
         """Return the number of a corpus, which is created if missing. Numbers of dropped corpora are never reused."""
         with self._lock:
-            found = self._numbers.pop(name, None)
-            if found is None:
+            number = self._numbers.pop(name, None)
+            if number is None:
                 self._make_room(name)
-                found = self.native.add(self.capacity // SALTED_SHARE if name.salted else self.capacity)
-            self._numbers[name] = found
-            return found
+                number = self.native.add(self.capacity // SALTED_SHARE if name.salted else self.capacity)
+            self._numbers[name] = number
+            return number
 
     def insert(self, name: Name, text: Sequence[int], *, secret: bool = False) -> None:
         """Add a text, except the part that the corpus already has. secret: leave it out of `contents`."""
@@ -85,8 +83,8 @@ class Corpora:
     def contents(self) -> Iterator[tuple[Name, torch.Tensor]]:
         """Yield each corpus's texts [N] int32, oldest first, each after a -1; the least recently used corpus first."""
         with self._lock:
-            found = [(name, self.native.contents(number)) for name, number in self._numbers.items()]
-        yield from found
+            contents = [(name, self.native.contents(number)) for name, number in self._numbers.items()]
+        yield from contents
 
     @property
     def bytes(self) -> int:

@@ -4,8 +4,6 @@ The line has the tokenizer's digest, each corpus's hashed name and number of tok
 Tokens are int32, little-endian, with -1 before each text.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable
@@ -25,12 +23,12 @@ Texts = list[tuple[Name, torch.Tensor]]
 
 def write(path: Path, corpora: Iterable[tuple[Name, torch.Tensor]], tokenizer: str) -> None:
     """Replace the file. Raises OSError."""
-    found = list(corpora)
-    tokens = b"".join(contents.numpy().astype("<i4").tobytes() for _, contents in found)
+    texts = list(corpora)
+    tokens = b"".join(contents.numpy().astype("<i4").tobytes() for _, contents in texts)
     head = {
         "kind": KIND,
         "tokenizer": tokenizer,
-        "corpora": [[*name, len(contents)] for name, contents in found],
+        "corpora": [[*name, len(contents)] for name, contents in texts],
         "sha256": hashlib.sha256(tokens).hexdigest(),
     }
     with replacing(path, MODE, alone=True) as temporary, temporary.open("wb") as file:
@@ -46,13 +44,13 @@ def read(path: Path, tokenizer: str, vocab_size: int) -> Texts:
         return []
     try:
         head = json.loads(line)
-        kind, theirs, digest = head["kind"], head["tokenizer"], head["sha256"]
+        kind, stored_tokenizer, digest = head["kind"], head["tokenizer"], head["sha256"]
         names = [(Name(str(owner), str(whole)), int(count)) for owner, whole, count in head["corpora"]]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError("it is no file of texts to look up") from None
     if kind != KIND:
         raise ValueError(f"it is {kind!r}, expected {KIND!r}")
-    if theirs != tokenizer:
+    if stored_tokenizer != tokenizer:
         raise ValueError("its texts are of another model's tokenizer")
     counts = [count for _, count in names]
     if hashlib.sha256(tokens).hexdigest() != digest or min(counts, default=0) < 0 or 4 * sum(counts) != len(tokens):

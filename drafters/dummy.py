@@ -1,7 +1,5 @@
 """Drafts of a fixed length that the target hardly ever accepts, for measuring steps of an exact shape."""
 
-from __future__ import annotations
-
 import torch
 
 from .base import Draft, DraftBatch, Drafter

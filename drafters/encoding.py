@@ -10,8 +10,6 @@ included. All requests take part, masked or not. The number covers whatever a st
 stays encoded; a request that is not gets drafts of length 0 until it is.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import replace
 

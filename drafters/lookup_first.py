@@ -5,8 +5,6 @@ often elsewhere. The choice between them uses only facts known before either dra
 one outcome of that draw over another.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
@@ -48,37 +46,37 @@ class LookupFirst(Wrapper):
         return self.lookup.propose(batch)
 
     def propose(self, batch: DraftBatch) -> Draft:
-        found = self.lookup.propose(batch)
-        expected = found.confidence[:, : self.model.gamma].cumprod(1).sum(1)
+        looked_up = self.lookup.propose(batch)
+        expected = looked_up.confidence[:, : self.model.gamma].cumprod(1).sum(1)
         unsure = expected < LOOKUP_THRESHOLD
         if not unsure.is_cpu:  # the host cannot read who is unsure: the model drafts for all
             drafted = self.model.propose(batch)
             better = unsure & (drafted.lens > 0) & (expected < self.expected_run_length * drafted.confidence[:, 0])
-            return choose_each(found, drafted, better)
+            return choose_each(looked_up, drafted, better)
         selected = (unsure if batch.draft_mask is None else unsure & batch.draft_mask).nonzero()[:, 0]
         if len(selected) == 0:
-            return found
+            return looked_up
         everyone = len(selected) == len(batch.rows)
         drafted = self.model.propose(batch if everyone else batch.select(selected))
         better = expected[selected] < self.expected_run_length * drafted.confidence[:, 0]
         if everyone and bool(better.all()):
             return replace(drafted, looked_up=torch.zeros_like(better)).widened(self.gamma)
-        return merge(found, drafted, selected, better, batch.temperatures)
+        return merge(looked_up, drafted, selected, better, batch.temperatures)
 
 
-def choose_each(found: Draft, drafted: Draft, better: torch.Tensor) -> Draft:
+def choose_each(looked_up: Draft, drafted: Draft, better: torch.Tensor) -> Draft:
     """Return `merge` of R lookups and R model drafts: the model's where `better` [R]. Works on any device without
     waiting for it. q stays in place; lookups are marked as point masses, however long."""
-    model = drafted.widened(found.tokens.shape[1])
-    tokens = torch.where(better[:, None], model.tokens, found.tokens)
-    lens = torch.where(better, model.lens, found.lens)
-    confidence = torch.where(better[:, None], model.confidence, found.confidence)
+    model = drafted.widened(looked_up.tokens.shape[1])
+    tokens = torch.where(better[:, None], model.tokens, looked_up.tokens)
+    lens = torch.where(better, model.lens, looked_up.lens)
+    confidence = torch.where(better[:, None], model.confidence, looked_up.confidence)
     points = None if drafted.probs is None else ~better
     return Draft(tokens, lens, confidence, drafted.probs, drafted.vocab, ~better, drafted.drafting, points=points)
 
 
 def merge(
-    found: Draft, drafted: Draft, selected: torch.Tensor, better: torch.Tensor, temperatures: torch.Tensor
+    looked_up: Draft, drafted: Draft, selected: torch.Tensor, better: torch.Tensor, temperatures: torch.Tensor
 ) -> Draft:
     """Replace lookups of R requests by the model's draft, for the M `selected` requests, where that is `better` [M].
 
@@ -86,7 +84,7 @@ def merge(
     unless the request is greedy, before a token that the model's vocabulary lacks.
     """
     taken, length = selected[better], drafted.tokens.shape[1]
-    tokens, lens, confidence = found.tokens.clone(), found.lens.clone(), found.confidence.clone()
+    tokens, lens, confidence = looked_up.tokens.clone(), looked_up.lens.clone(), looked_up.confidence.clone()
     tokens[taken, :length], lens[taken] = drafted.tokens[better], drafted.lens[better]
     confidence[taken, :length], confidence[taken, length:] = drafted.confidence[better], 0.0
     lookups = torch.ones_like(lens, dtype=torch.bool)
@@ -95,8 +93,11 @@ def merge(
     if drafted.probs is not None:
         probs, lens = point_masses(drafted, tokens, lens, lookups & (temperatures > 0))
         probs[taken] = drafted.probs[better]
-    across = None if found.across is None else found.across & lookups
-    return Draft(tokens, lens, confidence, probs, drafted.vocab, lookups, drafted.drafting, across)
+    across = None if looked_up.across is None else looked_up.across & lookups
+    by_grammar = None if looked_up.by_grammar is None else looked_up.by_grammar & lookups
+    return Draft(
+        tokens, lens, confidence, probs, drafted.vocab, lookups, drafted.drafting, across, by_grammar=by_grammar
+    )
 
 
 def point_masses(

@@ -1,7 +1,5 @@
 """Contents of a drafter checkpoint folder of any kind."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -78,8 +76,8 @@ def kind_of(folder: str | Path) -> str:
 def memory(folder: str | Path, dtype: torch.dtype) -> tuple[int, int]:
     """Return the bytes of a folder's drafter in `dtype`: of its weights, and of its state per token of a text."""
     config = read_json(folder)
-    found = mtp if has_layout(config) else eagle if is_eagle(config) else block
-    return found.memory(folder, dtype)
+    module = mtp if has_layout(config) else eagle if is_eagle(config) else block
+    return module.memory(folder, dtype)
 
 
 def check_target(folder: str | Path, target: Mapping[str, Any]) -> None:

@@ -4,8 +4,6 @@ Saxena, Prompt Lookup Decoding (2023). Needs no model; strong where answers quot
 with `corpora.py`, repeat earlier prompts and answers.
 """
 
-from __future__ import annotations
-
 import torch
 
 from outrider.kernels.cpu import native
@@ -13,6 +11,7 @@ from outrider.kernels.cuda import native as cuda
 
 from .base import Draft, DraftBatch, Drafter, Features
 from .corpora import Corpora
+from .forced_first import forced_first
 from .slot_tokens import SlotTokens
 
 # Weights of the confidence's logit: 1, log of the matched length (each accepted token lengthens it), log odds that
@@ -98,7 +97,8 @@ class NgramDrafter(Drafter):
             tokens, longest, odds = self._search(batch)
             lens = torch.where(longest >= self.min_match, self.gamma, 0)
             confidence = self._confidence(longest, odds, batch.temperatures)
-        return Draft(tokens, lens, confidence, looked_up=torch.ones_like(lens, dtype=torch.bool), across=across)
+        draft = Draft(tokens, lens, confidence, looked_up=torch.ones_like(lens, dtype=torch.bool), across=across)
+        return draft if batch.forced is None else forced_first(draft, batch.forced)
 
     look_up = propose
 

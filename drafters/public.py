@@ -1,7 +1,5 @@
 """Public drafters by target, as the pages of `public.toml` list them. This module fetches nothing."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from dataclasses import dataclass

@@ -23,7 +23,7 @@ class DrafterEntry:
 
     make: "module:callable" that creates it.
     takes: keyword arguments of that callable, out of gamma (draft tokens per step), target (`Target`), device (the
-        target's), corpora, checkpoint (a folder), denoising_steps and denoising_order.
+        target's), corpora, checkpoint (a folder) and denoising_steps.
     help: a few words for `outrider serve --help` and server/README.md.
     needs_hidden_states: it has `target_layers`; the engine must expose the target's layer outputs.
     reads_output: it reads the target's last hidden states, which the engine exposes for every target.
@@ -66,10 +66,8 @@ TOKEN_BYTES = 4
 BLOCK = ("outrider.drafters.block.drafter:BlockDrafter.load", ("target", "checkpoint", "gamma"))
 DIFFUSION = (
     "outrider.drafters.diffusion.drafter:DiffusionDrafter.load",
-    ("target", "checkpoint", "gamma", "denoising_steps", "denoising_order"),
+    ("target", "checkpoint", "gamma", "denoising_steps"),
 )
-DENOISING_ORDERS = ("left", "even", "certain")
-"""Names of `diffusion.denoise.SCHEDULES`."""
 
 DRAFTERS = {
     "dspark": DrafterEntry(*BLOCK, "a block in one pass, token by token", needs_hidden_states=True),
@@ -109,7 +107,7 @@ DRAFTERS = {
 
 
 def names() -> tuple[str, ...]:
-    """Drafters that users can choose."""
+    """Return the drafters that users can choose."""
     return tuple(DRAFTERS)
 
 
@@ -148,7 +146,6 @@ def make(
     checkpoint: str = "",
     lookup_gamma: int = 0,
     denoising_steps: int = 0,
-    denoising_order: str = "left",
     initial_tokens: int = 0,
     several_sets: bool = False,
     deferred: bool = True,
@@ -159,7 +156,7 @@ def make(
     checkpoint: its folder, where it needs one.
     lookup_gamma: draft tokens of the prompt lookup that replaces such a drafter where the text repeats itself; 0: no
         lookup.
-    denoising_steps, denoising_order: for a drafter that denoises; 0 steps: its default.
+    denoising_steps: for a drafter that denoises; 0: its default.
     initial_tokens: the first tokens of each answer, for which no model drafts.
     several_sets: requests may have weight sets of their own (`weight_sets.py`); on a CPU.
     deferred: it may postpone `observe` until it drafts; False: at once, because its state is also read from outside.
@@ -170,7 +167,7 @@ def make(
     known = {
         "gamma": gamma, "target": target, "device": target.device, "checkpoint": checkpoint,
         "corpora": corpora,
-        "denoising_steps": denoising_steps or entry.denoising_steps, "denoising_order": denoising_order,
+        "denoising_steps": denoising_steps or entry.denoising_steps,
     }  # fmt: skip
     drafter: Drafter = pkgutil.resolve_name(entry.make)(**{argument: known[argument] for argument in entry.takes})
     if drafter.target_layers and target.capture_layers is not None:
@@ -187,7 +184,7 @@ def make(
         from .weight_sets import WeightSets
 
         if not isinstance(drafter, BlockDrafter):
-            raise ValueError(f"several sets of weights are those of DSpark and DFlash, not of {name}")
+            raise ValueError(f"only DSpark and DFlash take several sets of weights, {name} does not")
         drafter = WeightSets(drafter)
     if deferred and (drafter.target_layers or drafter.reads_output) and str(target.device).startswith("cpu"):
         drafter = DeferredObserve(drafter)

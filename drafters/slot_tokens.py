@@ -1,7 +1,5 @@
 """The token of every KV slot: a request's text can be read back through its page table."""
 
-from __future__ import annotations
-
 import torch
 
 

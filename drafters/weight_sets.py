@@ -5,8 +5,6 @@ draft state. Each set drafts in a batch of its own, so its drafts do not depend 
 number of requests.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch
@@ -47,10 +45,10 @@ class WeightSets(Wrapper):
     def propose(self, batch: DraftBatch) -> Draft:
         mask = batch.draft_mask
         if mask is not None and not bool(mask.all()):
-            asked = mask.nonzero()[:, 0]
-            if len(asked) == 0:
+            drafting = mask.nonzero()[:, 0]
+            if len(drafting) == 0:
                 return self._start.propose(batch)
-            return self.propose(batch.select(asked)).spread(asked, batch.anchors)
+            return self.propose(batch.select(drafting)).spread(drafting, batch.anchors)
         made = [
             (requests, drafter.propose(batch if requests is None else batch.select(requests)))
             for drafter, requests in self._parts(batch.sets)
@@ -110,6 +108,6 @@ def widened_probs(draft: Draft, like: Draft, vocab: torch.Tensor | None) -> torc
         return like.probs.new_zeros(shape)
     if vocab is None or draft.vocab is None or len(draft.vocab) == width:
         return draft.probs
-    found = draft.probs.new_zeros(shape)
-    found[:, :, torch.searchsorted(vocab, draft.vocab)] = draft.probs
-    return found
+    widened = draft.probs.new_zeros(shape)
+    widened[:, :, torch.searchsorted(vocab, draft.vocab)] = draft.probs
+    return widened

@@ -1,7 +1,5 @@
 """Drafters around a drafter model: one buffers observed tokens, one waits until an answer has begun."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -71,8 +69,8 @@ class DeferredObserve(Wrapper):
         if count > ROWS:
             self.model.observe(features)
             return
-        others = features.tokens, features.positions, features.slots, features.sets
-        self._waiting.append((features.hidden.clone(), torch.stack([each for each in others if each is not None])))
+        numbers = features.tokens, features.positions, features.slots, features.sets
+        self._waiting.append((features.hidden.clone(), torch.stack([each for each in numbers if each is not None])))
         self._tokens += count
 
     def propose(self, batch: DraftBatch) -> Draft:
@@ -93,12 +91,12 @@ class DeferredObserve(Wrapper):
         if not self._waiting:
             return
         hidden = torch.cat([states for states, _ in self._waiting])
-        others = torch.cat([each for _, each in self._waiting], 1)
-        slots = others[2].tolist()
+        numbers = torch.cat([each for _, each in self._waiting], 1)
+        slots = numbers[2].tolist()
         if len(set(slots)) < len(slots):
             latest = torch.tensor(list({slot: index for index, slot in enumerate(slots)}.values()))
-            hidden, others = hidden[latest], others[:, latest]
-        self.model.observe(Features(hidden, *others))
+            hidden, numbers = hidden[latest], numbers[:, latest]
+        self.model.observe(Features(hidden, *numbers))
         self._waiting, self._tokens = [], 0
 
 

@@ -32,8 +32,6 @@ The scale is rounded to float32, so that its product with p is exact in float64,
 is exact in any order: every implementation has the same bits.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -114,8 +112,8 @@ def _accepted(batch: Verification, decided: torch.Tensor) -> tuple[torch.Tensor,
         free = (~decided).nonzero()[:, 0]
         kept[free], final[free] = _accept_compiled(batch, free)
     elif probs is not None:
-        found, scale = kept_drafts(batch)
-        kept = torch.where(decided, kept, found)
+        drafted, scale = kept_drafts(batch)
+        kept = torch.where(decided, kept, drafted)
         final = torch.where(decided, final, draw_each(batch, kept, scale))
     out = torch.nn.functional.pad(batch.tokens, (0, 1)).scatter(1, kept[:, None], final[:, None])
     return kept + 1, out.masked_fill(torch.arange(tokens.shape[1] + 1, device=tokens.device) > kept[:, None], 0)

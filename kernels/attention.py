@@ -5,8 +5,6 @@ does not depend on the other tokens of its batch: speculative and plain decoding
 torch version uses BLAS calls of one shape for that, see `linear`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 
@@ -188,7 +186,7 @@ def _usable_queries(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor,
 
 def _multiply_one_by_one(product: BatchedProduct, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Return [T, Hkv, M, K] times [T, Hkv, K, N]: [T, Hkv, M, N]."""
-    return torch.stack([product(one, other) for one, other in zip(left, right, strict=True)])
+    return torch.stack([product(a, b) for a, b in zip(left, right, strict=True)])
 
 
 def _tiled_attention(
@@ -204,7 +202,7 @@ def _tiled_attention(
     sinks: torch.Tensor | None,
     multiply: BatchedProduct,
 ) -> torch.Tensor:
-    """Online softmax over fixed chunks; tiles are sorted by length, so a chunk concerns a prefix of them."""
+    """Attend by online softmax over fixed chunks; tiles are sorted by length, so a chunk concerns a prefix of them."""
     count, kv_heads, group = tiles.rows.shape[0], k_pool.shape[1], q.shape[1] // k_pool.shape[1]
     width, head_dim, value_dim = QUERY_TILE * group, q.shape[2], v_pool.shape[2]
     queries = q[tiles.queries].float().view(count, QUERY_TILE, kv_heads, group, head_dim)

@@ -1,7 +1,5 @@
 """The user's cache for files made once per machine or user: compiled kernels, models, profiles."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Between layers there is no Python, and between operations no parallel region, on
 bits are those of the single operations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -101,8 +99,8 @@ class Decoder:
         if len(pools) != len(layers):
             raise ValueError(f"expected a pool for each of {len(layers)} layers, got {len(pools)}")
         self.layers, self.pools, self.norm, self.cos_sin = list(layers), list(pools), norm, cos_sin
-        norms = [*(own for layer in layers for own in layer.norms), norm]
-        head_norms = [own for layer in layers for own in layer.head_norms]
+        norms = [*(weight for layer in layers for weight in layer.norms), norm]
+        head_norms = [weight for layer in layers for weight in layer.head_norms]
         biases = [layer.bias for layer in layers if layer.bias is not None]
         scores = [(layer.scale, layer.window, layer.logit_cap) for layer in layers]
         self._native = torch.classes.outrider.Decoder(

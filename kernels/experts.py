@@ -1,7 +1,5 @@
 """Mixtures of experts: products of the chosen experts alone, each over the rows that chose it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch
@@ -61,9 +59,9 @@ def expert_products(
     if cuda.fits(x, weight):
         return torch.ops.outrider_cuda.expert_products(x, weight, order, indptr, chosen)
     place = torch.arange(len(order), device=order.device)
-    of = weight[torch.searchsorted(indptr, place, right=True) - 1]
+    chosen_weights = weight[torch.searchsorted(indptr, place, right=True) - 1]
     out = x.new_empty(len(order), weight.shape[1])
-    out[order] = torch.bmm(of, x[order // chosen][:, :, None])[:, :, 0]
+    out[order] = torch.bmm(chosen_weights, x[order // chosen][:, :, None])[:, :, 0]
     return out
 
 

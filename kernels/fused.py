@@ -4,8 +4,6 @@ On the CPU the compiled kernels do it (float32 inside, one rounding at the end);
 the plain torch version after each function. A row's result never depends on the other rows.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -120,5 +118,5 @@ def _rope_fits(q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor) -> bool:
 
 
 def _heads_fit(*tensors: torch.Tensor) -> bool:
-    """True for [tokens, heads, multiple of 16] with each token's heads side by side."""
+    """Return True for [tokens, heads, multiple of 16] with each token's heads side by side."""
     return all(x.shape[2] % 16 == 0 and x.stride()[1:] == (x.shape[2], 1) for x in tensors)

@@ -5,8 +5,6 @@ An option, never a default: it serves the quantised model (speculation stays los
     scale per row and the same 64. Integer sums are exact, so rows do not depend on their batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

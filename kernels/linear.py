@@ -11,8 +11,6 @@ bits (they depend on processor and BLAS). The first place always qualifies, so r
 the only one, each row has its own call.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass

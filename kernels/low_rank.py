@@ -5,8 +5,6 @@ An adapter changes a weight W to W + s B A, with A [rank, depth] and B [outputs,
 a token verified among others has the bits that it has alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

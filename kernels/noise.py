@@ -11,8 +11,6 @@ code uses E = e^-G = -log U in place of G, and the smallest E / p wins. E is com
 alike everywhere, so its bits are the same on every device and processor.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 import torch
@@ -130,5 +128,5 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 
 
 def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical right shift of int64 (torch's is arithmetic)."""
+    """Shift int64 right logically (torch's shift is arithmetic)."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -6,8 +6,6 @@ Its exp, log1p, erf and tanh have one code for all numbers, and these functions 
 least and round once to x's type.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

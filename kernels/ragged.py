@@ -1,8 +1,6 @@
 """Lay out the requests of a decode step as one batch without padding, and write their new slots to the page table.
 These are a few numbers per request, so the number of calls decides the time: the compiled kernels do each in one."""
 
-from __future__ import annotations
-
 import torch
 
 from .cpu import native

@@ -27,14 +27,14 @@ class Rules(NamedTuple):
 
     def of(self, rows: torch.Tensor) -> Rules:
         """Return the rules of `rows` [M]."""
-        others = (None if rule is None else rule[rows] for rule in self[1:])
-        return Rules(self.temperatures[rows], *others)
+        rest = (None if rule is None else rule[rows] for rule in self[1:])
+        return Rules(self.temperatures[rows], *rest)
 
     def typed(self) -> Rules:
         """Return the rules in the types of the kernels."""
         types = (torch.int64, torch.float32, torch.float32)
-        others = (None if rule is None else rule.to(t).contiguous() for rule, t in zip(self[1:], types, strict=True))
-        return Rules(self.temperatures.to(torch.float32).contiguous(), *others)
+        rest = (None if rule is None else rule.to(t).contiguous() for rule, t in zip(self[1:], types, strict=True))
+        return Rules(self.temperatures.to(torch.float32).contiguous(), *rest)
 
 
 def target_probs(

@@ -11,8 +11,6 @@ A prompt is read in chunks, and decode steps run between them:
 All times come from `PrefillCost` and from earlier steps; this module reads no clock.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

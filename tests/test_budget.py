@@ -1,7 +1,5 @@
 """The budget of lines and words in `make lint` (.ci/budget.py), on a small repository."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

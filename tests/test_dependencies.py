@@ -1,7 +1,5 @@
 """pyproject.toml names all imported packages, and the locks in deploy/requirements satisfy it."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re
@@ -49,10 +47,12 @@ def names(requirements: list[Requirement]) -> set[str]:
 def pins(lock: str) -> dict[str, str]:
     """Versions by canonical name, of a file in deploy/requirements with its includes."""
     text = (LOCKS / lock).read_text()
-    found = {canonicalize_name(name): version for name, version in re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE)}
+    versions = {
+        canonicalize_name(name): version for name, version in re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE)
+    }
     for other in re.findall(r"^-r (\S+)", text, re.MULTILINE):
-        found |= pins(other)
-    return found
+        versions |= pins(other)
+    return versions
 
 
 def test_exactly_the_codes_imports_are_declared() -> None:

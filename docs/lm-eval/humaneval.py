@@ -4,8 +4,6 @@ The program runs in its own process, in an empty folder, with little memory, a f
 write to. It can still read its user's files: run lm-eval where that does no harm.
 """
 
-from __future__ import annotations
-
 import re
 import resource
 import subprocess

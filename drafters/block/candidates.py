@@ -1,8 +1,6 @@
 """The heads with which DFlash 2 and LiLiCorr score paths through the likeliest tokens of each position of a block.
 Parameters are named as the published tensors, which SGLang reads too."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -42,8 +40,8 @@ class CodebookSelector(nn.Module):
         position all rows belong to the anchor.
         logits: [R, G, V]. hidden: [R, G, d]. anchors: [R] int64.
         """
-        own, ids = likeliest(logits, self.candidates)
-        return ids, self.scores(own, ids, hidden, anchors)
+        logits_of_ids, ids = likeliest(logits, self.candidates)
+        return ids, self.scores(logits_of_ids, ids, hidden, anchors)
 
     def scores(self, own: torch.Tensor, ids: torch.Tensor, hidden: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
         """Return the scores of `forward` for candidates [R, G, K] with logits `own` [R, G, K]."""
@@ -83,8 +81,8 @@ class LatticeSelector(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the same as `CodebookSelector.forward`. embedding: [V, d] of the target. context: [R, d],
         `BlockModel.context` of the token before the anchor."""
-        own, ids = likeliest(logits.float().log_softmax(-1), self.candidates)
-        return ids, self.scores(own, ids, hidden, embedding, context)
+        logits_of_ids, ids = likeliest(logits.float().log_softmax(-1), self.candidates)
+        return ids, self.scores(logits_of_ids, ids, hidden, embedding, context)
 
     def scores(
         self, own: torch.Tensor, ids: torch.Tensor, hidden: torch.Tensor, embedding: Rows, context: torch.Tensor

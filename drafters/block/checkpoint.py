@@ -5,8 +5,6 @@ is the format that the project ships: int8 with one scale per output channel, th
 vocabulary.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -74,7 +72,7 @@ def check_shapes(config: BlockConfig, embedding: Rows, head: Rows, gamma: int | 
             f"this one has embedding {list(embedding.shape)} and head {list(head.shape)}"
         )
     if gamma is not None and not 1 <= gamma <= config.gamma:
-        raise CheckpointError(f"gamma must lie in 1..{config.gamma}, what the drafter was trained for; got {gamma}")
+        raise CheckpointError(f"gamma must lie in 1..{config.gamma}, by the drafter's training; got {gamma}")
 
 
 def fused_names(config: BlockConfig) -> dict[str, tuple[list[str], list[int]]]:
@@ -129,14 +127,14 @@ def load_plain(model: DraftModel, tensors: dict[str, torch.Tensor]) -> None:
         missing = [n for n in names if n not in tensors]
         if missing:
             raise CheckpointError(f"drafter checkpoint lacks {', '.join(missing)}")
-        found = torch.cat([tensors.pop(n) for n in names])
-        if name == "markov_head.w2.weight" and found.shape[0] == model.config.vocab_size:
-            found = found[model.vocab]
-        if found.shape != value.shape:
+        weight = torch.cat([tensors.pop(n) for n in names])
+        if name == "markov_head.w2.weight" and weight.shape[0] == model.config.vocab_size:
+            weight = weight[model.vocab]
+        if weight.shape != value.shape:
             raise CheckpointError(
-                f"{' + '.join(names)}: {list(found.shape)} in the checkpoint, {list(value.shape)} by its config.json"
+                f"{' + '.join(names)}: {list(weight.shape)} in the checkpoint, {list(value.shape)} by its config.json"
             )
-        state[name] = found
+        state[name] = weight
     if tensors:
         raise CheckpointError(f"drafter checkpoint has tensors this loader does not know: {', '.join(sorted(tensors))}")
     model.load_state_dict(state)
@@ -231,7 +229,7 @@ def drafted_tokens(offsets: torch.Tensor | None, size: int, vocab_size: int) -> 
 
 def _read_each(folder: str | Path, read: Callable[[Any, str], T], prefix: str = "") -> dict[str, T]:
     """Return `read(file, name)` for each tensor of a checkpoint folder with this prefix; `file` is its open file."""
-    found: dict[str, T] = {}
+    results: dict[str, T] = {}
     files = sorted(Path(folder).glob("*.safetensors"))
     if not files:
         pickled = "; weights in *.bin are not read, since they may run code" if any(Path(folder).glob("*.bin")) else ""
@@ -240,10 +238,10 @@ def _read_each(folder: str | Path, read: Callable[[Any, str], T], prefix: str = 
         try:
             with safe_open(file, "pt") as stored:
                 names = stored.keys()
-                found |= {name: read(stored, name) for name in names if name.startswith(prefix)}
+                results |= {name: read(stored, name) for name in names if name.startswith(prefix)}
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{file} is damaged: {error}; copy it here again") from None
-    return found
+    return results
 
 
 def stored_shapes(folder: str | Path) -> dict[str, list[int]]:
@@ -256,7 +254,7 @@ def read_tensors(folder: str | Path, prefix: str = "") -> dict[str, torch.Tensor
     damaged."""
     tensors: dict[str, torch.Tensor] = _read_each(folder, lambda file, name: file.get_tensor(name), prefix)
     if unreal := [name for name, value in tensors.items() if not torch.isfinite(value).all()]:
-        raise CheckpointError(f"{folder} is damaged: {unreal[0]} holds what is no number; copy it here again")
+        raise CheckpointError(f"{folder} is damaged: {unreal[0]} has values that are not finite; copy it here again")
     return tensors
 
 

@@ -5,8 +5,6 @@ position; a token's score depends on the token before. Fields have the names tha
 changes its computation, so none has a default, and unknown fields are refused by name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar

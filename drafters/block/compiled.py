@@ -6,8 +6,6 @@ Weights of a bfloat16 model are kept in 8 bits: reading and multiplying them tak
     distribution. Weights of a float32 model are kept as they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@ the size of a truncated draft vocabulary and the identity of the target. `specul
 these keys. Diffusion drafters (`diffusion/`) have the same shape without target layers; their gamma is `block_size`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -192,7 +190,7 @@ class BlockConfig(LayerShape):
             check_supported(config, section)
         fields = Fields(config, section)
         layers, block = fields.integer("num_hidden_layers"), fields.integer("block_size")
-        own, rank = config.get("outrider") or {}, int(fields.value("markov_rank") or 0)
+        extra, rank = config.get("outrider") or {}, int(fields.value("markov_rank") or 0)
         reads_target = kind in READING_KINDS
         return cls(
             **fields.layers(theta=1e6, positions=32768),
@@ -208,7 +206,7 @@ class BlockConfig(LayerShape):
             confidence_with_markov=bool(config.get("confidence_head_with_markov", rank > 0)),
             sample_from_anchor=bool(config.get("sample_from_anchor", True)),
             qk_norm=bool(config.get("qk_norm", True)) or kind != "diffusion",
-            draft_vocab_size=own.get("draft_vocab_size"),
+            draft_vocab_size=extra.get("draft_vocab_size"),
             windows=() if gemma else windows(config, layers),
             gemma=gemma,
             shared_kv=gemma and bool(config.get("attention_k_eq_v")),
@@ -217,7 +215,7 @@ class BlockConfig(LayerShape):
             open_windows="sliding_attention" in (config.get("layer_types") or []) and config.get("is_causal") is False,
             convolution=convolution,
             choosing=choosing,
-            target=own.get("target") or {},
+            target=extra.get("target") or {},
         )
 
 
@@ -246,13 +244,13 @@ def kind_of(config: dict[str, Any]) -> str:
 def gemma_shape(config: dict[str, Any]) -> dict[str, Any]:
     """Return a Gemma drafter's config with the shape of its layers, all of which see everything, under the usual
     names."""
-    other = [
+    unsupported = [
         key for key in ("enable_moe_block", "hidden_size_per_layer_input", "num_kv_shared_layers") if config.get(key)
     ]
     if config.get("hidden_activation") != "gelu_pytorch_tanh":
-        other.append(f"hidden_activation {config.get('hidden_activation')!r}")
-    if other:
-        raise CheckpointError(f"Gemma drafter uses {', '.join(other)}, which this loader does not support")
+        unsupported.append(f"hidden_activation {config.get('hidden_activation')!r}")
+    if unsupported:
+        raise CheckpointError(f"Gemma drafter uses {', '.join(unsupported)}, which this loader does not support")
     shared = bool(config.get("attention_k_eq_v"))
     heads = config.get("num_global_key_value_heads" if shared else "num_key_value_heads")
     return config | {

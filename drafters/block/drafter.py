@@ -102,12 +102,12 @@ class BlockDrafter(Drafter):
         size."""
         if number:
             raise ValueError("a block drafter has one set of weights; `WeightSets` has several")
-        found = self._of_this_shape(checkpoint)
-        for ours, theirs in zip(self.model.parameters(), found.parameters(), strict=True):
-            ours.copy_(theirs)
-        self.model.vocab.copy_(found.vocab)
+        model = self._of_this_shape(checkpoint)
+        for ours, loaded in zip(self.model.parameters(), model.parameters(), strict=True):
+            ours.copy_(loaded)
+        self.model.vocab.copy_(model.vocab)
         if self.vocab is not None:
-            self.head.copy_(self._target_head[found.vocab.to(self._target_head.device)])
+            self.head.copy_(self._target_head[model.vocab.to(self._target_head.device)])
         if self.compiled is not None:
             self.compiled = compile_block(self.model, self.embedding, self.head)
             if self.compiled is not None and self.pools:
@@ -124,10 +124,10 @@ class BlockDrafter(Drafter):
         return made
 
     def _of_this_shape(self, checkpoint: str) -> BlockModel:
-        found = load_model(checkpoint, dtype=self.dtype, device=self.device)
-        if found.config != self.model.config:
+        model = load_model(checkpoint, dtype=self.dtype, device=self.device)
+        if model.config != self.model.config:
             raise CheckpointError(f"the drafter {checkpoint} has another shape than the one that serves")
-        return found
+        return model
 
     @torch.inference_mode()
     def observe(self, features: Features) -> None:
@@ -154,7 +154,7 @@ class BlockDrafter(Drafter):
             values[slots] = v
 
     def _rotates(self, slots: torch.Tensor) -> bool:
-        """True if a kernel norms, rotates and stores."""
+        """Return True if a kernel norms, rotates and stores."""
         return not self.model.config.gemma and cuda.fits(slots)
 
     def _rotate_and_store(
@@ -199,7 +199,7 @@ class BlockDrafter(Drafter):
         return Draft(nothing.long(), requests, nothing).spread(requests, batch.anchors)
 
     def _propose(self, batch: DraftBatch, gamma: int | None = None) -> Block:
-        """Return tokens, probs and confidence of `Draft`, in plain torch; gamma: tokens, None: all."""
+        """Return the tokens, probs and confidence of `Draft`, in plain torch; gamma: tokens, None: all."""
         config, requests = self.model.config, len(batch.anchors)
         queries = (gamma or self.gamma) + config.first_row
         ids = batch.anchors.new_full((requests, queries), config.mask_token_id)

@@ -4,8 +4,6 @@ Attention and MLP have norms before and after them, values are normed, and keys 
 values. Attention is not scaled, and the output of a layer is multiplied by a learned scalar.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn

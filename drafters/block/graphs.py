@@ -5,8 +5,6 @@ of the page table, a row with slots that belong to no request. All randomness of
 draws with the keys it is given.
 """
 
-from __future__ import annotations
-
 import operator
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -103,11 +101,11 @@ class DraftGraphs:
             return
         self._rules = rules
         for name, value in zip(BY_REQUEST, rules, strict=True):
-            mine = getattr(self._given, name)[: len(batch.anchors)]
+            buffer = getattr(self._given, name)[: len(batch.anchors)]
             if value is None:
-                mine.fill_(OFF[name])
+                buffer.fill_(OFF[name])
             else:
-                mine.copy_(value)
+                buffer.copy_(value)
 
 
 class GraphRecorder:

@@ -5,8 +5,6 @@ vocabulary through W2. Heads differ only in the latent: sampling a block calls `
 forcing).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

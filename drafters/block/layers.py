@@ -1,8 +1,6 @@
 """Draft layers with fused projections (DFlash; DSpark, equations 2 and 3). They are Qwen3-shaped; without the norms of
 queries and keys they are Llama-shaped."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -27,7 +25,7 @@ class Rotary(nn.Module):
         self.register_buffer("table", torch.cat([cos, cos, -sin, sin], -1), persistent=False)
 
     def rows(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(cos, signed sin), each [N, 1, D], of positions [N]."""
+        """Return (cos, signed sin), each [N, 1, D], of positions [N]."""
         cos, sin = self.table[positions].unsqueeze(1).chunk(2, -1)
         return cos, sin
 

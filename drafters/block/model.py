@@ -3,8 +3,6 @@
 Embedding and language-model head are the target's, frozen, and never part of this module.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

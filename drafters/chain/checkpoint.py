@@ -1,7 +1,5 @@
 """Names and shapes of a chaining drafter's tensors, compared with its config."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ request that continues a shared prefix finds exactly the rows of that prefix (`e
 after the text, where their own features are not known; they are written again once the tokens are committed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -68,10 +66,10 @@ class ChainDrafter(EncodingDrafter):
     def reload(self, checkpoint: str, number: int = 0) -> None:
         if number:
             return super().reload(checkpoint, number)
-        found, before = self._read(checkpoint), self.network
-        if replace(found.config, gamma=before.config.gamma) != before.config:
+        weights, before = self._read(checkpoint), self.network
+        if replace(weights.config, gamma=before.config.gamma) != before.config:
             raise CheckpointError(f"the drafter {checkpoint} has another shape than the one that serves")
-        self._use(found)
+        self._use(weights)
         self.network.keys, self.network.values = before.keys, before.values
         if self.compiled is not None and len(before.keys):
             self.compiled.allocate(self.features)
@@ -139,10 +137,10 @@ class ChainDrafter(EncodingDrafter):
 
 def with_shared(weights: ChainWeights, embedding: Rows, head: Rows) -> tuple[Rows, torch.Tensor]:
     """Return embedding [V, d] and head [V', d] of a drafter: its own, or rows of the target's [V, d]."""
-    own, found = (weights.get(name) for name in SHARED)
-    embedding = embedding if own is None else own
-    if found is None:
+    own_embedding, head_rows = (weights.get(name) for name in SHARED)
+    embedding = embedding if own_embedding is None else own_embedding
+    if head_rows is None:
         rows = embedding if weights.config.tied else head
         every = torch.arange(weights.config.vocab_size, device=rows.device)
-        found = rows[every if weights.vocab is None else weights.vocab.to(rows.device)]
-    return embedding, found
+        head_rows = rows[every if weights.vocab is None else weights.vocab.to(rows.device)]
+    return embedding, head_rows

@@ -8,8 +8,6 @@ On a CPU with compiled kernels the weights of a bfloat16 drafter are kept in 8 b
 distribution of the rounded drafter.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any

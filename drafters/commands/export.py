@@ -1,7 +1,5 @@
 """`outrider export`: a drafter in another storage or format, the mean of several, or a delta merged into its target."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
@@ -25,14 +23,14 @@ def mean_drafter(paths: list[Path]) -> DraftModel:
     Runs that start from the same weights end in one basin; its middle is often lower than they are (Wortsman et al.,
     "Model soups", 2022). Raises ValueError where shapes or vocabularies differ.
     """
-    first, *others = (
+    first, *further = (
         checkpoint_model(path) if path.is_file() else load_any(path, dtype=torch.float32) for path in paths
     )
-    for path, other in zip(paths[1:], others, strict=True):
-        if other.config != first.config or not torch.equal(other.vocab, first.vocab):
+    for path, drafter in zip(paths[1:], further, strict=True):
+        if drafter.config != first.config or not torch.equal(drafter.vocab, first.vocab):
             raise ValueError(f"{path} is not of the same shape and draft vocabulary as {paths[0]}")
     with torch.no_grad():
-        for weight, *more in zip(first.parameters(), *(other.parameters() for other in others), strict=True):
+        for weight, *more in zip(first.parameters(), *(drafter.parameters() for drafter in further), strict=True):
             weight.copy_(torch.stack([weight, *more]).mean(0))
     return first
 

@@ -1,7 +1,5 @@
 """Drafters before their first step: shape and weights, from the flags, the target and the answers."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Sequence

@@ -9,8 +9,6 @@ Diffusion drafters need no features: without any, OUT/tokens takes their place. 
     OUT/stage-1, `deer` continues with stage II in OUT/stage-2.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -69,13 +67,13 @@ def gather_samples(
     given = [s for path in args.prompts for s in read_samples(path)]
     answered = [s for s in given if s.response_ids]
     open_prompts = [s for s in given if not s.response_ids]
-    own = data / "self-prompts.jsonl"
-    if args.self_prompts and not own.exists():
+    self_prompts = data / "self-prompts.jsonl"
+    if args.self_prompts and not self_prompts.exists():
         openings = args.openings or drawn_openings(target.tokenizer, args.self_prompts, args.seed)
         written = write_prompts(target, openings, args.self_prompts, seed=args.seed, rows=args.batch)
-        replacing.replace({own: "".join(s.to_json() + "\n" for s in written)})
-    if own.exists():
-        open_prompts += read_samples(own)
+        replacing.replace({self_prompts: "".join(s.to_json() + "\n" for s in written)})
+    if self_prompts.exists():
+        open_prompts += read_samples(self_prompts)
     answers = data / "answers.jsonl"
     if open_prompts:
         answer(
@@ -84,7 +82,7 @@ def gather_samples(
         )  # fmt: skip
     samples = answered + (list(read_samples(answers)) if answers.exists() else [])
     if not samples:
-        raise ValueError("nothing to train on: give --from-log FILE…, --prompts FILE… or --self-prompts N")
+        raise ValueError("no training answers: give --from-log FILE…, --prompts FILE… or --self-prompts N")
     return samples
 
 
@@ -101,10 +99,10 @@ def former_drafter(args: argparse.Namespace, kind: str, target: TargetModel) -> 
 
 def read_drafter(folder: Path, kind: str, target: TargetModel) -> TrainedModel:
     """Read a folder's drafter for training, in float32; raises ValueError for another kind or target."""
-    if (found := networks.kind_of(folder)) != (registry.find(kind).kind or kind):
-        raise ValueError(f"--start {folder} is a drafter of kind {found}, not {kind}")
+    if (stored_kind := networks.kind_of(folder)) != (registry.find(kind).kind or kind):
+        raise ValueError(f"--start {folder} is a drafter of kind {stored_kind}, not {kind}")
     if what := networks.not_trained(networks.read_config(folder)):
-        raise ValueError(f"--start {folder} has {what}, which are served and not trained here")
+        raise ValueError(f"--start {folder} has {what}: Outrider serves them and cannot train them")
     return load_drafter(folder, target, torch.float32).requires_grad_(True).train()
 
 
@@ -161,7 +159,7 @@ def gather_features(
     }
     if args.from_log:
         if args.prompts or args.self_prompts:
-            raise ValueError("--from-log goes without --prompts and --self-prompts; go on with those by --start")
+            raise ValueError("--from-log goes without --prompts and --self-prompts; train on prompts later, by --start")
         meta["logs"] = True
     store = FeatureStore(
         folder,
@@ -291,10 +289,10 @@ def make_run(
     return ReaderRun(folder, model, frozen, recipe)
 
 
-def schedule_of(kind: str, gamma: int, steps: int = 0, order: str = "left") -> Schedule | None:
+def schedule_of(kind: str, gamma: int, steps: int = 0) -> Schedule | None:
     """Return the denoising steps of a drafter that denoises; steps: 0 for its own number."""
     wanted = steps or registry.find(kind).denoising_steps
-    return make_schedule(order, gamma, min(wanted, gamma)) if wanted else None
+    return make_schedule(gamma, min(wanted, gamma)) if wanted else None
 
 
 def train_in_time(

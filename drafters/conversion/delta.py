@@ -4,8 +4,6 @@ A factor has one scale for each of its r rows (b is kept transposed). A target a
 the target's architecture, with a config.json that also states the block-diffusion fields.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -79,8 +77,8 @@ def write_merged(target: Path, folder: Path, into: Path) -> None:
 
     delta, shape = read_config(folder), AutoConfig.from_pretrained(target).get_text_config()
     weights = read_tensors(target)
-    found = target_identity(shape, weights["model.embed_tokens.weight"])
-    check_same(found, delta["target"], drafter=str(folder), own="the delta is for")
+    identity = target_identity(shape, weights["model.embed_tokens.weight"])
+    check_same(identity, delta["target"], drafter=str(folder), own="the delta is for")
     merge(folder, weights, shape.num_hidden_layers)
     into.mkdir(parents=True, exist_ok=True)
     for path in target.iterdir():

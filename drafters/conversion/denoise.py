@@ -1,8 +1,6 @@
 """Static low-confidence unmasking in plain torch, with which training measures. Each step predicts every masked
 position and reveals the `per_step` of largest top probability, the first among equals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

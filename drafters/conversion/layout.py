@@ -9,8 +9,6 @@ predicts the first token of a block. Without `shift`, row i predicts token i, an
 whole block (SDAR).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

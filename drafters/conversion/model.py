@@ -7,8 +7,6 @@ A projection with its delta is one product, y = x (W + B A)^T. The sum is made o
 served, so that training rounds as serving will; a backward is one product and four thin ones.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -31,8 +29,8 @@ def finished_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: 
     """Return attention [Q, Hq, D] of rows q [Q, Hq, D] over k, v [K, Hkv, D]; seen: [Q, K] bool. Uses plain products on
     a CPU, where torch's fused attention is slower at these lengths."""
     if q.device.type != "cpu":
-        one, two, three = (x.transpose(0, 1)[None] for x in (q, k, v))
-        fused = F.scaled_dot_product_attention(one, two, three, attn_mask=seen, enable_gqa=True)
+        query, key, value = (x.transpose(0, 1)[None] for x in (q, k, v))
+        fused = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=True)
         return fused[0].transpose(0, 1)
     queries, heads, dim = q.shape
     groups = k.shape[1]

@@ -1,8 +1,6 @@
 """A pass of the diffusion drafter in one call of the compiled kernels; `DiffusionModel` is its plain version. Weights
 are kept as in `block/compiled.py`. q is the distribution of the rounded model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

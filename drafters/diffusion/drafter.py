@@ -5,10 +5,8 @@ and values lie at the target's KV slots; new tokens of a text are encoded in the
 (`encoding.py`).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -30,7 +28,6 @@ class DiffusionDrafter(EncodingDrafter):
 
     embedding, head: [V, d] of the target, used in place; only the head's rows of the draft vocabulary are copied.
     gamma: tokens per block, at most the number that the model was trained for, which is the default.
-    denoising_order: a name of `denoise.SCHEDULES`.
     """
 
     def __init__(
@@ -41,13 +38,12 @@ class DiffusionDrafter(EncodingDrafter):
         head: Rows,
         gamma: int | None = None,
         denoising_steps: int = 1,
-        denoising_order: str = "left",
     ) -> None:
         config = model.config
         check_shapes(config, embedding, head, gamma)
         self.gamma = self.block = gamma or config.gamma
         self.assesses_itself = not config.confidence_head
-        self.schedule = make_schedule(denoising_order, self.gamma, denoising_steps)
+        self.schedule = make_schedule(self.gamma, denoising_steps)
         self.dtype, self.device = model.norm.weight.dtype, model.norm.weight.device
         self.on_host = model.norm.weight.is_cpu
         self.embedding, self._target_head = embedding, head
@@ -63,7 +59,7 @@ class DiffusionDrafter(EncodingDrafter):
             self.compiled.allocate(self.pools)
 
     @classmethod
-    def load(cls, target: Target, checkpoint: str | Path, **options: Any) -> DiffusionDrafter:
+    def load(cls, target: Target, checkpoint: str | Path, **options: Any) -> Self:
         """Load a checkpoint folder for a target; raises CheckpointError where it does not fit. options: the remaining
         arguments of the class."""
         embedding, head = target.weights()
@@ -86,10 +82,10 @@ class DiffusionDrafter(EncodingDrafter):
     def reload(self, checkpoint: str, number: int = 0) -> None:
         if number:
             return super().reload(checkpoint, number)
-        found = load_as(DiffusionModel, checkpoint, dtype=self.dtype, device=self.device)
-        if found.config != self.model.config:
+        model = load_as(DiffusionModel, checkpoint, dtype=self.dtype, device=self.device)
+        if model.config != self.model.config:
             raise CheckpointError(f"the drafter {checkpoint} has another shape than the one that serves")
-        self._use(found)
+        self._use(model)
 
     def _encode(self, new: Spans) -> None:
         self._pass(self._inputs(new), new, None, slice(0, 0))
@@ -134,12 +130,12 @@ class DiffusionDrafter(EncodingDrafter):
         )
         positions = positions.clamp(max=self.model.config.max_positions - 1)  # rows after an answer's end may be beyond
         if self.compiled is not None:
-            found = self.compiled.forward(x, positions, slots, new, block, columns)
+            results = self.compiled.forward(x, positions, slots, new, block, columns)
         else:
-            found = self._plain_pass(x, positions, slots, spans, new, columns)
+            results = self._plain_pass(x, positions, slots, spans, new, columns)
         if new is not None:
             self.encoded.index_fill_(0, new.slots, True)
-        return found
+        return results
 
     def _plain_pass(
         self, x: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, spans: list[Spans], new: Spans | None,

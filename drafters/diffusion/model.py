@@ -6,8 +6,6 @@ Rows of a block: the anchor x_0, marked by the separator, then x_1 .. x_{gamma-1
     valid.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

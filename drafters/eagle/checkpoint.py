@@ -5,8 +5,6 @@ speculators writes it. `d2t` holds the offset from each draft token to the targe
 round.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Container
 from dataclasses import replace

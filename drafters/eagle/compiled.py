@@ -1,7 +1,5 @@
 """An EAGLE-3 head's chain in one call of the compiled kernels; `network.py` is its plain torch version."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

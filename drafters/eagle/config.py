@@ -6,8 +6,6 @@ Three families of folders are read: by the EAGLE authors and SpecForge, which SG
     from the weights (`checkpoint.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -113,7 +111,7 @@ class EagleConfig(LayerShape):
 
 
 def is_eagle(config: dict[str, Any]) -> bool:
-    """True if a `config.json` is that of an EAGLE-3 head. The authors' first ones call themselves a Llama."""
+    """Return True if a `config.json` is that of an EAGLE-3 head. The authors' first ones call themselves a Llama."""
     names = config.get("architectures") or []
     named = any("eagle3" in name.lower() for name in names)
     return named or config.get("speculators_model_type") == "eagle3" or (

@@ -89,8 +89,8 @@ class EagleModel(TrainedModel):
         embedded, features, positions: as in `keys_values`.
         attend: attention over the rows themselves and the rows before.
         """
-        one, two = self._inputs(embedded, features)
-        inputs, residual = torch.cat([one, two], -1), two if self.config.norm_before_residual else features
+        embedding, normed = self._inputs(embedded, features)
+        inputs, residual = torch.cat([embedding, normed], -1), normed if self.config.norm_before_residual else features
         q, k = (self._rotated(self._heads(inputs, part), part, positions) for part in "qk")
         attended = attend(0, q, k, self._heads(inputs, "v"))
         residual = residual + self._linear(attended.flatten(1), f"{ATTENTION}o_proj")

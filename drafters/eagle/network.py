@@ -1,7 +1,5 @@
 """The network of an EAGLE-3 head: its features are fused outputs of several layers of the target."""
 
-from __future__ import annotations
-
 import torch
 
 from outrider.kernels.fused import add_rms_norm, silu_mul

@@ -1,7 +1,5 @@
 """Learners of several owners take turns in one process: the one with most new answers first."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import time
@@ -69,17 +67,17 @@ class Turns:
         return [self.folder, *known]
 
     def next(self, *, besides: Path | None = None) -> Path | None:
-        """The learner with most new answers; without new ones, the one that has waited longest for its turn."""
-        found = []
+        """Return the learner with most new answers; without new ones, the one that has waited longest for its turn."""
+        candidates = []
         for folder in self.learners():
             turn = self._turn(folder)
             new = new_bytes(folder, turn.ends)
             if folder != besides and (new or (not turn.waits and turn.number)):
-                found.append((new, -turn.number, folder.name, folder))
-        return max(found)[-1] if found else None
+                candidates.append((new, -turn.number, folder.name, folder))
+        return max(candidates)[-1] if candidates else None
 
     def take(self, folder: Path) -> None:
-        """One turn of a learner."""
+        """Let a learner take one turn."""
         turn, self._number = self._turn(folder), self._number + 1
         turn.number, gates = self._number, 0
 
@@ -94,8 +92,8 @@ class Turns:
             # Keys share the model's general answers; each adapter has its own.
             general = self.folder / "features" / "general" if self.args.per == "key" else None
             with self.target.adapted(owners.adapter_of(owners.owner_of(folder))):
-                one = Learner(args, self.target, general=general, patience=turn.patience, turn_over=turn_over)
-                one.run()
+                learner = Learner(args, self.target, general=general, patience=turn.patience, turn_over=turn_over)
+                learner.run()
         except Forgotten:
             clear(folder)
         except FileNotFoundError:
@@ -107,7 +105,7 @@ class Turns:
             progress.numbers.error = " ".join(str(error).split())
             progress.phase("failed")
         else:
-            turn.waits, turn.ends = one.waits, dict(one.reader.ends)
+            turn.waits, turn.ends = learner.waits, dict(learner.reader.ends)
 
     def prune(self) -> None:
         """Delete the features and runs of all but the last learners that had a turn."""
@@ -120,14 +118,14 @@ class Turns:
 
 
 def sizes(folder: Path) -> dict[int, int]:
-    """Bytes of each segment of a learner's answers."""
-    found = {}
+    """Return the bytes of each segment of a learner's answers."""
+    lengths = {}
     for number in segment_numbers(folder / "answers"):
         path = segment_path(folder / "answers", number)
-        found[number] = path.stat().st_size if path.exists() else 0
-    return found
+        lengths[number] = path.stat().st_size if path.exists() else 0
+    return lengths
 
 
 def new_bytes(folder: Path, ends: dict[int, int]) -> int:
-    """Bytes of answers that are not read yet."""
+    """Return the bytes of answers that are not read yet."""
     return sum(max(0, size - ends.get(number, 0)) for number, size in sizes(folder).items())

@@ -4,8 +4,6 @@ Names are EAGLE-3's where the tensors are the same: `fc` joins embedding and hid
 rest of the folder is not read. Embedding and head are the target's.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,18 +45,18 @@ def load(
 
 def gates(config: MtpConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the projections of queries and of gates, which the checkpoint interleaves by head."""
-    found: dict[str, torch.Tensor] = {}
+    projections: dict[str, torch.Tensor] = {}
     if config.gated:
         for kind in ("weight", "bias"):
             if (joint := tensors.get(f"{ATTENTION}q_proj.{kind}")) is not None:
                 heads = joint.unflatten(0, (config.num_heads, 2, config.head_dim))
                 for i, part in enumerate((f"{ATTENTION}q_proj", GATE)):
-                    found[f"{part}.{kind}"] = heads[:, i].flatten(0, 1)
-    return found
+                    projections[f"{part}.{kind}"] = heads[:, i].flatten(0, 1)
+    return projections
 
 
 def is_carried(folder: str | Path) -> bool:
-    """True if a target's folder has an MTP layer of an architecture that is built here."""
+    """Return True if a target's folder has an MTP layer of an architecture that is built here."""
     try:
         return bool(stored_shapes(folder, MtpConfig.from_json(read_json(folder))))
     except CheckpointError:
@@ -68,8 +66,8 @@ def is_carried(folder: str | Path) -> bool:
 def stored_shapes(folder: str | Path, config: MtpConfig) -> dict[str, list[int]]:
     """Return shapes of the layer's tensors by their names here, none where the folder has no such layer. Raises
     CheckpointError."""
-    found = {canonical(name, config): shape for name, shape in all_shapes(folder).items()}
-    return {name: shape for name, shape in found.items() if name is not None}
+    shapes = {canonical(name, config): shape for name, shape in all_shapes(folder).items()}
+    return {name: shape for name, shape in shapes.items() if name is not None}
 
 
 def canonical(name: str, config: MtpConfig) -> str | None:
@@ -80,9 +78,9 @@ def canonical(name: str, config: MtpConfig) -> str | None:
     name = name.removeprefix(config.prefix)
     if name.startswith(config.layout.repeated):
         return None
-    for theirs, ours in config.layout.names.items():
-        if name.startswith(theirs):
-            return ours + name.removeprefix(theirs)
+    for stored, ours in config.layout.names.items():
+        if name.startswith(stored):
+            return ours + name.removeprefix(stored)
     return name
 
 

@@ -4,8 +4,6 @@ The architecture decides the names of its weights. Biases and norms of queries a
 (`checkpoint.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -130,7 +128,7 @@ class MtpConfig(LayerShape):
         layout = LAYOUTS.get(architecture)
         if layout is None:
             raise CheckpointError(
-                f"MTP layers of {architecture or 'no architecture named'} are not built here, but those of "
+                f"MTP layers of {architecture or 'no architecture named'} are not supported; supported are "
                 f"{', '.join(LAYOUTS)}"
             )
         text = {**config, **(config.get("text_config") or {})}
@@ -155,7 +153,7 @@ class MtpConfig(LayerShape):
 
 def experts_of(fields: Fields, layout: MtpLayout) -> ExpertsConfig:
     size = fields.integer("moe_intermediate_size")
-    found = ExpertsConfig(
+    experts = ExpertsConfig(
         count=fields.integer(layout.experts),
         chosen=fields.integer("num_experts_per_tok"),
         size=size,
@@ -163,9 +161,9 @@ def experts_of(fields: Fields, layout: MtpLayout) -> ExpertsConfig:
         normalised=bool(fields.value("norm_topk_prob", True)),
     )
     if not layout.sigmoid:
-        return found
+        return experts
     return replace(
-        found,
+        experts,
         sigmoid=True,
         scale=float(fields.value("routed_scaling_factor") or 1.0),
         groups=fields.integer("n_group", 1),
@@ -174,5 +172,5 @@ def experts_of(fields: Fields, layout: MtpLayout) -> ExpertsConfig:
 
 
 def has_layout(config: Mapping[str, Any]) -> bool:
-    """True if a `config.json` is that of a target with an MTP layer that is built here."""
+    """Return True if a `config.json` is that of a target with an MTP layer that is built here."""
     return next(iter(config.get("architectures") or ()), "") in LAYOUTS

@@ -1,7 +1,5 @@
 """The MLP of an MTP layer: a plain one, or a mixture of experts like the target's."""
 
-from __future__ import annotations
-
 import torch
 
 from outrider.kernels.experts import run_experts, run_joined_experts
@@ -42,8 +40,8 @@ class Experts:
             parts = zip(tensors[JOINED], tensors[f"{EXPERTS}down_proj"], strict=True)
             self.experts = [(prepared(gate_up), prepared(down)) for gate_up, down in parts]
         else:
-            found = [Mlp(weights, f"{EXPERTS}{i}.") for i in range(config.count)]
-            self.experts = [(one.gate_up, one.down) for one in found]
+            mlps = [Mlp(weights, f"{EXPERTS}{i}.") for i in range(config.count)]
+            self.experts = [(mlp.gate_up, mlp.down) for mlp in mlps]
         self.shared = Mlp(weights, f"{MLP}shared_expert.") if config.shared_size else None
         gate = weights.get(f"{MLP}shared_expert_gate.weight")
         self.shared_gate = None if gate is None else pack(gate.float())

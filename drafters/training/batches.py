@@ -5,8 +5,6 @@ blocks are sorted by anchor and attended in tiles. A tile's context ends at its 
 1` empty rows, which no block sees.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ When a text ends, its row takes the next prompt at once, so the batch stays full
 single tokens pass through the model as one flattened batch without padding, with the kernels that also serve it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -127,8 +125,8 @@ def decode(
         if kept:
             kept.put(places, features, last, logits)
         heat = torch.tensor([temperatures[text.number] for text in texts], device=device)
-        own = torch.tensor([seeds[text.number] for text in texts], device=device)
-        chosen, _ = draw_columns(logits, Rules(heat), streams(own, batch.kv_lens.long(), Purpose.TOKEN))
+        row_seeds = torch.tensor([seeds[text.number] for text in texts], device=device)
+        chosen, _ = draw_columns(logits, Rules(heat), streams(row_seeds, batch.kv_lens.long(), Purpose.TOKEN))
         for (row, text), token in zip(list(live.items()), chosen.tolist(), strict=True):
             text.ids.append(token)
             if token in stop_ids or len(text.ids) - text.prompt >= max_new_tokens:

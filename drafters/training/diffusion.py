@@ -1,7 +1,5 @@
 """Training runs of diffusion drafters, in either stage."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

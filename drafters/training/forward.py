@@ -1,7 +1,5 @@
 """The drafter's training forward: many blocks of several sequences at once, with teacher forcing."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -73,8 +71,8 @@ def tile_attention(
     past = (grouped.reshape(many, groups, rows, dim) @ past_k.transpose(2, 3)).view(*shape, length)
     past = past.masked_fill(hidden[:, None, :, None], float("-inf"))
     own_k, own_v = (x.view(many, blocks, -1, groups, dim).permute(0, 3, 1, 2, 4) for x in (k, v))
-    own = grouped.reshape(*shape, dim) @ own_k.transpose(3, 4)
-    weights = torch.cat([past, own], -1).softmax(-1)
+    block = grouped.reshape(*shape, dim) @ own_k.transpose(3, 4)
+    weights = torch.cat([past, block], -1).softmax(-1)
     out = (weights[..., :length].reshape(many, groups, rows, length) @ past_v).view(*shape, dim)
     out = out + weights[..., length:] @ own_v
     out = out.view(many, groups, blocks, per, queries, dim).permute(0, 2, 4, 1, 3, 5)

@@ -9,8 +9,6 @@ A line is one of
 All may have a `temperature`.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -100,25 +98,25 @@ class LogReader:
                 messages = messages[:-1]
             if not messages:
                 raise BadLine(f"{where}: `messages` has no question before its answer")
-            said = [{**message, "content": _text(message.get("content"))} for message in messages]
-            if any(message["content"] is None or message.get("tool_calls") for message in said):
+            plain = [{**message, "content": _text(message.get("content"))} for message in messages]
+            if any(message["content"] is None or message.get("tool_calls") for message in plain):
                 self.skipped["images, sound or tool calls"] += 1
                 return []
             if not tokenizer.chat_template:
                 raise BadLine(f"{where}: the target has no chat template; give `prompt` and `completion`")
             try:
-                found = tokenizer.apply_chat_template(
-                    said, tools=request.get("tools"), add_generation_prompt=True, return_dict=True
+                encoded = tokenizer.apply_chat_template(
+                    plain, tools=request.get("tools"), add_generation_prompt=True, return_dict=True
                 )
             except Exception as error:  # whatever the template raises
                 raise BadLine(f"{where}: the chat template refuses these messages ({error})") from None
-            return list(found["input_ids"])
+            return list(encoded["input_ids"])
         if isinstance(request.get("prompt"), str):
             return list(tokenizer(request["prompt"])["input_ids"])
         raise BadLine(f"{where}: expected {SHAPES}")
 
     def _answers(self, row: dict[str, Any], where: str) -> Iterator[list[int]]:
-        """Yield token ids of each answer, with the token that ended it; empty where there is no text."""
+        """Yield the token ids of each answer, with the token that ended it; empty where there is no text."""
         for text, ended in _answer_texts(row, where):
             ids = [] if text is None else self.target.tokenizer(text, add_special_tokens=False)["input_ids"]
             yield [*ids, self.target.tokenizer.eos_token_id] if ids and ended else list(ids)
@@ -152,8 +150,8 @@ def _text(content: Any) -> str | None:
     """Return a message's text; None if it is not text alone."""
     if isinstance(content, list):
         texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
-        found = [text for text in texts if isinstance(text, str)]
-        return "".join(found) if len(found) == len(content) else None
+        strings = [text for text in texts if isinstance(text, str)]
+        return "".join(strings) if len(strings) == len(content) else None
     return content if isinstance(content, str) else None
 
 
@@ -170,12 +168,12 @@ def prompt_name(prompt_ids: Iterable[int]) -> str:
 
 
 def held_out(prompt: str) -> bool:
-    """True if answers to the prompt of this name are kept for the gate, and never trained on."""
+    """Return True if answers to the prompt of this name are kept for the gate, and never trained on."""
     return int(prompt, 16) % HELD_OUT == 0
 
 
 def written_by_target(text: AnsweredText, sequence: Sequence) -> bool:
-    """True if the target may have written this answer."""
+    """Return True if the target may have written this answer."""
     return agreement(sequence, text.temperature) >= LEAST_AGREEMENT
 
 

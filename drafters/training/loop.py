@@ -98,7 +98,7 @@ def learn_from(
     model: TrainedModel, frozen: FrozenTarget, step: TrainingStep, hidden: torch.Tensor, loss_weights: LossWeights, *,
     alpha_conf: float,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
-    """Backward from the hidden states [A, size, d] of a step's blocks; losses are means over the weighted positions.
+    """Run backward from the hidden states [A, size, d] of a step's blocks; losses are means over weighted positions.
 
     A drafter of paths learns its candidates and its paths alike; the log describes the paths, from which it drafts.
     Returns scalars that are still on the device, so that a step does not wait.
@@ -352,10 +352,10 @@ class DraftRun(TrainingRun[Model]):
         maker = self.maker()
         with self.optimiser.averaged():
             hits = hits_of(self.model, self.frozen, maker.columns, self.schedule)
-            found = acceptance(hits, maker, (store[i] for i in numbers))
-        shown = " ".join("-" if c is None else f"{c:.2f}" for c in found.conditional)
-        tqdm.write(f"step {self.step}, {which}: tau {found.accepted_length:.3f}, by position {shown}")
-        return found.accepted_length
+            result = acceptance(hits, maker, (store[i] for i in numbers))
+        shown = " ".join("-" if c is None else f"{c:.2f}" for c in result.conditional)
+        tqdm.write(f"step {self.step}, {which}: tau {result.accepted_length:.3f}, by position {shown}")
+        return result.accepted_length
 
 
 Reader = TypeVar("Reader", bound=BlockModel | EagleModel)
@@ -387,9 +387,9 @@ def plot_losses(table: Path, figure: Figure) -> None:
     axes[1].plot(anchors, [float(r["first"]) for r in rows], label="c* of the first position")
     axes[1].plot(anchors, [float(r["accept"]) for r in rows], label="mean c*")
     for measured in list(rows[0])[len(COLUMNS) :]:
-        if found := [(int(r["anchors"]), float(r[measured])) for r in rows if r[measured]]:
+        if points := [(int(r["anchors"]), float(r[measured])) for r in rows if r[measured]]:
             label = measured if measured.endswith(SEEN) else f"{measured}, held out"
-            axes[1].plot(*zip(*found, strict=True), "o-", label=label)
+            axes[1].plot(*zip(*points, strict=True), "o-", label=label)
     for axis in axes:
         axis.set_xlabel("anchors")
         axis.legend()

@@ -7,8 +7,6 @@ chunk while the logits are still in the cache; no [N, V'] tensor outlives its ch
 KL(t || p), which needs log p at those K tokens.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

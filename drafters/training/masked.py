@@ -8,8 +8,6 @@ Stage I masks each token with probability t, weighing 1/t (masked diffusion; DEE
 masks the last R tokens; the masked token nearest to the known ones weighs most (DEER, refinement).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -1,7 +1,5 @@
 """AdamW on float32 masters of a low-precision model, their running means, and the learning-rate schedule."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,8 +21,8 @@ class Optimiser:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.masters = [p.detach().float().requires_grad_() if p.dtype != torch.float32 else p for p in self.parameters]
         matrices = [m for m in self.masters if m.ndim > 1]
-        others = [m for m in self.masters if m.ndim <= 1]
-        groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+        vectors = [m for m in self.masters if m.ndim <= 1]
+        groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         self.adam = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
         self.lr, self.clip, self.ema, self.steps = lr, clip, ema, 0
         self.means = [m.detach().clone() for m in self.masters] if ema else []
@@ -52,12 +50,12 @@ class Optimiser:
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Inside, the model has the running means for weights, if there are any."""
-        own = [m.detach().clone() for m in self.masters] if self.means else []
+        originals = [m.detach().clone() for m in self.masters] if self.means else []
         try:
             self._fill(self.means)
             yield
         finally:
-            self._fill(own)
+            self._fill(originals)
 
     def adopt_means(self) -> None:
         """Take the running means, if there are any, as the model's weights for good."""

@@ -6,8 +6,6 @@ cross entropy over candidates). Where that token is no candidate itself, no path
 trained.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
@@ -39,13 +37,13 @@ def lattice(
     assert selector is not None
     rows, shape = hidden.flatten(0, 1), (*hidden.shape[:2], selector.candidates)
     ids = of_logits(rows, frozen.head, lambda logits: logits.topk(selector.candidates, -1).indices)
-    own = torch.einsum("nd,nkd->nk", rows, frozen.head[ids]).float().view(shape)
+    logits_of_ids = torch.einsum("nd,nkd->nk", rows, frozen.head[ids]).float().view(shape)
     ids = ids.view(shape)
     if isinstance(selector, LatticeSelector):
         partition = of_logits(rows, frozen.head, lambda logits: logits.float().logsumexp(-1)).view(*shape[:2], 1)
         context = model.context(step.features.to(hidden.dtype))[rows_before(step)]
-        return ids, selector.scores(own - partition, ids, hidden, frozen.embedding, context)
-    return ids, selector.scores(own, ids, hidden, step.anchors)
+        return ids, selector.scores(logits_of_ids - partition, ids, hidden, frozen.embedding, context)
+    return ids, selector.scores(logits_of_ids, ids, hidden, step.anchors)
 
 
 def scores_behind(tokens: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,8 +4,6 @@ A line holds `turns` (list of strings: user, assistant, user, …) or `prompt` (
 `response_ids` is an answer of the target and is used as it is.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -27,7 +25,7 @@ class AnsweredPrompt:
     response_ids: tuple[int, ...] = ()
 
     def to_json(self) -> str:
-        """One line of an answers file."""
+        """Return one line of an answers file."""
         return json.dumps(asdict(self), ensure_ascii=False)
 
 

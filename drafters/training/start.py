@@ -1,7 +1,5 @@
 """Starting weights: draft layers copied from the target's last ones, the sequential head fitted to token pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -92,10 +92,10 @@ class FeatureStore:
         wanted = {"width": width, "top": top, **meta}
         path = self.folder / "meta.json"
         if path.exists():
-            found = json.loads(path.read_text())
-            differ = [k for k in wanted if found.get(k) != wanted[k]]
+            stored = json.loads(path.read_text())
+            differ = [k for k in wanted if stored.get(k) != wanted[k]]
             if differ:
-                what = ", ".join(f"{k} {found.get(k)} instead of {wanted[k]}" for k in differ)
+                what = ", ".join(f"{k} {stored.get(k)} instead of {wanted[k]}" for k in differ)
                 raise ValueError(f"{folder} holds features made with {what}; use another --out or delete it")
         else:
             replace({path: json.dumps(wanted)})
@@ -231,8 +231,8 @@ class FeatureStore:
         """Return rows start..stop of a column, as they are stored."""
         dtype, width = self.columns[name]
         path, offset = self.folder / f"{name}.bin", start * width * dtype.itemsize
-        found = np.fromfile(path, dtype, (stop - start) * width, offset=offset)  # a map's pages would stay in memory
-        return torch.from_numpy(found.reshape(-1, width))
+        numbers = np.fromfile(path, dtype, (stop - start) * width, offset=offset)  # a map's pages would stay in memory
+        return torch.from_numpy(numbers.reshape(-1, width))
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Return `rows_of`, cut to the selected features."""

@@ -4,8 +4,6 @@ DSpark (section 4.1) keeps only the prompts of a data set and regenerates the an
 from the target as well: given the chat template up to an empty user turn it writes one.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections import Counter
@@ -55,7 +53,7 @@ def drawn_openings(tokenizer: Any, count: int, seed: int) -> list[str]:
     """Return `count` openings, some "": phrases of openings.txt, with a random word for a final "…". A target that is
     left alone asks about few things; a phrase and a word lead it elsewhere every time."""
     phrases = ["", *resources.files(__package__).joinpath("openings.txt").read_text("utf-8").splitlines()]
-    words = sorted(found[1] for token in tokenizer.get_vocab() if (found := WORD.fullmatch(token)))
+    words = sorted(match[1] for token in tokenizer.get_vocab() if (match := WORD.fullmatch(token)))
     draw = random.Random(seed)
     return [draw.choice(phrases).replace("…", draw.choice(words or [""])).strip() for _ in range(count)]
 

@@ -9,8 +9,6 @@ output x, the draft was accepted with chance min(1, q(x) / p(x)); drawing that a
 as decoding would have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -148,21 +146,19 @@ def logits_along(
     """Return logits [A, gamma, V'] float32 of every token after the anchors, given the answer's tokens before it."""
     if isinstance(model, DiffusionModel):
         assert schedule is not None
-        if schedule.pick is not None:
-            raise ValueError("drafts can be followed along an answer where they are denoised from left to right alone")
         states, done = [], 0
-        for count in schedule.counts:
+        for count in schedule:
             known = torch.arange(model.config.gamma - 1, device=step.anchors.device) < done
-            found = block_states(model, frozen, step, step.tokens[:, :-1], known.expand(len(step.anchors), -1))
-            states.append(found[:, done : done + count])
+            block = block_states(model, frozen, step, step.tokens[:, :-1], known.expand(len(step.anchors), -1))
+            states.append(block[:, done : done + count])
             done += count
         return (torch.cat(states, 1) @ frozen.head.T).float()
     assert isinstance(model, BlockModel | EagleModel)
     hidden = hidden_states(model, frozen, step, step.valid.shape[1])
     if isinstance(model, BlockModel) and model.selector is not None:
         ids, scores = lattice(model, frozen, step, hidden)
-        own, _ = scores_behind(step.tokens[:, :-1], ids, scores)
-        return own.new_full((*own.shape[:2], len(frozen.head)), -torch.inf).scatter(-1, ids, own)
+        along, _ = scores_behind(step.tokens[:, :-1], ids, scores)
+        return along.new_full((*along.shape[:2], len(frozen.head)), -torch.inf).scatter(-1, ids, along)
     logits = (hidden @ frozen.head.T).float()
     if model.markov_head is not None:
         logits += model.markov_head.w2(model.markov_head.latents(step.tokens[:, :-1], hidden))
@@ -173,8 +169,8 @@ def walk(runs: list[int], length: int, gamma: int) -> Acceptance:
     """Decode along an answer: `runs[i]` is the accepted run after its token i; `length` tokens follow token 0. A step
     counts as verifying no further than the answer goes, so that a cut answer does not flatter tau."""
     _, verified, accepted = steps_along(runs, length, gamma)
-    found = Acceptance.from_steps(verified, accepted, gamma)
-    return Acceptance(found.cycles, length, found.tried, found.kept)
+    acceptance = Acceptance.from_steps(verified, accepted, gamma)
+    return Acceptance(acceptance.cycles, length, acceptance.tried, acceptance.kept)
 
 
 def steps_along(runs: list[int], length: int, gamma: int) -> tuple[list[int], list[int], list[int]]:

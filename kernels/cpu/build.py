@@ -5,8 +5,6 @@ own headers and some minutes of processor time. `python -m outrider.kernels.cpu.
 --install into the installation itself (a container image's), which then needs no compiler and no cache.
 """
 
-from __future__ import annotations
-
 import argparse
 import fcntl
 import hashlib
@@ -61,7 +59,7 @@ class BuildError(RuntimeError):
 
 
 def library(extra_flags: tuple[str, ...] = ()) -> Path:
-    """The compiled library, built if this machine has not built it yet.
+    """Return the compiled library, built if this machine has not built it yet.
 
     Raises
     ------
@@ -107,7 +105,7 @@ def find_compiler() -> str:
     """Return the path of the C++ compiler; raises BuildError where there is none."""
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
-        raise BuildError("no C++ compiler (g++, or what $CXX names) was found")
+        raise BuildError("no C++ compiler was found (g++, or the one in $CXX)")
     return compiler
 
 
@@ -137,8 +135,8 @@ def _build(compiler: str, extra_flags: tuple[str, ...], target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         jobs = {}
         for group in OPERATIONS:
-            *others, last = (str(SOURCES / f"{name}.cpp") for name in group)
-            before = [word for source in others for word in ("-include", source)]
+            *first, last = (str(SOURCES / f"{name}.cpp") for name in group)
+            before = [word for source in first for word in ("-include", source)]
             jobs[f"{folder}/{group[0]}.o"] = [*exact, *include, *before, "-c", last]
         for source, sets in (("kernels.cpp", INSTRUCTION_SETS), ("tiles.cpp", tiles)):
             for name, flags in sets.items():
@@ -157,7 +155,7 @@ def _build(compiler: str, extra_flags: tuple[str, ...], target: Path) -> None:
 
 
 def _knows_tiles(compiler: str) -> bool:
-    """True if the compiler and its assembler know the instructions of the tile unit."""
+    """Return True if the compiler and its assembler know the instructions of the tile unit."""
     command = [compiler, *TILES["amx"], "-x", "c++", "-c", "-", "-o", os.devnull]
     done = subprocess.run(command, input=b'asm("tdpbf16ps %tmm2, %tmm1, %tmm0");', capture_output=True, check=False)
     return done.returncode == 0

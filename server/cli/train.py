@@ -22,8 +22,6 @@ examples:
   outrider train dllm --target ./model --prompts prompts.jsonl --out runs/dllm
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

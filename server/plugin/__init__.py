@@ -1,7 +1,5 @@
 """The SGLang plugin: CPU platform, attention backend and speculative worker, found through entry points."""
 
-from __future__ import annotations
-
 
 def activate() -> str | None:
     """Name our platform to SGLang where there is no GPU; on a GPU, SGLang's own platform is right.

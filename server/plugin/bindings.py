@@ -1,7 +1,5 @@
 """Names of modules that are bound to another module's definitions."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections import defaultdict

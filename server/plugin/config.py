@@ -1,11 +1,10 @@
 """Settings of the SGLang plugin, which travel in the environment because it runs in spawned processes."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import MutableMapping
 from dataclasses import asdict, dataclass
+from typing import Self
 
 from .diffusion.target import DiffusionTarget
 
@@ -18,7 +17,7 @@ class PluginConfig:
 
     drafter: which drafter proposes tokens; "off": no speculation is set up. gamma: draft tokens per step.
     drafter_path: folder of the drafter's checkpoint; "" for drafters without one.
-    denoising_steps, denoising_order: of a drafter that denoises; 0 steps: its own number.
+    denoising_steps: of a drafter that denoises; 0 steps: its own number.
     initial_tokens: the first tokens of each answer, for which no drafter's model drafts.
     lookup_gamma: draft tokens per step of the prompt lookup that replaces a drafter with a checkpoint where text
         repeats itself; 0: no lookup.
@@ -31,9 +30,8 @@ class PluginConfig:
     unmasking_tokens, unmasking_threshold: of the policies static and threshold.
     learning: folder for learning from answers (`drafters/learning`); "": none.
     learned: the drafter in it that serves in place of drafter_path's weights; "": none.
-    learn_tokens: most tokens of kept answers. learn_keys: most keys or adapters with their own drafters in memory; 0:
-        all share one drafter.
-    lookup_tokens: most tokens of other requests' texts to look up, for each key; 0: none.
+    learn_keys: most keys or adapters with their own drafters in memory; 0: all share one drafter.
+    lookup_across: look up other requests' texts.
     lookup_store: their file; "": none. lookup_tokenizer: digest of their tokenizer.
     role: "prefill" or "decode" on separate servers; "": one server does both.
     max_pause: seconds that answers may pause while prompts are read; 0: SGLang cuts prompts as configured.
@@ -43,7 +41,6 @@ class PluginConfig:
     gamma: int = 7
     drafter_path: str = ""
     denoising_steps: int = 0
-    denoising_order: str = "left"
     initial_tokens: int = 0
     lookup_gamma: int = 0
     verification: str = "block"
@@ -58,9 +55,8 @@ class PluginConfig:
     unmasking_threshold: float = 0.95
     learning: str = ""
     learned: str = ""
-    learn_tokens: int = 0
     learn_keys: int = 0
-    lookup_tokens: int = 0
+    lookup_across: bool = False
     lookup_store: str = ""
     lookup_tokenizer: str = ""
     role: str = ""
@@ -84,7 +80,7 @@ class PluginConfig:
         environ[ENV] = json.dumps(asdict(self))
 
     @classmethod
-    def from_env(cls, environ: MutableMapping[str, str] = os.environ) -> PluginConfig:
+    def from_env(cls, environ: MutableMapping[str, str] = os.environ) -> Self:
         """Read the settings that the parent process wrote; without them (SGLang started on its own) the defaults
         hold."""
         fields = json.loads(environ.get(ENV, "{}"))

@@ -4,8 +4,6 @@ On a CPU it is the only one. On a GPU it runs our Triton kernels (`attention_bac
 backend supports, and for float32, where speculation can be shown to be exact.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

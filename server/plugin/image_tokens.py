@@ -5,8 +5,6 @@ lie outside the vocabulary. An image takes more tokens than positions: tokens of
 (M-RoPE). So positions of the text after it are lower than its token count by a constant for each request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,10 +16,10 @@ from .spec_inputs import FlatVerify
 def rotary_positions(flat: FlatVerify, reqs: Sequence[Any]) -> torch.Tensor:
     """Return [B] int64 positions that rotate the tokens of a verify batch. reqs: SGLang's requests."""
     images = [req.multimodal_inputs for req in reqs]
-    found = [None if one is None else one.mrope_position_delta for one in images]
-    if all(one is None for one in found):
+    offsets = [None if image is None else image.mrope_position_delta for image in images]
+    if all(offset is None for offset in offsets):
         return flat.positions
-    deltas = torch.tensor([0 if one is None else int(one) for one in found], device=flat.positions.device)
+    deltas = torch.tensor([0 if offset is None else int(offset) for offset in offsets], device=flat.positions.device)
     return flat.positions + deltas[flat.request]
 
 

@@ -4,8 +4,6 @@ Requests set by their `gamma` how many tokens, or states of a block, they have i
 from nor counted, but step times are recorded. Other requests get the same answers meanwhile, without speedup.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -106,11 +104,11 @@ class StepTimesOnly(SpeculationMetrics):
 class PaddedDrafting(StateDrafting):
     """Each request drafts its newest state until it has 1 + gamma states in the forward; none is accepted."""
 
-    def choose(self, one: Round) -> list[StateDraft]:
+    def choose(self, current: Round) -> list[StateDraft]:
         drafts = []
-        for number, root in enumerate(one.roots):
+        for number, root in enumerate(current.roots):
             if root >= 0:
-                rows = int((one.rows.tables == one.rows.tables[root]).sum())
-                missing = 1 + (one.served[number].options.gamma or 0) - rows
-                drafts += [StateDraft(number, one.rows.tokens[root].numpy(), complete=False)] * missing
+                rows = int((current.rows.tables == current.rows.tables[root]).sum())
+                missing = 1 + (current.served[number].options.gamma or 0) - rows
+                drafts += [StateDraft(number, current.rows.tokens[root].numpy(), complete=False)] * missing
         return drafts

@@ -1,7 +1,5 @@
 """Changes to SGLang that must succeed: by itself SGLang logs a failing hook or plugin, and goes on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType

@@ -4,8 +4,6 @@ Settings that decide a batch's number of tokens must be the same everywhere: oth
 ever. Decisions of the first rank alone (drafts, plans, seeds) may differ: they are broadcast.
 """
 
-from __future__ import annotations
-
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -52,8 +50,8 @@ def _meet(original: Any, *, server_args: Any, **others: Any) -> Any:
     if server_args.nnodes > 1:
         world = get_parallel().world_group
         nodes: list[Any] = [None] * world.world_size
-        mine = server_args.node_rank, settings(server_args, PluginConfig.from_env())
-        torch.distributed.all_gather_object(nodes, mine, world.cpu_group)
+        here = server_args.node_rank, settings(server_args, PluginConfig.from_env())
+        torch.distributed.all_gather_object(nodes, here, world.cpu_group)
         if difference := first_difference(nodes):
             raise ValueError(difference)
     return returned
@@ -61,20 +59,19 @@ def _meet(original: Any, *, server_args: Any, **others: Any) -> Any:
 
 def settings(server_args: Any, config: PluginConfig) -> dict[str, Any]:
     """Return the settings that must be the same on every node, by their names for users."""
-    found: dict[str, Any] = {f"{package}'s version": version(package) for package in PACKAGES}
-    found |= {name: getattr(server_args, field) for field, name in FLAGS.items()}
-    found |= {"SGLang's --" + field.replace("_", "-"): getattr(server_args, field) for field in SGLANGS}
-    found |= {
+    values: dict[str, Any] = {f"{package}'s version": version(package) for package in PACKAGES}
+    values |= {name: getattr(server_args, field) for field, name in FLAGS.items()}
+    values |= {"SGLang's --" + field.replace("_", "-"): getattr(server_args, field) for field in SGLANGS}
+    values |= {
         "the model": digest(server_args.model_path),
         "SGLang's --cuda-graph-max-bs-decode": most_in_graphs(server_args.cuda_graph_config),
         "--drafter": config.drafter,
         "--gamma": config.gamma,
-        "--lookup-gamma": config.lookup_gamma,
         "--quantization": config.quantization,
         "--activations": config.activations,
         "--max-pause": config.max_pause,
     }
-    return found
+    return values
 
 
 def most_in_graphs(graphs: Any) -> int:
@@ -90,9 +87,9 @@ def digest(model: str) -> str:
 def first_difference(nodes: list[tuple[int, dict[str, Any]]]) -> str | None:
     """Return a line about the first setting that differs from node 0. nodes: of each rank its node's number, and its
     `settings`."""
-    (_, first), *others = nodes
-    for node, found in others:
+    (_, first), *further = nodes
+    for node, node_has in further:
         for name, value in first.items():
-            if found[name] != value:
-                return f"node {node} has {found[name]!r} for {name}, node 0 {value!r}; start all nodes with the same"
+            if node_has[name] != value:
+                return f"node {node} has {node_has[name]!r} for {name}, node 0 {value!r}; start all nodes with the same"
     return None

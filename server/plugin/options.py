@@ -58,8 +58,8 @@ class RequestOptions:
     @classmethod
     def from_custom_params(cls, params: dict[str, Any] | None) -> RequestOptions:
         """Read the options written by `to_custom_params`; other parameters are ignored."""
-        said = (params or {}).get(KEY)
-        return cls(**said) if said else DEFAULTS
+        options = (params or {}).get(KEY)
+        return cls(**options) if options else DEFAULTS
 
     def own_drafter(self, lora_id: str | None) -> tuple[str, str]:
         """Return learner and drafter for a request that is served with this adapter; empty if they belong to another

@@ -1,7 +1,5 @@
 """A way into the running worker from the HTTP process: SGLang's internal-state messages carry ours as well."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """All settings of a server, each with its flag, its bounds and its help."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -115,18 +113,10 @@ class Declared:
     )
     lookup: bool = _speculation(True, "prompt lookup with a drafter model, where text repeats itself")
     gamma: int = _speculation(7, "maximum draft tokens per step", bounds=(1, MAX_GAMMA))
-    lookup_gamma: int = _speculation(
-        15, "the same for prompt lookup with a drafter model, where larger than `--gamma`", bounds=(1, MAX_GAMMA)
-    )
     lookup_across: bool = _speculation(
         True,
         "prompt lookup in [other requests](../docs/learn.md#other-requests-texts) of the API key and `cache_salt` too; "
         "on a CPU",
-    )
-    lookup_tokens: int = _speculation(
-        1 << 18,
-        "their tokens kept for each key (20 bytes each), and as many again under `cache_salt`s; the oldest go first",
-        bounds=(1 << 15, 1 << 28),
     )
     lookup_store: Path | None = _speculation(
         None, "file that keeps them over a restart", metavar="FILE", unset="memory alone"
@@ -136,12 +126,6 @@ class Declared:
         f"forward passes per draft of {' or '.join(DENOISING_DRAFTERS)}, at most `--gamma`: more are slower and "
         "more often right",
         unset="1 for `deer`, 2 for `specdiff`",
-    )
-    denoising_order: str = _speculation(
-        "left",
-        "tokens that each of them reveals: `left` one, the last all the rest; `even` equally many, left to right; "
-        "`certain` equally many, the most certain first",
-        choices=drafters.DENOISING_ORDERS,
     )
     initial_tokens: int = _speculation(
         0,
@@ -182,10 +166,6 @@ class Declared:
         metavar="FOLDER",
         unset="`learned/` in the cache folder, by model and drafter",
     )
-    learn_tokens: int = _learning(
-        2_000_000, "tokens of answers kept, prompts included; the oldest go first", bounds=(10_000, ANY)
-    )
-    learn_gigabytes: float = _learning(2.0, "disk for training features of them", metavar="GB", bounds=(0.1, 1 << 20))
     learn_per: str = _learning(
         "server",
         "[a drafter for each](../docs/learn.md#a-drafter-for-each-key) API key (`key`) or LoRA adapter (`adapter`); "

@@ -66,15 +66,15 @@ async def tune(
     points = await measure_grid(manager, shapes, rounds.measure, effort, partial, progress, run)
     if refined is not None:
         points = merge_refined(points, refined.points)
-    asked = with_temperatures(list(questions or read_questions(BUILT_IN))[: min(effort.prompts, PROMPTS)])
+    prompts = with_temperatures(list(questions or read_questions(BUILT_IN))[: min(effort.prompts, PROMPTS)])
     counts = {name: NodeCounts() for name in TEMPERATURES}
     count = partial_of(replay, engine, new_tokens=effort.new_tokens)
-    for found in await answer_all(asked, count, effort.answer_seconds, progress, run):
-        for name, own in found.items():
-            counts[name].update(own)
+    for counted in await answer_all(prompts, count, effort.answer_seconds, progress, run):
+        for name, each in counted.items():
+            counts[name].update(each)
     step_tokens = settings.plugin_config.step_tokens
     untuned = untuned_graph(rounds.block, step_tokens)
-    graphs = {name: choose(own, NODES, step_tokens) if own.nodes else untuned for name, own in counts.items()}
+    graphs = {name: choose(each, NODES, step_tokens) if each.nodes else untuned for name, each in counts.items()}
     written = [
         draft_graphs.to_json(graph, graph_fingerprint(settings, resolved.model, name)) for name, graph in graphs.items()
     ]
@@ -123,16 +123,16 @@ class Rounds:
         """Return shapes that fit the engine, in the order of the fields; raises RuntimeError if none does."""
         each = effort.tokens or STATES
         behind = self._answer(effort.steps) + self.block  # drafts have their own slots for the open block's positions
-        found = [
+        shapes = [
             Shape(requests, requests * states * self.block, context)
             for context in capacity.prompts(effort.contexts, behind)
             for requests in effort.requests
             for states in each
             if requests * states <= MOST_ROWS and capacity.holds(requests, context + behind + states * self.block)
         ]
-        if not found:
+        if not shapes:
             raise capacity.nothing_fits("round")
-        return found
+        return shapes
 
     def _answer(self, steps: int) -> int:
         """Return the tokens of an answer that takes `steps` and some more."""

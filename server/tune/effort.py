@@ -1,7 +1,5 @@
 """Thoroughness of a measurement, and the step shapes that follow from it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -41,13 +39,13 @@ class Capacity:
         between the two would be noise.
         """
         longest = self.context - behind
-        found = [length for length in lengths if length <= longest]
-        if len(found) < len(lengths) and longest >= max(1, 2 * max(found, default=0)):
-            found.append(longest)
-        return found
+        fitting = [length for length in lengths if length <= longest]
+        if len(fitting) < len(lengths) and longest >= max(1, 2 * max(fitting, default=0)):
+            fitting.append(longest)
+        return fitting
 
     def holds(self, requests: int, each: int) -> bool:
-        """True if `requests` requests fit, each with `each` tokens of the cache."""
+        """Return True if `requests` requests fit, each with `each` tokens of the cache."""
         return requests <= self.requests and requests * each <= self.cache
 
     def nothing_fits(self, what: str) -> RuntimeError:
@@ -87,25 +85,25 @@ class Effort:
         """
         each = self.tokens or tuple(sorted({*range(1, gamma + 2), longest + 1}))
         behind = (longest + 1) * 2 + self.steps + MARGIN_STEPS
-        found = [
+        shapes = [
             Shape(requests, count, context)
             for context in capacity.prompts(self.contexts, behind)
             for requests in self.requests
             if capacity.holds(requests, context + behind)
-            for count in self._sizes(requests, [own for own in each if own <= longest + 1], longest, buckets)
+            for count in self._sizes(requests, [tokens for tokens in each if tokens <= longest + 1], longest, buckets)
         ]
-        if not found:
+        if not shapes:
             raise capacity.nothing_fits("step")
-        return found
+        return shapes
 
     def _sizes(self, requests: int, each: list[int], longest: int, buckets: Sequence[int] | None) -> list[int]:
-        """Return tokens of steps of `requests` requests, each with up to longest + 1."""
+        """Return the tokens of steps of `requests` requests, each with up to longest + 1."""
         if buckets is None:
-            return [requests * own for own in each]
+            return [requests * count for count in each]
         able = [bucket for bucket in buckets if requests <= bucket <= requests * (longest + 1)]
         if self.tokens is None:
             return able
-        wanted = (min((bucket for bucket in able if bucket >= requests * own), default=None) for own in each)
+        wanted = (min((bucket for bucket in able if bucket >= requests * count), default=None) for count in each)
         return sorted({bucket for bucket in wanted if bucket is not None})
 
 

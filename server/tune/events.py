@@ -4,8 +4,6 @@
 {"table": "...", "folder": "..."} or {"error": "..."}, the last one
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, astuple, dataclass
 

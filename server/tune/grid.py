@@ -101,11 +101,11 @@ async def answer_all(
 ) -> list[T]:
     """Return results of `answer`, for a few questions at a time, until `seconds` of work are spent; None: for all.
     questions: with their temperatures."""
-    found, budget = [], IdleBudget(seconds)
+    results, budget = [], IdleBudget(seconds)
     for start in range(0, len(questions), CONCURRENCY):
         if budget.exhausted:
             break
-        asked = questions[start : start + CONCURRENCY]
-        found.append(await run(budget.timed(partial_of(answer, asked))))
-        progress(Progress("answers", start + len(asked), len(questions)))
-    return found
+        part = questions[start : start + CONCURRENCY]
+        results.append(await run(budget.timed(partial_of(answer, part))))
+        progress(Progress("answers", start + len(part), len(questions)))
+    return results

@@ -1,8 +1,6 @@
 """Work done piece by piece while the server is idle, and interrupted at once when a request arrives. On average it
 takes one core, at the lowest priority."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -113,17 +111,17 @@ def _schedule(processes: Sequence[int], old: int, new: int) -> None:
 
 
 def can_restore_priority() -> bool:
-    """True if a thread may leave the lowest priority again: Linux requires RLIMIT_NICE or CAP_SYS_NICE."""
-    found = []
+    """Return True if a thread may leave the lowest priority again: Linux requires RLIMIT_NICE or CAP_SYS_NICE."""
+    restored = []
 
     def attempt() -> None:
         with contextlib.suppress(PermissionError):
             before = os.sched_getscheduler(0)
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
             os.sched_setscheduler(0, before, os.sched_param(0))
-            found.append(True)
+            restored.append(True)
 
     thread = threading.Thread(target=attempt)  # 0 is the calling thread, and this one ends
     thread.start()
     thread.join()
-    return bool(found)
+    return bool(restored)

@@ -60,7 +60,7 @@ async def measure_shape(manager: Any, shape: Shape, steps: int) -> list[Point]:
 
 def _points(log: dict[str, list[Any]], shape: Shape, context: float) -> list[Point]:
     shapes = zip(log["requests"], log["tokens"], strict=True)
-    exact = [i for i, found in enumerate(shapes) if found == (shape.requests, shape.tokens)][1:]
+    exact = [i for i, step_shape in enumerate(shapes) if step_shape == (shape.requests, shape.tokens)][1:]
     if not exact:
         return []
     seconds, drafted = log["seconds"], log["draft_seconds"]
@@ -149,7 +149,7 @@ async def tune(
         raise RuntimeError("a server that does both, prefill and decode, measures their profile")
     if settings.diffusion is not None:
         return await diffusion.tune(engine, resolved, effort, questions, how, progress, refined, run)
-    asked = list(questions or read_questions(BUILT_IN))[: effort.prompts]
+    prompts = list(questions or read_questions(BUILT_IN))[: effort.prompts]
     partial = result.begin(resolved)
     capacity = capacity_of(engine, settings.max_running_requests, refined)
     buckets = (await worker_rpc.read(manager))["buckets"]
@@ -162,9 +162,9 @@ async def tune(
     none = to_records(NO_RECORDS, settings.gamma)
     parts = [
         Records.concatenate([none, *await answer_all(part, record, seconds, progress, run)])
-        for part, seconds in zip(split(with_temperatures(asked)), _shares(effort.answer_seconds), strict=True)
+        for part, seconds in zip(split(with_temperatures(prompts)), _shares(effort.answer_seconds), strict=True)
     ]
-    dataset = f"{len(asked)} prompts, greedy and sampled"
+    dataset = f"{len(prompts)} prompts, greedy and sampled"
     calibration = fit_table(*parts, dataset=dataset, verification=settings.verification)
     saved = result.write(resolved, points, effort, how, calibration=calibration.to_json(), prefills=prefills)
     partial.discard()

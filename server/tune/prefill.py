@@ -1,7 +1,5 @@
 """Measures the cost of reading prompts: several lengths, alone, timed inside the scheduler chunk by chunk."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from functools import partial
@@ -25,10 +23,10 @@ async def measure_prefills(manager: Any, longest: int, seconds: float, run: Run)
     await worker_rpc.command(manager, worker_rpc.FORGET)
     began = time.monotonic()
     for length in (length for length in LENGTHS if length <= longest):
-        asked = time.monotonic()
+        started = time.monotonic()
         await run(partial(_read, manager, length))
         now = time.monotonic()
-        if now - began + GROWTH * (now - asked) > seconds:
+        if now - began + GROWTH * (now - started) > seconds:
             break
     return [PrefillPoint.from_json(each) for each in (await worker_rpc.read(manager))["prefills"]]
 

@@ -1,7 +1,5 @@
 """Options of a measurement: flags of `outrider tune`, and the body of POST /outrider/tune."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from outrider.profiles import store

@@ -1,7 +1,5 @@
 """`deploy/` fits this version. `make check-deploy` runs schemas and linters, and the images."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -52,14 +50,14 @@ def test_images_pin_their_parts_by_hash(dockerfile: Path) -> None:
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.stem)
 def test_images_serve_and_have_a_health_check(dockerfile: Path) -> None:
-    found = instructions(dockerfile)
-    server = settings(json.loads(found["CMD"]))
+    last = instructions(dockerfile)
+    server = settings(json.loads(last["CMD"]))
     assert server.host == ANY_ADDRESS
-    assert found["EXPOSE"] == str(server.port)
-    user, group = found["USER"].split(":")
+    assert last["EXPOSE"] == str(server.port)
+    user, group = last["USER"].split(":")
     assert user.isdigit()  # Kubernetes cannot tell that a name is not root
     assert user == group != "0"
-    (path,) = re.findall(rf"http://127.0.0.1:{server.port}(/\w+)", found["HEALTHCHECK"])
+    (path,) = re.findall(rf"http://127.0.0.1:{server.port}(/\w+)", last["HEALTHCHECK"])
     assert path in OPEN_PATHS
 
 

@@ -1,7 +1,5 @@
 """The folder of `make gpu-proof`, and its command, without a GPU."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json
@@ -140,7 +138,7 @@ def test_the_trees_metadata_names_our_plugins() -> None:
     assert "outrider.server.plugin.hooks.register:register" in written["entry_points.txt"]
 
 
-def test_simulated_acceptance_keeps_as_many_as_it_says_and_no_more_than_were_verified() -> None:
+def test_simulated_acceptance_has_the_stated_rate_and_keeps_only_verified_drafts() -> None:
     generator = torch.Generator().manual_seed(1)
     requests, gamma = 20_000, 7
     drafts = torch.randint(100, 200, (requests, gamma), generator=generator)
@@ -152,9 +150,9 @@ def test_simulated_acceptance_keeps_as_many_as_it_says_and_no_more_than_were_ver
     assert bool((kept <= lens).all())
     for verified in (1, 4, 7):
         chances = torch.tensor([simulated.CONFIDENCE**k for k in range(1, verified + 1)], dtype=torch.float64)
-        found = kept[lens == verified].double()
-        spread = float(found.std()) / len(found) ** 0.5
-        assert abs(float(found.mean()) - float(chances.sum())) < 5 * spread
+        share = kept[lens == verified].double()
+        spread = float(share.std()) / len(share) ** 0.5
+        assert abs(float(share.mean()) - float(chances.sum())) < 5 * spread
     row = int((kept == 3).nonzero()[0])
     assert tokens[row, :4].tolist() == [*drafts[row, :3].tolist(), 999]
 

@@ -1,7 +1,5 @@
 """Grafana's dashboards, and their queries on a Prometheus that scrapes a server under load."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -33,15 +31,15 @@ OF_OTHERS = {"Block-diffusion models", "Keys", "Learning"}
 
 def targets() -> list[tuple[str, str, str]]:
     """Panel title, legend and expression of every query that most models answer."""
-    found, row = [], ""
+    queries, row = [], ""
     for dashboard in DASHBOARDS.values():
         for panel in dashboard["panels"]:
             row = panel["title"] if panel["type"] == "row" else row
             if row not in OF_OTHERS:
-                found += [
+                queries += [
                     (panel["title"], target["legendFormat"], target["expr"]) for target in panel.get("targets", ())
                 ]
-    return found
+    return queries
 
 
 def choices(dashboard: dict[str, Any]) -> dict[str, str]:

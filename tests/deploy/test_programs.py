@@ -1,7 +1,5 @@
 """`make test` installs the Debian packages of tests once, if it can."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path
@@ -57,7 +55,7 @@ def test_a_machine_without_a_network_is_tried_once(tmp_path: Path) -> None:
     assert len(machine.calls.read_text().splitlines()) == 1
 
 
-def test_without_apt_get_it_is_said(tmp_path: Path) -> None:
+def test_a_missing_apt_get_is_reported(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "")
     (machine.folder / "apt-get").unlink()
     assert machine.make() == "Tests of browser are skipped: not installed (apt-get install browser)\n"

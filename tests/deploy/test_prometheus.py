@@ -1,7 +1,5 @@
 """Prometheus' rules and alerts, by promtool's own checks and unit tests."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

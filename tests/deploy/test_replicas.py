@@ -1,7 +1,5 @@
 """Two servers with SGLang's router or HAProxy in front (`deploy/replicas`)."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
@@ -149,7 +147,7 @@ def small_front(request: pytest.FixtureRequest) -> Iterator[tuple[str, str, list
         yield request.param, url, [one, two]
 
 
-@pytest.mark.server  # the router's process has the title of an engine's
+@pytest.mark.server  # the router's process title is an engine's
 @pytest.mark.parametrize("told", ["die", "500", "502", "504", "429"])
 def test_a_request_that_failed_on_a_server_is_not_retried_elsewhere(
     small_front: tuple[str, str, list[SmallServer]], told: str
@@ -183,13 +181,13 @@ def test_haproxy_retries_refused_requests_on_the_other_server(small_front: tuple
 
 
 def test_no_request_is_lost_when_a_server_leaves(fronts: dict[str, str], replica_server: Server, model: str) -> None:
-    """The last test: the replica is gone afterwards."""
+    """The last test, as the replica ends."""
     replica_server.process.send_signal(signal.SIGTERM)
     for number in itertools.count():
         gone = replica_server.process.poll() is not None
         for front in fronts.values():
             chat(front, model, [{"role": "user", "content": f"Question {number}"}])
-        if gone and number > 8:  # otherwise about half of them
+        if gone and number > 8:
             break
     assert replica_server.process.returncode == 0
 

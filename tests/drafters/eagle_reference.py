@@ -3,8 +3,6 @@
 It shares only the tensors with the drafter: no cache, no slots.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -89,11 +87,11 @@ class Reference:
         rows, features = list(text[1:]), self.fuse(hidden)
         drafted, logits = [], []
         for _ in range(gamma):
-            found, state = self.last(rows, features)
-            best = int(found.argmax())
+            last, state = self.last(rows, features)
+            best = int(last.argmax())
             token = best + int(self.w["d2t"][best]) if "d2t" in self.w else best
             drafted.append(token)
-            logits.append(found)
+            logits.append(last)
             rows.append(token)
             features = torch.cat([features, state[None]])
         return drafted, logits

@@ -1,7 +1,5 @@
 """A learner in a separate process that dies where a test wants it to."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -5,8 +5,6 @@ TARGET is any that SGLang knows, FOLDER holds the layer. Attention, order of row
 `eagle_by_sglang.py`.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -38,16 +36,16 @@ def gate(x: torch.Tensor, gate: torch.Tensor, inplace: bool = False, quant: bool
 def draft(model: Any, given: dict[str, Any], ids: list[int], hidden: torch.Tensor) -> list[int]:
     """Greedy tokens after `ids`; the target has not read their last token."""
     model.model.layers[0].attn.clear()
-    tokens, positions, found = torch.tensor(ids[1:]), torch.arange(len(ids) - 1), []
+    tokens, positions, drafted = torch.tensor(ids[1:]), torch.arange(len(ids) - 1), []
     for _ in range(given["gamma"]):
         batch = SimpleNamespace(
             spec_info=SimpleNamespace(hidden_states=hidden), mm_input_embeds=None, forward_mode=ForwardMode.DECODE,
             contains_mm_inputs=lambda: False, mrope_positions=positions,
         )  # fmt: skip
         out = model(tokens, positions, batch)
-        found.append(int((given["head"] @ out[-1]).argmax()))
-        tokens, positions, hidden = torch.tensor(found[-1:]), positions[-1:] + 1, out[-1:]
-    return found
+        drafted.append(int((given["head"] @ out[-1]).argmax()))
+        tokens, positions, hidden = torch.tensor(drafted[-1:]), positions[-1:] + 1, out[-1:]
+    return drafted
 
 
 def main(target: str, folder: str, texts: str) -> None:

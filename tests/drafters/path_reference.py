@@ -1,7 +1,5 @@
 """DFlash 2 and LiLiCorr for one request in plain loops."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -73,13 +71,13 @@ class Reference:
                     self.heads(f"{attention}.q_proj", row), self.tensors[f"{attention}.q_norm.weight"], self.eps
                 )
                 query = self.rotated(query, len(context) + j)
-                found = []
+                heads = []
                 first = self.first_seen(i, len(context) + j)
                 for h, q in enumerate(query):
                     group = h * len(keys[0]) // len(query)
                     scores = torch.stack([q @ key[group] for key in keys[first:]]) / self.config["head_dim"] ** 0.5
-                    found.append(scores.softmax(0) @ torch.stack([value[group] for value in values[first:]]))
-                out.append(self.linear(f"{attention}.o_proj", torch.cat(found)))
+                    heads.append(scores.softmax(0) @ torch.stack([value[group] for value in values[first:]]))
+                out.append(self.linear(f"{attention}.o_proj", torch.cat(heads)))
             out = self.convolved(f"{layer}.attention_conv", out, normed, 1)
             rows = [row + more for row, more in zip(rows, out, strict=True)]
             normed = [norm(row, self.tensors[f"{layer}.post_attention_layernorm.weight"], self.eps) for row in rows]
@@ -156,15 +154,15 @@ class Reference:
             qkv = F.linear(
                 normed, self.tensors[f"{name}.attn.in_proj_weight"], self.tensors[f"{name}.attn.in_proj_bias"]
             )
-            found = []
+            rows = []
             for h, (q, k, v) in enumerate(
                 zip(*(part.chunk(own["num_heads"], -1) for part in qkv.chunk(3, -1)), strict=True)
             ):
                 bias = torch.tensor(
                     [[relative[h, a - b + block - 1] + (same[h] if a == b else 0) for b in slot] for a in slot]
                 )
-                found.append((q @ k.T / q.shape[1] ** 0.5 + bias).softmax(-1) @ v)
-            states = states + self.linear(f"{name}.attn.out_proj", torch.cat(found, -1))
+                rows.append((q @ k.T / q.shape[1] ** 0.5 + bias).softmax(-1) @ v)
+            states = states + self.linear(f"{name}.attn.out_proj", torch.cat(rows, -1))
             states = states + self.mlp(f"{name}.mlp", norm(states, self.tensors[f"{name}.mlp_norm.weight"], self.eps))
         states = norm(states, self.tensors["lilicorr.output_norm.weight"], self.eps)
         anchor = self.linear("lilicorr.context_proj", last)

@@ -4,8 +4,6 @@ GIVEN is saved by torch: tensors by model, LiLiCorr's config, and inputs. FOUND 
 compilation takes a minute.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from types import SimpleNamespace
@@ -61,8 +59,8 @@ def main(file: str, outputs: str) -> None:
             anchor_valid=torch.ones(len(ids), 1, dtype=torch.bool),
         )
         first, pairs = head.log_factors(start[:, 0], pairs[:, 0])
-    found = {"convolved": [before, behind], "selector": scores, "first": first, "pairs": pairs}
-    torch.save(found, outputs)
+    results = {"convolved": [before, behind], "selector": scores, "first": first, "pairs": pairs}
+    torch.save(results, outputs)
     print("null")
 
 

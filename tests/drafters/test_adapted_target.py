@@ -1,7 +1,5 @@
 """The trainer's target with a LoRA adapter equals the model with merged weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -42,12 +40,12 @@ def test_it_equals_the_merged_model(
     before, said = features(target), greedy(target)
     exact = TargetModel(merged(small_target.folder, folder), target.tokenizer, target.path)
     with target.adapted(AdapterFolder.open(folder)):
-        found = features(target)
+        states = features(target)
         assert greedy(target) == greedy(exact) != said
     wanted = features(exact)
-    assert_near(found.features, wanted.features, TERMS)
-    assert_near(found.top_probs, wanted.top_probs, TERMS)
-    assert float((found.features - before.features).abs().max()) > float(before.features.std())
+    assert_near(states.features, wanted.features, TERMS)
+    assert_near(states.top_probs, wanted.top_probs, TERMS)
+    assert float((states.features - before.features).abs().max()) > float(before.features.std())
     after = features(target)
     assert torch.equal(after.features, before.features)
     assert torch.equal(after.top_probs, before.top_probs)

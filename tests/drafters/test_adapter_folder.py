@@ -1,7 +1,5 @@
 """Folders of LoRA adapters, and refusals."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -41,12 +39,12 @@ def test_a_digest_depends_on_the_content(folder: Path, model: PreTrainedModel, t
 
 
 def test_weights_and_their_scale(folder: Path) -> None:
-    found = AdapterFolder.open(folder)
-    found.check(CONFIG)
-    assert len(found.shapes) == 14
-    weights = found.weights()
-    assert {name: (down.shape, up.shape) for name, (down, up) in weights.items()} == found.shapes
-    assert found.scale(4) == 2.0
+    adapter = AdapterFolder.open(folder)
+    adapter.check(CONFIG)
+    assert len(adapter.shapes) == 14
+    weights = adapter.weights()
+    assert {name: (down.shape, up.shape) for name, (down, up) in weights.items()} == adapter.shapes
+    assert adapter.scale(4) == 2.0
     by_root = write_adapter(
         folder.parent / "two", LlamaForCausalLM(LlamaConfig(vocab_size=8, **CONFIG)), 2, use_rslora=True
     )
@@ -96,11 +94,11 @@ def test_damaged_folders(folder: Path) -> None:
 
 
 def test_adapters_of_another_model(folder: Path) -> None:
-    found = AdapterFolder.open(folder)
+    adapter = AdapterFolder.open(folder)
     with pytest.raises(ValueError, match="it changes layer 1 of 1"):
-        found.check(CONFIG | {"num_hidden_layers": 1})
+        adapter.check(CONFIG | {"num_hidden_layers": 1})
     with pytest.raises(ValueError, match="has 16 hidden numbers, the model 32"):
-        found.check(CONFIG | {"hidden_size": 32})
+        adapter.check(CONFIG | {"hidden_size": 32})
 
 
 def test_flags(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

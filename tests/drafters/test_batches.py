@@ -1,7 +1,5 @@
 """Training steps cut from a store."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

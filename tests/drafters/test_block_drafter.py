@@ -1,7 +1,5 @@
 """BlockDrafter equals the training forward and keeps the drafter contract."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The compiled block equals the plain model, and declines unknown models."""
 
-from __future__ import annotations
-
 import dataclasses
 from unittest.mock import patch
 
@@ -76,7 +74,7 @@ def drafts(
     slots = torch.cat([table[row, :length] for row, length in zip(batch.rows, LENGTHS, strict=True)]).long()
     positions = torch.cat([torch.arange(int(length)) for length in LENGTHS])
     hidden = torch.randn(len(slots), len(config.target_layers) * config.hidden_size).to(dtype)
-    found, states = [], []
+    drafted, states = [], []
     for compiled in (True, False):
         drafter = BlockDrafter(model, embedding=shared, head=shared)
         assert drafter.compiled is not None
@@ -85,8 +83,8 @@ def drafts(
         drafter.allocate(table.numel())
         drafter.observe(Features(hidden, torch.zeros_like(slots), positions, slots))
         states.append(torch.stack([pool for pair in drafter.pools for pool in pair]))
-        found.append(drafter.propose(batch))
-    return found, states
+        drafted.append(drafter.propose(batch))
+    return drafted, states
 
 
 @pytest.mark.parametrize("config", (VARIANTS | PATHS).values(), ids=VARIANTS | PATHS)
@@ -134,12 +132,12 @@ def plain_pass(drafter: BlockDrafter, asked: DraftBatch) -> tuple[torch.Tensor, 
 @pytest.mark.parametrize("config", PATHS.values(), ids=PATHS)
 @pytest.mark.parametrize("name", SETS.values())
 def test_states_and_logits_before_a_path_is_drawn(config: BlockConfig, name: str) -> None:
-    """Equal in float32, near in 8 bits, and independent of other requests."""
+    """They are equal in float32, near in 8 bits, and independent of other requests."""
     with using(name):
         for dtype, close in ((torch.float32, 1e-4), (torch.bfloat16, 0.1)):
             model = make_model(config).to(dtype)
             for convolution in model.modules():
-                if isinstance(convolution, RowConvolution):  # near their initial values, as trained ones are
+                if isinstance(convolution, RowConvolution):  # near their initial values, as in training
                     convolution.kernel_projection.weight.mul_(0.2)
                     convolution.base_kernel[:, 0] += 1
             shared = (torch.randn(config.vocab_size, config.hidden_size) * 0.3).to(dtype)
@@ -184,7 +182,7 @@ def test_keys_decide_the_draws(dtype: torch.dtype) -> None:
                 keys=keys,
             )
         )
-        assert torch.equal(draft.probs[:, k], draft.probs[:1, k].expand(count, -1))  # known before the draw
+        assert torch.equal(draft.probs[:, k], draft.probs[:1, k].expand(count, -1))  # q is known before the draw
         drawn = torch_gumbel_argmax(draft.probs[:, k], keys[:, k], draft.vocab)
         assert len(set(drawn.tolist())) > 5
         assert torch.equal(draft.tokens[:, k], draft.vocab[drawn])

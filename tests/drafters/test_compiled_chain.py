@@ -1,7 +1,5 @@
 """The compiled chain equals passes of the plain network, and declines unknown models."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 
@@ -90,7 +88,6 @@ def test_float32_drafts_equal_the_plain_network(layout: str, name: str, tmp_path
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", SETS.values())
 def test_a_draft_does_not_depend_on_its_batch(layout: str, dtype: torch.dtype, name: str, tmp_path: Path) -> None:
-    """Tokens, distributions and confidences have the same bits."""
     with using(name):
         made, asked = prepared(layout, tmp_path, dtype)
         asked = dataclasses.replace(asked, temperatures=torch.tensor([0.5, 0.7, 1.0, 1.3]))
@@ -143,7 +140,7 @@ def test_keys_decide_the_draws(dtype: torch.dtype, tmp_path: Path) -> None:
         draft = made.propose(many)
         assert draft.probs is not None
         assert draft.vocab is not None
-        assert torch.equal(draft.probs[:, k], draft.probs[:1, k].expand(count, -1))  # known before the draw
+        assert torch.equal(draft.probs[:, k], draft.probs[:1, k].expand(count, -1))  # q is known before the draw
         drawn = torch_gumbel_argmax(draft.probs[:, k], keys[:, k], draft.vocab)
         assert len(set(drawn.tolist())) > 5
         assert torch.equal(draft.tokens[:, k], draft.vocab[drawn])
@@ -175,7 +172,7 @@ def test_new_weights_continue_on_the_old_weights_state(tmp_path: Path) -> None:
 def test_it_declines_unknown_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, _ = prepared("wide", tmp_path / "wide")
     embedding, head = made._target_rows
-    for rows in (embedding.bfloat16(), embedding.T.contiguous().T):  # of another type; strided
+    for rows in (embedding.bfloat16(), embedding.T.contiguous().T):  # another type, or strided
         made._target_rows = rows, head
         made.reload(str(tmp_path / "wide"))
         assert made.compiled is None

@@ -1,7 +1,5 @@
 """Every drafter of the registry keeps the contract of `drafters/base.py`."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

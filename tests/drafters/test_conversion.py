@@ -1,7 +1,5 @@
 """`outrider train dllm` at tiny size, compared with transformers' network with dense masks."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json
@@ -237,7 +235,7 @@ def generate(
 
 @pytest.mark.parametrize("per_step", [1, 2])
 @pytest.mark.parametrize("prompt", [1, 6, 8])
-def test_generation_is_unmasking_with_everything_read_anew(
+def test_generation_equals_unmasking_without_a_cache(
     model: ConvertedModel, frozen: FrozenTarget, target: TargetModel, per_step: int, prompt: int
 ) -> None:
     ids = torch.randint(3, MASK, (prompt,), generator=torch.Generator().manual_seed(prompt)).tolist()
@@ -265,7 +263,7 @@ def test_generation_is_unmasking_with_everything_read_anew(
     )
 
 
-def test_a_text_of_its_own_agrees(model: ConvertedModel, frozen: FrozenTarget) -> None:
+def test_the_models_own_text_agrees(model: ConvertedModel, frozen: FrozenTarget) -> None:
     prompt = list(range(10, 18))
     made = generate(model, frozen, prompt, tokens=12, stops=set())
     s = Sequence(
@@ -311,7 +309,7 @@ def test_training_learns_and_survives_stops(target_folder: Path, prompts: Path, 
         train.run(arguments(target_folder, prompts, tmp_path / "pieces", *more, "--layout", "sdar"))
 
 
-def test_a_target_without_a_spare_token_says_so(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
+def test_a_target_without_a_spare_token_is_refused(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
     args = arguments(target_folder, prompts, tmp_path / "out")
     args.mask_token = None
     with pytest.raises(ValueError, match="--mask-token"):
@@ -326,7 +324,7 @@ def test_merged_folder_is_the_model_with_its_delta(
     delta.save(model, tmp_path / "delta")
     stored = load_file(tmp_path / "delta" / "model.safetensors")
     assert all(stored[name].dtype == torch.int8 for name in model.deltas())
-    with torch.no_grad():  # the model as stored
+    with torch.no_grad():
         for name, factor in model.deltas().items():
             kept = stored[name].float() * stored[f"{name}.scale"]
             torch.testing.assert_close(kept.T if name.endswith(".b") else kept, factor, atol=0.01, rtol=0)
@@ -348,9 +346,9 @@ def test_merged_folder_is_the_model_with_its_delta(
     seen = dense(model.layout, len(ids), None)
     bias = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
     with torch.no_grad():
-        found = merged(input_ids=ids[None], attention_mask=bias[None, None]).logits[0]
+        logits = merged(input_ids=ids[None], attention_mask=bias[None, None]).logits[0]
     others = torch.arange(VOCABULARY) != MASK  # a shared embedding changes the mask's logit
-    assert_near(found[:, others], expected[:, others], TERMS)
+    assert_near(logits[:, others], expected[:, others], TERMS)
 
 
 def test_a_delta_of_another_target_is_refused(model: ConvertedModel, target_folder: Path, tmp_path: Path) -> None:
@@ -376,5 +374,5 @@ def test_the_default_rank_of_the_embedded_model_takes_six_megabytes_at_most() ->
         model = ConvertedModel(smollm2, Layout(SIZE, 16, True), rank)
     factors = model.deltas().values()
     assert len(factors) == 2 * len(PROJECTIONS) * 30
-    described = 200 * 2 * len(factors)  # for each tensor in the file's header
+    described = 200 * 2 * len(factors)
     assert sum(f.numel() + 4 * rank for f in factors) + 2 * 576 + described < 6_000_000

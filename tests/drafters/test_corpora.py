@@ -73,7 +73,7 @@ def some_texts(count, tokens, seed):
 def test_matches_equal_a_plain_search():
     corpora, texts = Corpora(1 << 16), some_texts(40, 50, seed=1)
     kept = []
-    for text in texts:  # none so similar to another that it would be left out
+    for text in texts:
         if not any(
             other[i : i + 48] == text[j : j + 48]
             for other in kept
@@ -87,20 +87,20 @@ def test_matches_equal_a_plain_search():
         text[: random.Random(row).randrange(2, len(text))] for row, text in enumerate(some_texts(200, 50, seed=1)[::-1])
     ]
     draft = drafts(corpora, ends, [ME] * len(ends))
-    found = 0
+    matches = 0
     for row, end in enumerate(ends):
         want = expected(kept, end)
         assert bool(draft.across[row]) == (want is not None), row
         if want is not None:
-            found += 1
+            matches += 1
             assert draft.tokens[row, : draft.lens[row]].tolist() == want
             assert (draft.confidence[row, : len(want)] > 0).all()
             assert not draft.confidence[row, len(want) :].any()
-    assert 20 < found < 190
+    assert 20 < matches < 190
 
 
 def test_no_match_is_found_in_another_corpus():
-    """Neither another owner's nor another salt's texts."""
+    """The lookups use another owner or another salt."""
     text, end = list(range(100)), list(range(20))
     salted, names = Name.of("me", "salt"), [ME, YOU, Name.of("me", "salt")]
     assert len({ME, YOU, salted, Name.of("mes", "alt")}) == 4
@@ -167,7 +167,7 @@ def test_stored_texts_are_not_added_again():
 
 
 def test_recurring_texts_stay():
-    """It is added again before it would be dropped."""
+    """A recurring text is added again before it would be dropped."""
     corpora, draw = Corpora(4096), random.Random(4)
     text = [draw.randrange(5000) for _ in range(200)]
     for _ in range(40):
@@ -206,7 +206,7 @@ def test_a_file_brings_the_texts_back(tmp_path):
     before, after = drafts(corpora, ends, names), drafts(again, ends, names)
     assert before.across[:-1].sum() > 30
     assert torch.equal(before.tokens[:-1], after.tokens[:-1])
-    assert (bool(before.across[-1]), bool(after.across[-1])) == (True, False)  # it is not written
+    assert (bool(before.across[-1]), bool(after.across[-1])) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_a_writer_that_is_killed_leaves_the_file_before(tmp_path):
 
     with pytest.raises(Killed):
         corpora_file.write(path, [(ME, Contents())], "mine")
-    (tmp_path / ".texts.abc").write_bytes(b"half")  # left by a killed writer
+    (tmp_path / ".texts.abc").write_bytes(b"half")
     assert path.read_bytes() == before
     corpora_file.write(path, corpora.contents(), "mine")
     assert [each.name for each in tmp_path.iterdir()] == ["texts"]

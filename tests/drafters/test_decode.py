@@ -1,7 +1,5 @@
 """The target writes many texts at once, with the right distribution."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
@@ -59,7 +57,7 @@ def test_written_tokens_follow_the_targets_distribution(target_folder: Path) -> 
 
 def test_answers_go_on_where_a_kill_left_them(target_folder: Path, tmp_path: Path) -> None:
     target = TargetModel.load(str(target_folder), dtype=torch.float32)
-    samples = [AnsweredPrompt((f"w{i % 5} w9",)) for i in range(12)]  # some prompts twice
+    samples = [AnsweredPrompt((f"w{i % 5} w9",)) for i in range(12)]
     options = {"temperatures": [0.0, 1.0], "max_new_tokens": 9, "seed": 3, "rows": 4}
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     answer(target, samples, whole, **options)
@@ -91,14 +89,13 @@ def test_features_kept_while_writing_equal_a_pass_over_the_answer(target_folder:
         assert one.prompt == other.prompt
         assert torch.equal(one.tokens, other.tokens)
         assert_near(one.features[:-1], other.features[:-1], TERMS)
-        assert_near(one.top_probs.half(), other.top_probs.half(), TERMS)  # as they are stored
+        assert_near(one.top_probs.half(), other.top_probs.half(), TERMS)
         assert torch.equal(one.top_ids[:, 0], other.top_ids[:, 0])
     build_store(target, sample_texts(target, answers), kept, layers=wanted.layers, top=wanted.top, max_tokens=cut)
     assert len(kept) == len(later)
 
 
 def test_all_implementations_of_the_target_agree(tmp_path: Path) -> None:
-    """Prompts and single tokens in scattered slots, two steps."""
     folder = save_target(tmp_path, hidden_size=64, intermediate_size=96, heads=2)
     target = TargetModel.load(str(folder), dtype=torch.float32)
     ways = [ModuleLayers(target, 40)]
@@ -113,8 +110,8 @@ def test_all_implementations_of_the_target_agree(tmp_path: Path) -> None:
         slots = table[batch.rows[batch.requests_of_tokens], batch.positions].long()
         ids = torch.randint(3, 96, (sum(queries),))
         with torch.inference_mode():
-            expected, *found = ((way, *way.forward(ids, slots, batch, (4, 1))) for way in ways)
-            for way, hidden, kept in found:
+            expected, *results = ((way, *way.forward(ids, slots, batch, (4, 1))) for way in ways)
+            for way, hidden, kept in results:
                 assert_near(hidden, expected[1], TERMS)
                 assert_near(kept, expected[2], TERMS)
                 logits = expected[0].logits(expected[1])

@@ -1,7 +1,5 @@
 """A drafter that takes observed tokens in later drafts the same."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -99,7 +97,7 @@ def test_a_step_without_drafts_copies_its_tokens_and_no_more(sets: torch.Tensor 
 
 
 def test_drafts_after_a_rest_equal_those_without_a_rest() -> None:
-    """A long text comes in small steps; one server drafts each time, the other only at the end."""
+    """A long text comes in small steps; one drafter drafts each time, the other only at the end."""
     resting, drafting = (DeferredObserve(make_drafter(WIDE, slots=SLOTS)) for _ in range(2))
     torch.manual_seed(2)
     ends = torch.cumsum(torch.tensor([90, *[1, 3, 1, 8, 2] * 2]), 0).tolist()

@@ -1,7 +1,5 @@
 """Texts that a DiffusionDrafter has not encoded yet: how much a step encodes, and which requests draft meanwhile."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -106,7 +104,7 @@ def rows_of_a_step(requests: int) -> int:
 
 @pytest.mark.usefixtures("device")
 def test_on_a_device_a_backlog_does_not_stop_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps commit as much as they can, while one request has much to catch up."""
+    """Other requests commit as much as they can, while one has much to catch up."""
     monkeypatch.setattr(encoding, "ROOM", 8)  # no room beyond committed tokens
     monkeypatch.setattr(encoding, "MOST", 8)
     made, others = make(dataclasses.replace(DIFFUSION, max_positions=512)), 7
@@ -118,7 +116,7 @@ def test_on_a_device_a_backlog_does_not_stop_other_requests(monkeypatch: pytest.
     for step in range(30):
         lagging = made.propose(batch(table, list(range(8)), lens)).lens.tolist()
         assert lagging[:others] == [GAMMA] * others
-        assert (lagging[others] == GAMMA) == (step >= 60 / (GAMMA + 1) - 1)  # it gets the room that the rest leaves
+        assert (lagging[others] == GAMMA) == (step >= 60 / (GAMMA + 1) - 1)
         for row in range(others):
             observe(made, table, row, texts[row], lens[row], lens[row] + GAMMA + 1)
             lens[row] += GAMMA + 1
@@ -126,7 +124,7 @@ def test_on_a_device_a_backlog_does_not_stop_other_requests(monkeypatch: pytest.
 
 @pytest.mark.usefixtures("device")
 def test_on_a_device_prompts_are_encoded_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whole prompt, and one after an unencoded prefix, which takes its share first."""
+    """One whole prompt, and one after an unencoded prefix, which is encoded first."""
     monkeypatch.setattr(encoding, "BACKLOG", 1000)
     made, whole, table = make(DIFFUSION), make(DIFFUSION), page_table(context=160)
     whole.on_host = True
@@ -136,7 +134,7 @@ def test_on_a_device_prompts_are_encoded_when_they_are_read(monkeypatch: pytest.
         observe(one, table, 0, texts[0], 0, 150)
         observe(one, table, 1, texts[1], 0, 120)
     made.prefilled(Prefilled(table, rows, torch.tensor(lens), [150, 20], 150))
-    assert [int(made.encoded[table[row, :160].long()].sum()) for row in (0, 1)] == [50, 120]  # short ones first
+    assert [int(made.encoded[table[row, :160].long()].sum()) for row in (0, 1)] == [50, 120]
     assert not made.encoded[table[0, 50:].long()].any()
     made.prefilled(Prefilled(table, rows[:1], torch.tensor([150]), [100], 150))
     asking = batch(table, [0, 1], lens, 0.9)

@@ -1,7 +1,5 @@
 """DiffusionDrafter: encoding in pieces equals encoding at once, and the drafter contract holds."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from pathlib import Path
@@ -30,7 +28,6 @@ from outrider.drafters.base import DraftBatch, Prefilled
 from outrider.drafters.block.checkpoint import load, save_compact, save_plain
 from outrider.drafters.block.config import BlockConfig
 from outrider.drafters.config_file import CheckpointError
-from outrider.drafters.diffusion.denoise import SCHEDULES
 from outrider.drafters.diffusion.drafter import DiffusionDrafter
 from outrider.drafters.diffusion.model import DiffusionModel
 from outrider.kernels.acceptance import Verification, accept
@@ -70,7 +67,7 @@ def test_drafts_equal_encoding_the_whole_text_at_once(shape: BlockConfig, steps:
     for row, length in enumerate(LENGTHS):
         observe(made, table, row, text(length, row), 0, length)
     draft = made.propose(batch(table, [0, 1, 2], list(LENGTHS)))
-    counts = made.schedule.counts
+    counts = made.schedule
     for row, length in enumerate(LENGTHS):
         block, done = torch.zeros(GAMMA + 1, dtype=torch.int64), 0
         block[0] = 3 + row
@@ -120,10 +117,10 @@ def test_drafts_do_not_depend_on_earlier_requests(shape: BlockConfig, steps: int
 
 
 @pytest.mark.usefixtures("place")
-@pytest.mark.parametrize("order", SCHEDULES)
+@pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_batch_equals_singles(shape: BlockConfig, temperature: float, order: str) -> None:
-    made, table = observed(shape, 2, order)
+def test_batch_equals_singles(shape: BlockConfig, temperature: float, steps: int) -> None:
+    made, table = observed(shape, steps)
     together = made.propose(batch(table, [2, 0, 1], [1, 9, 30], temperature))
     for i, (row, length) in enumerate([(2, 1), (0, 9), (1, 30)]):
         alone = made.propose(batch(table, [row], [length], temperature))
@@ -131,9 +128,9 @@ def test_batch_equals_singles(shape: BlockConfig, temperature: float, order: str
 
 
 @pytest.mark.usefixtures("place")
-@pytest.mark.parametrize("order", SCHEDULES)
-def test_draft_honours_the_contract(shape: BlockConfig, order: str) -> None:
-    made, table = observed(shape, 2, order)
+@pytest.mark.parametrize("steps", [1, 2])
+def test_draft_honours_the_contract(shape: BlockConfig, steps: int) -> None:
+    made, table = observed(shape, steps)
     draft = made.propose(batch(table, [0, 1], [9, 30], 1.0))
     assert draft.tokens.shape == draft.confidence.shape == (2, GAMMA)
     assert draft.lens.tolist() == [GAMMA] * 2
@@ -177,11 +174,11 @@ def test_tokens_follow_q_exactly(steps: int, place: str, monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("place")
-@pytest.mark.parametrize(("steps", "order"), [(2, "left"), (3, "certain")])
-def test_verified_texts_follow_the_target(steps: int, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("steps", [2, 3])
+def test_verified_texts_follow_the_target(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The target's tokens depend on the previous one: counts pairs of output tokens."""
     n, config = 6_000, dataclasses.replace(WIDE_DIFFUSION, draft_vocab_size=12)
-    made = make(config, steps, order, slots=10 + n * GAMMA)
+    made = make(config, steps, slots=10 + n * GAMMA)
     table = torch.cat([1 + torch.arange(9).repeat(n, 1), 10 + torch.arange(n * GAMMA).view(n, GAMMA)], 1).int()
     observe(made, table, 0, text(9, 0), 0, 9)
     monkeypatch.setattr(encoding, "MOST", 1)

@@ -1,7 +1,5 @@
 """Drafting by graphs; a replay runs the captured function again on the same buffers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -85,10 +83,10 @@ def test_a_replay_gives_the_drafters_drafts(drafter):
             assert_near(replayed[1][:count][~batch.decided], probs[~batch.decided], TERMS)
         assert_near(replayed[2], confidence, TERMS)
         for pool, wanted in zip((pool for pair in drafter.pools for pool in pair), after, strict=True):
-            assert_near(pool[1:], wanted[1:], TERMS)  # slot 0 is unused
+            assert_near(pool[1:], wanted[1:], TERMS)
         kept = replayed[0].clone()
         graphs.propose(batch_of(count, table, drafter.gamma, torch.ones(count, dtype=torch.bool)))
-        assert torch.equal(replayed[0], kept)  # the next replay does not overwrite these tokens
+        assert torch.equal(replayed[0], kept)
 
 
 def test_rules_are_copied_only_when_their_tensors_change(drafter):
@@ -99,7 +97,7 @@ def test_rules_are_copied_only_when_their_tensors_change(drafter):
     greedy = drafter._propose(replace(one, temperatures=torch.zeros(3), all_greedy=True))[0]
     for given, expected in ((batch, drafter._propose(batch)[0]), (one, greedy), (one, greedy)):
         assert torch.equal(graphs.propose(given)[0], expected)
-    one.top_ks.fill_(1 << 30)  # shows if they are read again
+    one.top_ks.fill_(1 << 30)  # the change shows if rules are read again
     assert torch.equal(graphs.propose(one)[0], greedy)
 
 

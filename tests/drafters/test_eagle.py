@@ -1,7 +1,5 @@
 """EagleDrafter: the chain of the paper, for folders of every layout."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`outrider train eagle3`: training steps equal drafting steps; runs; folders that load."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import dataclasses
@@ -87,9 +85,9 @@ def test_each_training_step_equals_the_served_drafters(layout: str, tmp_path: Pa
     anchors = [torch.tensor([5, 20, 30]), torch.tensor([1]), torch.tensor([2, 9]), torch.tensor([100, 190, 200])]
     step = maker.cut(sequences, anchors, GAMMA)
     states = hidden_states(model, frozen, step, GAMMA)
-    found = (states.detach() @ frozen.head.T / TEMPERATURE).softmax(-1)[[2, 3, 5, 8]]
-    assert_near(found, drafted.probs, TERMS)
-    assert float((found[:, 0] - found[:, 1]).abs().max()) > 0.01
+    q = (states.detach() @ frozen.head.T / TEMPERATURE).softmax(-1)[[2, 3, 5, 8]]
+    assert_near(q, drafted.probs, TERMS)
+    assert float((q[:, 0] - q[:, 1]).abs().max()) > 0.01
 
 
 def test_bfloat16_and_float32_heads_agree(tmp_path: Path) -> None:
@@ -97,14 +95,14 @@ def test_bfloat16_and_float32_heads_agree(tmp_path: Path) -> None:
     folder, target = save_eagle(tmp_path), target_of("authors")
     tokens, draw = torch.arange(3, 33), torch.Generator().manual_seed(5)
     hidden = torch.randn(len(tokens) - 1, len(LAYER_IDS) * target.embedding.shape[1], generator=draw)
-    none, found = torch.zeros(len(tokens) - 1, 1), []
+    none, outputs = torch.zeros(len(tokens) - 1, 1), []
     for dtype in (torch.float32, torch.bfloat16):
         model = EagleModel.load(folder, 6, target.embedding.shape, dtype=dtype)
         given = {"embedding": target.embedding.to(dtype), "head": target.head.to(dtype), "device": target.device}
         maker = BatchMaker(model.config, model.vocab, device=target.device, tile=2)
         step = maker.cut([Sequence(tokens, 1, hidden, none.long(), none)], [torch.tensor([4, 20])], GAMMA)
-        found.append(hidden_states(model, frozen_part(model, SimpleNamespace(**given)), step, GAMMA).float())
-    assert torch.cosine_similarity(*found, dim=-1).min() > 0.99
+        outputs.append(hidden_states(model, frozen_part(model, SimpleNamespace(**given)), step, GAMMA).float())
+    assert torch.cosine_similarity(*outputs, dim=-1).min() > 0.99
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """DSpark drafters for Gemma 4 targets, compared with transformers' modules."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -63,7 +61,7 @@ def test_its_tensors_are_as_many_bytes_as_the_published_file() -> None:
         model = BlockModel(BlockConfig.from_json(GEMMA_12B | {"max_position_embeddings": 8}))
     numbers = sum(value.numel() for value in model.state_dict().values())
     shared = 2 * model.config.vocab_size * model.config.hidden_size
-    assert 0 < STORED_BYTES - 2 * (numbers + shared) < 10_000  # its header
+    assert 0 < STORED_BYTES - 2 * (numbers + shared) < 10_000  # the file's header
     stored = {name: value for name, value in to_plain(made(SMALL)).items() if "layers.0.self_attn" in name}
     assert [name.split(".")[3] for name in stored] == ["q_proj", "k_proj", "q_norm", "k_norm", "o_proj"]
 
@@ -79,7 +77,7 @@ def test_a_draft_equals_transformers_modules(config: dict[str, Any]) -> None:
     drafter.allocate(64)
     place, one = torch.arange(POSITIONS), torch.tensor([0])
     drafter.observe(Features(states, place, place, place))
-    found = drafter.propose(
+    draft = drafter.propose(
         DraftBatch(
             anchors=one + 3, seq_lens=one + POSITIONS, page_table=torch.arange(64).int()[None], rows=one,
             temperatures=torch.ones(1), keys=torch.arange(7)[None],
@@ -90,9 +88,9 @@ def test_a_draft_equals_transformers_modules(config: dict[str, Any]) -> None:
     logits = torch.tanh(logits / ours.logit_cap) * ours.logit_cap if ours.logit_cap else logits
     markov = model.markov_head
     assert markov is not None
-    before = torch.cat([one + 3, found.tokens[0, :-1]])
+    before = torch.cat([one + 3, draft.tokens[0, :-1]])
     logits = logits + markov.w1.weight[before] @ markov.w2.weight.T
-    assert_near(found.probs[0], logits.softmax(-1), TERMS)
+    assert_near(draft.probs[0], logits.softmax(-1), TERMS)
 
 
 def reference(
@@ -162,10 +160,10 @@ def test_a_scaled_rotary_embedding_equals_transformers(rope: dict[str, Any]) -> 
     )  # fmt: skip
     positions = torch.arange(config.max_positions)
     cos, sin = LlamaRotaryEmbedding(other)(torch.zeros(1), positions[None])
-    found = Rotary(config).rows(positions)
+    rows = Rotary(config).rows(positions)
     half = config.head_dim // 2
-    torch.testing.assert_close(found[0][:, 0], cos[0])
-    torch.testing.assert_close(found[1][:, 0, half:], sin[0, :, half:])
+    torch.testing.assert_close(rows[0][:, 0], cos[0])
+    torch.testing.assert_close(rows[1][:, 0, half:], sin[0, :, half:])
     assert not torch.allclose(cos[0], Rotary(dataclasses.replace(config, rope={})).rows(positions)[0][:, 0])
 
 

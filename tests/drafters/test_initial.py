@@ -1,7 +1,5 @@
 """Sequence initialisation: each answer's length decides whether the model drafts."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Lookup together with a model: q is the drawn distribution, and choices never depend on the draw."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -81,7 +79,7 @@ def test_the_model_drafts_only_where_the_text_does_not_repeat():
 
 
 def test_an_unsure_lookup_gives_way_to_a_surer_model():
-    once = [5, 7, 9, 1, 2, 3, 4, 5, 7]  # seen once, two tokens long
+    once = [5, 7, 9, 1, 2, 3, 4, 5, 7]
     assert propose([once], [1.0], sure=0.05)[0].tokens[0, 0] == 9
     assert propose([once], [1.0], sure=0.99)[0].tokens[0, 0] == 7
     draft = propose([once], [1.0], sure=0.99, expected_run_length=0.1)[0]
@@ -154,10 +152,10 @@ def test_lookups_in_a_batch_with_q_are_as_short_as_q():
 
 
 def test_q_may_be_shorter_than_the_models_drafts():
-    found, _ = propose([LOOPING, LOOPING, LOOPING], [0.0] * 3, length=LONG)
+    draft, _ = propose([LOOPING, LOOPING, LOOPING], [0.0] * 3, length=LONG)
     q = torch.full((1, 2, len(VOCAB)), 0.1)
     drafted = Draft(torch.full((1, 2), 7), torch.tensor([2]), torch.full((1, 2), 0.5), q, VOCAB).widened(GAMMA)
-    merged = merge(found, drafted, torch.tensor([2]), torch.tensor([True]), torch.tensor([0.0, 1.0, 1.0]))
+    merged = merge(draft, drafted, torch.tensor([2]), torch.tensor([True]), torch.tensor([0.0, 1.0, 1.0]))
     assert merged.lens.tolist() == [2, 2, 2]
     assert merged.probs.shape == (3, 2, len(VOCAB))
     column = torch.searchsorted(VOCAB, merged.tokens[1, :2])
@@ -171,7 +169,7 @@ def test_lookups_shorter_than_the_models_drafts_are_refused():
 
 
 def test_the_model_drafts_only_for_selected_requests() -> None:
-    """Lookups remain; drafts equal a batch of all requests."""
+    """Lookups remain, and drafts do not depend on the selection."""
     texts, heat = [FRESH, LOOPING, FRESH, LOOPING], [0.0] * 4
     everyone, _ = propose(texts, heat)
     some, model = propose(texts, heat, draft_mask=[True, True, False, False])
@@ -189,10 +187,10 @@ def test_the_model_drafts_only_for_selected_requests() -> None:
 
 @pytest.mark.parametrize("with_probs", [True, False])
 def test_on_a_device_the_choice_is_the_same(with_probs):
-    """There the model drafts for all."""
+    """On a device the model drafts for all."""
     generator = torch.Generator().manual_seed(0)
     count, wide = 40, LONG if not with_probs else GAMMA
-    found = Draft(
+    draft = Draft(
         torch.randint(0, 10, (count, wide), generator=generator),
         torch.randint(0, wide + 1, (count,), generator=generator),
         torch.rand(count, wide, generator=generator),
@@ -207,10 +205,10 @@ def test_on_a_device_the_choice_is_the_same(with_probs):
     )
     better = torch.rand(count, generator=generator) < 0.5
     temperatures = torch.rand(count, generator=generator).round()
-    expected = merge(found, drafted, torch.arange(count), better, temperatures)
-    got = choose_each(found, drafted, better)
+    expected = merge(draft, drafted, torch.arange(count), better, temperatures)
+    got = choose_each(draft, drafted, better)
     drafts = torch.arange(wide) < expected.lens[:, None]
-    assert torch.equal(got.lens, torch.where(better, GAMMA, found.lens))
+    assert torch.equal(got.lens, torch.where(better, GAMMA, draft.lens))
     assert (got.lens >= expected.lens).all()  # a point-mass lookup may have tokens that q lacks
     assert torch.equal(got.tokens[drafts], expected.tokens[drafts])
     assert torch.equal(got.confidence, expected.confidence)

@@ -1,7 +1,5 @@
 """The fused loss and its gradients, compared with dense distributions and autograd."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from margins import assert_near

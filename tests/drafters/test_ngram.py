@@ -75,17 +75,17 @@ def test_compiled_and_plain_search_find_the_same(monkeypatch):
             plainly.setattr(native, "available", lambda: False)
             plain = propose(texts, gamma)
         assert torch.equal(ours.lens, plain.lens)
-        found = plain.lens > 0
-        assert torch.equal(ours.tokens[found], plain.tokens[found])
+        matched = plain.lens > 0
+        assert torch.equal(ours.tokens[matched], plain.tokens[matched])
         torch.testing.assert_close(ours.confidence, plain.confidence)
 
 
-def test_repetition_goes_on_periodically():
+def test_repetition_continues_periodically():
     draft = propose([[9, 1, 2, 1, 2, 1, 2]], gamma=6)
     assert draft.tokens[0].tolist() == [1, 2, 1, 2, 1, 2]
 
 
-def test_a_longer_match_and_one_that_always_went_on_so_are_surer():
+def test_longer_and_consistent_matches_have_more_confidence():
     def first(text):
         return float(propose([text]).confidence[0, 0])
 

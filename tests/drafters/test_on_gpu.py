@@ -1,7 +1,5 @@
 """Training steps stay on their device."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`outrider train dflash2`: training paths equal drafted ones; runs; folders; a common store."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import dataclasses
@@ -82,8 +80,8 @@ def test_a_training_step_has_the_drafted_paths(name: str, temperature: float) ->
     ids, scores = lattice(drafter.model, frozen, step, hidden_states(drafter.model, frozen, step, config.gamma))
     behind, known = scores_behind(step.tokens[:, :-1], ids, scores)
     assert known.all()
-    found = torch.zeros_like(probs).scatter(-1, ids, (behind / temperature).softmax(-1))
-    assert_near(found, probs, TERMS)
+    q = torch.zeros_like(probs).scatter(-1, ids, (behind / temperature).softmax(-1))
+    assert_near(q, probs, TERMS)
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -177,13 +175,13 @@ def test_a_drafter_with_the_head_of_lilicorr_goes_on(target_folder: Path, prompt
     shape = train.make_config(args, "dflash2", target, (1, 2, 3, 4))
     save_compact(BlockModel(dataclasses.replace(shape, choosing=LILICORR.choosing)), tmp_path / "published")
     assert train.run(args) == 0
-    found = networks.load_any(tmp_path / "run" / "drafter", dtype=torch.float32)
-    assert found.config.choosing == LILICORR.choosing
+    network = networks.load_any(tmp_path / "run" / "drafter", dtype=torch.float32)
+    assert network.config.choosing == LILICORR.choosing
     rows = list(csv.DictReader((tmp_path / "run" / "losses.csv").open()))
     assert float(rows[-1]["loss"]) < 0.9 * float(rows[0]["loss"])
     capped = dataclasses.replace(shape, logit_cap=5.0)
     save_compact(BlockModel(capped), tmp_path / "published")
-    with pytest.raises(ValueError, match="has scaled or capped logits, which are served and not trained here"):
+    with pytest.raises(ValueError, match="has scaled or capped logits: Outrider serves them and cannot train them"):
         train.run(args)
     with pytest.raises(CheckpointError, match="scaled or capped logits, which a server measures"):
         measure.arms_of([tmp_path / "published"], [1], "left")

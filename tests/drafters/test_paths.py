@@ -1,7 +1,5 @@
 """DFlash 2 and LiLiCorr: drafts follow the published tensors, on paths drawn from their q."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path
@@ -66,9 +64,9 @@ def test_drafts_follow_the_published_tensors(config: BlockConfig) -> None:
     sampled = drafter.propose(dataclasses.replace(asking, temperatures=torch.full((3,), 0.7)))
     assert sampled.probs is not None
     for row, length in enumerate(LENGTHS):
-        found = reference(config, drafter).lattice(3 + row, features(config, length, row), config.gamma)
+        lattice = reference(config, drafter).lattice(3 + row, features(config, length, row), config.gamma)
         best, drawn = 0, 0
-        for k, (ids, scores) in enumerate(zip(*found, strict=True)):
+        for k, (ids, scores) in enumerate(zip(*lattice, strict=True)):
             best = int(scores[best].argmax())
             assert int(greedy.tokens[row, k]) == ids[best]
             wanted = torch.zeros(config.vocab_size)
@@ -99,9 +97,9 @@ def test_folders_of_both_storages(config: BlockConfig, tmp_path: Path) -> None:
     save_plain(model, tmp_path / "plain", torch.float32)
     checkpoint.save_compact(model, tmp_path / "compact")
     for name, close in (("plain", 1e-6), ("compact", 0.05)):
-        found = checkpoint.load(tmp_path / name, dtype=torch.float32)
-        assert found.config == config
-        for one, other in zip(found.parameters(), model.parameters(), strict=True):
+        loaded = checkpoint.load(tmp_path / name, dtype=torch.float32)
+        assert loaded.config == config
+        for one, other in zip(loaded.parameters(), model.parameters(), strict=True):
             torch.testing.assert_close(one, other, atol=close, rtol=close)
     assert networks.kind_of(tmp_path / "plain") == "dflash2"
     _, state = networks.memory(tmp_path / "plain", torch.float32)

@@ -1,7 +1,5 @@
 """Every public drafter is of a served kind, and names find it."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -29,7 +27,7 @@ def test_a_target_is_found_in_every_weight_format(name: str) -> None:
     assert {"deepseek-ai/dspark_qwen3_8b_block7", "AngelSlim/Qwen3-8B_eagle3"} <= repos
 
 
-def test_other_models_of_a_family_are_not_taken_for_it() -> None:
+def test_other_models_of_a_family_do_not_match() -> None:
     for name in ("Qwen3-8B-Base", "Qwen3-0.6B", "Qwen3-4B-Instruct-2507", "My-Qwen3-8B", "Llama-3.1-8B"):
         assert not public.drafting_for(name)
     assert public.drafting_for("meta-llama/Meta-Llama-3.1-8B-Instruct")

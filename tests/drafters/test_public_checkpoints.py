@@ -1,7 +1,5 @@
 """Configs and tensors of public DSpark and DFlash checkpoints, with random weights."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -107,7 +105,7 @@ def test_every_tensor_finds_its_place_in_its_exact_shape(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PUBLIC if "8b" not in name and "14b" not in name])
 def test_drafts_with_random_weights(name: str) -> None:
-    """Two layers, fewer tokens and a narrower MLP; DSpark models differ only in size, so one stands for all."""
+    """The models have two layers, fewer tokens and a narrower MLP; one DSpark model stands for all sizes."""
     small = {"num_hidden_layers": 2, "vocab_size": 512, "intermediate_size": 256, "max_position_embeddings": 64}
     public = PUBLIC[name] | small | {"layer_types": PUBLIC[name]["layer_types"][-2:]}
     nested = PUBLIC[name].get("dflash_config")
@@ -147,7 +145,7 @@ def test_a_window_hides_earlier_tokens() -> None:
     for p in model.parameters():
         torch.nn.init.normal_(p, mean=float(p.ndim == 1), std=0.3)
     drafter, place = BlockDrafter(model, embedding=rows, head=rows), torch.arange(40)
-    assert drafter.compiled is None  # the kernels have no windows
+    assert drafter.compiled is None
     confidence = [drafted(drafter, other).confidence for other in (place < 0, place < 36, place < 37)]
     assert torch.equal(confidence[0], confidence[1])
     assert not torch.equal(confidence[0], confidence[2])

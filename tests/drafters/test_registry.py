@@ -1,7 +1,5 @@
 """The registry of drafters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

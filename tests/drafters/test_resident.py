@@ -1,7 +1,5 @@
 """Steps cut in a device's memory equal those cut on the host."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,11 +40,11 @@ def both_steps(store: FeatureStore, maker: BatchMaker, size: int) -> tuple[Train
     are so long that no anchor occurs twice."""
     points = torch.rand(len(CHOSEN), 5, generator=torch.Generator().manual_seed(1))
     points[:, -1] = 0.99  # the last possible anchor
-    found = ResidentStore(store, CPU).cut(CHOSEN, points, maker, size)
-    anchors = list(found.anchor_positions.view(points.shape))
-    assert not found.valid.all()
+    resident = ResidentStore(store, CPU).cut(CHOSEN, points, maker, size)
+    anchors = list(resident.anchor_positions.view(points.shape))
+    assert not resident.valid.all()
     assert all(len(at.unique()) == 5 for at in anchors)
-    return maker.cut([store[i] for i in CHOSEN], anchors, size), found
+    return maker.cut([store[i] for i in CHOSEN], anchors, size), resident
 
 
 @pytest.mark.parametrize("kind", ["dspark", "dflash2", "lilicorr", "eagle3", "diffusion"])

@@ -1,7 +1,5 @@
 """DSpark and DFlash folders of vLLM's speculators hold the same drafters as our own layout."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path
@@ -97,9 +95,9 @@ def test_draft_tokens_in_another_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["dspark", "behind", "dflash"])
 def test_versions_without_the_first_rows_meaning_state_the_number_of_tokens(name: str) -> None:
     config = CONFIGS[name]
-    found = BlockConfig.from_json(config_json(config, sample_from_anchor=None))
-    assert found == dataclasses.replace(config, num_target_layers=0)
-    assert found.queries == config_json(config)["block_size"]
+    read = BlockConfig.from_json(config_json(config, sample_from_anchor=None))
+    assert read == dataclasses.replace(config, num_target_layers=0)
+    assert read.queries == config_json(config)["block_size"]
 
 
 def test_sliding_layers_are_causal() -> None:
@@ -107,7 +105,7 @@ def test_sliding_layers_are_causal() -> None:
     slides = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
     shape = config_json(config)["transformer_layer_config"]
     assert BlockConfig.from_json(config_json(config, transformer_layer_config=shape | slides)) == config
-    assert BlockConfig.from_json(config_json(config, **slides)) == config  # outside the section, as in some folders
+    assert BlockConfig.from_json(config_json(config, **slides)) == config  # some have them outside the section
     for said in (True, None):
         with pytest.raises(CheckpointError, match="sliding_window_non_causal: false"):
             BlockConfig.from_json(config_json(config, **slides, sliding_window_non_causal=said))
@@ -123,10 +121,10 @@ def test_sliding_layers_are_causal() -> None:
         ("dspark", {"aux_hidden_state_layer_ids": None}, "no 'aux_hidden_state_layer_ids'"),
         ("dspark", {"aux_hidden_state_layer_ids": [0, 3]}, "must rise from 0"),
         ("dspark", {"transformer_layer_config": None}, "no 'transformer_layer_config'"),
-        ("dspark", {"target_hidden_size": 64}, "target_hidden_size 64 beside hidden_size 32"),
+        ("dspark", {"target_hidden_size": 64}, "target_hidden_size 64 with hidden_size 32"),
         ("dspark", {"markov_rank": 0}, "markov_rank of at least 1"),
-        ("dspark", {"sample_from_anchor": None, "speculators_config": {}}, "what the first row of a block predicts"),
-        ("dspark", {"sample_from_anchor": None, "block_size": 9}, "what the first row of a block predicts"),
+        ("dspark", {"sample_from_anchor": None, "speculators_config": {}}, "which token the first row of a block"),
+        ("dspark", {"sample_from_anchor": None, "block_size": 9}, "which token the first row of a block"),
         ("dflash", {"sample_from_anchor": True}, "DFlash drafter uses sample_from_anchor"),
     ],
 )

@@ -1,7 +1,5 @@
 """The store of answers and their features."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

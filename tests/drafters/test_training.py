@@ -1,7 +1,5 @@
 """The training stages at tiny size: losses, data files, the whole command, a kill."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import dataclasses
@@ -200,11 +198,11 @@ def test_measured_acceptance_at_a_temperature_equals_speculative_sampling(target
             logits = hidden @ frozen.head.T + model.markov_head.w2(model.markov_head.latents(tokens[:, :-1], hidden))
             hits = kept(logits, drawn_step, maker.columns, how)
             counted += hits[0].long().cumprod(0)
-        found = answer_chances(target, ids[0].tolist(), len(prompt), temperature)
-        assert_near(found, torch.stack(probs, 1)[0, 1:], TERMS)
+        walked = answer_chances(target, ids[0].tolist(), len(prompt), temperature)
+        assert_near(walked, torch.stack(probs, 1)[0, 1:], TERMS)
     assert 0.05 < expected[1] < 0.8 * expected[0], expected
-    for found, wanted in zip((counted / trials).tolist(), expected, strict=True):
-        assert abs(found - wanted) < 4 * (wanted * (1 - wanted) / trials) ** 0.5, (found, wanted)
+    for walked, wanted in zip((counted / trials).tolist(), expected, strict=True):
+        assert abs(walked - wanted) < 4 * (wanted * (1 - wanted) / trials) ** 0.5, (walked, wanted)
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """Requests drafted with different sets of weights in one batch, each as by a drafter with this set alone."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 
@@ -61,9 +59,9 @@ def asked(table: torch.Tensor, rows: list[int], temperature: float) -> DraftBatc
 def whole(draft: Draft) -> torch.Tensor | None:
     if draft.probs is None or draft.vocab is None:
         return draft.probs
-    found = draft.probs.new_zeros(*draft.probs.shape[:2], 96)
-    found[:, :, draft.vocab] = draft.probs
-    return found
+    q = draft.probs.new_zeros(*draft.probs.shape[:2], 96)
+    q[:, :, draft.vocab] = draft.probs
+    return q
 
 
 @pytest.fixture(params=CONFIGS)
@@ -100,31 +98,31 @@ def test_each_request_is_drafted_by_its_own_set(config: BlockConfig, folders: li
     drafter, table, rows = several(config, folders), page_table(), list(range(len(LENGTHS)))
     observe(drafter, table, rows, SETS)
     batched = dataclasses.replace(asked(table, rows, temperature), sets=torch.tensor(SETS))
-    found = drafter.propose(batched)
-    assert found.drafting == len(rows)
+    joint = drafter.propose(batched)
+    assert joint.drafting == len(rows)
     distinct = set()
     for number in range(3):
         mine = [row for row, own in enumerate(SETS) if (own if own < 3 else 0) == number]
         single = alone(drafter, folders[number])
         observe(single, table, rows)
         wanted = single.propose(batched.select(torch.tensor(mine)))
-        assert torch.equal(found.tokens[mine], wanted.tokens)
-        assert torch.equal(found.lens[mine], wanted.lens)
-        assert_near(found.confidence[mine], wanted.confidence, TERMS)
-        if temperature and (q := whole(found)) is not None and (own := whole(wanted)) is not None:
+        assert torch.equal(joint.tokens[mine], wanted.tokens)
+        assert torch.equal(joint.lens[mine], wanted.lens)
+        assert_near(joint.confidence[mine], wanted.confidence, TERMS)
+        if temperature and (q := whole(joint)) is not None and (own := whole(wanted)) is not None:
             sampled = batched.temperatures[mine] > 0
             assert_near(q[mine][sampled], own[sampled], TERMS)
             assert (q[mine][sampled].gather(2, wanted.tokens[sampled][:, :, None]) > 0).all()
         distinct.add(tuple(single.propose(batched).tokens.flatten().tolist()))
     assert len(distinct) == 3  # otherwise any set would do
     if temperature:
-        assert found.probs is not None
-    if found.vocab is not None:
-        assert (found.vocab.diff() > 0).all()
+        assert joint.probs is not None
+    if joint.vocab is not None:
+        assert (joint.vocab.diff() > 0).all()
 
 
 def test_a_draft_does_not_depend_on_other_requests(config: BlockConfig, folders: list[str]) -> None:
-    """Bit for bit, though other texts, sets and their number differ."""
+    """Other texts, sets and numbers of requests give the same bits."""
     table = page_table()
     seen = []
     for others in ([], [1], [1, 2, 3]):

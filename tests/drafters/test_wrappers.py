@@ -1,7 +1,5 @@
 """Wrappers of drafters pass on every method and attribute of the contract."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

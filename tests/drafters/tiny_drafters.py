@@ -1,7 +1,5 @@
 """Tiny random drafters and a tiny target."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable

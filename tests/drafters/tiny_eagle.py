@@ -1,7 +1,5 @@
 """Tiny random EAGLE-3 folders in published layouts, for the target of `tiny_drafters`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Transformers ignores MTP layers, but has the decoder layer in them. The referenc
 joined rows as embeddings and the MTP layer's final norm.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -91,23 +89,23 @@ def published(
     glm = layout.startswith("glm")
     prefix, names = (f"model.layers.{layers}.", GLM_NAMES) if glm else ("mtp.", QWEN_NAMES)
     layer = prefix if glm else f"{prefix}layers.0."
-    found = {f"{prefix}{names.get(name, name)}.weight": value for name, value in own.items()}
+    tensors = {f"{prefix}{names.get(name, name)}.weight": value for name, value in own.items()}
     for name, value in model.state_dict().items():
         name = name.removeprefix("model.")
         if name == "norm.weight":
-            found[f"{prefix}{names.get('norm', 'norm')}.weight"] = value
+            tensors[f"{prefix}{names.get('norm', 'norm')}.weight"] = value
         elif name.startswith("layers.0.mlp.experts.") and layout != JOINED:
             for i, part in enumerate(value):
                 parts = part.chunk(2) if "gate_up" in name else [part]
                 kinds = ("gate_proj", "up_proj") if "gate_up" in name else ("down_proj",)
                 for kind, rows in zip(kinds, parts, strict=True):
-                    found[f"{layer}mlp.experts.{i}.{kind}.weight"] = rows
+                    tensors[f"{layer}mlp.experts.{i}.{kind}.weight"] = rows
         elif name.startswith("layers.0."):
-            found[layer + name.removeprefix("layers.0.")] = value
+            tensors[layer + name.removeprefix("layers.0.")] = value
     if glm:  # the target's, again
         for name in ("embed_tokens", "shared_head.head"):
-            found[f"{prefix}{name}.weight"] = torch.zeros(model.config.vocab_size, model.config.hidden_size)
-    return {name: value.clone().contiguous() for name, value in found.items()}
+            tensors[f"{prefix}{name}.weight"] = torch.zeros(model.config.vocab_size, model.config.hidden_size)
+    return {name: value.clone().contiguous() for name, value in tensors.items()}
 
 
 def save_mtp(folder: Path, layout: str = "qwen3-next", seed: int = 0, **changes: Any) -> Path:

@@ -3,8 +3,6 @@
 The tests of kernels/ also run in Triton's interpreter: `TRITON_INTERPRET=1 pytest tests/gpu/kernels`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gpu_device

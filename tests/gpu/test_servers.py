@@ -3,8 +3,6 @@
 `make test-gpu` also compares answers, by tests/lossless.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

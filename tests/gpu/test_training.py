@@ -1,7 +1,5 @@
 """Training on a GPU: every kind for two steps."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -3,8 +3,6 @@
 They are made on the host from a seed, so every machine gets the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -157,20 +155,20 @@ def assert_same_bits(layers: list[DecoderLayer], dtype: torch.dtype, batches: di
         x = torch.randn(batch.tokens, hidden).to(dtype)
         captures = [([], True)] if len(layers) < 3 else [([], True), ([1], False), ([1, 2], True)]
         for captured, causal in captures:
-            found = []
+            results = []
             for run in (Decoder.forward, forward_by_operations):
                 pools = [(k_pool.to(dtype, copy=True), v_pool.to(dtype, copy=True)) for _ in layers]
                 decoder, residual = Decoder(layers, pools, norm, cos_sin), x.clone()
                 normed, kept = run(decoder, residual, batch.positions, slots, batch, captured, causal)
-                found.append((normed, kept, residual, *(pool for pair in pools for pool in pair)))
-            assert found[0][1].shape == (batch.tokens, len(captured), hidden)
+                results.append((normed, kept, residual, *(pool for pair in pools for pool in pair)))
+            assert results[0][1].shape == (batch.tokens, len(captured), hidden)
             for read in (batch.qo_indptr[1:].long() - 1, torch.arange(0, batch.tokens, 3)) if causal else ():
                 pools = [(k_pool.to(dtype, copy=True), v_pool.to(dtype, copy=True)) for _ in layers]
                 decoder = Decoder(layers, pools, norm, cos_sin)
                 some = decoder.forward(x.clone(), batch.positions, slots, batch, captured, read=read)
-                all_rows = found[0][0][read], found[0][1], *found[0][3:]
+                all_rows = results[0][0][read], results[0][1], *results[0][3:]
                 assert_equal((*some, *(pool for pair in pools for pool in pair)), all_rows, f"{name}, read {read}")
-            assert_equal(*found, f"{name}, captured {captured}, causal {causal}")
+            assert_equal(*results, f"{name}, captured {captured}, causal {causal}")
 
 
 def assert_equal(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], case: str) -> None:

@@ -20,8 +20,6 @@ become the nearest float32), and finally rounded to the type of x. No step depen
 sum, so all instruction sets and numbers of rows and threads give these bits.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """References of the kernels, by definition, one request or row at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

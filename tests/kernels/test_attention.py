@@ -50,21 +50,21 @@ def test_equals_reference(options, heads, dtype, tolerance, attention):
 @pytest.mark.parametrize("size", [1, 37, 128, 400])
 def test_in_chunks_no_query_sees_earlier_chunks(size, attention):
     q, k, v, batch = ragged_attention(*RAGGED, heads=(4, 2), dims=(32, 48))
-    found = attention(q, k, v, batch.chunked(size), scale=0.2)
+    output = attention(q, k, v, batch.chunked(size), scale=0.2)
     for token, (request, position) in enumerate(
         zip(batch.requests_of_tokens.tolist(), batch.positions.tolist(), strict=True)
     ):
         slots = batch.page_table[batch.rows[request], position // size * size : position + 1].long()
         scores = torch.einsum("hgd,nhd->hgn", q[token].view(2, 2, -1), k[slots]) * 0.2
         expected = torch.einsum("hgn,nhd->hgd", scores.softmax(-1), v[slots]).flatten(0, 1)
-        torch.testing.assert_close(found[token], expected, rtol=SUMS, atol=SUMS)
+        torch.testing.assert_close(output[token], expected, rtol=SUMS, atol=SUMS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, SUMS), (torch.bfloat16, 1e-2)], ids=str)
 def test_with_bounds_in_place_of_lengths_equals_reference(options, dtype, tolerance):
-    """Bounds that are not reached, and padding."""
+    """The bounds are not reached, and there is padding."""
     q, k, v, batch = ragged_attention(*RAGGED, dims=(32, 48), dtype=dtype)
     options = with_sinks(options, q)
     expected = reference_attention(q, k, v, batch, scale=0.2, **options)
@@ -81,8 +81,8 @@ def test_a_sink_takes_its_share_of_the_weights():
     slots = batch.page_table[batch.rows[0], :3].long()
     scores = torch.cat([(k[slots, 0] @ q[0, 0]) * 0.2, torch.tensor([0.7])])
     expected = scores.softmax(0)[:3] @ v[slots, 0]
-    found = reference_attention(q, k, v, batch, scale=0.2, sinks=torch.tensor([0.7]))
-    torch.testing.assert_close(found[0, 0], expected)
+    output = reference_attention(q, k, v, batch, scale=0.2, sinks=torch.tensor([0.7]))
+    torch.testing.assert_close(output[0, 0], expected)
 
 
 def test_reference_is_plain_attention():

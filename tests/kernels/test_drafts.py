@@ -63,8 +63,8 @@ def test_a_draft_reaches_to_the_first_token_that_ends_its_answer(weigh):
     tokens = torch.tensor([[1, STOP, END, END]]).expand(4, 4)
     ends = torch.tensor([[END, -1], [END, STOP], [-1, -1], [1, 2]])
     rows, zeros = torch.tensor([0, 1, 2, 3]), torch.zeros(4, dtype=torch.int64)
-    _, found = weigh(tokens, torch.rand(4, 4), zeros, rows, ends, None)
-    assert found.tolist() == [3, 2, 5, 1]
+    _, lens = weigh(tokens, torch.rand(4, 4), zeros, rows, ends, None)
+    assert lens.tolist() == [3, 2, 5, 1]
 
 
 @both
@@ -72,11 +72,11 @@ def test_certainty_can_be_softened_and_zeros_and_nan_stay(weigh):
     confidence = torch.tensor([[1.0, 0.0, torch.nan, 0.5]])
     one = torch.zeros(1, dtype=torch.int64)
     parameters = torch.tensor([[0.5, 0.5, 0.5, 0.5]]), torch.tensor([[0.0, 3.0, 0.0, 1.0]])
-    found, _ = weigh(torch.zeros(1, 4, dtype=torch.int64), confidence, one, one, torch.tensor([[-1]]), parameters)
-    assert 0.99 < float(found[0, 0]) < 1.0
-    assert float(found[0, 1]) == 0.0
-    assert bool(found[0, 2].isnan())
-    assert float(found[0, 3]) == pytest.approx(float(torch.tensor(1.0).sigmoid()))
+    softened, _ = weigh(torch.zeros(1, 4, dtype=torch.int64), confidence, one, one, torch.tensor([[-1]]), parameters)
+    assert 0.99 < float(softened[0, 0]) < 1.0
+    assert float(softened[0, 1]) == 0.0
+    assert bool(softened[0, 2].isnan())
+    assert float(softened[0, 3]) == pytest.approx(float(torch.tensor(1.0).sigmoid()))
     assert confidence[0, 0] == 1.0  # the input is unchanged
 
 
@@ -95,9 +95,9 @@ def test_no_number_outside_the_tables_is_read(index, name, value):
 @given(cases())
 def test_admits_the_same_tokens_as_the_planner(case):
     arguments = case.confidence, case.draft_lens, torch.tensor([case.tokens])
-    found = admit(*arguments, bounds=case.bounds, first=case.first)
+    admitted = admit(*arguments, bounds=case.bounds, first=case.first)
     plain = by_torch(admit, *arguments, bounds=case.bounds, first=case.first)
-    for one, planned, other in zip(found, case.planned(), plain, strict=True):
+    for one, planned, other in zip(admitted, case.planned(), plain, strict=True):
         assert torch.equal(one, planned)
         assert torch.equal(one, other)
 

@@ -1,7 +1,5 @@
 """Gated delta networks: compiled kernels and torch against Transformers' rule."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -76,10 +74,10 @@ def states_of(sizes: Sizes, lens: list[int], slots: torch.Tensor = SLOTS) -> Sta
 def advance(given: Tokens, layer: DeltaLayer, states: States, *, write: bool) -> tuple[torch.Tensor, Corrections]:
     """Outputs of a layer; windows and states are updated."""
     mixed = gated_delta.convolve(given.inputs, layer, states)
-    found = gated_delta.gated_delta(mixed, given.a, given.b, layer, states, write=write)
+    outputs = gated_delta.gated_delta(mixed, given.a, given.b, layer, states, write=write)
     if write:
         gated_delta.slide(given.inputs, states, states.indptr.diff())
-    return found
+    return outputs
 
 
 @pytest.mark.parametrize("sizes", EVERY, ids=str)
@@ -118,7 +116,7 @@ def test_numbers_of_16_bits_are_computed_in_32(arithmetic: str) -> None:
 
 
 def test_large_and_lost_numbers() -> None:
-    """Closed and open gates; NaN stays within its request."""
+    """Gates are open or closed, and NaN stays within its request."""
     given, layer = tokens(SMALL, 30), layer_of(SMALL)
     given.a[3], given.a[4], given.b[5], given.b[6] = 1e4, -1e4, 1e4, -1e4
     outputs, _ = advance(given, layer, states_of(SMALL, [10, 20], SLOTS[:2]), write=True)
@@ -132,7 +130,7 @@ def test_large_and_lost_numbers() -> None:
 @pytest.mark.parametrize("sizes", EVERY, ids=str)
 @pytest.mark.parametrize("kept", [LENS, [1, 1, 1, 1], [2, 5, 0, 37]], ids=str)
 def test_states_follow_the_tokens_that_stay(kept: list[int], sizes: Sizes) -> None:
-    """As if the dropped tokens had never been there, bit for bit."""
+    """The bits are as if the dropped tokens had never been there."""
     layer, given, counts = layer_of(sizes), tokens(sizes, sum(LENS)), torch.tensor(kept)
     states, alone = states_of(sizes, LENS), states_of(sizes, kept)
     outputs, made = advance(given, layer, states, write=False)
@@ -140,8 +138,8 @@ def test_states_follow_the_tokens_that_stay(kept: list[int], sizes: Sizes) -> No
     gated_delta.replay(made, states, counts)
     gated_delta.slide(given.inputs, states, counts)
     stays = torch.cat([torch.arange(n) + begin for n, begin in zip(kept, states.indptr.tolist(), strict=False)])
-    found, _ = advance(Tokens(*(x[stays] for x in given)), layer, alone, write=True)
-    assert torch.equal(found, outputs[stays])
+    results, _ = advance(Tokens(*(x[stays] for x in given)), layer, alone, write=True)
+    assert torch.equal(results, outputs[stays])
     assert torch.equal(states.pool, alone.pool)
     assert torch.equal(states.windows, alone.windows)
 
@@ -155,8 +153,8 @@ def test_a_token_does_not_depend_on_the_batch(threads: int, dtype: torch.dtype) 
     alone = states_of(SMALL, LENS)
     for piece in torch.arange(sum(LENS[:3]), sum(LENS)).split([1, 2, 101, 1, 195]):
         own = States(alone.windows, alone.pool, SLOTS[3:], torch.tensor([0, len(piece)]))
-        found, _ = advance(Tokens(*(x[piece] for x in given)), layer, own, write=True)
-        assert torch.equal(found, outputs[piece])
+        results, _ = advance(Tokens(*(x[piece] for x in given)), layer, own, write=True)
+        assert torch.equal(results, outputs[piece])
     assert torch.equal(alone.pool[SLOTS[3]], states.pool[SLOTS[3]])
     assert torch.equal(alone.windows[SLOTS[3]], states.windows[SLOTS[3]])
 
@@ -194,7 +192,7 @@ def test_no_byte_past_a_buffer_is_touched(sizes: Sizes, dtype: torch.dtype) -> N
         ({"indptr": torch.tensor([0, 3, 12, 13, 313]).int()}, "indptr must be dense Long"),
     ],
 )
-@pytest.mark.parametrize("arithmetic", SETS.values(), indirect=True)  # they check the arguments
+@pytest.mark.parametrize("arithmetic", SETS.values(), indirect=True)
 def test_requests_that_contradict_their_rows_are_refused(change: dict[str, torch.Tensor], message: str) -> None:
     given, layer, states = tokens(SMALL, sum(LENS)), layer_of(SMALL), states_of(SMALL, LENS)
     mixed, made = given.inputs.contiguous(), advance(given, layer, states, write=False)[1]

@@ -81,7 +81,7 @@ def test_numbers_at_the_limits(instruction_set, kind, dtype):
 @EACH_SET
 @pytest.mark.parametrize("kind", GGUF_KINDS)
 def test_codes_at_the_limits(instruction_set, kind):
-    """Codes, scales and row codes at their limits: no sum may saturate."""
+    """No sum may saturate."""
     fills, depth = (0x00, 0x77, 0x7F, 0x80, 0xFF), 2 * block_depth(kind)
     raw = torch.tensor(fills, dtype=torch.uint8)[:, None, None].repeat(8, 2, KINDS[kind])
     with_scales(raw, kind, torch.tensor([0.01, 0.02]).half().expand(len(raw), 2, 2))

@@ -3,8 +3,6 @@
 Small integers sum exactly in any order; a made-up BLAS adds deviations.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 

@@ -110,7 +110,7 @@ def test_never_a_token_of_weight_zero(draw_one):
 
 
 def test_draws_follow_the_weights():
-    """Neighbouring seeds and positions, and tokens too rare for 24 bits."""
+    """For neighbouring seeds and positions, and tokens too rare for 24 bits."""
     seeds, positions = torch.arange(400).repeat_interleave(1000), torch.arange(1000).repeat(400)
     p = torch.tensor([0.5, 0.2, 0.1, 0.1, 0.06, 0.03, 0.01])
     counts = torch.bincount(gumbel_argmax(p.expand(400_000, -1), streams(seeds, positions, Purpose.TOKEN)), minlength=7)
@@ -118,9 +118,9 @@ def test_draws_follow_the_weights():
     rare = 10_000
     weights = torch.cat([torch.full((rare,), 1e-8), torch.ones(1)]).expand(100_000, -1)
     drawn = torch.cat([gumbel_argmax(part, some_keys(5000, i)) for i, part in enumerate(weights.split(5000))])
-    found = int((drawn < rare).sum())
-    assert abs(found - 10) < 5 * math.sqrt(10)  # 1e-4 of 100,000
-    assert len(set(drawn[drawn < rare].tolist())) == found  # not always the same few
+    count = int((drawn < rare).sum())
+    assert abs(count - 10) < 5 * math.sqrt(10)  # 1e-4 of 100,000
+    assert len(set(drawn[drawn < rare].tolist())) == count  # different tokens
 
 
 def test_one_key_makes_two_distributions_agree():

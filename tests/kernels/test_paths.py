@@ -1,7 +1,5 @@
 """The likeliest tokens of a row, and paths drawn through them, against plain torch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from instruction_sets import EACH_SET

@@ -1,7 +1,5 @@
 """Elementwise functions: torch's values, and the same bits at every place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

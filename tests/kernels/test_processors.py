@@ -1,7 +1,5 @@
 """`make test-processors`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

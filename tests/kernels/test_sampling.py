@@ -7,7 +7,7 @@ from outrider.kernels.noise import gumbel_argmax
 from outrider.kernels.sampling import Rules, argmax, draw_tokens, target_probs, torch_target_probs
 
 ALL, HEAD = 2**30, 1024  # off; a rank that few rows reach
-SMALLEST = 1e-36  # below, an exponential may be 0
+SMALLEST = 1e-36  # an exponential below may be 0
 
 
 def rules(rows: int, seed: int = 0):
@@ -88,7 +88,6 @@ def test_argmax_is_the_first_of_the_best(dtype):
 
 @pytest.mark.parametrize("compiled", [True, False])
 def test_tokens_are_drawn_from_the_targets_distribution(compiled, monkeypatch):
-    """Some rows, in any order; at temperature 0 the best token."""
     if not compiled:
         monkeypatch.setattr(native, "available", lambda: False)
     generator = torch.Generator().manual_seed(3)
@@ -104,7 +103,7 @@ def test_tokens_are_drawn_from_the_targets_distribution(compiled, monkeypatch):
 
 
 def test_bfloat16_and_float32_have_the_same_best_token():
-    """Logits are not widened; ties are common in bfloat16."""
+    """Both types are compared without widening; ties are common in bfloat16."""
     logits = torch.randn(8, 5000, generator=torch.Generator().manual_seed(11)).bfloat16()
     logits[:, [4, 1700, 4999]] = logits.amax() + 1
     logits[4:, 4] = 0

@@ -1,8 +1,6 @@
 """Servers with answers that can be compared bit by bit: float32, no shared prefixes, a small cache. They stop after
 this folder's last test, as memory does not hold all servers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -112,19 +110,10 @@ def late_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTar
 
 @pytest.fixture(scope="package")
 def denoising_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
-    """Four denoising steps that may reveal tokens out of order; confidences decide how much is verified. The first
-    tokens of an answer are not drafted."""
+    """Three denoising steps, the last one of two tokens; confidences decide how much is verified. The first tokens of
+    an answer are not drafted."""
     flags = small_target.flags("specdiff")
-    flags += (
-        "--gamma",
-        "4",
-        "--denoising-steps",
-        "4",
-        "--denoising-order",
-        "certain",
-        "--initial-tokens",
-        str(INITIAL),
-    )
+    flags += ("--gamma", "4", "--denoising-steps", "3", "--initial-tokens", str(INITIAL))
     flags += ("--planner", "threshold", "--threshold", "0.05")
     yield from _serve(tmp_path_factory.mktemp("denoising") / "log", *EXACT, *flags)
 
@@ -202,8 +191,8 @@ def served(request: pytest.FixtureRequest) -> Server:
     """The server named by a test's parameter; the embedded model in float32 only with --exhaustive."""
     if request.param in SHIPPED and not request.config.getoption("--exhaustive"):
         pytest.skip("--exhaustive serves the embedded model with each of its drafters")
-    found: Server = request.getfixturevalue(request.param)
-    return found
+    server: Server = request.getfixturevalue(request.param)
+    return server
 
 
 def _serve(log: Path, *flags: str, kind: type[Server] = ForkedServer, **env: str) -> Iterator[Server]:
@@ -253,10 +242,10 @@ def jagged_profile(folder: Path, **settings: Any) -> Path:
 @pytest.fixture(scope="session")
 def prompts() -> list[str]:
     """Fifty prompts: code, arithmetic, chat. A line that is empty or begins with a space continues the previous one."""
-    found: list[str] = []
+    lines: list[str] = []
     for line in Path(__file__).with_name("prompts.txt").read_text().splitlines():
-        if found and (line.startswith(" ") or line == "" or found[-1].endswith("\n")):
-            found[-1] += "\n" + line
+        if lines and (line.startswith(" ") or line == "" or lines[-1].endswith("\n")):
+            lines[-1] += "\n" + line
         else:
-            found.append(line)
-    return found
+            lines.append(line)
+    return lines

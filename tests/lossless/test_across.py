@@ -1,7 +1,5 @@
 """Lookup across requests: it changes no text, reveals no text of another key, and survives a restart."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

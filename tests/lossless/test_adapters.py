@@ -1,7 +1,5 @@
 """LoRA adapters and the model in one batch: each answer equals that of its merged model."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -103,9 +101,7 @@ def test_prefixes_are_shared_within_an_adapter_alone(adapter_server: Server, exa
             answer = complete(adapter_server, prompt, speculate=True, model=name, max_tokens=16, temperature=0)
             assert name in spoken_by(exact, answer)
             cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-            assert (
-                (cached > 50) if again else (cached < 10)
-            )  # the first time, only the template's first tokens are shared
+            assert (cached > 50) if again else (cached < 10)  # first only the template's beginning is shared
 
 
 def post(server: Server, path: str, **body: str) -> Any:
@@ -176,7 +172,6 @@ def test_layers_that_sglang_runs(
     exact: dict[str, PreTrainedModel],
     prompts: list[str],
 ) -> None:
-    """Without compiled kernels SGLang's own loop over layers runs."""
     models = {name: exact[name] for name in NAMES}
     for plain in start(tmp_path / "log", small_target, folders, OUTRIDER_CPU_KERNELS="0"):
         assert "run in one call" not in plain.output()

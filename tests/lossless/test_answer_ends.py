@@ -3,8 +3,6 @@
 The prompts repeat a short cycle, so prompt lookup drafts past the ends of answers and is often right.
 """
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -83,7 +81,7 @@ def ends_within(text: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("served", ["exact_server", "planned_server"], indirect=True)
 def test_answers_end_as_without_speculation(served, sampling, request):
-    """Half of the prompts greedily and half seeded, unless --exhaustive."""
+    """Half of the prompts are greedy and half seeded, unless --exhaustive."""
     chosen = CYCLES
     if not request.config.getoption("--exhaustive"):
         chosen = CYCLES[("planned_server" in request.node.name) ^ (sampling == "seeded") :: 2]

@@ -1,7 +1,5 @@
 """Tests the chi-square check of `test_sampled.py` on made-up outcomes."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np
@@ -18,9 +16,9 @@ def drawn(probs: dict[str, float], total: int, seed: int = 0) -> Counter:
 
 def test_the_right_distribution_passes_and_a_wrong_one_fails() -> None:
     probs = {"a": 0.5, "b": 0.2, "c": 0.15, "d": 0.1, "e": 0.04, "f": 0.006, "g": 0.004}
-    found = [p_value(drawn(probs, 1000, seed), probs, 1000) for seed in range(400)]
-    assert min(found) > 1e-4
-    assert 0.4 < np.mean(found) < 0.6  # p-values of a correct hypothesis are uniform
+    p_values = [p_value(drawn(probs, 1000, seed), probs, 1000) for seed in range(400)]
+    assert min(p_values) > 1e-4
+    assert 0.4 < np.mean(p_values) < 0.6  # p-values of a correct hypothesis are uniform
     shifted = probs | {"a": 0.4, "b": 0.3}
     assert p_value(drawn(shifted, 1000), probs, 1000) < 1e-4
 

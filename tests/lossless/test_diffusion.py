@@ -1,7 +1,5 @@
 """Block diffusion equals plain torch in float32, token for token, for any prompt length, batch and cache state."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess
@@ -61,8 +59,8 @@ def shifted_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]
 
 @pytest.fixture(params=["sdar_server", "shifted_server"])
 def served(request: pytest.FixtureRequest) -> Served:
-    found: Served = request.getfixturevalue(request.param)
-    return found
+    chosen: Served = request.getfixturevalue(request.param)
+    return chosen
 
 
 def test_prompts_of_every_length_one_and_eight_at_a_time(served: Served) -> None:
@@ -115,7 +113,7 @@ def drawn_by_policy(served: Served, prompt: list[int], seed: int, blocks: int, t
     return tokens[len(prompt) :]
 
 
-def test_a_seeded_answer_is_the_one_that_the_policy_draws(served: Served) -> None:
+def test_a_seeded_answer_equals_the_policys_draw(served: Served) -> None:
     block = served.reference.shape.block_size
     for seed, prompt in enumerate(served.prompts([3, block, 2 * block - 1, 21])):
         expected = drawn_by_policy(served, prompt, seed, 3, 0.8)
@@ -135,7 +133,7 @@ def enumerated(served: Served, context: list[int], state: list[int], top_k: int)
         best = logits[i].topk(top_k)
         chances[i] = dict(zip(best.indices.tolist(), logits[i].softmax(0)[best.indices].tolist(), strict=True))
         chances[i] = {token: p / sum(chances[i].values()) for token, p in chances[i].items()}
-    found: Counter = Counter()
+    outcomes: Counter = Counter()
     for drawn in product(*(chances[i].items() for i in masked)):
         likeliest = max(range(len(masked)), key=lambda n: drawn[n][1])
         after = [*state]
@@ -143,8 +141,8 @@ def enumerated(served: Served, context: list[int], state: list[int], top_k: int)
             if n == likeliest or chance > served.threshold:
                 after[masked[n]] = token
         for block, p in enumerated(served, context, after, top_k).items():
-            found[block] += p * math.prod(chance for _, chance in drawn)
-    return found
+            outcomes[block] += p * math.prod(chance for _, chance in drawn)
+    return outcomes
 
 
 def test_blocks_without_a_seed_are_distributed_as_enumerated(sdar_server: Served) -> None:
@@ -163,7 +161,7 @@ def test_blocks_without_a_seed_are_distributed_as_enumerated(sdar_server: Served
 
 
 def test_a_full_cache_retracts_requests(served: Served) -> None:
-    """Six at a time, where three fill the cache."""
+    """Six requests run at a time, where three fill the cache."""
     prompts = served.prompts([40 + i for i in range(6)])
     count = POOL // 3 - 45
     expected = [served.exact(prompt, count) for prompt in prompts]
@@ -285,7 +283,7 @@ def test_every_variant(name: str, tmp_path: Path, request: pytest.FixtureRequest
 
 @pytest.mark.server
 def test_the_reference_is_sglangs_own_low_confidence(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """It cannot load SDAR with tied weights, and reads no mask token from config.json."""
+    """SGLang cannot load SDAR with tied weights, and reads no mask token from config.json."""
     if not request.config.getoption("--exhaustive"):
         pytest.skip("--exhaustive runs SGLang's own dllm mode beside ours")
     mask = FAMILIES["SDARForCausalLM"].mask_token_id

@@ -1,7 +1,5 @@
 """A prefill and a decode server together answer and draft as a single server."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import subprocess
@@ -40,7 +38,7 @@ pytestmark = [
 ]
 pytest.importorskip("mooncake.engine", reason="needs mooncake-transfer-engine-non-cuda and libibverbs1")
 FLAGS = ("--dtype", "float32", "--max-total-tokens", "1024", "--context-length", "1024", "--no-lookup-across")
-"""Those of `exact_server`, but for shared prefixes, a smaller cache and chunks, which are random here."""
+"""As `exact_server`, with shared prefixes, a smaller cache and random chunks."""
 TCP = ("--disaggregation-transfer-backend", "mooncake_tcp")
 PLAIN = {"max_tokens": 96, "temperature": 0}
 LONG = PLAIN | {"max_tokens": 320}
@@ -110,7 +108,7 @@ def pair_server(
 ) -> Iterator[Pair]:
     """The small target; its model drafts where lookup finds no match, and every draft is verified."""
     flags = (*FLAGS, *small_target.flags())
-    more = ("--num-reserved-decode-tokens", "16")  # tokens that the cache needs room for to let a request in
+    more = ("--num-reserved-decode-tokens", "16")  # room needed in the cache for a new request
     folder, flags = tmp_path_factory.mktemp("pair"), (*flags, "--planner", "verify-all")
     with started(folder, *flags, decode=more, **failures.environment) as pair:
         yield pair
@@ -124,7 +122,7 @@ def accepted(answer: dict[str, Any]) -> tuple[int, int]:
 def test_greedy_answers_and_drafts_equal_a_single_servers(
     pair_server: Pair, exact_server: Server, prompts: list[str]
 ) -> None:
-    """One at a time, so that rounding is equal."""
+    """Requests run one at a time, so that rounding is equal."""
     wanted = complete_all(exact_server, prompts[:12], 1, speculate=True, **PLAIN)
     answers = pair_server.complete_all(prompts[:12], 1, **PLAIN)
     assert [tokens(answer) for answer in answers] == [tokens(answer) for answer in wanted]
@@ -137,7 +135,7 @@ def test_greedy_answers_and_drafts_equal_a_single_servers(
 def test_prompts_of_many_chunks(
     pair_server: Pair, exact_server: Server, prompts: list[str], body: dict[str, Any], first: int
 ) -> None:
-    """Drafts too are those of one server that read the same prompts in other chunks."""
+    """Drafts also equal those of a single server that read the prompts in other chunks."""
     page = MetricsPage(pair_server.prefill.url)
     long = [" ".join(prompts[at : at + 9]) for at in range(first, first + 4)]
     wanted = complete_all(exact_server, long, 1, speculate=True, **body)
@@ -274,7 +272,7 @@ def answers(url: str) -> bool:
 def test_servers_with_other_drafters_are_no_pair(
     tmp_path: Path, pair_server: Pair, small_target: SmallTarget, prompts: list[str]
 ) -> None:
-    """The request fails at once, and the prefill server goes on with its own decode server."""
+    """The request fails at once, and the prefill server still serves its own decode server."""
     flags = (*FLAGS, *small_target.flags("ngram"), "--", "--disaggregation-mode", "decode", *TCP)
     other = ForkedServer(tmp_path / "log", *flags)
     try:

@@ -1,8 +1,6 @@
 """The default embedded model, in bfloat16 with shared prefixes: speculation and caching change no greedy or seeded
 answer."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 

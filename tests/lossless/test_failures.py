@@ -3,8 +3,6 @@
 The calls are listed from the source: a new one must be added here.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """At temperature 0 in float32, speculation changes no token."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest

@@ -1,7 +1,5 @@
 """Speculation changes no answer of models with 8-bit weights or activations."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -37,7 +35,7 @@ def test_the_models_route_names_the_activations(rounding_server: Server, exact_s
 
 
 def test_the_faster_activations_are_the_default(rounding_server: Server, tmp_path: Path) -> None:
-    """Chosen before the start, and named in the log and to clients."""
+    """They are chosen before the start, and named in the log and to clients."""
     file = str(bundled_model.find_gguf())
     settings = Settings(model=file, device="cpu", dtype="float32", drafter="off")
     chosen = with_activations(settings, target.find(file)).activations
@@ -55,7 +53,7 @@ def test_the_faster_activations_are_the_default(rounding_server: Server, tmp_pat
         server.stop()
 
 
-def test_it_is_another_model(int8_server: Server, exact_server: Server, prompts: list[str]) -> None:
+def test_rounded_answers_differ_but_are_similar(int8_server: Server, exact_server: Server, prompts: list[str]) -> None:
     rounded, exact = (
         [tokens(a) for a in complete_all(server, prompts[:6], 6, speculate=False, **GREEDY)]
         for server in (int8_server, exact_server)

@@ -1,7 +1,5 @@
 """Drafters are promoted while requests run, rolled back, and kept over a kill: no text changes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -71,8 +69,8 @@ def test_no_text_changes_while_drafters_are_exchanged_and_taken_back(
     server = start_learning()
     assert answers(server, some, speculate=True, at_once=4) == plain
     wait_until(lambda: metric(server.url, "outrider_learn_in_use") == 3, 60)
-    found = {name for name in MetricsPage(server.url).families if name.startswith("outrider_learn_")}
-    assert found == set(documented("metric of a server that learns"))
+    metrics = {name for name in MetricsPage(server.url).families if name.startswith("outrider_learn_")}
+    assert metrics == set(documented("metric of a server that learns"))
     assert json.loads((folder / "state.json").read_text()) == {"in_use": "0003", "refused": ["0001", "0002"]}
 
 

@@ -1,7 +1,5 @@
 """A drafter for each LoRA adapter: no text changes, and each drafts for its adapter alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -63,15 +61,15 @@ def texts(server: Server, asked: list[Asked], *, speculate: bool, at_once: int =
 
 def greedy_answers(folder: Path, count: int) -> list[Answer]:
     """The first `count` greedy answers in a learner's folder."""
-    found: list[Answer] = []
+    answers: list[Answer] = []
 
     def there() -> bool:
-        found[:] = [answer for answer in AnswerReader(folder).read() if answer.temperature == 0]
-        return len(found) >= count
+        answers[:] = [answer for answer in AnswerReader(folder).read() if answer.temperature == 0]
+        return len(answers) >= count
 
     wait_until(there, 30)
-    assert len(found) == count
-    return found
+    assert len(answers) == count
+    return answers
 
 
 def post(server: Server, path: str, **body: str) -> None:
@@ -174,11 +172,11 @@ def test_texts_stay_through_exchange_roll_back_kill_and_reload(
     show = ["learn", "status", "--learn-folder", str(root)]
     capsys.readouterr()
     assert main([*show, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    report = json.loads(capsys.readouterr().out)
     named = {"sql": "sql", "poems": "poems", "later": "sql"}
     labels = {key: f"{name}@{AdapterFolder.open(folders[key]).digest()[:8]}" for key, name in named.items()}
-    assert found["in_use"] == "0001"
-    assert {each["adapter"]: each["in_use"] for each in found["adapters"]} == {
+    assert report["in_use"] == "0001"
+    assert {each["adapter"]: each["in_use"] for each in report["adapters"]} == {
         labels["sql"]: "0001", labels["poems"]: None, labels["later"]: None
     }  # fmt: skip
     assert main([*show, "--adapter", "sql"]) == 1

@@ -1,7 +1,5 @@
 """A drafter for each API key: no text changes, and keys share neither drafts nor prefixes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -89,9 +87,7 @@ def test_no_key_sees_another_keys_requests(
     changed = [ask_as(server, secrets["ann"], prompt, **body) for prompt in some for body in SURE]
     mine = [ask_as(server, secrets["bob"], prompt, **body) for prompt in some for body in SURE]
     assert [drafts(answer) for answer in mine] == [drafts(answer) for answer in alone]
-    assert [drafts(answer) for answer in changed] != [
-        drafts(answer) for answer in alone
-    ]  # otherwise learning was not shown
+    assert [drafts(answer) for answer in changed] != [drafts(answer) for answer in alone]  # learning has an effect
     for answers in (theirs, changed, mine):
         ids = [answer["choices"][0]["token_ids"] for answer in answers]
         assert ids == [answer["choices"][0]["token_ids"] for answer in alone]

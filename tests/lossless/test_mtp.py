@@ -1,7 +1,5 @@
 """A target with an MTP layer that drafts, planned, together with prompt lookup: speculation changes no answer."""
 
-from __future__ import annotations
-
 import pytest
 from asking import complete_all, tokens
 from metrics_page import MetricsPage, until_retracted

@@ -3,8 +3,6 @@
 Power is the share of failing tests, each with as many answers as there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -34,8 +32,8 @@ def keep_wrong_drafts(patch: pytest.MonkeyPatch) -> None:
     honest, draw = sampling.uniforms, torch.Generator().manual_seed(0)
 
     def uniforms(keys: torch.Tensor, count: int) -> torch.Tensor:
-        found = honest(keys, count)
-        return found.masked_fill(torch.rand(found.shape, generator=draw) < 0.1, 0.0)
+        numbers = honest(keys, count)
+        return numbers.masked_fill(torch.rand(numbers.shape, generator=draw) < 0.1, 0.0)
 
     patch.setattr(sampling, "uniforms", uniforms)
 
@@ -87,18 +85,18 @@ def test_planted_faults_fail_the_check(
     answers: Answers, plant: Callable[[pytest.MonkeyPatch], None], admit: Admit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    found = [answers_p_value(answers.draw(SAMPLES, seed, admit)[0], answers.exact) for seed in range(RUNS)]
-    scores = stats.norm.isf(np.maximum(found, 1e-300))  # near normal, so few runs suffice
+    p_values = [answers_p_value(answers.draw(SAMPLES, seed, admit)[0], answers.exact) for seed in range(RUNS)]
+    scores = stats.norm.isf(np.maximum(p_values, 1e-300))  # near normal, so few runs suffice
     assert stats.norm.cdf((scores.mean() - stats.norm.isf(THRESHOLD)) / scores.std(ddof=1)) >= 0.95
-    assert max(found) < THRESHOLD
+    assert max(p_values) < THRESHOLD
 
 
 def test_honest_decoding_passes(answers: Answers) -> None:
-    found, observed = [], []
+    p_values, observed = [], []
     for seed in range(20):
         drawn, positions = answers.draw(SAMPLES, seed)
-        found.append(answers_p_value(drawn, answers.exact))
+        p_values.append(answers_p_value(drawn, answers.exact))
         observed.append(positions)
-    assert min(found) > THRESHOLD
-    assert sum(p < 0.25 for p in found) < 14
+    assert min(p_values) > THRESHOLD
+    assert sum(p < 0.25 for p in p_values) < 14
     assert all(second > 0.2 * first for first, second, *_ in observed)

@@ -1,7 +1,5 @@
 """The power of sampled tests against planted faults, on a target with few answers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from faults import Decoding, a_tenth_kept, peeking, replaced_from_p
@@ -68,10 +66,10 @@ def test_honest_decoding_has_the_targets_distribution(exact) -> None:
 
 
 def prefixes(probs, length: int):
-    found: dict = {}
+    shorter: dict = {}
     for text, p in probs.items():
-        found[text[:length]] = found.get(text[:length], 0.0) + p
-    return found
+        shorter[text[:length]] = shorter.get(text[:length], 0.0) + p
+    return shorter
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -108,7 +106,7 @@ def test_an_impossible_token_is_detected() -> None:
 
 
 def test_the_old_test_had_little_power() -> None:
-    """If the target is sure of one token, wrong drafts that are kept are rare."""
+    """A target sure of one token hides the fault, as wrong drafts are rare."""
     p = {0: 0.85, 1: 0.05, 2: 0.05, 3: 0.05}
     wrong = dict(p) | {0: 0.865, 1: 0.045, 2: 0.045, 3: 0.045}
     assert power(p, wrong, 2400) < 0.2

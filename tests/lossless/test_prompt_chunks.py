@@ -1,7 +1,5 @@
 """Answers do not depend on how prompts are cut, nor on the work between their chunks."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,11 +26,11 @@ WHOLE = ("--max-pause", "0", "--chunked-prefill-size", "8192")
 
 def long_prompts() -> list[list[int]]:
     """Prompts of 3 to 900 tokens; every third shares a beginning with the previous one."""
-    draw, found = random.Random(11), list[list[int]]()
+    draw, prompts = random.Random(11), list[list[int]]()
     for number, length in enumerate([900, 40, 500, 3, 900, 700, 64, 250, 300]):
-        beginning = found[-1][: length // 2] if number % 3 == 2 else []
-        found.append(beginning + [draw.randrange(20, 700) for _ in range(length - len(beginning))])
-    return found
+        beginning = prompts[-1][: length // 2] if number % 3 == 2 else []
+        prompts.append(beginning + [draw.randrange(20, 700) for _ in range(length - len(beginning))])
+    return prompts
 
 
 def answers(server: Server, at_once: int, *, speculate: bool, max_tokens: int = TOKENS, **body: Any) -> list[list[int]]:
@@ -96,9 +94,7 @@ def test_cut_prompts_have_the_answers_of_whole_ones(cut: Server, whole: dict[str
     chunks = "outrider_prefill_chunk_tokens_count"
     before = MetricsPage(cut.url).value(chunks)
     assert answers(cut, 8, speculate=True, model=model) == whole[model]
-    assert MetricsPage(cut.url).value(chunks) - before > len(
-        whole[model]
-    )  # whole prompts need at most one forward each
+    assert MetricsPage(cut.url).value(chunks) - before > len(whole[model])  # more forwards than prompts
 
 
 @pytest.mark.server
@@ -138,7 +134,7 @@ def test_drafters_exchanged_while_prompts_are_half_read(
     whole: dict[str, list[list[int]]],
     tmp_path: Path,
 ) -> None:
-    """One drafter reads the beginning of a prompt, the next one its end; what is learned from has whole prompts."""
+    """One drafter reads the beginning of a prompt, the next one its end; stored answers have whole prompts."""
     folder = tmp_path / "learned"
     server = start_learning("--chunked-prefill-size", "8192", change="any-chunks")
     with ThreadPoolExecutor(1) as pool:

@@ -1,7 +1,5 @@
 """Logprobs of the prompt (`echo` with `logprobs`) equal Transformers', in float32."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -52,14 +50,14 @@ def test_they_equal_transformers(exact_server: Server, expected: list[torch.Tens
         PROMPTS, expected, ask(exact_server, max_tokens=2, ignore_eos=True), strict=True
     ):
         ids = tokenizer(prompt).input_ids
-        found = choice["logprobs"]
+        scored = choice["logprobs"]
         assert choice["text"].startswith(prompt)
-        assert len(found["tokens"]) == len(found["token_logprobs"]) == len(found["top_logprobs"]) == len(ids) + 2
-        assert found["token_logprobs"][0] is None
-        assert found["top_logprobs"][0] is None
+        assert len(scored["tokens"]) == len(scored["token_logprobs"]) == len(scored["top_logprobs"]) == len(ids) + 2
+        assert scored["token_logprobs"][0] is None
+        assert scored["top_logprobs"][0] is None
         right = logprobs[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(found["token_logprobs"][1 : len(ids)]), right, atol=2e-4, rtol=1e-4)
-        for top, row in zip(found["top_logprobs"][1 : len(ids)], logprobs[:-1], strict=True):
+        torch.testing.assert_close(torch.tensor(scored["token_logprobs"][1 : len(ids)]), right, atol=2e-4, rtol=1e-4)
+        for top, row in zip(scored["top_logprobs"][1 : len(ids)], logprobs[:-1], strict=True):
             best: dict[str, list[float]] = {}  # several tokens may have one text
             for token, value in zip(row.topk(TOP).indices.tolist(), row.topk(TOP).values.tolist(), strict=True):
                 best.setdefault(written(tokenizer, token), []).append(value)

@@ -1,8 +1,6 @@
 """A tiny model with recurrent layers and experts, in float32: neither speculation nor a cached prefix changes an
 answer."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator
@@ -107,9 +105,9 @@ def test_many_at_once_in_a_cache_too_small_for_all(served: Server, plain: list[l
     def ask_all() -> None:
         with ThreadPoolExecutor(len(asked) + 4) as pool:
             leaving = [pool.submit(leave, served, one) for one in ASKED[:4]]
-            found = list(pool.map(lambda i: ask(served, asked[i], speculate=i % 3 > 0), range(len(asked))))
+            choices = list(pool.map(lambda i: ask(served, asked[i], speculate=i % 3 > 0), range(len(asked))))
             assert all(each.result() for each in leaving)
-        assert found == [*plain, *reversed(plain)]
+        assert choices == [*plain, *reversed(plain)]
 
     until_retracted(served.url, ask_all)
     assert [ask(served, one, speculate=True) for one in ASKED] == plain

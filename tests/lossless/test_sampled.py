@@ -4,8 +4,6 @@ Under `top_k` all answers of the small target are enumerated, by independent rul
 `test_planted_faults.py` shows the check's power.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -174,7 +172,6 @@ def undrafted(exact_server: Server) -> Callable[[list[int], int], list[Answer]]:
 def test_seeded_answers_equal_those_without_drafts(
     served: Server, source: str, length: int, request: pytest.FixtureRequest, undrafted: Callable[..., list[Answer]]
 ) -> None:
-    """So they also have the exact distribution."""
     prompt = request.getfixturevalue(PROMPTS[source])
     before = MetricsPage(served.url)
     drawn = sample(served, prompt, COMPARED, seeds=True, **BODY | {"max_tokens": length})
@@ -300,7 +297,7 @@ def seeded(exact_server, prompts):
     indirect=["served"],
 )
 def test_a_seed_decides_the_answer(served, others, seeded, prompts):
-    """Whatever drafter, company and start."""
+    """The drafter, other requests and a restart do not matter."""
     longer = {"max_tokens": 2 * TOKENS} if others == 32 else {}  # more than the cache holds
     company = [
         {},
@@ -310,7 +307,7 @@ def test_a_seed_decides_the_answer(served, others, seeded, prompts):
     ]
     asked = [(prompts[i], SEEDED[i]) for i in range(2)]
     asked += [(prompts[2 + i], company[i % len(company)] | longer) for i in range(others)]
-    asked = asked[2:12] + asked[:2] + asked[12:]  # between the other requests
+    asked = asked[2:12] + asked[:2] + asked[12:]
     body = {"max_tokens": TOKENS, "ignore_eos": True, "temperature": 1.0}
     with ThreadPoolExecutor(len(asked)) as pool:
         ask = lambda one: tokens(complete(served, one[0], speculate=True, **(body | one[1])))  # noqa: E731

@@ -1,7 +1,5 @@
 """The small target's tokenizer round-trips text, and each position has several likely tokens."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from exact_answers import Rules, answer_probs
@@ -42,8 +40,8 @@ def test_its_answers_vary(small_target: SmallTarget, texts: list[list[int]]) -> 
 
 def test_whole_answers_add_up(small_target: SmallTarget, texts: list[list[int]]) -> None:
     rules = Rules(top_k=3, temperature=0.9)
-    found = answer_probs(small_target.logits, texts[0], 4, rules)
-    assert len(found) == 3**4
-    assert sum(found.values()) == pytest.approx(1.0)
+    probs = answer_probs(small_target.logits, texts[0], 4, rules)
+    assert len(probs) == 3**4
+    assert sum(probs.values()) == pytest.approx(1.0)
     first = small_target.logits([texts[0]])[0].topk(3).indices.tolist()
-    assert {answer[0] for answer in found} == {*first}
+    assert {answer[0] for answer in probs} == {*first}

@@ -3,8 +3,6 @@
 With --exhaustive for blocks of 4 and 32, both policies, tied and untied, with and without shared prefixes.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A target without hidden states in SGLang is served with a diffusion drafter, which needs none."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A fingerprint and a grid for the tests of profiles."""
 
-from __future__ import annotations
-
 from outrider.profiles.fingerprint import Fingerprint
 from outrider.profiles.store import Profile
 from outrider.scheduler.cost.prefill import PrefillPoint

@@ -1,7 +1,5 @@
 """A killed measurement resumes."""
 
-from __future__ import annotations
-
 import multiprocessing
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The built-in prompts: three kinds in turn, equal in both parts of the calibration."""
 
-from __future__ import annotations
-
 import ast
 import doctest
 import itertools
@@ -56,8 +54,8 @@ def test_both_parts_hold_the_same_share_of_each_kind() -> None:
 
 def test_every_kind_has_every_temperature_in_both_parts() -> None:
     for part in split(with_temperatures(QUESTIONS)):
-        found = zip(kinds([question for question, _ in part]), (temperature for _, temperature in part), strict=True)
-        assert set(found) == set(itertools.product(KINDS, SAMPLED))
+        pairs = zip(kinds([question for question, _ in part]), (temperature for _, temperature in part), strict=True)
+        assert set(pairs) == set(itertools.product(KINDS, SAMPLED))
 
 
 def test_a_quick_measurement_holds_all_kinds_in_both_parts() -> None:

@@ -1,7 +1,5 @@
 """Profiles are saved whole, found by their fingerprint, and refused with the reason."""
 
-from __future__ import annotations
-
 import errno
 import json
 import multiprocessing
@@ -146,15 +144,15 @@ def save_forever(root: Path) -> None:
 
 
 def test_a_kill_while_saving_leaves_a_whole_profile(tmp_path: Path) -> None:
-    """Killed at a random moment of endless saving."""
+    """Saving repeats without end and is killed at a random moment."""
     store.save(profile(), tmp_path, {})
     for _ in range(3):
         process = multiprocessing.get_context("fork").Process(target=save_forever, args=(tmp_path,))
         process.start()
         until = time.monotonic() + 0.3
         while time.monotonic() < until:
-            found = store.load("epyc", HERE, [tmp_path])
-            json.loads(found.calibration.read_text())
+            loaded = store.load("epyc", HERE, [tmp_path])
+            json.loads(loaded.calibration.read_text())
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         assert store.load("epyc", HERE, [tmp_path]).measured_how.startswith("round")
@@ -193,13 +191,13 @@ def save_on_a_full_disk(root: Path, room: int) -> None:
 
 @pytest.mark.parametrize("room", [0, 100, 1000])
 def test_a_full_disk_leaves_the_former_profile(tmp_path: Path, room: int) -> None:
-    """Room for no file, for a part of the first, and for the first."""
+    """There is room for no file, for a part of the first, or for the first."""
     store.save(profile(), tmp_path, {"calibration": "old"})
     process = multiprocessing.get_context("fork").Process(target=save_on_a_full_disk, args=(tmp_path, room))
     process.start()
     process.join(30)
     assert process.exitcode == 0
-    found = store.load("epyc", HERE, [tmp_path])
-    assert found.measured_how == profile().measured_how
-    assert json.loads(found.calibration.read_text()) == {"calibration": "old"}
-    assert sorted(path.name for path in found.folder.iterdir()) == [store.CALIBRATION, store.PROFILE]
+    loaded = store.load("epyc", HERE, [tmp_path])
+    assert loaded.measured_how == profile().measured_how
+    assert json.loads(loaded.calibration.read_text()) == {"calibration": "old"}
+    assert sorted(path.name for path in loaded.folder.iterdir()) == [store.CALIBRATION, store.PROFILE]

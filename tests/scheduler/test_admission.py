@@ -1,7 +1,5 @@
 """Top-K by survival: prefixes, best value, ties, and no look ahead."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

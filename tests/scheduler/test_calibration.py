@@ -1,7 +1,5 @@
 """Calibration: fits against brute force and known truth, censoring, and export to SGLang."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 
@@ -50,18 +48,18 @@ def synthetic(
 @pytest.mark.parametrize("censor", ["none", "survival"])
 def test_overconfident_survivals_come_within_two_percent_on_held_out_records(fit, censor):
     overconfident = np.array([2.0, 2.5, 1.8, 2.2, 1.5])
-    found = fit(synthetic(20_000, 0, overconfident, censor=censor), held_out=synthetic(20_000, 1, overconfident))
-    assert max(found.ece_before) > 0.05
-    assert max(found.ece_after) <= 0.02
-    assert found.num_samples == 20_000
+    fitted = fit(synthetic(20_000, 0, overconfident, censor=censor), held_out=synthetic(20_000, 1, overconfident))
+    assert max(fitted.ece_before) > 0.05
+    assert max(fitted.ece_after) <= 0.02
+    assert fitted.num_samples == 20_000
 
 
 @pytest.mark.parametrize("censor", ["none", "survival", "random"])
 def test_joint_fit_recovers_the_parameters_of_the_records(censor):
-    found = fit_joint(synthetic(60_000, 2, TEMPERATURES, SHIFTS, censor))
-    assert found.method == "joint"
-    assert np.array(found.temperatures) == pytest.approx(TEMPERATURES, rel=0.12)
-    assert np.array(found.shifts) == pytest.approx(SHIFTS, abs=0.2)
+    fitted = fit_joint(synthetic(60_000, 2, TEMPERATURES, SHIFTS, censor))
+    assert fitted.method == "joint"
+    assert np.array(fitted.temperatures) == pytest.approx(TEMPERATURES, rel=0.12)
+    assert np.array(fitted.shifts) == pytest.approx(SHIFTS, abs=0.2)
 
 
 def test_censored_positions_are_no_rejections():
@@ -76,10 +74,10 @@ def test_censored_positions_are_no_rejections():
 
 
 def test_censoring_by_confidence_does_not_move_the_error():
-    """On the drafts that a planner chose to verify."""
-    found = quality(synthetic(60_000, 4, np.ones(5), censor="survival"))
-    assert max(found.ece) < 0.02
-    assert found.samples[0] > found.samples[4] > 0
+    """Only drafts are recorded that a planner chose to verify."""
+    errors = quality(synthetic(60_000, 4, np.ones(5), censor="survival"))
+    assert max(errors.ece) < 0.02
+    assert errors.samples[0] > errors.samples[4] > 0
 
 
 def test_sts_is_the_best_of_its_grid_from_left_to_right():
@@ -157,7 +155,7 @@ def of_all_classes(count: int, seed: int, shifts: Sequence[float]) -> Records:
 
 
 def test_cases_with_opposite_errors_are_corrected_separately():
-    """A common calibration cannot: the errors cancel out."""
+    """A common calibration fails, because the errors cancel out."""
     shifts = (-0.9, 0.9, 0.9, -0.9, 0.9, -0.9, 0.9, -0.9, -0.9)
     fitted, held_out = of_all_classes(20_000, 0, shifts), of_all_classes(20_000, 1, shifts)
     for found in fit_table(fitted, held_out, dataset="synthetic").by_class:
@@ -172,7 +170,7 @@ def test_cases_with_opposite_errors_are_corrected_separately():
 
 @pytest.mark.parametrize("count", [30, 300, 3000])
 def test_a_calibration_is_never_worse_than_none_on_held_out_records(count):
-    """Right confidences and few records: a fit would follow chance."""
+    """The confidences are right and the records few, so a fit would follow chance."""
     kept = 0
     for seed in range(8):
         fitted, held_out = (
@@ -195,15 +193,15 @@ def test_right_confidences_have_the_error_of_chance():
 
 def test_sglang_reads_temperatures_that_were_fitted_without_shifts(tmp_path):
     shifts = (0.5, -0.5, 0.5, -0.5, 0.0, 0.0)
-    found = fit_table(of_all_classes(3000, 7, shifts), of_all_classes(3000, 8, shifts), dataset="synthetic")
+    table = fit_table(of_all_classes(3000, 7, shifts), of_all_classes(3000, 8, shifts), dataset="synthetic")
     path = tmp_path / "calibration.json"
-    path.write_text(json.dumps(found.to_json()))
-    assert CalibrationTable.load(path).to_json() == found.to_json()
+    path.write_text(json.dumps(table.to_json()))
+    assert CalibrationTable.load(path).to_json() == table.to_json()
     theirs = load_sts_calibration_from_path(str(path))
-    assert found.sglang is not None
-    assert tuple(theirs.temperatures) == found.sglang.temperatures
-    assert set(found.sglang.shifts) == {0.0}
-    assert tuple(theirs.ece_after) == found.sglang.ece_after
+    assert table.sglang is not None
+    assert tuple(theirs.temperatures) == table.sglang.temperatures
+    assert set(table.sglang.shifts) == {0.0}
+    assert tuple(theirs.ece_after) == table.sglang.ece_after
     assert theirs.num_samples == 6000  # SGLang's DSpark has neither lookups nor seeds
     assert theirs.dataset == "synthetic"
 
@@ -220,11 +218,11 @@ def test_sglang_refuses_a_calibration_of_lookups_alone(tmp_path):
 def test_positions_without_records_can_be_saved(tmp_path):
     records = synthetic(500, 8)
     short = Records(records.confidence, np.ones(500, dtype=np.int64), np.minimum(records.accepted, 1), records.classes)
-    found = fit_table(short, short, dataset="")
-    assert found.by_class[0].samples == (500, 0, 0, 0, 0)
+    table = fit_table(short, short, dataset="")
+    assert table.by_class[0].samples == (500, 0, 0, 0, 0)
     path = tmp_path / "short.json"
-    path.write_text(json.dumps(found.to_json()))
-    assert CalibrationTable.load(path).to_json() == found.to_json()
+    path.write_text(json.dumps(table.to_json()))
+    assert CalibrationTable.load(path).to_json() == table.to_json()
     load_sts_calibration_from_path(str(path))
 
 

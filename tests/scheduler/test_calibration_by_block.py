@@ -1,7 +1,5 @@
 """Under block verification the meaning of a confidence does not depend on later tokens."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -73,9 +71,9 @@ def test_by_block_a_fit_holds_whatever_is_verified_after_a_token(least: float, l
 
 
 def test_a_calibration_names_its_verification_rule() -> None:
-    found = records(1, by_block=True)
-    table = fit_table(found, found, dataset="", verification="block")
+    blocks = records(1, by_block=True)
+    table = fit_table(blocks, blocks, dataset="", verification="block")
     data = table.to_json()
     assert CalibrationTable.from_json(data).verification == "block"
-    del data["verification"]  # from a version with one rule only
+    del data["verification"]  # an older version had one rule only
     assert CalibrationTable.from_json(data).verification == "token"

@@ -1,7 +1,5 @@
 """The step-cost model keeps measured points and assumes no cheaper steps in between."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -42,14 +40,14 @@ def test_between_two_measured_token_counts_no_step_is_cheaper_than_the_line(seed
     rng = np.random.default_rng(seed)
     points = jagged_grid(seed, contexts=(128,))
     cost = StepCost(points)
-    found = {(p.requests, p.tokens): p.median for p in points}
+    medians = {(p.requests, p.tokens): p.median for p in points}
     for requests in (2, 8, 32):
         tokens = np.arange(requests, 8 * requests + 1)
         times = cost.seconds(requests, tokens, requests * 128.0)
         for _ in range(50):
             b = int(rng.integers(requests, 8 * requests))
             low = b // requests * requests
-            left, right = found[requests, low], found[requests, low + requests]
+            left, right = medians[requests, low], medians[requests, low + requests]
             line = left + (right - left) * (b - low) / requests
             assert times[b - requests] == pytest.approx(max(line, left), rel=1e-9)
 

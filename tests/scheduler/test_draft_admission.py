@@ -1,7 +1,5 @@
 """Admission of a round's drafts: service levels first, then the drafts that pay."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -54,14 +52,14 @@ def test_no_other_number_of_drafts_keeps_more_levels(drafts, fixed, per_row):
     chances, asked = [own for own, _, _ in drafts], [level for _, level, _ in drafts]
     late = [level > 0 and behind for _, level, behind in drafts]
     seconds = line(fixed, per_row, len(chances))
-    found, free = choose(chances, seconds, asked, late), choose(chances, seconds)
+    choice, free = choose(chances, seconds, asked, late), choose(chances, seconds)
     for other in (free, choose([[] for _ in chances], seconds)):
-        assert kept(found, chances, asked) >= kept(other, chances, asked)
-    if kept(found, chances, asked) == kept(free, chances, asked):
-        assert found.steps / found.seconds >= free.steps / free.seconds * (1 - 1e-9)
-    accepted = sum(sum(own[:count]) for own, count in zip(chances, found.counts, strict=True))
-    assert found.steps == pytest.approx(len(chances) + accepted)
-    assert found.seconds == pytest.approx(float(seconds(np.array([found.counts.sum()]))[0]))
+        assert kept(choice, chances, asked) >= kept(other, chances, asked)
+    if kept(choice, chances, asked) == kept(free, chances, asked):
+        assert choice.steps / choice.seconds >= free.steps / free.seconds * (1 - 1e-9)
+    accepted = sum(sum(own[:count]) for own, count in zip(chances, choice.counts, strict=True))
+    assert choice.steps == pytest.approx(len(chances) + accepted)
+    assert choice.seconds == pytest.approx(float(seconds(np.array([choice.counts.sum()]))[0]))
 
 
 def test_a_level_that_can_be_kept_bounds_the_round():

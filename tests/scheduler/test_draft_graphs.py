@@ -1,7 +1,5 @@
 """Draft graphs."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter
@@ -198,13 +196,13 @@ def reached(graph: DraftGraph, number: int, admitted: list[int]) -> bool:
 def test_scores_lie_between_local_scores_and_the_best_descendant(graph, case):
     block, candidates = case
     filled = fill(graph, block, candidates, MASK)
-    found = scores(graph, filled)
-    assert (found[~filled.fits] == 0).all()
+    scored = scores(graph, filled)
+    assert (scored[~filled.fits] == 0).all()
     for request, number in np.argwhere(filled.fits):
         local = filled.local_scores[request, number]
-        children = [found[request, child] for child in np.flatnonzero(graph.leads[number])]
+        children = [scored[request, child] for child in np.flatnonzero(graph.leads[number])]
         best = max(children, default=0) or local
-        assert found[request, number] == pytest.approx(math.sqrt(local * best), rel=1e-5)
+        assert scored[request, number] == pytest.approx(math.sqrt(local * best), rel=1e-5)
 
 
 # -- lookup -----------------------------------------------------------------------------------------------------------
@@ -291,8 +289,8 @@ def test_the_chosen_graph_is_connected_and_takes_the_most_counted(counts, size, 
     assert len(graph) <= size
     assert set(graph.nodes) <= counts.nodes.keys()
     for after, above in zip(graph.nodes, graph.parents, strict=True):
-        found = {node() if parent == ROOT else graph.nodes[parent] for parent in above}
-        assert found == {before for before in (node(), *graph.nodes) if leads(before, after)}
+        nodes = {node() if parent == ROOT else graph.nodes[parent] for parent in above}
+        assert nodes == {before for before in (node(), *graph.nodes) if leads(before, after)}
     firsts = [counts.nodes[n] for n in counts.nodes if leads(node(), n)]
     taken = [counts.nodes[n] for n in graph.nodes if leads(node(), n)]
     assert max(firsts, default=0) == max(taken, default=0)

@@ -1,7 +1,5 @@
 """For which requests the model drafts: undrafted steps, probes, and lookups."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -111,7 +109,7 @@ def test_a_draft_costs_where_the_model_makes_it(on_host):
 
 
 def test_after_a_hard_passage_a_text_is_expected_to_become_easier():
-    """As earlier texts have done; where all texts are hard, it is not."""
+    """Earlier texts became easier; where all texts are hard, the planner does not expect it."""
     easy, hard = (np.full((1, GAMMA), c, dtype=np.float32) for c in (0.9, 0.1))
 
     def drafts(others: np.ndarray) -> bool:
@@ -137,8 +135,8 @@ def test_lookups_are_verified_though_no_model_drafts():
         observe(planner, step, likely, np.zeros(2, int), np.ones(2, int), nobody, None, ~nobody)
     budget = planner.budget(view(2, GAMMA))
     assert not budget.draft
-    found = torch.tensor([[0.99] * GAMMA, [0.01] * GAMMA])
-    assert planner.admit(found, torch.tensor([GAMMA, GAMMA]), budget).tolist() == [GAMMA, 0]
+    confidences = torch.tensor([[0.99] * GAMMA, [0.01] * GAMMA])
+    assert planner.admit(confidences, torch.tensor([GAMMA, GAMMA]), budget).tolist() == [GAMMA, 0]
 
 
 def test_a_good_draft_of_a_lone_request_is_verified_further_than_a_bad_one():
@@ -152,7 +150,7 @@ def test_a_good_draft_of_a_lone_request_is_verified_further_than_a_bad_one():
 
 
 def test_a_budget_by_survival_stays_before_a_cliff():
-    """With both requests' drafts good at once, more tokens than ever would take far too long."""
+    """When both requests' drafts are good at once, more tokens than ever would take far too long."""
     planner = uncorrected(curve_cost(2, [1.0, 1.05, 1.1, *[50.0] * 4]), smoothing=64)
     good, bad = ([c] * GAMMA for c in (0.95, 0.01))
     for i in range(40):
@@ -177,12 +175,12 @@ class Looking:
             step = view(self.requests, GAMMA, generations=[generation] * self.requests)
             budget = self.planner.budget(step)
             looked.append(budget.look_up)
-            found = np.full((self.requests, GAMMA), confidence if budget.look_up else 0.0, dtype=np.float32)
+            survival = np.full((self.requests, GAMMA), confidence if budget.look_up else 0.0, dtype=np.float32)
             lens = torch.full((self.requests,), GAMMA if budget.look_up else 0)
-            verify_lens = self.planner.admit(torch.from_numpy(found), lens, budget).numpy()
+            verify_lens = self.planner.admit(torch.from_numpy(survival), lens, budget).numpy()
             looked_up = np.ones(self.requests, dtype=bool) if budget.look_up else None
             asked = budget.draft_mask(step.limits)
-            observe(self.planner, step, found.cumprod(1), verify_lens, verify_lens + 1, asked, None, looked_up)
+            observe(self.planner, step, survival.cumprod(1), verify_lens, verify_lens + 1, asked, None, looked_up)
         return looked
 
 

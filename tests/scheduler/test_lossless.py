@@ -6,8 +6,6 @@ One request, gamma 2, p = (0.7, 0.3) and q = (0.5, 0.5) at the first position, s
 Then two such requests, of which the planner chooses for the model; the rest has a lookup, B and B, of confidence 0.3.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -155,8 +153,8 @@ def shares_of_two(asks: Asks, seed: int = 0) -> tuple[list[float], list[float]]:
     generator = torch.Generator().manual_seed(seed)
     tokens = (torch.rand(SAMPLES, 2, 2, generator=generator) >= Q[:, 0]).long()
     confidence = torch.stack([torch.full((SAMPLES, 2), 0.8), torch.where(tokens[:, :, 0] == A, 0.9, 0.0)], 2)
-    found = [asks(drafts, sure) for drafts, sure in zip(tokens, confidence, strict=True)]
-    asked, verify_lens = torch.cat([a for a, _ in found]), torch.cat([n for _, n in found])
+    chosen = [asks(drafts, sure) for drafts, sure in zip(tokens, confidence, strict=True)]
+    asked, verify_lens = torch.cat([a for a, _ in chosen]), torch.cat([n for _, n in chosen])
     drafts = torch.where(asked[:, None], tokens.flatten(0, 1), torch.full((2,), B))
     q = torch.where(asked[:, None, None], Q, torch.nn.functional.one_hot(torch.full((2,), B), 2).float())
     _, out = accept(
@@ -218,8 +216,8 @@ def shares_by_depth(depths: Callable[[torch.Tensor, torch.Tensor], tuple[int, to
     tokens = (torch.rand(SAMPLES, 2, 2, generator=generator) >= torch.stack([SHALLOW, Q[0]])[:, :1]).long()
     deep = torch.stack([torch.full((SAMPLES,), 0.8), torch.where(tokens[:, 1, 0] == A, 0.9, 0.0)], 1)
     confidence = torch.stack([torch.tensor([0.9, 0.0]).expand(SAMPLES, 2), deep], 1)
-    found = [depths(drafts, sure) for drafts, sure in zip(tokens, confidence, strict=True)]
-    chosen, verify_lens = torch.tensor([depth for depth, _ in found]) - 1, torch.cat([n for _, n in found])
+    choices = [depths(drafts, sure) for drafts, sure in zip(tokens, confidence, strict=True)]
+    chosen, verify_lens = torch.tensor([depth for depth, _ in choices]) - 1, torch.cat([n for _, n in choices])
     drafts = tokens[torch.arange(SAMPLES), chosen]
     _, out = accept(
         Verification(

@@ -1,7 +1,5 @@
 """Which prompt chunks are read: simulated traffic keeps bounds, shares, levels and turns."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -104,7 +102,7 @@ class Simulation:
         return everyone
 
 
-def test_answers_never_stand_still_longer_than_the_bound() -> None:
+def test_answers_never_pause_longer_than_the_bound() -> None:
     rng = np.random.default_rng(0)
     arrivals = [(float(when), int(rng.choice([50, 200, 1000, 6000]))) for when in np.cumsum(rng.exponential(1.0, 100))]
     simulation = Simulation(Pauses(BOUND, made_cost()), arrivals)
@@ -171,7 +169,7 @@ def test_where_reading_is_slow_a_short_prompt_passes_though_it_breaks_the_bound(
 
 
 def test_a_flood_of_short_prompts_starves_no_long_one() -> None:
-    """They come faster than they can be read, without end."""
+    """Short prompts come faster than they can be read."""
     flood = [(when, 100) for when in np.arange(0.5, 200, 0.04).tolist()]
     simulation = Simulation(Pauses(BOUND, made_cost()), [(0.0, 3000), *flood])
     long, *_ = simulation.run(120)
@@ -195,7 +193,7 @@ def test_service_levels_get_the_time_they_need_from_every_prompt() -> None:
     assert max(simulation.gaps) <= BOUND * 1.02 + STEP
 
 
-def test_levels_that_no_step_keeps_bound_nothing() -> None:
+def test_levels_that_no_step_keeps_are_ignored() -> None:
     assert level_share(np.array([100.0, 0.0]), 50.0) == 0
     assert level_share(np.array([0.0]), 50.0) == 0
     assert level_share(np.array([45.0, 10.0]), 50.0) == MOST_SHARE

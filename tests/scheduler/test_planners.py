@@ -1,7 +1,5 @@
 """Planners against brute force; the asynchronous planner's history, correction and curve."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -62,14 +60,14 @@ def test_budget_is_the_best_of_the_jagged_curve_of_two_steps_ago(seed):
     budget = planner.budget(steps[2])
     survival = confidences[0].cumprod(1)
     cost = planner.cost.seconds(requests, np.arange(requests, requests + room + 1), 0.0)
-    found = [
+    throughputs = [
         (requests + max(value(survival, f) for f in prefixes(limits, k))) / (cost[k] + draft) for k in range(room + 1)
     ]
     if not budget.draft or budget.probe:
-        assert room == 0 or requests / cost[0] >= max(found) * (1 - 1e-4)
+        assert room == 0 or requests / cost[0] >= max(throughputs) * (1 - 1e-4)
     else:
-        assert max(found) > requests / cost[0] * (1 - 1e-4)
-        assert found[budget.tokens] == pytest.approx(max(found), rel=1e-4)  # survivals are rounded to 2e-5
+        assert max(throughputs) > requests / cost[0] * (1 - 1e-4)
+        assert throughputs[budget.tokens] == pytest.approx(max(throughputs), rel=1e-4)  # survivals are rounded to 2e-5
         assert budget.predicted_seconds(budget.tokens) == pytest.approx(cost[budget.tokens] + draft)
 
 
@@ -80,7 +78,7 @@ def test_the_search_gets_over_a_cliff():
 
 
 def test_a_plan_holds_for_a_few_steps_of_the_same_requests():
-    """Until the plan expires or a request joins."""
+    """A plan holds until it expires or a request joins."""
     planner = Asynchronous(curve_cost(2, CHEAP), GAMMA, smoothing=1, held=3)
     planner.correction.observe = lambda *args, **kwargs: None
     less = np.full((2, GAMMA), 0.75, dtype=np.float32)
@@ -163,11 +161,11 @@ def test_history_belongs_to_a_request(other):
     assert known.all()
     assert same[0] == pytest.approx(good_then_bad.cumprod(1), rel=1e-5)
     changed = view(2, GAMMA, **other)
-    found, _ = planner.history.read(changed.rows, changed.generations, 1)
+    curve, _ = planner.history.read(changed.rows, changed.generations, 1)
     known = planner.history.knows(changed.rows, changed.generations)
     assert known.tolist() == [False, True]
-    assert found[0, 0] == pytest.approx(good_then_bad.cumprod(1).mean(0), rel=0.05)
-    assert found[0, 1] == pytest.approx(good_then_bad[1].cumprod(), rel=1e-5)
+    assert curve[0, 0] == pytest.approx(good_then_bad.cumprod(1).mean(0), rel=0.05)
+    assert curve[0, 1] == pytest.approx(good_then_bad[1].cumprod(), rel=1e-5)
 
 
 def test_groups_are_independent():
@@ -176,11 +174,11 @@ def test_groups_are_independent():
     for _ in range(POOL):
         history.write(np.array([0, 1]), np.ones(2, dtype=int), np.stack([good, bad]), groups=groups)
     for samples in (1, 8):
-        found, _ = history.read(np.array([2, 3, 0]), np.ones(3, dtype=int), samples, np.array([7, 0, 0]))
+        curves, _ = history.read(np.array([2, 3, 0]), np.ones(3, dtype=int), samples, np.array([7, 0, 0]))
         known = history.knows(np.array([2, 3, 0]), np.ones(3, dtype=int))
         assert known.tolist() == [False, False, True]
-        assert found[:, 0] == pytest.approx(np.tile(bad, (len(found), 1)), abs=0.02)
-        assert found[:, 1:] == pytest.approx(np.full((len(found), 2, GAMMA), 0.9), abs=0.02)
+        assert curves[:, 0] == pytest.approx(np.tile(bad, (len(curves), 1)), abs=0.02)
+        assert curves[:, 1:] == pytest.approx(np.full((len(curves), 2, GAMMA), 0.9), abs=0.02)
     for group in range(100, 100 + 2 * MOST_GROUPS):
         history.read(np.array([2]), np.array([1]), 1, np.array([group]))
     assert len(history._pools) == MOST_GROUPS
@@ -194,11 +192,11 @@ def test_a_late_write_of_the_former_request_does_not_leak():
     run(planner, view(1, GAMMA, generations=[2]), new, draft=True)  # planned before the last step of `old` is absorbed
     run(planner, view(1, GAMMA, generations=[2]), new, draft=True)
     run(planner, view(1, GAMMA, generations=[2]), new, draft=True)
-    found, _ = planner.history.read(np.array([0]), np.array([2]), 4)
+    curves, _ = planner.history.read(np.array([0]), np.array([2]), 4)
     known = planner.history.knows(np.array([0]), np.array([2]))
-    found = found[:4]  # its own; the next request's follow
+    curves = curves[:4]  # the next request's curves follow
     assert known.all()
-    assert found == pytest.approx(np.broadcast_to(new.cumprod(1), found.shape), rel=1e-5)
+    assert curves == pytest.approx(np.broadcast_to(new.cumprod(1), curves.shape), rel=1e-5)
 
 
 def test_requests_without_speculation_leave_no_history():
@@ -240,8 +238,8 @@ def test_memory_does_not_grow_with_uptime():
     assert len(planner._finished) <= 2
 
 
-def test_overconfident_survivals_are_corrected_by_what_is_accepted():
-    """A third of confidences of 0.95 survives."""
+def test_overconfident_survivals_are_corrected_by_acceptance():
+    """Confidences are 0.95, and a third survives."""
     cost = curve_cost(2, CHEAP, draft=0.1)
     rng = np.random.default_rng(0)
     sure = np.full((2, GAMMA), 0.95, dtype=np.float32)

@@ -1,7 +1,5 @@
 """The registry of planners."""
 
-from __future__ import annotations
-
 import pytest
 from planning import curve_cost
 

@@ -1,7 +1,5 @@
 """A replay agrees with theory, drafts as the served drafter, and shows planners only the past."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -39,10 +37,10 @@ def recording(answers: int = 4, length: int = 60) -> Positions:
 
 
 def test_a_recording_round_trips(tmp_path):
-    found = recording()
-    found.save(tmp_path / "kept.npz")
+    recorded = recording()
+    recorded.save(tmp_path / "kept.npz")
     read = Positions.load(tmp_path / "kept.npz")
-    assert all(np.array_equal(getattr(found, name), getattr(read, name)) for name in Positions.__slots__)
+    assert all(np.array_equal(getattr(recorded, name), getattr(read, name)) for name in Positions.__slots__)
     (tmp_path / "other.npz").write_text("no recording")
     with pytest.raises(ValueError, match="is not a recording"):
         Positions.load(tmp_path / "other.npz")
@@ -71,15 +69,15 @@ class Recorded(Drafter):
 
 @pytest.mark.parametrize("depth", [None, 2])
 def test_drafts_are_chosen_as_by_the_served_drafter(depth):
-    found = recording()
-    drafting = Drafting.of(found, None, 1.2, 1.7)
-    lookup = np.where(found.lookup_lens[:, None] > 0, found.lookup.astype(np.float32), 0).astype(np.float32)
+    recorded = recording()
+    drafting = Drafting.of(recorded, None, 1.2, 1.7)
+    lookup = np.where(recorded.lookup_lens[:, None] > 0, recorded.lookup.astype(np.float32), 0).astype(np.float32)
     served = LookupFirst(
-        Recorded(lookup, found.lookup_lens, by_model=False),
-        Recorded(found.model.astype(np.float32), np.full(len(found.model), GAMMA), by_model=True),
+        Recorded(lookup, recorded.lookup_lens, by_model=False),
+        Recorded(recorded.model.astype(np.float32), np.full(len(recorded.model), GAMMA), by_model=True),
         expected_run_length=1.7,
     )
-    rng, place = np.random.default_rng(1), np.arange(len(found.model))
+    rng, place = np.random.default_rng(1), np.arange(len(recorded.model))
     mask = rng.random(len(place)) < 0.7
     shown, lens, kept, looked_up, count = drafting.draft(place, mask, depth)
     zeros = torch.zeros(len(place))
@@ -93,7 +91,7 @@ def test_drafts_are_chosen_as_by_the_served_drafter(depth):
     assert np.array_equal(looked_up, draft.looked_up)
     assert np.array_equal(lens, draft.lens)
     assert np.array_equal(shown, draft.confidence)
-    assert np.array_equal(kept, np.where(looked_up, found.lookup_kept, found.model_kept))
+    assert np.array_equal(kept, np.where(looked_up, recorded.lookup_kept, recorded.model_kept))
 
 
 NO_HOST = {"noise": 0.0, "host": (0.0, 0.0)}
@@ -122,18 +120,18 @@ def test_a_replay_gives_the_tokens_and_takes_the_time_of_its_steps():
 def test_users_are_as_fast_as_theory(chance: float) -> None:
     """E[tokens of a step] = (1 - p^(gamma+1)) / (1 - p), minus the tokens cut off at an answer's end."""
     drafting = made_up(*[chance] * GAMMA, output=10_000)
-    found = Replay(VerifyAll(), constant(10.0, 2.0), drafting, 32, **NO_HOST).run(400, 0)
+    result = Replay(VerifyAll(), constant(10.0, 2.0), drafting, 32, **NO_HOST).run(400, 0)
     tokens = GAMMA + 1 if chance == 1 else (1 - chance ** (GAMMA + 1)) / (1 - chance)
-    assert found == pytest.approx(32 * tokens / 0.012, rel=0.02)
+    assert result == pytest.approx(32 * tokens / 0.012, rel=0.02)
 
 
 def test_made_up_answers_have_the_given_acceptance() -> None:
     conditional = (0.85, 0.75, 0.7, 0.65)
-    found = Positions.made_up(conditional, 100, 1000)
+    positions = Positions.made_up(conditional, 100, 1000)
     for k, wanted in enumerate(conditional):
-        tested = found.model_kept >= k
-        assert (found.model_kept[tested] > k).mean() == pytest.approx(wanted, abs=0.01)
-        assert found.model[:, k].mean() == pytest.approx(wanted, abs=0.01)
+        tested = positions.model_kept >= k
+        assert (positions.model_kept[tested] > k).mean() == pytest.approx(wanted, abs=0.01)
+        assert positions.model[:, k].mean() == pytest.approx(wanted, abs=0.01)
     with pytest.raises(ValueError, match=r"0\.\.1 per position"):
         Positions.made_up((0.5, 1.5), 100, 10)
 
@@ -211,14 +209,14 @@ def test_the_planners_are_no_worse_than_the_better_of_not_speculating_and_verify
         "sync": lambda: Synchronous(synthetic.model(5, size)),
         "async": lambda: Asynchronous(synthetic.model(5, size), 5),
     }
-    found = {
+    results = {
         name: Replay(planner(), synthetic.model(5, size), drafting, size).run(300, 60) for name, planner in make.items()
     }
-    best = max(found["off"], found["all"])
-    assert found["sync"] >= 0.97 * best
-    assert found["async"] >= 0.97 * best
+    best = max(results["off"], results["all"])
+    assert results["sync"] >= 0.97 * best
+    assert results["async"] >= 0.97 * best
     if size == 256:
-        assert found["all"] < found["off"] < found["async"]
+        assert results["all"] < results["off"] < results["async"]
 
 
 def test_a_planner_notices_that_the_machine_is_slower_than_its_profile() -> None:
@@ -249,8 +247,8 @@ def test_a_synthetic_cost_equals_its_formula() -> None:
 
 def test_the_same_seed_replays_the_same_answers():
     drafting = Drafting.of(recording(), None, 1.2, 1.7)
-    found = [Replay(VerifyAll(), curve_cost(3, [1.0] * 9), drafting, 3, seed=seed) for seed in (1, 1, 2)]
-    for replay in found:
+    replays = [Replay(VerifyAll(), curve_cost(3, [1.0] * 9), drafting, 3, seed=seed) for seed in (1, 1, 2)]
+    for replay in replays:
         replay.run(100, 5)
-    tokens = [replay.tokens for replay in found]
+    tokens = [replay.tokens for replay in replays]
     assert tokens[0] == tokens[1] != tokens[2]

@@ -1,7 +1,5 @@
 """Service levels: how they bound a step and order requests."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from asynchronous import GAMMA, run, uncorrected

@@ -1,7 +1,5 @@
 """The fast sort of survivals equals the plain one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -25,9 +23,9 @@ def test_largest_equals_its_reference(seed: int) -> None:
     survival[rng.random((samples, n)) < 0.2] = survival[0, 0]  # ties
     expected = sorted_first(survival, count)
     assert expected.shape == (samples, min(count, n))
-    found = largest(survival, count)
-    assert found.dtype == np.uint16
-    assert np.array_equal(found, expected)
+    sorted_fast = largest(survival, count)
+    assert sorted_fast.dtype == np.uint16
+    assert np.array_equal(sorted_fast, expected)
 
 
 def test_the_largest_correction_of_the_largest_survival_fits() -> None:

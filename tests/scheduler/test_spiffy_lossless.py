@@ -1,7 +1,5 @@
 """Spiffy decodes a block as base decoding does, in fewer forwards; a wrong acceptance is detected."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 
@@ -87,16 +85,16 @@ def test_a_wrong_acceptance_is_detected(broken, monkeypatch):
 
 
 def test_sampled_blocks_follow_the_base_policys_distribution():
-    """Temperature 1 and a seed per block."""
+    """Each block has a seed, at temperature 1."""
     size, vocabulary, samples = 2, 4, 1200
     denoise = denoiser(size, vocabulary, unrest=0.5, firmness=0.5)
     graph = calibrated(denoise, static(1), size, step_tokens=1)
     expected = exact(denoise, np.full(size, MASK))
-    found: Counter[tuple[int, ...]] = Counter()
+    outcomes: Counter[tuple[int, ...]] = Counter()
     for seed in range(samples):
         fast = spiffy(denoise, static(1, seed), np.full(size, MASK), graph, 3, seed)
-        found[tuple(fast.states[-1].tolist())] += 1
-    assert p_value(found, expected, samples) > 1e-4
+        outcomes[tuple(fast.states[-1].tolist())] += 1
+    assert p_value(outcomes, expected, samples) > 1e-4
 
 
 def exact(denoise: Denoiser, state: np.ndarray) -> dict[tuple[int, ...], float]:

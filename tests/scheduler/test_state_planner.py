@@ -1,7 +1,5 @@
 """Draft states of a forward: as many as pay."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -159,21 +157,21 @@ DEAR_AT_EIGHT = {1: [(1, 0.01), (2, 0.011)], 8: [(8, 0.01), (16, 0.03)]}
 
 
 def test_acceptance_is_learnt_where_it_is_observed():
-    found = StateAcceptance()
+    acceptance = StateAcceptance()
     scores, depths = np.full(200, 0.95), np.ones(200, dtype=np.int64)
-    found.observe(scores, depths, np.arange(200) % 4 == 0)
-    near, far, low = found.chances(np.array([0.93, 0.95, 0.15]), np.array([1, 2, 1]))
+    acceptance.observe(scores, depths, np.arange(200) % 4 == 0)
+    near, far, low = acceptance.chances(np.array([0.93, 0.95, 0.15]), np.array([1, 2, 1]))
     assert near == pytest.approx(0.25, abs=0.03)
     assert far == pytest.approx(0.95**2)
     assert low == pytest.approx(0.15)
 
 
 def test_acceptance_follows_changes():
-    found, one = StateAcceptance(), (np.array([0.95]), np.array([1]))
+    acceptance, one = StateAcceptance(), (np.array([0.95]), np.array([1]))
     for accepted in (True, False):
         for _ in range(4 * int(WINDOW)):
-            found.observe(*one, np.array([accepted]))
-    assert found.chances(*one)[0] < 0.05
+            acceptance.observe(*one, np.array([accepted]))
+    assert acceptance.chances(*one)[0] < 0.05
 
 
 def test_a_service_level_bounds_rounds_and_keeps_the_planner_awake():

@@ -1,7 +1,5 @@
 """Sizes of a step on a GPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -28,7 +26,7 @@ BLOCKS = st.lists(st.lists(CONFIDENCES, min_size=GAMMA, max_size=GAMMA), min_siz
 
 def planners(requests: int) -> list[Planner]:
     seconds = [1.0 + 0.07 * k + 0.3 * (k > 4) for k in range(requests * GAMMA + 1)]
-    found = [
+    every = [
         VerifyAll(),
         StaticGamma(2),
         Threshold(0.25),
@@ -36,9 +34,9 @@ def planners(requests: int) -> list[Planner]:
         Asynchronous(curve_cost(requests, seconds), GAMMA),
         Asynchronous(curve_cost(requests, seconds, draft=9.0), GAMMA),  # drafting never pays
     ]
-    for planner in found:
+    for planner in every:
         planner.buckets = BUCKETS
-    return found
+    return every
 
 
 @given(st.integers(1, 300), st.integers(1, 16), st.data())
@@ -126,8 +124,8 @@ def test_algorithm_1_token_by_token(block, tokens):
         if value <= 0 or (brought + value) / seconds[admitted + 1] <= brought / seconds[admitted]:
             break
         brought, admitted = brought + value, admitted + 1
-    found = until_first_drop(survival, torch.from_numpy(seconds))
-    assert found.tolist() == top_k(survival, admitted).tolist()
+    lens = until_first_drop(survival, torch.from_numpy(seconds))
+    assert lens.tolist() == top_k(survival, admitted).tolist()
 
 
 @settings(deadline=None)
@@ -172,7 +170,7 @@ def test_a_point_of_the_mean_curve_has_a_fixed_time():
     assert curve.threshold(2) == 0
 
 
-def test_the_asynchronous_planner_takes_tiers_for_what_they_cost():
+def test_the_asynchronous_planner_knows_the_cost_of_tiers():
     """For two requests 9 tokens cost as much as 9, 17 as much as 18."""
     planner = Asynchronous(curve_cost(2, [1.0] * 9), 4)
     planner.buckets = TokenBuckets(4, 5)

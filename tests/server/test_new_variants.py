@@ -1,7 +1,5 @@
 """A new drafter or planner takes one module and one registry entry."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Pictures are saved with matplotlib, and refused before a measurement without."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

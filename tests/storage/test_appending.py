@@ -1,7 +1,5 @@
 """Appended lines survive a kill at once, and are flushed every few lines."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

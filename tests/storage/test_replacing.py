@@ -1,7 +1,5 @@
 """Atomic file replacement."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path
@@ -65,7 +63,7 @@ def test_a_failing_block_changes_no_file(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_of_several_none_is_changed_where_one_finds_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_is_replaced_if_one_finds_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.write_text("old")
     fsync = os.fsync

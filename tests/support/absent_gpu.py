@@ -6,8 +6,6 @@ masks), and blocking copies. All operations are recorded, to compare runs.
 torch without CUDA cannot index tensors on a fake "cuda:0", so the device uses torch's private device type.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -74,9 +72,9 @@ class Kernels:
 
     def compile(self, function: JITFunction, key: str, signature: Any, device: int, *_: Any) -> Any:
         self.compiled.append(f"{function.__name__} {key}")
-        found = SimpleNamespace(function=None, packed_metadata=None, launch_metadata=lambda *_: None, run=self.launch)
-        function.device_caches[device][0][key] = found
-        return found
+        kernel = SimpleNamespace(function=None, packed_metadata=None, launch_metadata=lambda *_: None, run=self.launch)
+        function.device_caches[device][0][key] = kernel
+        return kernel
 
     def launch(self, *_: Any) -> None:
         self.launches += 1
@@ -153,9 +151,9 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
     """Marks the tensor as pinned: fake tensors have no pinned memory."""
-    found = tensor.clone()
-    found.pinned = True
-    return found
+    copy = tensor.clone()
+    copy.pinned = True
+    return copy
 
 
 def install() -> torch.device:

@@ -1,7 +1,5 @@
 """Random LoRA adapters in PEFT's format, and the model with an adapter merged into its weights."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

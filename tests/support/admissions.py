@@ -1,7 +1,5 @@
 """Random inputs of admission: drafts of any length, ties, NaN confidences, all kinds of bounds."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

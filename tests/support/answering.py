@@ -1,8 +1,6 @@
 """Passes one request's tokens through SGLang's result processing, output streamer and detokenizer, without its
 processes."""
 
-from __future__ import annotations
-
 import pkgutil
 from array import array
 from collections import defaultdict
@@ -197,8 +195,8 @@ def _hooks(register: Callable[[], None]) -> list[tuple[Any, str, Any, Any]]:
         assert len(HookRegistry._patched) == len(owners)  # SGLang only logs what it cannot hook
     finally:
         HookRegistry._hooks, HookRegistry._patched = kept
-    found = []
+    hooks = []
     for (owner, name), original in zip(owners, originals, strict=True):
-        found.append((owner, name, original, owner.__dict__[name]))
+        hooks.append((owner, name, original, owner.__dict__[name]))
         setattr(owner, name, original)
-    return found
+    return hooks

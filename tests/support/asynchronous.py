@@ -1,7 +1,5 @@
 """Runs an asynchronous planner with given confidences and outcomes."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from finished import observe

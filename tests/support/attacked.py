@@ -1,7 +1,5 @@
 """Measures a server's other answers while a client sends it a body."""
 
-from __future__ import annotations
-
 import threading
 import time
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A planted fault of block verification."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """A minimal collector of OpenTelemetry traces: takes OTLP over HTTP."""
 
-from __future__ import annotations
-
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any

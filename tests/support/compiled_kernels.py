@@ -4,8 +4,6 @@ Prints, by kernel and architecture, registers of a thread, spilled words (local 
 and bytes of shared memory of a program. Shapes are Qwen3-8B's: 32 heads on 8 of 128, 152 k tokens, gamma 7.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import subprocess

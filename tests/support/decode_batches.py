@@ -1,7 +1,5 @@
 """Batches of a decode step by SGLang's own sampling, without the pools."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """A tiny random denoiser and the policies of base decoding, to test Spiffy's loop without a model."""
 
-from __future__ import annotations
-
 from zlib import crc32
 
 import numpy as np
@@ -21,14 +19,14 @@ def denoiser(size: int, vocabulary: int, *, unrest: float, firmness: float = 2.0
     firm = np.random.default_rng(seed).normal(size=(size, vocabulary)) * firmness
 
     def denoise(states: np.ndarray) -> np.ndarray:
-        found = []
+        distributions = []
         for state in states:
             rng = np.random.default_rng(crc32(np.ascontiguousarray(state, dtype=np.int64).tobytes()) + seed)
             logits = firm + unrest * rng.normal(size=firm.shape)
             logits[:, MASK] = -np.inf
             weights = np.exp(logits - logits.max(1, keepdims=True))
-            found.append(weights / weights.sum(1, keepdims=True))
-        return np.array(found)
+            distributions.append(weights / weights.sum(1, keepdims=True))
+        return np.array(distributions)
 
     return denoise
 

@@ -1,7 +1,5 @@
 """Servers of tiny block-diffusion models."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -105,9 +103,9 @@ def check_spiffy(served: Served) -> None:
         before = forwards(served)
         assert served.ask_all(prompts, count, 8, **options) == expected
         assert served.ask_all(prompts[:: block // 4], count, 1, **options) == expected[:: block // 4]
-        found = {name: value - before[name] for name, value in forwards(served).items()}
-        assert found["accepted_states"] > 0
-        assert found["joined_commits"] > 0 or block > 4
+        counts = {name: value - before[name] for name, value in forwards(served).items()}
+        assert counts["accepted_states"] > 0
+        assert counts["joined_commits"] > 0 or block > 4
         rounds = base["diffusion_request_forwards"] * (1 + 4 / block)
-        assert found["diffusion_request_forwards"] < rounds
+        assert counts["diffusion_request_forwards"] < rounds
     assert served.cached()["used"] == 0

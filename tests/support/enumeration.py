@@ -4,8 +4,6 @@ The worker's own drafting, planning, admission and acceptance run; every outcome
 the same texts and planner inputs are merged.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections import defaultdict
@@ -82,7 +80,7 @@ class Enumeration:
     """Requests with `prompts` that generate `length` tokens each, sampled by `acceptance`.
 
     A prompt's last token is the first anchor. model: the part of `drafter` that draws, or None. ends: tokens after
-    which no draft is verified; requests continue here. options: of each request.
+    which no draft is verified; requests continue here. options: of each request. grammar: of a request with this text.
     """
 
     def __init__(
@@ -98,9 +96,10 @@ class Enumeration:
         ends: Text = (),
         options: Sequence[RequestOptions] | None = None,
         calibration: CalibrationTable | None = None,
+        grammar: Callable[[Text], Any] = lambda text: None,
     ):
         self.prompts, self.acceptance, self.drafter, self.model = prompts, acceptance, drafter, model
-        self.length, self.vocabulary = length, vocabulary
+        self.length, self.vocabulary, self.grammar = length, vocabulary, grammar
         count = len(prompts)
         self.page_table = torch.arange(count * CONTEXT, dtype=torch.int32).view(count, CONTEXT)
         drafter.allocate(count * CONTEXT)
@@ -138,7 +137,7 @@ class Enumeration:
         self.worker._draft = partial(SpeculativeWorker._draft, self.worker)
 
     def run(self) -> Found:
-        found = Found()
+        sums = Found()
         ways: dict[int, dict[tuple[Text, ...], float]] = {0: {tuple(self.prompts): 1.0}}  # by the planner's knowledge
         seen = {0: Seen(self.start, None, None, ())}
         while ways:
@@ -149,7 +148,7 @@ class Enumeration:
                 if not len(rows):
                     for texts, chance in texts_of.items():
                         said = (text[len(p) :] for text, p in zip(texts, self.prompts, strict=True))
-                        found.texts[tuple(said)] += chance
+                        sums.texts[tuple(said)] += chance
                     continue
                 planning = self._shown(seen[name])
                 step = self._begin(planning, rows, next(iter(texts_of)))
@@ -161,7 +160,7 @@ class Enumeration:
             self.acceptance.learn({item for *_, texts, _, drawn in taken for d in drawn for item in verified(texts, d)})
             ways, seen, names = {}, {}, {}
             for name, planning, texts, chance, drawn in taken:
-                count(found, drawn, chance)
+                count(sums, drawn, chance)
                 for each in drawn:
                     for after, p in self._outcomes(texts, each):
                         accepted = tuple(len(new) - len(old) for new, old in zip(after, texts, strict=True))
@@ -173,7 +172,7 @@ class Enumeration:
                             seen[names[shown]] = Seen(planning, each.admission.step, each.admission, lens)
                         into = ways.setdefault(names[shown], defaultdict(float))
                         into[after] += chance * each.chance * p
-        return found
+        return sums
 
     # -- one step -------------------------------------------------------------------------------------------------
 
@@ -206,9 +205,7 @@ class Enumeration:
 
         def reach(row: int, draws: Sequence[float]) -> int:
             """Number of the model's draws that have an effect."""
-            return (
-                len(draws) if self.model is not None and not self.model.left_to_right else min(len(draws), limits[row])
-            )
+            return min(len(draws), limits[row])
 
         def drawn(draws: dict[int, Text]) -> Drawn:
             keys = torch.zeros(len(rows), self.drafter.gamma, dtype=torch.int64)
@@ -224,7 +221,8 @@ class Enumeration:
             if self.model is not None:
                 self.model.drawn = {}
             asked = self.worker, step, torch.from_numpy(rows), seq_lens
-            draft, _ = SpeculativeWorker._draft_or_nothing(*asked, anchors, given)
+            reqs = [SimpleNamespace(grammar=self.grammar(text)) for text in mine]
+            draft, _ = SpeculativeWorker._draft_or_nothing(*asked, anchors, given, reqs)
             made = {} if self.model is None else self.model.drawn
             chance = float(np.prod([p for row, each in made.items() for p in each[: reach(row, each)]]))
             return Drawn(chance, draws, draft, planning.admit(step, draft, 0.0))
@@ -255,13 +253,13 @@ class Enumeration:
 
 
 def verified(texts: Sequence[Text], drawn: Drawn) -> list[Verified]:
-    draft, found = drawn.draft, []
+    draft, outcomes = drawn.draft, []
     lens = drawn.admission.verify_lens.tolist()
     for place, row in enumerate(drawn.admission.step.view.rows.tolist()):
         n = lens[place]
         q = None if draft.probs is None else tuple(map(tuple, draft.probs[place, :n].tolist()))
-        found.append(Verified(texts[row], tuple(draft.tokens[place, :n].tolist()), q, row))
-    return found
+        outcomes.append(Verified(texts[row], tuple(draft.tokens[place, :n].tolist()), q, row))
+    return outcomes
 
 
 def sight(admission: Admission) -> tuple[Any, ...]:
@@ -308,15 +306,15 @@ def exact(
     """Distribution of answers without speculation. nexts: per request, probabilities of the token after a text."""
 
     def of(after: Callable[[Text], Sequence[float]], prompt: Text) -> dict[Text, float]:
-        found: dict[Text, float] = {(): 1.0}
+        chances: dict[Text, float] = {(): 1.0}
         for _ in range(length):
-            found = {
+            chances = {
                 (*text, token): chance * p
-                for text, chance in found.items()
+                for text, chance in chances.items()
                 for token, p in enumerate(after((*prompt, *text)))
                 if p > 0
             }
-        return found
+        return chances
 
     each = [of(after, prompt).items() for after, prompt in zip(nexts, prompts, strict=True)]
     return {

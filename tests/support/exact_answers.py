@@ -1,8 +1,6 @@
 """Exact distributions of whole answers, from a target's logits and the documented rules, in float64 without the
 server's code."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -50,9 +48,9 @@ class Rules:
         kept = (ranked.cumsum(0) - ranked <= self.top_p) & (ranked >= self.min_p * ranked[0])
         if self.top_k is not None:
             kept &= torch.arange(len(probs)) < self.top_k
-        found = torch.zeros_like(probs)
-        found[order[kept]] = ranked[kept]
-        return found / found.sum()
+        result = torch.zeros_like(probs)
+        result[order[kept]] = ranked[kept]
+        return result / result.sum()
 
 
 PROMPT, SAMPLES = "List five ways to save", 2048
@@ -63,17 +61,17 @@ RULES = Rules(temperature=0.6, top_k=3)
 
 def answer_probs(logits: Logits, prompt: list[int], length: int, rules: Rules) -> dict[Answer, float]:
     """Probability of every answer of `length` tokens; for rules that leave few tokens."""
-    found: dict[Answer, float] = {(): 1.0}
+    chances: dict[Answer, float] = {(): 1.0}
     for _ in range(length):
-        begun = list(found)
+        begun = list(chances)
         rows = logits([[*prompt, *answer] for answer in begun])
         longer = {}
         for answer, row in zip(begun, rows, strict=True):
             probs = rules.probs(row, answer)
             for token in probs.nonzero()[:, 0].tolist():
-                longer[*answer, token] = found[answer] * float(probs[token])
-        found = longer
-    return found
+                longer[*answer, token] = chances[answer] * float(probs[token])
+        chances = longer
+    return chances
 
 
 def answers_p_value(answers: Iterable[Answer], exact: Mapping[Answer, float]) -> float:
@@ -81,10 +79,10 @@ def answers_p_value(answers: Iterable[Answer], exact: Mapping[Answer, float]) ->
     times the number of tests. 0 if an answer is impossible."""
     answers = [*answers]
     length = len(next(iter(exact)))
-    found = []
+    p_values = []
     for count in range(2, length + 1):
         probs: Counter = Counter()
         for answer, p in exact.items():
             probs[answer[:count]] += p  # type: ignore[assignment]
-        found.append(p_value(Counter(answer[:count] for answer in answers), probs, len(answers)))
-    return min(1.0, min(found) * len(found))
+        p_values.append(p_value(Counter(answer[:count] for answer in answers), probs, len(answers)))
+    return min(1.0, min(p_values) * len(p_values))

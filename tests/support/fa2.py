@@ -5,8 +5,6 @@ scheduler.cuh); the kernel masks, and writes partial results (`BatchPrefillWithP
 plan knows the host's lengths, the kernel the device's. Unwritten places hold NaN.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Finds optional calls in the source, and makes them fail in servers."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +18,7 @@ PARTS_OF_WORKER = {"drafter", "planning", "texts", "adapters", "by_owner", "keep
 
 def optional_calls() -> set[str]:
     """Part and name of all calls through `Boundary.run`."""
-    found = set()
+    calls = set()
     for path in PLUGIN.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("optional.run", "run")):
@@ -28,21 +26,21 @@ def optional_calls() -> set[str]:
                 if isinstance(part, ast.Constant) and part.value in PARTS:
                     call = node.args[2]
                     name = call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "lambda")
-                    found.add(f"{part.value}:{name}")
+                    calls.add(f"{part.value}:{name}")
                 else:
                     assert not ast.unparse(node.func).endswith("optional.run"), f"{path}:{node.lineno}: which part?"
-    return found
+    return calls
 
 
 def direct_calls(path: Path, inside: set[str]) -> set[str]:
     """Function and call for each call of an optional part in a module, except in functions called `inside`."""
-    found = set()
+    calls = set()
     for function in ast.walk(ast.parse(path.read_text())):
         if isinstance(function, ast.FunctionDef) and function.name not in inside:
             for node in ast.walk(function):
                 if isinstance(node, ast.Call) and PARTS_OF_WORKER & {*ast.unparse(node.func).split(".")[:-1]}:
-                    found.add(f"{function.name}: {ast.unparse(node.func)}")
-    return found
+                    calls.add(f"{function.name}: {ast.unparse(node.func)}")
+    return calls
 
 
 class Failures:

@@ -4,8 +4,6 @@
 indexing needs, so an empty one is compiled.
 """
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 import tempfile

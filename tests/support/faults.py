@@ -1,7 +1,5 @@
 """Exact probabilities of a speculating server's answers, honest or with planted faults, for targets of few tokens."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -75,11 +73,11 @@ class Decoding:
             ended[tokens[:last]] += chance
             for k in range(last + 1):
                 verified[tokens[:k]] += chance
-        found, kept = defaultdict(float), {(): 1.0}  # kept: chance that the earlier tests pass
+        chances, kept = defaultdict(float), {(): 1.0}  # kept: chance that the earlier tests pass
         for tokens in sorted(verified, key=len):
             p = target(text + tokens)
             for token, each in p.items():
-                found[(*tokens, token)] += kept[tokens] * ended[tokens] * each
+                chances[(*tokens, token)] += kept[tokens] * ended[tokens] * each
             q = drafter(text + tokens)
             for token in q:
                 drafts = (*tokens, token)
@@ -87,8 +85,8 @@ class Decoding:
                     keep = self.keep(p.get(token, 0.0), q[token])
                     kept[drafts] = kept[tokens] * keep
                     for other, each in self.replace(p, q).items():
-                        found[(*tokens, other)] += kept[tokens] * verified[drafts] * (1 - keep) * each
-        return {more: p for more, p in found.items() if p > 0}
+                        chances[(*tokens, other)] += kept[tokens] * verified[drafts] * (1 - keep) * each
+        return {more: p for more, p in chances.items() if p > 0}
 
 
 def a_tenth_kept(p: float, q: float) -> float:

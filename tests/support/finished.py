@@ -1,7 +1,5 @@
 """Finished steps for planners, from a test's numbers."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from planning import view
@@ -39,6 +37,6 @@ def seasoned(planner: Planner, requests: int, gamma: int, steps: int = 4) -> Pla
         budget = planner.budget(step)
         confidence = torch.from_numpy(rng.random((requests, gamma), dtype=np.float32))
         verify_lens = planner.admit(confidence, torch.full((requests,), gamma), budget).numpy()
-        asked, found = budget.draft_mask(step.limits), survival_of(confidence).numpy()
-        observe(planner, step, found, verify_lens, verify_lens // 2 + 1, asked, None, np.zeros(requests, dtype=bool))
+        asked, computed = budget.draft_mask(step.limits), survival_of(confidence).numpy()
+        observe(planner, step, computed, verify_lens, verify_lens // 2 + 1, asked, None, np.zeros(requests, dtype=bool))
     return planner

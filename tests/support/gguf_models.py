@@ -3,8 +3,6 @@
 The converter's order of query and key rows, and its factors of rotary positions, are repeated here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -260,9 +258,9 @@ def _tensors(plan: Model, model: PreTrainedModel) -> Iterator[tuple[str, torch.T
         elif name.endswith("mlp.experts.down_proj"):
             yield f"blk.{name.split('.')[2]}.ffn_down_exps.weight", parameter.data
         else:
-            found = names.get_name(name, try_suffixes=(".weight", ".bias"))
-            assert found is not None, name
-            yield found, parameter.data
+            name_in_file = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            assert name_in_file is not None, name
+            yield name_in_file, parameter.data
 
 
 def _as_converted(plan: Model, name: str, parameter: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,6 @@
 Without SGLang, so that kernel tests run on a bare machine.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Kernels that return intermediate results."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

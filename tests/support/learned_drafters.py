@@ -1,7 +1,5 @@
 """Offers drafters to a server as a learner does."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable
@@ -48,12 +46,12 @@ def wait_until_tried(folder: Path, name: str) -> None:
 
 
 def _wait(folder: Path, there: Callable[[dict[str, Any]], bool], wanted: Any) -> None:
-    found: dict[str, Any] = {}
+    state: dict[str, Any] = {}
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         if (folder / "state.json").is_file():
-            found = json.loads((folder / "state.json").read_text())
-            if there(found):
+            state = json.loads((folder / "state.json").read_text())
+            if there(state):
                 return
         time.sleep(0.1)
-    pytest.fail(f"state.json is {found}, not {wanted}")
+    pytest.fail(f"state.json is {state}, not {wanted}")

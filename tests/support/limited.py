@@ -1,7 +1,5 @@
 """A server with limits of every kind, and keys with their own."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -3,8 +3,6 @@
 with llama_cpp.opened(FILE) as reader: reader.logprobs(ids)
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess
@@ -28,10 +26,10 @@ class Reader:
         body = {"prompt": list(ids), "n_predict": 1, "n_probs": vocabulary, "cache_prompt": False}
         body |= {"logit_bias": [["a", 1000.0]]}  # it returns unbiased ones, but none for half a character
         (first,) = self._ask("/completion", body)["completion_probabilities"]
-        found = torch.full((vocabulary,), -torch.inf)
+        result = torch.full((vocabulary,), -torch.inf)
         for token in first["top_logprobs"]:
-            found[token["id"]] = token["logprob"]
-        return found
+            result[token["id"]] = token["logprob"]
+        return result
 
     def tokens(self, text: str, special: bool = True) -> list[int]:
         """Ids of a text. special: names of special tokens become these tokens."""

@@ -1,7 +1,5 @@
 """The process of `llama_cpp.py`: serves a GGUF file until its standard input ends. It imports little, to start fast."""
 
-from __future__ import annotations
-
 import sys
 
 import xllamacpp

@@ -4,8 +4,6 @@ docs/kernels.md lists where bits are equal. Elsewhere the order of sums depends 
 the number of rows.
 """
 
-from __future__ import annotations
-
 import torch
 
 EPSILON = torch.finfo(torch.float32).eps

@@ -4,8 +4,6 @@ The random numbers of `Sampling.accept` are chosen here: bisection finds the thr
 the last draw are read. This module does not know the rule, so a wrong rule yields wrong probabilities.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import defaultdict
@@ -85,8 +83,8 @@ class Acceptance:
         for item in items - self.known.keys():
             groups.setdefault((self.kinds[item.kind].decided, item.q is None, not item.drafts), []).append(item)
         for (decided, _, _), group in groups.items():
-            found = self._decided(group) if decided else self._sampled(group)
-            self.known.update(zip(group, found, strict=True))
+            outcomes = self._decided(group) if decided else self._sampled(group)
+            self.known.update(zip(group, outcomes, strict=True))
 
     def of(self, item: Verified) -> Outcomes:
         """Every outcome of a step for one request, tokens and probability."""
@@ -156,7 +154,7 @@ class Acceptance:
                 low, high = torch.where(below, middle, low), torch.where(below, high, middle)
             low = torch.where(always, 1.0, torch.where(low > 0, (low + high) / 2, 0.0))
         thresholds = low.view(width, count).T if width else torch.zeros(count, 0)
-        found: list[dict[Text, float]] = [defaultdict(float) for _ in items]
+        outcomes: list[dict[Text, float]] = [defaultdict(float) for _ in items]
         for passed in itertools.product((True, False), repeat=width):
             kept, out, weights = run(NUMBERS[torch.tensor(passed).long()].expand(count, width))
             weights /= weights.sum(1, keepdim=True)
@@ -167,8 +165,8 @@ class Acceptance:
                     assert tuple(out[row, :k].tolist()) == item.drafts[:k]
                     for y, w in enumerate(weights[row].tolist()):
                         if w > 0:
-                            found[row][*item.drafts[:k], y] += chance * w
-        return [list(each.items()) for each in found]
+                            outcomes[row][*item.drafts[:k], y] += chance * w
+        return [list(each.items()) for each in outcomes]
 
     def _runner(self, items: Sequence[Verified]) -> Callable[[torch.Tensor], tuple[torch.Tensor, ...]]:
         """A function of uniform numbers [M, width]: drafts kept [M], tokens, and weights [M, V] of the last token."""

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -19,11 +17,11 @@ TABLES = (
 def documented(heading: str) -> dict[str, tuple[str, str]]:
     """Kind and labels of our metrics by name, from the table with this heading."""
     table = TABLES.partition(f"\n| {heading} |")[2].partition("\n\n")[0]
-    found = {}
+    metrics = {}
     for names, kind in re.findall(r"^\| (`outrider_.*?) \| (\w+) \|", table, re.MULTILINE):
         for name, labels in re.findall(r"`(outrider_\w+)(?:\{([^}]*)\})?`", names):
-            found[name] = (kind, labels)
-    return found
+            metrics[name] = (kind, labels)
+    return metrics
 
 
 class MetricsPage:

@@ -1,7 +1,5 @@
 """Runs test programs in separate processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """An attention layer of SGLang's over its paged KV cache on a CPU, and batches for its backends."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """FlashInfer's wrapper over larger pages, and fa3 by its arguments, on a CPU."""
 
-from __future__ import annotations
-
 import fa2
 import torch
 from references import reference_attention

@@ -4,8 +4,6 @@ All tensors live on the CPU. `device="cuda"` makes StepPlanner treat them as dev
 before the step after the next begins.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

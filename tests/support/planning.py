@@ -1,7 +1,5 @@
 """Step-cost models of given curves, step views, brute force."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 Prints as JSON the outcome of each, whether the other answers are unchanged, and the engine's seconds to end.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys
@@ -65,8 +63,8 @@ async def work(engine: Engine) -> dict[str, Any]:
     await asyncio.sleep(0.1)
     ends = {name: await asyncio.wait_for(poison(manager, fields), 30) for name, fields in POISONS.items()}
     meanwhile = not running.done()
-    found = {"ends": ends, "meanwhile": meanwhile, "same": await running == before, "after": await others() == before}
-    return found | {"worked": time.monotonic()}
+    report = {"ends": ends, "meanwhile": meanwhile, "same": await running == before, "after": await others() == before}
+    return report | {"worked": time.monotonic()}
 
 
 def main(model: str, drafter: str) -> None:
@@ -74,8 +72,8 @@ def main(model: str, drafter: str) -> None:
         model=model, drafter="dspark", drafter_path=drafter, threads=1, max_total_tokens=4096, tune=False,
         planner="verify-all",
     )  # fmt: skip
-    found = session.run(resolve(settings), work)
-    print(json.dumps(found | {"ending": time.monotonic() - found["worked"]}))
+    report = session.run(resolve(settings), work)
+    print(json.dumps(report | {"ending": time.monotonic() - report["worked"]}))
 
 
 if __name__ == "__main__":

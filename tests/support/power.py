@@ -1,7 +1,5 @@
 """Power of a sampled test: the chance that `chi_square.p_value` detects a fault."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable, Mapping
 
@@ -20,9 +18,9 @@ def power(probs: Mapping[Hashable, float], wrong: Mapping[Hashable, float], tota
     wrong to 1 is for outcomes without an entry.
     """
     common = classes(probs, total)
-    expected, found = ([each.get(key, 0.0) for key in common] for each in (probs, wrong))
-    expected, found = (np.array([*each, 1 - sum(each)]) for each in (expected, found))
-    noncentrality = total * float(((found - expected) ** 2 / expected).sum())
+    expected, faulty = ([each.get(key, 0.0) for key in common] for each in (probs, wrong))
+    expected, faulty = (np.array([*each, 1 - sum(each)]) for each in (expected, faulty))
+    noncentrality = total * float(((faulty - expected) ** 2 / expected).sum())
     seen = float(stats.ncx2.sf(stats.chi2.isf(THRESHOLD, len(common)), len(common), noncentrality))
     impossible = sum(p for key, p in wrong.items() if not probs.get(key, possible_others(probs)))
     return 1 - (1 - seen) * (1 - impossible) ** total

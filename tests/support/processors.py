@@ -1,7 +1,5 @@
 """`make test-processors`: runs a command as on other processors: processors.py COMMAND..."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A real Prometheus with deploy/prometheus' scrape config."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import time
@@ -54,11 +52,11 @@ class Prometheus:
         begun, deadline = None, time.monotonic() + 30 + 2 * count * SCRAPE_SECONDS
         while time.monotonic() < deadline:
             try:
-                found = self.ask(asked)
+                series = self.ask(asked)
             except (httpx.TransportError, ValueError):
-                found = []
-            if found:
-                now = float(found[0]["value"][1])
+                series = []
+            if series:
+                now = float(series[0]["value"][1])
                 begun = now if begun is None else begun
                 if now - begun >= count:
                     return

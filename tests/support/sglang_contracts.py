@@ -5,10 +5,9 @@ and the architectures that the family table lacks. `--write` writes the fingerpr
 after reading every change and adapting our code.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from outrider.server.model import families
-from outrider.server.processes import model_modules
 
 FILE = Path(__file__).with_suffix(".json")
 ROOT = Path(__file__).resolve().parents[2]
@@ -230,11 +228,11 @@ def touched() -> dict[str, str]:
 
 def fingerprints(names: list[str]) -> dict[str, str]:
     """16 hex digits of each name's code without comments and docstrings. Raises LookupError for missing names."""
-    found = {}
+    digests = {}
     for name in names:
         code = ast.dump(_without_docstrings(_definition(name)), include_attributes=False)
-        found[name] = hashlib.sha256(code.encode()).hexdigest()[:16]
-    return found
+        digests[name] = hashlib.sha256(code.encode()).hexdigest()[:16]
+    return digests
 
 
 def _definition(name: str) -> ast.AST:
@@ -333,14 +331,17 @@ def differences(places: dict[str, str]) -> list[str]:
 
 def architectures() -> set[str]:
     """Names in SGLang's registry of models, including modules that import only on a GPU."""
-    found = set()
-    for path in model_modules.sglangs().glob("*.py"):
+    names = set()
+    spec = importlib.util.find_spec("sglang")
+    assert spec is not None
+    assert spec.origin is not None
+    for path in (Path(spec.origin).parent / "srt" / "models").glob("*.py"):
         _, name, rest = path.read_text().partition("\nEntryClass")
         for statement in ast.parse(name.strip() + rest).body if name else []:
             if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "EntryClass":
                 value = statement.value
-                found |= {ast.unparse(each) for each in (value.elts if isinstance(value, ast.List) else [value])}
-    return found
+                names |= {ast.unparse(each) for each in (value.elts if isinstance(value, ast.List) else [value])}
+    return names
 
 
 def report() -> list[str]:

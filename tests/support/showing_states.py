@@ -1,8 +1,6 @@
 """Prints, as JSON, the architectures with a class in SGLang that returns hidden states; a separate program since it
 registers our models."""
 
-from __future__ import annotations
-
 import json
 
 

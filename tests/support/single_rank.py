@@ -1,7 +1,5 @@
 """SGLang's configuration and groups of a single rank, without an engine."""
 
-from __future__ import annotations
-
 import tempfile
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Grammars, and a small vocabulary for which they compile in milliseconds."""
 
-from __future__ import annotations
-
 import json
 import string
 from typing import Any

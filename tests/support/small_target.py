@@ -89,8 +89,8 @@ class SmallTarget(Exact):
     def flags(self, drafter: str = "dspark", path: Path | None = None) -> tuple[str, ...]:
         """Server flags for a drafter, under the embedded model's name; path: another drafter of this kind."""
         model = ("--model", str(self.folder), "--served-model-name", bundled_model.NAME, "--drafter", drafter)
-        found = path or self.drafters.get(drafter)
-        return (*model, "--drafter-path", str(found)) if found else model
+        folder = path or self.drafters.get(drafter)
+        return (*model, "--drafter-path", str(folder)) if folder else model
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -208,7 +208,7 @@ def _dflash2(model: LlamaForCausalLM) -> BlockModel:
         selector.predecessor_codebook.copy_(embedding * embedding.square().mean(1, keepdim=True).rsqrt())
         selector.successor_codebook.copy_(model.lm_head.weight)
         selector.hidden_projection.weight.zero_()
-        selector.hidden_projection.weight[:, 0] = 0.7  # surer, its third draft after `PROMPT` is hardly ever right
+        selector.hidden_projection.weight[:, 0] = 0.7  # surer, as its third draft after `PROMPT` is hardly ever right
     return drafter
 
 

@@ -1,7 +1,5 @@
 """Base decoding and Spiffy of one block in plain Python: the reference for the server's batched decoding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

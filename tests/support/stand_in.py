@@ -1,7 +1,5 @@
 """Makes SGLang launch a prestarted scheduler process with a stand-in that loads no model. Prints one line of JSON."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

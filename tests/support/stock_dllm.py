@@ -3,8 +3,6 @@
 Prints a list of token ids for each prompt of token ids.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Small block-diffusion models with random weights, as folders, and their answers in plain torch."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -119,27 +117,27 @@ class TinyDiffusion:
             if self.has_experts(i):
                 of_layer["mlp.gate"] = (EXPERTS, self.width)
             shapes |= {f"model.layers.{i}.{name}.weight": shape for name, shape in of_layer.items()}
-        found = {name: torch.randn(shape, generator=draw) * shape[-1] ** -0.5 for name, shape in shapes.items()}
-        found["model.embed_tokens.weight"] *= self.width**0.5
-        for name in found:
+        drawn = {name: torch.randn(shape, generator=draw) * shape[-1] ** -0.5 for name, shape in shapes.items()}
+        drawn["model.embed_tokens.weight"] *= self.width**0.5
+        for name in drawn:
             if "o_proj" in name or "down_proj" in name:
-                found[name] *= 3  # makes an answer depend on its surroundings
+                drawn[name] *= 3  # makes an answer depend on its surroundings
         if not self.tied:
-            found["lm_head.weight"] *= 4
+            drawn["lm_head.weight"] *= 4
         for i in range(self.layers if self.biased else 0):
             for name in "qkv":
-                weight = found[f"model.layers.{i}.self_attn.{name}_proj.weight"]
-                found[f"model.layers.{i}.self_attn.{name}_proj.bias"] = torch.randn(len(weight), generator=draw)
+                weight = drawn[f"model.layers.{i}.self_attn.{name}_proj.weight"]
+                drawn[f"model.layers.{i}.self_attn.{name}_proj.bias"] = torch.randn(len(weight), generator=draw)
         norms = ["input_layernorm", "post_attention_layernorm"]
         norms += ["self_attn.q_norm", "self_attn.k_norm"] if self.normed else []
         for i in range(self.layers):
             for name in norms:
                 size = self.head if "self_attn" in name else self.width
-                found[f"model.layers.{i}.{name}.weight"] = 0.5 + torch.rand(size, generator=draw)
+                drawn[f"model.layers.{i}.{name}.weight"] = 0.5 + torch.rand(size, generator=draw)
         for i in filter(self.has_experts, range(self.layers if self.llada2 else 0)):
-            found[f"model.layers.{i}.mlp.gate.expert_bias"] = torch.randn(EXPERTS, generator=draw) / 4
-        found["model.norm.weight"] = 0.5 + torch.rand(self.width, generator=draw)
-        return found
+            drawn[f"model.layers.{i}.mlp.gate.expert_bias"] = torch.randn(EXPERTS, generator=draw) / 4
+        drawn["model.norm.weight"] = 0.5 + torch.rand(self.width, generator=draw)
+        return drawn
 
     def _mlps(self, layer: int) -> dict[str, int]:
         if not self.has_experts(layer):
@@ -148,16 +146,16 @@ class TinyDiffusion:
         return shared | {f"mlp.experts.{i}": EXPERT_MLP for i in range(EXPERTS)}
 
     def stored(self) -> dict[str, torch.Tensor]:
-        found = self.weights()
+        weights = self.weights()
         if not self.llada2:
-            return found
+            return weights
         for i in range(self.layers):
             of_layer = f"model.layers.{i}."
-            qkv = [found.pop(f"{of_layer}self_attn.{name}_proj.weight") for name in "qkv"]
-            found[f"{of_layer}attention.query_key_value.weight"] = torch.cat(qkv)
+            qkv = [weights.pop(f"{of_layer}self_attn.{name}_proj.weight") for name in "qkv"]
+            weights[f"{of_layer}attention.query_key_value.weight"] = torch.cat(qkv)
         for ours, theirs in LLADA2_NAMES.items():
-            found = {name.replace(ours, theirs): weight for name, weight in found.items()}
-        return found
+            weights = {name.replace(ours, theirs): weight for name, weight in weights.items()}
+        return weights
 
     def write(self, folder: Path) -> Path:
         """Write weights, config.json and a byte-level tokenizer trained on the tests' prompts."""

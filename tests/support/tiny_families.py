@@ -1,7 +1,5 @@
 """Tiny random models of the served families (`server/model/families.py`), as folders."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

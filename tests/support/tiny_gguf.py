@@ -1,7 +1,5 @@
 """GGUF files of small random Llama- and Qwen-shaped models, as llama.cpp's converter writes them, with a tokenizer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path

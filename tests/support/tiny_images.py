@@ -1,13 +1,11 @@
 """Tiny random models that read images, as folders, and small images."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import tiny_families
@@ -48,7 +46,7 @@ class ReadsImages:
     tokenizer: Any
 
     @classmethod
-    def write(cls, architecture: str, folder: Path) -> ReadsImages:
+    def write(cls, architecture: str, folder: Path) -> Self:
         config_class, fields = tiny_families.FAMILIES[architecture]
         plan = Model(config_class, "", {"vocab_size": VOCAB, **fields})
         vision = tiny_families.VISION[architecture] | BY_ARCHITECTURE[architecture]
@@ -97,7 +95,7 @@ class ReadsImages:
     ) -> tuple[list[int], list[float]]:
         """Transformers' greedy answer to a chat, and its tokens' log-probabilities without bias and penalty."""
         ids, images = self.prompt(messages)
-        made, start, found = dict(self._inputs(images)) if images else {}, len(ids), []
+        made, start, logprobs = dict(self._inputs(images)) if images else {}, len(ids), []
         for _ in range(count):
             inputs = torch.tensor([ids])
             kinds = {"mm_token_type_ids": (inputs == IMAGE).int()} if images else {}
@@ -106,8 +104,8 @@ class ReadsImages:
             for token, value in (bias or {}).items():
                 biased[token] += value
             ids.append(int(biased.argmax()))
-            found.append(float(torch.log_softmax(logits, -1)[ids[-1]]))
-        return ids[start:], found
+            logprobs.append(float(torch.log_softmax(logits, -1)[ids[-1]]))
+        return ids[start:], logprobs
 
 
 def _parts(message: dict[str, Any]) -> tuple[str, list[Any]]:

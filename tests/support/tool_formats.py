@@ -1,8 +1,6 @@
 """Answers with tool calls as models write them, one spelling for each of SGLang's tool parsers except
 `response_template`, whose format comes from a model's tokenizer."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Sequence

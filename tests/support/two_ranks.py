@@ -6,8 +6,6 @@ rank's graph; failures; drafts verified in the last step; whether the first rank
 gloo's error without the other rank.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets
@@ -234,10 +232,10 @@ def has_whole_weights(rank: int) -> bool:
     config = SimpleNamespace(hf_text_config=SimpleNamespace(vocab_size=VOCAB))
     runner = SimpleNamespace(model=model, model_config=config)
     loading.get_parallel = lambda: SimpleNamespace(tp_group=Group(rank, alone=False))
-    found = loading.whole_weights(PluginConfig(drafter="dspark"), runner)
+    weights = loading.whole_weights(PluginConfig(drafter="dspark"), runner)
     if rank:
-        return found is None
-    return found is not None and torch.equal(found[0], embedding) and torch.equal(found[1], head)
+        return weights is None
+    return weights is not None and torch.equal(weights[0], embedding) and torch.equal(weights[1], head)
 
 
 def run(rank: int, name: str, folder: str) -> dict[str, Any]:
@@ -247,9 +245,9 @@ def run(rank: int, name: str, folder: str) -> dict[str, Any]:
     if rank:
         time.perf_counter = lambda: SKEW * clock()
     dist.init_process_group("gloo", init_method=f"file://{folder}/{name}", rank=rank, world_size=2)
-    found = *decode_all(rank, WORLDS[name]), has_whole_weights(rank)
+    results = *decode_all(rank, WORLDS[name]), has_whole_weights(rank)
     both: list[Any] = [None, None]
-    dist.all_gather_object(both, found)
+    dist.all_gather_object(both, results)
     if rank:
         os._exit(1)  # as if killed
     gone = ""

@@ -1,7 +1,5 @@
 """Two tools with few argument values, which even a small model calls."""
 
-from __future__ import annotations
-
 TOOLS = [
     {
         "type": "function",

@@ -5,8 +5,6 @@ A task is ARCHITECTURE:DTYPE, or ARCHITECTURE:DTYPE:planted with a layer that de
 JSON: where rows' bits differ, and the torch operations that could make rows depend on each other.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -109,11 +107,11 @@ def load(folder: str, dtype: str) -> Any:
     from outrider.server.settings.resolve import resolve
     from outrider.server.settings.settings import Settings
 
-    found = resolve(Settings(model=folder, dtype=dtype, context_length=256))
-    engine._set_environment(found.settings, Path(tempfile.mkdtemp(dir=folder)))
-    if found.settings.diffusion:
-        models.register(found.settings.diffusion)
-    arguments = sglang_args.build(found.settings, found.model, found.memory, 1)
+    resolved = resolve(Settings(model=folder, dtype=dtype, context_length=256))
+    engine._set_environment(resolved.settings, Path(tempfile.mkdtemp(dir=folder)))
+    if resolved.settings.diffusion:
+        models.register(resolved.settings.diffusion)
+    arguments = sglang_args.build(resolved.settings, resolved.model, resolved.memory, 1)
     arguments.max_total_tokens, arguments.max_running_requests = 8192, REQUESTS + 1
     arguments.max_mamba_cache_size = 4 * REQUESTS
     publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))

@@ -1,7 +1,5 @@
 """Step 2: drafts by Qwen3-8B's DSpark drafter as published, with random weights; acceptance; prompt lookup."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

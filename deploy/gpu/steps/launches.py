@@ -1,7 +1,5 @@
 """Step 1: the host's costs of an operation, a launch, an upload and a graph, by torch and Triton alone."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,7 +1,5 @@
 """Published shapes: Qwen3-8B's config.json and its DSpark drafter's. A rehearsal makes them tiny."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -55,7 +53,7 @@ def write_model(folder: Path, tokenizer: Path) -> Path:
 
 
 def write_drafter(folder: Path) -> Path:
-    """A drafter of random weights, as a checkpoint that SGLang's own DSPARK reads, too."""
+    """Return a drafter of random weights, as a checkpoint that SGLang's own DSPARK reads, too."""
     from outrider.drafters.block import checkpoint
     from outrider.drafters.block.config import BlockConfig
     from outrider.drafters.block.model import BlockModel

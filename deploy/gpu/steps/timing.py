@@ -1,7 +1,5 @@
 """Timers of the proof's steps, and the file that each step writes."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -65,14 +63,14 @@ def captured(run: Callable[[], object]) -> Callable[[], object]:
 
 def machine() -> dict[str, Any]:
     """Return the name of the device, its memory and driver, and the processor's cores."""
-    found: dict[str, Any] = {"device": "cpu", "cores": os.cpu_count()}
+    facts: dict[str, Any] = {"device": "cpu", "cores": os.cpu_count()}
     if DEVICE == "cuda":
         properties = torch.cuda.get_device_properties(0)
         query = ["nvidia-smi", "--query-gpu=driver_version,clocks.sm,clocks.mem", "--format=csv,noheader"]
-        asked = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+        queried = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
         memory = properties.total_memory >> 20
-        found |= {"device": properties.name, "memory_mb": memory, "driver_and_clocks": asked}
-    return found
+        facts |= {"device": properties.name, "memory_mb": memory, "driver_and_clocks": queried}
+    return facts
 
 
 def write(name: str, results: Any, **more: Any) -> None:

@@ -1,7 +1,5 @@
 """Train the shipped DSpark drafter further, for a number of minutes, on answers that the embedded model writes here."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

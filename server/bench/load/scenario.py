@@ -3,12 +3,10 @@
 `deploy/loadtest/` holds ready ones; docs/loadtest.md says what each key means.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -42,7 +40,7 @@ class Length(_Table):
         return {"mean": value} if isinstance(value, int) else value
 
     @model_validator(mode="after")
-    def _bounded(self) -> Length:
+    def _bounded(self) -> Self:
         if self.mean is None and "max" not in self.model_fields_set:
             raise ValueError("give a mean, or min and max")
         if self.min > self.max:
@@ -103,13 +101,15 @@ UNITS = {"closed": "in flight", "fixed": "req/s", "poisson": "req/s", "bursts": 
 class Requests(_Table):
     """One kind of request; `weight` says how often among the others.
 
-    prompts: files of prompts, beside the scenario's or absolute; input_tokens: made-up text of that length instead.
+    prompts: files of prompts, beside the scenario's or absolute. texts: prompts themselves. input_tokens: made-up text
+        of that length. At most one of the three.
     shared_prefix_tokens: the same text before every one of these prompts, as a system prompt is. body: further fields.
     """
 
     name: str = ""
     weight: PositiveFloat = 1.0
     prompts: list[Path] = []
+    texts: list[str] = []
     input_tokens: Length | None = None
     shared_prefix_tokens: int = Field(default=0, ge=0)
     output_tokens: Length = Length(mean=128)
@@ -123,9 +123,9 @@ class Requests(_Table):
         return value
 
     @model_validator(mode="after")
-    def _one_source(self) -> Requests:
-        if self.prompts and self.input_tokens is not None:
-            raise ValueError("prompts and input_tokens exclude each other")
+    def _one_source(self) -> Self:
+        if bool(self.prompts) + bool(self.texts) + (self.input_tokens is not None) > 1:
+            raise ValueError("prompts, texts and input_tokens exclude each other")
         return self
 
 

@@ -1,7 +1,5 @@
 """Answers of Anthropic's /v1/messages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any, Literal

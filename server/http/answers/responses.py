@@ -1,7 +1,5 @@
 """Answers of OpenAI's /v1/responses, and the events of their streams."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from typing import Any, Literal

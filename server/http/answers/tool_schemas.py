@@ -1,7 +1,5 @@
 """Schemas of tools as a grammar enforces them in a call that the request forces, strict or not."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -21,6 +21,7 @@ const LINES = [
       { name: "length", label: "all", colour: "target", show: round(2) },
       { name: "model", label: "where drafted", colour: "model", dashed: true, show: round(2) },
       { name: "lookup", label: "where looked up", colour: "lookup", show: round(2) },
+      { name: "grammar", label: "where a grammar forces text", colour: "good", show: round(2) },
     ],
   },
   {

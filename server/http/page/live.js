@@ -55,6 +55,7 @@ export function between(a, b) {
     length,
     model: source("model"),
     lookup: source("lookup", "across"),
+    grammar: source("grammar"),
     budget: steps ? more("budget") / steps : null,
     verified: steps ? more("verified") / steps : null,
     wasted: steps ? more("wasted") / steps : null,

@@ -3,7 +3,7 @@
 import { element } from "./dom.js";
 
 const WORDS = { lookup: "looked up", model: "drafted", target: "the target’s own" };
-const MORE_WORDS = { ...WORDS, across: "looked up in another request" };
+const MORE_WORDS = { ...WORDS, across: "looked up in another request", grammar: "forced by the grammar" };
 
 /** A place for an answer in `parent`. explain: called with a description of the selected token, or null. */
 export class Reply {
@@ -39,7 +39,7 @@ export class Reply {
     const now = performance.now();
     if (!this.tokens.length && entries.length) [this.first, this.alone] = [now, entries.length];
     for (const { token, source, confidence } of entries) {
-      const maker = source === "across" ? "lookup" : source;
+      const maker = source in this.count ? source : "lookup";
       const span = element("span", { className: `token ${maker}`, textContent: token });
       if (confidence !== null) span.style.setProperty("--sure", confidence);
       span.dataset.source = source;

@@ -1,7 +1,5 @@
 """Grammars that a request brings: refused here, with the reason, instead of failing in the scheduler."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping
@@ -83,10 +81,10 @@ async def compile_for(
     sampling_params: SGLang's, as the scheduler will get them. Raises ApiError, at most some seconds later, for an
         invalid grammar, or one that takes too much time or memory.
     """
-    found = _grammar_of(sampling_params)
-    if found is None:
+    grammar = _grammar_of(sampling_params)
+    if grammar is None:
         return
-    kind, text = found
+    kind, text = grammar
     name = _name_of(request, kind)
     key = "full_assistant_ebnf" if sampling_params.get("ebnf_full_assistant") else kind  # SGLang's
     verdict = await process.examine(kind, text, name_of(key, text))

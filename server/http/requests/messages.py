@@ -1,7 +1,5 @@
 """Anthropic's /v1/messages and its count of tokens, as chats."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """OpenAI's /v1/responses as chats. The server stores no answers: a request holds its whole conversation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """Routes for monitoring the server: health, readiness and metrics."""
 
-from __future__ import annotations
-
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """OpenAI's routes: chat completions, completions and models."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator

@@ -1,8 +1,6 @@
 """The page at `/` and its files; and `/docs`, which shows the API. The page itself is public and needs no key; the
 requests that it makes do."""
 
-from __future__ import annotations
-
 from importlib import resources
 from pathlib import Path
 

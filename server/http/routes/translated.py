@@ -1,8 +1,6 @@
 """Other APIs' routes, answered as chats: Anthropic's /v1/messages, with its count of a prompt's tokens, and OpenAI's
 /v1/responses, which stores no answers."""
 
-from __future__ import annotations
-
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 

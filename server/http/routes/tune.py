@@ -3,8 +3,6 @@
 The body is a `TuneRequest`. The answer is a line of JSON per event of the measurement, the last one its result.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 

@@ -5,8 +5,6 @@ All loaded adapters stay in memory, so a batch may mix any number of them. A lay
 batch has adapters, their low-rank products are added to the rows of their requests.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -86,7 +84,7 @@ class CpuAdapters:
         return self._result()
 
     def validate_lora_batch(self, ids: set[str | None]) -> bool:
-        """True: any adapters may share a batch."""
+        """Return True: any adapters may share a batch."""
         return True
 
     def fetch_new_loras(self, ids: set[str | None]) -> None:

@@ -1,7 +1,5 @@
 """SGLang's layers of experts on a CPU, by our products: in torch a sum's order depends on the number of rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

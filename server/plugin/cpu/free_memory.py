@@ -4,8 +4,6 @@ The logits of a step are tens of MB in sizes that change with its requests. glib
 blocks in use, so the memory of a server under mixed load creeps up without a leak.
 """
 
-from __future__ import annotations
-
 import ctypes
 import threading
 import time

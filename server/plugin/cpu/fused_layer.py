@@ -5,8 +5,6 @@ SGLang's own forward stays for a model with a layer that our kernels do not supp
 other rotary embeddings. Both give the same bits, since both are made of the same kernels.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from outrider.kernels.decoder import DecoderLayer

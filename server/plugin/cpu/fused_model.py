@@ -4,8 +4,6 @@ SGLang's own loop stays for everything else: input embeddings, a part of a pipel
 give the same bits.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Replaces SGLang's plain torch operations by our CPU kernels, through its own dispatch, for any model it loads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -86,8 +84,8 @@ def _lm_head_with_fallback(original: Callable[..., torch.Tensor], prepare: Prepa
         if packed is None:
             packed = lm_head.packed = prepare(lm_head.weight.data)
         logits = multiply(hidden, packed)
-        own = getattr(lm_head, "bias", None)
-        return logits if own is None else logits.add_(own)
+        head_bias = getattr(lm_head, "bias", None)
+        return logits if head_bias is None else logits.add_(head_bias)
 
     return compute_lm_head
 

@@ -5,8 +5,6 @@ arXiv:2210.17323). Both methods pack eight codes into an int32: AWQ along the ou
 depth, its zero points along the outputs and, in the first format, as z - 1.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ A token of an image has three positions: frame, row and column (M-RoPE). In all 
     layer, with its own table of angles: each pair of numbers of a head is rotated by one of the three positions.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -150,9 +148,9 @@ def with_images(text_alone: type, text: type) -> type:
 
             def others() -> Iterator[tuple[str, torch.Tensor]]:
                 for name, weight in weights:
-                    before, found, own = name.partition("visual.")
-                    if found and before in ("", "model."):
-                        of_images.append((own, weight))
+                    before, separator, rest = name.partition("visual.")
+                    if separator and before in ("", "model."):
+                        of_images.append((rest, weight))
                     else:
                         yield name, weight
 

@@ -1,7 +1,5 @@
 """KV caches on a CPU with different heads per layer: Gemma 4's windowed layers have smaller ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

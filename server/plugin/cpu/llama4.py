@@ -1,7 +1,5 @@
 """Llama 4's text on a CPU: SGLang's classes, without their parts for GPUs and for bfloat16 alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -101,8 +99,8 @@ def in_halves(weight: torch.Tensor, width: int) -> torch.Tensor:
 
 def _load_experts(parameters: dict[str, Any], experts: str, product: str, weight: torch.Tensor) -> None:
     """Load weight [experts, in, out] of a layer."""
-    own, shards = SHARDS[product]
-    parameter = parameters[f"{experts}.{own}"]
+    stacked, shards = SHARDS[product]
+    parameter = parameters[f"{experts}.{stacked}"]
     for part, shard in zip(weight.chunk(len(shards), -1), shards, strict=True):
         for expert, matrix in enumerate(part):
-            parameter.weight_loader(parameter, matrix.T, f"{experts}.{own}", shard_id=shard, expert_id=expert)
+            parameter.weight_loader(parameter, matrix.T, f"{experts}.{stacked}", shard_id=shard, expert_id=expert)

@@ -1,7 +1,5 @@
 """Memory that the system provides page by page, as it is written."""
 
-from __future__ import annotations
-
 import math
 import mmap
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ verification leaves them unchanged, since any draft may be dropped; `RecurrentBa
 request's by the tokens that stay.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

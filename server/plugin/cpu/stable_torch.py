@@ -4,8 +4,6 @@ SGLang's and Transformers' models call them in many places: gates, routers, acti
 torch, and not place by place.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from functools import partial

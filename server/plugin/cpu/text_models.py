@@ -1,8 +1,6 @@
 """Models with image or sound parts on a CPU: SGLang gets the configuration and the weights of their text alone. For
 models that read images, it gets the image part as well (`image_models`)."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -108,8 +106,8 @@ def _of_the_whole(model: type) -> type:
 def weights_of_the_text(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the text's weights out of a whole model's, with the names that they have in a text model."""
     for name, weight in weights:
-        if found := NAMES.fullmatch(name):
-            yield found["head"] or f"model.{found['text'] or found['plain']}", weight
+        if match := NAMES.fullmatch(name):
+            yield match["head"] or f"model.{match['text'] or match['plain']}", weight
 
 
 def each_expert(weights: Iterable[tuple[str, torch.Tensor]], hidden: int) -> Iterator[tuple[str, torch.Tensor]]:

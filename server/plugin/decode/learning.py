@@ -1,14 +1,12 @@
 """The engine's part in learning: it keeps finished answers, and watches a drafter that has just been exchanged."""
 
-from __future__ import annotations
-
 import logging
 import math
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
@@ -23,6 +21,8 @@ from ..options import RequestOptions
 
 logger = logging.getLogger(__name__)
 
+KEPT_TOKENS = 2_000_000
+"""Tokens of answers kept to learn from, prompts included."""
 OPEN_STORES = 64
 """Stores of owners' answers that are open at once; opening one reads its files."""
 WINDOW = 512
@@ -51,11 +51,11 @@ class AnswerKeeper:
         self._failed = False
 
     @classmethod
-    def of(cls, config: PluginConfig) -> AnswerKeeper | None:
+    def of(cls, config: PluginConfig) -> Self | None:
         """The keeper of a server that learns; of several engines the first one's answers are enough."""
         if not config.learning or (get_parallel().dp_rank or 0) > 0:
             return None
-        return cls(OwnerStores(Path(config.learning), config.learn_tokens))
+        return cls(OwnerStores(Path(config.learning), KEPT_TOKENS))
 
     def admit(self, req: Any) -> None:
         """Note one of SGLang's requests, which is prefilled."""

@@ -1,11 +1,9 @@
 """Block diffusion in SGLang's dllm mode: one forward a round, and the next state of each request's open block."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from sglang.srt.dllm.algorithm.base import DllmAlgorithm
@@ -39,7 +37,7 @@ class StepOutcome:
     committed: bool = False
 
     @classmethod
-    def of(cls, start: int, state: list[int], mask_id: int) -> StepOutcome:
+    def of(cls, start: int, state: list[int], mask_id: int) -> Self:
         """Return the outcome of an open block at `start` with new state `state`."""
         return cls(start, open=state) if mask_id in state else cls(start, [state])
 
@@ -117,9 +115,9 @@ class BlockDiffusion(DllmAlgorithm):
         each row. sampling: rules and seeds of the requests."""
         rules, seeds = sampling
         row, place = masked.nonzero(as_tuple=True)
-        own, steps = rules.of(owner[row]), steps_of(rows.tokens, self.mask_id)[row]
-        keys = noise_keys(seeds[owner[row]], rows.starts[row] + place, steps, own.temperatures)
-        drawn, chances = predict(logits, own, keys, self.mask_id)
+        row_rules, steps = rules.of(owner[row]), steps_of(rows.tokens, self.mask_id)[row]
+        keys = noise_keys(seeds[owner[row]], rows.starts[row] + place, steps, row_rules.temperatures)
+        drawn, chances = predict(logits, row_rules, keys, self.mask_id)
         tokens, confidence = rows.tokens.clone(), torch.zeros(masked.shape)
         tokens[masked], confidence[masked] = drawn, chances
         return DenoisingStep(step(self.policy, rows.tokens, tokens, confidence, self.mask_id), chances)

@@ -5,8 +5,6 @@ brings a second row, the next block, fully masked: if the draft is accepted, its
 block's first step is done as well.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,13 +89,13 @@ def found(
 ) -> list[BlockOutcome | None]:
     """Return the result of each request's open block; None for a request with root -1, which has none. rows: with
     drafts. stepped: [N, B] int64, all of them one step on. first: the row of the first draft."""
-    own: list[list[tuple[StateDraft, int]]] = [[] for _ in roots]
+    pairs: list[list[tuple[StateDraft, int]]] = [[] for _ in roots]
     row = first
     for draft in drafts:
-        own[draft.request].append((draft, row))
+        pairs[draft.request].append((draft, row))
         row += draft.rows
     return [
-        _found(rows, stepped, root, mine, mask_id) if root >= 0 else None for root, mine in zip(roots, own, strict=True)
+        _found(rows, stepped, root, its, mask_id) if root >= 0 else None for root, its in zip(roots, pairs, strict=True)
     ]
 
 

@@ -7,8 +7,6 @@ If final blocks are the majority, a request's final blocks form one causal reque
 block is one.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from typing import Any
@@ -106,9 +104,9 @@ def flatten(rows: OpenRows, target: DiffusionTarget, page_table: torch.Tensor) -
 def _continues(rows: OpenRows) -> torch.Tensor:
     """Return [N] bool, final blocks that follow the final one before them in the batch."""
     before = rows.starts.roll(1) + rows.tokens.shape[1]
-    found = ~rows.open & ~rows.open.roll(1) & (rows.tables == rows.tables.roll(1)) & (rows.starts == before)
-    found[0] = False
-    return found
+    continues = ~rows.open & ~rows.open.roll(1) & (rows.tables == rows.tables.roll(1)) & (rows.starts == before)
+    continues[0] = False
+    return continues
 
 
 def _shifted(rows: OpenRows, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -135,8 +133,8 @@ def _shifted(rows: OpenRows, own: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
 def _page_table(rows: OpenRows, page_table: torch.Tensor, owner: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a page table in which every row has its own slots, and the row there of each owner [M]."""
     positions = rows.starts[:, None] + torch.arange(rows.tokens.shape[1])
-    own = page_table[rows.tables[:, None], positions]
-    if torch.equal(own.long(), rows.slots):
+    slots = page_table[rows.tables[:, None], positions]
+    if torch.equal(slots.long(), rows.slots):
         return page_table, rows.tables[owner]
     copies = page_table[rows.tables, : int(positions.max()) + 1]
     copies.scatter_(1, positions, rows.slots.to(copies.dtype))

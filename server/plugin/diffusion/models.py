@@ -1,7 +1,5 @@
 """Registers block-diffusion models with SGLang: their config.json, their layers, and its dllm mode's settings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any

@@ -11,8 +11,6 @@ the step, which is the number of revealed tokens of the block. So a state and it
 caller.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

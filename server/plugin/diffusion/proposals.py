@@ -1,7 +1,5 @@
 """Proposals of a round: the draft graph filled, scored and put in order for all requests at once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,7 +26,7 @@ class Prediction:
     probabilities: np.ndarray
 
     def holds(self, start: int, state: np.ndarray) -> bool:
-        """True if a request's open block is still this one."""
+        """Return True if a request's open block is still this one."""
         return self.start == start and np.array_equal(self.state, state)
 
 
@@ -56,10 +54,10 @@ class Proposals:
     def drafts(self, place: int, count: int) -> list[StateDraft]:
         """Return the first `count` drafts of the request at `place`."""
         number, complete = self.requests[place], self.complete[place, :count].tolist()
-        return [StateDraft(number, self.states[place, k], own) for k, own in enumerate(complete)]
+        return [StateDraft(number, self.states[place, k], whole) for k, whole in enumerate(complete)]
 
     def observe(
-        self, stepped: np.ndarray, drafted: Sequence[int], paths: Sequence[Sequence[int]], of: StateAcceptance
+        self, stepped: np.ndarray, drafted: Sequence[int], paths: Sequence[Sequence[int]], acceptance: StateAcceptance
     ) -> None:
         """Learn the outcome of drafts: all one step ahead, and further ones that were in the forward.
 
@@ -73,7 +71,7 @@ class Proposals:
         for place, path in enumerate(paths):
             accepted[place, path] = True
         seen = near | far
-        of.observe(self.scores[seen], self.depths[seen], accepted[seen])
+        acceptance.observe(self.scores[seen], self.depths[seen], accepted[seen])
 
 
 def propose(
@@ -88,23 +86,23 @@ def propose(
     """Return the best drafts of n > 0 requests of one class. goes_on: [n] another block follows the open one, so
     complete drafts are useful. limits: [n] most drafts of each."""
     candidates = Candidates(
-        np.stack([own.tokens[:, : graph.vocabulary_ranks] for own in known]),
-        np.stack([own.probabilities[:, : graph.vocabulary_ranks] for own in known]),
+        np.stack([prediction.tokens[:, : graph.vocabulary_ranks] for prediction in known]),
+        np.stack([prediction.probabilities[:, : graph.vocabulary_ranks] for prediction in known]),
     )
-    filled = fill(graph, np.stack([own.state for own in known]), candidates, mask_id)
+    filled = fill(graph, np.stack([prediction.state for prediction in known]), candidates, mask_id)
     complete = ~(filled.states == mask_id).any(2)
     np.logical_and(filled.fits, ~complete | np.array(goes_on)[:, None], out=filled.fits)
     worth = scores(graph, filled)
     order = admission_order(graph, filled, worth, max(limits))
     counts = np.minimum((order >= 0).sum(1), limits)
     each, nodes = np.arange(len(known))[:, None], np.maximum(order, 0)
-    found, depths = worth[each, nodes], graph.depths[nodes]
+    values, depths = worth[each, nodes], graph.depths[nodes]
     return Proposals(
         requests,
         counts.tolist(),
         filled.states[each, nodes],
         complete[each, nodes],
-        found,
+        values,
         depths,
-        acceptance.chances(found, depths),
+        acceptance.chances(values, depths),
     )

@@ -1,7 +1,5 @@
 """Records of rounds for `outrider tune`: their times, and the states through which base decoding came."""
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Any
 
@@ -36,8 +34,8 @@ class RoundRecording:
         elif path:
             states = np.stack([*(known.state for known in path), after])
             tokens = np.stack([known.tokens for known in path])
-            said = Candidates(tokens, np.stack([known.probabilities for known in path]))
-            self.counts[sampled].add(Trajectory(states, said), self._mask_id)
+            candidates = Candidates(tokens, np.stack([known.probabilities for known in path]))
+            self.counts[sampled].add(Trajectory(states, candidates), self._mask_id)
 
     def to_json(self) -> dict[str, Any]:
         """Return the recording for another process: `rounds`, and `counts` by class."""

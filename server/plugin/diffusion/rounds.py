@@ -146,17 +146,17 @@ def _give_up(scheduler: Any, req: Any) -> None:
     scheduler.waiting_queue.insert(0, scheduler.waiting_queue.pop())  # it has waited before
 
 
-def _abort(original: Callable[..., None], scheduler: Any, asked: Any) -> None:
+def _abort(original: Callable[..., None], scheduler: Any, abort_request: Any) -> None:
     """Abort as SGLang does, plus a reason for the client of a running request, and without leaking its pages."""
     from sglang.srt.managers.scheduler import _make_abort_req
 
-    for req in scheduler.dllm_manager.pop_aborted_reqs(asked.abort_all, asked.rid):
+    for req in scheduler.dllm_manager.pop_aborted_reqs(abort_request.abort_all, abort_request.rid):
         scheduler._release_aborted_request(req)
-        notice = _make_abort_req(req, finished_reason=asked.finished_reason)
+        notice = _make_abort_req(req, finished_reason=abort_request.finished_reason)
         scheduler.send_abort_output(notice, req)
         if req.kv.holds_kv:
             _release(scheduler, req)
-    original(scheduler, asked)
+    original(scheduler, abort_request)
 
 
 def _run(worker: Any, forward_batch: Any, batch: Any = None) -> Any:

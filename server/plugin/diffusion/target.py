@@ -12,8 +12,6 @@ context_mask: the context of a position of a finished block or of the prompt: "b
     "causal", itself and all before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from xgrammar import CompiledGrammar, GrammarCompiler, GrammarMatcher, Tokenizer
 
 from .budget import GrammarBudget
 from .folder import CompileOptions, GrammarFolder, name_of
+from .forced import Forced, ForcedText, Spelling
 from .rewrite import rewritten
 
 CACHE_BYTES = 64 * 1024 * 1024
@@ -53,12 +55,12 @@ class GrammarCache:
         return len(self._kept)
 
     def get(self, key: tuple[str, str]) -> BaseGrammarObject | None:
-        found = self._kept.get(key)
-        if found is None:
+        kept = self._kept.get(key)
+        if kept is None:
             return None
         self._kept.move_to_end(key)
-        shared = getattr(followed(found[0]), "shared", None)
-        return InvalidGrammarObject(TOO_SLOW) if shared is not None and shared.refused else found[0]
+        shared = getattr(followed(kept[0]), "shared", None)
+        return InvalidGrammarObject(TOO_SLOW) if shared is not None and shared.refused else kept[0]
 
     def __setitem__(self, key: tuple[str, str], grammar: BaseGrammarObject) -> None:
         self._drop(key)
@@ -104,9 +106,9 @@ class BoundedGrammar(XGrammarGrammar):
     Masks are made in the middle of a verification, so it must not raise: until its requests end it allows everything.
     """
 
-    def __init__(self, *args: Any, budget: GrammarBudget, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, budget: GrammarBudget, forced: ForcedText, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.budget, self.shared = budget, SharedState()
+        self.budget, self.shared, self.forced = budget, SharedState(), forced
         self._not_accepted = 0  # tokens since it is no longer followed
 
     def fill_vocab_mask(self, vocab_mask: Any, idx: int) -> None:
@@ -121,6 +123,21 @@ class BoundedGrammar(XGrammarGrammar):
         with self.budget:
             super().accept_token(token)
 
+    @property
+    def drafts(self) -> bool:
+        """True while it may be followed for drafts."""
+        return not (self.budget.exceeded or self.forced.budget.exceeded or self.is_terminated())
+
+    def forced_tokens(self, most: int) -> Forced:
+        """`ForcedText.tokens` after the answer so far."""
+        with self.forced.budget:
+            return self.forced.tokens(self.matcher, self.accepted_tokens, most)
+
+    def forced_after(self, draft: Sequence[int], most: int) -> tuple[int, Forced]:
+        """`ForcedText.after` the answer so far and a draft."""
+        with self.forced.budget:
+            return self.forced.after(self.matcher, self.accepted_tokens, draft, most)
+
     def rollback(self, k: int) -> None:
         skipped = min(k, self._not_accepted)
         self._not_accepted -= skipped
@@ -132,19 +149,32 @@ class BoundedGrammar(XGrammarGrammar):
         if stats is not None:
             stats = dataclasses.replace(stats, is_cache_hit=True, tree_traversal_time=[])
         copied = bounded(
-            self.ctx, self.vocab_size, self.override_stop_tokens, self.key_string, stats, self.budget.unlimited
+            self.ctx,
+            self.vocab_size,
+            self.override_stop_tokens,
+            self.key_string,
+            stats,
+            self.budget.unlimited,
+            self.forced.anew(),
         )
         copied.shared = self.shared
         return copied
 
 
 def bounded(
-    compiled: CompiledGrammar, vocab_size: int, stops: Any, key: str | None, stats: Any, unlimited: bool
+    compiled: CompiledGrammar,
+    vocab_size: int,
+    stops: Any,
+    key: str | None,
+    stats: Any,
+    unlimited: bool,
+    forced: ForcedText,
 ) -> BoundedGrammar:
     """Return a grammar at its beginning. stops: tokens that end it, None for the tokenizer's. unlimited: without time
     limit."""
     matcher = GrammarMatcher(compiled, max_rollback_tokens=MAX_ROLLBACK_TOKENS, override_stop_tokens=stops)
-    return BoundedGrammar(matcher, vocab_size, compiled, stops, key, stats, budget=GrammarBudget(unlimited=unlimited))
+    budget = GrammarBudget(unlimited=unlimited)
+    return BoundedGrammar(matcher, vocab_size, compiled, stops, key, stats, budget=budget, forced=forced)
 
 
 class BoundedBackend(XGrammarGrammarBackend):
@@ -153,14 +183,15 @@ class BoundedBackend(XGrammarGrammarBackend):
 
     grammar_compiler: GrammarCompiler
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(tokenizer, *args, **kwargs)
         from sglang.srt.runtime_context import get_parallel
 
         info: TokenizerInfo = self.grammar_compiler.compile_regex("a").tokenizer_info
         # xgrammar's own cache, without a bound, would keep grammars that `GrammarCache` drops.
         self.grammar_compiler = GrammarCompiler(info, max_threads=1, cache_enabled=False)
         self._tokenizer, self._folder = info, GrammarFolder.from_env()
+        self._spelling = Spelling.of(tokenizer, info)
         # Ranks follow the same tokens; with a clock, each would end a request at another token.
         self._unlimited = get_parallel().tp_size > 1
         if self._folder is not None:
@@ -182,7 +213,9 @@ class BoundedBackend(XGrammarGrammarBackend):
         return self._from_context(compiled, text, GrammarStats(dispatch_type=kind))
 
     def _from_context(self, ctx: CompiledGrammar, key_string: str, grammar_stats: GrammarStats) -> BoundedGrammar:
-        return bounded(ctx, self.vocab_size, self.override_stop_tokens, key_string, grammar_stats, self._unlimited)
+        forced = ForcedText(self._spelling, json=grammar_stats.dispatch_type == "json")
+        stops = self.override_stop_tokens
+        return bounded(ctx, self.vocab_size, stops, key_string, grammar_stats, self._unlimited, forced)
 
 
 def bound(backend: BaseGrammarBackend) -> None:

@@ -1,7 +1,5 @@
 """The processor time that following a grammar may take, in its trial and in use."""
 
-from __future__ import annotations
-
 import time
 
 BURST_SECONDS = 0.2

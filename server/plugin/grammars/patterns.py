@@ -1,7 +1,5 @@
 """Regular expressions as xgrammar follows them: of whole texts, and without anchors."""
 
-from __future__ import annotations
-
 import re
 
 TOKEN = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\(\?<?[=!]|.", re.DOTALL)

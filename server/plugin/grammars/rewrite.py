@@ -1,7 +1,5 @@
 """Grammars in the form given to xgrammar."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

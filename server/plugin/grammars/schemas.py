@@ -1,7 +1,5 @@
 """JSON schemas, parts of which xgrammar ignores: these are refused, or dropped to keep the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

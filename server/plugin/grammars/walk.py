@@ -1,9 +1,7 @@
 """Random walks through a compiled grammar, which show whether it can be followed fast enough."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +25,12 @@ class Walker:
     closing: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, tokenizer: xgrammar.TokenizerInfo) -> Walker:
+    def of(cls, tokenizer: xgrammar.TokenizerInfo) -> Self:
         texts = tokenizer.decoded_vocab
         return cls(np.array([token for token, text in enumerate(texts) if text and PUNCTUATION.issuperset(text)], int))
 
     def too_slow(self, compiled: xgrammar.CompiledGrammar, stop_tokens: list[int] | None = None) -> bool:
-        """True if following the grammar takes longer than it may (`GrammarBudget`). stop_tokens: of matchers."""
+        """Return True if following the grammar takes longer than it may (`GrammarBudget`). stop_tokens: of matchers."""
         budget = GrammarBudget()
         for seed in range(WALKS):
             matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=stop_tokens)
@@ -44,7 +42,7 @@ class Walker:
         return False
 
     def begins(self, compiled: xgrammar.CompiledGrammar, stop_tokens: list[int] | None = None) -> bool:
-        """True if any token may come first. A vocabulary may lack bytes of the text that a grammar requires."""
+        """Return True if any token may come first. A vocabulary may lack bytes of the text that a grammar requires."""
         matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=stop_tokens)
         mask = xgrammar.allocate_token_bitmask(1, compiled.tokenizer_info.vocab_size)
         return not matcher.fill_next_token_bitmask(mask) or bool(mask.any())

@@ -9,8 +9,6 @@ The copies run on half of the machine's cores and, unless they finish at once, g
 starve no other request's: a compilation that has had its share of time makes room for waiting ones.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

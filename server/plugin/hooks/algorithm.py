@@ -1,7 +1,5 @@
 """Our speculation as SGLang sees it: an algorithm named OUTRIDER on its second-generation worker schema."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm

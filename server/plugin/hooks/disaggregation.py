@@ -6,8 +6,6 @@ had read the prompt itself. A request that has to leave the decode server's cach
 them.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ SGLang counts a draft model of its own algorithms. Ours is made after the cache,
 keeps for activations. Logits and distributions of a step's graphs are not counted, see docs/gpu.md.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial
@@ -40,9 +38,9 @@ def leave_room(calculate: Callable[[int, int], Any], memory: Memory, available: 
     available -= memory.fixed
     room = available
     while True:
-        found = calculate(room, page_size)
-        tokens = found.max_total_num_tokens
+        sizes = calculate(room, page_size)
+        tokens = sizes.max_total_num_tokens
         beyond = room + memory.per_slot * (tokens + page_size) - available
         if beyond <= 0:
-            return found
+            return sizes
         room -= math.ceil(beyond / (1 + memory.per_slot * tokens / room))

@@ -1,7 +1,5 @@
 """SGLang's grammars, replaced by bounded ones (`outrider.server.plugin.grammars`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """SGLang on a CPU without SGLang's own CPU kernels: it then takes its plain torch paths."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Registers all our hooks with SGLang; called once in each of its processes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from functools import partial

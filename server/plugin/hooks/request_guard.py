@@ -5,8 +5,6 @@ So each request is first prepared alone before it is queued, by the same code, o
 millisecond without penalties. An error raised later is no request's fault and still ends the engine.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """SGLang's work around every decode step without the parts that have no effect here. Each costs about one percent of a
 small model's step on a CPU."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """Replaces torchvision where it is not installed. SGLang imports two of its names at module level although text models
 never use them, and not every torch version that we run on has a CPU build of torchvision."""
 
-from __future__ import annotations
-
 import enum
 import importlib.util
 import sys

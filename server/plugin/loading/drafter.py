@@ -1,7 +1,5 @@
 """Makes the drafter that the configuration names, for the target as SGLang has loaded it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sglang.srt.runtime_context import get_parallel
@@ -33,7 +31,6 @@ def load_drafter(config: PluginConfig, runner: Any, corpora: Corpora | None = No
         checkpoint=config.drafter_path,
         lookup_gamma=config.lookup_gamma,
         denoising_steps=config.denoising_steps,
-        denoising_order=config.denoising_order,
         initial_tokens=config.initial_tokens,
         several_sets=config.learn_keys > 0,
         deferred=not config.role,

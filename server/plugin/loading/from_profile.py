@@ -1,7 +1,5 @@
 """Makes the configured planner, step costs and draft graphs from the profile measured for this server."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable
@@ -36,8 +34,8 @@ def load_plan(config: PluginConfig, learned: str = "") -> tuple[Planner, Calibra
     if not (Path(config.profile) / store.PROFILE).is_file():
         return VerifyAll(), None
     profile = store.read(Path(config.profile))
-    own = Path(learned) / CALIBRATION
-    fitted = own if learned and own.is_file() else profile.calibration
+    learned_calibration = Path(learned) / CALIBRATION
+    fitted = learned_calibration if learned and learned_calibration.is_file() else profile.calibration
     calibration = load_calibration(fitted, config.longest) if fitted else None
     if calibration is not None and calibration.verification != config.verification:
         logger.info(
@@ -55,17 +53,17 @@ def load_prefills(config: PluginConfig) -> tuple[PrefillPoint, ...]:
     try:
         return store.read(Path(config.profile)).prefills
     except ValueError as error:
-        logger.warning("what prompts cost is learnt as they are served: %s", error)
+        logger.warning("times of prompts are learnt while serving them: %s", error)
         return ()
 
 
 def load_calibration(path: Path, longest: int) -> CalibrationTable:
     """Load a calibration for drafts of `longest` tokens; a drafter may have learned on a server that drafted more.
     Raises ValueError naming the file."""
-    found = CalibrationTable.load(path)
-    if found.gamma > longest:
-        logger.warning("%s is for drafts of %d tokens: its first %d positions are used", path, found.gamma, longest)
-    return found.first(longest)
+    table = CalibrationTable.load(path)
+    if table.gamma > longest:
+        logger.warning("%s is for drafts of %d tokens: its first %d positions are used", path, table.gamma, longest)
+    return table.first(longest)
 
 
 def plan_again(plan_by: Callable[[Planner, CalibrationTable | None], None], config: PluginConfig, learned: str) -> None:

@@ -4,8 +4,6 @@ The folder holds a link to the file and an index of its tensors, so that no weig
 mapped from the file when it is needed. `server/model/gguf_model.py` makes such folders.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math
@@ -124,8 +122,8 @@ class GgufWeights:
         total = 0
         for stored in self.stored.values():
             kept = in_blocks and len(stored.shape) == 2 and stored.kind in KINDS
-            own = FLOATS[stored.kind].itemsize if stored.kind in FLOATS else 2
-            total += stored.size if kept else math.prod(stored.shape) * (float_size or own)
+            stored_size = FLOATS[stored.kind].itemsize if stored.kind in FLOATS else 2
+            total += stored.size if kept else math.prod(stored.shape) * (float_size or stored_size)
         return total
 
 

@@ -1,7 +1,5 @@
 """Models that SGLang lacks, and models of SGLang's that have to differ here."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

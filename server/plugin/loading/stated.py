@@ -4,8 +4,6 @@ Some of SGLang's models have no window (Llama's layers: Mistral, Phi-3; Mixtral,
 longer (Cohere 2, Transformers' own models). Answers to texts longer than the window then differ from Transformers'.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

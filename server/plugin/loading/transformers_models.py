@@ -1,7 +1,5 @@
 """Models that SGLang runs by Transformers' code, with weights named as in folders of the hub."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,11 +18,11 @@ STYLES = {"colwise_gather_output": "colwise_rep", "rowwise_split_input": "rowwis
 
 def register() -> None:
     """Change SGLang's classes for these models, if it has imported them."""
-    if (theirs := sys.modules.get("sglang.srt.models.transformers")) is None:
+    if (module := sys.modules.get("sglang.srt.models.transformers")) is None:
         return
     for name in NAMES:
-        ModelRegistry.models[name] = _with_names_of_the_hub(getattr(theirs, name))
-    must_take.replace(theirs, "_normalize_tp_style", _in_sglangs_words(theirs._normalize_tp_style))
+        ModelRegistry.models[name] = _with_names_of_the_hub(getattr(module, name))
+    must_take.replace(module, "_normalize_tp_style", _in_sglangs_words(module._normalize_tp_style))
 
 
 def _in_sglangs_words(original: Callable[[str], str]) -> Callable[[str], str]:

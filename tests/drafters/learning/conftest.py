@@ -1,7 +1,5 @@
 """Answers of the tiny target, and a learner's command line."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import cache

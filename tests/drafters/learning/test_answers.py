@@ -1,7 +1,5 @@
 """Stored answers: bounded, whole after a kill, split by prompt, forgotten on request."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat
@@ -43,7 +41,7 @@ def test_short_and_long_answers(tmp_path: Path) -> None:
 
 
 def test_the_oldest_segments_go(tmp_path: Path) -> None:
-    """At most the bound, and at least the bound less a segment."""
+    """The store has at most the bound, and at least the bound less a segment."""
     bound, reader, count = 1600, AnswerReader(tmp_path), 0
     store = AnswerStore(tmp_path, bound)
     for i in range(600):
@@ -140,12 +138,12 @@ def test_forget_deletes_everything_and_the_writer_goes_on(tmp_path: Path) -> Non
     forget(folder)
     assert {path.name for path in folder.iterdir()} <= {"state.json", ".learner.json.killed"}
     assert json.loads((folder / "state.json").read_text()) == {"in_use": None, "refused": ["0013"]}
-    assert candidate_names(folder) == ["0013"]  # numbers continue
+    assert candidate_names(folder) == ["0013"]
     store.append([4], [5, 6], 0.0)
     assert [answer.prompt_ids for answer in AnswerReader(folder).read()] == [[4]]
     forget(folder)
     assert AnswerReader(folder).read() == []
-    (folder / ".answers.forgotten.77").mkdir()  # left by a killed process
+    (folder / ".answers.forgotten.77").mkdir()
     forget(folder)
     assert {path.name for path in folder.iterdir()} <= {"state.json", ".learner.json.killed"}
 

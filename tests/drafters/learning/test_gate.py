@@ -1,7 +1,5 @@
 """The gate: its statistics, and that it rejects a drafter that memorised answers."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from pathlib import Path
@@ -180,20 +178,20 @@ def test_better_candidates_pass(noise: str, prompts_asked: int, gain: float) -> 
 
 @pytest.mark.parametrize("kind", [*KINDS, "deer in three steps"])
 def test_following_equals_serving(kind: str, target: TargetModel, tmp_path: Path) -> None:
-    """Steps, accepted tokens and confidences equal those of the folder's drafter in a server."""
+    """It gives the same steps, accepted tokens and confidences as the folder's drafter in a server."""
     kind, _, more = kind.partition(" ")
     model = drafter_of(kind, target, tmp_path)
     draw, layers = torch.Generator().manual_seed(2), model.config.target_layers
     texts = [(model.vocab[torch.randint(3, (60,), generator=draw)].tolist(), 6) for _ in range(3)]
     held = sequence_features(target, texts, layers, 8)
-    gamma, steps, order = model.config.gamma, 3 if more else 0, "certain" if more else "left"
+    gamma, steps = model.config.gamma, 3 if more else 0
     served = registry.make(
         kind, make_target(target.config, target.embedding, target.head), gamma=gamma, checkpoint=str(tmp_path),
-        denoising_steps=steps, denoising_order=order,
+        denoising_steps=steps,
     )  # fmt: skip
-    found = following(model, target, held, schedule_of(kind, gamma, steps, order))
+    followed = following(model, target, held, schedule_of(kind, gamma, steps))
     runs = set()
-    for s, one in zip(held, found, strict=True):
+    for s, one in zip(held, followed, strict=True):
         accepted, confidence = decode(served, s)
         assert one.accepted.tolist() == accepted
         assert one.tokens == len(s.tokens) - 1 - s.prompt

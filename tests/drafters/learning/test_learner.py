@@ -1,7 +1,5 @@
 """The learner: its candidates, its refusals, and resumption after a kill."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal
@@ -36,8 +34,8 @@ def folder(tmp_path: Path) -> Path:
 
 def events(folder: Path, name: str) -> list[dict[str, Any]]:
     path = folder / "events.jsonl"
-    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [event for event in found if event["event"] == name]
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [event for event in lines if event["event"] == name]
 
 
 def numbers(folder: Path) -> dict[str, Any]:
@@ -60,12 +58,12 @@ def candidates(folder: Path) -> list[str]:
         verdict = json.loads((path / "gate.json").read_text())
         assert verdict["reason"] == ""
         assert verdict["chance"] <= verdict["level"]
-        found = np.load(path / "held-out.npz")
-        assert found["confidence"].dtype == np.float32
-        assert found["confidence"].shape == (len(found["accepted"]), 7)
-        assert (found["accepted"] <= found["reach"]).all()
-        assert found["answer"].tolist() == sorted(found["answer"])
-        assert len(found["accepted"]) > 50
+        arrays = np.load(path / "held-out.npz")
+        assert arrays["confidence"].dtype == np.float32
+        assert arrays["confidence"].shape == (len(arrays["accepted"]), 7)
+        assert (arrays["accepted"] <= arrays["reach"]).all()
+        assert arrays["answer"].tolist() == sorted(arrays["answer"])
+        assert len(arrays["accepted"]) > 50
     return names(folder)
 
 
@@ -114,7 +112,7 @@ def test_it_goes_on_after_a_kill_anywhere(
     assert len(hidden) == 16
     assert len(seen & {tuple(answer.tokens) for answer in answers}) == 30
     assert not seen & hidden
-    assert len(seen) == 30 + 4  # general: three for the gate and two to choose the mixture
+    assert len(seen) == 30 + 4  # four general answers: three for the gate, two of them for the mixture
 
 
 def test_a_refused_candidate_is_not_made_again_from_the_same_answers(
@@ -275,7 +273,7 @@ sys.exit(process.main(sys.argv[1:]))
 
 
 def state_of(pid: int) -> str:
-    """ "" if it is gone or a zombie."""
+    """Letter of a process's state; empty if it is gone or a zombie."""
     try:
         letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -1,7 +1,5 @@
 """Logs as training text: every shape gives the served tokens, bad lines are named, training resumes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -52,10 +50,10 @@ def test_every_shape_gives_the_tokens_that_were_served(log: Path, target: Target
         {"messages": [{"role": "user", "content": parts}, ANSWER], "temperature": 0.5},
         {"request": {"messages": [QUESTION], "temperature": 0.5}, "response": {"choices": [choice, choice]}},
     )
-    found = texts(log, target)
-    assert len(found) == 5
-    assert set(map(repr, found)) == {repr(found[0])}
-    assert (found[0].tokens, found[0].prompt, found[0].temperature) == (prompt + served, len(prompt), 0.5)
+    answers = texts(log, target)
+    assert len(answers) == 5
+    assert set(map(repr, answers)) == {repr(answers[0])}
+    assert (answers[0].tokens, answers[0].prompt, answers[0].temperature) == (prompt + served, len(prompt), 0.5)
     write(
         log,
         {"request": {"prompt": "w3 w4"}, "response": {"choices": [{"text": "w7 w8 w9", "finish_reason": "length"}]}},

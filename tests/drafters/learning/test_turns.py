@@ -1,7 +1,5 @@
 """Learners of several owners: their folders and turns."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import signal
@@ -178,17 +176,17 @@ def test_folders_of_keys(tmp_path: Path) -> None:
 
 def events(folder: Path, name: str) -> list[dict[str, Any]]:
     path = folder / "events.jsonl"
-    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [event for event in found if event["event"] == name]
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [event for event in lines if event["event"] == name]
 
 
 @pytest.mark.slow
 def test_each_key_learns_for_itself_over_a_kill(command: list[str], answers: list[Answer], tmp_path: Path) -> None:
-    """Features of one key are on disk at a time; general answers are written once for all."""
+    """One key's features are on disk at a time; general answers are written once for all."""
     root = tmp_path / "learner"
     one, other = (owners.make(root, Owner(name)) for name in ("ann", "bob"))
     keep(one, answers)
-    keep(other, answers[:30])  # no held-out answers: it has to wait
+    keep(other, answers[:30])
     several = [*command, "--per", "key", "--keys", "1"]
     assert run(several, "gate") == -signal.SIGKILL
     assert not events(other, "waiting")
@@ -203,11 +201,11 @@ def test_each_key_learns_for_itself_over_a_kill(command: list[str], answers: lis
 
 @pytest.fixture
 def adapters(learned_target: Path, tmp_path: Path) -> list[Owner]:
-    model, found = TargetModel.load(str(learned_target), dtype=torch.float32).model, []
+    model, written = TargetModel.load(str(learned_target), dtype=torch.float32).model, []
     for seed, name in enumerate(("sql", "poems")):
         folder = write_adapter(tmp_path / name, model, seed, strength=1.0)
-        found.append(Owner(name, AdapterFolder.open(folder).digest(), str(folder)))
-    return found
+        written.append(Owner(name, AdapterFolder.open(folder).digest(), str(folder)))
+    return written
 
 
 def test_the_target_of_an_adapters_learner_has_the_adapter(
@@ -250,7 +248,7 @@ def test_each_adapter_learns_from_its_answers_over_a_kill(
     sql, poems = (owners.make(root, owner) for owner in adapters)
     said = answers_of(adapters[0], target, answers)
     keep(sql, said)
-    keep(poems, [*said, *said[:3]])  # the most answers: its turn is first
+    keep(poems, [*said, *said[:3]])
     keep(root, answers[:30])
     several = [*command, "--per", "adapter", "--keys", "3"]
     assert run(several, "gate") == -signal.SIGKILL

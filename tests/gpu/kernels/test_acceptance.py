@@ -29,20 +29,20 @@ FAR = 1e-5 if INTERPRETED else 1e-4
     dtype=st.sampled_from(TYPES),
     seed=st.integers(0, 2**31),
 )
-def test_four_numbers_say_the_distribution(rows, width, ties, dtype, seed):
+def test_four_numbers_determine_the_distribution(rows, width, ties, dtype, seed):
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(rows, width, generator=generator) * 3
     logits = (logits.round() if ties else logits).to(dtype)
     logits[torch.rand(rows, width, generator=generator) < 0.2] = -torch.inf
     logits[:, 1] = 2.0
     given = some_rules(rows, width, generator)
-    found = rules.statistics(moved(logits), *moved(given))
-    said = kernel_probes.probabilities(moved(logits), moved(given.temperatures), found).cpu()
+    statistics = rules.statistics(moved(logits), *moved(given))
+    said = kernel_probes.probabilities(moved(logits), moved(given.temperatures), statistics).cpu()
     expected, random = reference_target_probs(logits, *given), given.temperatures > 0
     assert bool(((said - expected)[random].double().abs().sum(1) / 2 <= FAR).all())
     if INTERPRETED:  # otherwise rounding may move another token to a filter's edge
         torch.testing.assert_close(said[random], expected[random], rtol=2e-5, atol=1e-9)
-    assert differing(found.best.long(), logits.float().argmax(1)) == 0
+    assert differing(statistics.best.long(), logits.float().argmax(1)) == 0
 
 
 def accept(arrays, keywords, by_block=True, points=None):
@@ -51,8 +51,8 @@ def accept(arrays, keywords, by_block=True, points=None):
     logits[int(arrays[2][-1]) :] = torch.nan
     order = ("uniforms", "final_keys", "row_keys", "decided", "draft_probs", "vocab")
     others_moved = (moved(keywords[name]) for name in order)
-    found = acceptance.accept(*others, logits, *given, *others_moved, moved(points), by_block)
-    return [x.cpu() for x in found]
+    accepted = acceptance.accept(*others, logits, *given, *others_moved, moved(points), by_block)
+    return [x.cpu() for x in accepted]
 
 
 def reference(arrays, keywords, by_block=True):
@@ -106,7 +106,7 @@ def test_point_masses_among_q(requests, width, q_kind, longer, by_block, seed):
     spread = with_point_masses(batch, width)
     expected = reference(arrays, keywords | {"draft_probs": spread.draft_probs, "vocab": None}, by_block)
     wide = torch.nn.functional.pad(q[:, :most], (0, 0, 0, 0, 0, 2), value=torch.nan).contiguous()
-    wide[:requests][points] = torch.nan  # not read
+    wide[:requests][points] = torch.nan
     assert differing(accept(arrays, keywords | {"draft_probs": wide}, by_block, points), expected) == 0
 
 

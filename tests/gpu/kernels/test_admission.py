@@ -12,8 +12,8 @@ from outrider.kernels.cuda import admission
 @given(cases())
 def test_admits_the_same_tokens_as_the_planner(case):
     arguments = case.confidence, case.draft_lens, torch.tensor([case.tokens])
-    found = admission.admit(*moved((*arguments, case.bounds, case.first)))
-    assert differing(found, case.planned()) == 0
+    admitted = admission.admit(*moved((*arguments, case.bounds, case.first)))
+    assert differing(admitted, case.planned()) == 0
 
 
 def test_admission_of_a_token_does_not_depend_on_later_ones():

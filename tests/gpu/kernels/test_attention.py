@@ -28,10 +28,10 @@ def check(lens, *, group=4, kv_heads=2, dim=128, dtype=torch.float32, least=atte
     padded = torch.cat([q, q.new_full((3, *q.shape[1:]), torch.nan)])  # a bucket's padding
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "LEAST", least)  # splits short contexts too
-        found = attend(padded, k_pool, v_pool, batch, **how)
-    assert found.dtype == dtype
-    assert len(q) == 0 or row_error(found[: len(q)], expected) <= TOLERANCE[dtype]
-    assert not found[len(q) :].any()
+        output = attend(padded, k_pool, v_pool, batch, **how)
+    assert output.dtype == dtype
+    assert len(q) == 0 or row_error(output[: len(q)], expected) <= TOLERANCE[dtype]
+    assert not output[len(q) :].any()
 
 
 @examples(24)

@@ -1,7 +1,5 @@
 """A decode step never waits, and decides the same as a CUDA graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

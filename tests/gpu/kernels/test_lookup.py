@@ -49,12 +49,12 @@ def check(requests: int, context: int, words: int, shape: tuple[int, int, int], 
     names = "anchors", "seq_lens", "page_table", "rows", "temperatures", "keys"
     there = DraftBatch(*(moved(getattr(batch, name)) for name in names), longest=context)
     with triton():
-        found = drafted(moved(history), there, ON, shape)
-    assert differing(found.lens, expected.lens) == 0
+        draft = drafted(moved(history), there, ON, shape)
+    assert differing(draft.lens, expected.lens) == 0
     drafts = expected.lens > 0
-    assert differing(found.tokens[drafts], expected.tokens[drafts]) == 0
-    assert bool((found.tokens >= 0).all())
-    torch.testing.assert_close(found.confidence.cpu(), expected.confidence, rtol=1e-4, atol=1e-6)
+    assert differing(draft.tokens[drafts], expected.tokens[drafts]) == 0
+    assert bool((draft.tokens >= 0).all())
+    torch.testing.assert_close(draft.confidence.cpu(), expected.confidence, rtol=1e-4, atol=1e-6)
     return int(drafts.sum())
 
 

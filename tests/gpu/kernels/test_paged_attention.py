@@ -3,8 +3,6 @@
 Interpreted, the kernels come from `paged_kernels`. fa3 is called as by SGLang: lengths on the device, without a plan.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -154,12 +152,12 @@ class Paged:
         window = self.case.window
 
         def run() -> torch.Tensor:
-            found: torch.Tensor = attend(
+            output: torch.Tensor = attend(
                 q=self.q, k_cache=self.keys, v_cache=self.values, page_table=self.pages, cache_seqlens=self.kv_lens,
                 cu_seqlens_q=self.indptr, max_seqlen_q=max(self.case.query_lens), softmax_scale=self.case.dim**-0.5,
                 causal=True, window_size=(window, 0) if window >= 0 else (-1, -1), softcap=0.0,
             )  # fmt: skip
-            return found
+            return output
 
         return run
 
@@ -175,11 +173,11 @@ class Paged:
         )  # fmt: skip
 
         def run() -> torch.Tensor:
-            found: torch.Tensor = wrapper.forward(
+            output: torch.Tensor = wrapper.forward(
                 self.q, (self.keys, self.values), causal=True, sm_scale=self.case.dim**-0.5, window_left=window,
                 logits_soft_cap=0.0,
             )  # fmt: skip
-            return found
+            return output
 
         return run
 
@@ -210,7 +208,7 @@ def test_flashinfer_by_our_plan_in_a_graph_of_other_lengths(flashinfer: Any, cas
     assert planned.error(replay()) <= TOLERANCE[dtype]
 
 
-def test_a_plan_of_other_lengths_is_noticed(flashinfer: Any) -> None:
+def test_a_plan_of_other_lengths_is_detected(flashinfer: Any) -> None:
     case, dtype = SMALL[0], HALVES[0]
     planned = Planned(flashinfer, case, dtype, graph=False)
     planned.plan(case.query_lens, [max(0, n - 1) for n in case.seq_lens])

@@ -1,7 +1,5 @@
 """Verification, acceptance and commit in one graph: the server's own tail."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -103,7 +101,7 @@ class Merged:
         """accept_lens [R], tokens [R, γ + 1] and `seen`, by separate kernels."""
         given, draft, lens, flat, sampling = texts
         _, logits = self.made.verify(given, lens, flat)
-        if draft.points is not None:  # included in q
+        if draft.points is not None:  # q includes the point masses
             batch = Verification(draft.tokens, lens, flat[3], draft_probs=draft.probs, points=draft.points)
             draft = replace(draft, probs=with_point_masses(batch, logits.shape[1]).draft_probs)
         accepted = self.made.accept(given, draft, lens, flat, logits, sampling.rules)
@@ -135,10 +133,10 @@ def test_a_graph_accepts_and_commits_other_texts_and_none_while_its_tail_is_clos
                 graph.take(texts)
                 seen.zero_()
                 graph.replay()
-                found = (*tail.results(graph.requests, tokens), seen.clone())
+                results = (*tail.results(graph.requests, tokens), seen.clone())
                 expected = graph.expected(texts)
-                seen[0] = found[2][0] = expected[2][0] = 0  # unused
-                assert differing(found, expected) == 0, (tokens, sampled)
+                seen[0] = results[2][0] = expected[2][0] = 0
+                assert differing(results, expected) == 0, (tokens, sampled)
                 accepted[sampled] += int((expected[0] - 1).sum())
                 tail.close()
                 seen.zero_()

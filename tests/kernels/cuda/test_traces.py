@@ -1,7 +1,5 @@
 """Traces a decode step on fake CUDA tensors: no result is read back, and lengths change no operation."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 
@@ -99,12 +97,12 @@ def test_heads_of_any_published_size_take_one_kernel(dim: int) -> None:
         table = torch.empty(8, 4096, dtype=torch.int32, device="cuda:0")
         pool = torch.empty(512, 2, dim, device="cuda:0")
         batch = FlatBatch(numbers, numbers[:R], numbers[:R], table, most_queries=1, longest=4096)
-        found.append(flat_attention(torch.empty(R, 8, dim, device="cuda:0"), pool, pool, batch, scale=0.1))
+        outputs.append(flat_attention(torch.empty(R, 8, dim, device="cuda:0"), pool, pool, batch, scale=0.1))
 
-    found: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
     asked = [name for name, _ in traced(step) if not name.startswith(("aten.empty", "aten.slice", "prim."))]
     assert asked == ["outrider_cuda.attention.default"]
-    assert found[0].shape == (R, 8, dim)
+    assert outputs[0].shape == (R, 8, dim)
 
 
 def test_flashinfers_list_of_cached_slots_takes_one_kernel() -> None:

@@ -1,7 +1,5 @@
 """`outrider bench drafters` on the answers of a tiny target."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

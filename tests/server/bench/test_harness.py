@@ -1,7 +1,5 @@
 """Shared parts of the benchmarks."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import subprocess
@@ -72,7 +70,7 @@ def test_files_that_cannot_be_written_are_refused_before_the_measurement(
         harness.check_outputs(outputs("--plot", str(tmp_path / "new.png")))
 
 
-def test_arms_take_turns_and_another_begins_each_round() -> None:
+def test_arms_take_turns_and_each_begins_a_round() -> None:
     taken = list(harness.alternate_arms(3, [1, 8], ["off", "on", "planned"]))
     assert [turn[:2] for turn in taken[::3]] == [(0, 1), (0, 8), (1, 1), (1, 8), (2, 1), (2, 8)]
     assert [arm for _, _, arm in taken[:3]] == ["off", "on", "planned"]
@@ -82,7 +80,7 @@ def test_arms_take_turns_and_another_begins_each_round() -> None:
     assert Counter(arm for _, _, arm in taken[::3]) == {"off": 2, "on": 2, "planned": 2}
 
 
-def test_a_closed_loop_keeps_as_many_in_flight_as_asked_and_the_order() -> None:
+def test_a_closed_loop_keeps_its_requests_in_flight_and_in_order() -> None:
     in_flight = most = 0
 
     async def ask(item: int) -> int:
@@ -101,10 +99,10 @@ def test_a_closed_loop_keeps_as_many_in_flight_as_asked_and_the_order() -> None:
 
 
 def test_ratios_are_of_the_same_round() -> None:
-    found = harness.ratio([10, 30, 20], [5, 10, 20])
-    assert found == (2, 1, 3)
-    assert found.cell == "2.00 (1.00–3.00)"
-    assert found.spread == "1.00–3.00"
+    ratio = harness.ratio([10, 30, 20], [5, 10, 20])
+    assert ratio == (2, 1, 3)
+    assert ratio.cell == "2.00 (1.00–3.00)"
+    assert ratio.spread == "1.00–3.00"
 
 
 def test_busy_processes_compute_and_are_gone_afterwards() -> None:

@@ -1,7 +1,5 @@
 """Scripts of deploy/peers start other engines as OpenAI servers."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re
@@ -59,7 +57,7 @@ class ContinuousBatchingPipeline:
 '''
 
 
-def test_openvino_is_asked_over_http(tmp_path: Path) -> None:
+def test_openvino_answers_over_http(tmp_path: Path) -> None:
     """Two requests share the steps of its pipeline."""
     (tmp_path / "openvino_genai.py").write_text(PIPELINE)
     with socket.socket() as free:

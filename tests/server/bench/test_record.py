@@ -1,7 +1,5 @@
 """The record written by `--json`."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import sys
@@ -27,14 +25,14 @@ def test_a_record_names_its_conditions(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "argv", ["/x/bin/outrider", "bench", "micro", "plan", "--only", "two words"])
     record.write(None, "micro plan", {})
     record.write(tmp_path / "a.json", "micro plan", {"case": Times([1.5])}, weights={"drafter": drafter}, requests=3)
-    found = record.read(tmp_path / "a.json")
-    assert found["results"] == {"case": {"milliseconds": [1.5]}}
-    assert found["command"] == "outrider bench micro plan --only 'two words'"
-    assert found["machine"]["device"] == cpu_name()
-    assert found["weights"] == {"drafter": folder_digest(drafter)}
-    assert found["requests"] == 3
-    assert set(found["versions"]) == {"outrider", "sglang", "torch", "python"}
-    assert datetime.date.fromisoformat(found["date"]) <= datetime.datetime.now(datetime.UTC).date()
+    written = record.read(tmp_path / "a.json")
+    assert written["results"] == {"case": {"milliseconds": [1.5]}}
+    assert written["command"] == "outrider bench micro plan --only 'two words'"
+    assert written["machine"]["device"] == cpu_name()
+    assert written["weights"] == {"drafter": folder_digest(drafter)}
+    assert written["requests"] == 3
+    assert set(written["versions"]) == {"outrider", "sglang", "torch", "python"}
+    assert datetime.date.fromisoformat(written["date"]) <= datetime.datetime.now(datetime.UTC).date()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Commands that fail say why in one line, without a traceback."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -68,12 +66,12 @@ def test_address_of_another_machine() -> None:
         (["--max-total-tokens", "1000000000"], "too little memory for SmolLM2-135M-Instruct: weights 0."),
     ],
 )
-def test_values_that_cannot_be(flags: list[str], message: str) -> None:
+def test_impossible_values(flags: list[str], message: str) -> None:
     assert message in serve_fails(*flags)
 
 
 @pytest.mark.skipif(hardware.has_gpu(), reason="needs a machine without a GPU")
-def test_gpu_asked_for_where_there_is_none() -> None:
+def test_a_gpu_is_requested_without_one() -> None:
     assert "finds no GPU" in serve_fails("--device", "cuda")
 
 
@@ -133,8 +131,8 @@ def test_code_that_comes_with_a_model_is_not_run(tmp_path: Path) -> None:
 
 
 def test_help_teaches_and_is_quick() -> None:
-    found = run("--help", PYTHONPROFILEIMPORTTIME="1")
-    shown, imported = found.stdout, {line.rpartition("|")[2].strip() for line in found.stderr.splitlines()}
+    done = run("--help", PYTHONPROFILEIMPORTTIME="1")
+    shown, imported = done.stdout, {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "argparse" in imported
     assert not imported & {"torch", "sglang", "transformers", "fastapi", "numpy"}
     for word in ("serve", "prepare", "bench", "outrider serve --model", "OpenAI"):
@@ -156,7 +154,7 @@ def embedded_folder() -> Path:
 
 
 def test_embedded_model_survives_kills_and_races(tmp_path: Path) -> None:
-    """Killed halfway, then started twice at once: one complete folder."""
+    """It is killed halfway, then started twice at once: one complete folder remains."""
     cache = {"OUTRIDER_CACHE": str(tmp_path)}
     models = tmp_path / "models"
     if native.available():

@@ -1,7 +1,5 @@
 """`outrider train` at tiny size: a drafter, a picture of its losses, its dtype."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

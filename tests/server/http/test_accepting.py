@@ -1,7 +1,5 @@
 """Connections beyond the limit, and unfinished TLS handshakes, on both event loops."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -127,9 +125,7 @@ def test_silent_connections_are_closed_in_time(run: Callable[..., None]) -> None
     run(main)
 
 
-def test_a_request_for_another_protocol_is_answered_as_any(
-    run: Callable[..., None], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_request_to_upgrade_is_answered_normally(run: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
     """uvicorn would hand the connection over, so that it would be counted for ever."""
     caplog.set_level(logging.WARNING)
 
@@ -240,16 +236,16 @@ except UserError as error:
 def test_the_limit_is_below_that_of_the_system(soft: int, hard: int, wanted: int | None, expected: Any) -> None:
     asked = json.dumps([soft, hard, wanted])
     done = subprocess.run([sys.executable, "-c", LIMITS, asked], capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
-    assert found[: len(expected)] == expected
+    limits = json.loads(done.stdout)
+    assert limits[: len(expected)] == expected
 
 
-def test_a_number_of_connections_that_cannot_be() -> None:
+def test_impossible_numbers_of_connections() -> None:
     with pytest.raises(UserError, match="--max-connections is a number from 1 to"):
         Settings(max_connections=0)
 
 
-def test_the_metrics_have_them(server: Server) -> None:
+def test_the_metrics_count_connections(server: Server) -> None:
     with httpx.Client(base_url=server.url) as client:
         client.get("/ready")
         one = metric(server.url, "outrider_open_connections")

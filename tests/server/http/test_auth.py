@@ -1,7 +1,5 @@
 """The gate: keys, rates, concurrency, and counts of requests under way."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path
@@ -103,7 +101,7 @@ def test_only_posts_are_under_way_and_once_they_are_whole() -> None:
     for method in ("GET", "POST"):
         with pytest.raises(RuntimeError):
             passed.ask("/v1/completions", method)
-    assert under_way == [0, 0, 0, 0, 0, 1]  # counts from its last byte on
+    assert under_way == [0, 0, 0, 0, 0, 1]  # a request counts from its last byte on
     assert passed.lifecycle.in_flight == 0
 
 

@@ -1,7 +1,5 @@
 """Invalid requests are refused with a 4xx in OpenAI's format."""
 
-from __future__ import annotations
-
 import json
 
 import httpx

@@ -3,8 +3,6 @@
 The limits are those of docs/secure.md; tests allow busy machines five times as long.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

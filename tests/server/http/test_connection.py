@@ -1,7 +1,5 @@
 """Connections with late or unfinished requests, on a real socket."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -142,7 +140,7 @@ def test_slow_bytes_do_not_keep_a_connection_open(echo: Echo) -> None:
 
 @pytest.mark.slow
 def test_whole_requests_are_answered_however_long_that_takes(echo: Echo) -> None:
-    """Sequential, in pieces, pipelined, and after a pause."""
+    """Requests come in sequence, in pieces, pipelined, and after a pause."""
     echo.answer_seconds = 2 * SECONDS
 
     async def main() -> None:
@@ -165,7 +163,7 @@ def test_whole_requests_are_answered_however_long_that_takes(echo: Echo) -> None
 @pytest.mark.parametrize("leaves", ["closes", "closes its side"])
 @pytest.mark.parametrize("ahead", [b"", HEAD[:9], WHOLE, 3 * WHOLE], ids=["", "begun", "one", "three"])
 def test_a_client_that_leaves_is_noticed_at_once(echo: Echo, leaves: str, ahead: bytes) -> None:
-    """Whatever it has sent ahead. Closing only the sending side after the request counts as leaving."""
+    """The client may have sent data ahead. Closing only the sending side after a request counts as leaving."""
     echo.answer_seconds = 60
 
     async def main() -> None:
@@ -208,7 +206,7 @@ def test_little_is_read_ahead_of_an_answer(echo: Echo) -> None:
 
 
 def test_a_further_request_has_a_time_of_its_own(echo: Echo) -> None:
-    """Also if its headers arrived during the previous answer."""
+    """Its headers may arrive during the previous answer."""
 
     async def main() -> None:
         async with echo.served() as connect:

@@ -3,8 +3,6 @@
 `dialects/` has a file for each client, recorded or written from its source.
 """
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -84,8 +82,8 @@ def test_assistants_without_content_are_all_alike(server: Server, rest: dict[str
     turns += [{"content": None, "refusal": None, "annotations": [], "audio": None, "function_call": None}]
     if not rest:
         turns += [{"content": None, "tool_calls": []}, {"content": [], "tool_calls": None}]
-    found = [tokens(server, [QUESTION, {"role": "assistant", **turn, **rest}, *after]) for turn in turns]
-    assert found.count(found[0]) == len(turns)
+    prompts = [tokens(server, [QUESTION, {"role": "assistant", **turn, **rest}, *after]) for turn in turns]
+    assert prompts.count(prompts[0]) == len(turns)
     for role in ("user", "system"):
         for nothing in (ABSENT, {"content": None}, {"content": []}):
             tokens(server, [{"role": role, **nothing}, *after], status=400)
@@ -95,10 +93,10 @@ def test_an_answer_is_continued_with_its_white_space(server: Server) -> None:
     pair = {"continue_final_message": True, "add_generation_prompt": False}
     for end in ("", " ", "\n", "  \n\n", "\t"):
         text = "One, two," + end
-        found = tokens(server, [QUESTION, {"role": "assistant", "content": text}], **pair)
-        said = HTTP.post(f"{server.url}/v1/detokenize", json={"tokens": found, "skip_special_tokens": False}).json()
+        prompt = tokens(server, [QUESTION, {"role": "assistant", "content": text}], **pair)
+        said = HTTP.post(f"{server.url}/v1/detokenize", json={"tokens": prompt, "skip_special_tokens": False}).json()
         assert said["text"].endswith("<|im_start|>assistant\n" + text)
-        assert found == tokens(server, [QUESTION, {"role": "assistant", "content": text}], continue_final_message=True)
+        assert prompt == tokens(server, [QUESTION, {"role": "assistant", "content": text}], continue_final_message=True)
     body = {"messages": [QUESTION, {"role": "assistant", "content": "One, two,\n"}], "max_tokens": 4}
     for both in (True, False):
         fields = {"continue_final_message": both, "add_generation_prompt": both}
@@ -111,7 +109,7 @@ def test_an_answer_is_continued_with_its_white_space(server: Server) -> None:
 
 @pytest.mark.parametrize("most", [32_000, 10**30])
 def test_an_answer_is_bounded_to_what_the_prompt_leaves(server: Server, most: int) -> None:
-    """In every API: clients request as much as their own models have."""
+    """Clients of every API request as much as their own models have."""
     beside = len(tokens(server, [{"role": "user", "content": ""}]))
     messages = [{"role": "user", "content": " no" * (4096 - beside - 64)}]
     ids = tokens(server, messages)

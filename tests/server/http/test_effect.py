@@ -1,7 +1,5 @@
 """Fields without an effect are dropped from requests of every API at any depth, and only these."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path
@@ -46,9 +44,9 @@ SCHEMA = {"type": "object", "properties": {}, "default": None, "enum": [], "anno
 def requests() -> list[tuple[str, dict[str, Any]]]:
     """All requests of clients that are answered."""
     files = Path(__file__).with_name("dialects").glob("*.json")
-    found = [request for file in files for request in json.loads(file.read_text())["requests"]]
+    recorded = [request for file in files for request in json.loads(file.read_text())["requests"]]
     return [
-        (one["path"].partition("?")[0], one["body"]) for one in found if "status" not in one and "method" not in one
+        (one["path"].partition("?")[0], one["body"]) for one in recorded if "status" not in one and "method" not in one
     ]
 
 
@@ -71,9 +69,9 @@ def fields(request: ChatRequest | TextRequest) -> dict[str, Any]:
 
 
 def test_fields_without_effect_are_dropped() -> None:
-    found = requests()
-    assert {path for path, _ in found} == FORMS.keys()
-    for path, body in found:
+    recorded = requests()
+    assert {path for path, _ in recorded} == FORMS.keys()
+    for path, body in recorded:
         noisy = with_noise(copy.deepcopy(body))
         assert json.dumps(noisy).count("unheard_of") > ("messages" in body)
         assert fields(received(FORMS[path], noisy, LIMITS)) == fields(received(FORMS[path], body, LIMITS))
@@ -87,8 +85,8 @@ def test_every_optional_field_may_be_empty(nothing: Any) -> None:
         assert fields(received(kind, prompt | dict.fromkeys(names, nothing), LIMITS)) == plain
     for dialect, body in ((MESSAGES, HELLO | {"max_tokens": 2}), (RESPONSES, {"input": "Hello"})):
         names = {*dialect.model.model_fields, *dialect.passed, *dialect.unsupported} - body.keys()
-        found = [received(dialect, given, LIMITS) for given in (body, body | dict.fromkeys(names, nothing))]
-        plain, empty = (fields(request) | {"_original": None} for request in found)
+        checked = [received(dialect, given, LIMITS) for given in (body, body | dict.fromkeys(names, nothing))]
+        plain, empty = (fields(request) | {"_original": None} for request in checked)
         assert empty == plain
 
 
@@ -183,10 +181,10 @@ def test_items_of_responses_without_a_message_around_them() -> None:
     ]
     fields = {"reasoning": {"summary": "detailed"}, "truncation": "auto", "max_tool_calls": 3, "service_tier": "flex"}
     chat = received(RESPONSES, {"input": items} | fields, LIMITS)
-    found = [message.model_dump(exclude_none=True) for message in chat.messages]
-    assert [(message["role"], message["content"]) for message in found] == [
+    messages = [message.model_dump(exclude_none=True) for message in chat.messages]
+    assert [(message["role"], message["content"]) for message in messages] == [
         ("user", "Why?"),
         ("assistant", "Rain."),
         ("tool", ""),
     ]
-    assert len(found[1]["tool_calls"]) == 1
+    assert len(messages[1]["tool_calls"]) == 1

@@ -1,7 +1,5 @@
 """The watchdog of the event loop measures uninterrupted work."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time
@@ -27,9 +25,9 @@ def watchdog() -> Iterator[EventLoopWatchdog]:
 
 
 def value(name: str) -> float:
-    found = REGISTRY.get_sample_value(name)
-    assert found is not None
-    return found
+    sample = REGISTRY.get_sample_value(name)
+    assert sample is not None
+    return sample
 
 
 def held(watchdog: EventLoopWatchdog, hold: Callable[[], None]) -> None:

@@ -1,7 +1,5 @@
 """Dying processes, signals to stop, and missing keys."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import multiprocessing

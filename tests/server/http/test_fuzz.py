@@ -3,8 +3,6 @@
 `pytest tests/server/http/test_fuzz.py --fuzz 5000` sends this many of both; the default is a few.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import math
@@ -139,8 +137,8 @@ def amount(request: pytest.FixtureRequest) -> int:
 @pytest.fixture(scope="module")
 def operations(server: Server) -> list[APIOperation]:
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
-    found = [operation.ok() for operation in schema.get_all_operations()]
-    return [operation for operation in found if operation.path != "/outrider/tune"]  # it would measure for minutes
+    every = [operation.ok() for operation in schema.get_all_operations()]
+    return [operation for operation in every if operation.path != "/outrider/tune"]  # it would measure for minutes
 
 
 def run(strategy: st.SearchStrategy[Any], amount: int, check: Any) -> None:
@@ -196,7 +194,7 @@ def brief(body: Any, longest: str) -> Any:
 
 @pytest.mark.timeout(7200)
 def test_malformed_bodies(server: Server, amount: int) -> None:
-    """A valid body with parts exchanged, dropped, added or nested, or with changed bytes; some stay valid."""
+    """Parts of a valid body are exchanged, dropped, added or nested, or bytes changed; some bodies stay valid."""
     client = httpx.Client(base_url=server.url, timeout=SECONDS)
 
     def check(malformed: tuple[str, bytes, str]) -> None:
@@ -273,8 +271,8 @@ def numeric(path: str, name: str, value: Any, base: dict[str, Any]) -> bytes:
 
 @pytest.mark.timeout(7200)
 def test_numbers_at_the_edges(server: Server, request: pytest.FixtureRequest) -> None:
-    """Every numeric field, greedy and sampled: none is a 5xx, and the engine continues. Without --fuzz, a tenth of
-    them."""
+    """For every numeric field, greedy and sampled, no answer is a 5xx, and the engine continues. Without --fuzz, a
+    tenth of the fields."""
     cases = [
         (path, name, value, base)
         for name, paths in NUMBERS.items()

@@ -1,7 +1,5 @@
 """Requests to the real process that compiles grammars."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -41,8 +39,8 @@ def counted(registry: CollectorRegistry, outcome: str) -> float:
 def test_a_grammar_is_compiled_once_for_all_requests(tmp_path: Path) -> None:
     async def ask(process: GrammarProcess, registry: CollectorRegistry) -> None:
         schema = small_schema("name")
-        found = await asyncio.gather(*(process.examine("json", schema) for _ in range(20)))
-        assert {verdict.outcome for verdict in found} == {GrammarOutcome.ACCEPTED}
+        verdicts = await asyncio.gather(*(process.examine("json", schema) for _ in range(20)))
+        assert {verdict.outcome for verdict in verdicts} == {GrammarOutcome.ACCEPTED}
         assert counted(registry, "accepted") == 1
         await process.examine("json", schema)
         assert counted(registry, "known") == 1
@@ -78,7 +76,7 @@ def test_an_abandoned_grammar_is_cancelled(tmp_path: Path) -> None:
         assert compiler.children() == first
         asking[1].cancel()
         await asyncio.wait(asking)
-        again = asyncio.create_task(process.examine("regex", slow))  # a new request is kept
+        again = asyncio.create_task(process.examine("regex", slow))  # a new request is not cancelled
         assert (await process.examine("json", small_schema("name"))).outcome is GrammarOutcome.ACCEPTED
         assert not set(first) & set(compiler.children())
         assert (await again).outcome in (GrammarOutcome.COSTLY, GrammarOutcome.BUSY)

@@ -1,7 +1,5 @@
 """Checks of the names in Host and Origin."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket
@@ -126,8 +124,8 @@ def test_the_port_for_metrics_never_requires_a_key(tmp_path: Path) -> None:
     ):
         settings = Settings(device="cpu", host=host, api_key="key", metrics_port=1, metrics_host=metrics_host)
         with bind(host, 0) as requests, bind(metrics_host, 0) as metrics:
-            found = Listeners(requests, metrics, None, 8).hosts(settings)
-        assert tuple(ask(each, host="evil.example")[0] for each in found) == statuses
+            policies = Listeners(requests, metrics, None, 8).hosts(settings)
+        assert tuple(ask(each, host="evil.example")[0] for each in policies) == statuses
 
 
 def test_an_ipv6_loopback_address_is_one() -> None:

@@ -1,7 +1,5 @@
 """Keys in a file: made, read, refused, and reread."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
@@ -54,9 +52,9 @@ def test_command_makes_keys_that_are_not_stored(tmp_path: Path, capsys: pytest.C
     team, operator = key_file.read(file)
     assert (team.name, str(team.rate), team.concurrency, team.admin) == ("team-a", "600/minute", 8, False)
     assert (operator.name, operator.rate, operator.concurrency, operator.admin) == ("operator", None, None, True)
-    found = Access(None, file).key_usage(header(first))
-    assert found is not None
-    assert found.key == team
+    usage = Access(None, file).key_usage(header(first))
+    assert usage is not None
+    assert usage.key == team
 
 
 @pytest.mark.parametrize(
@@ -115,7 +113,7 @@ def test_command_names_the_fault(
         (f"[a]\nsha256 = '{DIGEST}'\n[b]\nsha256 = '{DIGEST}'", "two keys of"),
     ],
 )
-def test_bad_files_say_where_and_why(text: str, message: str, tmp_path: Path) -> None:
+def test_errors_of_bad_files_name_place_and_reason(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(BadKeys) as raised:
@@ -166,7 +164,7 @@ def test_changes_of_the_file_are_taken_up_and_bad_ones_are_not(
     key_usage.end(1)
 
 
-def test_an_exchanged_link_is_a_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replaced_link_is_a_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Kubernetes renews a secret so."""
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

@@ -1,7 +1,5 @@
 """Learning of one server: promotions, roll-backs, and its learner."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import itertools
@@ -128,7 +126,7 @@ def test_a_drafter_that_one_engine_cannot_read_serves_on_none(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("alike", [True, False])
-def test_a_calibration_is_judged_on_other_answers_than_it_is_fitted_on(alike: bool, tmp_path: Path) -> None:
+def test_a_calibration_is_judged_on_held_out_answers(alike: bool, tmp_path: Path) -> None:
     """All drafts of every second answer are accepted; of the rest all or none."""
     answer = np.arange(1200) // 30
     accepted = np.where((answer % 2 == 0) | alike, 3, 0)

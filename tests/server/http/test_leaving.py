@@ -1,7 +1,5 @@
 """Clients that leave a real server, at each moment of a request: it ends its work for them."""
 
-from __future__ import annotations
-
 import json
 import time
 import uuid
@@ -38,8 +36,8 @@ def live(server: Server) -> Any:
 
 
 def idle(server: Server) -> bool:
-    found = live(server)
-    return found["requests"] == {"running": 0, "queued": 0} and found["cache"]["used"] == 0
+    numbers = live(server)
+    return numbers["requests"] == {"running": 0, "queued": 0} and numbers["cache"]["used"] == 0
 
 
 def under_way(server: Server) -> float:
@@ -103,7 +101,7 @@ def work_after_leaving(server: Server, kind: str, *, stream: bool) -> float:
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_client_that_leaves_costs_no_more(server: Server, kind: str, stream: bool) -> None:
-    found = []
-    while len(found) < TRIES and (not found or found[-1] > MOST_SECONDS):
-        found.append(work_after_leaving(server, kind, stream=stream))
-    assert found[-1] <= MOST_SECONDS, found
+    seconds = []
+    while len(seconds) < TRIES and (not seconds or seconds[-1] > MOST_SECONDS):
+        seconds.append(work_after_leaving(server, kind, stream=stream))
+    assert seconds[-1] <= MOST_SECONDS, seconds

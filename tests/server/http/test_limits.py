@@ -1,7 +1,5 @@
 """A server with limits under too many requests. The last test ends the server."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -68,7 +66,7 @@ def test_metrics_have_a_port_of_their_own_and_no_key(limited_server: Limited) ->
 
 
 def test_traffic_between_processes_is_private_to_this_user(limited_server: Limited) -> None:
-    """By files in this user's folder; torch's collectives stay on this machine."""
+    """The files are in this user's folder, and torch's collectives stay on this machine."""
     main = psutil.Process(limited_server.server.process.pid)
     processes = [main, *main.children(recursive=True)]
     connections = [connection for process in processes for connection in process.net_connections("all")]
@@ -129,7 +127,7 @@ def test_a_key_has_as_many_under_way_as_it_may(limited_server: Limited) -> None:
 
 
 def test_choices_weigh_as_requests_do(limited_server: Limited) -> None:
-    """More choices than its key or the server allows: the whole request is refused."""
+    """More choices than its key or the server allows refuse the whole request."""
     refused = limited_server.ask("two", SHORT | {"n": 3})
     assert (refused.status_code, code(refused)) == (400, "too_many_choices")
     refused = limited_server.ask("operator", SHORT | {"prompt": [SHORT["prompt"]] * 3, "n": 3})
@@ -153,7 +151,7 @@ def test_choices_free_their_places(limited_server: Limited, more: dict[str, Any]
 
 
 def test_a_key_never_exceeds_its_tokens(limited_server: Limited) -> None:
-    """Even if all concurrent requests would end below the limit."""
+    """All concurrent requests would end below the limit, and still count in full."""
     body = SHORT | {"max_tokens": 50, "stop": ["1"]}  # reserves more than it uses
     answers = limited_server.ask_all("minute", 8, body)
     assert set(map(code, answers)) == {None, "token_limit_exceeded"}
@@ -174,7 +172,7 @@ def test_a_key_never_exceeds_its_tokens(limited_server: Limited) -> None:
 
 
 def test_usage_is_that_of_the_answers(limited_server: Limited) -> None:
-    """By key in the metrics and by request in the log, for any number of choices and prompts."""
+    """Metrics count it by key and the log by request, for any number of choices and prompts."""
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6, "stream": True}
     bodies: list[dict[str, Any]] = [
         SHORT,
@@ -218,8 +216,8 @@ def test_other_apis_are_charged_as_chats(
     before = limited_server.used("operator")
     answer = limited_server.client.post(url, json=body | {"stream": stream}, headers={"x-api-key": key})
     assert answer.status_code == 200
-    found = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line.startswith("data: ")]
-    told = (found[-2] if path == "messages" else found[-1]["response"]) if stream else answer.json()
+    events = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line.startswith("data: ")]
+    told = (events[-2] if path == "messages" else events[-1]["response"]) if stream else answer.json()
     usage, after = told["usage"], limited_server.used("operator")
     assert after["prompt"] - before["prompt"] == usage["input_tokens"] + usage.get("cache_read_input_tokens", 0)
     assert after["completion"] - before["completion"] == usage["output_tokens"]
@@ -240,7 +238,7 @@ def test_an_aborted_answer_counts_as_far_as_it_was_written(limited_server: Limit
         for _ in range(20):
             next(chunks)
         taken = DAY_TOKENS - int(stream.headers["x-ratelimit-remaining-tokens"])
-        assert taken > LONG["max_tokens"]  # its maximum
+        assert taken > LONG["max_tokens"]  # at least its maximum
     wait_until(lambda: limited_server.used("day")["prompt"] > 0, 30)
     used = limited_server.used("day")
     assert 5 <= used["completion"] < LONG["max_tokens"]
@@ -263,7 +261,7 @@ def test_a_request_has_as_many_tokens_as_it_may(limited_server: Limited) -> None
 
 
 def test_beyond_the_queue_requests_are_refused_and_the_rest_answered(limited_server: Limited) -> None:
-    """Four times as many clients as places."""
+    """There are four times as many clients as places."""
     body = LONG | {"max_tokens": 40}
     alone = limited_server.ask("operator", body).json()["choices"][0]["text"]
     clients = 4 * (RUNNING + QUEUED)
@@ -320,8 +318,8 @@ def test_a_client_that_reads_nothing_is_ended(limited_server: Limited) -> None:
         server = psutil.Process(limited_server.server.process.pid)
 
         def connected() -> bool:
-            found = [c for c in server.net_connections("tcp") if c.raddr and c.raddr.port == ours]
-            return any(connection.status == psutil.CONN_ESTABLISHED for connection in found)
+            connections = [c for c in server.net_connections("tcp") if c.raddr and c.raddr.port == ours]
+            return any(connection.status == psutil.CONN_ESTABLISHED for connection in connections)
 
         assert connected()
         wait_until(lambda: not connected(), REQUEST_SECONDS + STALL_SECONDS)

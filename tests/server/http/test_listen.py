@@ -1,7 +1,5 @@
 """Binding the server's address, and errors."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Logprobs of answers equal SGLang's, and are made off the event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math
@@ -67,8 +65,8 @@ def test_chat_is_written_as_sglang_writes_it(tokenizer: Any, tokens: list[int]) 
         sglang, theirs["output_token_logprobs"], theirs["output_top_logprobs"]
     )
     tokens_by_id = DecodedTokens(tokenizer)
-    found = orjson.loads(orjson.dumps(logprobs.chat_logprobs(tokens_by_id, ours)))
-    assert found == ChoiceLogprobs(content=expected).model_dump()
+    written = orjson.loads(orjson.dumps(logprobs.chat_logprobs(tokens_by_id, ours)))
+    assert written == ChoiceLogprobs(content=expected).model_dump()
     assert logprobs.chat_models(tokens_by_id, ours["output_token_logprobs"], ours["output_top_logprobs"]) == expected
 
 
@@ -78,8 +76,8 @@ def test_a_completion_is_written_as_sglang_writes_it(tokenizer: Any, tokens: lis
     if not prompt:
         theirs = {name: value for name, value in theirs.items() if name.startswith("output")}
     expected = to_openai_style_logprobs(**theirs, tokenizer=tokenizer).model_dump()
-    found = orjson.loads(orjson.dumps(logprobs.text_logprobs(DecodedTokens(tokenizer), ours, prompt=prompt)))
-    assert found == expected
+    written = orjson.loads(orjson.dumps(logprobs.text_logprobs(DecodedTokens(tokenizer), ours, prompt=prompt)))
+    assert written == expected
     assert any("�" in tokenizer.decode([token]) for token in tokens)
 
 
@@ -119,7 +117,7 @@ def test_the_first_chunk_of_each_choice_has_its_prompts(tokenizer: Any, tokens: 
     async def stream() -> AsyncGenerator[str, None]:
         for content in contents:
             echoed.add(content)
-            assert content["meta_info"]["input_token_logprobs"] == []  # SGLang sees it
+            assert content["meta_info"]["input_token_logprobs"] == []  # SGLang sees an empty list
             yield f"data: {json.dumps({'choices': [{'index': content['index'], 'logprobs': None}]})}\n\n"
         yield "data: [DONE]\n\n"
 

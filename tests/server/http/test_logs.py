@@ -1,7 +1,5 @@
 """The server's log: lines of JSON, without any text of a request."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from typing import Any
@@ -17,14 +15,14 @@ def lines(server: Server) -> list[dict[str, Any]]:
 
 def line_of(server: Server, request_id: str) -> dict[str, Any]:
     """The line of a request, which may come a moment later."""
-    found: list[dict[str, Any]] = []
+    matching: list[dict[str, Any]] = []
 
     def written() -> bool:
-        found[:] = [line for line in lines(server) if line.get("request_id") == request_id]
-        return bool(found)
+        matching[:] = [line for line in lines(server) if line.get("request_id") == request_id]
+        return bool(matching)
 
     wait_until(written, 30)
-    (line,) = found
+    (line,) = matching
     return line
 
 

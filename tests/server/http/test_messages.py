@@ -1,7 +1,5 @@
 """Anthropic's /v1/messages: a chat's answers in its format, streamed and whole."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -155,8 +153,8 @@ def test_structured_output(server: Server) -> None:
     schema = {"type": "object", "properties": {"name": {"enum": ["Ann", "Bob"]}}, "required": ["name"]}
     schema["additionalProperties"] = False
     asked = ASKED | {"max_tokens": 64, "temperature": 1, "seed": 3}
-    found = ask(server, asked | {"output_config": {"format": {"type": "json_schema", "schema": schema}}})
-    assert json.loads(found["content"][0]["text"])["name"] in ("Ann", "Bob")
+    message = ask(server, asked | {"output_config": {"format": {"type": "json_schema", "schema": schema}}})
+    assert json.loads(message["content"][0]["text"])["name"] in ("Ann", "Bob")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The metrics page of a real server: correct counts, of bounded size."""
 
-from __future__ import annotations
-
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -21,20 +19,20 @@ def ended(server: Server, outcome: str) -> float:
 
 def test_the_table_names_every_metric_of_ours_and_its_kind(server: Server) -> None:
     families = MetricsPage(server.url).families
-    found = {name: family.type for name, family in families.items() if name.startswith("outrider_")}
+    kinds = {name: family.type for name, family in families.items() if name.startswith("outrider_")}
     # Metrics of keys need keys: test_limits.py.
     named = {name: kind for name, (kind, _) in documented("metric").items() if not name.startswith("outrider_key_")}
-    assert named == found
+    assert named == kinds
 
 
 def test_the_metrics_of_sglang_in_the_table_are_there(server: Server) -> None:
     for _ in range(2):
         body = ENDLESS | {"max_tokens": 8, "stream": True}
         assert HTTP.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
-    found = MetricsPage(server.url).families
+    families = MetricsPage(server.url).families
     named = set(re.findall(r"`(sglang:\w+)", TABLES))
     assert len(named) > 8
-    missing = {name for name in named if name not in found and name.removesuffix("_total") not in found}
+    missing = {name for name in named if name not in families and name.removesuffix("_total") not in families}
     assert missing <= {"sglang:num_retracted_requests_total"}  # appears with the first one
 
 
@@ -97,7 +95,7 @@ def test_answers_that_are_cut_off_count_for_no_service_level(server: Server) -> 
 
 
 def test_decoded_tokens_are_the_answers_tokens(server: Server) -> None:
-    """All tokens but the first, which the prefill draws."""
+    """They exclude the first token, which the prefill draws."""
 
     def counts() -> list[float]:
         sglang = metric(server.url, "sglang:realtime_tokens_total", mode="decode")
@@ -110,7 +108,7 @@ def test_decoded_tokens_are_the_answers_tokens(server: Server) -> None:
 
 
 def test_clients_cannot_make_series(server: Server) -> None:
-    """A thousand odd paths, models and ids."""
+    """Paths, models and ids are odd, a thousand of them."""
 
     def series() -> set[tuple[str, tuple[tuple[str, str], ...]]]:
         return {

@@ -1,7 +1,5 @@
 """The official client on the real server and model."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -23,7 +21,7 @@ def test_chat(client: openai.OpenAI, model: str) -> None:
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
-def test_stream_says_the_same_as_the_whole_answer(client: openai.OpenAI, model: str) -> None:
+def test_a_stream_equals_the_whole_answer(client: openai.OpenAI, model: str) -> None:
     asked = {"model": model, "messages": STORY, "max_tokens": 24, "temperature": 0}
     whole = client.chat.completions.create(**asked)
     chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
@@ -35,7 +33,7 @@ def test_stream_says_the_same_as_the_whole_answer(client: openai.OpenAI, model: 
     assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
 
 
-def test_stream_reports_usage_only_when_asked(client: openai.OpenAI, model: str) -> None:
+def test_a_stream_reports_usage_on_request(client: openai.OpenAI, model: str) -> None:
     chunks = list(client.chat.completions.create(model=model, messages=QUESTION, max_tokens=4, stream=True))
     assert all(chunk.usage is None for chunk in chunks)
 
@@ -141,7 +139,7 @@ def test_seed_repeats_an_answer(client: openai.OpenAI, model: str) -> None:
     assert len({answer(seed) for seed in range(11, 15)}) > 1
 
 
-def test_n_choices_differ_also_under_one_seed(client: openai.OpenAI, model: str) -> None:
+def test_n_choices_differ_even_with_one_seed(client: openai.OpenAI, model: str) -> None:
     asked = {"model": model, "messages": STORY, "max_tokens": 12, "temperature": 1.0, "n": 3}
     for seeded in ({}, {"seed": 5}):
         answer = client.chat.completions.create(**asked, **seeded)

@@ -1,7 +1,5 @@
 """/openapi.json describes the accepted requests, and /docs shows it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -72,9 +70,9 @@ def test_docs_need_no_other_host(server: Server) -> None:
     used = USED_BY_DOCS.findall(page.text)
     assert any(url.endswith(".js") for url in used)
     assert all(re.match("/[^/]", url) for url in used)  # on this host
-    found = [HTTP.get(server.url + url) for url in used]
-    assert {answer.status_code for answer in found} == {200}
-    assert any('"/openapi.json"' in answer.text for answer in found)
+    responses = [HTTP.get(server.url + url) for url in used]
+    assert {answer.status_code for answer in responses} == {200}
+    assert any('"/openapi.json"' in answer.text for answer in responses)
 
 
 def test_missing_routes_of_openai_name_an_alternative(server: Server) -> None:

@@ -1,7 +1,5 @@
 """Learning per key or adapter: drafters of requests, promotions, roll-backs, removal."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path
@@ -231,9 +229,7 @@ def test_each_adapter_and_the_model_get_their_own_learners_drafters(tmp_path: Pa
     assert one.drafter_of(None, "sql").learned == "0001"
 
 
-def test_an_unloaded_adapter_comes_back_to_its_drafter_and_another_by_its_name_does_not(
-    tmp_path: Path, engine: Engine
-) -> None:
+def test_a_reloaded_adapter_gets_its_drafter_back_and_a_namesake_does_not(tmp_path: Path, engine: Engine) -> None:
     one, loaded = of_adapters(tmp_path, first=SQL)
     sql = learned(tmp_path, SQL, "0001")
     look(one)
@@ -245,7 +241,7 @@ def test_an_unloaded_adapter_comes_back_to_its_drafter_and_another_by_its_name_d
     look(one)
     assert (sql / "drafters" / "0001").is_dir()
     loaded["sql"] = "third", SQL
-    assert one.drafter_of(None, "sql") == OwnDrafter(SQL.learner, "0001", "third")  # before the next poll
+    assert one.drafter_of(None, "sql") == OwnDrafter(SQL.learner, "0001", "third")
     moved = Owner(SQL.name, SQL.digest, "/elsewhere")
     loaded["sql"] = "fourth", moved
     look(one)

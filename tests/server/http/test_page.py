@@ -1,7 +1,5 @@
 """The page at `/` in a real browser, on the real server."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -143,11 +141,11 @@ def test_charts_move_under_load(page: Page, server: Server) -> None:
             complete(server, QUESTION, speculate=True, max_tokens=96, temperature=1, min_tokens_per_second=0.5)
 
     def charts() -> dict[str, tuple[str, str]]:
-        found = page.locator(".chart").evaluate_all(
+        pictures = page.locator(".chart").evaluate_all(
             "all => all.map(chart => ['h3', 'figcaption'].map(part => chart.querySelector(part).textContent)"
             ".concat(chart.querySelector('canvas').toDataURL()))"
         )
-        return {title: (caption, picture) for title, caption, picture in found}
+        return {title: (caption, picture) for title, caption, picture in pictures}
 
     def still() -> dict[str, str]:
         """Captions of the charts that are unchanged, or without a number yet."""
@@ -270,8 +268,8 @@ def test_axe_finds_no_fault_and_the_page_fits_the_screen(page: Page, scheme: Any
     answered(page)
     for width, height in SIZES.values():
         page.set_viewport_size({"width": width, "height": height})
-        found = Axe().run(page).response
-        assert [(problem["id"], problem["nodes"]) for problem in found["violations"]] == []
+        results = Axe().run(page).response
+        assert [(problem["id"], problem["nodes"]) for problem in results["violations"]] == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
@@ -309,7 +307,7 @@ def test_the_chart_library_has_its_licence() -> None:
 
 
 def test_live_numbers(server: Server) -> None:
-    time.sleep(live.MIN_INTERVAL_SECONDS)  # they may be this old
+    time.sleep(live.MIN_INTERVAL_SECONDS)  # the numbers may be this old
     before = HTTP.get(f"{server.url}/outrider/live").json()
     answer = complete(server, "the fox ran, the fox ran, the fox", speculate=True, max_tokens=24, ignore_eos=True)
     now: dict[str, Any] = {}

@@ -1,7 +1,5 @@
 """Engines that stand still, by SGLang's published counters; test_perimeter.py has a real server."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import os
@@ -85,7 +83,7 @@ def test_an_idle_engine_never_stalls_and_its_first_request_has_all_the_time(engi
 
 
 def test_a_prompt_that_is_read_slowly_is_progress(engine: Engine) -> None:
-    """Chunk by chunk, without a token."""
+    """It is read chunk by chunk, without a token."""
     engine.send("long")
     for chunk in range(20):
         engine.publish(num_used_tokens=chunk * 512)
@@ -98,7 +96,7 @@ def test_requests_that_only_wait_are_none(engine: Engine) -> None:
         engine.publish(num_waiting_reqs=1)
         engine.after(5)
     assert engine.progress.stalled is not None
-    assert engine.asked == 0  # it answers, but does no work
+    assert engine.asked == 0  # the engine answers, but does no work
 
 
 def test_a_client_that_reads_nothing_is_no_stall(engine: Engine) -> None:
@@ -131,7 +129,7 @@ def test_a_scheduler_without_work_is_probed(engine: Engine) -> None:
         assert engine.after(SECONDS / 4) is None
 
 
-def test_one_of_several_engines_that_stands_still_is_a_stall(tmp_path: Path) -> None:
+def test_one_stalled_engine_of_several_is_a_stall(tmp_path: Path) -> None:
     engine = Engine(tmp_path / "loads", 2)
     engine.after(10)
     engine.send("one")
@@ -155,6 +153,6 @@ def test_a_scheduler_stopped_while_it_publishes_delays_no_reader(engine: Engine)
     engine.step()
     lock = os.open(engine.writers[0].path, os.O_RDWR)
     with file_lock(lock, fcntl.LOCK_EX):
-        engine.writers[0].mmap[12:16] = bytes(4)  # no record
+        engine.writers[0].mmap[12:16] = bytes(4)
         assert engine.after(2 * SECONDS) is not None
     os.close(lock)

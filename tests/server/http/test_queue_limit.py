@@ -1,7 +1,5 @@
 """Waiting choices count from their arrival until the engine has ended them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

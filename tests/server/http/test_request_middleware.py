@@ -1,7 +1,5 @@
 """Request ids, outcomes, and streams that pass piece by piece."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -113,7 +111,7 @@ def test_a_client_that_leaves_before_its_answer_is_whole_cancels() -> None:
 @pytest.mark.parametrize("stubborn", [False, True])
 @pytest.mark.parametrize("begun", [False, True])
 def test_work_for_a_client_that_has_left_ends(begun: bool, stubborn: bool) -> None:
-    """Even if the work ignores a first cancellation."""
+    """It ends even if the work ignores a first cancellation."""
     steps = []
 
     async def work(scope: Any, receive: Any, send: Any) -> None:

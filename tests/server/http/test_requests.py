@@ -1,7 +1,5 @@
 """Checks of requests: accepted requests can be answered, and no check is skipped."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """OpenAI's /v1/responses: a chat's answers in its format, streamed and whole."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -105,12 +103,12 @@ def test_structured_output(client: openai.OpenAI) -> None:
         age: int
 
     asked = ASKED | {"input": "Invent a person.", "max_output_tokens": 64, "temperature": 1}
-    found = client.responses.parse(**asked, text_format=Person, extra_body={"seed": 3})
-    assert isinstance(found.output_parsed, Person)
+    response = client.responses.parse(**asked, text_format=Person, extra_body={"seed": 3})
+    assert isinstance(response.output_parsed, Person)
     with client.responses.stream(**asked, text_format=Person, extra_body={"seed": 3}) as stream:
         pieces = [event.delta for event in stream if event.type == "response.output_text.delta"]
-        assert stream.get_final_response().output_parsed == found.output_parsed
-    assert "".join(pieces) == found.output_text
+        assert stream.get_final_response().output_parsed == response.output_parsed
+    assert "".join(pieces) == response.output_text
     format_ = {"format": {"type": "json_object"}}
     assert client.responses.create(**ASKED, text=format_).output_text.lstrip().startswith("{")
 

@@ -1,7 +1,5 @@
 """Sampling of requests without sampling fields, in /openapi.json, /v1/models and the log."""
 
-from __future__ import annotations
-
 import json
 import logging
 from types import SimpleNamespace
@@ -32,9 +30,9 @@ def test_fields_without_a_recommendation_have_openais_value() -> None:
     [("top_k", 0, False), ("top_k", -5, True), ("top_k", 2**31, True), ("top_p", 0.0, True), ("temperature", -1, True)],
 )
 def test_a_recommendation_that_no_request_may_carry_is_not_applied(name: str, value: float, ignored: bool) -> None:
-    found = defaults(min_p=0.1, **{name: value})
-    assert found.applied == OPENAI | {"min_p": 0.1}
-    assert found.ignored == ({name: value} if ignored else {})
+    applied = defaults(min_p=0.1, **{name: value})
+    assert applied.applied == OPENAI | {"min_p": 0.1}
+    assert applied.ignored == ({name: value} if ignored else {})
 
 
 def test_block_diffusion_has_no_penalty() -> None:

@@ -1,7 +1,5 @@
 """The route of metrics, without a server."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Speculation data of answers: counts, acceptance, and each token's source."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -48,11 +46,11 @@ def test_the_last_token_of_a_character_has_its_text() -> None:
 
 def test_pieces_of_a_stream_together_are_the_whole() -> None:
     tokenizer = Bytes()
-    trace, found = TokenTrace(tokenizer), []
+    trace, pieces = TokenTrace(tokenizer), []
     for length in range(1, 8):
         content = tokenizer.content("déjà vu"[:length], ended=length == 7)
-        found.append("".join(entry["token"] for entry in trace.follow(content)))
-    assert found == list("déjà vu")
+        pieces.append("".join(entry["token"] for entry in trace.follow(content)))
+    assert pieces == list("déjà vu")
 
 
 def test_a_token_without_a_record_has_no_entry() -> None:
@@ -127,16 +125,16 @@ def test_acceptance_as_aiperf_checks_it(server: Server) -> None:
     asked = {"prompt": REPEATING, "max_tokens": 40, "temperature": 0}
     *_, last = stream(server, "completions", **asked)
     for answer in (ask(server, **asked), last):
-        found = answer["metrics"]["speculative_decoding"]
-        histogram, steps = found["acceptance_histogram"], found["num_spec_steps"]
-        assert len(histogram) == found["num_spec_tokens"] + 1
+        statistics = answer["metrics"]["speculative_decoding"]
+        histogram, steps = statistics["acceptance_histogram"], statistics["num_spec_steps"]
+        assert len(histogram) == statistics["num_spec_tokens"] + 1
         assert sum(histogram) == steps
-        assert sum(j * count for j, count in enumerate(histogram)) == found["num_accepted_draft_tokens"]
-        assert found["num_accepted_draft_tokens"] <= found["num_draft_tokens"]
-        assert found["mean_acceptance_length"] == pytest.approx(39 / steps)  # prefill draws the first token
+        assert sum(j * count for j, count in enumerate(histogram)) == statistics["num_accepted_draft_tokens"]
+        assert statistics["num_accepted_draft_tokens"] <= statistics["num_draft_tokens"]
+        assert statistics["mean_acceptance_length"] == pytest.approx(39 / steps)  # prefill draws the first token
         details = answer["usage"]["completion_tokens_details"]
-        assert details["accepted_prediction_tokens"] == found["num_accepted_draft_tokens"]
-        assert sum(details.values()) == found["num_draft_tokens"]
+        assert details["accepted_prediction_tokens"] == statistics["num_accepted_draft_tokens"]
+        assert sum(details.values()) == statistics["num_draft_tokens"]
 
 
 def test_without_speculation_no_drafts_are_counted(server: Server) -> None:

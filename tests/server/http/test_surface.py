@@ -1,7 +1,5 @@
 """Health, readiness, metrics, and the reach of the server."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

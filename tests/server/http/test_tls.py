@@ -1,7 +1,5 @@
 """TLS: our files, client certificates, and a renewed certificate under load."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import shutil
@@ -60,15 +58,15 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 @contextlib.contextmanager
 def served(settings: Settings) -> Iterator[str]:
     """The address of an app with these settings' TLS, watched as in the server."""
-    found = Tls.of(settings)
-    assert found is not None
+    tls = Tls.of(settings)
+    assert tls is not None
     listener = bind("127.0.0.1", 0)
-    context = found.context()
+    context = tls.context()
     config = uvicorn.Config(app, log_level="error", lifespan="off", http=protocol(5.0))
     server = Server(config, OpenConnections(8), context)
 
     async def main() -> None:
-        watching = asyncio.create_task(found.watch(context))
+        watching = asyncio.create_task(tls.watch(context))
         await server.serve([listener])
         watching.cancel()
 
@@ -134,7 +132,7 @@ def test_a_client_that_leaves_is_noticed_at_once(tmp_path: Path, says_so: bool) 
         assert LEFT.wait(30)
 
 
-def test_a_renewed_certificate_is_taken_up_and_a_bad_one_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_renewed_certificate_is_loaded_and_a_bad_one_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls, "POLL_SECONDS", 0.05)
     crt, key = certificate(tmp_path, "server")
     new_crt, new_key = certificate(tmp_path / "new", "server")
@@ -179,11 +177,11 @@ def test_mismatched_files_are_refused_before_the_start(tmp_path: Path) -> None:
 
 def test_an_expired_certificate_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     crt, key = certificate(tmp_path, "server")
-    found = Tls.of(Settings(ssl_certfile=crt, ssl_keyfile=key))
-    assert found is not None
-    found.warn()
+    tls = Tls.of(Settings(ssl_certfile=crt, ssl_keyfile=key))
+    assert tls is not None
+    tls.warn()
     assert caplog.messages == []
     renew = ["openssl", "x509", "-in", crt, "-signkey", key, "-days", "-1", "-out", crt]
     subprocess.run(renew, check=True, capture_output=True)
-    found.warn()
+    tls.warn()
     assert caplog.messages == [f"clients will not take the certificate {crt}: certificate has expired"]

@@ -1,7 +1,5 @@
 """Token counters: no window exceeds its limit, in any interleaving."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,7 +57,7 @@ def test_tokens_count_for_a_minute() -> None:
     window.take(30, 20.0)
     assert window.taken(59.9) == 90
     assert window.wait(10, 100, 59.9) == 0
-    assert window.wait(11, 100, 30.0) == pytest.approx(30.0)  # when the first have expired
+    assert window.wait(11, 100, 30.0) == pytest.approx(30.0)  # the first have expired
     assert window.wait(71, 100, 30.0) == pytest.approx(50.0)
     assert window.wait(101, 100, 30.0) == math.inf
     assert window.reset(30.0) == pytest.approx(50.0)
@@ -104,7 +102,7 @@ REQUESTS = st.lists(
         st.one_of(st.none(), st.integers(1, 60)),  # max_tokens
         st.floats(0, 1),  # share of them that it writes
         st.floats(0, 200),  # seconds that it takes
-        st.booleans(),  # by itself; or its client leaves and the engine follows later
+        st.booleans(),  # ends by itself; otherwise its client leaves, and the engine follows later
     ),
     max_size=40,
 )
@@ -183,7 +181,7 @@ def test_a_request_reserves_its_maximum_and_returns_the_rest() -> None:
     assert other.reserve(10, 1, 20, 1000, None) == 20
     one.opened("a", Choice(output_ids=[1, 2, 3]))
     one.closed("a")
-    assert key_usage.minute.taken(time.now) == 100  # its answer has not ended
+    assert key_usage.minute.taken(time.now) == 100  # the answer has not ended
     one.end()
     assert key_usage.minute.taken(time.now) == 13 + 30
     assert key_usage.under_way == 1
@@ -274,7 +272,7 @@ def test_without_max_tokens_an_answer_is_as_long_as_it_may_be(
     assert RequestAdmission(key_usage).reserve(10, 1, None, 300, most) == answer
 
 
-def test_several_prompts_share_what_a_request_may_have() -> None:
+def test_several_prompts_share_a_requests_limit() -> None:
     key_usage = key_usage_of(Time(), max_tokens_per_request=100)
     key_usage.begin()
     admission = RequestAdmission(key_usage)
@@ -305,7 +303,7 @@ def test_requests_above_the_limit_are_refused_for_good(limits: dict[str, int]) -
         assert "one of key k may have 50" in refusal.message
 
 
-def test_choices_weigh() -> None:
+def test_each_choice_counts() -> None:
     key_usage = key_usage_of(Time(), concurrency=4)
     key_usage.begin()
     one = RequestAdmission(key_usage)
@@ -342,7 +340,7 @@ def test_headers_have_the_remaining_tokens() -> None:
     assert dict(key_usage_of(time).headers()) == {}
 
 
-def test_limits_change_under_what_was_used() -> None:
+def test_changed_limits_keep_the_usage() -> None:
     time = Time()
     key_usage = key_usage_of(time)
     key_usage.take(70)

@@ -1,7 +1,5 @@
 """A real model's arguments follow the tools' schemas and arrive complete."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Streamed tool calls and reasoning do not depend on how an answer is cut into runs of tokens."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random
@@ -232,14 +230,14 @@ def logprobs(stream: Sequence[dict[str, Any]], index: int) -> list[dict[str, Any
 
 def test_a_required_call_is_the_same_too(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(tokenizer)
-    handler = handler_of(engine, monkeypatch, tools="pythonic")  # has no grammar: the model writes a JSON list
+    handler = handler_of(engine, monkeypatch, tools="pythonic")  # without a grammar: the model writes a JSON list
     ids = tokens(tokenizer, json.dumps([{"name": name, "parameters": values} for name, values in (WEATHER, HOTEL)]))
     draw = random.Random(3)
     for runs in (singly(ids), *(random_runs(len(ids), draw) for _ in range(10))):
         engine.choices = [(ids, runs)]
-        found = assembled(chunks(handler, tool_choice="required"))
-        assert loaded(found) == [WEATHER, HOTEL]
-        assert found[0] == ""
+        answer = assembled(chunks(handler, tool_choice="required"))
+        assert loaded(answer) == [WEATHER, HOTEL]
+        assert answer[0] == ""
 
 
 @pytest.mark.parametrize("end", ["1 <", "1 [", "a <tool_c"])
@@ -261,13 +259,13 @@ def test_texts_of_tokens_equal_single_tokens(tokenizer: PreTrainedTokenizerBase)
 
     def cut(runs: Sequence[int]) -> list[str]:
         texts = TokenTexts(tokenizer, skip_special=False, spaces_between=True)
-        found, begin = [], 0
+        pieces, begin = [], 0
         for run in runs:
             # an unfinished word comes later
             shown = tokenizer.decode(ids[: begin + run]).rstrip("\ufffd")
-            found += texts.add(shown[sum(map(len, found)) + len(texts._pending) :], ids[begin : begin + run])
+            pieces += texts.add(shown[sum(map(len, pieces)) + len(texts._pending) :], ids[begin : begin + run])
             begin += run
-        return [*found, *texts.add("", [], finished=True)]
+        return [*pieces, *texts.add("", [], finished=True)]
 
     single = cut(singly(ids))
     assert "".join(single) == text

@@ -1,7 +1,5 @@
 """The fields by which a router connects two servers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -17,7 +15,7 @@ FIELDS = {"bootstrap_host": "10.0.0.1", "bootstrap_port": 8998, "bootstrap_room"
 def test_they_are_taken_from_the_body() -> None:
     body = {"model": "m", "prompt": "x", **FIELDS}
     assert transfer.take(body, "decode") == ({"model": "m", "prompt": "x"}, FIELDS)
-    assert transfer.take(body, "") == (body, {})  # refused later, by name
+    assert transfer.take(body, "") == (body, {})  # refused later by name
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])

@@ -1,7 +1,5 @@
 """The file of the keys' usage of the day."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,11 +73,11 @@ def test_a_file_of_usage_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogC
         UsageFile(Path("/proc/none/usage.json"))
 
     kept, access = UsageFile(path), Access(None, keys_file(tmp_path), clock=Time())
-    path.mkdir()  # it cannot be replaced
+    path.mkdir()  # a folder cannot be replaced
     for tokens in (1, 2):
         access._key_usages[0].take(tokens)
         kept.write(access.used_today())
-    assert [record.levelname for record in caplog.records] == ["ERROR"]  # once
+    assert [record.levelname for record in caplog.records] == ["ERROR"]  # logged once
     path.rmdir()
     kept.write(access.used_today())
     assert usage_file.read(path)[1] == {"a": 3}

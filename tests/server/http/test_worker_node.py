@@ -1,7 +1,5 @@
 """The end of a node with a part of a model."""
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """An engine's threads, and their cores."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -101,8 +99,8 @@ def test_openmp_binds_its_threads_and_leaves_the_main_one_to_us() -> None:
             [sys.executable, "-c", AFFINITY, json.dumps([first, second])], capture_output=True, text=True, check=True
         )
     assert "OMP_PLACES" not in os.environ
-    before, main, found, count = json.loads(done.stdout)
+    before, main, other_cores, count = json.loads(done.stdout)
     assert before == [first]
     assert main == [first, second]
-    assert [second] in found
+    assert [second] in other_cores
     assert count == 2

@@ -1,7 +1,5 @@
 """Processors by Linux's file trees of each kind of machine."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -50,29 +48,29 @@ def test_this_machine() -> None:
 
 
 def test_a_virtual_machine_of_two_cores(tmp_path: Path) -> None:
-    found = topology.read(tree(tmp_path, machine(2, 1, smt=False)), {0, 1})
-    assert found.cores == (Core(0, (0,)), Core(0, (1,)))
-    assert found.usable_cores == 2
+    processors = topology.read(tree(tmp_path, machine(2, 1, smt=False)), {0, 1})
+    assert processors.cores == (Core(0, (0,)), Core(0, (1,)))
+    assert processors.usable_cores == 2
 
 
 @pytest.mark.parametrize("siblings", ["core_cpus_list", "thread_siblings_list"])
 def test_hardware_threads_share_a_core(tmp_path: Path, siblings: str) -> None:
-    found = topology.read(tree(tmp_path, machine(4, 1, smt=True, siblings=siblings)), set(range(8)))
-    assert [core.cpus for core in found.cores] == [(0, 4), (1, 5), (2, 6), (3, 7)]
-    assert found.cpus == tuple(range(8))
-    assert found.usable_cores == 4
+    processors = topology.read(tree(tmp_path, machine(4, 1, smt=True, siblings=siblings)), set(range(8)))
+    assert [core.cpus for core in processors.cores] == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    assert processors.cpus == tuple(range(8))
+    assert processors.usable_cores == 4
 
 
 def test_two_sockets(tmp_path: Path) -> None:
-    found = topology.read(tree(tmp_path, machine(64, 2, smt=True)), set(range(128)))
-    assert [core.node for core in found.cores] == [0] * 32 + [1] * 32
-    assert found.cores[32] == Core(1, (32, 96))
+    processors = topology.read(tree(tmp_path, machine(64, 2, smt=True)), set(range(128)))
+    assert [core.node for core in processors.cores] == [0] * 32 + [1] * 32
+    assert processors.cores[32] == Core(1, (32, 96))
 
 
 def test_only_allowed_processors_count(tmp_path: Path) -> None:
-    """taskset, or a container's cpuset."""
-    found = topology.read(tree(tmp_path, machine(8, 2, smt=True)), {1, 2, 10, 7})
-    assert found.cores == (Core(0, (1,)), Core(0, (2, 10)), Core(1, (7,)))
+    """As by taskset, or a container's cpuset."""
+    processors = topology.read(tree(tmp_path, machine(8, 2, smt=True)), {1, 2, 10, 7})
+    assert processors.cores == (Core(0, (1,)), Core(0, (2, 10)), Core(1, (7,)))
 
 
 @pytest.mark.parametrize(
@@ -116,9 +114,9 @@ def test_only_allowed_processors_count(tmp_path: Path) -> None:
     ],
 )
 def test_quota_of_a_container(tmp_path: Path, files: dict[str, str], quota: float | None, usable: int) -> None:
-    found = topology.read(tree(tmp_path, machine(8, 1, smt=True) | files), set(range(16)))
-    assert found.quota == quota
-    assert found.usable_cores == usable
+    processors = topology.read(tree(tmp_path, machine(8, 1, smt=True) | files), set(range(16)))
+    assert processors.quota == quota
+    assert processors.usable_cores == usable
 
 
 def test_without_sys_every_processor_is_a_core(tmp_path: Path) -> None:

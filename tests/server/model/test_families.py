@@ -1,7 +1,5 @@
 """Every architecture of SGLang's registry is served or refused."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path
@@ -24,7 +22,7 @@ def model_of(architecture: str, **config: object) -> Model:
 
 
 def test_every_architecture_is_served_or_refused() -> None:
-    """For a new name: compare it in test_families_served.py, or name the obstacle."""
+    """A new name must be compared in test_families_served.py, or its obstacle named."""
     listed = Counter([*SERVED, *(name for each in REFUSED for name in each.names.split())])
     assert not [name for name, count in listed.items() if count > 1]
     assert sorted(architectures() - listed.keys()) == []
@@ -61,7 +59,7 @@ def test_recurrent_layers_are_refused_whatever_the_architecture(kind: str) -> No
 
 
 def test_models_with_states_that_follow_accepted_tokens_are_served_on_cpus() -> None:
-    """Three equal positions per token are served too."""
+    """Configurations with three equal positions per token are served too."""
     of = {"layer_types": ["linear_attention", "full_attention"], "rope_parameters": {"mrope_section": [2, 3, 3]}}
     for name in RECURRENT:
         families.check(model_of(name, **of), "cpu")
@@ -89,11 +87,11 @@ def test_a_text_model_is_found_in_a_model_with_images(text: str | None, tmp_path
     whole = {"architectures": ["Qwen2_5_VLForConditionalGeneration"]} | ({text: fields} if text else fields)
     (tmp_path / "config.json").write_text(json.dumps(whole))
     (tmp_path / "model.safetensors").touch()
-    found = target.find(str(tmp_path))
-    assert (found.config["architectures"], found.config["hidden_size"]) == (["Qwen2ForCausalLM"], 8)
-    families.check(found, "cpu")
+    model = target.find(str(tmp_path))
+    assert (model.config["architectures"], model.config["hidden_size"]) == (["Qwen2ForCausalLM"], 8)
+    families.check(model, "cpu")
     with pytest.raises(UserError, match="M-RoPE"):
-        families.check(found, "cuda")
+        families.check(model, "cuda")
 
 
 def test_models_by_transformers_import_its_code_alone() -> None:
@@ -107,9 +105,9 @@ def test_a_model_of_several_parts_keeps_the_architecture_of_the_whole(tmp_path: 
         '"text_config": {"architectures": ["Part"], "a": 1}}'
     )
     (tmp_path / "model.safetensors").touch()
-    found = target.find(str(tmp_path)).config
+    config = target.find(str(tmp_path)).config
     awq = {"quant_method": "awq"}
-    assert found == {"architectures": ["WholeForConditionalGeneration"], "quantization_config": awq, "a": 1}
+    assert config == {"architectures": ["WholeForConditionalGeneration"], "quantization_config": awq, "a": 1}
 
 
 @pytest.mark.slow

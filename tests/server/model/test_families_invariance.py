@@ -1,7 +1,5 @@
 """A row's bits do not depend on its batch: each layer of every served family, on one to three threads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -49,14 +47,14 @@ def tasks() -> list[str]:
 @pytest.mark.slow
 @pytest.mark.skipif(hardware.has_gpu() or not native.available(), reason="compiled kernels on a CPU promise it")
 def test_rows_do_not_depend_on_their_batch(tmp_path: Path) -> None:
-    found = found_by_fork(Path(walked_families.__file__), str(tmp_path), *tasks())
-    assert found.pop(PLANTED)["differing"], "a layer that depends on the number of rows was not seen"
-    assert {task: each for task, each in found.items() if each.get("differing") != {}} == {}
-    walked = {task.partition(":")[0] for task in found}
+    reports = found_by_fork(Path(walked_families.__file__), str(tmp_path), *tasks())
+    assert reports.pop(PLANTED)["differing"], "a layer that depends on the number of rows was not seen"
+    assert {task: each for task, each in reports.items() if each.get("differing") != {}} == {}
+    walked = {task.partition(":")[0] for task in reports}
     print("walked:", *sorted(walked))
     assert walked | {*TRANSFORMERS} == SERVED  # in no config.json
-    assert {task.partition(":")[0] for task, each in found.items() if not each["layers"]} == {*IN_ONE_CALL}
-    operations = {name for each in found.values() for name in each["operations"]}
+    assert {task.partition(":")[0] for task, each in reports.items() if not each["layers"]} == {*IN_ONE_CALL}
+    operations = {name for each in reports.values() for name in each["operations"]}
     assert "rsqrt bfloat16" not in operations  # torch computes it by two instructions
     known = ROUNDED_ALIKE | REPLACED | ONE_TERM | OF_CONSTANTS
     assert {name.split()[0] for name in operations} <= known, "may a row's bits depend on its batch by these?"

@@ -1,7 +1,5 @@
 """Tiny models of the served families, in float32: answers equal Transformers'."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +41,9 @@ def test_answers_equal_transformers(architecture: str, tmp_path: Path, request: 
         bias = dict.fromkeys(FEW, 100.0)
         free, biased = greedy(model, {}), greedy(model, bias)
         for speculates in (True, False):
-            found = ask(server, speculates, {"logprobs": 3})
-            assert found["token_ids"] == free[0]
-            assert_close(found["logprobs"]["token_logprobs"], free[1])
+            choice = ask(server, speculates, {"logprobs": 3})
+            assert choice["token_ids"] == free[0]
+            assert_close(choice["logprobs"]["token_logprobs"], free[1])
             assert ask(server, speculates, {"logit_bias": bias})["token_ids"] == biased[0]
         assert drafted(server) > 0
         one_call = f"{model.config.get_text_config().num_hidden_layers} layers run in one call" in server.output()
@@ -71,15 +69,15 @@ def drafted(server: Server) -> float:
 @torch.inference_mode()
 def greedy(model: torch.nn.Module, bias: dict[int, float]) -> tuple[list[int], list[float]]:
     """Transformers' greedy answer, and its log-probabilities without the bias."""
-    ids, found = list(PROMPT), []
+    ids, logprobs = list(PROMPT), []
     for _ in range(TOKENS):
         logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].float()
         biased = logits.clone()
         for token, value in bias.items():
             biased[token] += value
         ids.append(int(biased.argmax()))
-        found.append(float(torch.log_softmax(logits, -1)[ids[-1]]))
-    return ids[len(PROMPT) :], found
+        logprobs.append(float(torch.log_softmax(logits, -1)[ids[-1]]))
+    return ids[len(PROMPT) :], logprobs
 
 
 def assert_close(found: list[float], expected: list[float]) -> None:

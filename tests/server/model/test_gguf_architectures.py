@@ -1,7 +1,5 @@
 """Every architecture served from GGUF files, compared with the transformers model that was written."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

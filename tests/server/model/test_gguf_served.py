@@ -1,7 +1,5 @@
 """Tiny GGUF files, served in float32: answers equal transformers'."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,8 +54,8 @@ def test_answers_equal_transformers(name: str, tmp_path: Path, request: pytest.F
             }  # fmt: skip
             answer = HTTP.post(f"{server.url}/v1/completions", json=body, timeout=120)
             assert answer.status_code == 200, answer.text
-            found = answer.json()["choices"][0]["logprobs"]["token_logprobs"]
-            torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), atol=2e-4, rtol=1e-4)
+            logprobs = answer.json()["choices"][0]["logprobs"]["token_logprobs"]
+            torch.testing.assert_close(torch.tensor(logprobs), torch.tensor(expected), atol=2e-4, rtol=1e-4)
             if name == TURN_END:
                 body["ignore_eos"] = False
                 ended = HTTP.post(f"{server.url}/v1/completions", json=body, timeout=120).json()
@@ -77,9 +75,9 @@ def started(folder: Path, *flags: str) -> Iterator[Server]:
 
 def greedy(model: torch.nn.Module) -> tuple[list[int], list[float]]:
     """The tokens of a greedy answer and their log-probabilities."""
-    ids, found = list(PROMPT), []
+    ids, logps = list(PROMPT), []
     for _ in range(TOKENS):
         best = logprobs(model, ids)[-1].max(-1)
-        found.append(best.values.item())
+        logps.append(best.values.item())
         ids.append(int(best.indices))
-    return ids[len(PROMPT) :], found
+    return ids[len(PROMPT) :], logps

@@ -3,8 +3,6 @@
 The vocabulary is trained on unsplit texts, so a text that is split differently has other tokens.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import cache
@@ -118,13 +116,13 @@ def written(path: Path, vocabulary: tuple[list[str], Callable[[GGUFWriter], None
 def differing(file: Path, log: Path, texts: list[str]) -> dict[str, Any]:
     """Texts that llama.cpp encodes differently, with both encodings."""
     ours = AutoTokenizer.from_pretrained(target.find(str(file)).path)
-    found = {}
+    differences = {}
     with llama_cpp.opened(file, log) as reader:
         for text in texts:
             pair = ours.encode(text, add_special_tokens=False), reader.tokens(text)
             if pair[0] != pair[1]:
-                found[text] = [ours.convert_ids_to_tokens(ids) for ids in pair]
-    return found
+                differences[text] = [ours.convert_ids_to_tokens(ids) for ids in pair]
+    return differences
 
 
 @pytest.mark.parametrize("split", SPLITS)

@@ -1,7 +1,5 @@
 """GGUF files by their names on the hub: huggingface_hub with a local hub."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

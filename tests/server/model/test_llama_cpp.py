@@ -3,8 +3,6 @@
 transformers runs our folder; test_gguf_served.py compares the server with that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

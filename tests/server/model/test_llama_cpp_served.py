@@ -1,7 +1,5 @@
 """The embedded model as served, compared with llama.cpp."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

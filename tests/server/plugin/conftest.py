@@ -1,7 +1,5 @@
 """Prometheus counters that start at zero in every test."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -3,8 +3,6 @@
 The target's forward only returns logits and hidden states of the right shapes. The rest is the worker's own code.
 """
 
-from __future__ import annotations
-
 import json
 import traceback
 from collections.abc import Iterator
@@ -33,7 +31,6 @@ from outrider.drafters.block.drafter import BlockDrafter
 from outrider.drafters.block.model import BlockModel
 from outrider.drafters.chain.drafter import ChainDrafter
 from outrider.drafters.chain.network import ChainWeights
-from outrider.drafters.diffusion.denoise import SCHEDULES
 from outrider.drafters.diffusion.drafter import DiffusionDrafter
 from outrider.drafters.diffusion.model import DiffusionModel
 from outrider.drafters.eagle.checkpoint import shapes as eagle_shapes
@@ -76,8 +73,7 @@ CASES = [
     *(("dspark in graphs", "asynchronous", kind) for kind in BATCHES),
     *(("deer", "asynchronous", kind) for kind in ("greedy", "mixed")),
     *((drafter, "asynchronous", "mixed") for drafter in ("wide diffusion", "without confidence")),
-    *((f"specdiff {order}", "asynchronous", "mixed") for order in SCHEDULES),
-    ("specdiff certain", "asynchronous", "greedy"),
+    *(("specdiff", "asynchronous", kind) for kind in ("greedy", "mixed")),
     ("deer in graphs", "asynchronous", "greedy"),
     *((drafter, "asynchronous", kind) for drafter in ("eagle3", "mtp") for kind in ("greedy", "mixed")),
     *((f"dspark in graphs, rank {rank} of 2", "asynchronous", kind) for rank in (1, 2) for kind in ("greedy", "mixed")),
@@ -91,7 +87,7 @@ WITHOUT_KERNELS = [
         for drafter in ("dspark", "dspark in graphs")
         for kind in ("greedy", "penalized")
     ),
-    *((drafter, "asynchronous", "mixed") for drafter in ("truncated", "dflash2", "deer", "specdiff certain", "eagle3")),
+    *((drafter, "asynchronous", "mixed") for drafter in ("truncated", "dflash2", "deer", "specdiff", "eagle3")),
 ]
 """Cases in which torch computes everything, as without Triton."""
 IN_GRAPHS, GRAPHS = " in graphs", (1, 2, 4)
@@ -141,16 +137,16 @@ def make_drafter(name: str, device: torch.device, layers: int | None = None) -> 
         with device:
             return LookupFirst(NgramDrafter(6, device=device), make_chain(name), expected_run_length=1.7)
     begun = name.endswith(BEGUN)
-    name, _, order = name.removesuffix(BEGUN).partition("specdiff ")
-    config = (CONFIGS | PATHS | DIFFUSIONS | {"deer": DIFFUSIONS["diffusion"], "": DIFFUSIONS["diffusion"]})[name]
+    name = name.removesuffix(BEGUN)
+    config = (CONFIGS | PATHS | DIFFUSIONS | dict.fromkeys(("deer", "specdiff"), DIFFUSIONS["diffusion"]))[name]
     config = replace(config, num_layers=layers or config.num_layers)
     drafter: Drafter
     with device:
         vocab = torch.arange(config.draft_vocab_size) if config.draft_vocab_size else None
         rows = torch.zeros(config.vocab_size, config.hidden_size)
         if config.kind == "diffusion":
-            how = {"denoising_steps": 3, "denoising_order": order} if order else {}
-            drafter = DiffusionDrafter(DiffusionModel(config, vocab), embedding=rows, head=rows, **how)
+            steps = 3 if name == "specdiff" else 1
+            drafter = DiffusionDrafter(DiffusionModel(config, vocab), embedding=rows, head=rows, denoising_steps=steps)
         else:
             drafter = BlockDrafter(BlockModel(config, vocab), embedding=rows, head=rows)
     drafter = Initialised(drafter, 3) if begun else drafter
@@ -239,7 +235,7 @@ def forward(worker: Worker, batch: Any) -> Any:
 
 
 def steps(worker: Worker, kind: str, lengths: list[int], rows: torch.Tensor) -> list[list[Any]]:
-    found = []
+    operations = []
     batch = batch_of(kind, lengths, rows, worker.device)
     worker.requests.admit(batch.reqs, batch.req_pool_indices, rows.numpy())
     for _ in range(2):
@@ -249,8 +245,8 @@ def steps(worker: Worker, kind: str, lengths: list[int], rows: torch.Tensor) -> 
         assert published[0].device == worker.device
         read_late = kind == "penalized"  # rules read the page table after the verification
         assert (worker.target_worker.model_runner.shared_read_done_event is None) == (read_late or not worker.tail)
-        found.append(watched.operations)
-    return found
+        operations.append(watched.operations)
+    return operations
 
 
 class Replays:
@@ -324,7 +320,7 @@ def late(drafter: str, device: torch.device, *, without: Any = None) -> tuple[in
         shapes = warm_up.Shapes(MANY, worker.req_to_token_pool.req_to_token, VOCABULARY, worker.width - 1, True)
         with absent_gpu.watching():
             warm_up.run_all(shapes, worker.drafter)
-        compiled, found = len(absent_gpu.KERNELS.compiled) - before, list[str]()
+        compiled, missed = len(absent_gpu.KERNELS.compiled) - before, list[str]()
         for count in ASKING:
             rows = np.arange(count)
             at = SimpleNamespace(numpy=lambda rows=rows: rows)
@@ -333,8 +329,8 @@ def late(drafter: str, device: torch.device, *, without: Any = None) -> tuple[in
                 with absent_gpu.watching() as watched:
                     worker.requests.admit(batch.reqs, batch.req_pool_indices, rows)
                     worker._decode(batch, lambda _: None, None)
-                found += watched.compiled
-    return compiled, found
+                missed += watched.compiled
+    return compiled, missed
 
 
 def run(drafter: str, planner: str, kind: str, device: torch.device, *, with_kernels: bool = True) -> dict[str, Any]:
@@ -360,25 +356,25 @@ def propose_on_host(drafter: DiffusionDrafter, batch: Any) -> Any:
 
 def main() -> None:
     publish(ServerArgs(model_path="dummy", device="cpu"), role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
-    device, found = absent_gpu.install(), {}
+    device, results = absent_gpu.install(), {}
     for case in CASES:
-        found[", ".join(case)] = run(*case, device)
+        results[", ".join(case)] = run(*case, device)
     for case in WITHOUT_KERNELS:
-        found[f"{', '.join(case)}, without kernels"] = run(*case, device, with_kernels=False)
-    found["launches"] = {
+        results[f"{', '.join(case)}, without kernels"] = run(*case, device, with_kernels=False)
+    results["launches"] = {
         f"{drafter}, {kind}": launches(drafter, kind, device)
         for drafter in ("dspark", "dspark in graphs", "dspark begun in graphs")
         for kind in BATCHES
     }
-    found["late"] = {drafter: late(drafter, device) for drafter in WARMED}
-    found["planted late"] = {left: late("dspark", device, without=left) for left in ("greedy", "sampled")}
+    results["late"] = {drafter: late(drafter, device) for drafter in WARMED}
+    results["planted late"] = {left: late("dspark", device, without=left) for left in ("greedy", "sampled")}
     original = worker_module.flatten
     for name, plant in PLANTS.items():
         worker_module.flatten = lambda anchors, *rest, plant=plant: (plant(anchors), original(anchors, *rest))[1]
-        found[f"planted {name}"] = run("ngram", "verify-all", "greedy", device)
+        results[f"planted {name}"] = run("ngram", "verify-all", "greedy", device)
     DiffusionDrafter._propose_each = propose_on_host
-    found["planted host"] = run("deer", "verify-all", "greedy", device)
-    print(json.dumps(found))
+    results["planted host"] = run("deer", "verify-all", "greedy", device)
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@ our attention; and the refusal of adapters.
 Prints as JSON where requests begin in that forward, with SGLang's batch and with ours, and the refusal.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from functools import partial

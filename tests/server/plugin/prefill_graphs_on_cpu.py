@@ -3,8 +3,6 @@
 The model's body is captured and its tail is not, as in SGLang. Prints JSON.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import contextmanager, nullcontext
@@ -98,7 +96,7 @@ class Graphs(BreakableCudaGraphBackend):
     def replay(self, key: Any, batch: Any, **_: Any) -> Any:
         self.replays += 1
         body = self.runner.layer_model
-        with mock.patch.object(body, "forward", partial(Body.forward, body)):  # SGLang's calls this very replay
+        with mock.patch.object(body, "forward", partial(Body.forward, body)):  # SGLang's version calls this replay
             return self.captured[key]()
 
 
@@ -171,11 +169,11 @@ def main() -> None:
         get_parallel().override(tp_group=SimpleNamespace(world_size=1, barrier=lambda: None)),
         get_exec().graph.override(cuda_graph_config=graphs),
     ):
-        found = {"SGLang's own": replay_all(make("dspark"))}
+        results = {"SGLang's own": replay_all(make("dspark"))}
         sglang_runner.PrefillCudaGraphRunner.capture = lambda self: prefill_graphs.capture(stock, self)
-        found |= {drafter: replay_all(make(drafter)) for drafter in ("dspark", "ngram")}
-        found["failing"] = replay_all(make("dspark", fails=True))
-    print(json.dumps(found))
+        results |= {drafter: replay_all(make(drafter)) for drafter in ("dspark", "ngram")}
+        results["failing"] = replay_all(make("dspark", fails=True))
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

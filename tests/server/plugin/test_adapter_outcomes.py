@@ -1,7 +1,5 @@
 """Each adapter's drafts are counted and calibrated separately."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,8 +17,8 @@ COMMON = CalibrationTable.of({CLASSES[0]: Calibration((1.0, 1.0), (0.5, -0.5))},
 
 
 def admit(outcomes: AdapterOutcomes, *ids: str | None, learned: str = "") -> np.ndarray:
-    found = [RequestOptions(adapter=each, learned=learned).to_custom_params() for each in ids]
-    sampling = [SimpleNamespace(custom_params=params) for params in found]
+    options = [RequestOptions(adapter=each, learned=learned).to_custom_params() for each in ids]
+    sampling = [SimpleNamespace(custom_params=params) for params in options]
     reqs = [SimpleNamespace(lora_id=each, sampling_params=one) for each, one in zip(ids, sampling, strict=True)]
     return np.array([outcomes.admit(req) for req in reqs])
 
@@ -54,9 +52,9 @@ def test_an_adapter_where_drafts_fail_is_known_by_its_own() -> None:
     show(outcomes, numbers, [0.9, 0.6, 0.1, 0.9], FIRST - 1)
     np.testing.assert_allclose(confidences(outcomes, numbers)[2], common, rtol=1e-5)
     show(outcomes, numbers, [0.9, 0.6, 0.1, 0.9], 8 * FIRST)
-    found = confidences(outcomes, numbers)
-    np.testing.assert_allclose(found[[0, 2]], [0.9, 0.1], atol=0.2)
-    assert found[1] == np.float32(common)
+    adapted = confidences(outcomes, numbers)
+    np.testing.assert_allclose(adapted[[0, 2]], [0.9, 0.1], atol=0.2)
+    assert adapted[1] == np.float32(common)
     # Classes without records equal the model's, with as many positions.
     table = outcomes.table(2)
     assert table is not None

@@ -1,7 +1,5 @@
 """No token past an answer's end is drafted, recorded or counted."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -18,9 +16,9 @@ END, STOP = 7, 9
 
 
 def table(*requests):
-    found = RequestTable(8, GAMMA, "cpu")
-    found.admit(requests, torch.arange(len(requests)))
-    return found
+    made = RequestTable(8, GAMMA, "cpu")
+    made.admit(requests, torch.arange(len(requests)))
+    return made
 
 
 def limits(found, *contexts):
@@ -29,32 +27,32 @@ def limits(found, *contexts):
 
 def test_no_more_is_drafted_than_the_answer_has_room_for():
     """A prompt of 10 and 6 new tokens; a step adds one undrafted token."""
-    found = table(request(prompt=10, new_tokens=6))
+    requests = table(request(prompt=10, new_tokens=6))
     # With 10 cached the answer has one token, the anchor; 5 may follow.
-    assert [limits(found, cached)[0] for cached in (10, 11, 12, 13, 14)] == [4, 3, 2, 1, 0]
-    assert limits(found, 15) == [0]
+    assert [limits(requests, cached)[0] for cached in (10, 11, 12, 13, 14)] == [4, 3, 2, 1, 0]
+    assert limits(requests, 15) == [0]
 
 
 def test_where_lengths_are_unsure_drafts_may_pass_the_answers_end_and_not_the_contexts():
     """10 to 14 tokens of a text of 16 are cached, in a context of 16 or more."""
     for context, drafted in ((16, 1), (17, 2), (18, 3), (40, GAMMA)):
-        found = RequestTable(8, GAMMA, "cpu", context)
-        found.admit([request(prompt=10, new_tokens=6)], torch.arange(1))
-        entries = found.entries(np.arange(1))
-        assert found.view(entries, np.array([14]), 4).limits.tolist() == [drafted]
+        requests = RequestTable(8, GAMMA, "cpu", context)
+        requests.admit([request(prompt=10, new_tokens=6)], torch.arange(1))
+        entries = requests.entries(np.arange(1))
+        assert requests.view(entries, np.array([14]), 4).limits.tolist() == [drafted]
         # The last draft of the longest text is at position 14 + drafted.
         assert 14 + drafted < context
-        assert found.view(entries, np.array([14])).limits.tolist() == [0]
+        assert requests.view(entries, np.array([14])).limits.tolist() == [0]
 
 
 def test_each_request_has_its_own_end_tokens():
-    found = table(
+    requests = table(
         request(ends=(END,)),
         request(ends=(END,), stop_token_ids={STOP}),
         request(ends=(END,), ignore_eos=True),
         request(),
     )
-    assert [sorted(set(row) - {-1}) for row in found.ends[:4].tolist()] == [[END], sorted((END, STOP)), [], []]
+    assert [sorted(set(row) - {-1}) for row in requests.ends[:4].tolist()] == [[END], sorted((END, STOP)), [], []]
     again = table(request(ends=(END, STOP)), request(ends=(2,)))
     again.admit([request(ends=(3,))], torch.tensor([0]))  # a new request in the row has only its own ends
     assert again.ends[:2].tolist() == [[3, -1], [2, -1]]

@@ -1,7 +1,5 @@
 """An answer does not depend on how many of its tokens come in a step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -117,7 +115,8 @@ def check(runs: list[list[int]], request: dict[str, Any], but: str | None = None
 @settings(max_examples=200, deadline=None)
 @given(st.data(), token_ids(), REQUESTS)
 def test_runs_of_any_length_give_the_answer_of_single_tokens(data, tokens, request):
-    """Unmodified SGLang's: text, ids, end, usage, logprobs; whole and streamed."""
+    """Single tokens go through unmodified SGLang. Text, ids, end, usage and logprobs are compared, whole and
+    streamed."""
     check(data.draw(in_runs(tokens)), request)
 
 

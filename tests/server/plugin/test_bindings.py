@@ -1,7 +1,5 @@
 """A change of a module's function reaches all modules that imported it by name."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import ModuleType

@@ -3,8 +3,6 @@
 Drafted tokens decide where blocks end, as the planner may; p depends on the whole text.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import defaultdict
@@ -68,10 +66,10 @@ class Rule:
 
     def scales(self, drafts: Text) -> list[Fraction]:
         """s_0, s_1, ..."""
-        found = [Fraction(1)]
+        scale = [Fraction(1)]
         for k, x in enumerate(drafts):
-            found.append(min(Fraction(1), found[-1] * self.p(drafts[:k])[x] / self.q(drafts[:k])[x]))
-        return found
+            scale.append(min(Fraction(1), scale[-1] * self.p(drafts[:k])[x] / self.q(drafts[:k])[x]))
+        return scale
 
     def by_block(self, drafts: Text) -> Iterator[tuple[int, Fraction, list[Fraction]]]:
         """(drafts kept, chance, weights of the next token)."""
@@ -130,27 +128,27 @@ Outcomes = dict[Text, Any]
 
 
 def outcomes(rule: Rule, verify: str, drafts: Text) -> Outcomes:
-    found: Outcomes = defaultdict(Fraction)
+    chances: Outcomes = defaultdict(Fraction)
     for k, chance, weights in getattr(rule, verify)(drafts):
         for y in TOKENS:
-            found[*drafts[:k], y] += chance * weights[y] / sum(weights)
-    return found
+            chances[*drafts[:k], y] += chance * weights[y] / sum(weights)
+    return chances
 
 
 def said(rule: Rule, stop: Stop, of: Callable[[Text], Outcomes]) -> Outcomes:
     """Chances of the texts of DEPTH + 1 tokens; after a step the target continues alone."""
-    found: Outcomes = defaultdict(Fraction)
+    chances: Outcomes = defaultdict(Fraction)
     for drafts, drawn in rule.blocks(stop):
         begun = {text: drawn * chance for text, chance in of(drafts).items()}
         for _ in range(DEPTH + 1):
-            found |= {text: found[text] + chance for text, chance in begun.items() if len(text) > DEPTH}
+            chances |= {text: chances[text] + chance for text, chance in begun.items() if len(text) > DEPTH}
             begun = {
                 (*text, y): chance * rule.p(text)[y]
                 for text, chance in begun.items()
                 for y in TOKENS
                 if len(text) <= DEPTH
             }
-    return found
+    return chances
 
 
 def exact(rule: Rule) -> Outcomes:
@@ -168,18 +166,18 @@ def off_by(found: Outcomes, expected: Outcomes) -> float:
 @pytest.mark.parametrize("name", LAWS)
 def test_texts_have_exactly_the_targets_distribution(name: str, stop: str) -> None:
     rule = LAWS[name]
-    found = said(rule, STOPS[stop], lambda drafts: outcomes(rule, "by_block", drafts))
-    assert all(found[text] == chance for text, chance in exact(rule).items())
+    chances = said(rule, STOPS[stop], lambda drafts: outcomes(rule, "by_block", drafts))
+    assert all(chances[text] == chance for text, chance in exact(rule).items())
 
 
 def survivals(rule: Rule, stop: Stop, verify: str) -> list[Fraction]:
     """Chances that at least 1, 2, ... tokens are kept."""
-    found = [Fraction(0)] * DEPTH
+    survival = [Fraction(0)] * DEPTH
     for drafts, chance in rule.blocks(stop):
         for k, kept, _ in getattr(rule, verify)(drafts):
             for place in range(k):
-                found[place] += chance * kept
-    return found
+                survival[place] += chance * kept
+    return survival
 
 
 @pytest.mark.parametrize("name", LAWS)

@@ -1,7 +1,5 @@
 """Failures of optional parts are counted and logged once; then the part is off."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 

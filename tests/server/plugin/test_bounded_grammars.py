@@ -1,7 +1,5 @@
 """The scheduler's grammars: the cache, and the limits on following one."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -15,13 +13,19 @@ from small_grammars import nested_repeats, small_schema, tokenizer, vocabulary
 from outrider.server.plugin.grammars import budget as budgets
 from outrider.server.plugin.grammars.backend import TOO_SLOW, BoundedGrammar, GrammarCache, bounded, end_if_too_slow
 from outrider.server.plugin.grammars.budget import GrammarBudget
+from outrider.server.plugin.grammars.forced import ForcedText, Spelling
 
 VOCABULARY = {text: number for number, text in enumerate(vocabulary())}
 
 
 def followed(regex: str, *, unlimited: bool = False) -> BoundedGrammar:
     compiled = xgrammar.GrammarCompiler(tokenizer(), max_threads=1).compile_regex(regex)
-    return bounded(compiled, len(VOCABULARY), None, regex, None, unlimited)
+    return of_compiled(compiled, unlimited=unlimited)
+
+
+def of_compiled(compiled: xgrammar.CompiledGrammar, *, unlimited: bool = False) -> BoundedGrammar:
+    forced = ForcedText(Spelling(lambda text: [VOCABULARY[char] for char in text], list), json=False)
+    return bounded(compiled, len(VOCABULARY), None, "", None, unlimited, forced)
 
 
 def mask_of(grammar: BoundedGrammar) -> torch.Tensor:
@@ -41,9 +45,9 @@ def test_the_cache_keeps_the_latest_within_its_bytes() -> None:
     first = ("json", small_schema("first"))
     for number in range(200):
         key = ("json", small_schema(f"name{number}"))
-        cache[key] = bounded(compiler.compile_json_schema(key[1]), len(VOCABULARY), None, key[1], None, False)
+        cache[key] = of_compiled(compiler.compile_json_schema(key[1]))
         if number == 0:
-            cache[first] = bounded(compiler.compile_json_schema(first[1]), len(VOCABULARY), None, "", None, False)
+            cache[first] = of_compiled(compiler.compile_json_schema(first[1]))
         assert cache.get(first) is not None
         assert cache.bytes <= 2**20
     assert 2 < len(cache) < 200

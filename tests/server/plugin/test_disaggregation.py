@@ -1,7 +1,5 @@
 """A drafter's state in SGLang's transfer, and mismatched servers."""
 
-from __future__ import annotations
-
 import ctypes
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The drafter's memory in SGLang's own sizing of the KV cache."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

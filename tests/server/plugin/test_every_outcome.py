@@ -4,8 +4,6 @@ followed through the worker's own planning and acceptance.
 Confidences depend on earlier drafted tokens: a second draft is likely after A, not after B.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -57,8 +55,8 @@ def model(gamma: int, *, shortens: bool = False) -> TableModel:
 class Scene:
     """A served case.
 
-    model: tokens that the model drafts, 0: no model. lookup: tokens of a lookup. steps: of denoising, the surest tokens
-    first; 0: a table drafts from left to right. by_block: the verification rule. also: see `Enumeration`.
+    model: tokens that the model drafts, 0: no model. lookup: tokens of a lookup. steps: of denoising; 0: a table
+    drafts token by token. by_block: the verification rule. also: see `Enumeration`.
     """
 
     planner: Callable[[], Planner]
@@ -79,7 +77,7 @@ class Scene:
         accepting = Acceptance(logits, self.kinds, by_block=self.by_block)
         table = model(self.model, shortens=self.shortens) if self.model else None
         if self.steps:
-            table = DenoisingModel(self.model, len(TARGET), make_schedule("certain", self.model, self.steps))
+            table = DenoisingModel(self.model, len(TARGET), make_schedule(self.model, self.steps))
         drafter: Drafter | None = table
         if self.lookup:
             lookup = NgramDrafter(self.lookup)
@@ -155,9 +153,9 @@ SCENES = {
     "lookups and models together": Scene(together(one_budget_for_both, 4), PAIR, model=2, lookup=4, length=4),
     "resting": Scene(together(lambda: dear(0.4), 3), PAIR, model=2, lookup=3, length=4),
     "shortened": Scene(together(by_depth), model=2, shortens=True, length=6),
-    "surest first": Scene(VerifyAll, steps=3),
-    "surest first, threshold": Scene(lambda: Threshold(0.15), steps=3),
-    "surest first, lookups": Scene(lambda: Threshold(0.1), steps=2, lookup=3),
+    "denoising": Scene(VerifyAll, steps=2),
+    "denoising, threshold": Scene(lambda: Threshold(0.15), steps=3),
+    "denoising, lookups": Scene(lambda: Threshold(0.1), steps=2, lookup=3, length=6),
     "ends": Scene(together(one_budget), PAIR, model=2, length=4, also={"ends": (1,)}),
     "one not planned": Scene(
         together(one_budget),
@@ -192,49 +190,49 @@ def test_requests_have_the_targets_distribution(name, compiled):
     check(SCENES[name], name)
 
 
-@pytest.mark.parametrize("name", ["verify all", "threshold", "one budget", "lookups first", "surest first, lookups"])
+@pytest.mark.parametrize("name", ["verify all", "threshold", "one budget", "lookups first", "denoising, lookups"])
 def test_verified_token_by_token_they_have_it_too(name):
     check(replace(SCENES[name], by_block=False), name)
 
 
 def check(scene, name):
-    found = scene.run()
-    assert sum(found.texts.values()) == pytest.approx(1.0, abs=EXACT)
-    assert distance(found.texts, scene.exact()) < EXACT
-    assert found.verified[2] > 0.2
+    sums = scene.run()
+    assert sum(sums.texts.values()) == pytest.approx(1.0, abs=EXACT)
+    assert distance(sums.texts, scene.exact()) < EXACT
+    assert sums.verified[2] > 0.2
     if name in DIFFER:  # verification depends on the draw, as far as it may
-        assert found.differed > 0.2
+        assert sums.differed > 0.2
     if name in INFLUENCE:
-        assert found.influenced > 0.2
+        assert sums.influenced > 0.2
     if name in LEARN:  # whole steps depend on earlier draws
         rows = tuple(range(len(scene.kinds)))
-        assert sum(p > 0.05 for (requests, *_), p in found.plans.items() if requests == rows) > 1
+        assert sum(p > 0.05 for (requests, *_), p in sums.plans.items() if requests == rows) > 1
     if scene.lookup:
-        assert found.looked_up > 0.5
+        assert sums.looked_up > 0.5
     if scene.lookup and scene.model and name != "resting":
-        assert found.modelled > 0.5
+        assert sums.modelled > 0.5
     if scene.shortens:
-        assert min(found.depths[1], found.depths[2]) > 0.1
+        assert min(sums.depths[1], sums.depths[2]) > 0.1
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_seed_decides_the_text_whatever_is_drafted(seed):
     for planner in (VerifyAll, lambda: Threshold(0.4), alone(STEEP, held=1)):
         scene = Scene(planner, (Kind(seed=seed),), length=6)
-        found = scene.run()
-        assert found.texts.keys() == scene.exact().keys()
-        assert found.verified[1] > 0.5
-        assert planner is not VerifyAll or found.verified[3] > 0.5
+        sums = scene.run()
+        assert sums.texts.keys() == scene.exact().keys()
+        assert sums.verified[1] > 0.5
+        assert planner is not VerifyAll or sums.verified[3] > 0.5
 
 
 def test_learnt_acceptance_may_be_used_at_once(monkeypatch):
-    """A correction that trusts single outcomes."""
+    """The correction trusts single outcomes."""
     monkeypatch.setattr(history.Correction, "SURE", 0.1)
     for name in ("several steps looked at", "one budget", "whether the model drafts", "lookups first"):
         scene = SCENES[name]
-        found = scene.run()
-        assert distance(found.texts, scene.exact()) < EXACT
-        assert found.verified[2] > 0.2
+        sums = scene.run()
+        assert distance(sums.texts, scene.exact()) < EXACT
+        assert sums.verified[2] > 0.2
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------
@@ -291,12 +289,12 @@ class SureToTheEnd(VerifyAll):
     ids=["budget", "second confidence"],
 )
 def test_a_look_ahead_is_detected(planner):
-    """Appendix A: 0.7 and 0.3 become 0.85 and 0.15."""
+    """In appendix A, 0.7 and 0.3 become 0.85 and 0.15."""
     scene = Scene(planner, model=2, length=4, prompt=(0, 1, 0))
-    found = scene.run()
-    assert found.verified[2] > 0.2
-    assert distance(found.texts, scene.exact()) > SEEN
-    assert sum(p for (text,), p in found.texts.items() if text[0] == 0) == pytest.approx(0.85, abs=EXACT)
+    sums = scene.run()
+    assert sums.verified[2] > 0.2
+    assert distance(sums.texts, scene.exact()) > SEEN
+    assert sum(p for (text,), p in sums.texts.items() if text[0] == 0) == pytest.approx(0.85, abs=EXACT)
 
 
 def test_drafts_kept_by_another_seed_are_detected(monkeypatch):
@@ -352,7 +350,7 @@ def test_denoised_tokens_with_the_q_of_their_own_step_are_detected(monkeypatch):
 @pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
 @pytest.mark.parametrize("name", ["verify all", "lookups first", "one budget"])
 def test_compiled_kernels_decide_as_the_measured_acceptance(name, monkeypatch):
-    """Every acceptance of the enumeration, with several random numbers."""
+    """Every acceptance of the enumeration runs with several random numbers."""
     ways = SCENES[name].ways()
     ways.run()
     for with_q in (True, False):

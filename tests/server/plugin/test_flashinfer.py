@@ -1,7 +1,5 @@
 """Our FlashInfer backend, on kernels that repeat FlashInfer's index by index (`fa2.py`)."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import fa2
@@ -53,9 +51,9 @@ def test_plans_that_do_not_fit_are_refused(tokens, slots):
 def test_tiles_of_a_graph_are_no_larger_than_a_request_fills(captured, width, more, group, head_dim):
     tokens = captured + int(more * captured * (width - 1))
     slots = min(tokens, captured + 1)
-    found = slots_for_tile(tokens, slots, width=width, group=group, head_dim=head_dim)
-    assert slots <= found <= tokens
-    assert tile_rows((tokens - found + 1) * group, head_dim) <= tile_rows(width * group, head_dim)
+    padded = slots_for_tile(tokens, slots, width=width, group=group, head_dim=head_dim)
+    assert slots <= padded <= tokens
+    assert tile_rows((tokens - padded + 1) * group, head_dim) <= tile_rows(width * group, head_dim)
 
 
 def test_tiles_stay_unchanged_without_enough_workspace(kernels):
@@ -169,7 +167,7 @@ def test_dummies_of_the_start_are_verified_with_equal_lengths(kernels):
 @pytest.mark.parametrize("window", [-1, 7, 200])
 @pytest.mark.parametrize("heads", [(2, 2), (8, 1)])
 def test_every_replay_of_a_buckets_graph(kernels, heads, window):
-    """Captured for buckets, replayed with other requests."""
+    """A graph is captured for a bucket and replayed with other requests."""
     slots, width = 5, 4
     paged = paged_of([1] * slots, heads=heads, window=window)
     backend = backend_of(paged, window)
@@ -235,11 +233,11 @@ def test_layers_with_windows_may_have_a_pool_of_their_own(kernels, graph):
         backend.init_forward_metadata_out_graph(batch)
     else:
         backend.init_forward_metadata(batch)
-    q, found = attend(backend, paged, batch, tokens)
+    q, output = attend(backend, paged, batch, tokens)
     paged.cache = SimpleNamespace(
         get_key_buffer=lambda _: windowed[0][places], get_value_buffer=lambda _: windowed[1][places]
     )
-    assert_right(paged, q, found, query_lens)
+    assert_right(paged, q, output, query_lens)
 
 
 def test_full_layers_of_a_model_with_windows_see_everything(kernels):
@@ -266,8 +264,8 @@ def test_an_upper_bound_of_a_cached_length_is_not_enough(kernels):
     backend = backend_of(paged, -1)
     batch = paged.verify([4], tokens=4, width=8)
     backend.init_forward_metadata(batch)
-    q, found = attend(backend, paged, batch, 4)
-    assert_right(paged, q, found, [4])
+    q, output = attend(backend, paged, batch, 4)
+    assert_right(paged, q, output, [4])
     wrapper = backend.prefill_wrappers_verify[0]
     exact, bounds = wrapper._paged_kv_indptr_buf, torch.tensor([0, 382, 382], dtype=torch.int32)
     wrapper.plan(
@@ -276,4 +274,4 @@ def test_an_upper_bound_of_a_cached_length_is_not_enough(kernels):
     )  # fmt: skip
     wrapper._paged_kv_indptr_buf = exact
     wrong = backend.forward(q, None, None, paged.layer, batch)
-    assert not torch.allclose(wrong, found, atol=1e-3)
+    assert not torch.allclose(wrong, output, atol=1e-3)

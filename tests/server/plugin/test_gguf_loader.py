@@ -1,7 +1,5 @@
 """SGLang's layers with weights from a GGUF file's blocks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

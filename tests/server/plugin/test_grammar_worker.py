@@ -1,7 +1,5 @@
 """The process that compiles grammars survives slow, large and deadly ones."""
 
-from __future__ import annotations
-
 import json
 import os
 import select
@@ -53,15 +51,15 @@ def compilations(**limits: float) -> Iterator[Compilations]:
 
 
 def verdicts(running: Compilations, count: int, seconds: float = 60) -> dict[int, dict[str, object]]:
-    found: dict[int, dict[str, object]] = {}
+    seen: dict[int, dict[str, object]] = {}
     deadline = time.monotonic() + seconds
-    while len(found) < count:
-        assert time.monotonic() < deadline, found
+    while len(seen) < count:
+        assert time.monotonic() < deadline, seen
         pipes = running.pipes()
         ready, _, _ = select.select(list(pipes), [], [], 0.01)
         results = [*(running.finish(pipes[pipe]) for pipe in ready), *running.advance()]
-        found |= {result["number"]: result for result in results}
-    return found
+        seen |= {result["number"]: result for result in results}
+    return seen
 
 
 def test_a_grammar_that_takes_too_long_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,11 +81,11 @@ def test_each_end_has_its_verdict() -> None:
     with compilations(seconds=60, places=5) as running:
         for number, kind in enumerate(ends):
             running.add(Job(number, kind, "text", "text"))
-        found = verdicts(running, len(ends))
+        seen = verdicts(running, len(ends))
         assert not running.pipes()
     for number, (outcome, reason) in enumerate(ends.values()):
-        assert found[number]["outcome"] == outcome, found
-        assert reason in str(found[number]["reason"])
+        assert seen[number]["outcome"] == outcome, seen
+        assert reason in str(seen[number]["reason"])
 
 
 def test_a_grammar_without_a_core_may_be_retried() -> None:
@@ -101,10 +99,10 @@ def test_slow_grammars_make_room_for_waiting_ones() -> None:
         for number in range(4):
             running.add(Job(number, "spin", "", ""))
         running.add(Job(4, "fine", "", ""))
-        found = verdicts(running, 4)
-        assert found.pop(4)["outcome"] == "accepted"
-        assert {verdict["outcome"] for verdict in found.values()} == {"busy"}
-        assert set(found) == {0, 1, 2}
+        seen = verdicts(running, 4)
+        assert seen.pop(4)["outcome"] == "accepted"
+        assert {verdict["outcome"] for verdict in seen.values()} == {"busy"}
+        assert set(seen) == {0, 1, 2}
         assert len(running.pipes()) == 1
 
 
@@ -112,9 +110,9 @@ def test_more_than_may_wait_are_refused_at_once() -> None:
     with compilations(places=1, waiting=2, share=60) as running:
         for number in range(6):
             running.add(Job(number, "spin", "", ""))
-        found = verdicts(running, 3, seconds=3)
-    assert set(found) == {3, 4, 5}
-    assert {verdict["outcome"] for verdict in found.values()} == {"busy"}
+        seen = verdicts(running, 3, seconds=3)
+    assert set(seen) == {3, 4, 5}
+    assert {verdict["outcome"] for verdict in seen.values()} == {"busy"}
 
 
 def test_a_withdrawn_grammar_ends_and_makes_room() -> None:
@@ -201,7 +199,7 @@ def test_the_process_answers_and_ends_with_its_input(folder: GrammarFolder) -> N
         assert process.stdin
         assert process.stdout
         assert process.stdout.readline() == READY
-        process.send_signal(signal.SIGTERM)  # the server's end, not its own
+        process.send_signal(signal.SIGTERM)  # the signal is for the server, which ends this process
         jobs = [("regex", nested_repeats(6)), ("json", small_schema("name"))]
         for number, (kind, text) in enumerate(jobs):
             line = json.dumps({"number": number, "kind": kind, "text": text, "name": str(number)})
@@ -210,10 +208,10 @@ def test_the_process_answers_and_ends_with_its_input(folder: GrammarFolder) -> N
         process.stdin.write(b'\n{"withdrawn": 2}\n')
         process.stdin.flush()
         lines = [json.loads(process.stdout.readline()) for _ in range(3)]
-        found = {one["number"]: one.get("outcome") for one in lines}
-        assert found.pop(2) is None
-        assert found[1] == "accepted"
-        assert found[0] in ("costly", "busy")
+        outcomes = {one["number"]: one.get("outcome") for one in lines}
+        assert outcomes.pop(2) is None
+        assert outcomes[1] == "accepted"
+        assert outcomes[0] in ("costly", "busy")
         assert not psutil.Process(process.pid).children()
         process.stdin.close()
         assert process.wait(20) == 0

@@ -1,7 +1,5 @@
 """The start of SGLang's verification graphs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """AWQ and GPTQ folders, loaded by SGLang with our plugin: products equal the expanded weights', bit for bit."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The engine's part in learning: answers, promotions, roll-backs."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path
@@ -60,7 +58,7 @@ def test_a_clearly_worse_drafter_is_detected_within_200_steps() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("chance", [0.75, 0.8, 0.9])
 def test_a_drafter_as_good_or_better_is_left_alone(chance: float) -> None:
-    """In all of 40 trials; each fails with a chance far below one in 40."""
+    """In all of 40 trials, each of which fails with a chance far below one in 40."""
     assert all(show(watching(0.8), WATCHED, chance, seed) > WATCHED for seed in range(40))
 
 

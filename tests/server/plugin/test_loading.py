@@ -1,7 +1,5 @@
 """Drafter and planner from the plugin's configuration."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterator

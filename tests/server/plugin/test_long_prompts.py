@@ -1,7 +1,5 @@
 """While a long prompt is read, answers continue, and a short prompt passes it."""
 
-from __future__ import annotations
-
 import random
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """Speculation's counters, and detection of a useless drafter."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from planning import step_of

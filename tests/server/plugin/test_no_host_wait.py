@@ -1,7 +1,5 @@
 """A decode step never waits for a GPU: it runs on a fake one, where waiting raises."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ def found():
 
 
 def test_a_step_never_waits_and_runs_the_same_operations_for_all_lengths(found):
-    """No copy to the host except after the step, no shape that depends on numbers, one device."""
+    """There is no copy to the host except after the step, no shape that depends on numbers, and one device."""
     steps = {case: said for case, said in found.items() if not case.startswith(("planted", "launches", "late"))}
     assert len(steps) > 10
     assert {case: said for case, said in steps.items() if not said.get("same")} == {}
@@ -43,14 +41,14 @@ def test_drafts_of_answers_that_have_begun_are_graphs_as_well(found):
 
 
 def test_no_kernel_is_compiled_when_the_server_is_ready(found):
-    """Whatever the requests and their options."""
+    """This holds for all requests and options."""
     assert {drafter: late for drafter, (_, late) in found["late"].items() if late} == {}
     for left, (_, late) in found["planted late"].items():
         assert late, f"a warm-up without {left} requests would not be found out"
 
 
 def test_few_kernels_are_compiled_at_the_start(found):
-    """Each takes a second or more."""
+    """Each kernel takes a second or more."""
     assert {drafter: count for drafter, (count, _) in found["late"].items() if not 0 < count <= 40} == {}
 
 

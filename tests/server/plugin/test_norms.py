@@ -1,7 +1,5 @@
 """Norms on a GPU in float32, for which sglang-kernel has no kernel."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from sglang.srt.layers.layernorm import GemmaRMSNorm, RMSNorm

@@ -1,7 +1,5 @@
 """Drafters of single keys in the engine: memory, use, and roll-backs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from itertools import count
@@ -113,7 +111,7 @@ def test_drafters_of_running_requests_stay(keys: OwnerDrafters, drafter: Several
 
 
 def test_numbers_are_never_reused_for_another_key(keys: OwnerDrafters, drafter: SeveralSets) -> None:
-    """Also in a row that an ended request left in the table."""
+    """An ended request may have left its row in the table."""
     seen: dict[int, str] = {}
     for _ in range(3):
         for learner in "abcd":
@@ -150,7 +148,7 @@ def test_a_worse_drafter_is_rolled_back_for_its_key_alone(keys: OwnerDrafters, d
     second = keys.admit(promoted)
     show(keys, [second, other], [0.05, 0.05], 100)
     assert keys.state()["refused"] == ["a/0002"]
-    assert set(drafter.sets.values()) == {"b/0001"}  # it was not promoted, so it is not compared
+    assert set(drafter.sets.values()) == {"b/0001"}  # no new drafter, so no comparison
     assert served_by(keys, drafter, promoted, request("a", "0001")) == ["", "a/0001"]
     show(keys, [first], [0.0], 100)  # rolled back to, and not watched
     assert keys.state()["refused"] == ["a/0002"]

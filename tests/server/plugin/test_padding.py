@@ -1,7 +1,5 @@
 """Padding rows in SGLang's fa3 backend without a graph, on a kernel that skips them."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -77,23 +75,23 @@ def test_they_are_uninitialised_in_sglang_and_zero_in_ours(fa3: Any) -> None:
     query_lens, tokens = [3, 1, 4], 11
     for made, finite in ((fa3, False), (lambda paged: zeroed(fa3, paged), True)):
         paged = Paged([40, 0, 7], heads=HEADS, dim=DIM)
-        q, found = attend(made(paged), paged, paged.verify(query_lens, tokens=tokens, width=WIDTH), tokens)
-        torch.testing.assert_close(found[:8], paged.expected(q, query_lens), atol=2e-5, rtol=2e-5)
-        assert bool(found[8:].isfinite().all()) == finite
-        assert bool((found[8:] == 0).all()) == finite
+        q, output = attend(made(paged), paged, paged.verify(query_lens, tokens=tokens, width=WIDTH), tokens)
+        torch.testing.assert_close(output[:8], paged.expected(q, query_lens), atol=2e-5, rtol=2e-5)
+        assert bool(output[8:].isfinite().all()) == finite
+        assert bool((output[8:] == 0).all()) == finite
 
 
 def test_a_full_bucket_and_a_prefill_are_left_as_they_are(fa3: Any) -> None:
     paged = Paged([40, 0, 7], heads=HEADS, dim=DIM)
     backend = zeroed(fa3, paged)
-    q, found = attend(backend, paged, paged.verify([3, 1, 4], tokens=8, width=WIDTH), 8)
-    torch.testing.assert_close(found, paged.expected(q, [3, 1, 4]), atol=2e-5, rtol=2e-5)
+    q, output = attend(backend, paged, paged.verify([3, 1, 4], tokens=8, width=WIDTH), 8)
+    torch.testing.assert_close(output, paged.expected(q, [3, 1, 4]), atol=2e-5, rtol=2e-5)
     paged = Paged([40, 0, 7], heads=HEADS, dim=DIM)
     backend = zeroed(fa3, paged)
     attend(backend, paged, paged.verify([1, 1, 1], tokens=5, width=WIDTH), 5)
     backend.token_to_kv_pool, backend.req_to_token_pool = paged.cache, paged.requests
-    q, found = attend(backend, paged, paged.extend([5, 2, 6]), 13)
-    torch.testing.assert_close(found, paged.expected(q, [5, 2, 6]), atol=2e-5, rtol=2e-5)
+    q, output = attend(backend, paged, paged.extend([5, 2, 6]), 13)
+    torch.testing.assert_close(output, paged.expected(q, [5, 2, 6]), atol=2e-5, rtol=2e-5)
 
 
 def test_no_operation_is_added_to_a_graph() -> None:

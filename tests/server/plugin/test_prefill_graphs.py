@@ -1,7 +1,5 @@
 """Graphs of prefills: SGLang's own runner with functions as graphs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ def found():
 
 
 def test_prefills_bring_hidden_states_by_graphs_where_the_drafter_reads_them(found):
-    """All but one of 1 and one of 17 tokens, which have no graph of similar size."""
+    """A prompt of 1 token and one of 17 have no graph of similar size."""
     assert found["dspark"] == {"replayed": 6, "eager": 2, "captured": 3}
 
 

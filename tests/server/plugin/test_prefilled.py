@@ -1,7 +1,5 @@
 """The drafter's view of a prefill."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import torch

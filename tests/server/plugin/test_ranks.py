@@ -1,7 +1,5 @@
 """Tensor-parallel ranks follow one rank's decisions."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Recurrent states of a ragged verification follow the accepted tokens."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,13 +64,13 @@ class Served:
                 forward_mode=mode, seq_lens=seq_lens, req_pool_indices=ROWS, spec_info=spec, extend_seq_lens=counts
             )
         )
-        found = []
+        outputs = []
         for layer, texts in zip(self.layers, self.texts, strict=True):
             places = zip(texts, begins, lens, wrong_from, strict=True)
             rows = torch.cat([self._rows(*each) for each in places])
             mixed, a, b = rows.split([CHANNELS, HEADS, HEADS], -1)
-            found.append(self.backend.forward(layer=layer, forward_batch=None, mixed_qkv=mixed, a=a, b=b)[0])
-        return list(torch.stack(found, 1).split(lens))
+            outputs.append(self.backend.forward(layer=layer, forward_batch=None, mixed_qkv=mixed, a=a, b=b)[0])
+        return list(torch.stack(outputs, 1).split(lens))
 
     @staticmethod
     def _rows(text: torch.Tensor, begin: int, count: int, wrong_from: int) -> torch.Tensor:
@@ -104,11 +102,11 @@ def expected(lens: list[int]) -> tuple[list[torch.Tensor], Pool]:
 
 
 def test_states_follow_accepted_tokens() -> None:
-    """Equal bits in every layer."""
+    """The bits are equal in every layer."""
     served = Served()
-    found = decode(served)
-    outputs, pool = expected([len(each) for each in found])
-    for one, other in zip(found, outputs, strict=True):
+    results = decode(served)
+    outputs, pool = expected([len(each) for each in results])
+    for one, other in zip(results, outputs, strict=True):
         assert torch.equal(one, other)
     assert torch.equal(served.pool.temporal, pool.temporal)
     assert torch.equal(served.pool.conv, pool.conv)
@@ -116,7 +114,7 @@ def test_states_follow_accepted_tokens() -> None:
 
 @pytest.mark.parametrize("part", ["slide", "replay"])
 def test_states_that_follow_drafts_are_detected(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All verified tokens advance the windows, or the states."""
+    """In the planted fault, all verified tokens advance the windows, or the states."""
     from outrider.server.plugin.cpu import recurrent
 
     honest = getattr(recurrent.gated_delta, part)
@@ -125,10 +123,10 @@ def test_states_that_follow_drafts_are_detected(part: str, monkeypatch: pytest.M
         honest(tokens, states, states.indptr.diff())
 
     monkeypatch.setattr(recurrent.gated_delta, part, by_drafts)
-    found = decode(Served())
+    results = decode(Served())
     monkeypatch.undo()
-    outputs, _ = expected([len(each) for each in found])
-    assert not all(torch.allclose(one, other, atol=1e-3) for one, other in zip(found, outputs, strict=True))
+    outputs, _ = expected([len(each) for each in results])
+    assert not all(torch.allclose(one, other, atol=1e-3) for one, other in zip(results, outputs, strict=True))
 
 
 def test_a_prompt_in_pieces_gives_the_same() -> None:

@@ -1,7 +1,5 @@
 """Hooks into SGLang."""
 
-from __future__ import annotations
-
 import ast
 from importlib.metadata import distribution
 from pathlib import Path

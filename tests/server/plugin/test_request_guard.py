@@ -1,7 +1,5 @@
 """A request that cannot be prepared ends with an error; the engine continues."""
 
-from __future__ import annotations
-
 from array import array
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,8 +34,8 @@ def request(**fields: Any) -> Req:
 def flags(monkeypatch: pytest.MonkeyPatch) -> None:
     deterministic, features = SimpleNamespace(), SimpleNamespace(enable_custom_logit_processor=False)
     deterministic.enable_deterministic_inference = False
-    found = SimpleNamespace(deterministic=deterministic, features=features)
-    monkeypatch.setattr(sampling_batch_info, "get_exec", lambda: found)
+    engine = SimpleNamespace(deterministic=deterministic, features=features)
+    monkeypatch.setattr(sampling_batch_info, "get_exec", lambda: engine)
 
 
 @pytest.mark.usefixtures("flags")
@@ -69,12 +67,12 @@ def test_valid_requests_pass(sampling: dict[str, Any]) -> None:
 
 @pytest.mark.server
 def test_other_answers_continue_when_a_request_cannot_be_prepared(small_target: SmallTarget) -> None:
-    found = found_by_fork(Path(poison.__file__), str(small_target.folder), str(small_target.dspark))
-    assert found["meanwhile"]
-    assert "out-of-vocabulary" in found["ends"].pop("logprob tokens")
-    for name, end in found["ends"].items():
+    report = found_by_fork(Path(poison.__file__), str(small_target.folder), str(small_target.dspark))
+    assert report["meanwhile"]
+    assert "out-of-vocabulary" in report["ends"].pop("logprob tokens")
+    for name, end in report["ends"].items():
         assert end.startswith("500 the engine cannot prepare this request: "), (name, end)
         assert "\n" not in end
-    assert found["same"]
-    assert found["after"]
-    assert found["ending"] < EXIT_SECONDS / 2  # it ended when asked, without a timeout
+    assert report["same"]
+    assert report["after"]
+    assert report["ending"] < EXIT_SECONDS / 2  # it ended without a timeout

@@ -1,8 +1,6 @@
 """Requests with sampling rules have the rules' distribution, also after several drafts: every outcome, through the
 worker's own rules, is compared with independent rules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -147,9 +145,9 @@ def off_by(ruled: Ruled, found: Found) -> float:
 @pytest.mark.parametrize("planner", [VerifyAll, lambda: Threshold(0.5)], ids=["verify all", "threshold"])
 @pytest.mark.parametrize("name", SETS)
 def test_a_request_has_the_targets_distribution_under_its_rules(name, planner):
-    found = said(SETS[name], planner())
-    assert off_by(SETS[name], found) < EXACT
-    assert found.verified[2] > 0.2
+    chances = said(SETS[name], planner())
+    assert off_by(SETS[name], chances) < EXACT
+    assert chances.verified[2] > 0.2
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -164,7 +162,7 @@ def test_every_rule_matters(name):
 
 @pytest.mark.parametrize("name", ["penalties", "grammar"])
 def test_rules_that_do_not_count_drafts_are_detected(name, monkeypatch):
-    """Rules as in SGLang, on one row of each request."""
+    """The planted fault applies the rules to one row of each request, as SGLang does."""
     honest = logit_rules.apply_rules
 
     def by_the_anchor(found, reqs, info, context, barrier=None):
@@ -177,7 +175,7 @@ def test_rules_that_do_not_count_drafts_are_detected(name, monkeypatch):
             found.copy_(before + (found - before)[first])
 
     monkeypatch.setattr(logit_rules, "apply_rules", by_the_anchor)
-    if name == "grammar":  # it rejects the output one step later
+    if name == "grammar":  # the grammar rejects the output one step later
         with pytest.raises(ValueError, match="Tokens not accepted"):
             said(SETS[name], VerifyAll())
     else:

@@ -5,8 +5,6 @@ Four requests share a seed and a budget. The first begins with OPEN, the rest wi
 second drafts reveals the first request's draw, which is equal: a planner that used it would bias the answers.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -114,8 +112,8 @@ def texts(
     table, rows = torch.arange(count * 20, dtype=torch.int32).view(count, 20), torch.arange(count)
     seq_lens = torch.full((count,), 5)
     anchors = sampling.draw(TARGET[torch.tensor(prompts)].log(), seq_lens - 1)
-    found = [[token] for token in anchors.tolist()]
-    while min(len(tokens) for tokens in found) < LENGTH:
+    answers = [[token] for token in anchors.tolist()]
+    while min(len(tokens) for tokens in answers) < LENGTH:
         keys = sampling.draft_keys(seq_lens, GAMMA)
         batch = DraftBatch(
             anchors, seq_lens, table, rows, keys=keys, wants_probs=not sampling.all_decided, **sampling.rules._asdict()
@@ -127,11 +125,11 @@ def texts(
         flat = flatten(anchors, draft.tokens, verify_lens, seq_lens, table, rows)
         logits = TARGET[flat.input_ids].log()
         accept_lens, out = sampling.accept(logits, draft, verify_lens, flat)
-        for tokens, more, length in zip(found, out.tolist(), accept_lens.tolist(), strict=True):
+        for tokens, more, length in zip(answers, out.tolist(), accept_lens.tolist(), strict=True):
             tokens += more[:length]
         anchors = out.gather(1, accept_lens[:, None] - 1)[:, 0]
         seq_lens = seq_lens + accept_lens
-    return [tuple(tokens[:LENGTH]) for tokens in found]
+    return [tuple(tokens[:LENGTH]) for tokens in answers]
 
 
 def budget(tokens: int):
@@ -156,15 +154,15 @@ ADMISSIONS = {
 
 def exact(start: int) -> dict[tuple[int, ...], float]:
     """Probability of each text that begins with `start`."""
-    found = {(start,): 1.0}
+    chances = {(start,): 1.0}
     for _ in range(LENGTH - 1):
-        found = {
+        chances = {
             (*text, token): p * float(TARGET[text[-1], token])
-            for text, p in found.items()
+            for text, p in chances.items()
             for token in range(len(TARGET))
             if TARGET[text[-1], token] > 0
         }
-    return found
+    return chances
 
 
 def p_of_first(admit, **options) -> float:
@@ -207,13 +205,13 @@ def test_drafts_may_be_wider_than_q(seeded):
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
 def test_a_seed_decides_the_text(top_p, request):
-    """Whatever drafter, admission, and company."""
+    """The drafter, the admission and other requests do not matter."""
     flat = Table(torch.where(TARGET > 0, 1.0, 0.0) / (TARGET > 0).sum(1, keepdim=True))
-    found = set()
+    answers = set()
     seeds = 40 if request.config.getoption("--exhaustive") else 16
     for seed in range(seeds):
         (alone,) = texts([TO_OPEN], [seed], top_p=top_p)
-        found.add(alone)
+        answers.add(alone)
         for name, admit in ADMISSIONS.items():
             for drafter in (Table(DRAFT), flat):
                 (other,) = texts([TO_OPEN], [seed], admit=admit, drafter=drafter, top_p=top_p)
@@ -229,12 +227,12 @@ def test_a_seed_decides_the_text(top_p, request):
                 )
                 assert beside[2] == alone, name
                 assert beside[3] == (LEAD, A, A, A)
-    assert len(found) > seeds / 4
+    assert len(answers) > seeds / 4
 
 
 @pytest.mark.usefixtures("compiled")
 def test_a_drafter_that_knows_the_target_is_always_right():
-    """q = p with the same noise."""
+    """q equals p, and both use the same noise."""
     steps = 0
 
     def count(confidence, lens):
@@ -244,11 +242,11 @@ def test_a_drafter_that_knows_the_target_is_always_right():
 
     for seed in range(20):
         texts([TO_OPEN], [seed], admit=count, drafter=Table(TARGET))
-    assert steps == 20  # each adds GAMMA + 1 tokens to the first
+    assert steps == 20  # each step adds GAMMA + 1 tokens to the first
 
 
 def test_survival_reveals_the_draw_as_the_trap_needs():
-    """By the equal draw, the rest's second drafts rank before or after the first request's first."""
+    """By the draw, which is equal, the rest's second drafts rank before or after the first request's first."""
     draft = Table(DRAFT)
     first = draft.overlap[OPEN]
     for drawn, before in ((A, True), (B, False)):
@@ -258,7 +256,7 @@ def test_survival_reveals_the_draw_as_the_trap_needs():
 
 @pytest.mark.parametrize("with_probs", [True, False])
 def test_on_a_device_every_token_is_the_same(monkeypatch, with_probs):
-    """With padding, and without reading a number."""
+    """There is padding, and no number is read."""
     generator = torch.Generator().manual_seed(0)
     count, vocab, gamma = 60, 31, 4
     info = SimpleNamespace(

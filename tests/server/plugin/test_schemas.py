@@ -1,7 +1,5 @@
 """A schema's constraints are enforced, refused or without effect; patterns match whole texts."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """The installed SGLang is the one that Outrider was written for."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import defaultdict
@@ -38,14 +36,15 @@ class Inheriting(Theirs):
 
 @pytest.mark.slow
 def test_code_that_ours_relies_on_is_unchanged() -> None:
-    """To fix: read SGLang's changes, adapt our code, then `python tests/support/sglang_contracts.py --write`."""
+    """To fix a failure: read SGLang's changes, adapt our code, run `python tests/support/sglang_contracts.py
+    --write`."""
     assert sglang_contracts.read()["sglang"] == version("sglang")
     assert sglang_contracts.report() == []
     assert sglang_contracts.read()["files"] == sglang_contracts.files(sglang_contracts.touched())
 
 
 def test_changes_are_named_with_the_place_of_our_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With other fingerprints, and a family table without an architecture."""
+    """The stored fingerprints and the family table differ from the installed SGLang."""
     scheduler = "sglang.srt.managers.scheduler.Scheduler"
     read = sglang_contracts.read()
     read["fingerprints"] |= {f"{scheduler}._add_request_to_queue": "0" * 16, f"{scheduler}.gone": "1" * 16}
@@ -115,12 +114,12 @@ def test_fingerprints_ignore_comments(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(
         sglang_contracts, "_path", lambda name: folder / "module.py" if name == "package.module" else None
     )
-    found = []
+    digests = []
     for text in ('class A:\n def f(self):\n  "Old."\n  return 1\n', "class A:\n def f(self):  # new\n  return 1\n",
                  "class A:\n def f(self):\n  return 2\n"):  # fmt: skip
         (folder / "module.py").write_text(text)
         sglang_contracts._tree.cache_clear()
-        found.append(sglang_contracts.fingerprints(["package.module.A.f"])["package.module.A.f"])
-    assert found[0] == found[1] != found[2]
+        digests.append(sglang_contracts.fingerprints(["package.module.A.f"])["package.module.A.f"])
+    assert digests[0] == digests[1] != digests[2]
     with pytest.raises(LookupError):
         sglang_contracts.fingerprints(["package.module.A.g"])

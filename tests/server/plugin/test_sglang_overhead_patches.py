@@ -1,7 +1,5 @@
 """SGLang's decode step without the omitted parts does the same as SGLang's own."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 
@@ -58,7 +56,7 @@ def test_changes_by_a_forward_are_undone(isolation):
 
 
 @pytest.mark.parametrize(("algorithm", "overlap"), [(True, False), (False, True)])
-def test_other_workers_have_sglangs_own_isolation(algorithm, overlap):
+def test_other_workers_keep_sglangs_isolation(algorithm, overlap):
     batch = make_batch()
     batch.spec_algorithm = SimpleNamespace(is_none=lambda: algorithm)
     given = sglang_overhead_patches._forward_isolation(

@@ -1,7 +1,5 @@
 """In a target's process, torch's results for a row do not depend on other rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
@@ -57,7 +55,7 @@ def test_numbers_of_other_types(replaced: None) -> None:
 
 
 def test_shared_experts_gates_and_gpt_oss() -> None:
-    """Ours, in place of SGLang's Triton kernels."""
+    """Our functions replace SGLang's Triton kernels."""
     draw = torch.Generator().manual_seed(0)
     hidden, gate, shared = (torch.randn(*shape, generator=draw) for shape in ((64, 256), (256,), (64, 3)))
 

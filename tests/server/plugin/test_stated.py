@@ -1,7 +1,5 @@
 """SGLang's models follow config.json: windows, and OLMo 3's rotary base."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,13 +43,13 @@ def test_a_model_with_its_own_window_is_left_alone() -> None:
 
 
 def test_rotary_positions_as_transformers_5_writes_them() -> None:
-    found: dict[str, Any] = {}
-    read = stated.with_rope(lambda self, **fields: found.update(fields))
+    parameters: dict[str, Any] = {}
+    read = stated.with_rope(lambda self, **fields: parameters.update(fields))
     read(None, rope_parameters={FULL: {"rope_type": "default", "rope_theta": 5.0}}, vocab_size=3)
-    assert found == {"rope_theta": 5.0, "vocab_size": 3}
-    found.clear()
+    assert parameters == {"rope_theta": 5.0, "vocab_size": 3}
+    parameters.clear()
     read(None, rope_parameters={FULL: {"rope_type": "yarn", "rope_theta": 5.0, "factor": 8.0}})
-    assert found == {"rope_theta": 5.0, "rope_scaling": {"rope_type": "yarn", "factor": 8.0}}
-    found.clear()
+    assert parameters == {"rope_theta": 5.0, "rope_scaling": {"rope_type": "yarn", "factor": 8.0}}
+    parameters.clear()
     read(None, rope_theta=7.0, rope_scaling=None)
-    assert found == {"rope_theta": 7.0, "rope_scaling": None}
+    assert parameters == {"rope_theta": 7.0, "rope_scaling": None}

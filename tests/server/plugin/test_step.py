@@ -1,7 +1,5 @@
 """Records of a decode step."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import FrozenInstanceError
 

@@ -1,7 +1,5 @@
 """Stored texts for lookups across requests."""
 
-from __future__ import annotations
-
 from array import array
 from types import SimpleNamespace
 
@@ -40,7 +38,7 @@ def ask(keeper: TextKeeper, key: str, adapter: str | None = None, salt: str = ""
 
 
 def test_a_keys_adapters_displace_its_own_texts_alone() -> None:
-    """The most recently used stay, and another key's."""
+    """The most recently used texts stay, and another key's."""
     keeper = TextKeeper(Corpora(4096), VOCAB)
     others = {key: ask(keeper, key) for key in ("bob", "cid")}
     numbers = {name: ask(keeper, "ann", name) for name in map(str, range(2 * OWNERS))}
@@ -51,8 +49,8 @@ def test_a_keys_adapters_displace_its_own_texts_alone() -> None:
     assert {key: ask(keeper, key) for key in others} == others
 
 
-def test_keys_get_their_share_of_one_that_has_more() -> None:
-    """Until all have equal shares; then the one silent longest is dropped."""
+def test_keys_take_their_share_from_the_largest() -> None:
+    """Until all have equal shares, the largest loses; then the key silent longest."""
     keeper = TextKeeper(Corpora(4096), VOCAB)
     adapters = [ask(keeper, "ann", f"adapter {n}") for n in range(OWNERS)]
     keys = {f"key {n}": ask(keeper, f"key {n}") for n in range(OWNERS - 1)}

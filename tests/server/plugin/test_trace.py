@@ -1,7 +1,5 @@
 """The source of each token, from a step's record to the request's data."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from types import SimpleNamespace

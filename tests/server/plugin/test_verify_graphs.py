@@ -1,7 +1,5 @@
 """Verification graphs: SGLang's own runner with functions as graphs, on a CPU."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 
@@ -18,7 +16,7 @@ def found():
 
 @pytest.mark.slow
 def test_a_replay_equals_each_request_alone(found):
-    """In every bucket, with 1 to all requests."""
+    """In every bucket, with one request up to all."""
     for drafter, said in found.items():
         assert said["replayed"] > 100, drafter
         assert said["full"] > 0, drafter
@@ -27,7 +25,7 @@ def test_a_replay_equals_each_request_alone(found):
 
 @pytest.mark.slow
 def test_the_planners_buckets_are_captured(found):
-    """The buckets with room for SGLang's requests."""
+    """They must have room for SGLang's requests."""
     for said in found.values():
         assert said["captured"] == said["buckets"] == [t for t in said["sizes"] if t <= 20]
         assert said["buffers"] == [6, 20]  # one slot more than requests; as many tokens as the largest graph
@@ -36,7 +34,6 @@ def test_the_planners_buckets_are_captured(found):
 
 @pytest.mark.slow
 def test_logits_take_four_bytes_as_documented(found):
-    """requests * width * vocabulary"""
     assert {said["logits"] for said in found.values()} == {5 * 4 * 40 * 4}
 
 
@@ -47,7 +44,7 @@ def test_hidden_states_come_where_the_drafter_wants_them(found):
 
 @pytest.mark.slow
 def test_replays_accept_and_commit_batches_and_closed_tails_leave_no_graph(found):
-    """Greedy, sampled and seeded requests, lookups among drafts with q, compared with steps without graphs."""
+    """Greedy, sampled and seeded requests with lookups among drafts equal steps without graphs."""
     for said in found.values():
         assert said["committed"] > 2 * said["replayed"]
 

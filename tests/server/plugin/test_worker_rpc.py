@@ -1,7 +1,5 @@
 """Commands to the engine from callers that may be cancelled."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

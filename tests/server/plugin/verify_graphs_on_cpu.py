@@ -5,8 +5,6 @@ attention backend plans by the functions of SGLang's fa3, and computes with our 
 JSON.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import contextmanager
@@ -228,7 +226,7 @@ def verification(
 
 def alone(runner: verify_graphs.VerifyGraphRunner, batch: ForwardBatch, verify_lens: torch.Tensor) -> torch.Tensor:
     """Logits of the batch's tokens, one request at a time, without SGLang."""
-    attention, flat, found = runner.attn_backend, batch.flat, []
+    attention, flat, logits = runner.attn_backend, batch.flat, []
     for index, length in enumerate(batch.seq_lens.tolist()):
         begin, end = flat.qo_indptr[index : index + 2].tolist()
         x = runner.model_runner.model.embedding[flat.input_ids[begin:end]]
@@ -238,8 +236,8 @@ def alone(runner: verify_graphs.VerifyGraphRunner, batch: ForwardBatch, verify_l
         scores = x @ known.T * 0.3
         seen = torch.arange(end - begin + length) <= length + torch.arange(end - begin)[:, None]
         hidden = torch.softmax(scores.masked_fill(~seen, float("-inf")), 1) @ known
-        found.append(hidden @ runner.model_runner.model.embedding.T)
-    return torch.cat(found)
+        logits.append(hidden @ runner.model_runner.model.embedding.T)
+    return torch.cat(logits)
 
 
 def sampling_of(count: int, kind: int) -> Sampling:
@@ -382,12 +380,12 @@ def main() -> None:
 
 
 def replay_both() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for drafter in ("dspark", "ngram"):
         runner = make(drafter)
         replays = replay_all(runner)
         traces = runner.backend.traces
-        found[drafter] = {
+        results[drafter] = {
             "captured": sorted(key.size for key in traces),
             "buckets": BUCKETS.graphs,
             "sizes": BUCKETS.sizes,
@@ -397,9 +395,9 @@ def replay_both() -> dict[str, Any]:
             "same operations": all(trace == made[0] for made in traces.values() for trace in made),
             **replays,
         }
-    found["dspark"]["without a slot more"] = foreign_reads()
-    found["dspark"]["faults"] = faults()
-    return found
+    results["dspark"]["without a slot more"] = foreign_reads()
+    results["dspark"]["faults"] = faults()
+    return results
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Two engines at one address, with traces and logs."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterator
 

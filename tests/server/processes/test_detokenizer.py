@@ -1,7 +1,5 @@
 """Texts made in the HTTP process equal SGLang's detokenizer process."""
 
-from __future__ import annotations
-
 import copy
 import multiprocessing
 from collections.abc import Callable, Iterator
@@ -105,7 +103,7 @@ def test_texts_equal_sglangs_process(
     sglangs: Callable[[Any], Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Texts, ids, ends, logprobs and counts, in each step."""
+    """Texts, ids, ends, logprobs and counts of each step are compared."""
     keep_nothing(monkeypatch)
     texts: dict[str, str] = {}
     with hooked(answer_ends.register):
@@ -115,7 +113,7 @@ def test_texts_equal_sglangs_process(
             theirs = sglangs(message)
             made = ours.handle_batch_token_id_out(copy.deepcopy(message))
             assert len(made.time_stats) == len(theirs.time_stats)
-            made.time_stats = theirs.time_stats = None  # compared by identity
+            made.time_stats = theirs.time_stats = None  # these compare by identity
             assert made == theirs
             for rid, text in zip(theirs.rids, theirs.output_strs, strict=True):
                 texts[rid] = texts.get(rid, "") + text

@@ -1,7 +1,5 @@
 """One tensor-parallel engine on two nodes, on loopback."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """SGLang's launcher uses only the replaced parts of `multiprocessing`."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

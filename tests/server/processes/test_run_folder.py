@@ -1,7 +1,5 @@
 """The folder of a running server is private, and is deleted with the server or by the next one."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import stat

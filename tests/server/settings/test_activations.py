@@ -1,7 +1,5 @@
 """`--activations auto`: measured once, then fixed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -49,14 +47,14 @@ def profile_of(settings: Settings, model: Model) -> None:
 
 def measuring(monkeypatch: pytest.MonkeyPatch, seconds: Mapping[str, float]) -> list[str]:
     """Make measurements return these times; yields the kinds of blocks measured."""
-    found: list[str] = []
+    kinds: list[str] = []
 
     def measure(settings: Settings, samples: Mapping[str, object]) -> dict[str, float]:
-        found.append(" ".join(sorted(samples)))
+        kinds.append(" ".join(sorted(samples)))
         return dict(seconds)
 
     monkeypatch.setattr(activations, "_measure", measure)
-    return found
+    return kinds
 
 
 @needs_kernels
@@ -64,7 +62,7 @@ def measuring(monkeypatch: pytest.MonkeyPatch, seconds: Mapping[str, float]) -> 
 def test_the_first_measurement_holds(
     float_time: float, choice: str, smollm2: Model, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """int8 only if clearly faster; there is no later measurement."""
+    """int8 is chosen only if clearly faster; there is no later measurement."""
     measured = measuring(monkeypatch, {"float": float_time, "int8": 1.0})
     said: list[str] = []
     assert with_activations(AUTO, smollm2, said.append).activations == choice
@@ -99,10 +97,12 @@ def test_a_real_measurement(smollm2: Model, kept: Path) -> None:
     chosen = with_activations(AUTO, smollm2).activations
     assert torch.get_num_threads() == before
     [path] = kept.glob("*.json")
-    found = json.loads(path.read_text())
-    assert (found["dtype"], found["kinds"]) == ("bfloat16", ["Q4_1", "Q8_0"])
-    assert 0.1 < found["milliseconds"]["int8"] < 1000
-    assert (found["milliseconds"]["float"] >= activations.MARGIN * found["milliseconds"]["int8"]) == (chosen == "int8")
+    written = json.loads(path.read_text())
+    assert (written["dtype"], written["kinds"]) == ("bfloat16", ["Q4_1", "Q8_0"])
+    assert 0.1 < written["milliseconds"]["int8"] < 1000
+    assert (written["milliseconds"]["float"] >= activations.MARGIN * written["milliseconds"]["int8"]) == (
+        chosen == "int8"
+    )
     weights = activations.GgufWeights(Path(smollm2.path))
     sampled = activations._samples(smollm2)
     assert sum(sample.weighing for sample in sampled.values()) == sum(
@@ -165,7 +165,7 @@ def test_a_damaged_weight_is_an_error_in_one_line(smollm2: Model, kept: Path, mo
         with_activations(AUTO, smollm2)
 
 
-def test_a_choice_that_cannot_be_kept_is_no_choice(
+def test_a_choice_that_cannot_be_stored_is_refused(
     smollm2: Model, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not native.available():
@@ -176,6 +176,6 @@ def test_a_choice_that_cannot_be_kept_is_no_choice(
         with_activations(AUTO, smollm2)
 
 
-def test_the_fingerprint_tells_them_apart(smollm2: Model) -> None:
+def test_the_fingerprint_depends_on_the_activations(smollm2: Model) -> None:
     types = [profile_lookup.fingerprint(replace(AUTO, activations=name), smollm2).dtype for name in ("float", "int8")]
     assert types == ["bfloat16", "bfloat16+int8 activations"]

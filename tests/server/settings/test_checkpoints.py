@@ -1,7 +1,5 @@
 """The parts of the embedded model fit together."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -77,8 +75,8 @@ def test_a_checkpoint_that_the_drafter_cannot_use_is_refused(tmp_path: Path) -> 
 def test_our_drafter_models_come_with_the_embedded_model() -> None:
     for drafter in CHECKPOINT_DRAFTERS:
         if drafter not in ("eagle3", "dflash2", "mtp"):
-            found = checkpoints.with_drafter_path(Settings(drafter=drafter), target.find(None)).drafter_path
-            assert drafter in registry.serving(networks.kind_of(str(found)))
+            path = checkpoints.with_drafter_path(Settings(drafter=drafter), target.find(None)).drafter_path
+            assert drafter in registry.serving(networks.kind_of(str(path)))
 
 
 def test_an_eagle_head_has_to_be_named(tmp_path: Path) -> None:
@@ -86,8 +84,8 @@ def test_an_eagle_head_has_to_be_named(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=rf"no {kind} drafter for .*; train one \(outrider train {kind} --target "):
             checkpoints.with_drafter_path(Settings(drafter=kind), target.find(None))
     folder = str(save_eagle(tmp_path))
-    found = checkpoints.with_drafter_path(Settings(drafter_path=folder), target.find(None))
-    assert (found.drafter, found.drafter_path) == ("eagle3", folder)
+    settings = checkpoints.with_drafter_path(Settings(drafter_path=folder), target.find(None))
+    assert (settings.drafter, settings.drafter_path) == ("eagle3", folder)
     with pytest.raises(UserError, match="holds an eagle3 drafter; serve it with --drafter eagle3"):
         checkpoints.with_drafter_path(Settings(drafter="dspark", drafter_path=folder), target.find(None))
 
@@ -95,8 +93,8 @@ def test_an_eagle_head_has_to_be_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("drafter", ["deer", "specdiff"])
 def test_diffusion_drafters_take_each_others_checkpoints(tmp_path: Path, drafter: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(DIFFUSION.to_json()))
-    found = checkpoints.with_drafter_path(Settings(drafter=drafter, drafter_path=str(tmp_path)), target.find(None))
-    assert found.drafter_path == str(tmp_path)
+    settings = checkpoints.with_drafter_path(Settings(drafter=drafter, drafter_path=str(tmp_path)), target.find(None))
+    assert settings.drafter_path == str(tmp_path)
     with pytest.raises(UserError, match="holds a diffusion drafter; serve it with --drafter deer or specdiff"):
         checkpoints.with_drafter_path(Settings(drafter="dspark", drafter_path=str(tmp_path)), target.find(None))
 
@@ -105,9 +103,9 @@ def test_a_drafter_has_a_hub_name_and_a_description(tmp_path: Path, monkeypatch:
     (tmp_path / "config.json").write_text(json.dumps(DFLASH.to_json()))
     asked = []
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: asked.append(name) or str(tmp_path))
-    found = checkpoints.with_drafter_path(Settings(drafter_path="z-lab/Some-DFlash"), target.find(None))
-    assert (found.drafter, found.drafter_path) == ("dflash", str(tmp_path))
-    assert checkpoints.with_drafter_path(Settings(drafter_path=str(tmp_path)), target.find(None)) == found
+    settings = checkpoints.with_drafter_path(Settings(drafter_path="z-lab/Some-DFlash"), target.find(None))
+    assert (settings.drafter, settings.drafter_path) == ("dflash", str(tmp_path))
+    assert checkpoints.with_drafter_path(Settings(drafter_path=str(tmp_path)), target.find(None)) == settings
     assert asked == ["z-lab/Some-DFlash"]
 
 

@@ -1,7 +1,5 @@
 """Settings of a block-diffusion model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

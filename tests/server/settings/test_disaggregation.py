@@ -1,7 +1,5 @@
 """Separate servers for prefill and decode."""
 
-from __future__ import annotations
-
 import importlib.util
 from typing import Any
 
@@ -25,8 +23,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_flags_are_read_and_steps_cost_the_same() -> None:
-    found = Parallel.of((*DECODE, "--disaggregation-bootstrap-port", "9001", "--page-size", "16"))
-    assert (found.role, found.backend, found.others) == ("decode", "mooncake_tcp", ("--page-size", "16"))
+    parallel = Parallel.of((*DECODE, "--disaggregation-bootstrap-port", "9001", "--page-size", "16"))
+    assert (parallel.role, parallel.backend, parallel.others) == ("decode", "mooncake_tcp", ("--page-size", "16"))
     assert Parallel.of(("--disaggregation-mode", "null")).role == ""
     settings = Settings(device="cpu", sglang_flags=DECODE)
     assert settings.plugin_config.role == "decode"
@@ -38,7 +36,7 @@ def test_flags_are_read_and_steps_cost_the_same() -> None:
     [
         (("--disaggregation-mode", "both"), "among the flags for SGLang: argument --disaggregation-mode: invalid"),
         (("--disaggregation-mode", "decode", *TCP[:1], "fake"), "--disaggregation-mode decode goes with .*, not fake"),
-        (("--disaggregation-mode", "prefill", *TCP[:1], "nixl"), "whether two servers fit together"),
+        (("--disaggregation-mode", "prefill", *TCP[:1], "nixl"), "that two servers fit together"),
     ],
 )
 def test_impossible_settings_are_refused_at_once(flags: tuple[str, ...], message: str) -> None:

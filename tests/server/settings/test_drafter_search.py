@@ -1,7 +1,5 @@
 """`--drafter auto` finds a drafter in folders and in the hub's cache."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -57,16 +55,16 @@ def take(folder: Path, **settings: Any) -> Found:
     """Settings after the search, and its log line."""
     lines: list[str] = []
     asked = Settings(model=str(folder), gamma=GAMMA, **settings)
-    found = drafter_search.with_found_drafter(asked, target.find(str(folder)), lines.append)
+    resolved = drafter_search.with_found_drafter(asked, target.find(str(folder)), lines.append)
     (line,) = lines
     assert "\n" not in line
-    return found, line
+    return resolved, line
 
 
 def test_without_drafters_none_is_found(folder: Path, hub: Callable[[str], Path]) -> None:
-    found, line = take(folder)
-    assert found.drafter == "auto"
-    assert checkpoints.with_drafter_path(found, target.find(str(folder))).drafter == "ngram"
+    settings, line = take(folder)
+    assert settings.drafter == "auto"
+    assert checkpoints.with_drafter_path(settings, target.find(str(folder))).drafter == "ngram"
     assert line == (
         f"Drafter ngram: no drafter of Qwen3-8B is here; public: {DSPARK} (--drafter-path fetches it; "
         f"all: outrider drafters {folder})"
@@ -77,8 +75,8 @@ def test_without_drafters_none_is_found(folder: Path, hub: Callable[[str], Path]
 
 def test_a_drafter_in_the_hubs_cache_is_taken_by_its_name(folder: Path, hub: Callable[[str], Path]) -> None:
     cached = save_eagle(hub(EAGLE), "speculators")
-    found, line = take(folder)
-    assert (found.drafter, found.drafter_path) == ("eagle3", str(cached))
+    settings, line = take(folder)
+    assert (settings.drafter, settings.drafter_path) == ("eagle3", str(cached))
     assert line == f"Drafter eagle3: {EAGLE}, in the hub's cache, fits Qwen3-8B (--drafter ngram does without)"
     save_plain(make_model(TINY), hub(DSPARK))
     assert take(folder)[0].drafter == "dspark"
@@ -93,16 +91,16 @@ def test_the_target_itself_may_lie_in_the_hubs_cache(hub: Callable[[str], Path])
 @pytest.mark.parametrize("place", ["dspark_qwen3_8b_block7", DSPARK])
 def test_a_sibling_folder_is_taken_by_its_name(folder: Path, hub: Callable[[str], Path], place: str) -> None:
     save_plain(make_model(TINY), folder.parent / place)
-    found, line = take(folder)
-    assert (found.drafter, found.drafter_path) == ("dspark", str((folder.parent / place).resolve()))
+    settings, line = take(folder)
+    assert (settings.drafter, settings.drafter_path) == ("dspark", str((folder.parent / place).resolve()))
     assert f"{DSPARK}, in {(folder.parent / place).parent}, fits" in line
 
 
 def test_a_drafter_in_the_models_folder_comes_first(folder: Path, hub: Callable[[str], Path]) -> None:
     save_plain(make_model(TINY), hub(DSPARK))
     save_compact(make_diffusion(DIFFUSION), folder / "drafter")
-    found, line = take(folder)
-    assert (found.drafter, found.drafter_path) == ("deer", str(folder / "drafter"))
+    settings, line = take(folder)
+    assert (settings.drafter, settings.drafter_path) == ("deer", str(folder / "drafter"))
     assert "in the model's folder, fits" in line
 
 
@@ -155,14 +153,14 @@ def test_a_mismatched_drafter_is_refused_with_the_reason(tmp_path: Path, hub: Ca
     settings = Settings(model=str(folder), gamma=GAMMA)
     (one,) = drafter_search.candidates(settings, target.find(str(folder)))
     assert not one.fits
-    found, line = take(folder)
-    assert found == settings
+    resolved, line = take(folder)
+    assert resolved == settings
     for said in (one.obstacle, line):
         assert re.search(reason, said)
 
 
 def test_a_damaged_drafter_is_skipped(folder: Path, hub: Callable[[str], Path]) -> None:
-    """Its header is sound."""
+    """Its header is sound, but not its weights."""
     cached = hub(DSPARK)
     save_plain(make_model(TINY), cached)
     save_eagle(hub(EAGLE), "speculators")
@@ -189,8 +187,8 @@ def test_a_models_own_mtp_layer_is_the_last_choice(
     tmp_path: Path, hub: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = save_mtp(tmp_path / "models" / "own", "glm-4.5")
-    found, line = take(folder)
-    assert (found.drafter, found.drafter_path) == ("mtp", str(folder))
+    settings, line = take(folder)
+    assert (settings.drafter, settings.drafter_path) == ("mtp", str(folder))
     assert line == f"Drafter mtp: {folder}, in the model's checkpoint, fits own (--drafter ngram does without)"
     asked = checkpoints.with_drafter_path(Settings(model=str(folder), drafter="mtp"), target.find(str(folder)))
     assert (asked.drafter, asked.drafter_path) == ("mtp", str(folder))
@@ -238,15 +236,15 @@ def test_mtp_layers_draft_on_gpus_too(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_learning_starts_from_the_found_drafter(folder: Path, hub: Callable[[str], Path], tmp_path: Path) -> None:
     save_compact(make_model(replace(DFLASH, windows=(4, -1))), folder / "windows")
     given: dict[str, Any] = {"learn": True, "learn_folder": tmp_path / "learned"}
-    found, line = take(folder, **given)
-    assert found.drafter == "auto"
+    settings, line = take(folder, **given)
+    assert settings.drafter == "auto"
     assert line.startswith("Drafter untrained: ")
     model = target.find(str(folder))
     refused = drafter_search.candidates(Settings(model=str(folder), gamma=GAMMA, **given), model)
     assert "--learn does not train layers with sliding windows" in [one.obstacle for one in refused]
     save_eagle(folder / "head")
-    found = learning.with_start(take(folder, **given)[0], model)
-    assert (found.drafter, found.drafter_path) == ("eagle3", str(folder / "head"))
+    settings = learning.with_start(take(folder, **given)[0], model)
+    assert (settings.drafter, settings.drafter_path) == ("eagle3", str(folder / "head"))
 
 
 def test_a_server_resolves_to_it_and_logs_it(folder: Path, hub: Callable[[str], Path]) -> None:
@@ -261,10 +259,10 @@ def test_the_command_lists_them(folder: Path, hub: Callable[[str], Path], capsys
     save_compact(make_model(TINY), folder / "drafter")
     save_eagle(hub(EAGLE), "speculators", vocab_size=100)
     assert main.main(["drafters", str(folder), "--gamma", "3", "--json", "--measure"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    rows = {row["name"]: row for row in found["drafters"]}
+    listed = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in listed["drafters"]}
     own, head, absent = rows[str(folder / "drafter")], rows[EAGLE], rows[DSPARK]
-    assert (found["auto"], found["hidden_size"]) == (str(folder / "drafter"), 32)
+    assert (listed["auto"], listed["hidden_size"]) == (str(folder / "drafter"), 32)
     assert own["fits"] is True
     assert own["known_from"] == "measured"
     assert own["draft_ms"] > 0
@@ -280,14 +278,14 @@ def test_the_command_lists_them(folder: Path, hub: Callable[[str], Path], capsys
 
 def test_the_command_lists_the_embedded_models_drafters(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["drafters", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["auto"] == "dspark" == checkpoints.with_drafter_path(Settings(), target.find(None)).drafter
-    assert [row["name"] for row in found["drafters"] if row["fits"]] == ["dspark", "dflash", "diffusion"]
+    listed = json.loads(capsys.readouterr().out)
+    assert listed["auto"] == "dspark" == checkpoints.with_drafter_path(Settings(), target.find(None)).drafter
+    assert [row["name"] for row in listed["drafters"] if row["fits"]] == ["dspark", "dflash", "diffusion"]
 
 
 @pytest.mark.parametrize("kind", ["dspark", "dflash", "dflash2", "eagle3", "diffusion", "mtp"])
 def test_every_kind_is_measured(tmp_path: Path, kind: str) -> None:
-    from outrider.server.bench.micro.draft_time import draft_seconds
+    from outrider.server.bench.draft_time import draft_seconds
 
     if kind == "eagle3":
         save_eagle(tmp_path)

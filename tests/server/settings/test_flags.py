@@ -1,7 +1,5 @@
 """Settings declare their flags, for `--help`, checks and server/README.md."""
 
-from __future__ import annotations
-
 import argparse
 import math
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """The attention backend chosen for a compute capability."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """A block-diffusion model's profile and draft graphs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ranks and nodes, read from SGLang's flags before SGLang is imported."""
 
-from __future__ import annotations
-
 import socket
 from types import SimpleNamespace
 
@@ -21,11 +19,11 @@ FOUR = ("--tp-size", "4", "--nnodes", "2", "--node-rank", "1", *MEETING)
 
 
 def test_known_flags_are_read_and_the_rest_kept() -> None:
-    found = Parallel.of((*FOUR, "--page-size", "16"))
-    assert (found.tp_size, found.nnodes, found.node_rank, found.address) == (4, 2, 1, ("10.0.0.1", 25000))
-    assert found.ranks_here == 2
-    assert not found.leads
-    assert found.step_flags == ("--page-size", "16", "--tp-size", "4", "--nnodes", "2")  # without the nodes' address
+    parallel = Parallel.of((*FOUR, "--page-size", "16"))
+    assert (parallel.tp_size, parallel.nnodes, parallel.node_rank, parallel.address) == (4, 2, 1, ("10.0.0.1", 25000))
+    assert parallel.ranks_here == 2
+    assert not parallel.leads
+    assert parallel.step_flags == ("--page-size", "16", "--tp-size", "4", "--nnodes", "2")  # without the nodes' address
     alone = Parallel.of(())
     assert alone.leads
     assert alone.ranks_here == 1

@@ -1,7 +1,5 @@
 """Models with a recurrent state per request."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -56,7 +54,7 @@ def test_layers_are_listed_or_by_their_interval() -> None:
 
 
 def test_the_plan_has_room_for_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Per layer 16 matrices of 128 by 128 and three inputs of 6144 channels, of four bytes."""
+    """A layer has 16 matrices of 128 by 128 and three inputs of 6144 channels, of four bytes."""
     assert state_bytes(QWEN_3_5) == 18 * 4 * (16 * 128 * 128 + 3 * 6144)
     assert memory.kv_bytes_per_token(QWEN_3_5, 2) == 6 * 2 * 2 * 256 * 2
     monkeypatch.setattr(hardware, "available_memory", lambda: memory.PROCESS_BYTES + 2**30)

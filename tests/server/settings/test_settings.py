@@ -1,7 +1,5 @@
 """Settings, their translation to SGLang's, and the memory plan."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -11,12 +9,14 @@ from pathlib import Path
 import pytest
 from tiny_drafters import DFLASH, DFLASH2
 
+from outrider.server.cli.main import main
 from outrider.server.errors import UserError
 from outrider.server.machine import hardware
 from outrider.server.model import bundled_model, target
 from outrider.server.model.target import Model
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.settings import learning, memory
+from outrider.server.settings.flags import MOVED
 from outrider.server.settings.settings import Settings
 
 CPU = {"device": "cpu", "dtype": "bfloat16"}
@@ -38,9 +38,9 @@ def test_a_drafter_for_each_key_needs_keys_and_a_cpu(monkeypatch: pytest.MonkeyP
     with pytest.raises(UserError, match="goes with --api-keys"):
         learning.with_start(Settings(**CPU, learn=True, learn_per="key"), smollm2)
     given = Settings(**CPU, learn=True, learn_per="key", learn_keys=3, api_keys=Path("keys.toml"))
-    found = learning.with_start(given, smollm2)
-    assert (found.plugin_config.learn_keys, found.learned) == (3, "")
-    assert replace(found, learn_per="server").plugin_config.learn_keys == 0
+    started = learning.with_start(given, smollm2)
+    assert (started.plugin_config.learn_keys, started.learned) == (3, "")
+    assert replace(started, learn_per="server").plugin_config.learn_keys == 0
     with pytest.raises(UserError, match="--learn-per key goes with --drafter dspark or dflash, not deer"):
         learning.with_start(replace(given, drafter="deer"), smollm2)
     monkeypatch.setattr(hardware, "has_gpu", lambda: True)
@@ -54,8 +54,8 @@ def test_a_drafter_for_each_adapter_needs_adapters(smollm2: Model) -> None:
     given = Settings(**CPU, learn=True, learn_per="adapter", learn_keys=3)
     with pytest.raises(UserError, match="goes with --lora-paths or --enable-lora"):
         learning.with_start(given, smollm2)
-    found = learning.with_start(replace(given, enable_lora=True), smollm2)
-    assert (found.plugin_config.learn_keys, found.learned) == (3, "")
+    started = learning.with_start(replace(given, enable_lora=True), smollm2)
+    assert (started.plugin_config.learn_keys, started.learned) == (3, "")
 
 
 @pytest.mark.slow
@@ -63,11 +63,11 @@ def test_every_drafter_with_weights_learns(smollm2: Model, tmp_path: Path) -> No
     """A drafter that does not come with the model starts from its layers."""
     for drafter in ("dspark", "dflash", "dflash2", "eagle3", "deer", "specdiff"):
         given = Settings(**CPU, learn=True, drafter=drafter)
-        found = learning.with_start(replace(given, learn_folder=tmp_path / drafter), smollm2)
-        assert (found.drafter, bool(found.drafter_path)) == (drafter, drafter in ("dflash2", "eagle3"))
+        started = learning.with_start(replace(given, learn_folder=tmp_path / drafter), smollm2)
+        assert (started.drafter, bool(started.drafter_path)) == (drafter, drafter in ("dflash2", "eagle3"))
     head = str(tmp_path / "eagle3" / learning.START)
-    found = learning.with_start(Settings(**CPU, learn=True, drafter_path=head), smollm2)
-    assert "eagle3" in found.learn_folder.name
+    started = learning.with_start(Settings(**CPU, learn=True, drafter_path=head), smollm2)
+    assert "eagle3" in started.learn_folder.name
     (tmp_path / "config.json").write_text(json.dumps(replace(DFLASH, windows=(4, -1)).to_json()))
     with pytest.raises(UserError, match=r"--learn does not train .*: it has layers with sliding windows"):
         learning.with_start(Settings(**CPU, learn=True, drafter_path=str(tmp_path)), smollm2)
@@ -88,7 +88,7 @@ def test_plugin_config_survives_the_environment() -> None:
 
 
 def test_a_step_has_room_for_the_longest_possible_draft() -> None:
-    trained = Settings(drafter="dspark", gamma=7, lookup_gamma=15)
+    trained = Settings(drafter="dspark", gamma=7)
     assert trained.plugin_config.longest == 15
     assert replace(trained, gamma=20).plugin_config.longest == 20
     assert replace(trained, lookup=False).plugin_config.longest == 7
@@ -220,7 +220,7 @@ def test_flags_for_sglang(sglang_args) -> None:
     ],
 )
 def test_a_cache_restored_without_our_states_is_refused(sglang_args, flags: list[str]) -> None:
-    message = f"SGLang's {flags[0]} is not available here: what it brings back has keys and values alone"
+    message = f"SGLang's {flags[0]} is not available here: it brings back keys and values alone"
     with pytest.raises(UserError, match=message):
         sglang_args.parse_flags(flags)
 
@@ -230,3 +230,12 @@ def test_model_names(tmp_path: Path, smollm2: Model) -> None:
     assert smollm2.context_length == 8192
     with pytest.raises(UserError, match="does not exist"):
         target.find("/no/such/folder")
+
+
+@pytest.mark.parametrize("command", ["serve", "tune", "bench load"])
+@pytest.mark.parametrize("flag", MOVED)
+def test_a_former_flag_is_answered_with_what_replaces_it(
+    flag: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command.split(), f"{flag}=3"]) == 1
+    assert capsys.readouterr().err == f"outrider: `{flag}` is gone: use {MOVED[flag]}\n"

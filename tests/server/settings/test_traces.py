@@ -1,7 +1,5 @@
 """Destinations of traces."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.server.errors import UserError

@@ -1,7 +1,5 @@
 """Options of a measurement, by flags and HTTP, and its events."""
 
-from __future__ import annotations
-
 import argparse
 from types import SimpleNamespace
 from typing import Any
@@ -74,7 +72,7 @@ def test_shapes_fit_the_engine() -> None:
 
 @pytest.mark.parametrize("context", [32, 100, 200, 300, 1024, 2048])
 def test_a_shape_ends_within_the_context(context: int) -> None:
-    """With the drafts after the answer; for a dLLM the open block."""
+    """It includes the drafts after the answer; for a dLLM the open block."""
     capacity, longest, rounds = Capacity(8, 100_000, context), 7, Rounds(block=4, mask=0, step=1, vocabulary=512)
     for shape in THOROUGH.shapes(7, longest, capacity):
         assert 1 <= shape.context <= context - THOROUGH.steps - MARGIN_STEPS - longest
@@ -83,7 +81,7 @@ def test_a_shape_ends_within_the_context(context: int) -> None:
 
 
 def test_the_longest_prompt_that_fits_replaces_longer_ones() -> None:
-    """Unless another context is nearly as long, as the slope would be noise."""
+    """Another context nearly as long is not measured, as the slope would be noise."""
     assert Capacity(1, 10_000, 2048).prompts((128, 1024), 45) == [128, 1024]
     assert Capacity(1, 10_000, 1069).prompts((128, 1024), 45) == [128, 1024]
     assert Capacity(1, 10_000, 1024).prompts((128, 1024), 45) == [128, 979]
@@ -94,12 +92,12 @@ def test_the_longest_prompt_that_fits_replaces_longer_ones() -> None:
 
 
 def test_on_a_gpu_the_buckets_are_measured() -> None:
-    """All, or the ones with these tokens of every request."""
+    """All buckets, or the ones with these tokens of every request."""
     buckets = TokenBuckets(8, 8)
     every = Effort(requests=(1, 3, 8), contexts=(10,)).shapes(7, 7, Capacity(8, 10_000, 8192), buckets.sizes)
     for requests in (1, 3, 8):
-        found = [shape.tokens for shape in every if shape.requests == requests]
-        assert found == [size for size in buckets.sizes if requests <= size <= 8 * requests]
+        tokens = [shape.tokens for shape in every if shape.requests == requests]
+        assert tokens == [size for size in buckets.sizes if requests <= size <= 8 * requests]
     few = Effort(requests=(3,), tokens=(1, 3, 8), contexts=(10,)).shapes(7, 7, Capacity(8, 10_000, 8192), buckets.sizes)
     assert [shape.tokens for shape in few] == [buckets.round_up(3), buckets.round_up(9), buckets.round_up(24)]
     for shape in every + few:

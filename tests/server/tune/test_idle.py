@@ -1,7 +1,5 @@
 """Work in idle time."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess
@@ -171,7 +169,7 @@ def test_a_signal_while_it_measures_at_its_start_ends_that_too() -> None:
 
 
 @pytest.mark.slow
-def test_as_much_rest_as_keeps_one_core_busy_on_average() -> None:
+def test_rests_keep_one_core_busy_on_average() -> None:
     async def scenario() -> float:
         idle = Idle(traffic(), quiet_seconds=0, cores=3)
         begun = time.monotonic()

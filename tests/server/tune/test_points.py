@@ -1,7 +1,5 @@
 """Measured points from a log of steps, without an engine."""
 
-from __future__ import annotations
-
 from outrider.server.tune.effort import Shape
 from outrider.server.tune.measure import _points
 

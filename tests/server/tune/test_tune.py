@@ -1,7 +1,5 @@
 """`outrider tune`: measurements survive a kill, and the profile is used."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -130,7 +128,7 @@ def test_a_server_finds_its_profile_plans_by_it_and_measures_itself(
     try:
         server.wait_until_ready()
         assert "No profile fits" not in server.output()
-        assert "Profile mine is a quick one: it is refined while nobody is served" in server.output()
+        assert "Profile mine is a quick one: it is refined while no request is served" in server.output()
         refinement_yields(server, profile.parent / ".mine.partial.jsonl")
         body = {"prompt": "one two three one two three one two", "max_tokens": 24, "temperature": 0}
         body["min_tokens_per_second"] = 0.001
@@ -166,7 +164,7 @@ def test_a_profile_of_another_engine_is_refused_with_the_difference(engine: tupl
     assert "outrider tune" in unknown.stderr
 
 
-def test_no_server_is_one_line() -> None:
+def test_a_missing_server_is_a_one_line_error() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     done = subprocess.run(
         [OUTRIDER, "tune", "--server", url], env=environment(), capture_output=True, text=True, check=False

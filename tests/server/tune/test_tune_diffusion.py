@@ -1,7 +1,5 @@
 """A block-diffusion model's profile is measured, killed, resumed, and refined in idle time."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -26,9 +24,9 @@ def measured(partial: Path) -> list[dict]:
 
 def answer(server: Server) -> str:
     body = {"model": "tiny", "prompt": "one two three", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
-    found = HTTP.post(server.url + "/v1/completions", json=body, timeout=60)
-    assert found.status_code == 200, found.text
-    return found.json()["choices"][0]["text"]
+    response = HTTP.post(server.url + "/v1/completions", json=body, timeout=60)
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["text"]
 
 
 @pytest.mark.server
@@ -67,7 +65,7 @@ def test_killed_resumed_and_refined(
     )  # fmt: skip
     try:
         server.wait_until_ready()
-        assert "Profile mine is a quick one: it is refined while nobody is served" in server.output()
+        assert "Profile mine is a quick one: it is refined while no request is served" in server.output()
         expected = answer(server)
         wait_until(lambda: len(measured(partial)) >= 2, 120)
         assert answer(server) == expected

@@ -21,8 +21,6 @@ any-chunks: prompts are read in chunks of random lengths, with decode steps and 
 failures: optional parts fail by the file in OUTRIDER_TEST_FAILURES; see `Failing`.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import sys
@@ -189,13 +187,13 @@ class Failing:
 
         sys.setprofile(count)
         try:
-            found = call(*args, **options)
+            result = call(*args, **options)
         finally:
             sys.setprofile(None)
         if self.made is not None:
             raise RuntimeError(f"planted within {call.__name__}, at its end")
         self.made = made
-        return found
+        return result
 
 
 FAILING = Failing()
@@ -273,17 +271,17 @@ class Finder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         change = CHANGED.get(fullname)
-        found = PathFinder.find_spec(fullname, path, target) if change else None
-        if change is None or found is None or found.loader is None:
+        spec = PathFinder.find_spec(fullname, path, target) if change else None
+        if change is None or spec is None or spec.loader is None:
             return None
-        execute = found.loader.exec_module
+        execute = spec.loader.exec_module
 
         def changed(module: ModuleType) -> None:
             execute(module)
             change(module)
 
-        found.loader.exec_module = changed  # type: ignore[method-assign]
-        return found
+        spec.loader.exec_module = changed  # type: ignore[method-assign]
+        return spec
 
 
 sys.meta_path.insert(0, Finder())

@@ -1,7 +1,5 @@
 """Load tests of small servers in this process."""
 
-from __future__ import annotations
-
 import psutil
 import pytest
 

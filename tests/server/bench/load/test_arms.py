@@ -1,7 +1,5 @@
 """Summary and table of `outrider bench load`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,20 +17,20 @@ from outrider.server.bench.remote import Reply
 
 def rounds(*throughputs: float, **more: object) -> list[Summary]:
     """One answer each: a second to its first token, then this many tokens per second."""
-    found = []
+    summaries = []
     for rate in throughputs:
         reply = Reply(completion_tokens=11, ttft=1.0, seconds=1 + 10 / rate)
         summary = summarise([Record("", 0.0, 0.0, reply)], 8, 0.0, 1 + 10 / rate + 1e-9, Objectives())
-        found.append(replace(summary, throughput=rate, **more))
-    return found
+        summaries.append(replace(summary, throughput=rate, **more))
+    return summaries
 
 
 def test_shares_of_requests_that_met_their_level() -> None:
     fast, slow = Reply(completion_tokens=11, ttft=0.5, seconds=1.5), Reply(completion_tokens=21, ttft=1.0, seconds=5.0)
 
     def kept(*asked: tuple[Reply, float | None], ttft: float | None = None) -> tuple[float | None, float | None]:
-        found = [Record("", 0.0, 0.0, reply, level) for reply, level in asked]
-        summary = summarise(found, 2, 0.0, 9.0, Objectives(ttft=ttft))
+        records = [Record("", 0.0, 0.0, reply, level) for reply, level in asked]
+        summary = summarise(records, 2, 0.0, 9.0, Objectives(ttft=ttft))
         return summary.level_kept, summary.good
 
     assert kept((fast, 9.0), (slow, None), (slow, 9.0))[0] == 0.5  # 10 tokens per second of 9 wanted, and 5

@@ -1,7 +1,5 @@
 """`outrider bench load --long-prompts`: pauses of streams, and first tokens."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

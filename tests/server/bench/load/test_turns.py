@@ -1,7 +1,5 @@
 """Several servers of `outrider bench load --url` take turns."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import statistics
@@ -55,7 +53,7 @@ def test_learners_are_stopped_while_another_server_is_measured(
 
 @pytest.mark.slow
 def test_several_servers_take_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Never two at once, starting with each in turn."""
+    """Two servers never run at once, and each starts in turn."""
     order: list[str] = []
     computes = 0.05
 

@@ -1,7 +1,5 @@
 """The layout of blocks and drafts in one forward, compared with a mask over each request's own sequence."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -73,12 +71,12 @@ def test_every_token_sees_its_block_and_earlier_ones(
     assert flat.batch.tokens == len(flat.tokens)
     assert (lens <= flat.batch.kv_lens).all()
     q = torch.randn(len(flat.tokens), HEADS, WIDTH, generator=torch.Generator().manual_seed(1))
-    found = flat_attention(q, batch.k, batch.v, flat.batch, scale=WIDTH**-0.5, causal=flat.causal)
+    output = flat_attention(q, batch.k, batch.v, flat.batch, scale=WIDTH**-0.5, causal=flat.causal)
     for row in range(len(batch.rows)):
         for place in range(BLOCK):
             at = row * BLOCK + place
             expected = batch.expected(q[at], row, place, target.causal_context)
-            torch.testing.assert_close(found[at], expected, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(output[at], expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
@@ -96,7 +94,7 @@ def test_rows_that_predict_each_position(target: DiffusionTarget) -> None:
         return
     assert torch.equal(flat.says[rows.open, 1:], own[rows.open, :-1])
     assert flat.says[1:4, 0].tolist() == [BLOCK - 1] * 3  # the last row of the final block before it, for drafts too
-    assert flat.says[7, 0] == -1  # position 0 has no row before it
+    assert flat.says[7, 0] == -1  # no row comes before position 0
     assert len(flat.tokens) == blocks
 
 

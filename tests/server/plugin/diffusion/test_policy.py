@@ -1,7 +1,5 @@
 """Tokens revealed by a denoising step, against plain loops; drawn blocks, against enumeration."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import product
 
@@ -40,9 +38,9 @@ def test_reveals_the_same_as_a_plain_loop(policy: Policy) -> None:
     draw = torch.Generator().manual_seed(0)
     masked = torch.rand(500, 8, generator=draw) < 0.6
     confidence = torch.randint(0, 5, (500, 8), generator=draw) / 4
-    found = policy.reveal(masked, confidence).tolist()
+    revealed = policy.reveal(masked, confidence).tolist()
     expected = [revealed_one_by_one(policy, *row) for row in zip(masked.tolist(), confidence.tolist(), strict=True)]
-    assert found == expected
+    assert revealed == expected
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -109,7 +107,7 @@ def enumerated(policy: Policy, state: tuple[int, ...], temperature: float, top_p
         torch.full((BLOCK,), top_p),
         torch.zeros(BLOCK),
     ).double()
-    found: Counter = Counter()
+    outcomes: Counter = Counter()
     for tokens in product(range(MASK), repeat=len(masked)):
         drawn = dict(zip(masked, tokens, strict=True))
         confidence = [float(probs[i, drawn[i]]) if i in drawn else 0.0 for i in range(BLOCK)]
@@ -121,8 +119,8 @@ def enumerated(policy: Policy, state: tuple[int, ...], temperature: float, top_p
         shown = revealed_one_by_one(policy, [i in drawn for i in range(BLOCK)], confidence)
         after = tuple(drawn[i] if shown[i] else state[i] for i in range(BLOCK))
         for block, p in enumerated(policy, after, temperature, top_p).items():
-            found[block] += chance * p
-    return found
+            outcomes[block] += chance * p
+    return outcomes
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 0.9)])

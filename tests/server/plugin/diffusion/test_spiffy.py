@@ -1,7 +1,5 @@
 """Rounds with drafts over a paged cache of tokens read the same as base decoding."""
 
-from __future__ import annotations
-
 import functools
 import math
 import time
@@ -65,14 +63,14 @@ class Model:
         self.forwards += 1
         for slots, tokens in zip(rows.slots, rows.tokens, strict=True):
             self.cache.tokens[slots] = tokens
-        found = []
+        logits = []
         for row, start in enumerate(rows.starts.tolist()):
             seen = self.cache.tokens[self.table[rows.tables[row], :start].long()]
             if (above := int(rows.above[row])) >= 0:
                 seen[-BLOCK:] = self.cache.tokens[rows.slots[above]]
             assert not (seen == MASK).any()
-            found.append(self.logits(tuple(seen.tolist()), tuple(rows.tokens[row].tolist())))
-        return torch.stack(found)[wanted]
+            logits.append(self.logits(tuple(seen.tolist()), tuple(rows.tokens[row].tolist())))
+        return torch.stack(logits)[wanted]
 
     @staticmethod
     @functools.cache
@@ -147,8 +145,8 @@ def decode(
 @pytest.mark.parametrize("states", [1, 3, 10])
 def test_tokens_equal_base_decoding(spiffy: Spiffy, temperatures: list[float], states: int) -> None:
     expected, base, _ = decode(spiffy, temperatures, {"enabled": False})
-    found, forwards, accepted = decode(spiffy, temperatures, {"gamma": states, "planned": False})
-    assert found == expected
+    tokens, forwards, accepted = decode(spiffy, temperatures, {"gamma": states, "planned": False})
+    assert tokens == expected
     assert accepted > 0
     assert forwards < base
     assert decode(spiffy, temperatures, {})[0] == expected
@@ -186,8 +184,8 @@ def test_a_calibrated_graph_gives_the_same_tokens(spiffy: Spiffy, monkeypatch: p
     expected, base, _ = decode(spiffy, [0.0, 1.0], {"gamma": 0, "planned": False, "replayed": True})
     graphs = {sampled: choose(counts, 10, 1) for sampled, counts in spiffy.recording.counts.items()}
     monkeypatch.setattr(spiffy.drafting, "graphs", graphs)
-    found, forwards, accepted = decode(spiffy, [0.0, 1.0], {"gamma": 10, "planned": False})
-    assert found == expected
+    tokens, forwards, accepted = decode(spiffy, [0.0, 1.0], {"gamma": 10, "planned": False})
+    assert tokens == expected
     assert accepted > 0
     assert forwards < base
 
@@ -236,13 +234,13 @@ def enumerated(state: list[int]) -> Counter[tuple[int, ...]]:
     for place in masked:
         best = logits[place].topk(TOP_K)
         drawn.append(list(zip(best.indices.tolist(), (best.values / WARM).softmax(0).tolist(), strict=True)))
-    found: Counter[tuple[int, ...]] = Counter()
+    outcomes: Counter[tuple[int, ...]] = Counter()
     for tokens in product(*drawn):
         place, (token, _) = max(zip(masked, tokens, strict=True), key=lambda one: one[1][1])
         chance = math.prod(p for _, p in tokens)
         for block, p in enumerated([*state[:place], token, *state[place + 1 :]]).items():
-            found[block] += p * chance
-    return found
+            outcomes[block] += p * chance
+    return outcomes
 
 
 def chance_of_blocks(spiffy: Spiffy, expected: Counter[tuple[int, ...]], total: int = DRAWN) -> float:

@@ -1,7 +1,5 @@
 """Block-diffusion models are known by their config.json."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -40,9 +38,9 @@ def test_known_by_their_config(config: dict[str, Any], expected: DiffusionTarget
 
 
 def test_a_requested_block_size_wins() -> None:
-    found = recognise({"architectures": ["SDARForCausalLM"], "block_size": 4} | QWEN, block_size=32)
-    assert found is not None
-    assert found.block_size == 32
+    settings = recognise({"architectures": ["SDARForCausalLM"], "block_size": 4} | QWEN, block_size=32)
+    assert settings is not None
+    assert settings.block_size == 32
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """A clock that tests set, and plannings with separate metrics."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

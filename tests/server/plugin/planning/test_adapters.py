@@ -1,7 +1,5 @@
 """Requests of a LoRA adapter are planned by the outcomes of its own drafts."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,12 +25,12 @@ class Watch:
 
 @pytest.fixture
 def planning(make, registry):
-    found = make()
-    found.adapters = AdapterOutcomes({"a": SimpleNamespace(lora_name="a")}, GAMMA, registry)
-    found.watch = Watch()
-    prefill(found, 2, 5)
-    found.requests.adapters[[2, 5]] = [found.adapters.admit(requested(each)) for each in (None, "a")]
-    return found
+    planner = make()
+    planner.adapters = AdapterOutcomes({"a": SimpleNamespace(lora_name="a")}, GAMMA, registry)
+    planner.watch = Watch()
+    prefill(planner, 2, 5)
+    planner.requests.adapters[[2, 5]] = [planner.adapters.admit(requested(each)) for each in (None, "a")]
+    return planner
 
 
 def step(planning, *accepted):
@@ -69,5 +67,5 @@ def test_a_new_request_starts_from_its_adapters_history(planning):
     def first(row, generation, group):
         return history.read(np.array([row]), np.array([generation]), 1, np.array([group]))[0][0, 0, 0]
 
-    found = [first(6, 1, group) for group in (0, 1)]
-    assert found == pytest.approx([first(row, generations[row], 0) for row in (2, 5)], abs=0.1)
+    confidences = [first(6, 1, group) for group in (0, 1)]
+    assert confidences == pytest.approx([first(row, generations[row], 0) for row in (2, 5)], abs=0.1)

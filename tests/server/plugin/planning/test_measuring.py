@@ -1,7 +1,5 @@
 """Steps of an exact shape, and the restored state afterwards."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import torch

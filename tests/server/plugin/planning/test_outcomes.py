@@ -1,7 +1,5 @@
 """When the outcome of a step is read."""
 
-from __future__ import annotations
-
 from collections import deque
 from types import SimpleNamespace
 
@@ -101,7 +99,7 @@ def test_on_a_gpu_an_outcome_is_read_when_the_step_after_the_next_begins(make, c
     assert value("outrider_decode_steps_total") == 1
     device.arrive()
     planning.finish(admit(planning, step), torch.tensor([1]))
-    assert planning.requests.generated[2] == 3  # not even when a step is finished
+    assert planning.requests.generated[2] == 3
     begin(planning, 2)
     assert planning.requests.generated[2] == 5
 
@@ -180,7 +178,6 @@ def test_forgotten_steps_do_not_come_back(make, device):
 
 @on_every_device
 def test_outcomes_correct_the_confidences_of_later_steps_alone(make, device):
-    """Only if enabled."""
     corrected, as_it_is = make(device, calibration=HALVED, corrects=True), make(device, calibration=HALVED)
     seen = []
     for planning in (corrected, as_it_is):
@@ -190,7 +187,7 @@ def test_outcomes_correct_the_confidences_of_later_steps_alone(make, device):
             admission = admit(planning, begin(planning, 2, 5))
             seen[-1].append(float(admission.confidence[0, 0]))
             planning.finish(admission, torch.tensor([1, 1]))
-    assert seen[0][:32] == seen[1][:32] == [seen[1][0]] * 32  # updated after every 64 drafts
+    assert seen[0][:32] == seen[1][:32] == [seen[1][0]] * 32  # the correction is updated every 64 drafts
     assert seen[0][-1] < 0.5 * seen[0][0]
     assert seen[1][-1] == seen[1][0]
 

@@ -1,7 +1,5 @@
 """The planner's input and decisions."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -76,7 +74,7 @@ def test_the_planner_admits_by_calibrated_confidences(make):
     for calibration in (None, HALVED):
         planning.plan_by(Synchronous(dear), calibration)
         admitted += admit(planning, begin(planning, 2), confidence=0.9).verify_lens.tolist()
-    assert admitted == [1, 0]  # 1.9 tokens in 1.8 s, or 1.75, compared with one in a second
+    assert admitted == [1, 0]  # 1.9 tokens in 1.8 s, or 1.75, or one in a second
 
 
 def test_every_draft_of_an_unplanned_request_is_verified_though_drafting_does_not_pay(make):
@@ -176,7 +174,7 @@ def test_the_planner_observes_the_source_of_each_draft(make, device, clock):
     assert hearing.looked_up == [False, True, True, False]
     assert hearing.drafting == 2
     assert (hearing.survival[1] > 0).tolist() == [True] * 3 + [False]
-    timed = [2] if device == "cpu" else []  # on a GPU the first step is not
+    timed = [2] if device == "cpu" else []  # on a GPU the first step is not timed
     assert [step.drafting for step in planning.recording.steps] == timed
 
 

@@ -1,7 +1,5 @@
 """Times of steps."""
 
-from __future__ import annotations
-
 import torch
 from planned_steps import GAMMA, admit, begin, logged, on_every_device, prefill, run
 from planning import curve_cost
@@ -21,7 +19,7 @@ def test_a_step_lasts_until_the_next_one_begins(make, clock, value):
     step = planning.recording.steps[0]
     assert (step.requests, step.tokens, step.context, step.drafting, step.draft_seconds) == (1, 5, 10, 1, 0.125)
     assert value("outrider_step_seconds_count") == len(planning.recording.steps)
-    assert planning.planner.cost.drift.plain < 1  # they took less than the measured second
+    assert planning.planner.cost.drift.plain < 1  # steps took less than the measured second
 
 
 def test_on_a_gpu_a_step_lasts_from_the_end_of_the_one_before_to_its_own(make, clock):
@@ -92,7 +90,7 @@ def test_a_state_read_between_steps_does_not_lose_the_time_of_the_last_one(make,
 
 @on_every_device
 def test_a_step_that_a_prefill_follows_is_not_timed(make, device, clock, value):
-    """On a GPU, that is the next step."""
+    """On a GPU, the step after it is not timed."""
     planning = make(device)
     prefill(planning, 2)
     run(planning, 2)
@@ -154,6 +152,6 @@ def test_seconds_of_drafting_and_planning_are_counted_once_per_step(make, clock,
     run(planning, 2)
     run(planning, 2)
     planning.flush()
-    assert value("outrider_planner_seconds_sum") == 122  # learning from a step counts with the next one
+    assert value("outrider_planner_seconds_sum") == 122  # learning counts with the next step
     assert value("outrider_planner_seconds_count") == 2
     assert value("outrider_draft_seconds_total") == 0.25

@@ -1,20 +1,25 @@
-"""`outrider simulate --ablate`: the planner without each of its mechanisms, and the other planners, over the whole
-planner, on recorded answers and in made situations.
+"""Simulates the planner without each of its mechanisms, and the other planners, relative to the whole planner, on
+recorded answers and in made-up situations.
 
-Numbers are goodput: tokens per second, of requests with a service level only while it is kept.
+Numbers are goodput: tokens per second, where a request with a service level counts only while it keeps the level.
+
+examples:
+  outrider simulate --record mine.npz --prompts prompts.jsonl
+  python tests/measure/ablation.py --recorded mine.npz --concurrency 1,8,32,128
 """
-
-from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import pairwise, product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import script
 
 from outrider.drafters import registry as drafters
 from outrider.drafters.lookup_first import LOOKUP_THRESHOLD
@@ -22,28 +27,27 @@ from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
 from outrider.scheduler.planner import Asynchronous, Plan
 from outrider.scheduler.replay import Drafting, Positions, Replay
-
-from ..errors import UserError
-from . import harness, record
-from .simulated import WARM_UP, Machine, machines_of, make_planner
+from outrider.server.bench import harness, record
+from outrider.server.bench.simulated import WARM_UP, Machine, machines_of, make_planner
 
 PLANNERS = ("off", "verify-all", "threshold", "synchronous")
 
 
 def change(path: str, value: Any) -> Callable[[Asynchronous], None]:
-    """Set an attribute of a planner; the path "a.b" names the attribute b of its a."""
+    """Set an attribute of a planner; the path "a.b" names attribute b of its attribute a."""
     *owners, name = path.split(".")
 
     def apply(planner: Asynchronous) -> None:
         owner = reduce(getattr, owners, planner)
-        getattr(owner, name)  # raises where there is no such attribute
+        getattr(owner, name)  # raises if there is no such attribute
         setattr(owner, name, value)
 
     return apply
 
 
 def _keep_plans(choose: Callable[[list[Plan]], list[Plan]]) -> Callable[[Asynchronous], None]:
-    """Compare other plans. By its place the first is the rest, the last the model's drafts, any other lookups alone."""
+    """Choose among plans. The first plan is the rest, the last one the model's drafts, all other plans are lookups
+    alone."""
 
     def apply(planner: Asynchronous) -> None:
         whole = planner._plans
@@ -82,9 +86,10 @@ WITHOUT: dict[str, Callable[[Asynchronous], None]] = {
 class Situation:
     """A change of recorded answers and of a machine.
 
-    positions: of the answers. earlier: of the answers in the first steps, which do not count; None: the same.
-    measured, real: of the points of the profile and of the times that steps really take. calibrated: confidences are.
-    level: tokens per second that every second request asks for, over those without drafts; 0: none.
+    positions: changes the answers. earlier: changes the answers of the first steps, which do not count; None: as
+    positions. measured, real: change the points of the profile, and the real step times. calibrated: whether
+    confidences are calibrated. level: service level of every second request, relative to tokens per second without
+    drafts; 0: none.
     """
 
     positions: Callable[[Positions], Positions] = lambda recorded: recorded
@@ -96,14 +101,14 @@ class Situation:
 
 
 def _failing(recorded: Positions, share: float = 1.0) -> Positions:
-    """Nothing is accepted. share: of the recorded confidences."""
+    """Reject all drafts. share: of the recorded confidences."""
     kept = np.zeros_like(recorded.model_kept)
     confidence = (recorded.model * share).astype(np.float16)
     return replace(recorded, model=confidence, lookup=recorded.lookup * share, model_kept=kept, lookup_kept=kept)
 
 
 def _hopeless(recorded: Positions) -> Positions:
-    """Nothing is accepted, every confidence is 0.4, and lookup finds nothing."""
+    """Reject all drafts; every confidence is 0.4, and lookup has no match."""
     sure = np.full_like(recorded.model, 0.4)
     return replace(_failing(recorded), model=sure, lookup_lens=np.zeros_like(recorded.lookup_lens))
 
@@ -153,16 +158,26 @@ SITUATIONS = {
     "new texts": Situation(_short),
     "levels": Situation(level=0.8),
 }
-"""All but the first are made: on one machine."""
+"""All but the first are made up, on one machine."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--recorded", type=Path, required=True, metavar="FILE", help="positions that `outrider simulate --record` wrote"
+    )
+    add("--profile", metavar="NAME_OR_FOLDER", help="step costs (default: all shipped profiles with a calibration)")
+    add("--concurrency", default="1,8,32,128", metavar="LIST", help="requests (default: %(default)s)")
+    add("--steps", type=int, default=600, metavar="N", help="steps that count (default: %(default)s)")
+    add("--resamples", type=int, default=5, metavar="N", help="resamplings of the answers (default: %(default)s)")
+    harness.add_output_flags(parser, json="every cell")
+    parser.set_defaults(cost="")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print, of each situation and arm, the mean cell and the lowest one; a cell is the median over resampled answers.
-
-    Raises UserError without a recording.
-    """
-    if not args.recorded:
-        raise UserError("--ablate takes --recorded FILE, which --record FILE writes")
+    """Print the mean and lowest cell of each situation and arm; a cell is the median over resampled answers."""
+    harness.check_positive(args, "steps", "resamples")
+    harness.check_outputs(args)
     sizes = harness.positive_integers("--concurrency", args.concurrency)
     recorded = Positions.load(args.recorded)
     machines = list(machines_of(args, recorded.lookup.shape[1], max(sizes)))
@@ -212,3 +227,7 @@ def _goodput(
     else:
         replay.run(steps, before)
     return replay.good / replay.seconds
+
+
+if __name__ == "__main__":
+    sys.exit(script.main(sys.modules[__name__]))

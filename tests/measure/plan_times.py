@@ -1,22 +1,22 @@
 """Microseconds that each planner takes per decode step, without an engine.
 
-A step is `budget`, `admit` and `observe` for a batch of requests of which some end and others begin: a replay of
-made-up answers (`outrider simulate`), whose confidences are right. The cost model learns from every step. Planners take
-turns, round by round.
+A step is `budget`, `admit` and `observe` for a batch in which requests end and begin: a replay of made-up answers
+(`outrider simulate`) with correct confidences. The cost model learns from every step. Planners take turns, round by
+round.
 
 examples:
-  outrider bench micro plan --requests 512 --levels
+  python tests/measure/plan_times.py --requests 512 --levels
 """
-
-from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import script
 
 from outrider.drafters.lookup_first import LOOKUP_THRESHOLD
 from outrider.kernels.cpu import native
@@ -26,13 +26,12 @@ from outrider.scheduler.baselines import StaticGamma
 from outrider.scheduler.contract import Planner
 from outrider.scheduler.cost.synthetic import SyntheticCost
 from outrider.scheduler.replay import Drafting, Positions, Replay
-
-from .. import harness, record
+from outrider.server.bench import harness, record
 
 STAGES = ("budget", "admit", "observe")
 WARM_STEPS = 50
 LEVEL = 20.0
-"""Service level of every third request where they have levels, tokens per second."""
+"""Service level of every third request with --levels, tokens per second."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def timed(planner: Planner) -> list[dict[str, float]]:
-    """The seconds of each stage, step by step, of a planner that notes them there from now on."""
+    """Make a planner record the seconds of each stage, step by step; returns the record."""
     steps: list[dict[str, float]] = []
 
     def noting(stage: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,3 +92,7 @@ def timed(planner: Planner) -> list[dict[str, float]]:
     for stage in STAGES:
         setattr(planner, stage, noting(stage, getattr(planner, stage)))
     return steps
+
+
+if __name__ == "__main__":
+    sys.exit(script.main(sys.modules[__name__]))
