@@ -21,8 +21,8 @@ from .cost.prefill import PrefillCost, pairs_of
 from .service_levels import MARGIN
 
 SHARE = 0.36
-"""Share of the time for decode steps while one long prompt is read: its first token takes 1 / (1 - SHARE) as long. Of
-several waiting prompts each has as much claim as all answers: few answers in decode steps of their own waste time."""
+"""Share of the time for decode steps while one long prompt is read: its first token takes 1 / (1 - SHARE) as long. With
+n waiting prompts the share is SHARE / n²: decode steps for few answers waste time, and all n prompts wait for them."""
 MOST_SHARE = 0.9
 """The most that service levels can raise it to."""
 PATIENCE = 4
@@ -125,7 +125,7 @@ class Pauses:
 
     def launch(self, seconds: float, *, long: bool, level_share: float) -> None:
         """A chunk is launched that will take `seconds`. long: it leaves a prompt unfinished."""
-        share = max(SHARE / max(self._waiting, 1), level_share) if long else 0.0
+        share = max(SHARE / max(self._waiting, 1) ** 2, level_share) if long else 0.0
         self._ratios = share / (1 - share), level_share / (1 - level_share)
         self.paused += seconds
 
