@@ -27,7 +27,6 @@ from ..attention_backends import buckets_of, captured_sizes, check_taken, commit
 from ..config import PluginConfig
 from ..cpu.direct_forward import DirectForward, direct_forward
 from ..cpu.free_memory import give_back_free_memory
-from ..grammars.drafts import GrammarDrafts
 from ..image_tokens import rotary_positions, within_vocabulary
 from ..loading.from_profile import load_plan, plan_again
 from ..slot_pool import SlotPool
@@ -35,6 +34,7 @@ from ..spec_inputs import FlatVerify, VerifyInput, extend_positions, flatten, ra
 from . import warm_up
 from .adapters import AdapterOutcomes
 from .boundary import Boundary
+from .grammar_drafts import GrammarDrafts
 from .learning import AnswerKeeper, Exchange
 from .logit_rules import LogitRules
 from .logprobs import write_logprobs, write_step_logprobs
