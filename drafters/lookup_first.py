@@ -11,6 +11,8 @@ from dataclasses import replace
 
 import torch
 
+from outrider.kernels.cuda import native as cuda
+
 from .base import Draft, DraftBatch, Drafter, Features
 from .ngram import NgramDrafter
 from .wrappers import Wrapper
@@ -49,6 +51,8 @@ class LookupFirst(Wrapper):
 
     def propose(self, batch: DraftBatch) -> Draft:
         found = self.lookup.propose(batch)
+        if cuda.fits(found.confidence):
+            return self._choose(found, self.model.propose(batch))
         expected = found.confidence[:, : self.model.gamma].cumprod(1).sum(1)
         unsure = expected < LOOKUP_THRESHOLD
         if not unsure.is_cpu:  # who is unsure, the host does not know: the model drafts for all
@@ -64,6 +68,15 @@ class LookupFirst(Wrapper):
         if everyone and bool(better.all()):
             return replace(drafted, looked_up=torch.zeros_like(better)).widened(self.gamma)
         return merge(found, drafted, selected, better, batch.temperatures)
+
+    def _choose(self, found: Draft, drafted: Draft) -> Draft:
+        """`propose` by one kernel."""
+        tokens, lens, confidence, looked_up = torch.ops.outrider_cuda.choose(
+            found.tokens, found.lens, found.confidence, drafted.tokens, drafted.lens, drafted.confidence,
+            LOOKUP_THRESHOLD, self.expected_run_length,
+        )  # fmt: skip
+        points = None if drafted.probs is None else looked_up
+        return Draft(tokens, lens, confidence, drafted.probs, drafted.vocab, looked_up, drafted.drafting, points=points)
 
 
 def choose_each(found: Draft, drafted: Draft, better: torch.Tensor) -> Draft:
