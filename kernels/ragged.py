@@ -5,10 +5,22 @@ A few numbers per request, so the number of calls is what costs: the compiled ke
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from .cpu import native
 from .cuda import native as cuda
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def copy_all(pairs: Sequence[Pair]) -> None:
+    """Copy the second of each pair into the first; one launch where all have one type and the two of a pair strides
+    alike."""
+    filled = [pair for pair in pairs if len(pair[0])]
+    torch._foreach_copy_([target for target, _ in filled], [source for _, source in filled])
+
 
 Flattened = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 

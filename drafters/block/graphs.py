@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from outrider.kernels.ragged import copy_all
+
 from ..base import DraftBatch
 
 Block = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
@@ -32,6 +34,8 @@ class DraftGraphs:
     """Graphs of `propose`, whose shapes depend on the number of requests alone.
 
     Every request has all sampling rules, which keep everything where it asks for none, so that one graph serves all.
+
+    lens: [most requests] int64, of whole drafts.
 
     sizes: numbers of requests, ascending. page_table: the engine's. gamma: of the keys. room: [most requests, G, V']
     float32, where all graphs leave q of requests that read it.
@@ -64,6 +68,8 @@ class DraftGraphs:
             all_greedy=False,
             longest=page_table.shape[1],
         )
+        self.lens = torch.full((most,), gamma, device=device)
+        self._zeros = torch.zeros(most, dtype=torch.int64, device=device)
         self._rules: list[torch.Tensor | None] = []
         make = record or GraphRecorder(device)
         # The largest first: the others then fit into its memory.
@@ -78,23 +84,19 @@ class DraftGraphs:
         return len(batch.anchors) <= self.sizes[-1] and batch.page_table is self._given.page_table
 
     def propose(self, batch: DraftBatch) -> Block:
-        """The draft of a batch that fits, as `propose` gives it."""
+        """The draft of a batch that fits, as `propose` gives it, until the next one is made."""
         count, given = len(batch.anchors), self._given
         size = self.sizes[bisect_left(self.sizes, count)]
-        given.rows[count:size].zero_()
-        given.seq_lens[count:size].zero_()
-        for buffer, value in (
-            (given.anchors, batch.anchors),
-            (given.seq_lens, batch.seq_lens),
-            (given.rows, batch.rows),
-            (given.keys, batch.keys[:, : given.keys.shape[1]]),
-        ):
-            buffer[:count].copy_(value)
+        keys, padding = batch.keys[:, : given.keys.shape[1]].contiguous(), self._zeros[count:size]
+        parts = (given.anchors, batch.anchors), (given.seq_lens, batch.seq_lens), (given.rows, batch.rows)
+        pairs = [*((buffer[:count], value) for buffer, value in parts), (given.keys[:count], keys)]
+        pairs += [(buffer[count:size], padding) for buffer in (given.seq_lens, given.rows)]
+        copy_all(pairs)
         self._take_rules(batch)
         replay, (tokens, _, confidence) = self._graphs[size]
         replay()
         probs = given.probs_room if batch.wants_probs else None
-        return tokens[:count].clone(), probs, confidence[:count].clone()  # the next replay writes where these lie
+        return tokens[:count], probs, confidence[:count]
 
     def _take_rules(self, batch: DraftBatch) -> None:
         """Those of running requests stay the same tensors from step to step, and are copied once."""

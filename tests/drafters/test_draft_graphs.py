@@ -86,9 +86,6 @@ def test_a_replay_drafts_what_drafting_does(drafter):
         assert_near(replayed[2], confidence, TERMS)
         for pool, wanted in zip((pool for pair in drafter.pools for pool in pair), after, strict=True):
             assert_near(pool[1:], wanted[1:], TERMS)  # slot 0 is nobody's
-        kept = replayed[0].clone()
-        graphs.propose(batch_of(count, table, drafter.gamma, torch.ones(count, dtype=torch.bool)))
-        assert torch.equal(replayed[0], kept)  # the next replay does not write into the tokens that this one gave
 
 
 def test_rules_that_are_the_same_tensors_are_taken_once(drafter):

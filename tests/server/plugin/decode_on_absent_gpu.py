@@ -53,6 +53,7 @@ from outrider.scheduler import registry
 from outrider.scheduler.buckets import TokenBuckets
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
+from outrider.scheduler.upload import LastUpload
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.decode import warm_up
 from outrider.server.plugin.decode import worker as worker_module
@@ -63,8 +64,10 @@ from outrider.server.plugin.decode.logit_rules import LogitRules
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
 from outrider.server.plugin.decode.ranks import Ranks
 from outrider.server.plugin.decode.requests import RequestTable
+from outrider.server.plugin.decode.sampling import RunningSampling
 from outrider.server.plugin.decode.step_planner import StepPlanner
 from outrider.server.plugin.decode.verify_tail import VerifyTail
+from outrider.server.plugin.spec_inputs import Layouts
 
 POOL, CONTEXT, SLOTS, REQUESTS = 80, 128, 600, 3
 MANY, ASKING = 80, (2, 3, 16, 33, 65)
@@ -181,7 +184,8 @@ def make_worker(
     """layers: of the drafter, if not its own number; each asks for the same."""
     drafter, _, rank = drafter.partition(", rank ")
     worker = Worker.__new__(OtherRank if rank == "2 of 2" else Worker)
-    worker.device, worker._sampling, worker._direct, worker._direct_sought = device, None, None, True
+    worker.device, worker._direct, worker._direct_sought = device, None, True
+    worker._sampling, worker._layouts = RunningSampling(), Layouts()
     worker.config = PluginConfig(drafter=drafter, planner=planner, initial_tokens=3 if BEGUN in drafter else 0)
     worker.ranks = TwoRanks(device) if rank else Ranks(SimpleNamespace(world_size=1), device)
     worker.drafter = make_drafter(drafter, device, layers)
@@ -245,6 +249,7 @@ def forward(worker: Worker, batch: Any) -> Any:
 def steps(worker: Worker, kind: str, lengths: list[int], rows: torch.Tensor) -> list[list[Any]]:
     """Operations that two steps of a batch ask of the device."""
     found = []
+    worker.planning.limits, worker.planning.rows = LastUpload(), LastUpload()  # what stays the same is sent again
     batch = batch_of(kind, lengths, rows, worker.device)
     worker.requests.admit(batch.reqs, batch.req_pool_indices, rows.numpy())
     for _ in range(2):
@@ -288,25 +293,6 @@ def kernels(device: torch.device) -> Iterator[None]:
     on_cuda = lambda *tensors: all(x.device == device for x in tensors) and cuda.available()  # noqa: E731
     with mock.patch.object(cuda, "fits", on_cuda):
         yield
-
-
-def launches(drafter: str, kind: str, device: torch.device) -> int:
-    """Launches of a step by a GPU's kernels; a graph is one, and the target's forward without one is not counted."""
-    rows, replays = np.arange(1, REQUESTS + 1), Replays()
-    at = SimpleNamespace(numpy=lambda: rows)
-    with absent_gpu.running(), kernels(device):
-        worker = make_worker(drafter, "asynchronous", device, replays.record)
-        worker._target_worker.forward_batch_generation = lambda batch, **_: replays.forward(worker, batch)
-        batch = batch_of(kind, [20, 30, 25], at, device)
-        worker.requests.admit(batch.reqs, batch.req_pool_indices, rows)
-        info = batch.sampling_info
-        for _ in range(3):  # the first takes what stays the same while its requests run
-            replays.count = 0
-            batch = batch_of(kind, [20, 30, 25], at, device)
-            batch.sampling_info = info
-            with absent_gpu.watching() as watched:
-                worker._decode(batch, lambda _: None, None)
-    return watched.launches + replays.count
 
 
 def late(drafter: str, device: torch.device, *, without: Any = None) -> tuple[int, list[str]]:
@@ -371,11 +357,6 @@ def main() -> None:
         found[", ".join(case)] = run(*case, device)
     for case in WITHOUT_KERNELS:
         found[f"{', '.join(case)}, without kernels"] = run(*case, device, with_kernels=False)
-    found["launches"] = {
-        f"{drafter}, {kind}": launches(drafter, kind, device)
-        for drafter in ("dspark", "dspark in graphs", "dspark begun in graphs")
-        for kind in BATCHES
-    }
     found["late"] = {drafter: late(drafter, device) for drafter in WARMED}
     found["planted late"] = {left: late("dspark", device, without=left) for left in ("greedy", "sampled")}
     original = worker_module.flatten
