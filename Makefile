@@ -22,7 +22,7 @@ LOCKS := $(LOCK) $(if $(filter cpu,$(OUTRIDER_DEVICE)),deploy/requirements/torch
 DEV_LOCK := deploy/requirements/dev.txt
 VENV := .venv
 BIN := $(VENV)/bin
-# Stamps carry a hash of what they stand for, so that a second start installs nothing and asks no package index.
+# Stamps carry a hash of their inputs, so that a second start neither installs nor asks a package index.
 hash = $(shell cat $(1) 2>/dev/null | sha256sum | cut -c1-16)
 RUNTIME := $(VENV)/.runtime-$(OUTRIDER_DEVICE)-$(call hash,$(LOCKS))
 PROJECT := $(VENV)/.project-$(OUTRIDER_DEVICE)-$(call hash,$(LOCKS) pyproject.toml)
@@ -49,7 +49,7 @@ serve: $(PROJECT) ## Start a server on 127.0.0.1:30000 with the embedded model
 	@$(BIN)/outrider serve $(ARGS)
 
 .PHONY: test
-test: $(PROJECT) $(DEV) programs ## Run all tests (as root also installs what some need from Debian)
+test: $(PROJECT) $(DEV) programs ## Run all tests (as root also installs Debian packages for some)
 	@$(PYTEST) $(ARGS)
 
 # Tests whose results hang on the processor's arithmetic, but for Triton's interpreter.
@@ -92,9 +92,9 @@ lock: $(CHECKERS) ## Write the locks of deploy/requirements anew from the pins i
 		$(COMPILE) --no-deps --generate-hashes deploy/requirements/$$name.in --output-file deploy/requirements/$$name.txt || exit; \
 	done
 
-# `make` anew after the locks: names of stamps carry their hashes. What fails does not hide what else changed.
+# `make` anew after the locks: names of stamps carry their hashes. A failure does not hide further changes.
 .PHONY: upgrade
-upgrade: $(CHECKERS) ## Move all pins (PACKAGE=name: one) to the newest allowed, lock, install, check, say what changed
+upgrade: $(CHECKERS) ## Move all pins (PACKAGE=name: one) to the newest allowed, lock, install, check, list the changes
 	@$(BIN)/python .ci/upgrade.py "$(PACKAGE)" $(COMPILE)
 	@$(MAKE) --no-print-directory lock
 	@$(MAKE) --no-print-directory install
@@ -118,14 +118,14 @@ gpu-proof: $(PROJECT) ## Make .gpu-proof, which proves Outrider on a GPU machine
 
 SANITIZERS := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -g1 -O1
 .PHONY: check-sanitizers
-check-sanitizers: $(PROJECT) $(DEV) ## Run what uses the C++ kernels under ASan and UBSan (ten minutes; the build is kept)
+check-sanitizers: $(PROJECT) $(DEV) ## Run tests of the C++ kernels under ASan and UBSan (ten minutes; the build is kept)
 	@export OUTRIDER_CPU_KERNELS_CXXFLAGS="$(SANITIZERS)" ASAN_OPTIONS=detect_leaks=0; \
 	$(BIN)/python -c 'from outrider.kernels.cpu import build, native; build.library(native.extra_flags())'; \
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 		$(BIN)/pytest tests/kernels tests/drafters/test_compiled_block.py $(ARGS)
 
 .PHONY: performance
-performance: $(PROJECT) ## Write docs/performance.md and README's numbers from profiles/results
+performance: $(PROJECT) $(DEV) ## Write docs/performance.md and README's chart from profiles/results
 	@$(BIN)/outrider bench report
 
 .PHONY: lint

@@ -1,7 +1,5 @@
 """A measurement under way: one JSON line per measured point, so that a killed `outrider tune` goes on where it was."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -65,8 +63,8 @@ class PartialMeasurement:
     def _is_of(self, header: str, fingerprint: Fingerprint) -> bool:
         """True if a file begun with this line may go on."""
         try:
-            found = json.loads(header)
-            return found["schema"] == SCHEMA and not Fingerprint.from_json(found["fingerprint"]).differences(
+            begun = json.loads(header)
+            return begun["schema"] == SCHEMA and not Fingerprint.from_json(begun["fingerprint"]).differences(
                 fingerprint
             )
         except (ValueError, KeyError, TypeError):

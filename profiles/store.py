@@ -4,8 +4,6 @@
 The user's folder is searched first, then the profiles that ship with Outrider.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re
@@ -94,10 +92,10 @@ def save(
         "prefills": [point.to_json() for point in profile.prefills],
     }
     beside: dict[str, Any] = {CALIBRATION: calibration, GRAPHS: graphs}
-    files = {folder / name: _json(found) for name, found in beside.items() if found is not None}
+    files = {folder / name: _json(data) for name, data in beside.items() if data is not None}
     replace(files | {folder / PROFILE: _json(content)})
-    for name, found in beside.items():
-        if found is None:
+    for name, data in beside.items():
+        if data is None:
             (folder / name).unlink(missing_ok=True)
     return read(folder)
 

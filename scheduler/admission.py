@@ -5,8 +5,6 @@ position, are therefore a prefix of every request, and whether x_{r,k} is among 
 requests only: an entry behind it in its own request never stands before it.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import numpy as np

@@ -4,8 +4,6 @@ They bound nothing before drafting. On a GPU a step's size is decided before its
 tokens that recent steps verified bound the next one.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 import numpy as np

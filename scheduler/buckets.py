@@ -5,8 +5,6 @@ would be padding, which takes as long as verifying it: so K is raised to T - R w
 of this is known before drafting, from the past, so that no shape of a step waits for the device.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections import deque

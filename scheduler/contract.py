@@ -10,8 +10,6 @@ the source of a draft (model or prompt lookup), its depth and the least survival
 all of them depend on earlier steps alone. The proof is in `docs/planner.md`.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ numpy has no vectorised sort for the CPU. So survivals are rounded down to steps
 sorted, which keeps their order.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

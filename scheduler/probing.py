@@ -1,7 +1,5 @@
 """Probes: steps that draft and verify nothing although not drafting wins, so that a change is noticed."""
 
-from __future__ import annotations
-
 SHARE = 0.01
 """Share of the time of steps without model drafts that goes to probes."""
 

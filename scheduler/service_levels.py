@@ -5,8 +5,6 @@ for. The planner keeps as many levels as any step could keep, and only then look
 be kept bounds the step's length, and one that no step could keep, not even the shortest, bounds nothing.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 MARGIN = 1.1

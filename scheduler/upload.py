@@ -1,7 +1,5 @@
 """Numbers of the host on their way to a device."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any

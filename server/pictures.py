@@ -33,9 +33,12 @@ def require(flag: str) -> None:
 
 @contextmanager
 def figure(path: Path) -> Iterator[Figure]:
-    """A blank figure, saved to `path` when the block ends, in the format of its suffix (PNG without one)."""
+    """A blank figure, saved to `path` when the block ends, in the format of its suffix (PNG without one). The same
+    drawing gives the same SVG."""
+    import matplotlib
     from matplotlib.figure import Figure
 
     blank = Figure(layout="tight")
     yield blank
-    blank.savefig(path, dpi=120)
+    with matplotlib.rc_context({"svg.hashsalt": "outrider", "svg.fonttype": "none"}):
+        blank.savefig(path, dpi=120, metadata={"Date": None} if path.suffix == ".svg" else None)

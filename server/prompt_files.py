@@ -1,7 +1,5 @@
 """Files of prompts for measurements."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

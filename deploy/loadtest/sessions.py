@@ -2,11 +2,9 @@
 
     python deploy/loadtest/sessions.py --out sessions.jsonl
 
-Each session is ten turns, one prompt each: a file, what a tool answered, a task. It has two files, each with its task,
-and two tool answers, which come back; no prompt comes twice, since each says its turn.
+Each session is ten turns, one prompt each: a file, a tool's answer, a task. It has two files, each with its task, and
+    two tool answers, which recur; no prompt comes twice, since each states its turn.
 """
-
-from __future__ import annotations
 
 import argparse
 import json

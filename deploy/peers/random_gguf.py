@@ -1,10 +1,8 @@
-"""A GGUF file of random weights in a model's exact shape and Q4_K_M's mix of types, to compare speed on: its text is
-noise. The tokenizer is the embedded model's, with words added up to the model's vocabulary.
+"""A GGUF file of random weights in a model's exact shape and Q4_K_M's mix of types, for comparing speed: its text is
+noise. The tokenizer is the embedded model's, extended by words to the model's vocabulary.
 
     python deploy/peers/random_gguf.py qwen3-0.6b model.gguf
 """
-
-from __future__ import annotations
 
 import sys
 from collections.abc import Iterator

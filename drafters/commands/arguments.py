@@ -1,7 +1,5 @@
 """Arguments of `outrider train` and `outrider export`."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from functools import partial
@@ -20,7 +18,7 @@ CONVERSION = "dllm"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `outrider train`."""
+    """Add the arguments of `outrider train`."""
     add = parser.add_argument
     add(
         "kind",
@@ -166,19 +164,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _number(group: argparse._ActionsContainer, name: str, default: float, help: str) -> None:
-    """A flag with a number of the default's type."""
+    """Add a flag with a number of the default's type."""
     metavar = "N" if isinstance(default, int) else "X"
     help += " (default: %(default)s)"
     group.add_argument(name, type=type(default), default=default, metavar=metavar, help=help)
 
 
 def _choice(group: argparse._ActionsContainer, name: str, choices: Sequence[str], help: str) -> None:
-    """A flag with one of these values, the first unless it is given."""
+    """Add a flag with one of these values; the first is the default."""
     group.add_argument(name, choices=choices, default=choices[0], help=f"{help} (default: %(default)s)")
 
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `outrider export`."""
+    """Add the arguments of `outrider export`."""
     parser.add_argument(
         "drafter",
         nargs="+",

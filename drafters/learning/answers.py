@@ -125,15 +125,15 @@ class AnswerReader:
 
     def read(self) -> list[Answer]:
         """Answers since the last call, the oldest first; all answers after a deletion."""
-        found: list[Answer] = []
+        fresh: list[Answer] = []
         numbers = segment_numbers(self.folder / "answers")
         self.ends = {number: end for number, end in self.ends.items() if number in numbers}
         for number in numbers:
             answers, self.ends[number] = read_lines(
                 segment_path(self.folder / "answers", number), self.ends.get(number, 0)
             )
-            found += answers
-        return found
+            fresh += answers
+        return fresh
 
 
 def segment_path(folder: Path, number: int) -> Path:
@@ -181,7 +181,7 @@ def forget(folder: str | Path) -> None:
     """Delete everything kept and learned: answers, features, runs and drafters, including keys' and adapters'.
 
     A server that uses a learned drafter returns to its first one within seconds. The numbering of drafters continues.
-    Raises ValueError, and deletes nothing, if the folder holds anything that is not a learner's.
+    Raises ValueError before deleting if the folder holds anything that is not a learner's.
     """
     folder = Path(folder)
     names = {path.name for path in folder.iterdir()} if folder.is_dir() and not folder.is_symlink() else set()
@@ -232,10 +232,10 @@ class ServerState:
     def read(cls, folder: Path) -> ServerState:
         """Read state.json; without it no candidate is in use."""
         try:
-            found = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+            state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             return cls()
-        return cls(found["in_use"], tuple(found["refused"]))
+        return cls(state["in_use"], tuple(state["refused"]))
 
     def write(self, folder: Path) -> None:
         """Replace state.json as a whole. Raises OSError."""

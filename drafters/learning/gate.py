@@ -7,8 +7,6 @@ Experiments, 1935, section 21). Candidates are compared repeatedly on the same a
 the allowed chance.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
@@ -53,7 +51,7 @@ def tau(answers: Iterable[Followed]) -> float:
 @torch.inference_mode()
 def follow(drafts: Drafts, maker: BatchMaker, sequences: Iterable[Sequence]) -> list[Followed]:
     """Follow each answer with a drafter; maker: cuts steps for it."""
-    found = []
+    followed = []
     for s in sequences:
         sure: list[torch.Tensor] = []
 
@@ -65,8 +63,8 @@ def follow(drafts: Drafts, maker: BatchMaker, sequences: Iterable[Sequence]) -> 
         runs = runs_along(maker, s, hits)
         places, reach, accepted = steps_along(runs, len(runs), maker.config.gamma)
         confidence = torch.cat(sure)[places].numpy()
-        found.append(Followed(len(runs), confidence, np.array(accepted, np.int64), np.array(reach, np.int64)))
-    return found
+        followed.append(Followed(len(runs), confidence, np.array(accepted, np.int64), np.array(reach, np.int64)))
+    return followed
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,6 @@
 It ends with its parent.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import ctypes
@@ -53,8 +51,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--denoising-steps", type=int, default=0, help="0: the drafter's own number")
-    parser.add_argument("--denoising-order", default="left")
-    parser.add_argument("--most-feature-bytes", type=int, default=2 << 30)
+    parser.add_argument("--most-feature-bytes", type=int, default=2 << 30, help="disk for features to train on")
     parser.add_argument("--per", choices=["server", "key", "adapter"], default="server", help="owners of drafters")
     parser.add_argument("--keys", type=int, default=8, help="so many keys or adapters have features at a time")
     return parser

@@ -1,7 +1,5 @@
 """Make the first drafter of a learner, and its recipe as flags of `outrider train`."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Features of kept answers are bounded: each segment is a feature store, and the o
 a drafter should not forget, are the target's answers to the prompts of a file, written once.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Decisions on a step's drafts, each in one launch: whose draft is taken, what its confidences are worth, where its
 answer ends. See `drafters/lookup_first.py` and `kernels/drafts.py`, which have the same in torch."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

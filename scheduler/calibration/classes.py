@@ -7,16 +7,15 @@ All of this is known beforehand, so that a
 correction by it tells nothing about the draw.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 
 SAMPLING = ("greedy", "sampled", "seeded")
-SOURCES = ("model", "lookup", "across")
-"""A drafter model; prompt lookup in the request's own text; the same in others' (`drafters/corpora.py`)."""
-ADDED = "across"
-"""A source that calibrations from before it lack; its confidences are then taken as they are."""
+SOURCES = ("model", "lookup", "across", "grammar")
+"""A drafter model; prompt lookup in the request's own text; the same in other texts (`drafters/corpora.py`); text that
+a grammar forces."""
+ADDED = ("across", "grammar")
+"""Sources that older calibrations lack. Their confidences are then taken as they are."""
 CLASSES = tuple(f"{sampling}, {source}" for sampling in SAMPLING for source in SOURCES)
 LIKE_SGLANG = (CLASSES.index("greedy, model"), CLASSES.index("sampled, model"))
 """Cases that SGLang's own DSpark has as well."""

@@ -6,8 +6,6 @@ follow the outcomes by Newton steps of their likelihood, with old outcomes fadin
 Kalman filter). What a step's confidences become depends on earlier steps alone.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

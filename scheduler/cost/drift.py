@@ -4,8 +4,6 @@ A profile is measured in minutes that may have been better or worse than usual, 
 slow all parts alike. Whether drafting pays depends on the ratio of both factors.
 """
 
-from __future__ import annotations
-
 import math
 
 RATE = 0.03

@@ -13,8 +13,6 @@ of its requests remain. A probe drafts only what pays: whether a filled state on
 shows without drafting it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -14,8 +14,6 @@ To change a key's limits, edit its table in the file: rate, concurrency, tokens_
 max_tokens_per_request, admin, learn.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
@@ -95,9 +93,9 @@ def _create(args: argparse.Namespace) -> str:
     return secret
 
 
-def _table(found: tuple[key_file.Key, ...]) -> str:
+def _table(keys: tuple[key_file.Key, ...]) -> str:
     rows = [("name", *(name.replace("_", " ") for name in LIMITS))]
-    for key in found:
+    for key in keys:
         values = (getattr(key, name) for name in LIMITS)
         rows.append((key.name, *(SHOWN.get(value, str(value)) for value in values)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..log_names import SERVER
+from ..settings.flags import MOVED as MOVED
 from ..settings.flags import add_all_flags, served_settings_of
 from ..settings.settings import Settings
 
@@ -108,7 +109,7 @@ async def _refine(engine: Engine, resolved: Resolved, traffic: Traffic) -> None:
         if quick.thorough:
             return
         cores = resolved.settings.schedulers * resolved.settings.resolved_threads
-        idle = Idle(traffic, cores=max(1, cores), processes=[own.pid for own in engine.processes.values() if own.pid])
+        idle = Idle(traffic, cores=max(1, cores), processes=[p.pid for p in engine.processes.values() if p.pid])
         _say(
             f"Profile {quick.name} is a quick one: it is refined while nobody is served, little more than two minutes "
             "of work in all, on one core on average (--no-tune stops that)"

@@ -1,7 +1,5 @@
 """Build the HTTP app: routes, guards, and errors in one format."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from importlib.metadata import version

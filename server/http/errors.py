@@ -1,7 +1,5 @@
 """Errors as OpenAI's API writes them: {"error": {"message", "type", "param", "code"}}."""
 
-from __future__ import annotations
-
 import json
 from http import HTTPStatus
 from typing import Any
@@ -79,8 +77,8 @@ def of_stream(event: str) -> JSONResponse | None:
     if not event.startswith('data: {"error":'):
         return None
     error = json.loads(event.removeprefix("data: "))["error"]
-    found = (status for status, name in TYPES.items() if name == error["type"])
-    status = next(found, 500 if error["type"] == "server_error" else 400)
+    statuses = (status for status, name in TYPES.items() if name == error["type"])
+    status = next(statuses, 500 if error["type"] == "server_error" else 400)
     return ApiError(error["message"], status=status, param=error["param"], code=error["code"]).response()
 
 

@@ -1,7 +1,5 @@
 """Lifecycle of a server: when it accepts requests, and how it ends, drained on a signal or because the engine died."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -3,8 +3,6 @@
 It describes the accepted fields, with bounds and defaults of the running server.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from importlib.metadata import version
@@ -109,8 +107,8 @@ def _document(
     chat = schemas[CHAT.model.__name__]["properties"]
     for dialect in dialects:
         schemas |= _dialect_schemas(dialect, chat)
-    for own in (TuneRequest, LoadAdapter, UnloadAdapter):
-        schemas[own.__name__] = TypeAdapter(own).json_schema() | {"additionalProperties": False}
+    for model in (TuneRequest, LoadAdapter, UnloadAdapter):
+        schemas[model.__name__] = TypeAdapter(model).json_schema() | {"additionalProperties": False}
     for path, operations in document["paths"].items():
         for operation in operations.values():
             operation["tags"] = [next(tag for prefix, tag in TAGS.items() if path.startswith(prefix))]
@@ -216,5 +214,5 @@ _BOUNDED = {
 def _bounded(schema: dict[str, Any], bounds: dict[str, Any]) -> dict[str, Any]:
     """The schema with bounds where they apply, in each of its alternatives."""
     if "anyOf" in schema:
-        return schema | {"anyOf": [_bounded(one, bounds) for one in schema["anyOf"]]}
+        return schema | {"anyOf": [_bounded(branch, bounds) for branch in schema["anyOf"]]}
     return schema | {name: bound for name, bound in bounds.items() if schema.get("type") in _BOUNDED[name]}

@@ -104,5 +104,5 @@ def _read(reader: Any) -> list[LoadSnapshot]:
         return list(reader.read_all())
     if not reader._attach():
         return []
-    found = (reader._read_slot(rank) for rank in range(reader.dp_size))
-    return [load for load in found if load is not None]
+    slots = (reader._read_slot(rank) for rank in range(reader.dp_size))
+    return [load for load in slots if load is not None]

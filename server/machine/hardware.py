@@ -1,7 +1,5 @@
 """The machine's device, fast number formats and free memory."""
 
-from __future__ import annotations
-
 import functools
 import shutil
 import subprocess

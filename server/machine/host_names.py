@@ -1,7 +1,5 @@
 """Names of hosts, as requests and flags write them."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 

@@ -4,8 +4,6 @@ Most of it is the environment of the scheduler's process, as its OpenMP runtime 
 when it is loaded. The user's own variables win: OMP_PROC_BIND=false leaves the threads unbound.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
@@ -63,17 +61,17 @@ def place(threads: int, topology: Topology, *, bind: bool, environ: Mapping[str,
     bind: to a core each, but only where a core is left and no quota takes them all away at times: a bound thread cannot
     go elsewhere when something else takes its core.
     """
-    found = {"OMP_NUM_THREADS": str(threads)}
+    environment = {"OMP_NUM_THREADS": str(threads)}
     if not any(name in environ for name in _WAITING):
-        found["GOMP_SPINCOUNT"] = str(SPINS)
+        environment["GOMP_SPINCOUNT"] = str(SPINS)
     roomy = topology.quota is None and threads < len(topology.cores)
     if any(name in environ for name in _BINDING):
-        return Placement(found)
+        return Placement(environment)
     if not bind or not roomy:
-        return Placement(found, frozenset(topology.cpus))
+        return Placement(environment, frozenset(topology.cpus))
     bound = topology.cores[:threads]
-    found |= {"OMP_PROC_BIND": "true", "OMP_PLACES": ",".join(f"{{{core.cpus[0]}}}" for core in bound)}
-    return Placement(found, frozenset(topology.cpus) - {cpu for core in bound[1:] for cpu in core.cpus})
+    environment |= {"OMP_PROC_BIND": "true", "OMP_PLACES": ",".join(f"{{{core.cpus[0]}}}" for core in bound)}
+    return Placement(environment, frozenset(topology.cpus) - {cpu for core in bound[1:] for cpu in core.cpus})
 
 
 @contextlib.contextmanager

@@ -93,11 +93,11 @@ def _siblings(folder: Path) -> frozenset[int]:
 
 def _numbers(path: Path) -> list[int]:
     """Numbers of a list like "0-3,8"; none where there is no such file."""
-    found: list[int] = []
+    numbers: list[int] = []
     for part in filter(None, _text(path).split(",")):
         first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
 
 
 def _quota(root: Path) -> float | None:

@@ -6,8 +6,6 @@ model, for demonstrations and tests. Only the trained changes are shipped (`draf
 first use merges them into the weights in bfloat16.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

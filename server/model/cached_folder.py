@@ -1,7 +1,5 @@
 """Folders in the user's cache: made once, checked on every use."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

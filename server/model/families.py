@@ -5,8 +5,6 @@ and `test_families_served.py` compares answers with Transformers. For a name tha
 its own; it runs Transformers' model with its layers, or reports that it cannot.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Fields and tensors of a GGUF file or of all parts of a split one, with readable errors. The package gguf parses."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

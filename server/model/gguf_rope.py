@@ -1,7 +1,5 @@
 """Rotary positions of a GGUF file, as `rope_parameters` of transformers' config.json."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Names on the Hugging Face hub, and its errors."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Layers that keep a state of each request in place of keys and values of each token: how many, and how large."""
 
-from __future__ import annotations
-
 from typing import Any
 
 LINEAR = "linear_attention"

@@ -1,7 +1,5 @@
 """Finds the model to serve: an embedded one, a GGUF file, a folder, or a name on the Hugging Face hub."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -155,8 +153,8 @@ def _safetensors_bytes(path: Path, float_size: int | None) -> int:
                 tensor = file.get_slice(name)
                 kind = tensor.get_dtype()
                 bits = re.search(r"\d+", kind)
-                own = int(bits[0]) / 8 if bits else 1
-                total += math.prod(tensor.get_shape()) * (float_size if float_size and kind in FLOAT_TYPES else own)
+                size = int(bits[0]) / 8 if bits else 1
+                total += math.prod(tensor.get_shape()) * (float_size if float_size and kind in FLOAT_TYPES else size)
     except (OSError, SafetensorError):
         raise UserError(f"{path} is not a complete safetensors file; fetch it again") from None
     return int(total)

@@ -1,7 +1,5 @@
 """The processes of an engine on this machine: watched, and stopped."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal

@@ -1,7 +1,5 @@
 """Logging of this process and SGLang's: text as SGLang writes it, or a line of JSON per record."""
 
-from __future__ import annotations
-
 import json
 import logging
 import logging.config

@@ -13,10 +13,8 @@ arguments that it computes. We replace the module that it starts them with:
 
 SGLang must call `mp.Pipe` and `mp.Process` once each. `tests/server/processes/test_prefork.py` lets SGLang launch a
 process that way. If a later SGLang needs more, the start fails with an AttributeError or TypeError that names it;
-`engine.start` without a WaitingScheduler is slower by those seconds and otherwise the same.
+`engine.start` without a WaitingScheduler is slower by these seconds and otherwise the same.
 """
-
-from __future__ import annotations
 
 import multiprocessing
 import os

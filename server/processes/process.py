@@ -1,7 +1,5 @@
 """Targets of SGLang's processes: they run SGLang's code, end with their parent, and report why a start failed."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import logging

@@ -4,8 +4,6 @@ The choice changes texts, so it must not vary from start to start. It is measure
 and the kinds of a model's blocks. The cache folder keeps the result for later starts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -76,8 +74,8 @@ def _of_shipped_profile(settings: Settings, model: Model) -> str | None:
     """Activations by which a model's shipped profile was measured on this processor; None without such a profile."""
     by_format = {profile_lookup.number_format(replace(settings, activations=name)): name for name in ACTIVATIONS}
     measured = [profile.fingerprint for profile in store.readable(store.SHIPPED)]
-    here = [one for one in measured if one.device == cpu_name() and one.dtype in by_format]
-    return next((by_format[one.dtype] for one in here if one.target == profile_lookup.digest(model)), None)
+    here = [each for each in measured if each.device == cpu_name() and each.dtype in by_format]
+    return next((by_format[each.dtype] for each in here if each.target == profile_lookup.digest(model)), None)
 
 
 def obstacle(settings: Settings, model: Model) -> str | None:
@@ -123,15 +121,15 @@ def measured(settings: Settings, model: Model) -> tuple[dict[str, float], Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_suffix(".lock")):
-            found = _read(path)
-            if found is None:
-                found = _measure(settings, _samples(model))
-                replace_files({path: json.dumps(known | {"milliseconds": found}, indent=1) + "\n"})
+            choice = _read(path)
+            if choice is None:
+                choice = _measure(settings, _samples(model))
+                replace_files({path: json.dumps(known | {"milliseconds": choice}, indent=1) + "\n"})
     except ValueError as error:
         raise UserError(f"{model.name} has a weight that cannot be multiplied: {error}") from None
     except OSError as error:
         raise UserError(f"--activations auto keeps its choice in {path.parent}: {error}; name float or int8") from None
-    return found, path
+    return choice, path
 
 
 def _read(path: Path) -> dict[str, float] | None:
@@ -168,12 +166,12 @@ def _samples(model: Model) -> dict[str, WeightSample]:
     for kind, name, size in _multiplied(weights):
         largest[kind] = max(largest.get(kind, (0, "")), (size, name))
         total[kind] = total.get(kind, 0) + size
-    found = {}
+    samples = {}
     for kind, (_, name) in largest.items():
         depth = weights.stored[name].shape[-1]
         rows = weights.raw(name).view(-1, depth // block_depth(kind) * KINDS[kind])
-        found[kind] = WeightSample(rows[: max(1, SAMPLE_BYTES // rows.shape[1])].clone(), depth, total[kind])
-    return found
+        samples[kind] = WeightSample(rows[: max(1, SAMPLE_BYTES // rows.shape[1])].clone(), depth, total[kind])
+    return samples
 
 
 def _sample_of_groups(model: Model) -> dict[str, WeightSample]:

@@ -1,7 +1,5 @@
 """Choice of the drafter checkpoint for a target."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

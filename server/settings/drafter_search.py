@@ -3,8 +3,6 @@
 `--drafter auto` takes the first that fits, without a download; `outrider drafters` shows them all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,18 +50,18 @@ def candidates(settings: Settings, model: Model) -> list[Candidate]:
         origin = "comes with Outrider"
         return [_in_folder(folder, folder.name, origin, settings, model) for folder in folders if folder.is_dir()]
     within = sorted(path.parent for path in model.folder.glob("*/config.json")) if model.folder else []
-    found = [_in_folder(folder, str(folder), "in the model's folder", settings, model) for folder in within]
+    listed = [_in_folder(folder, str(folder), "in the model's folder", settings, model) for folder in within]
     for drafter in sorted(_public(settings, model), key=lambda one: _rank(one.kind)):
         here, origin = _here(drafter.repo, settings, model)
         if here is None:
             obstacle = _unserved(drafter.kind, settings, model)
-            found.append(Candidate(drafter.repo, drafter.kind, drafter.source, None, obstacle))
+            listed.append(Candidate(drafter.repo, drafter.kind, drafter.source, None, obstacle))
         else:
-            found.append(_in_folder(here, drafter.repo, origin, settings, model))
+            listed.append(_in_folder(here, drafter.repo, origin, settings, model))
     whole = model.folder or hub.cached(model.path)
     if whole is not None and mtp.is_carried(whole):
-        found.append(_in_folder(whole, str(whole), "in the model's checkpoint", settings, model))
-    return found
+        listed.append(_in_folder(whole, str(whole), "in the model's checkpoint", settings, model))
+    return listed
 
 
 def with_found_drafter(settings: Settings, model: Model, say: Callable[[str], None] = lambda line: None) -> Settings:
@@ -75,17 +73,17 @@ def with_found_drafter(settings: Settings, model: Model, say: Callable[[str], No
         return settings
     if settings.parallel.nnodes > 1:  # all of them have to find the same drafter
         return settings
-    found = candidates(settings, model)
+    listed = candidates(settings, model)
     refused = []
-    for one in found:
-        obstacle = one.obstacle or (_damage(one.folder, model) if one.folder else "")
-        if one.folder is not None and not obstacle:
-            name = registry.serving(one.kind)[0]
-            say(f"Drafter {name}: {one.name}, {one.origin}, fits {model.name} (--drafter ngram does without)")
-            return replace(settings, drafter=name, drafter_path=str(one.folder))
+    for each in listed:
+        obstacle = each.obstacle or (_damage(each.folder, model) if each.folder else "")
+        if each.folder is not None and not obstacle:
+            name = registry.serving(each.kind)[0]
+            say(f"Drafter {name}: {each.name}, {each.origin}, fits {model.name} (--drafter ngram does without)")
+            return replace(settings, drafter=name, drafter_path=str(each.folder))
         if obstacle:
-            refused.append(f"{one.name} does not fit: {obstacle}")
-    elsewhere = [one.name for one in found if one.folder is None and not one.obstacle]
+            refused.append(f"{each.name} does not fit: {obstacle}")
+    elsewhere = [each.name for each in listed if each.folder is None and not each.obstacle]
     reason = f"no drafter of {model.name} is here"
     if elsewhere:
         reason += f"; public: {elsewhere[0]} (--drafter-path fetches it; all: outrider drafters {settings.model})"

@@ -1,6 +1,4 @@
-"""The flags that `outrider serve`, `tune` and `bench` share, and settings from what was given."""
-
-from __future__ import annotations
+"""The flags that `outrider serve`, `tune` and `bench` share, and settings from their values."""
 
 import argparse
 import sys
@@ -13,10 +11,17 @@ from .settings import Settings
 
 TARGET = ("model", "dtype", "quantization", "activations", "device", "threads")
 DRAFTER = (
-    "drafter", "drafter_path", "lookup", "gamma", "lookup_gamma", "denoising_steps", "denoising_order",
-    "initial_tokens", "verification",
+    "drafter", "drafter_path", "lookup", "gamma", "denoising_steps", "initial_tokens", "verification",
 )  # fmt: skip
 UNMASKING = ("unmasking", "unmasking_threshold", "unmasking_tokens", "block_size")
+MOVED = {
+    "--lookup-gamma": "--gamma, which prompt lookup follows from 15 tokens on",
+    "--lookup-tokens": "--no-lookup-across where 5 MB for each key are too much",
+    "--denoising-order": "--denoising-steps; tokens are revealed from left to right",
+    "--learn-tokens": "`outrider learn forget`; 2,000,000 tokens of answers are kept",
+    "--learn-gigabytes": "a --learn-folder with room for 2 GB",
+}
+"""Former flags, and the answer to their question now."""
 
 
 def add_all_flags(parser: argparse.ArgumentParser) -> None:

@@ -99,5 +99,5 @@ def in_use(folder: Path) -> str:
     from outrider.drafters.learning.answers import ServerState
 
     name = ServerState.read(folder).in_use
-    found = folder / DRAFTERS / name if name else None
-    return str(found) if found is not None and (found / "config.json").is_file() else ""
+    drafter = folder / DRAFTERS / name if name else None
+    return str(drafter) if drafter is not None and (drafter / "config.json").is_file() else ""

@@ -38,8 +38,8 @@ def tokenizer_digest(model: Model) -> str:
     """16 hex digits that identify a model's tokenizer, from its files, or from the model's name if it has none."""
     digest = hashlib.sha256(str(model.config.get("vocab_size")).encode())
     files = [] if model.folder is None else [model.folder / name for name in TOKENIZER_FILES]
-    found = [file for file in files if file.is_file()]
-    digest.update(b"" if found else model.name.encode())
-    for file in found:
+    present = [file for file in files if file.is_file()]
+    digest.update(b"" if present else model.name.encode())
+    for file in present:
         digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()[:16]

@@ -1,7 +1,5 @@
 """Memory that a server will take, known before it loads."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 A CPU serves quantised checkpoints of AWQ and GPTQ with 4-bit codes in groups, and refuses all others.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +15,7 @@ from .parallel import TOGETHER
 from .settings import Settings
 
 GROUP_SIZES = (32, 64, 128)
-OF_DRAFTS = ("drafter_path", "gamma", "lookup_gamma", "lookup", "lookup_store", "denoising_steps", "denoising_order")
+OF_DRAFTS = ("drafter_path", "gamma", "lookup", "lookup_store", "denoising_steps")
 OF_DIFFUSION = ("unmasking", "unmasking_tokens", "unmasking_threshold", "block_size")
 
 

@@ -1,6 +1,4 @@
-"""Lookup of the measured profile for a server: its fingerprint, the folders, and what is done without one."""
-
-from __future__ import annotations
+"""Lookup of the measured profile for a server: its fingerprint, the folders, and the fallback without one."""
 
 import hashlib
 import json
@@ -30,7 +28,7 @@ from .settings import Settings
 
 
 def roots() -> list[Path]:
-    """Folders of profiles: the user's own, then those that come with Outrider."""
+    """Folders of profiles: the user's own, then the ones shipped with Outrider."""
     return [cache_root() / "profiles", store.SHIPPED]
 
 
@@ -42,7 +40,7 @@ def fingerprint(settings: Settings, model: Model) -> Fingerprint:
     if settings.diffusion is not None:
         drafter, gamma = f"spiffy {settings.unmasking_policy} block {settings.diffusion.block_size}", NODES
     if settings.resolved_denoising_steps:
-        drafter += f"+{settings.resolved_denoising_steps}-{settings.denoising_order}"
+        drafter += f"+{settings.resolved_denoising_steps}-left"
     if settings.looks_up:
         drafter += "+lookup"
     return Fingerprint(
@@ -95,7 +93,7 @@ def default_name(here: Fingerprint, model: Model) -> str:
 
 
 def with_profile(settings: Settings, model: Model) -> tuple[Settings, bool]:
-    """Settings whose profile is a folder, and whether it has still to be measured.
+    """Settings with a profile folder, and whether it has still to be measured.
 
     A profile that the user named must fit; without a name the one that fits is found. Planners that know no costs go
     without.
@@ -107,11 +105,11 @@ def with_profile(settings: Settings, model: Model) -> tuple[Settings, bool]:
     here = fingerprint(settings, model)
     if settings.profile is not None:
         try:
-            found = store.load(settings.profile, here, roots())
-            _require_graphs(found, settings, model)
+            profile = store.load(settings.profile, here, roots())
+            _require_graphs(profile, settings, model)
         except ProfileError as error:
             raise UserError(f"--profile {settings.profile}: {error}") from None
-        return replace(settings, profile=str(found.folder)), False
+        return replace(settings, profile=str(profile.folder)), False
     fitting = store.find(here, roots())
     if fitting is not None:
         try:

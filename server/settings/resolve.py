@@ -27,7 +27,7 @@ class Resolved:
     """Everything that an engine is started with.
 
     settings: as given, with the drafter, its checkpoint and the profile named.
-    model: the target, found. memory: what it will take, known to fit.
+    model: the target, found. memory: its need, known to fit.
     unmeasured: settings.profile is where a profile would go; none that fits is there yet.
     """
 

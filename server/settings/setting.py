@@ -1,7 +1,5 @@
 """One declaration per setting: its default, its flag, its checks and its help, kept in the dataclass field."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import typing

@@ -33,6 +33,7 @@ from .. import pictures
 from ..errors import UserError
 from ..processes import session
 from ..prompt_files import read_mixed_questions
+from ..settings.flags import MOVED as MOVED
 from ..settings.flags import add_engine_flags, add_unmasking_flags, settings_of
 from ..settings.resolve import Resolved, resolve_to_measure
 from .effort import THOROUGH, Effort
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     if args.pictures:
         pictures.require("--pictures")
     resolved = resolve_to_measure(settings_of(args), request.name)
-    # Each once: those that judge the calibration are not among those it is fitted to.
+    # Each once: questions that judge the calibration must not be among the ones it is fitted to.
     questions = list(dict.fromkeys(read_mixed_questions(args.prompts))) if args.prompts else None
 
     async def measurement(engine: Engine) -> None:
@@ -104,13 +105,13 @@ def _request(args: argparse.Namespace) -> TuneRequest:
 
 @contextmanager
 def progress_bars() -> Iterator[Callable[[Progress], None]]:
-    """Shows progress by a bar per thing that is being done."""
+    """Show progress by a bar per task."""
     bars: dict[str, tqdm[Any]] = {}
     with ExitStack() as stack:
 
         def show(progress: Progress) -> None:
             bar = bars.get(progress.what)
-            if bar is None or progress.done < bar.n:  # the same thing again, for another part
+            if bar is None or progress.done < bar.n:  # the same task again, for another part
                 bar = bars[progress.what] = stack.enter_context(tqdm(total=progress.total, desc=progress.what))
             bar.update(progress.done - bar.n)
 
@@ -118,7 +119,7 @@ def progress_bars() -> Iterator[Callable[[Progress], None]]:
 
 
 def _run_there(args: argparse.Namespace, request: TuneRequest) -> int:
-    """Have a running server measure itself, and show what it says."""
+    """Let a running server measure itself, and show its events."""
     if args.prompts or args.pictures:
         raise UserError("--prompts and --pictures go without --server: the server measures with its own prompts")
     if not args.server.startswith(("http://", "https://")):

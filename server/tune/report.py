@@ -1,7 +1,5 @@
 """The result of a measurement for people: a line, tables, pictures."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,11 +28,11 @@ class Tuned:
     @property
     def summary(self) -> str:
         """One line for people."""
-        times, weights = len(self.profile.points), [sum(found.samples) for found in self.calibration.by_class]
+        times, weights = len(self.profile.points), [sum(fit.samples) for fit in self.calibration.by_class]
         if not any(weights):
             return f"{times} step times; nothing was drafted for the prompts held out, confidences are kept as they are"
         before, after, by_chance = (
-            np.average([statistics.mean(getattr(found, key)) for found in self.calibration.by_class], weights=weights)
+            np.average([statistics.mean(getattr(fit, key)) for fit in self.calibration.by_class], weights=weights)
             for key in ("ece_before", "ece_after", "ece_by_chance")
         )
         return (
@@ -53,11 +51,11 @@ class Tuned:
                 f"{requests:>8} {tokens:>7} {context:>8.0f} {point.median * 1e3:8.1f} {point.spread:7.0%} {draft}"
             )
         lines += ["", "Calibration error (ECE) of prefix survival on prompts held out, by position"]
-        for case, found in zip(CLASSES, self.calibration.by_class, strict=True):
-            kept = "raw confidences are kept" if found.is_identity else "calibrated"
-            lines.append(f"{case}: {max(found.samples)} drafts, {kept}")
+        for case, fit in zip(CLASSES, self.calibration.by_class, strict=True):
+            kept = "raw confidences are kept" if fit.is_identity else "calibrated"
+            lines.append(f"{case}: {max(fit.samples)} drafts, {kept}")
             for title, errors in (
-                ("before", found.ece_before), ("after", found.ece_after), ("by chance", found.ece_by_chance)
+                ("before", fit.ece_before), ("after", fit.ece_after), ("by chance", fit.ece_by_chance)
             ):  # fmt: skip
                 lines.append(f"{title:>12} " + " ".join(f"{error:6.1%}" for error in errors))
         return "\n".join(lines)
@@ -69,10 +67,8 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True)
 class TunedGraphs:
-    """A measured profile with the counts that its draft graphs were chosen by.
-
-    block: tokens of a block. graphs, counts: by temperature class. untuned: the graph without a profile.
-    """
+    """A measured profile with the counts from which its draft graphs were chosen. block: tokens of a block. graphs,
+    counts: by temperature class. untuned: the graph without a profile."""
 
     profile: Profile
     block: int

@@ -1,7 +1,5 @@
 """Numbers of the host on their way to a device, which a CPU stands for here."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

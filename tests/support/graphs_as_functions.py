@@ -1,7 +1,5 @@
 """SGLang's graph backend, replaced: it keeps the function that would be captured and calls it again for a replay."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from typing import Any
 

@@ -4,8 +4,6 @@
 tokens a step.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """A load test of OpenAI servers by URL: its flags, its run and what it writes. Several servers take turns."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import math

@@ -1,7 +1,5 @@
 """Split a chat's answer into blocks: reasoning, texts, calls of tools. Other APIs' answers consist of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -187,10 +187,10 @@ def _with_seed_per_choice(internal: GenerateReqInput, seed: int, n: int) -> Gene
     prompts = prompts if several else [prompts]
     parameters = []
     for index in range(len(prompts) * n):
-        one = copy.copy(internal.sampling_params)
-        one["n"] = 1
-        one["sampling_seed"] = choice_seed(seed, index)
-        parameters.append(one)
+        params = copy.copy(internal.sampling_params)
+        params["n"] = 1
+        params["sampling_seed"] = choice_seed(seed, index)
+        parameters.append(params)
     setattr(internal, name, [prompt for prompt in prompts for _ in range(n)])
     internal.sampling_params = parameters
     return internal

@@ -4,8 +4,6 @@ A prompt or an answer that fills the context has some hundred thousand logprobs.
 on the event loop, which takes seconds; here a thread writes them as JSON, token by token.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
@@ -57,8 +55,8 @@ class DecodedTokens(dict[int, DecodedToken]):
             lossless = _lossless_token_text(self._tokenizer, token, text)
         if len(self) >= MAX_DECODED:
             self.clear()
-        self[token] = found = DecodedToken(text, list(text.encode()) if spelled is None else spelled, lossless)
-        return found
+        self[token] = decoded = DecodedToken(text, list(text.encode()) if spelled is None else spelled, lossless)
+        return decoded
 
 
 @functools.cache
@@ -74,7 +72,7 @@ def install(manager: Any) -> None:
         return list(zip(logprobs, tokens, strict=True))
 
     def keep_top_logprobs(logprobs: list[Any], tokens: list[Any], _: bool) -> list[list[Logprob] | None]:
-        return [list(zip(*one)) if one[0] else None for one in zip(logprobs, tokens, strict=True)]  # noqa: B905
+        return [list(zip(*place)) if place[0] else None for place in zip(logprobs, tokens, strict=True)]  # noqa: B905
 
     manager.detokenize_logprob_tokens, manager.detokenize_top_logprobs_tokens = keep_logprobs, keep_top_logprobs
 
@@ -97,8 +95,8 @@ def _chat_entries(
 ) -> Iterator[dict[str, Any]]:
     for index, (logprob, token) in enumerate(tokens):
         top = (tops[index] or ()) if index < len(tops) else ()
-        others = [_chat_entry(tokens_by_id, *one) for one in top]
-        yield _chat_entry(tokens_by_id, logprob, token) | {"top_logprobs": others}
+        alternatives = [_chat_entry(tokens_by_id, *pair) for pair in top]
+        yield _chat_entry(tokens_by_id, logprob, token) | {"top_logprobs": alternatives}
 
 
 def _chat_entry(tokens_by_id: DecodedTokens, logprob: float | None, token: int) -> dict[str, Any]:
@@ -109,8 +107,8 @@ def _chat_entry(tokens_by_id: DecodedTokens, logprob: float | None, token: int) 
 def text_logprobs(tokens_by_id: DecodedTokens, meta: dict[str, Any], *, prompt: bool) -> orjson.Fragment:
     """A completion's `logprobs`, as JSON. prompt: begin with the prompt's logprobs."""
     sides = ("input", "output") if prompt else ("output",)
-    tokens = [one for side in sides for one in meta.get(f"{side}_token_logprobs") or ()]
-    tops = [one for side in sides for one in meta.get(f"{side}_top_logprobs") or ()]
+    tokens = [entry for side in sides for entry in meta.get(f"{side}_token_logprobs") or ()]
+    tops = [entry for side in sides for entry in meta.get(f"{side}_top_logprobs") or ()]
     fields = {
         "text_offset": (b"-1" for _ in tokens),  # SGLang does not know it
         "token_logprobs": (orjson.dumps(logprob) for logprob, _ in tokens),

@@ -1,7 +1,5 @@
 """Speculation data of answers: counts in the usage, acceptance as vLLM reports it, each token's source on request."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import defaultdict

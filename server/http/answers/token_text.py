@@ -1,7 +1,5 @@
 """Find the text of each token of an answer, however the engine groups tokens."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +24,7 @@ class TokenTexts:
         # The last decoded tokens: the spelling of a word depends on the one before it.
         self._ids: list[int] = []
         self._read, self._context = 0, ""
-        self._texts: deque[str] = deque()  # of tokens whose text the engine has not sent yet
+        self._texts: deque[str] = deque()  # of tokens with text that the engine has not sent yet
         self._pending = ""
         self._begun = False
 

@@ -1,7 +1,5 @@
 """Answers to chats as answers of another API, streamed or whole. Both are made by the same writer, so they agree."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -68,7 +66,7 @@ async def translated(answer: Response, writer: Writer, dialect: Dialect) -> Resp
 def _whole(data: bytes, writer: Writer) -> bytes:
     translation = _Translation(writer)
     for _ in (*translation.add(orjson.loads(data)), *translation.end()):
-        pass  # the writer keeps what it says
+        pass  # the writer keeps the error
     return to_json(writer.whole() | translation.trace())
 
 
@@ -123,5 +121,5 @@ class _Translation:
 
     def trace(self) -> dict[str, Any]:
         """The tokens' sources since the last call, where the request asks for them."""
-        found, self._trace = self._trace, []
-        return {"speculation": {"trace": found}} if found else {}
+        trace, self._trace = self._trace, []
+        return {"speculation": {"trace": trace}} if trace else {}

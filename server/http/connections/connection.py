@@ -5,8 +5,6 @@ end of headers and bodies, and for the first byte of a new connection; and while
 does not notice that the client leaves.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The keys in force, and the use of their limits."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math
@@ -60,7 +58,7 @@ class KeyUsage:
             now = self._requests.now()  # monotonic: a jump of the clock changes no limit
             self._requests.leak(now)
             decision = self._requests.put_decision(RateItem(self.key.name, now))
-            assert isinstance(decision, Decision)  # a bucket in memory awaits nothing
+            assert isinstance(decision, Decision)  # a bucket in memory has no wait
             if not decision.allowed:
                 raise ApiError(
                     f"key {self.key.name} may send {self.key.rate}",
@@ -237,10 +235,10 @@ class Access:
             key_usage.key.name: taken for key_usage in self._key_usages if (taken := key_usage.day.taken(now))
         }
 
-    def _set_keys(self, found: Iterable[Key]) -> None:
+    def _set_keys(self, keys: Iterable[Key]) -> None:
         former = {key_usage.key.name: key_usage for key_usage in self._key_usages}
         key_usages = [self._flag_key] if self._flag_key is not None else []
-        for key in found:
+        for key in keys:
             key_usage = former.get(key.name) or self._key_usage(key)
             key_usage.change(key)
             key_usages.append(key_usage)
@@ -250,8 +248,8 @@ class Access:
 def _signature(path: Path | None) -> tuple[int, ...] | None:
     """Identity of the file's content; changes too when a link to it is replaced, as Kubernetes does."""
     try:
-        found = os.stat(path) if path is not None else None
+        stat = os.stat(path) if path is not None else None
     except OSError:
         return ()
     # The time of change also shows new permissions, which may make an unreadable file readable.
-    return None if found is None else (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
+    return None if stat is None else (stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size)

@@ -27,7 +27,7 @@ class Tokens:
     completion: int = 0
 
     def fields(self) -> dict[str, int]:
-        """Fields of the request's log line; empty if the engine did nothing for it."""
+        """Fields of the request's log line; empty if the engine did no work for it."""
         if not self.prompt:
             return {}
         return {"prompt_tokens": self.prompt, "cached_tokens": self.cached, "completion_tokens": self.completion}
@@ -97,12 +97,12 @@ class RequestAdmission:
 
     def _limits(self, most: int | None) -> list[tuple[int, str]]:
         """Limits on the tokens of one request, each with its name for messages."""
-        found = [(most, "a request to this server")] if most is not None else []
+        bounds = [(most, "a request to this server")] if most is not None else []
         if self.key_usage is not None:
             name = f"one of key {self.key_usage.key.name}"
             limits = [self.key_usage.key.max_tokens_per_request, *(budget.limit for budget in self.key_usage.budgets)]
-            found += [(limit, name) for limit in limits if limit is not None]
-        return found
+            bounds += [(limit, name) for limit in limits if limit is not None]
+        return bounds
 
     def opened(self, request_id: str, state: Any) -> None:
         """Record that SGLang has begun a choice. state: SGLang's."""

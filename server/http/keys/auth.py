@@ -1,7 +1,5 @@
 """Authenticate every request: check the key and its limits, and report the rest of the limits in headers."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@ A request takes the most tokens that it may need before it runs, and returns the
 window never exceeds its limit, however many requests run at once.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

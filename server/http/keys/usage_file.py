@@ -82,11 +82,11 @@ class UsageFile:
             await asyncio.sleep(WRITE_SECONDS)
             await asyncio.to_thread(self.write, access.used_today())
 
-    def write(self, found: tuple[int, Mapping[str, int]]) -> None:
+    def write(self, usage: tuple[int, Mapping[str, int]]) -> None:
         """Write `Access.used_today` if anything has changed. A file that cannot be written is one error in the log."""
-        if found == self._written:
+        if usage == self._written:
             return
-        day, used = found
+        day, used = usage
         content = {"day": str(FIRST_DAY + datetime.timedelta(days=day)), "tokens": used}
         try:
             replace({self.path: json.dumps(content, indent=1) + "\n"}, mode=0o600)
@@ -95,7 +95,7 @@ class UsageFile:
                 logger.error("cannot write %s: %s; a restart would forget it", self.path, error.strerror or error)
             self._failed = True
         else:
-            self._written, self._failed = found, False
+            self._written, self._failed = usage, False
 
     def close(self, access: Access) -> None:
         self.write(access.used_today())

@@ -154,16 +154,16 @@ def check_prompt(prompt: Any, vocab_size: int, max_choices: int, context_length:
     prompts = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)) else [prompt]
     if len(prompts) > max_choices:
         raise _too_many("prompt", len(prompts), "prompts", max_choices)
-    for one in prompts:
-        if isinstance(one, (str, list)) and not one:
+    for item in prompts:
+        if isinstance(item, (str, list)) and not item:
             raise invalid_value("prompt", "'prompt' is empty")
-        if isinstance(one, list) and len(one) > context_length:
+        if isinstance(item, list) and len(item) > context_length:
             raise too_long("prompt", context_length)
-        if type(one) is not type(prompts[0]) or not isinstance(one, (str, list)) or not _ids_or_text(one):
+        if type(item) is not type(prompts[0]) or not isinstance(item, (str, list)) or not _ids_or_text(item):
             raise ApiError(
                 "'prompt' is a string, an array of token ids, or an array of such", param="prompt", code="invalid_type"
             )
-        if isinstance(one, list) and not 0 <= min(one) <= max(one) < vocab_size:
+        if isinstance(item, list) and not 0 <= min(item) <= max(item) < vocab_size:
             raise invalid_value("prompt", f"'prompt' has token ids outside 0 to {vocab_size - 1}")
     return prompts
 
@@ -268,8 +268,8 @@ def too_long(param: str, context_length: int) -> ApiError:
     )
 
 
-def _too_many(name: str, found: int, what: str, most: int) -> ApiError:
-    return invalid_value(name, f"{name!r} has {found} {what}; {most} are allowed")
+def _too_many(name: str, count: int, what: str, most: int) -> ApiError:
+    return invalid_value(name, f"{name!r} has {count} {what}; {most} are allowed")
 
 
 @cache
@@ -303,5 +303,5 @@ def check_number(name: str, value: Any, range_: Range) -> None:
         raise out_of_range(name, range_.expected, value)
 
 
-def out_of_range(name: str, expected: str, found: object) -> ApiError:
-    return invalid_value(name, f"{name!r} takes {expected}, not {clipped(found)}")
+def out_of_range(name: str, expected: str, value: object) -> ApiError:
+    return invalid_value(name, f"{name!r} takes {expected}, not {clipped(value)}")

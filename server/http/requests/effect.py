@@ -3,8 +3,6 @@
 Clients send many: SDKs dump earlier answers with all of their fields, and editors set caching and billing options.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 WITHOUT_EFFECT = frozenset(

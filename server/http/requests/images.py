@@ -1,8 +1,6 @@
 """Images of requests: check them before decoding, and prepare them for SGLang's scheduler in a thread. Images are part
 of the request; the server fetches none."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib
@@ -30,7 +28,7 @@ MAX_PATCHES = 2**14
 class Images:
     """The images of one model, as SGLang's multimodal processors have it.
 
-    processor: Transformers' of the model. token: the id that stands for an image in a prompt. context_length: tokens
+    processor: Transformers' of the model. token: the id of an image in a prompt. context_length: tokens
     of prompt and answer together.
     """
 
@@ -46,9 +44,9 @@ class Images:
         image = part.get("image_url")
         if not isinstance(image, dict) or not isinstance(url := image.get("url"), str):
             raise ApiError(f"'{place}.image_url.url' has to be a string", param=place, code="invalid_type")
-        others = {name: part[name] for name in part.keys() - {"type", "image_url"}}
-        others |= {f"image_url.{name}": image[name] for name in image.keys() - {"url"}}
-        for name, value in others.items():
+        options = {name: part[name] for name in part.keys() - {"type", "image_url"}}
+        options |= {f"image_url.{name}": image[name] for name in image.keys() - {"url"}}
+        for name, value in options.items():
             if value not in (None, "auto"):
                 where = f"{place}.{name}"
                 raise invalid_value(where, f"{where!r} cannot be set: images get the model's own sizes; leave it out")
@@ -91,8 +89,8 @@ class Images:
     def _prepared(self, ids: Sequence[int], urls: Sequence[str]) -> Any:
         from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalProcessorOutput
 
-        if (found := ids.count(self._token)) != len(urls):
-            raise ValueError(f"the prompt has places for {found} images, and {len(urls)} came with it")
+        if (count := ids.count(self._token)) != len(urls):
+            raise ValueError(f"the prompt has places for {count} images, and {len(urls)} came with it")
         made = self._processor(images=[decoded(url) for url in urls], return_tensors="pt")
         grids = made["image_grid_thw"]
         places, expanded = placed(ids, self._token, (grids.prod(1) // self._merged).tolist())
@@ -143,11 +141,11 @@ def decoded(url: str) -> Image.Image:
 def placed(ids: Sequence[int], token: int, counts: Sequence[int]) -> tuple[list[tuple[int, int]], list[int]]:
     """First and last place of each image in a prompt, and the prompt with all tokens. counts: tokens of each image."""
     left, places, expanded = iter(counts), list[tuple[int, int]](), list[int]()
-    for one in ids:
-        count = next(left) if one == token else 1
-        if one == token:
+    for each in ids:
+        count = next(left) if each == token else 1
+        if each == token:
             places.append((len(expanded), len(expanded) + count - 1))
-        expanded += [one] * count
+        expanded += [each] * count
     return places, expanded
 
 

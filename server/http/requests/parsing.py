@@ -1,7 +1,5 @@
 """Parse a decoded body to a model, or raise an error of one line that names the field."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -42,9 +40,9 @@ def _describe(error: ValidationError, body: dict[str, Any]) -> ApiError:
     if details["type"] == "extra_forbidden" and param:
         return unknown_field(param, str(path[-1]), ())
     if details["type"].startswith("union_tag"):
-        found = details["ctx"].get("tag", "of no type") if "ctx" in details else "of no type"
+        tag = details["ctx"].get("tag", "of no type") if "ctx" in details else "of no type"
         expected = (details.get("ctx") or {}).get("expected_tags", "objects with a known 'type'")
-        message = f"{param!r} is {clipped(found)}; this server takes {expected}"
+        message = f"{param!r} is {clipped(tag)}; this server takes {expected}"
         return ApiError(message, param=param, code="unsupported_content")
     message = details["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
@@ -52,8 +50,8 @@ def _describe(error: ValidationError, body: dict[str, Any]) -> ApiError:
         return invalid_value(param, message)
     if details["type"].startswith("too_"):
         return invalid_value(param, f"{param!r}: {message}")
-    found = name_of(details["input"])
-    return ApiError(f"{param!r}: {message}, not {found}", param=param, code="invalid_type")
+    tag = name_of(details["input"])
+    return ApiError(f"{param!r}: {message}, not {tag}", param=param, code="invalid_type")
 
 
 def _path(location: tuple[int | str, ...], body: Any) -> list[int | str]:

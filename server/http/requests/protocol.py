@@ -3,8 +3,6 @@
 A field that can change an answer is accepted or refused by name, never ignored.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Check a well-formed request before it reaches the scheduler. Changes no field."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """GET /outrider/live: the numbers that the page draws."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence
@@ -61,7 +59,7 @@ class Live:
         now = time.monotonic()
         if self._answer is None or (self._answer.done() and now - self._read_at > MIN_INTERVAL_SECONDS):
             self._read_at, self._answer = now, asyncio.create_task(self._read())
-        return await asyncio.shield(self._answer)  # others wait for it, too
+        return await asyncio.shield(self._answer)  # more callers may wait for it
 
     async def _read(self) -> dict[str, Any]:
         try:

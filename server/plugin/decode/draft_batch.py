@@ -1,10 +1,8 @@
 """The batch of requests that a decode step has drafts made for."""
 
-from __future__ import annotations
-
 import torch
 
-from outrider.drafters.base import DraftBatch
+from outrider.drafters.base import DraftBatch, ForcedTokens
 from outrider.scheduler.upload import upload
 
 from .requests import RequestTable
@@ -20,12 +18,13 @@ def draft_batch(
     rows: torch.Tensor,
     seq_lens: torch.Tensor,
     anchors: torch.Tensor,
+    forced: ForcedTokens | None,
     *,
     owned: bool,
     ages: bool,
 ) -> DraftBatch:
-    """rows, seq_lens, anchors: [R], of the step's requests. owned: requests have drafters of their own. ages: the
-    drafter wants to know how long answers are."""
+    """Return the batch of requests at rows [R], with seq_lens and anchors [R]. forced: as in `DraftBatch`. owned:
+    requests have drafters of their own. ages: the drafter needs to know how long answers are."""
     return DraftBatch(
         anchors=anchors,
         seq_lens=seq_lens,
@@ -41,5 +40,6 @@ def draft_batch(
         longest=None if anchors.is_cpu else 1 << int(step.view.contexts.max()).bit_length(),
         sets=torch.from_numpy(step.entries.sets) if owned else None,
         corpora=step.entries.corpora,
+        forced=forced,
         **sampling.rules._asdict(),
     )

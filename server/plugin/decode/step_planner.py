@@ -6,8 +6,6 @@ the step's work and read once they have arrived, all but the last step's: the pl
 the device for the planner.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -26,7 +24,7 @@ from outrider.scheduler.calibration.classes import looked_up
 from outrider.scheduler.calibration.online import OnlineCalibration
 from outrider.scheduler.calibration.table import CalibrationTable, parameters_of_each
 from outrider.scheduler.contract import Budget, FinishedStep, PlannedCurve, Planner, StepView
-from outrider.scheduler.upload import LastUpload, upload
+from outrider.scheduler.upload import upload
 
 from . import live
 from .adapters import BASE, AdapterOutcomes
@@ -80,7 +78,7 @@ class StepPlanner:
         self.optional = optional or Boundary()
         self.on_host = torch.device(device).type == "cpu"
         self.lag = 0 if self.on_host else DEVICE_LAG
-        self.readback, self.limits, self.rows = Readback(), LastUpload(), LastUpload()
+        self.readback = Readback()
         self.recording = Recording(requests.gamma)
         self.watch, self.by_owner, self.adapters = watch, by_owner, adapters
         self.corrects = corrects and by_owner is None  # owners' drafters have calibrations of their own
@@ -164,7 +162,9 @@ class StepPlanner:
                 classes = classes + draft.looked_up
                 if draft.across is not None:
                     classes = classes + draft.across
-            rows = self.rows.of(step.view.rows, draft.lens.device)
+                if draft.by_grammar is not None:
+                    classes = classes + 2 * draft.by_grammar
+            rows = self.requests.sent_rows.of(step.view.rows, draft.lens.device)
             calibrated_as, parameters = self._parameters(draft.confidence, classes, step.entries)
             confidence, ends = weigh_drafts(
                 draft.tokens, draft.confidence, calibrated_as, rows, self.requests.ends, parameters

@@ -5,10 +5,8 @@ drafter and draws the first token; a decode step runs the seven stages of the de
 `outrider.kernels.noise`, all sampling from `Sampling`.
 """
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +25,7 @@ from ..attention_backends import buckets_of, captured_sizes, check_taken, commit
 from ..config import PluginConfig
 from ..cpu.direct_forward import DirectForward, direct_forward
 from ..cpu.free_memory import give_back_free_memory
+from ..grammars.drafts import GrammarDrafts
 from ..image_tokens import rotary_positions, within_vocabulary
 from ..loading.from_profile import load_plan, plan_again
 from ..slot_pool import SlotPool
@@ -255,7 +254,7 @@ class SpeculativeWorker(BaseSpecWorker):
         bucket = self.planning.least_bucket(len(at)) if step is None else step.bucket
         if bucket is not None:
             self.ranks.broadcast_bucket(bucket)
-        draft, draft_seconds = self._draft_or_nothing(step, rows, seq_lens, anchors, sampling)
+        draft, draft_seconds = self._draft_or_nothing(step, rows, seq_lens, anchors, sampling, batch.reqs)
         admission = None if step is None else run("planning", None, self.planning.admit, step, draft, draft_seconds)
         verify_lens = torch.zeros_like(seq_lens) if admission is None else admission.verify_lens
         alone = admission is None or admission.ends is None  # anchors alone are verified
@@ -309,26 +308,25 @@ class SpeculativeWorker(BaseSpecWorker):
         return self._nothing, 0.0
 
     def _draft(
-        self, step: Step, rows: torch.Tensor, seq_lens: torch.Tensor, anchors: torch.Tensor, sampling: Sampling
+        self,
+        step: Step,
+        rows: torch.Tensor,
+        seq_lens: torch.Tensor,
+        anchors: torch.Tensor,
+        sampling: Sampling,
+        reqs: Sequence[Any],
     ) -> tuple[Draft, float | None]:
         """Drafts and seconds. Requests that switched speculation off get length 0."""
         assert self.drafter is not None
         began = time.perf_counter()
-        draft = (self.drafter.propose if step.drafts else self.drafter.look_up)(
-            draft_batch(
-                step,
-                sampling,
-                self.requests,
-                self.req_to_token_pool.req_to_token,
-                rows,
-                seq_lens,
-                anchors,
-                owned=self.by_owner is not None,
-                ages=bool(self.config.initial_tokens),
-            )
-        )
+        grammars = GrammarDrafts(reqs, anchors, self.optional)
+        given = step, sampling, self.requests, self.req_to_token_pool.req_to_token, rows, seq_lens, anchors
+        flags = {"owned": self.by_owner is not None, "ages": bool(self.config.initial_tokens)}
+        batch = draft_batch(*given, grammars.forced(self.drafter.gamma), **flags)
+        draft = self.drafter.propose(batch) if step.drafts else self.drafter.look_up(batch)
+        draft = grammars.follow(draft, sampling.decided)
         seconds = time.perf_counter() - began if anchors.is_cpu else None
-        lens = torch.minimum(draft.lens, self.planning.limits.of(step.view.limits, self.device))
+        lens = torch.minimum(draft.lens, self.requests.sent_limits.of(step.view.limits, self.device))
         if draft.probs is not None and draft.points is None:
             lens = lens.clamp(max=draft.probs.shape[1])
         return replace(draft, lens=lens), seconds

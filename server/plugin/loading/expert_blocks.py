@@ -1,6 +1,4 @@
-"""Mixtures of experts with each expert's weights in the file's blocks: a step reads those of the experts it chose."""
-
-from __future__ import annotations
+"""Mixtures of experts with each expert's weights in the file's blocks: a step reads only the chosen experts."""
 
 from typing import Any
 
@@ -25,7 +23,7 @@ class BlockExperts(FusedMoEMethodBase):
         self.weights, self.prefix = weights, prefix
 
     def names(self, experts: int) -> list[str]:
-        """Weights of the file that the layer holds."""
+        """Return the names of the file's weights that the layer holds."""
         layers = [f"{self.prefix}.{i}.{part}" for i in range(experts) for part in PARTS]
         return [name for layer in layers for name in self.weights.parts(layer)]
 

@@ -2,8 +2,6 @@
 reason of `decode_on_absent_gpu.py`, of which it runs the steps.
 """
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 from unittest import mock

@@ -1,7 +1,5 @@
 """A decode step by graphs asks a GPU for little: counted on one that is not there, where whatever waits raises."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,6 +1,4 @@
-"""A decode step on a GPU waits for nothing: run on one that is not there, where whatever would wait raises."""
-
-from __future__ import annotations
+"""A decode step never waits for a GPU: it runs on a fake one, where waiting raises."""
 
 from pathlib import Path
 
@@ -17,23 +15,22 @@ def found():
     return found_by_fork(Path(__file__).parent / "decode_on_absent_gpu.py")
 
 
-def test_a_step_waits_for_nothing_and_asks_the_same_whatever_the_lengths(found):
-    """No copy to the host but those behind the step, no shape by numbers, one device; in two steps each of batches
-    whose contexts differ."""
+def test_a_step_never_waits_and_runs_the_same_operations_for_all_lengths(found):
+    """There is no copy to the host except after the step, no shape that depends on numbers, and one device."""
     steps = {case: said for case, said in found.items() if not case.startswith(("planted", "late"))}
     assert len(steps) > 10
     assert {case: said for case, said in steps.items() if not said.get("same")} == {}
 
 
 def test_no_kernel_is_compiled_when_the_server_is_ready(found):
-    """Whatever the number of requests and what they want, captures and the warm-up have asked for the same variants."""
+    """This holds for all requests and options."""
     assert {drafter: late for drafter, (_, late) in found["late"].items() if late} == {}
     for left, (_, late) in found["planted late"].items():
         assert late, f"a warm-up without {left} requests would not be found out"
 
 
 def test_few_kernels_are_compiled_at_the_start(found):
-    """Each takes a second or more; that of all drafters' has 80 requests."""
+    """Each kernel takes a second or more."""
     assert {drafter: count for drafter, (count, _) in found["late"].items() if not 0 < count <= 40} == {}
 
 
@@ -44,6 +41,6 @@ def test_the_warm_up_has_a_number_for_every_power_of_two():
 
 
 @pytest.mark.parametrize("plant", ["item", "cpu", "nonzero", "mask", "upload", "number", "host"])
-def test_one_that_waited_would_be_found_out(found, plant):
+def test_a_waiting_step_is_detected(found, plant):
     assert found["planted none"]["same"]
     assert "error" in found[f"planted {plant}"], found

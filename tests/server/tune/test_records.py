@@ -1,6 +1,4 @@
-"""Records of the worker become arrays that calibrations are fitted to."""
-
-from __future__ import annotations
+"""Records of the worker as arrays for fitting calibrations."""
 
 from types import SimpleNamespace
 
@@ -11,7 +9,7 @@ from outrider.server.tune.measure import NO_RECORDS, to_records
 from outrider.server.tune.report import Tuned
 
 
-def test_of_drafts_longer_than_a_models_the_first_tokens_are_fitted() -> None:
+def test_only_the_models_gamma_tokens_of_longer_drafts_are_fitted() -> None:
     lists = {
         "confidence": [[0.9, 0.8, 0.7, 0.6], [0.5, 0.4, 0.3, 0.2]],
         "verify_lens": [4, 1],
