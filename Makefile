@@ -11,7 +11,7 @@ $(error OUTRIDER_DEVICE is cpu or cuda, not '$(OUTRIDER_DEVICE)')
 endif
 # Further flags for `make serve` and `make test`: make serve ARGS="--port 8000".
 ARGS ?=
-# Processes that run tests: one those that need servers, the others the rest, by files.
+# Processes that run tests: one runs all tests with servers, the rest share the further files.
 WORKERS ?= 2
 # Modules are compiled once, not by every process that tests start.
 PYTEST = env --unset PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
@@ -29,7 +29,7 @@ PROJECT := $(VENV)/.project-$(OUTRIDER_DEVICE)-$(call hash,$(LOCKS) pyproject.to
 DEV := $(VENV)/.dev-$(call hash,$(DEV_LOCK))
 CHECKERS := $(VENV)/check-deploy-$(call hash,deploy/requirements/check-deploy.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-deps --progress-bar off
-# Debian's packages that tests use. A test whose package is missing is skipped.
+# Debian packages that tests use. A test is skipped without its package.
 PROGRAMS := chromium haproxy libibverbs1 prometheus
 PROGRAMS_TRIED := $(VENV)/.programs-$(subst $() ,-,$(PROGRAMS))
 
@@ -42,7 +42,7 @@ help: ## Show this list
 	@echo '  Variables: OUTRIDER_DEVICE=cpu|cuda (now: $(OUTRIDER_DEVICE)), PYTHON=python3.11, ARGS="--port 8000", WORKERS=2'
 
 .PHONY: install
-install: $(PROJECT) ## Make .venv and install the pinned packages into it (done by the others when needed)
+install: $(PROJECT) ## Make .venv and install the pinned packages into it (other targets do it when needed)
 
 .PHONY: serve
 serve: $(PROJECT) ## Start a server on 127.0.0.1:30000 with the embedded model
@@ -52,11 +52,11 @@ serve: $(PROJECT) ## Start a server on 127.0.0.1:30000 with the embedded model
 test: $(PROJECT) $(DEV) programs ## Run all tests (as root also installs Debian packages for some)
 	@$(PYTEST) $(ARGS)
 
-# Tests whose results hang on the processor's arithmetic, but for Triton's interpreter.
+# Tests with results that depend on the processor's arithmetic, except those in Triton's interpreter.
 ARITHMETIC := tests/kernels tests/drafters tests/scheduler tests/server/plugin \
 	--ignore tests/kernels/cuda --ignore tests/server/plugin/interpreted -m "not server"
 .PHONY: test-processors
-test-processors: $(PROJECT) $(DEV) ## Run the tests of arithmetic as on other processors (hours; ARGS=tests/lossless: those)
+test-processors: $(PROJECT) $(DEV) ## Run the tests of arithmetic as on other processors (hours; ARGS=tests/lossless: only these)
 	@$(BIN)/python tests/support/processors.py $(PYTEST) $(if $(filter tests%,$(ARGS)),,$(ARITHMETIC)) $(ARGS)
 
 # Tried once, where it may be: without a network the next `make test` shall not wait for one. It never fails.

@@ -93,7 +93,7 @@ class AdapterFolder:
             prefix, _, last = module.rpartition(".")
             wanted = [f"{prefix}.{name}" for name in SGLANG_WANTS.get(last, ())]
             if missing := [name for name in wanted if name not in self.shapes]:
-                raise ValueError(f"SGLang takes its {module} only with {missing[0]} beside it")
+                raise ValueError(f"SGLang takes its {module} only together with {missing[0]}")
 
     def scale(self, rank: int) -> float:
         """Return the factor of the product B A for this rank."""
@@ -144,7 +144,7 @@ def _shapes(path: Path) -> dict[str, tuple[Shape, Shape]]:
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{WEIGHTS} cannot be read: {error}") from None
     if not shapes:
-        raise ValueError(f"{WEIGHTS} holds nothing")
+        raise ValueError(f"{WEIGHTS} has no tensors")
     for module, sides in shapes.items():
         down, up = sides.get("A", ()), sides.get("B", ())
         if len(down) != 2 or len(up) != 2 or down[0] != up[1] or not down[0]:

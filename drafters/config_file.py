@@ -41,7 +41,7 @@ class LayerShape:
             raise CheckpointError(f"{self.num_heads} query heads do not divide among {self.num_kv_heads} key heads")
 
     def layers_json(self) -> dict[str, Any]:
-        """The fields of `config.json` that all kinds have."""
+        """Return the fields of `config.json` that all kinds have."""
         return {
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,

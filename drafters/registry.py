@@ -107,7 +107,7 @@ DRAFTERS = {
 
 
 def names() -> tuple[str, ...]:
-    """Drafters that users can choose."""
+    """Return the drafters that users can choose."""
     return tuple(DRAFTERS)
 
 
@@ -184,7 +184,7 @@ def make(
         from .weight_sets import WeightSets
 
         if not isinstance(drafter, BlockDrafter):
-            raise ValueError(f"several sets of weights are those of DSpark and DFlash, not of {name}")
+            raise ValueError(f"only DSpark and DFlash take several sets of weights, {name} does not")
         drafter = WeightSets(drafter)
     if deferred and (drafter.target_layers or drafter.reads_output) and str(target.device).startswith("cpu"):
         drafter = DeferredObserve(drafter)

@@ -202,7 +202,7 @@ def _tiled_attention(
     sinks: torch.Tensor | None,
     multiply: BatchedProduct,
 ) -> torch.Tensor:
-    """Online softmax over fixed chunks; tiles are sorted by length, so a chunk concerns a prefix of them."""
+    """Attend by online softmax over fixed chunks; tiles are sorted by length, so a chunk concerns a prefix of them."""
     count, kv_heads, group = tiles.rows.shape[0], k_pool.shape[1], q.shape[1] // k_pool.shape[1]
     width, head_dim, value_dim = QUERY_TILE * group, q.shape[2], v_pool.shape[2]
     queries = q[tiles.queries].float().view(count, QUERY_TILE, kv_heads, group, head_dim)

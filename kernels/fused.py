@@ -118,5 +118,5 @@ def _rope_fits(q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor) -> bool:
 
 
 def _heads_fit(*tensors: torch.Tensor) -> bool:
-    """True for [tokens, heads, multiple of 16] with each token's heads side by side."""
+    """Return True for [tokens, heads, multiple of 16] with each token's heads side by side."""
     return all(x.shape[2] % 16 == 0 and x.stride()[1:] == (x.shape[2], 1) for x in tensors)

@@ -67,7 +67,7 @@ class Corrections:
 
 
 def compiled(states: States) -> bool:
-    """True if the compiled kernels take these: sizes that vectors divide."""
+    """Return True if the compiled kernels take these: sizes that vectors divide."""
     sizes = states.windows.shape[2], *states.pool.shape[2:]
     return all(size % LANES == 0 for size in sizes) and native.fits(states.windows, states.pool)
 

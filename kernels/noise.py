@@ -141,5 +141,5 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 
 
 def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical right shift of int64 (torch's is arithmetic)."""
+    """Shift int64 right logically (torch's shift is arithmetic)."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -27,7 +27,7 @@ class GraphFingerprint:
     temperature: str
 
     def differences(self, here: GraphFingerprint) -> list[str]:
-        """Differences from `here`, for people; empty where they are the same."""
+        """Return the differences from `here`, for people; empty where they are the same."""
         return [
             f"{field.name.replace('_', ' ')} {stored!r}, here {ours!r}"
             for field in fields(self)

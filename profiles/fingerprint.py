@@ -45,7 +45,7 @@ class Fingerprint:
     step_revision: int
 
     def differences(self, here: Fingerprint) -> list[str]:
-        """ "field: its value, here another" for each field that differs; see `EQUAL_STEPS`."""
+        """Return "field: its value, here another" for each field that differs; see `EQUAL_STEPS`."""
         stored, present = asdict(self), asdict(here)
         if self.instruction_set and any({self.sglang, here.sglang} <= versions for versions in EQUAL_STEPS):
             del stored["sglang"]
@@ -56,7 +56,7 @@ class Fingerprint:
 
     @classmethod
     def from_json(cls, data: Any) -> Fingerprint:
-        """Raises ValueError naming the fields that are missing, unknown or of another type."""
+        """Read the JSON form; raises ValueError naming fields that are missing, unknown or of another type."""
         if not isinstance(data, dict):
             raise ValueError(f"a fingerprint is an object, not {type(data).__name__}")
         names = {field.name: field.type for field in fields(cls)}
@@ -71,7 +71,7 @@ class Fingerprint:
 
 
 def cpu_name() -> str:
-    """Model name with family, model and stepping: virtual machines often give the name without its number."""
+    """Return the CPU's name with family, model and stepping: virtual machines often omit the name's number."""
     wanted = ("model name", "cpu family", "model", "stepping")
     fields: dict[str, str] = {}
     try:
@@ -89,12 +89,12 @@ def cpu_name() -> str:
 
 
 def core_count() -> int:
-    """Cores that this process may run on."""
+    """Return the cores that this process may run on."""
     return len(os.sched_getaffinity(0))
 
 
 def package_version(name: str) -> str:
-    """Version of an installed package, "" without it."""
+    """Return the version of an installed package, "" without it."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -102,7 +102,7 @@ def package_version(name: str) -> str:
 
 
 def folder_digest(folder: str | Path) -> str:
-    """16 hex digits that identify a checkpoint folder.
+    """Return 16 hex digits that identify a checkpoint folder.
 
     Hashes config.json and the size, the beginning (where safetensors describes its tensors) and the end of each file
     with weights: at most 2 MiB of a file. Raises FileNotFoundError if the folder has neither.

@@ -57,7 +57,7 @@ scores."""
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(".gpu-proof"), help="(default: %(default)s)")
-    parser.add_argument("--python", default="python3.12", help="whose pip downloads (default: %(default)s)")
+    parser.add_argument("--python", default="python3.12", help="Python with the pip to use (default: %(default)s)")
     args = parser.parse_args()
     work = args.out / "work"
     site = installed(work, args.python)
@@ -223,7 +223,7 @@ def section(library: bytes, wanted: str) -> tuple[int, int]:
 
 
 def used(program: bytes) -> bool:
-    """True for all but attention that the proof's models do not need: older GPUs', of other types or heads, capped.
+    """Return True except for attention that the proof does not need: older GPUs', of other types or heads, capped.
     Compressed programs are kept where they are small; FlashAttention's are of heads of 192 and more."""
     if program[:4] != ELF:
         return len(program) < 500_000

@@ -57,11 +57,11 @@ ORDER = tuple(STEPS)
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--minutes", type=float, help="for all steps together; without it nothing runs, and the plan is printed")
+    add("--minutes", type=float, help="for all steps together; without it the plan is printed, and no step runs")
     add("--steps", nargs="+", choices=ORDER, default=list(ORDER), metavar="STEP", help=f"of {', '.join(ORDER)}")
     add("--store", type=Path, default=Path("/tmp/outrider-proof"), help="unpacked archives (default: %(default)s)")
     add("--records", type=Path, default=Path("records"), help="folder for records and logs (default: %(default)s)")
-    add("--tiny", action="store_true", help="tiny sizes, whose numbers mean nothing")
+    add("--tiny", action="store_true", help="tiny sizes, with meaningless numbers")
     add("--train-minutes", type=float, default=0.0, help="train the shipped drafter in the time left, at most so long")
     args = parser.parse_args()
     manifest = json.loads((HERE / "MANIFEST.json").read_text())

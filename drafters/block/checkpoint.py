@@ -72,7 +72,7 @@ def check_shapes(config: BlockConfig, embedding: Rows, head: Rows, gamma: int | 
             f"this one has embedding {list(embedding.shape)} and head {list(head.shape)}"
         )
     if gamma is not None and not 1 <= gamma <= config.gamma:
-        raise CheckpointError(f"gamma must lie in 1..{config.gamma}, what the drafter was trained for; got {gamma}")
+        raise CheckpointError(f"gamma must lie in 1..{config.gamma}, by the drafter's training; got {gamma}")
 
 
 def fused_names(config: BlockConfig) -> dict[str, tuple[list[str], list[int]]]:
@@ -254,7 +254,7 @@ def read_tensors(folder: str | Path, prefix: str = "") -> dict[str, torch.Tensor
     damaged."""
     tensors: dict[str, torch.Tensor] = _read_each(folder, lambda file, name: file.get_tensor(name), prefix)
     if unreal := [name for name, value in tensors.items() if not torch.isfinite(value).all()]:
-        raise CheckpointError(f"{folder} is damaged: {unreal[0]} holds what is no number; copy it here again")
+        raise CheckpointError(f"{folder} is damaged: {unreal[0]} has values that are not finite; copy it here again")
     return tensors
 
 

@@ -154,7 +154,7 @@ class BlockDrafter(Drafter):
             values[slots] = v
 
     def _rotates(self, slots: torch.Tensor) -> bool:
-        """True if a kernel norms, rotates and stores."""
+        """Return True if a kernel norms, rotates and stores."""
         return not self.model.config.gemma and cuda.fits(slots)
 
     def _rotate_and_store(
@@ -201,7 +201,7 @@ class BlockDrafter(Drafter):
         return Draft(nothing.long(), requests, nothing).spread(requests, batch.anchors)
 
     def _propose(self, batch: DraftBatch, gamma: int | None = None) -> Block:
-        """Return tokens, probs and confidence of `Draft`, in plain torch; gamma: tokens, None: all."""
+        """Return the tokens, probs and confidence of `Draft`, in plain torch; gamma: tokens, None: all."""
         config, requests = self.model.config, len(batch.anchors)
         queries = (gamma or self.gamma) + config.first_row
         ids = batch.anchors.new_full((requests, queries), config.mask_token_id)

@@ -25,7 +25,7 @@ class Rotary(nn.Module):
         self.register_buffer("table", torch.cat([cos, cos, -sin, sin], -1), persistent=False)
 
     def rows(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(cos, signed sin), each [N, 1, D], of positions [N]."""
+        """Return (cos, signed sin), each [N, 1, D], of positions [N]."""
         cos, sin = self.table[positions].unsqueeze(1).chunk(2, -1)
         return cos, sin
 

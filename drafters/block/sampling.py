@@ -99,7 +99,7 @@ def _kept(probs: torch.Tensor, batch: DraftBatch) -> torch.Tensor:
 def sample_parallel(
     logits: torch.Tensor, batch: DraftBatch, *, vocab: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """As `sample_block` without a sequential head: draw all positions at once, independently."""
+    """Draw as `sample_block` without a sequential head: all positions at once, independently."""
     keys = batch.keys[:, : logits.shape[1]]
     return draw_independently(
         logits, batch.rules, keys, vocab=vocab, wants_probs=batch.wants_probs, all_greedy=batch.all_greedy,
@@ -110,7 +110,7 @@ def sample_parallel(
 def sample_path(
     ids: torch.Tensor, scores: torch.Tensor, batch: DraftBatch, *, vocab_size: int
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """As `sample_block` along a path through candidates: each position draws from its own, given the token before.
+    """Draw as `sample_block`, along a path: each position draws from its own candidates, given the token before.
 
     ids: [R, G, K] int64, all different within a position.
     scores: [R, G, K, K] float32, logits of each candidate after each of the position before; at the first position all

@@ -57,7 +57,7 @@ def plain_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def anchor_predicts(config: dict[str, Any]) -> bool:
-    """True if the first row of a block, the anchor's, predicts a token. Versions without that field give the number of
+    """Return True if the first row of a block, the anchor's, predicts. Versions without that field give the number of
     tokens that a block drafts; raises CheckpointError where that does not settle it."""
     if (stated := config.get(ANCHOR)) is not None:
         return bool(stated)
@@ -66,7 +66,7 @@ def anchor_predicts(config: dict[str, Any]) -> bool:
     if missing not in ({0}, {1}):
         raise CheckpointError(
             f"drafter config.json has neither {ANCHOR!r} nor speculative_tokens equal to block_size or one less, so "
-            "that what the first row of a block predicts is not known"
+            "it is unknown which token the first row of a block predicts"
         )
     return missing == {0}
 
@@ -77,7 +77,7 @@ def _check_layers(config: dict[str, Any], shape: dict[str, Any]) -> None:
     if (activation := shape.get("hidden_act") or "silu") != "silu":
         used.append(f"hidden_act {activation!r}")
     if (size := config.get("target_hidden_size")) not in (None, shape.get("hidden_size")):
-        used.append(f"target_hidden_size {size} beside hidden_size {shape.get('hidden_size')}")
+        used.append(f"target_hidden_size {size} with hidden_size {shape.get('hidden_size')}")
     if "sliding_attention" in (shape.get("layer_types") or []) and config.get("sliding_window_non_causal") is not False:
         used.append("sliding windows without sliding_window_non_causal: false")
     if used:

@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="JSONL files of answers that the target has given already, which it only reads: chats in OpenAI's format "
-        "(`messages`), `request` and `response`, `prompt` and `completion`, or what `outrider serve --learn` keeps",
+        help="JSONL files of answers that the target has given already and now only reads: chats in OpenAI's format "
+        "(`messages`), `request` and `response`, `prompt` and `completion`, or lines of `outrider serve --learn`",
     )
     add("--out", required=True, type=Path, metavar="FOLDER", help="folder of this run; an interrupted run goes on")
     add("--data", type=Path, metavar="FOLDER", help="answers and features to share between runs (default: OUT)")
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--threads", type=int, default=0, metavar="N", help="CPU threads (default: torch's)")
     _number(parser, "--seed", 0, "seed of all random choices")
-    add("--minutes", type=float, metavar="M", help="stop after so many, with everything on disk (default: never)")
+    add("--minutes", type=float, metavar="M", help="stop after M minutes, with everything on disk (default: never)")
     add(
         "--follow",
         action="store_true",
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--openings",
         nargs="+",
         metavar="TEXT",
-        help="how those begin; '' leaves them free (default: one of 130 phrases, half of them with a random word)",
+        help="first words of --self-prompts; '': any (default: one of 130 phrases, half of them with a random word)",
     )
     data.add_argument(
         "--temperatures",
@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _number(data, "--batch", 64, "answers written at a time")
     _number(data, "--max-tokens", 1024, "tokens of a training sequence, at most")
     _number(data, "--top", 32, "likeliest target tokens kept per position")
-    _number(data, "--validation", 24, "greedy answers held out to measure tau, beside as many that are trained on")
+    _number(data, "--validation", 24, "greedy answers held out to measure tau; as many training answers are measured")
     shape = parser.add_argument_group("drafter")
     _number(shape, "--gamma", 7, "draft tokens of a block; for eagle3 steps of training-time test")
     layers = partial(shape.add_argument, type=int, metavar="N")
@@ -97,13 +97,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mask-token",
         type=int,
         metavar="ID",
-        help="token id of the mask (default: unknown, else padding; for dllm a special token that nothing uses)",
+        help="token id of the mask (default: unknown, else padding; for dllm an unused special token)",
     )
     shape.add_argument(
         "--start",
         default="target",
         metavar="target|fresh|FOLDER",
-        help="first weights: the target's layers, random ones, or those of a drafter, whose shape is then taken; "
+        help="first weights: the target's layers, random ones, or a drafter's, with its shape; "
         "for both, drafters FOLDER/dspark and FOLDER/dflash (default: %(default)s)",
     )
     conversion = parser.add_argument_group("conversion (dllm)")

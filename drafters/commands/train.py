@@ -82,7 +82,7 @@ def gather_samples(
         )  # fmt: skip
     samples = answered + (list(read_samples(answers)) if answers.exists() else [])
     if not samples:
-        raise ValueError("nothing to train on: give --from-log FILE…, --prompts FILE… or --self-prompts N")
+        raise ValueError("no training answers: give --from-log FILE…, --prompts FILE… or --self-prompts N")
     return samples
 
 
@@ -102,7 +102,7 @@ def read_drafter(folder: Path, kind: str, target: TargetModel) -> TrainedModel:
     if (stored_kind := networks.kind_of(folder)) != (registry.find(kind).kind or kind):
         raise ValueError(f"--start {folder} is a drafter of kind {stored_kind}, not {kind}")
     if what := networks.not_trained(networks.read_config(folder)):
-        raise ValueError(f"--start {folder} has {what}, which are served and not trained here")
+        raise ValueError(f"--start {folder} has {what}: Outrider serves them and cannot train them")
     return load_drafter(folder, target, torch.float32).requires_grad_(True).train()
 
 
@@ -159,7 +159,7 @@ def gather_features(
     }
     if args.from_log:
         if args.prompts or args.self_prompts:
-            raise ValueError("--from-log goes without --prompts and --self-prompts; go on with those by --start")
+            raise ValueError("--from-log goes without --prompts and --self-prompts; train on prompts later, by --start")
         meta["logs"] = True
     store = FeatureStore(
         folder,

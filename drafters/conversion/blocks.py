@@ -68,7 +68,7 @@ def rising_masks(blocks: int, size: int, generator: torch.Generator) -> torch.Te
 
 
 def usable(store: FeatureStore, number: int, layout: Layout) -> bool:
-    """True if an answer has a whole block after its prompt and contains no mask."""
+    """Return True if an answer has a whole block after its prompt and contains no mask."""
     entry = store.entries[number]
     long_enough = entry.length // layout.block_size * layout.block_size > entry.prompt > 0
     return long_enough and layout.mask_token_id not in store[number].tokens

@@ -44,7 +44,7 @@ class ConversionRun(TrainingRun[ConvertedModel]):
     def batches(self, store: FeatureStore, numbers: list[int], size: int) -> Iterator[ConversionStep]:
         kept = [number for number in numbers if usable(store, number, self.model.layout)]
         if not kept:
-            raise ValueError("no training answer reaches into a whole block behind its prompt")
+            raise ValueError("no training answer reaches into a whole block after its prompt")
         steps = random_steps(
             store, kept, self.maker, self.stops, sequences=self.recipe.sequences, streams=self.streams,
             seed=self.recipe.seed, step=self.step,

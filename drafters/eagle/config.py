@@ -111,7 +111,7 @@ class EagleConfig(LayerShape):
 
 
 def is_eagle(config: dict[str, Any]) -> bool:
-    """True if a `config.json` is that of an EAGLE-3 head. The authors' first ones call themselves a Llama."""
+    """Return True if a `config.json` is that of an EAGLE-3 head. The authors' first ones call themselves a Llama."""
     names = config.get("architectures") or []
     named = any("eagle3" in name.lower() for name in names)
     return named or config.get("speculators_model_type") == "eagle3" or (

@@ -36,7 +36,7 @@ def _check(weights: ChainWeights) -> None:
     if "fc.bias" in weights.tensors or len(biases) not in (0, len(BIASES)):
         no_place.append("biases of some products")
     if config.target_hidden_size != config.hidden_size:
-        no_place.append(f"hidden_size {config.hidden_size} beside the target's {config.target_hidden_size}")
+        no_place.append(f"hidden_size {config.hidden_size} with the target's {config.target_hidden_size}")
     if no_place:
         raise CheckpointError(f"speculators' format has no place for {' and '.join(no_place)}")
 

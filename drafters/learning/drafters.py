@@ -41,13 +41,13 @@ class Drafters:
         self.followed: dict[str | None, dict[str, Followed]] = {}
 
     def folder_of(self, name: str | None) -> Path | None:
-        """A drafter's folder; the first one's if a learned one is gone; None if there is none yet."""
+        """Return a drafter's folder; the first one's if a learned one is gone; None if there is none yet."""
         if name and (self.candidates / name / "config.json").exists():
             return self.candidates / name
         return None if self.args.start == FROM_TARGET else Path(self.args.start)
 
     def load(self, folder: Path, dtype: torch.dtype | None = None) -> TrainedModel:
-        """The drafter of a folder, in the target's dtype or another."""
+        """Return the drafter of a folder, in the target's dtype or another."""
         model = train.read_drafter(folder, self.args.kind, self.target)
         return model.to(device=self.target.device, dtype=dtype or self.target.embedding.dtype)
 
@@ -55,7 +55,7 @@ class Drafters:
         networks.save(model, frozen_part(model, self.target).head, folder)
 
     def schedule(self, model: TrainedModel) -> Schedule | None:
-        """Denoising schedule of the drafter; None if it does not denoise."""
+        """Return the denoising schedule of the drafter; None if it does not denoise."""
         args = self.args
         return train.schedule_of(args.kind, model.config.gamma, args.denoising_steps)
 
@@ -77,7 +77,7 @@ class Drafters:
 
 
 def next_name(learner: Path) -> str:
-    """A new name among this learner's candidates."""
+    """Return a new name among this learner's candidates."""
     return f"{1 + max(map(int, candidate_names(learner)), default=0):04}"
 
 

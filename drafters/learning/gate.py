@@ -43,7 +43,7 @@ class Followed:
 
 
 def tau(answers: Iterable[Followed]) -> float:
-    """Tokens a step over several answers; 1 without answers."""
+    """Return the tokens a step over several answers; 1 without answers."""
     answers = list(answers)
     return sum(a.tokens for a in answers) / sum(a.steps for a in answers) if answers else 1.0
 
@@ -93,22 +93,22 @@ class GateVerdict:
         return not self.reason
 
     def numbers(self) -> dict[str, object]:
-        """The fields with four significant digits, for logs and files."""
+        """Return the fields with four significant digits, for logs and files."""
         return {name: float(f"{v:.4g}") if isinstance(v, float) else v for name, v in asdict(self).items()}
 
 
 def level(attempt: int) -> float:
-    """The chance allotted to an attempt, counted from 1; all attempts together have `CHANCE`."""
+    """Return the chance allotted to an attempt, counted from 1; all attempts together have `CHANCE`."""
     return CHANCE / (attempt * (attempt + 1))
 
 
 def enough(prompts: int, attempt: int) -> bool:
-    """True if a candidate that is better for every one of `prompts` held-out prompts passes at this attempt."""
+    """Return True if a candidate that is better for every one of `prompts` held-out prompts passes at this attempt."""
     return 0.5**prompts <= level(attempt)
 
 
 def chance_of(saved: np.ndarray) -> float:
-    """The chance that `saved` [N] int64 sums to as much or more if either sign of each number is as likely."""
+    """Return the chance that `saved` [N] int64 sums to as much or more if either sign of each number is as likely."""
     lost = int(-saved[saved < 0].sum())
     sums = np.eye(1, lost + 1)[0]  # chance of each sum of the negative numbers, up to `lost`
     for size in np.abs(saved):

@@ -253,7 +253,7 @@ class Learner:
         return run
 
     def _fresh(self, args: argparse.Namespace) -> TrainedModel:
-        """The drafter of the target's layers, its vocabulary and sequential head from the answers so far."""
+        """Return the drafter of the target's layers, its vocabulary and sequential head from the answers so far."""
         last = self.supply.training[-1]
         store = self.supply.segments[last.segment]
         numbers = [item.number for item in self.supply.training if item.segment == last.segment]
@@ -352,7 +352,7 @@ class Learner:
         return low, True
 
     def _general_tau(self, name: str | None, numbers: list[int]) -> float:
-        """Tau of a drafter on these general answers; 1 if none is in use."""
+        """Return tau of a drafter on these general answers; 1 if none is in use."""
         return tau(self._follow_general(name, numbers) or [])
 
     def _follow_general(self, name: str | None, numbers: list[int]) -> list[Followed] | None:
@@ -360,7 +360,7 @@ class Learner:
         return self.drafters.follow_once(name, {kept.entries[i].digest: partial(kept.__getitem__, i) for i in numbers})
 
     def _gate_items(self) -> list[Item]:
-        """The newest held-out answers."""
+        """Return the newest held-out answers."""
         chosen: list[Item] = []
         room = GATE_TOKENS
         for item in reversed(self.supply.held_out):

@@ -49,7 +49,7 @@ class Owner:
 
 
 def make(folder: Path, owner: Owner) -> Path:
-    """The learner's folder of an owner, made where needed. folder: the server's. Raises OSError."""
+    """Return the learner's folder of an owner, made where needed. folder: the server's. Raises OSError."""
     made = folder / owner.learner
     if owner_of(made) != owner:
         for each in (folder, made.parent, made):
@@ -60,14 +60,14 @@ def make(folder: Path, owner: Owner) -> Path:
 
 
 def learners(folder: Path, kind: str) -> list[Path]:
-    """Folders of the learners of all keys (`KEYS`) or adapters (`ADAPTERS`), in the order of their names."""
+    """Return the folders of the learners of all keys (`KEYS`) or adapters (`ADAPTERS`), in the order of their names."""
     inside = folder / kind
     folders = inside.iterdir() if inside.is_dir() else ()
     return sorted(path for path in folders if path.name[:1] != "." and path.is_dir())
 
 
 def owner_of(learner: Path) -> Owner | None:
-    """The owner of a learner's folder; None if it is unknown or the model."""
+    """Return the owner of a learner's folder; None if it is unknown or the model."""
     try:
         owner = Owner(**json.loads((learner / NAMED_IN[learner.parent.name]).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
@@ -76,7 +76,7 @@ def owner_of(learner: Path) -> Owner | None:
 
 
 def adapter_of(owner: Owner | None) -> AdapterFolder | None:
-    """An owner's adapter; None for a key or the model. Raises ValueError if it is gone or has changed."""
+    """Return an owner's adapter; None for a key or the model. Raises ValueError if it is gone or has changed."""
     if owner is None or not owner.digest:
         return None
     adapter = AdapterFolder.open(Path(owner.path))

@@ -67,7 +67,7 @@ class Turns:
         return [self.folder, *known]
 
     def next(self, *, besides: Path | None = None) -> Path | None:
-        """The learner with most new answers; without new ones, the one that has waited longest for its turn."""
+        """Return the learner with most new answers; without new ones, the one that has waited longest for its turn."""
         candidates = []
         for folder in self.learners():
             turn = self._turn(folder)
@@ -77,7 +77,7 @@ class Turns:
         return max(candidates)[-1] if candidates else None
 
     def take(self, folder: Path) -> None:
-        """One turn of a learner."""
+        """Let a learner take one turn."""
         turn, self._number = self._turn(folder), self._number + 1
         turn.number, gates = self._number, 0
 
@@ -118,7 +118,7 @@ class Turns:
 
 
 def sizes(folder: Path) -> dict[int, int]:
-    """Bytes of each segment of a learner's answers."""
+    """Return the bytes of each segment of a learner's answers."""
     lengths = {}
     for number in segment_numbers(folder / "answers"):
         path = segment_path(folder / "answers", number)
@@ -127,5 +127,5 @@ def sizes(folder: Path) -> dict[int, int]:
 
 
 def new_bytes(folder: Path, ends: dict[int, int]) -> int:
-    """Bytes of answers that are not read yet."""
+    """Return the bytes of answers that are not read yet."""
     return sum(max(0, size - ends.get(number, 0)) for number, size in sizes(folder).items())

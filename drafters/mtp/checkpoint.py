@@ -56,7 +56,7 @@ def gates(config: MtpConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torc
 
 
 def is_carried(folder: str | Path) -> bool:
-    """True if a target's folder has an MTP layer of an architecture that is built here."""
+    """Return True if a target's folder has an MTP layer of an architecture that is built here."""
     try:
         return bool(stored_shapes(folder, MtpConfig.from_json(read_json(folder))))
     except CheckpointError:

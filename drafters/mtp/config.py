@@ -128,7 +128,7 @@ class MtpConfig(LayerShape):
         layout = LAYOUTS.get(architecture)
         if layout is None:
             raise CheckpointError(
-                f"MTP layers of {architecture or 'no architecture named'} are not built here, but those of "
+                f"MTP layers of {architecture or 'no architecture named'} are not supported; supported are "
                 f"{', '.join(LAYOUTS)}"
             )
         text = {**config, **(config.get("text_config") or {})}
@@ -172,5 +172,5 @@ def experts_of(fields: Fields, layout: MtpLayout) -> ExpertsConfig:
 
 
 def has_layout(config: Mapping[str, Any]) -> bool:
-    """True if a `config.json` is that of a target with an MTP layer that is built here."""
+    """Return True if a `config.json` is that of a target with an MTP layer that is built here."""
     return next(iter(config.get("architectures") or ()), "") in LAYOUTS

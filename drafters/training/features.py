@@ -61,7 +61,7 @@ def answer_chances(target: TargetModel, tokens: list[int], prompt: int, temperat
 
 
 def usable(tokens: int, prompt: int) -> bool:
-    """True if a sequence has an anchor: an answer token followed by a token."""
+    """Return True if a sequence has an anchor: an answer token followed by a token."""
     return tokens >= prompt + 2
 
 

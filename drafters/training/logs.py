@@ -116,7 +116,7 @@ class LogReader:
         raise BadLine(f"{where}: expected {SHAPES}")
 
     def _answers(self, row: dict[str, Any], where: str) -> Iterator[list[int]]:
-        """Yield token ids of each answer, with the token that ended it; empty where there is no text."""
+        """Yield the token ids of each answer, with the token that ended it; empty where there is no text."""
         for text, ended in _answer_texts(row, where):
             ids = [] if text is None else self.target.tokenizer(text, add_special_tokens=False)["input_ids"]
             yield [*ids, self.target.tokenizer.eos_token_id] if ids and ended else list(ids)
@@ -168,12 +168,12 @@ def prompt_name(prompt_ids: Iterable[int]) -> str:
 
 
 def held_out(prompt: str) -> bool:
-    """True if answers to the prompt of this name are kept for the gate, and never trained on."""
+    """Return True if answers to the prompt of this name are kept for the gate, and never trained on."""
     return int(prompt, 16) % HELD_OUT == 0
 
 
 def written_by_target(text: AnsweredText, sequence: Sequence) -> bool:
-    """True if the target may have written this answer."""
+    """Return True if the target may have written this answer."""
     return agreement(sequence, text.temperature) >= LEAST_AGREEMENT
 
 

@@ -98,7 +98,7 @@ def learn_from(
     model: TrainedModel, frozen: FrozenTarget, step: TrainingStep, hidden: torch.Tensor, loss_weights: LossWeights, *,
     alpha_conf: float,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
-    """Backward from the hidden states [A, size, d] of a step's blocks; losses are means over the weighted positions.
+    """Run backward from the hidden states [A, size, d] of a step's blocks; losses are means over weighted positions.
 
     A drafter of paths learns its candidates and its paths alike; the log describes the paths, from which it drafts.
     Returns scalars that are still on the device, so that a step does not wait.

@@ -71,7 +71,7 @@ def arms_of(folders: list[Path], steps: list[int]) -> list[Arm]:
         name = folder.name if short else str(folder)
         config = read_config(folder)
         if what := not_trained(config):
-            raise CheckpointError(f"{folder} has {what}, which a server measures: outrider bench load")
+            raise CheckpointError(f"{folder} has {what}; measure it in a server: outrider bench load")
         if config.kind in (*READING_KINDS, EagleConfig.kind):
             arms.append(Arm(name, folder))
         else:

@@ -25,7 +25,7 @@ class AnsweredPrompt:
     response_ids: tuple[int, ...] = ()
 
     def to_json(self) -> str:
-        """One line of an answers file."""
+        """Return one line of an answers file."""
         return json.dumps(asdict(self), ensure_ascii=False)
 
 

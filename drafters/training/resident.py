@@ -31,7 +31,7 @@ class ResidentStore:
 
     @staticmethod
     def fits(store: FeatureStore, device: torch.device) -> bool:
-        """True if the device is a GPU that has room for all columns."""
+        """Return True if the device is a GPU that has room for all columns."""
         return device.type == "cuda" and store.bytes < SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[0]
 
     def cut(self, numbers: list[int], points: torch.Tensor, maker: BatchMaker, size: int) -> TrainingStep:

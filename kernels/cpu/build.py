@@ -59,7 +59,7 @@ class BuildError(RuntimeError):
 
 
 def library(extra_flags: tuple[str, ...] = ()) -> Path:
-    """The compiled library, built if this machine has not built it yet.
+    """Return the compiled library, built if this machine has not built it yet.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def find_compiler() -> str:
     """Return the path of the C++ compiler; raises BuildError where there is none."""
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
-        raise BuildError("no C++ compiler (g++, or what $CXX names) was found")
+        raise BuildError("no C++ compiler was found (g++, or the one in $CXX)")
     return compiler
 
 
@@ -155,7 +155,7 @@ def _build(compiler: str, extra_flags: tuple[str, ...], target: Path) -> None:
 
 
 def _knows_tiles(compiler: str) -> bool:
-    """True if the compiler and its assembler know the instructions of the tile unit."""
+    """Return True if the compiler and its assembler know the instructions of the tile unit."""
     command = [compiler, *TILES["amx"], "-x", "c++", "-c", "-", "-o", os.devnull]
     done = subprocess.run(command, input=b'asm("tdpbf16ps %tmm2, %tmm1, %tmm0");', capture_output=True, check=False)
     return done.returncode == 0

@@ -64,7 +64,7 @@ def _choose_instruction_set(built: Path) -> None:
 
 
 def tiles_proved(built: Path) -> bool:
-    """True if products by the processor's tile unit (`amx`) have the bits of its emulation.
+    """Return True if products by the processor's tile unit (`amx`) have the bits of its emulation.
 
     The trial is a program next to `built`, run in its own process, since a mistake would be an illegal instruction. Its
     result is kept in the user's cache; a failure is logged in each process.
@@ -106,7 +106,7 @@ def instruction_set() -> str:
 
 
 def fits(*tensors: torch.Tensor) -> bool:
-    """True if the kernels take these: on the CPU, all float32 or all bfloat16, compiled kernels present."""
+    """Return True if the kernels take these: on the CPU, all float32 or all bfloat16, compiled kernels present."""
     dtype = tensors[0].dtype
     for x in tensors:  # a plain loop is the fastest
         if x.dtype is not dtype or not x.is_cpu:

@@ -76,7 +76,7 @@ def examine(args: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _guarded(subject: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """Findings of a check. An exception in it counts as a problem."""
+    """Yield the findings of a check. An exception in it counts as a problem."""
     try:
         yield from check()
     except Exception as error:

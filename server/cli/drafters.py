@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _said(drafter: Candidate) -> str:
-    """The place of a drafter, and whether it fits."""
+    """Return the place of a drafter, and whether it fits."""
     if drafter.folder is None:
         where = f"not here ({drafter.origin})"
         return f"{where}, does not fit: {drafter.obstacle}" if drafter.obstacle else where
@@ -103,7 +103,7 @@ def _as_json(
 
 
 def _speed(settings: Settings, model: Model, drafter: Candidate, measure: bool) -> Speed | None:
-    """Time of a draft, from a profile or measured now; None if unknown."""
+    """Return the time of a draft, from a profile or measured now; None if unknown."""
     from outrider.drafters import registry
 
     settings = replace(settings, drafter=registry.serving(drafter.kind)[0], drafter_path=str(drafter.folder))
@@ -130,7 +130,7 @@ def _measured(settings: Settings, model: Model, drafter: Candidate) -> Speed:
 
 
 def _of_profile(settings: Settings, model: Model) -> Speed | None:
-    """Times of this machine's profile with a drafter, whatever activations it was measured with."""
+    """Return the times of this machine's profile with a drafter, whatever activations it was measured with."""
     import numpy as np
 
     from outrider.kernels.blocks import ACTIVATIONS

@@ -26,13 +26,13 @@ HELP = {
     "concurrency": "choices at the same time: n, for each prompt, of all requests together",
     "tokens_per_minute": "in any minute; an answer counts as its max_tokens until it has ended",
     "tokens_per_day": "the same, from midnight to midnight UTC",
-    "max_tokens_per_request": "of prompts and all choices; a request without max_tokens may have so many",
+    "max_tokens_per_request": "of prompt and all choices; also the limit of a request without max_tokens",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "name", metavar="NAME", nargs="?", help="stands for the key in logs: letters, digits, dashes, underscores"
+        "name", metavar="NAME", nargs="?", help="name of the key in logs: letters, digits, dashes, underscores"
     )
     parser.add_argument(
         "--api-keys", required=True, type=Path, metavar="FILE", help="file of keys (TOML), made if there is none"

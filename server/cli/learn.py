@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(status, indent=2) if args.json else _shown(status))
         return 0
     if state.in_use is None:
-        raise UserError(f"{folder} has no drafter that is better than the one of the start; nothing to export")
+        raise UserError(f"{folder} has no drafter better than the one of the start, so there is none to export")
     if args.out.exists():
         raise UserError(f"{args.out} is there already; name a folder that is not")
     shutil.copytree(folder / DRAFTERS / state.in_use, args.out, ignore=shutil.ignore_patterns("held-out.npz"))
@@ -74,7 +74,7 @@ def _folder(given: Path | None) -> Path:
         return given.expanduser()
     folders = sorted(path for path in root().glob("*") if path.is_dir())
     if not folders:
-        raise UserError(f"nothing has been learned: {root()} is empty; start a server with --learn")
+        raise UserError(f"no server has learned: {root()} is empty; start a server with --learn")
     if len(folders) > 1:
         raise UserError(f"several models have learned; choose with --learn-folder: {', '.join(map(str, folders))}")
     return folders[0]
@@ -93,7 +93,7 @@ def _status(folder: Path, in_use: str | None, refused: tuple[str, ...]) -> dict[
 
 
 def _learner(whole: Path, key: str | None, adapter: str | None) -> Path:
-    """The learner's folder of a key or an adapter. Raises UserError if there is none, or more than one."""
+    """Return the learner's folder of a key or an adapter. Raises UserError if there is none, or more than one."""
     from outrider.drafters.learning.answers import ADAPTERS, KEYS
     from outrider.drafters.learning.owners import Owner, learners, owner_of
 
@@ -106,14 +106,14 @@ def _learner(whole: Path, key: str | None, adapter: str | None) -> Path:
     matching = [owner for owner in known if wanted in (owner.name, owner.label)]
     if not matching:
         labels = ", ".join(owner.label for owner in known) or "none"
-        raise UserError(f"{whole} has nothing of {what} {wanted}; of {kind} it has {labels}")
+        raise UserError(f"{whole} has no answers of {what} {wanted}; of {kind} it has {labels}")
     if len(matching) > 1:
         raise UserError(f"several were called {wanted}; choose of {', '.join(owner.label for owner in matching)}")
     return whole / matching[0].learner
 
 
 def _owners(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """Name, drafter in use and answers of each key or adapter that has its own drafter."""
+    """Return the name, drafter in use and answers of each key or adapter that has its own drafter."""
     from outrider.drafters.learning.answers import ServerState
     from outrider.drafters.learning.owners import learners, owner_of
 

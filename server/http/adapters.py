@@ -48,7 +48,7 @@ class Adapters:
         return self._resolved.settings.learn_per == "adapter"
 
     def names(self) -> tuple[str, ...]:
-        """The adapters that new requests may name, for any thread."""
+        """Return the adapters that new requests may name, for any thread."""
         return self._names
 
     async def load(self, name: str, folder: str) -> None:

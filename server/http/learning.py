@@ -196,7 +196,7 @@ class Learning:
         self.events.append(append_event(self.folder, name, **numbers))
 
     def snapshot(self) -> dict[str, Any]:
-        """The page's data: the learner's numbers, the drafter in use, the last promotions and rollbacks, the time."""
+        """Return the page's data: the learner's numbers, drafter in use, last promotions and rollbacks, time."""
         shown = {"in_use": self.state.in_use, "exchanges": self.events[-SHOWN_EVENTS:], "now": round(time.time(), 3)}
         return self.numbers | shown
 
@@ -216,7 +216,7 @@ class Learning:
 
 
 def newest(folder: Path, state: ServerState) -> str | None:
-    """A learner's newest candidate, if it is newer than the one in use and was not refused."""
+    """Return a learner's newest candidate, if it is newer than the one in use and was not refused."""
     known = candidate_names(folder)
     return max((n for n in known if n > (state.in_use or "") and n not in state.refused), default=None)
 

@@ -135,7 +135,7 @@ class Lifecycle:
             await self._changed.wait()
 
     def fail(self, reason: str) -> None:
-        """The engine is lost: end running requests with errors, and then the server."""
+        """End running requests with errors, and then the server: the engine is lost."""
         if self.state is State.FAILED:
             return
         starting = self.state is State.STARTING

@@ -56,18 +56,18 @@ class OwnerLearning(Learning, ABC):
 
     @abstractmethod
     def owners(self) -> dict[str, Owner]:
-        """The owners that learn now, by their learners."""
+        """Return the owners that learn now, by their learners."""
 
     @abstractmethod
     def drafter_of(self, key: Key | None, model: str) -> OwnDrafter:
-        """The drafter for a request of a key to the model or an adapter."""
+        """Return the drafter for a request of a key to the model or an adapter."""
 
     @abstractmethod
     async def _leave(self, known: dict[str, Owner]) -> None:
         """Drop the learners of unknown owners."""
 
     def _in_use(self, learner: str) -> str:
-        """Name of the learned drafter in use; "" while the first one is. The first request reads it."""
+        """Return the name of the learned drafter in use; "" while the first one is. The first request reads it."""
         if learner not in self.states:
             folder = self.folder / learner
             self.states[learner] = state = ServerState.read(folder)
@@ -89,7 +89,7 @@ class OwnerLearning(Learning, ABC):
         self._sum(surveys)
 
     def _surveys(self, known: dict[str, Owner]) -> list[Survey]:
-        """The existing learners of these owners, without any that has damaged files."""
+        """Return the existing learners of these owners, without any that has damaged files."""
         surveys = []
         for learner, owner in known.items():
             folder = self.folder / learner
@@ -167,7 +167,7 @@ class OwnerLearning(Learning, ABC):
         self.metrics.failed.set(failed or not self.process.running)
 
     def snapshot(self) -> dict[str, Any]:
-        """The page's data: sums, and the number of learned drafters; no owner's promotions."""
+        """Return the page's data: sums, and the number of learned drafters; no owner's promotions."""
         learned = sum(1 for state in self.states.values() if state.in_use)
         shown: dict[str, Any] = {"in_use": None, "learned": learned, "exchanges": [], "now": round(time.time(), 3)}
         return self.numbers | shown
@@ -193,7 +193,7 @@ class KeyLearning(OwnerLearning):
         for folder in owners.learners(self.folder, KEYS):
             learner = f"{KEYS}/{folder.name}"
             if learner not in known:
-                logger.warning("what %s taught its drafter is deleted", owners.owner_of(folder) or f"key {folder.name}")
+                logger.warning("the learner of %s is deleted", owners.owner_of(folder) or f"key {folder.name}")
                 await asyncio.to_thread(owners.forget_owner, folder)
                 await self._drop(learner)
 

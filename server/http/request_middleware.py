@@ -52,7 +52,7 @@ _current: ContextVar[RequestContext | None] = ContextVar("request_context", defa
 
 
 def current() -> RequestContext | None:
-    """The request that the running code works for; None outside any."""
+    """Return the request that the running code works for; None outside any."""
     return _current.get()
 
 
@@ -130,7 +130,7 @@ class RequestMiddleware:
 
 
 def outcome_of(status: int) -> str:
-    """One of `metrics.OUTCOMES`, for a client that waited for its answer."""
+    """Return one of `metrics.OUTCOMES`, for a client that waited for its answer."""
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return "overloaded"
     if status < 400:
@@ -162,7 +162,7 @@ def _request_id(scope: Scope) -> str:
 
 
 def once_whole(receive: Receive, begin: Callable[[], object]) -> Receive:
-    """`receive` of an ASGI app; calls `begin` once, with a request's last byte.
+    """Return `receive` of an ASGI app that calls `begin` once, with a request's last byte.
 
     Until that byte a request costs the server only a connection, and may never be complete.
     """

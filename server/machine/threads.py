@@ -21,7 +21,7 @@ _BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
 
 
 def default(topology: Topology, environ: Mapping[str, str] = os.environ) -> int:
-    """OMP_NUM_THREADS where that is set, else one per physical core, one core less where there are more than four.
+    """Return OMP_NUM_THREADS if set, else one per physical core, one core less where there are more than four.
 
     That core runs HTTP and detokenizer. On two cores they take a few per cent of a core's time, and more as steps get
     shorter. An engine waits for its slowest thread, so sharing a core costs it that much on every core: from about
@@ -56,7 +56,7 @@ class Placement:
 
 
 def place(threads: int, topology: Topology, *, bind: bool, environ: Mapping[str, str] = os.environ) -> Placement:
-    """Placement of `threads` threads on the cores of `topology`.
+    """Return the placement of `threads` threads on the cores of `topology`.
 
     bind: to a core each, but only where a core is left and no quota takes them all away at times: a bound thread cannot
     go elsewhere when something else takes its core.

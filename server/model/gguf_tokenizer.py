@@ -77,7 +77,7 @@ def write(file: GgufFile, folder: Path, longest: int) -> None:
 
 
 def end_tokens(file: GgufFile) -> list[int]:
-    """Tokens that end an answer: that of a text, of a turn, of a message. Many files name only some of them."""
+    """Return tokens that end an answer: that of a text, of a turn, of a message. Many files name only some of them."""
     tokens = [file.number(f"tokenizer.ggml.{name}_token_id", -1) for name in ("eos", "eot", "eom")]
     return list(dict.fromkeys(token for token in tokens if token >= 0))
 
@@ -124,7 +124,7 @@ def _sentence_pieces(file: GgufFile, longest: int) -> Any:
 
 
 def _merges(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
-    """Pairs of tokens that together form a token, ordered by its score, highest first."""
+    """Return the pairs of tokens that together form a token, ordered by its score, highest first."""
     score, merges = dict(zip(tokens, scores, strict=True)), []
     for token in score:
         cuts = [(token[:i], token[i:]) for i in range(1, len(token))]

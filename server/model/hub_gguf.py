@@ -15,7 +15,7 @@ NO_MODELS = re.compile(r"mmproj|imatrix", re.IGNORECASE)
 
 
 def names_gguf(name: str) -> bool:
-    """True for a name with the hub's address or with a type: both ask for a GGUF file."""
+    """Return True for a name with the hub's address or with a type: both ask for a GGUF file."""
     match = NAME.fullmatch(name)
     return match is not None and (match["host"] or match["type"]) is not None
 
@@ -39,7 +39,7 @@ def fetch(name: str) -> Path:
 
 
 def _files(repo: str) -> list[str]:
-    """The names of a repository's files."""
+    """Return the names of a repository's files."""
     from httpx import TransportError
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import OfflineModeIsEnabled
@@ -52,7 +52,7 @@ def _files(repo: str) -> list[str]:
 
 
 def _choose(repo: str, files: list[str], kind: str | None) -> list[str]:
-    """The files of one model, parts in order; kind: the requested type."""
+    """Return the files of one model, parts in order; kind: the requested type."""
     models: dict[str, list[str]] = {}
     for file in sorted(files):
         models.setdefault(str(Path(file).with_name(stem_of(Path(file)))), []).append(file)

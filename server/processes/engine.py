@@ -268,7 +268,7 @@ def load_plugin() -> None:
 
 
 def _silence_sglang(settings: Settings) -> None:
-    """See `logs.sglang_level`."""
+    """Set SGLang's log level, see `logs.sglang_level`."""
     logs.configure(settings)
     if settings.log_level not in ("debug", "info"):
         warnings.simplefilter("ignore")

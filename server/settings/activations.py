@@ -71,7 +71,7 @@ def with_activations(settings: Settings, model: Model, say: Callable[[str], None
 
 
 def _of_shipped_profile(settings: Settings, model: Model) -> str | None:
-    """Activations by which a model's shipped profile was measured on this processor; None without such a profile."""
+    """Return the activations of a model's shipped profile for this processor; None without such a profile."""
     by_format = {profile_lookup.number_format(replace(settings, activations=name)): name for name in ACTIVATIONS}
     measured = [profile.fingerprint for profile in store.readable(store.SHIPPED)]
     here = [each for each in measured if each.device == cpu_name() and each.dtype in by_format]
@@ -79,7 +79,7 @@ def _of_shipped_profile(settings: Settings, model: Model) -> str | None:
 
 
 def obstacle(settings: Settings, model: Model) -> str | None:
-    """The reason why this engine cannot multiply integers; None if it can."""
+    """Return the reason why this engine cannot multiply integers; None if it can."""
     if settings.resolved_device != "cpu":
         return "it is made for CPUs"
     if settings.quantization != "none":
@@ -104,7 +104,7 @@ def _groups_of(model: Model) -> int:
 
 
 def measured(settings: Settings, model: Model) -> tuple[dict[str, float], Path]:
-    """Milliseconds by activations, for this processor and the model's kinds of blocks, and the file that keeps them.
+    """Return milliseconds by activations, for this processor and the model's kinds of blocks, and their file.
 
     Measures them if the file is missing.
     """
@@ -133,7 +133,7 @@ def measured(settings: Settings, model: Model) -> tuple[dict[str, float], Path]:
 
 
 def _read(path: Path) -> dict[str, float] | None:
-    """Milliseconds in a file; None if it is missing or damaged."""
+    """Return the milliseconds in a file; None if it is missing or damaged."""
     with contextlib.suppress(FileNotFoundError, ValueError, TypeError, KeyError):
         kept = json.loads(path.read_text())["milliseconds"]
         if all(kept[name] > 0 for name in ACTIVATIONS):
@@ -142,14 +142,14 @@ def _read(path: Path) -> dict[str, float] | None:
 
 
 def _kinds(model: Model) -> list[str]:
-    """Kinds of the blocks that the model multiplies with, sorted."""
+    """Return the kinds of the blocks that the model multiplies with, sorted."""
     if model.folder is not None and is_prepared(model.folder):
         return sorted({kind for kind, _, _ in _multiplied(GgufWeights(model.folder))})
     return [f"GROUPS_{groups}"] if (groups := _groups_of(model)) else []
 
 
 def _multiplied(weights: GgufWeights) -> Iterator[tuple[str, str, int]]:
-    """Kind, name and bytes of each weight of a file that is multiplied in blocks."""
+    """Yield the kind, name and bytes of each weight of a file that is multiplied in blocks."""
     for name, stored in weights.stored.items():
         looked_up = name == f"{EMBEDDING}.weight" and not weights.tied
         if stored.kind in KINDS and len(stored.shape) > 1 and not looked_up:
@@ -157,7 +157,7 @@ def _multiplied(weights: GgufWeights) -> Iterator[tuple[str, str, int]]:
 
 
 def _samples(model: Model) -> dict[str, WeightSample]:
-    """Some rows of the largest weight of each kind of blocks."""
+    """Return some rows of the largest weight of each kind of blocks."""
     if model.folder is None or not is_prepared(model.folder):
         return _sample_of_groups(model)
     weights = GgufWeights(model.folder)
@@ -175,7 +175,7 @@ def _samples(model: Model) -> dict[str, WeightSample]:
 
 
 def _sample_of_groups(model: Model) -> dict[str, WeightSample]:
-    """Random codes in a layer's shape: a checkpoint's own come in several orders, and their values do not matter."""
+    """Return random codes in a layer's shape: a checkpoint's come in several orders, and values do not matter."""
     groups = _groups_of(model)
     depth = -(-int(model.config.get("hidden_size") or 4096) // groups) * groups
     outputs = min(int(model.config.get("intermediate_size") or depth), max(1, SAMPLE_BYTES * 2 // depth))
@@ -186,7 +186,7 @@ def _sample_of_groups(model: Model) -> dict[str, WeightSample]:
 
 
 def _measure(settings: Settings, samples: dict[str, WeightSample]) -> dict[str, float]:
-    """Milliseconds of one row through all blocks of a model, by activations.
+    """Return the milliseconds of one row through all blocks of a model, by activations.
 
     Takes the processor time of one thread, the shortest of several turns: other work on the machine disturbs it least,
     and a busy moment must not decide for good.

@@ -11,13 +11,11 @@ from .settings import Settings
 
 
 def with_adapters(settings: Settings, model: Model) -> Settings:
-    """Settings with the adapters' folders made absolute; raises UserError where they cannot be served."""
+    """Return settings with the adapters' folders made absolute; raises UserError where they cannot be served."""
     if not settings.has_adapters:
         return settings
     if settings.resolved_device == "cuda" and not settings.lora_paths:
-        raise UserError(
-            "on a GPU --enable-lora goes with --lora-paths: their ranks and layers are those for which there is room"
-        )
+        raise UserError("on a GPU --enable-lora goes with --lora-paths: memory is reserved for their ranks and layers")
     if settings.parallel.tp_size > 1:
         raise UserError("adapters are not divided over --tp-size ranks; leave one of them out")
     if settings.diffusion is not None:
@@ -34,7 +32,7 @@ def with_adapters(settings: Settings, model: Model) -> Settings:
 
 
 def checked(name: str, folder: str, settings: Settings, model: Model) -> Path:
-    """The adapter's folder, absolute; raises UserError where it cannot be served."""
+    """Return the adapter's folder, absolute; raises UserError where it cannot be served."""
     path = Path(folder).expanduser().absolute()
     try:
         adapter = AdapterFolder.open(path)

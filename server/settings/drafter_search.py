@@ -43,8 +43,8 @@ class Candidate:
 
 
 def candidates(settings: Settings, model: Model) -> list[Candidate]:
-    """All drafters of a model, by preference: drafters in its folder, public ones in the registry's order, and its own
-    MTP layer."""
+    """Return all drafters of a model, by preference: drafters in its folder, public ones in the registry's order, and
+    its own MTP layer."""
     if settings.model is None:
         folders = dict.fromkeys(shipped(model, name) for name in CHECKPOINT_DRAFTERS)
         origin = "comes with Outrider"
@@ -94,7 +94,7 @@ def with_found_drafter(settings: Settings, model: Model, say: Callable[[str], No
 
 
 def _public(settings: Settings, model: Model) -> Iterator[public.PublicDrafter]:
-    """Public drafters for each name of a model: its own, the requested one, its repository in the hub's cache."""
+    """Yield public drafters for each name of a model: its own, the requested one, its repository in the hub's cache."""
     names = [model.name, str(settings.model)]
     if model.folder is not None and model.folder.parent.name == "snapshots":
         names.append(model.folder.parents[1].name.removeprefix(SNAPSHOT).replace("--", "/"))
@@ -103,7 +103,7 @@ def _public(settings: Settings, model: Model) -> Iterator[public.PublicDrafter]:
 
 
 def _here(repo: str, settings: Settings, model: Model) -> tuple[Path | None, str]:
-    """Folder of a repository next to the model or in the hub's cache, and its origin; None if it is in neither."""
+    """Return the folder of a repository next to the model or in the hub's cache, and its origin; None without one."""
     place = Path(str(settings.model)).expanduser().parent if model.folder is not None else None
     if place is not None:
         for folder in (place / repo.rpartition("/")[2], place / repo, place.parent / repo):
@@ -129,7 +129,7 @@ def _in_folder(folder: Path, name: str, origin: str, settings: Settings, model: 
 
 
 def _unserved(kind: str, settings: Settings, model: Model) -> str:
-    """The reason why a kind of drafter does not work with this model and these settings; "" if it does."""
+    """Return the reason why a kind of drafter does not work with this model and these settings; "" if it does."""
     architecture = next(iter(model.config.get("architectures") or ()), "")
     if settings.learns_per_owner and kind not in BLOCK_KINDS:
         return f"--learn-per {settings.learn_per} trains {' and '.join(BLOCK_KINDS)} alone"
@@ -140,7 +140,7 @@ def _unserved(kind: str, settings: Settings, model: Model) -> str:
 
 
 def _damage(folder: Path, model: Model) -> str:
-    """The reason why a drafter's weights cannot be used, "" if they can; reads them."""
+    """Return the reason why a drafter's weights cannot be used, "" if they can; reads them."""
     try:
         networks.check(folder, model.config)
     except (CheckpointError, OSError, ValueError) as error:
@@ -149,5 +149,5 @@ def _damage(folder: Path, model: Model) -> str:
 
 
 def _rank(kind: str) -> int:
-    """Preference of a kind, the smallest first: the registry's order."""
+    """Return the preference of a kind, the smallest first: the registry's order."""
     return registry.names().index(registry.serving(kind)[0])

@@ -25,7 +25,7 @@ MOVED = {
 
 
 def add_all_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `outrider serve`, in groups."""
+    """Add the flags of `outrider serve`, in groups."""
     for title in groups(Settings):
         group = parser.add_argument_group(title)
         add_flags(group, Settings, [each.name for each, flag in declared(Settings) if flag.group == title])
@@ -33,7 +33,7 @@ def add_all_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_engine_flags(parser: Flags, *, drafter: bool) -> None:
-    """The flags of a command that measures an engine; drafter: it drafts, so who does can be chosen."""
+    """Add the flags of a command that measures an engine; drafter: also those that choose a drafter."""
     add_flags(parser, Settings, TARGET)
     if drafter:
         drafting = [name for name in DRAFTERS if name != "off"]
@@ -41,18 +41,18 @@ def add_engine_flags(parser: Flags, *, drafter: bool) -> None:
 
 
 def add_unmasking_flags(parser: Flags) -> None:
-    """The flags of block-diffusion models."""
+    """Add the flags of block-diffusion models."""
     add_flags(parser, Settings, UNMASKING)
 
 
 def settings_of(args: argparse.Namespace, **fixed: Any) -> Settings:
-    """Settings from the flags that measuring commands share; `fixed` are the command's own. Raises UserError."""
+    """Return settings from the flags that measuring commands share; `fixed` are the command's own. Raises UserError."""
     shared = TARGET + DRAFTER + UNMASKING
     return Settings(**{name: getattr(args, name) for name in shared if hasattr(args, name)} | fixed)
 
 
 def served_settings_of(args: argparse.Namespace) -> Settings:
-    """Settings from the flags of `add_all_flags`; raises UserError where they cannot be."""
+    """Return settings from the flags of `add_all_flags`; raises UserError where they cannot be."""
     given = {each.name: getattr(args, each.name) for each, _ in declared(Settings)}
     return Settings(**given, sglang_flags=tuple(args.sglang_flags))
 

@@ -19,7 +19,7 @@ FLAGS = ("attention_backend", "prefill_attention_backend", "decode_attention_bac
 
 
 def choose(capability: Capability, model: Model, given: dict[str, Any], dtype: str = "auto") -> dict[str, Any]:
-    """SGLang's arguments. given: arguments of the command line, by the names of their fields. dtype: of `--dtype`.
+    """Choose SGLang's arguments. given: those of the command line, by the names of their fields. dtype: of `--dtype`.
 
     Raises UserError for a backend that cannot verify requests of different lengths here, naming backends that can.
     """
@@ -45,7 +45,7 @@ def choose(capability: Capability, model: Model, given: dict[str, Any], dtype: s
 
 
 def graphs(backend: str | None, given: dict[str, Any], *, ranks: int, adapters: bool = False) -> dict[str, Any]:
-    """SGLang's arguments of CUDA graphs: of verifications where their steps have buckets, and of prefills.
+    """Return SGLang's arguments of CUDA graphs: of prefills, and of verifications if their steps have buckets.
 
     backend: None without verification. given: as for `choose`. ranks: of tensor parallelism. adapters: are served,
     with which SGLang starts no graphs of verifications.
@@ -56,7 +56,7 @@ def graphs(backend: str | None, given: dict[str, Any], *, ranks: int, adapters: 
 
 
 def needs_of(config: dict[str, Any], dtype: str = "auto", cache: str | None = None) -> Needs:
-    """A model's needs of attention, by its config.json. cache: SGLang's --kv-cache-dtype."""
+    """Return a model's needs of attention, by its config.json. cache: SGLang's --kv-cache-dtype."""
     heads = config.get("num_attention_heads") or 0
     return Needs(
         latent=bool(config.get("kv_lora_rank")),

@@ -76,8 +76,8 @@ class Parallel:
         if self.role and self.backend not in BACKENDS:
             raise UserError(
                 f"--disaggregation-mode {self.role} goes with --disaggregation-transfer-backend "
-                f"{' or '.join(BACKENDS)}, not {self.backend}: of others it is not checked whether two servers fit "
-                "together"
+                f"{' or '.join(BACKENDS)}, not {self.backend}: with another backend, Outrider cannot check that two "
+                "servers fit together"
             )
 
     def check_one_server(self, needs_one_server: Mapping[str, bool]) -> None:
@@ -118,7 +118,7 @@ class Parallel:
         return host, int(port)
 
     def interface(self) -> str | None:
-        """Name of this machine's network interface that leads to node 0; None if it is unknown."""
+        """Return the name of this machine's network interface that leads to node 0; None if it is unknown."""
         try:
             family, kind, _, _, target = socket.getaddrinfo(*self.address, type=socket.SOCK_DGRAM)[0]
             with socket.socket(family, kind) as probe:
@@ -130,7 +130,7 @@ class Parallel:
 
 
 def interface_of(address: str, interfaces: Mapping[str, Sequence[Any]]) -> str | None:
-    """interfaces: as psutil gives them."""
+    """Return the interface with this address; None if unknown. interfaces: as psutil gives them."""
     return next((name for name, places in interfaces.items() if any(a.address == address for a in places)), None)
 
 

@@ -28,13 +28,13 @@ from .settings import Settings
 
 
 def roots() -> list[Path]:
-    """Folders of profiles: the user's own, then the ones shipped with Outrider."""
+    """Return the folders of profiles: the user's own, then the ones shipped with Outrider."""
     return [cache_root() / "profiles", store.SHIPPED]
 
 
 def fingerprint(settings: Settings, model: Model) -> Fingerprint:
-    """Fingerprint of the engine that these settings start; they name the drafter's path (`with_drafter_path`) and the
-    activations (`with_activations`)."""
+    """Return the fingerprint of the engine that these settings start; they name the drafter's path
+    (`with_drafter_path`) and the activations (`with_activations`)."""
     on_cpu = settings.resolved_device == "cpu"
     drafter, gamma = settings.drafter, settings.gamma
     if settings.diffusion is not None:
@@ -71,12 +71,12 @@ def number_format(settings: Settings) -> str:
 
 
 def digest(model: Model) -> str:
-    """Digest of a model's folder, or its name where it has none here."""
+    """Return the digest of a model's folder, or its name where it has none here."""
     return folder_digest(model.folder) if model.folder else model.path
 
 
 def graph_fingerprint(settings: Settings, model: Model, temperature: str) -> GraphFingerprint:
-    """Fingerprint of a draft graph for requests of this class, one of `TEMPERATURES`, of a block-diffusion model."""
+    """Return the fingerprint of a draft graph of a block-diffusion model for a class, one of `TEMPERATURES`."""
     assert settings.diffusion is not None
     return GraphFingerprint(
         model=digest(model),
@@ -87,13 +87,13 @@ def graph_fingerprint(settings: Settings, model: Model, temperature: str) -> Gra
 
 
 def default_name(here: Fingerprint, model: Model) -> str:
-    """Folder name of the profile that is measured for this engine unless the user names another."""
+    """Return the folder name of the profile that is measured for this engine unless the user names another."""
     short = hashlib.sha256(json.dumps(asdict(here), sort_keys=True).encode()).hexdigest()[:8]
     return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{model.name}-{here.drafter}-{short}".lower()).strip("-.")
 
 
 def with_profile(settings: Settings, model: Model) -> tuple[Settings, bool]:
-    """Settings with a profile folder, and whether it has still to be measured.
+    """Return settings with a profile folder, and whether it has still to be measured.
 
     A profile that the user named must fit; without a name the one that fits is found. Planners that know no costs go
     without.

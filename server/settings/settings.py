@@ -63,7 +63,7 @@ class Settings(Declared):
             if name != "*" and not host_names.is_host(name):
                 raise UserError(f"--allowed-hosts takes names and addresses without scheme or port, or *, not {name!r}")
         if self.usage_file is not None and self.api_keys is None:
-            raise UserError("--usage-file keeps what keys have used; it goes with --api-keys")
+            raise UserError("--usage-file keeps the keys' usage; it goes with --api-keys")
         if self.metrics_port == self.port:
             raise UserError("--metrics-port is --port; choose another, or leave it out to serve metrics there")
         if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_ca_certs):

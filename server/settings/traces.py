@@ -33,7 +33,7 @@ def check(endpoint: str) -> None:
 
 
 def protocol_of(endpoint: str) -> tuple[str, str]:
-    """OTLP's protocol to a collector, and its address in that protocol; raises UserError.
+    """Return OTLP's protocol to a collector, and its address in that protocol; raises UserError.
 
     HTTP where the address has HTTP's port or route, or OpenTelemetry's environment says so; else gRPC.
     """
@@ -52,7 +52,7 @@ def protocol_of(endpoint: str) -> tuple[str, str]:
 
 
 def arguments(endpoint: str) -> dict[str, Any]:
-    """Arguments for SGLang's ServerArgs. Also sets the environment that its processes will read.
+    """Return arguments for SGLang's ServerArgs. Also sets the environment that its processes will read.
 
     endpoint: of a collector; see `protocol_of`.
     """

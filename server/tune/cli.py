@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--server", metavar="URL", help="measure a server that is running instead of starting an engine")
     add("--api-key", default=os.environ.get("OUTRIDER_API_KEY"), metavar="KEY", help="key (default: OUTRIDER_API_KEY)")
     add("--name", metavar="NAME", help="name of the profile (default: made from model, drafter and machine)")
-    add("--quick", action="store_true", help="what a server without a profile does at its start: under a minute")
+    add("--quick", action="store_true", help="as a server without a profile measures at its start: under a minute")
     most, rounds = THOROUGH.requests[-1], THOROUGH.rounds
     add("--max-requests", type=int, metavar="N", help=f"largest number of requests at a time (default: {most})")
     add("--rounds", type=int, metavar="N", help=f"repetitions of each step shape (default: {rounds})")

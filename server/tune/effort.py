@@ -45,7 +45,7 @@ class Capacity:
         return fitting
 
     def holds(self, requests: int, each: int) -> bool:
-        """True if `requests` requests fit, each with `each` tokens of the cache."""
+        """Return True if `requests` requests fit, each with `each` tokens of the cache."""
         return requests <= self.requests and requests * each <= self.cache
 
     def nothing_fits(self, what: str) -> RuntimeError:
@@ -97,7 +97,7 @@ class Effort:
         return shapes
 
     def _sizes(self, requests: int, each: list[int], longest: int, buckets: Sequence[int] | None) -> list[int]:
-        """Return tokens of steps of `requests` requests, each with up to longest + 1."""
+        """Return the tokens of steps of `requests` requests, each with up to longest + 1."""
         if buckets is None:
             return [requests * count for count in each]
         able = [bucket for bucket in buckets if requests <= bucket <= requests * (longest + 1)]

@@ -111,7 +111,7 @@ def _schedule(processes: Sequence[int], old: int, new: int) -> None:
 
 
 def can_restore_priority() -> bool:
-    """True if a thread may leave the lowest priority again: Linux requires RLIMIT_NICE or CAP_SYS_NICE."""
+    """Return True if a thread may leave the lowest priority again: Linux requires RLIMIT_NICE or CAP_SYS_NICE."""
     restored = []
 
     def attempt() -> None:

@@ -30,7 +30,7 @@ class Tuned:
         """One line for people."""
         times, weights = len(self.profile.points), [sum(fit.samples) for fit in self.calibration.by_class]
         if not any(weights):
-            return f"{times} step times; nothing was drafted for the prompts held out, confidences are kept as they are"
+            return f"{times} step times; no drafts for the prompts held out, confidences stay as they are"
         before, after, by_chance = (
             np.average([statistics.mean(getattr(fit, key)) for fit in self.calibration.by_class], weights=weights)
             for key in ("ece_before", "ece_after", "ece_by_chance")
@@ -41,7 +41,7 @@ class Tuned:
         )
 
     def table(self) -> str:
-        """Step times by shape, and the calibration by position."""
+        """Return step times by shape, and the calibration by position, as text."""
         times = {(p.requests, p.tokens, p.context): p for p in self.profile.points if p.tokens}
         lines = [f"{'requests':>8} {'tokens':>7} {'context':>8} {'step ms':>8} {'spread':>7} {'draft ms':>9}"]
         cost = self.profile.cost()
@@ -84,12 +84,12 @@ class TunedGraphs:
     def _ahead(self, name: str) -> str:
         counts = self.counts[name]
         if not counts.roots:
-            return f"nothing to count {name}"
+            return f"no states to count {name}"
         chosen, untuned = (steps_ahead(graph, counts) for graph in (self.graphs[name], self.untuned))
         return f"{chosen:.2f} steps ahead {name} ({untuned:.2f} by the untuned graph)"
 
     def table(self) -> str:
-        """Times of rounds by shape, and the draft graphs."""
+        """Return the times of rounds by shape, and the draft graphs."""
         lines = [f"{'requests':>8} {'states':>7} {'context':>8} {'round ms':>9} {'spread':>7}"]
         for point in self.profile.points:
             states = point.tokens // self.block

@@ -125,7 +125,7 @@ def test_weights_that_are_no_numbers_are_noticed(tmp_path: Path) -> None:
     model = make_model(DFLASH)
     model.fc.weight[3, 5] = torch.nan
     save_plain(model, tmp_path)
-    with pytest.raises(CheckpointError, match=r"fc\.weight holds what is no number"):
+    with pytest.raises(CheckpointError, match=r"fc\.weight has values that are not finite"):
         load(tmp_path)
 
 

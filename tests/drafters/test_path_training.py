@@ -181,7 +181,7 @@ def test_a_drafter_with_the_head_of_lilicorr_goes_on(target_folder: Path, prompt
     assert float(rows[-1]["loss"]) < 0.9 * float(rows[0]["loss"])
     capped = dataclasses.replace(shape, logit_cap=5.0)
     save_compact(BlockModel(capped), tmp_path / "published")
-    with pytest.raises(ValueError, match="has scaled or capped logits, which are served and not trained here"):
+    with pytest.raises(ValueError, match="has scaled or capped logits: Outrider serves them and cannot train them"):
         train.run(args)
     with pytest.raises(CheckpointError, match="scaled or capped logits, which a server measures"):
         measure.arms_of([tmp_path / "published"], [1], "left")

@@ -121,10 +121,10 @@ def test_sliding_layers_are_causal() -> None:
         ("dspark", {"aux_hidden_state_layer_ids": None}, "no 'aux_hidden_state_layer_ids'"),
         ("dspark", {"aux_hidden_state_layer_ids": [0, 3]}, "must rise from 0"),
         ("dspark", {"transformer_layer_config": None}, "no 'transformer_layer_config'"),
-        ("dspark", {"target_hidden_size": 64}, "target_hidden_size 64 beside hidden_size 32"),
+        ("dspark", {"target_hidden_size": 64}, "target_hidden_size 64 with hidden_size 32"),
         ("dspark", {"markov_rank": 0}, "markov_rank of at least 1"),
-        ("dspark", {"sample_from_anchor": None, "speculators_config": {}}, "what the first row of a block predicts"),
-        ("dspark", {"sample_from_anchor": None, "block_size": 9}, "what the first row of a block predicts"),
+        ("dspark", {"sample_from_anchor": None, "speculators_config": {}}, "which token the first row of a block"),
+        ("dspark", {"sample_from_anchor": None, "block_size": 9}, "which token the first row of a block"),
         ("dflash", {"sample_from_anchor": True}, "DFlash drafter uses sample_from_anchor"),
     ],
 )

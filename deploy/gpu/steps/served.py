@@ -76,7 +76,7 @@ def measured(
 
 
 async def _trace(load: Load, questions: Sequence[str], concurrency: int, arms: Sequence[str]) -> dict[str, Any]:
-    """Host calls and device time of a step, of each arm, from torch's profiler in the scheduler's process."""
+    """Return host calls and device time of a step, of each arm, from torch's profiler in the scheduler's process."""
     from sglang.srt.managers.io_struct import ProfileReq
 
     traces = {}
@@ -96,7 +96,7 @@ async def _trace(load: Load, questions: Sequence[str], concurrency: int, arms: S
 
 
 def summed(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Calls of the host by name, milliseconds in which the device was busy, and its kernels' time by name."""
+    """Return calls of the host by name, milliseconds in which the device was busy, and its kernels' time by name."""
     calls: Counter[str] = Counter()
     kernels: Counter[str] = Counter()
     busy, until = 0.0, 0.0
@@ -113,7 +113,7 @@ def summed(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
-    """The fields that tell throughput, times and acceptance."""
+    """Return the fields that tell throughput, times and acceptance."""
     kept = ("seconds", "throughput", "per_user", "ttft", "tpot", "differ", "counts")
     return {name: row[name] for name in kept}
 
@@ -139,7 +139,7 @@ def _keep(name: str, resolved: Resolved, results: dict[str, Any]) -> None:
 
 
 def engine_settings(**chosen: Any) -> Settings:
-    """Settings of an engine that answers the loads of this proof."""
+    """Return settings of an engine that answers the loads of this proof."""
     most = max(LOADS)
     flags = () if DEVICE == "cpu" else ("--cuda-graph-max-bs-decode", str(max(most, 8)))
     # SGLang's log at this level has the start's timeline.

@@ -53,7 +53,7 @@ def write_model(folder: Path, tokenizer: Path) -> Path:
 
 
 def write_drafter(folder: Path) -> Path:
-    """A drafter of random weights, as a checkpoint that SGLang's own DSPARK reads, too."""
+    """Return a drafter of random weights, as a checkpoint that SGLang's own DSPARK reads, too."""
     from outrider.drafters.block import checkpoint
     from outrider.drafters.block.config import BlockConfig
     from outrider.drafters.block.model import BlockModel

@@ -164,9 +164,9 @@ def _changes(args: argparse.Namespace) -> dict[str, Any]:
         changes["arrivals"] = said
     requests: dict[str, Any] = {}
     if args.prompts:
-        requests["prompts"] = [str(path.absolute()) for path in args.prompts]
+        requests |= {"prompts": [str(path.absolute()) for path in args.prompts], "texts": []}
     if args.input_tokens is not None:
-        requests |= {"input_tokens": args.input_tokens, "prompts": []}
+        requests |= {"input_tokens": args.input_tokens, "prompts": [], "texts": []}
     if args.new_tokens is not None:
         least, most = harness.length_range("--new-tokens", args.new_tokens)
         spread = (most - least) / math.sqrt(12)  # of numbers drawn evenly

@@ -61,7 +61,7 @@ class DecodedTokens(dict[int, DecodedToken]):
 
 @functools.cache
 def decoded_tokens(tokenizer: Any) -> DecodedTokens:
-    """The table of a tokenizer, one for all requests."""
+    """Return the table of a tokenizer, one for all requests."""
     return DecodedTokens(tokenizer)
 
 
@@ -78,7 +78,7 @@ def install(manager: Any) -> None:
 
 
 def chat_logprobs(tokens_by_id: DecodedTokens, meta: dict[str, Any]) -> orjson.Fragment:
-    """A chat choice's `logprobs`, as JSON. meta: SGLang's `meta_info` of a whole answer."""
+    """Return a chat choice's `logprobs`, as JSON. meta: SGLang's `meta_info` of a whole answer."""
     entries = _chat_entries(tokens_by_id, meta["output_token_logprobs"], meta.get("output_top_logprobs") or ())
     return orjson.Fragment(b'{"content":[%s]}' % b",".join(map(orjson.dumps, entries)))
 
@@ -86,7 +86,7 @@ def chat_logprobs(tokens_by_id: DecodedTokens, meta: dict[str, Any]) -> orjson.F
 def chat_models(
     tokens_by_id: DecodedTokens, tokens: Sequence[Logprob], tops: Sequence[Sequence[Logprob] | None]
 ) -> list[ChatCompletionTokenLogprob]:
-    """The same as SGLang's models, for the few tokens of a stream's chunk."""
+    """Return the same as SGLang's models, for the few tokens of a stream's chunk."""
     return [ChatCompletionTokenLogprob(**entry) for entry in _chat_entries(tokens_by_id, tokens, tops)]
 
 
@@ -105,7 +105,7 @@ def _chat_entry(tokens_by_id: DecodedTokens, logprob: float | None, token: int) 
 
 
 def text_logprobs(tokens_by_id: DecodedTokens, meta: dict[str, Any], *, prompt: bool) -> orjson.Fragment:
-    """A completion's `logprobs`, as JSON. prompt: begin with the prompt's logprobs."""
+    """Return a completion's `logprobs`, as JSON. prompt: begin with the prompt's logprobs."""
     sides = ("input", "output") if prompt else ("output",)
     tokens = [entry for side in sides for entry in meta.get(f"{side}_token_logprobs") or ()]
     tops = [entry for side in sides for entry in meta.get(f"{side}_top_logprobs") or ()]
@@ -131,7 +131,7 @@ def _chunk_logprobs(
     output_top_logprobs: Iterable[Sequence[Logprob] | None] | None = None,
     tokenizer: Any = None,
 ) -> LogProbs:
-    """Replacement of SGLang's `to_openai_style_logprobs`, for the few tokens of a stream's chunk."""
+    """Replace SGLang's `to_openai_style_logprobs`, for the few tokens of a stream's chunk."""
     tokens_by_id = decoded_tokens(tokenizer)
     return LogProbs(
         text_offset=[-1] * len(output_token_logprobs),
@@ -164,7 +164,7 @@ class EchoedPrompt:
         meta["input_token_logprobs"], meta["input_top_logprobs"] = [], []
 
     async def annotate(self, stream: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
-        """The chunks of the stream, the first of each choice with the logprobs of its prompt."""
+        """Yield the chunks of the stream, the first of each choice with the logprobs of its prompt."""
         async with aclosing(stream):
             async for chunk in stream:
                 if self._waiting and chunk.startswith("data: {"):
@@ -181,7 +181,7 @@ class EchoedPrompt:
 
 
 def entries_of(meta: dict[str, Any]) -> int:
-    """Estimated number of logprobs in `meta_info`."""
+    """Return the estimated number of logprobs in `meta_info`."""
     count = 0
     for side in ("input", "output"):
         top = meta.get(f"{side}_top_logprobs") or ()

@@ -29,7 +29,7 @@ class TokenTexts:
         self._begun = False
 
     def add(self, text: str, ids: Sequence[int], *, finished: bool = False) -> list[str]:
-        """The texts of the tokens that are complete now.
+        """Return the texts of the tokens that are complete now.
 
         text, ids: new ones; some of either may come with the next call. finished: the answer ends; the last item is
         then the rest of the text, often "". All items together are the whole text.
@@ -57,7 +57,7 @@ class TokenTexts:
             self._read, self._context = len(self._ids), self._text_of(self._ids)
 
     def _length(self) -> int | None:
-        """Characters of the pending text that belong to its first token; None if some are missing."""
+        """Return the characters of the pending text that belong to its first token; None if some are missing."""
         text = self._texts[0]
         if not self._begun and not self._pending.startswith(text):
             # Without the prompt before it a decoder may leave out the space of the first word.

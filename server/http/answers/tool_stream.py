@@ -118,7 +118,7 @@ class TokenwiseChat(OpenAIServingChat):
     """SGLang's chat handler; its parsers see a stream as if each step had given one token."""
 
     def for_stream(self, internal: GenerateReqInput, request: Any) -> TokenwiseChat:
-        """A handler for one streamed answer: this one if the text of the answer is not parsed."""
+        """Return a handler for one streamed answer: this one if the text of the answer is not parsed."""
         if not (self._tool_call_parsing_active(request) or (self.reasoning_parser and request.separate_reasoning)):
             return self
         handler = copy.copy(self)
@@ -140,7 +140,7 @@ class TokenwiseChat(OpenAIServingChat):
         finish_reason_type: str | None,
         **others: Any,
     ) -> AsyncIterator[str]:
-        """The chunks of a step: SGLang's, made of each token's text in turn.
+        """Yield the chunks of a step: SGLang's, made of each token's text in turn.
 
         Logprobs go with the first chunk that follows. A finished answer ends with an empty text at least, which tells
         the parsers so.
@@ -191,13 +191,13 @@ class _Choice:
         self._logprobs: dict[str, Any] | None = None
 
     def follow(self, content: dict[str, Any], *, finished: bool) -> list[str]:
-        """The texts of the tokens that are complete now, see `TokenTexts.add`."""
+        """Return the texts of the tokens that are complete now, see `TokenTexts.add`."""
         text, ids = content["text"][self._read_text :], content["output_ids"][self._read_ids :]
         self._read_text, self._read_ids = self._read_text + len(text), self._read_ids + len(ids)
         return self._texts.add(text, ids, finished=finished)
 
     def advance(self, text: str) -> str:
-        """The text as SGLang takes it, after the next token's."""
+        """Return the text as SGLang takes it, after the next token's."""
         self._sent += text
         return self._sent
 

@@ -34,21 +34,21 @@ class Writer(Protocol):
     begins_with_usage: bool
 
     def begin(self, chat: dict[str, Any]) -> Iterable[Event]:
-        """The first events. chat: a chat's chunk, or a whole answer."""
+        """Return the first events. chat: a chat's chunk, or a whole answer."""
 
     def step(self, step: BlockStep) -> Iterable[Event]: ...
 
     def end(self, end: End) -> Iterable[Event]: ...
 
     def whole(self) -> dict[str, Any]:
-        """The answer, after its end."""
+        """Return the answer, after its end."""
 
     def failed(self, error: dict[str, Any]) -> Event:
-        """The last event of a stream that failed. error: a chat's."""
+        """Return the last event of a stream that failed. error: a chat's."""
 
 
 async def translated(answer: Response, writer: Writer, dialect: Dialect) -> Response:
-    """The answer to a chat as the writer writes it; an error names the fields of the dialect."""
+    """Return the answer to a chat as the writer writes it; an error names the fields of the dialect."""
     if isinstance(answer, StreamingResponse):
         answer.body_iterator = _stream(answer.body_iterator, writer)
         return answer
@@ -100,7 +100,7 @@ class _Translation:
         self._trace: list[dict[str, Any]] = []
 
     def add(self, chat: dict[str, Any]) -> Iterator[Event]:
-        """chat: a chunk, or a whole answer."""
+        """Add a chat's chunk, or a whole answer."""
         self._end.usage = chat.get("usage") or self._end.usage
         if "metrics" in chat:
             self._end.extra["metrics"] = chat["metrics"]
@@ -120,6 +120,6 @@ class _Translation:
         yield from self._writer.end(self._end)
 
     def trace(self) -> dict[str, Any]:
-        """The tokens' sources since the last call, where the request asks for them."""
+        """Return the tokens' sources since the last call, where the request asks for them."""
         trace, self._trace = self._trace, []
         return {"speculation": {"trace": trace}} if trace else {}

@@ -103,5 +103,5 @@ class Connection(H11Protocol):
 
 
 def protocol(receive_seconds: float) -> type[Connection]:
-    """The class of connections with this limit on receiving a request."""
+    """Return the class of connections with this limit on receiving a request."""
     return type("Connection", (Connection,), {"receive_seconds": receive_seconds})

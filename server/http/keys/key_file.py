@@ -106,12 +106,12 @@ def digest(key: bytes) -> bytes:
 
 
 def new() -> str:
-    """A key: 256 random bits."""
+    """Return a key: 256 random bits."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def read(path: Path) -> tuple[Key, ...]:
-    """The keys of a file. Raises BadKeys for anything else."""
+    """Return the keys of a file. Raises BadKeys for anything else."""
     try:
         tables = tomllib.loads(_content(path).decode("utf-8"))
     except OSError as error:
@@ -180,7 +180,7 @@ def remove(path: Path, name: str) -> None:
 
 
 def _without(text: str, name: str) -> str:
-    """The text less the table [name], to its last field: comments below that are the next table's."""
+    """Return the text less the table [name], to its last field: comments below that are the next table's."""
     kept: list[str] = []
     inside, rest = False, 0
     for line in text.splitlines(keepends=True):
@@ -221,7 +221,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _shown(value: Any) -> str:
-    """A value in short form, for a message."""
+    """Return a value in short form, for a message."""
     try:
         return reprlib.repr(value)
     except ValueError:  # Python writes no numbers of thousands of digits

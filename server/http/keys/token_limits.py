@@ -64,7 +64,7 @@ class TokenWindow:
         grant.tokens -= tokens
 
     def wait(self, tokens: int, limit: int, now: float) -> float:
-        """Seconds until `tokens` more fit without returns; 0 if they fit now."""
+        """Return seconds until `tokens` more fit without returns; 0 if they fit now."""
         excess = self.taken(now) + tokens - limit
         for grant in self._grants:
             if excess <= 0:
@@ -75,7 +75,7 @@ class TokenWindow:
         return 0.0 if excess <= 0 else math.inf
 
     def reset(self, now: float) -> float:
-        """Seconds until all taken tokens have expired."""
+        """Return seconds until all taken tokens have expired."""
         return self._grants[-1].at + self.seconds - now if self.taken(now) else 0.0
 
 
@@ -104,13 +104,13 @@ class DayCount:
         grant.tokens -= tokens
 
     def wait(self, tokens: int, limit: int, now: float) -> float:
-        """Seconds until `tokens` more fit without returns; 0 if they fit now."""
+        """Return seconds until `tokens` more fit without returns; 0 if they fit now."""
         if self.taken(now) + tokens <= limit:
             return 0.0
         return self.reset(now) if tokens <= limit else math.inf
 
     def reset(self, now: float) -> float:
-        """Seconds until midnight."""
+        """Return seconds until midnight."""
         return DAY_SECONDS - now % DAY_SECONDS
 
 

@@ -61,7 +61,7 @@ class UsageFile:
 
     @classmethod
     def of(cls, settings: Settings) -> UsageFile | None:
-        """The settings' file, or the default; None without keys, and, with a warning, where there is no default."""
+        """Return the settings' file, or the default one; None without keys, or, with a warning, without a default."""
         if settings.api_keys is None:
             return None
         if settings.usage_file is not None:
@@ -69,11 +69,11 @@ class UsageFile:
         try:
             return cls(cache_root() / "usage" / f"{settings.port}.json")
         except UserError as error:
-            logger.warning("a restart will forget what keys have used of their day: %s", error)
+            logger.warning("a restart will forget the keys' usage of today: %s", error)
             return None
 
     def used_on(self, day: int) -> Mapping[str, int]:
-        """Tokens by the keys' names, of a start on that day. A file from the future counts: the clock was set back."""
+        """Return used tokens by key, for a start on that day. A file from the future counts: the clock was set back."""
         return self.used if self.day >= day else {}
 
     async def keep(self, access: Access) -> None:
@@ -103,7 +103,7 @@ class UsageFile:
 
 
 def read(path: Path) -> tuple[int, dict[str, int]]:
-    """The day, see `token_limits.day_of`, and tokens by name; raises UserError."""
+    """Return the day, see `token_limits.day_of`, and tokens by name; raises UserError."""
     try:
         with path.open("rb") as file:
             content = json.loads(file.read(MAX_BYTES))

@@ -24,7 +24,7 @@ MAX_DEPTH = 16
 
 
 def with_effect(body: dict[str, Any]) -> dict[str, Any]:
-    """The body without the fields of `WITHOUT_EFFECT` and fields that are null, [] or {}. Items of arrays stay."""
+    """Return the body without fields of `WITHOUT_EFFECT` and fields that are null, [] or {}. Items of arrays stay."""
     return _object_with_effect(body, 0)
 
 

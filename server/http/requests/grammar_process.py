@@ -33,7 +33,7 @@ class GrammarMetrics:
     than the default only for tests."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        text = "Grammars that requests brought, by what became of them."
+        text = "Grammars of requests, by outcome."
         outcomes = Counter("outrider_grammars", text, ["outcome"], registry=registry)
         self._outcomes = {name: outcomes.labels(name) for name in ("known", *GrammarOutcome)}
         self._seconds = Histogram(

@@ -65,7 +65,7 @@ class Meter:
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    """The object in a body. Raises ApiError for anything else."""
+    """Return the object in a body. Raises ApiError for anything else."""
     try:
         body = pydantic_core.from_json(data, allow_inf_nan=False)
     except ValueError as error:
@@ -84,7 +84,7 @@ def _reason(data: bytes, error: ValueError) -> str:
 
 
 def name_of(value: Any) -> str:
-    """Name of a JSON value's type, for an error message."""
+    """Return the name of a JSON value's type, for an error message."""
     if isinstance(value, str):
         return repr(value) if len(value) < 40 else "a string"
     if isinstance(value, bool):
@@ -95,7 +95,7 @@ def name_of(value: Any) -> str:
 
 
 def clipped(value: object, most: int = 64) -> str:
-    """A client's value for an error message: as Python writes it, cut to `most` characters."""
+    """Return a client's value for an error message: as Python writes it, cut to `most` characters."""
     if isinstance(value, (str, list, dict)):
         value = value[: most + 1] if isinstance(value, str) else name_of(value)
     shown = repr(value) if isinstance(value, str) else str(value)

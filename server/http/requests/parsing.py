@@ -26,7 +26,7 @@ def parse(validate: Callable[..., T], body: dict[str, Any]) -> T:
 
 
 def _describe(error: ValidationError, body: dict[str, Any]) -> ApiError:
-    """One line for the most specific of the errors, without the names of unions' members."""
+    """Return one line for the most specific of the errors, without the names of unions' members."""
 
     def specific(item: Any) -> tuple[int, bool]:
         return len(_path(item["loc"], body)), not item["type"].endswith("_type")
@@ -55,7 +55,7 @@ def _describe(error: ValidationError, body: dict[str, Any]) -> ApiError:
 
 
 def _path(location: tuple[int | str, ...], body: Any) -> list[int | str]:
-    """The parts of a pydantic location that exist in the JSON; the remaining parts name types."""
+    """Return the parts of a pydantic location that exist in the JSON; the remaining parts name types."""
     path: list[int | str] = []
     for part in location:
         if isinstance(body, dict) and part in body:  # noqa: SIM114

@@ -60,7 +60,7 @@ async def receive(
 
 
 def _may_learn(header: str | None, limits: Limits) -> bool:
-    """True on a server that learns, unless the request or its key refuses. Raises ApiError for a wrong header."""
+    """Return True if the server learns and neither request nor key refuses. Raises ApiError for a wrong header."""
     if header is not None and header.lower() not in ("on", "off"):
         raise ApiError(f"header {LEARN_HEADER} is on or off, not {clipped(header)}", code="invalid_value")
     key = _key()
@@ -68,7 +68,7 @@ def _may_learn(header: str | None, limits: Limits) -> bool:
 
 
 def _key() -> Key | None:
-    """The key of the current request; None if none is needed."""
+    """Return the key of the current request; None if none is needed."""
     current = admission.current()
     return current.key_usage.key if current is not None and current.key_usage is not None else None
 

@@ -52,8 +52,8 @@ class Live:
         self._answer: asyncio.Task[dict[str, Any]] | None = None
 
     async def read(self) -> dict[str, Any]:
-        """Sums over all engines (`plugin/decode/live.py`), their number, counts of answers that met and missed their
-        service level, and `time`: seconds on this server's clock."""
+        """Return sums over all engines (`plugin/decode/live.py`), their number, counts of answers that met and missed
+        their service level, and `time`: seconds on this server's clock."""
         if not self._lifecycle.accepting:
             raise ApiError(f"the server is {self._lifecycle.status}", status=503, code="unavailable")
         now = time.monotonic()
@@ -70,7 +70,7 @@ class Live:
 
 
 def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Counts summed, and the curve of the engine with the most requests."""
+    """Return the counts summed, and the curve of the engine with the most requests."""
     busiest = max(states, key=lambda state: state["requests"]["running"])
     summed = [name for name in busiest if name not in ("curve", "exchange")]
     return {name: _sum([state[name] for state in states]) for name in summed} | {"curve": busiest["curve"]}

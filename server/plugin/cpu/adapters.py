@@ -84,7 +84,7 @@ class CpuAdapters:
         return self._result()
 
     def validate_lora_batch(self, ids: set[str | None]) -> bool:
-        """True: any adapters may share a batch."""
+        """Return True: any adapters may share a batch."""
         return True
 
     def fetch_new_loras(self, ids: set[str | None]) -> None:

@@ -77,7 +77,7 @@ def direct_forward(worker: Any, captures_hidden: bool) -> DirectForward | None:
 
 
 def _is_plain(model: Any) -> bool:
-    """True if the model is embedding, layers and head alone, with unchanged logits."""
+    """Return True if the model is embedding, layers and head alone, with unchanged logits."""
     from sglang.srt.layers.logits_processor import LogitsProcessor
     from sglang.srt.models.llama import LlamaForCausalLM, LlamaModel
     from sglang.srt.models.qwen2 import Qwen2ForCausalLM, Qwen2Model

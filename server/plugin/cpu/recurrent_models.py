@@ -114,5 +114,5 @@ def _gate(x: torch.Tensor, gate: torch.Tensor, inplace: bool = False, quant: boo
 def _gated_norm(self: Any, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
     """Return the RMS norm of x [N, V] times silu(z [N, V])."""
     if self.activation == "sigmoid":
-        raise ValueError("a model whose recurrent layers have sigmoid gates has not been compared with Transformers")
+        raise ValueError("a model with sigmoid gates in its recurrent layers has not been compared with Transformers")
     return silu_mul(torch.cat([z, rms_norm(x, self.weight, self.eps)], -1))

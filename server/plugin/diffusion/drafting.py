@@ -75,7 +75,7 @@ class Round:
     longest: int
 
     def goes_on(self, number: int, start: int) -> bool:
-        """True if another block follows the open one of a request, which starts at `start`."""
+        """Return True if another block follows the open one of a request, which starts at `start`."""
         block, req = self.rows.tokens.shape[1], self.reqs[number]
         end = start + block
         wanted = len(req.origin_input_ids) + req.sampling_params.max_new_tokens

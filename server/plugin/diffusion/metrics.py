@@ -25,7 +25,7 @@ class DiffusionMetrics(BufferedMetrics):
         self.request_forwards = counter(
             "outrider_diffusion_request_forwards", "Forwards summed over the open blocks in each."
         )
-        self.tokens = counter("outrider_diffusion_tokens", "Tokens of complete blocks, those of a prompt included.")
+        self.tokens = counter("outrider_diffusion_tokens", "Tokens of complete blocks, including prompt tokens.")
         self.drafted = counter("outrider_drafted_states", "States of open blocks that were drafted.")
         accepted = Counter(
             "outrider_accepted_states",

@@ -26,7 +26,7 @@ class Prediction:
     probabilities: np.ndarray
 
     def holds(self, start: int, state: np.ndarray) -> bool:
-        """True if a request's open block is still this one."""
+        """Return True if a request's open block is still this one."""
         return self.start == start and np.array_equal(self.state, state)
 
 

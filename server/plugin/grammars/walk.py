@@ -32,7 +32,7 @@ class Walker:
         return cls(np.array([token for token, text in enumerate(texts) if text and PUNCTUATION.issuperset(text)], int))
 
     def too_slow(self, compiled: xgrammar.CompiledGrammar, stop_tokens: list[int] | None = None) -> bool:
-        """True if following the grammar takes longer than it may (`GrammarBudget`). stop_tokens: of matchers."""
+        """Return True if following the grammar takes longer than it may (`GrammarBudget`). stop_tokens: of matchers."""
         budget = GrammarBudget()
         for seed in range(WALKS):
             matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=stop_tokens)
@@ -44,7 +44,7 @@ class Walker:
         return False
 
     def begins(self, compiled: xgrammar.CompiledGrammar, stop_tokens: list[int] | None = None) -> bool:
-        """True if any token may come first. A vocabulary may lack bytes of the text that a grammar requires."""
+        """Return True if any token may come first. A vocabulary may lack bytes of the text that a grammar requires."""
         matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=stop_tokens)
         mask = xgrammar.allocate_token_bitmask(1, compiled.tokenizer_info.vocab_size)
         return not matcher.fill_next_token_bitmask(mask) or bool(mask.any())

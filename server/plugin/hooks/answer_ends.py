@@ -59,7 +59,7 @@ def _judge(original: Callable[..., None], req: Any, new_accepted_len: int = 1) -
 
 
 def _depends_on_run(req: Any, run: int) -> bool:
-    """True if SGLang may judge a run differently from its tokens; a stop token wins over the length in both."""
+    """Return True if SGLang may judge a run differently from its tokens; a stop token wins over the length in both."""
     tokens = req.output_ids[-run:]
     return _may_stop_at_text(req) or min(tokens) < 0 or (req.vocab_size is not None and max(tokens) >= req.vocab_size)
 
@@ -153,7 +153,7 @@ def _release(original: Callable[..., None], accumulator: Any, *, req: Any) -> No
 
 @lru_cache(maxsize=1 << 16)
 def _is_whole(tokenizer: Any, token: int) -> bool:
-    """True if text that ends with the token ends with a whole character, whatever comes before."""
+    """Return True if text that ends with the token ends with a whole character, whatever comes before."""
     return not tokenizer.decode([token]).endswith(REPLACEMENT)
 
 

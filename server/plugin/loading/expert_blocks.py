@@ -45,7 +45,7 @@ class BlockExperts(FusedMoEMethodBase):
 
     def create_moe_runner(self, layer: Any, moe_runner_config: Any) -> None:
         if moe_runner_config.activation != "silu" or moe_runner_config.apply_router_weight_on_input:
-            raise ValueError("experts from a GGUF file are those of Qwen3: gated by SiLU, weighted at the end")
+            raise ValueError("experts from a GGUF file must be like Qwen3's: gated by SiLU, weighted at the end")
 
     def process_weights_after_loading(self, layer: Any) -> None:
         layer.packed_experts = [

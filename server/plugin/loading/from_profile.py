@@ -53,7 +53,7 @@ def load_prefills(config: PluginConfig) -> tuple[PrefillPoint, ...]:
     try:
         return store.read(Path(config.profile)).prefills
     except ValueError as error:
-        logger.warning("what prompts cost is learnt as they are served: %s", error)
+        logger.warning("times of prompts are learnt while serving them: %s", error)
         return ()
 
 

@@ -36,7 +36,7 @@ def test_flags_are_read_and_steps_cost_the_same() -> None:
     [
         (("--disaggregation-mode", "both"), "among the flags for SGLang: argument --disaggregation-mode: invalid"),
         (("--disaggregation-mode", "decode", *TCP[:1], "fake"), "--disaggregation-mode decode goes with .*, not fake"),
-        (("--disaggregation-mode", "prefill", *TCP[:1], "nixl"), "whether two servers fit together"),
+        (("--disaggregation-mode", "prefill", *TCP[:1], "nixl"), "that two servers fit together"),
     ],
 )
 def test_impossible_settings_are_refused_at_once(flags: tuple[str, ...], message: str) -> None:

@@ -220,7 +220,7 @@ def test_flags_for_sglang(sglang_args) -> None:
     ],
 )
 def test_a_cache_restored_without_our_states_is_refused(sglang_args, flags: list[str]) -> None:
-    message = f"SGLang's {flags[0]} is not available here: what it brings back has keys and values alone"
+    message = f"SGLang's {flags[0]} is not available here: it brings back keys and values alone"
     with pytest.raises(UserError, match=message):
         sglang_args.parse_flags(flags)
 

@@ -27,4 +27,4 @@ def test_a_measurement_without_any_drafts_is_summed_up() -> None:
     nothing = to_records(NO_RECORDS, 2)
     profile = SimpleNamespace(points=(1, 2, 3))
     summary = Tuned(profile, fit_table(nothing, nothing, dataset="none"), nothing).summary
-    assert summary.startswith("3 step times; nothing was drafted")
+    assert summary.startswith("3 step times; no drafts")

@@ -128,7 +128,7 @@ def test_a_server_finds_its_profile_plans_by_it_and_measures_itself(
     try:
         server.wait_until_ready()
         assert "No profile fits" not in server.output()
-        assert "Profile mine is a quick one: it is refined while nobody is served" in server.output()
+        assert "Profile mine is a quick one: it is refined while no request is served" in server.output()
         refinement_yields(server, profile.parent / ".mine.partial.jsonl")
         body = {"prompt": "one two three one two three one two", "max_tokens": 24, "temperature": 0}
         body["min_tokens_per_second"] = 0.001

@@ -65,7 +65,7 @@ def test_killed_resumed_and_refined(
     )  # fmt: skip
     try:
         server.wait_until_ready()
-        assert "Profile mine is a quick one: it is refined while nobody is served" in server.output()
+        assert "Profile mine is a quick one: it is refined while no request is served" in server.output()
         expected = answer(server)
         wait_until(lambda: len(measured(partial)) >= 2, 120)
         assert answer(server) == expected

@@ -277,7 +277,7 @@ def test_a_scenario_runs_and_flags_win_over_it(tmp_path: Path, capsys: pytest.Ca
         ("secondes = 1", "secondes: Extra inputs are not permitted"),
         ("[arrivals]\nkind = 'closed'\nconcurrency = []", "concurrency: List should have at least 1 item"),
         ("[arrivals]\nkind = 'often'", "arrivals: Input tag 'often'"),
-        ("[[requests]]\nprompts = 'a'\ninput_tokens = 3", "prompts and input_tokens exclude each other"),
+        ("[[requests]]\nprompts = 'a'\ninput_tokens = 3", "prompts, texts and input_tokens exclude each other"),
         ("[[requests]]\ninput_tokens = { min = 3 }", "input_tokens: give a mean, or min and max"),
         ("seconds =", "is not TOML"),
     ],
