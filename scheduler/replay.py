@@ -5,13 +5,12 @@ of it the target accepts. At temperature 0 a text does not depend on its drafts,
 are made up from acceptance by position.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -46,7 +45,7 @@ class Positions:
     lookup_lens: np.ndarray
 
     @classmethod
-    def made_up(cls, conditional: Sequence[float], prompt: int, output: int) -> Positions:
+    def made_up(cls, conditional: Sequence[float], prompt: int, output: int) -> Self:
         """Answers of `output` tokens, without lookups, whose confidences are right.
 
         conditional: chance of each draft token in the mean, if those before it are accepted; raises ValueError where
@@ -67,7 +66,7 @@ class Positions:
         np.savez_compressed(path, **{field.name: getattr(self, field.name) for field in fields(self)})
 
     @classmethod
-    def load(cls, path: Path) -> Positions:
+    def load(cls, path: Path) -> Self:
         """Raises ValueError where the file is no recording."""
         try:
             with np.load(path) as found:
@@ -91,7 +90,7 @@ class Drafting:
     run: float
 
     @classmethod
-    def of(cls, positions: Positions, table: CalibrationTable | None, threshold: float, run: float) -> Drafting:
+    def of(cls, positions: Positions, table: CalibrationTable | None, threshold: float, run: float) -> Self:
         """Calibrated by the greedy classes of `table`; None: as recorded."""
         model, lookup = (found.astype(np.float32) for found in (positions.model, positions.lookup))
         if table is not None:

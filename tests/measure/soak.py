@@ -1,20 +1,17 @@
-"""Keep a server under mixed load for long, and watch what must not happen.
+"""Keeps a server under mixed load for long, and checks for faults.
 
-Before the load, every prompt is asked alone, at temperature 0. Then --concurrency clients ask without a pause: greedy
-answers, streamed or not, each of which is compared with the same prompt's alone; sampled ones with penalties, seeds and
-logprobs; ones that follow a JSON schema; and ones that are given up half way. The memory of each process of a server
-on this machine is read all the while. At the end the cache of a server that tells (SGLang's, vLLM's metrics) has to
-become empty.
+Before the load, every prompt is sent alone, at temperature 0. Then --concurrency clients send requests without a pause:
+greedy ones, streamed or not, with answers that are compared with the first; sampled ones with penalties, seeds and
+logprobs; ones with a JSON schema; and ones that are aborted half way. Meanwhile the memory of each process of a server
+on this machine is read. At the end the cache must become empty, if the server's metrics show it (SGLang's, vLLM's).
 
-With --attack, in every other stretch of --stretch seconds, further clients send what a client that means harm would:
-numbers beyond int32, bodies of megabytes, grammars that explode, bodies that never end. The others' waits are compared
-with those of the stretches between.
+With --attack, in every second stretch of --stretch seconds, further clients attack: numbers beyond int32, bodies of
+megabytes, grammars that explode, bodies that never end. Latencies of the load are compared with the stretches between.
 
-It ends with 1 where there was any 5xx, broken answer, changed answer or answer against its schema, where the cache did
-not become empty, or where memory grew by more than --most-growth after the warm-up; with --attack also where an attack
-was answered with a 5xx or not at all, or where the p99 of the others was more than --most-slower times that without.
-A server whose rounding depends on what else is in its batch changes some answers: with --no-compare they are counted
-and are no fault.
+The exit code is 1 after any 5xx, broken or changed answer, or answer against its schema; if the cache did not become
+empty; or if memory grew by more than --most-growth after the warm-up. With --attack also if an attack got a 5xx or no
+answer, or if the p99 latency of the load was more than --most-slower times that without attacks. If a server's rounding
+depends on the batch, some answers change: --no-compare counts them without a fault.
 
 examples:
   python tests/measure/soak.py --url http://127.0.0.1:30000 --minutes 30 --concurrency 64 --json soak.json
@@ -45,13 +42,13 @@ from outrider.server.prompt_files import BUILT_IN, read_mixed_questions
 SAMPLE_SECONDS = 2.0
 SAY_SECONDS = 30.0
 EMPTY_SECONDS = 60.0
-"""Time that the cache may take to become empty; SGLang's metrics are renewed every 30 s while it is idle."""
+"""Time limit for the cache to become empty; an idle SGLang renews its metrics every 30 s."""
 HELD = re.compile(
     r"^(sglang:num_running_reqs|sglang:num_queue_reqs|sglang:num_used_tokens"
     r"|vllm:num_requests_running|vllm:num_requests_waiting|vllm:kv_cache_usage_perc)(?:\{[^}]*\})? (\S+)",
     re.MULTILINE,
 )
-"""Gauges of what requests hold."""
+"""Gauges of requests' cache usage."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -153,9 +150,9 @@ async def _watch(watched: ServerProcesses | None, samples: list[ProcessSample], 
 
 
 async def _becomes_empty(server: Remote) -> tuple[float | None, dict[str, float]]:
-    """Seconds until no request holds anything, None where it never came to that; what is held at the end, by gauge.
+    """Seconds until requests hold no cache, None if never; and the usage at the end, by gauge.
 
-    A server without such gauges is not judged: 0 seconds and no gauges.
+    A server without such gauges passes: 0 seconds and no gauges.
     """
     began = time.monotonic()
     while True:

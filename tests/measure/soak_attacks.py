@@ -1,6 +1,7 @@
-"""Requests of a client that wants to hurt the others: oversized, malformed, expensive, or never finished.
+"""Requests of an attacker: oversized, malformed, expensive, or never finished.
 
-Each is one that once stopped or slowed a server. A right server refuses or answers it soon, and nobody else notices.
+Each kind once stopped or slowed a server. A correct server refuses or answers it soon, without an effect on other
+clients.
 """
 
 import asyncio
@@ -22,9 +23,9 @@ from outrider.server.bench.remote import CHAT, TEXT, Remote
 PAUSE_SECONDS = 1.0
 """Between two attacks of one client."""
 NEVER_ENDING_SECONDS = 45.0
-"""Longest time that a body without an end is held open; a server that bounds this closes the connection before."""
+"""Longest time that a body without an end is held open; a server with a limit closes the connection earlier."""
 HEALTH_SECONDS = 0.2
-"""Between two questions for /health."""
+"""Between two requests to /health."""
 FOREIGN_HOST = "attacker.example"
 CLOSED, OPEN = "closed", "still open"
 MB = 1 << 20
@@ -32,7 +33,7 @@ MB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One request. body: sent as JSON, None for a GET. never_ends: the body is announced longer than what is sent."""
+    """One request. body: sent as JSON, None for a GET. never_ends: the announced body is longer than the sent one."""
 
     path: str
     body: Mapping[str, Any] | None
@@ -44,8 +45,8 @@ class Attack:
 class Attacked:
     """Results of the attacks, by kind.
 
-    outcomes: counts of statuses. slowest: seconds. health: slowest answer of /health, seconds, without attackers and
-    with them.
+    outcomes: counts of statuses. slowest: seconds. health: slowest answer of /health in seconds, without and with
+    attacks.
     """
 
     outcomes: dict[str, Counter[str]] = field(default_factory=dict)
@@ -57,12 +58,12 @@ class Attacked:
         self.slowest[kind] = max(seconds, self.slowest.get(kind, 0.0))
 
     def plain(self) -> dict[str, Any]:
-        """Everything, as JSON has it."""
+        """All results for JSON."""
         outcomes = {kind: dict(found) for kind, found in self.outcomes.items()}
         return {"outcomes": outcomes, "slowest": self.slowest, "health": self.health}
 
     def server_errors(self) -> list[str]:
-        """Attacks that were answered with a 5xx, or that ended the connection without an answer."""
+        """Attacks that got a 5xx, or no answer."""
         found = []
         for kind, outcomes in self.outcomes.items():
             bad = [name for name in outcomes if name.startswith("5") or name in ("connection", OPEN)]
@@ -118,12 +119,12 @@ ATTACKS: dict[str, Callable[[random.Random], Attack]] = {
     "a foreign host": _foreign_host,
 }
 VARYING = {"nested repeats", "large schema", "a new grammar each", "a foreign host"}
-"""Kinds that send another request each time. The others' are written once: megabytes take this process a while, in
-which it would not see the answers of others."""
+"""Kinds with a new request each time. The other bodies are written once, since writing megabytes would delay the
+measured times."""
 
 
 class Attacker:
-    """Sends one kind of attack, as often as it is told, and notes what became of it."""
+    """Sends one kind of attack repeatedly, and records the outcomes."""
 
     def __init__(self, remote: Remote, kind: str, seed: int, timeout: float, attacked: Attacked) -> None:
         self.remote = remote
@@ -164,7 +165,7 @@ async def _send(remote: Remote, made: Attack, body: bytes, timeout: float) -> st
 
 
 async def _hold_open(remote: Remote, made: Attack, body: bytes) -> str:
-    """Announce a body, send its beginning, and wait for the server to lose patience."""
+    """Announce a body, send its beginning, and wait until the server closes the connection."""
     parts = urlsplit(remote.url)
     secure = parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
@@ -191,7 +192,7 @@ async def _hold_open(remote: Remote, made: Attack, body: bytes) -> str:
 
 
 async def watch_health(remote: Remote, attacked: Attacked, under_attack: Callable[[], bool]) -> None:
-    """Keep asking for /health and note the slowest answers, until cancelled."""
+    """Request /health repeatedly and record the slowest answers, until cancelled."""
     while True:
         during, start = under_attack(), time.perf_counter()
         try:

@@ -12,16 +12,16 @@ from soak_traffic import SoakCounts
 from outrider.server.bench.server_processes import ProcessSample
 
 LOW = 10
-"""Percentile of memory over a tenth of the time that counts as held. Above it is what a step works with: the logits
-of a batch, and their sorted copies where requests sample, are hundreds of MB that come and go between two samples."""
+"""Percentile of memory over a tenth of the time that counts as held. Memory above it is a step's workspace: logits of a
+batch and their sorted copies are hundreds of MB that come and go between two samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Anonymous memory of one process, MB; files' pages come and go as the machine has room.
+    """Anonymous memory of one process, MB; pages of files come and go with the machine's free memory.
 
-    first, warm, last: held at first, when the warm-up ended and at the end, see LOW. largest: of any sample after the
-    warm-up. resident: at the end, with files' pages.
+    first, warm, last: held at first, after the warm-up and at the end, see LOW. largest: of any sample after the
+    warm-up. resident: at the end, with pages of files.
     """
 
     first: float
@@ -37,11 +37,12 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class Soak:
-    """seconds: under load. warm_up: of them. most_growth: MB after it. may_not_change: greedy answers.
+    """seconds: under load. warm_up: the part of them before memory counts. most_growth: MB. may_not_change: greedy
+    answers.
 
-    emptied: seconds until the cache was empty; None: never. held: what requests hold at the end, by the server's
-    gauges; empty where it has none. attacked: what became of attacks, None where there were none. most_slower: p99 of
-    the others' waits beside attackers over that without.
+    emptied: seconds until the cache was empty; None: never. held: cache usage at the end, by the server's gauges, if
+    any. attacked: results of the attacks, None without. most_slower: allowed ratio of p99 latencies with and without
+    attacks.
     """
 
     counts: SoakCounts
@@ -56,17 +57,17 @@ class Soak:
     most_slower: float = 1.5
 
     def waits(self) -> list[tuple[float, float]]:
-        """Median and p99 of the others' waits, seconds: without attackers, and beside them."""
+        """Median and p99 latency of the load in seconds: without attacks, and with them."""
         return [tuple(np.percentile(waits, [50, 99]).tolist()) if waits else (0.0, 0.0) for waits in self.counts.waits]
 
     @property
     def slower(self) -> float:
-        """p99 of the others' waits beside attackers over that without; 0 where either is not known."""
+        """Ratio of p99 latencies with and without attacks; 0 if one is unknown."""
         (_, without), (_, beside) = self.waits()
         return beside / without if without else 0.0
 
     def growth(self) -> dict[str, Growth]:
-        """Growth by process, of those that lived from the warm-up to the end."""
+        """Growth of each process that lived from the warm-up to the end."""
         warm = [sample for sample in self.samples if sample.seconds >= self.warm_up]
         if len(warm) < 4:
             return {}
@@ -87,7 +88,7 @@ class Soak:
         return found
 
     def plain(self) -> dict[str, Any]:
-        """Everything, as JSON has it."""
+        """All results for JSON."""
         counts = {field.name: getattr(self.counts, field.name) for field in fields(self.counts)}
         return {
             "faults": self.faults(),
@@ -103,7 +104,7 @@ class Soak:
         }
 
     def faults(self) -> list[str]:
-        """Everything that must not happen, and did."""
+        """All faults of the run."""
         counts, found = self.counts, []
         if counts.broken:
             found.append(f"{counts.broken} requests failed")

@@ -1,4 +1,4 @@
-"""Requests of a soak: greedy answers that are compared, sampled ones, ones that follow a schema, and ones given up."""
+"""Requests of a soak: greedy ones with compared answers, sampled ones, ones with a schema, and aborted ones."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from outrider.server.bench.remote import CHAT, Remote, Reply
 KINDS = {"greedy": 4, "sampled": 2, "schema": 2, "given up": 2}
 """Relative frequency of each kind."""
 COMPARED = ("greedy", "sampled")
-"""Kinds whose waits are compared without attackers and beside them."""
+"""Kinds with latencies that are compared with and without attacks."""
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -30,15 +30,15 @@ SCHEMA = {
     "additionalProperties": False,
 }
 TURNED_AWAY = "429"
-"""The status that is no failure of the server: it is asked again later."""
+"""This status is no failure; the request is sent again later."""
 PAUSE_SECONDS = 0.5
 SHOWN = 5
-"""Examples kept of what went wrong."""
+"""Examples of faults to keep."""
 
 
 @dataclass(frozen=True, slots=True)
 class SoakQuestion:
-    """A prompt with its answer's length, and the greedy answer that it got alone."""
+    """A prompt with its answer's length, and the greedy answer to it alone."""
 
     text: str
     new_tokens: int
@@ -56,9 +56,9 @@ class SoakQuestion:
 class SoakCounts:
     """Outcomes of the requests.
 
-    whole: answers that came to their end, by kind. failures: by HTTP status or what broke, of all kinds. compared:
-    greedy answers held against the same prompt's alone. examples: some of what went wrong, in words. waits: seconds of
-    whole greedy and sampled answers, of those that began without attackers and of those that began beside some.
+    whole: complete answers, by kind. failures: by HTTP status or fault, of all kinds. compared: greedy answers compared
+    with the first ones. examples: some faults, in words. waits: seconds of complete greedy and sampled answers that
+    began without attacks and with them.
     """
 
     asked: Counter[str] = field(default_factory=Counter)
@@ -73,7 +73,7 @@ class SoakCounts:
 
     @property
     def broken(self) -> int:
-        """Requests that a right server would have answered."""
+        """Requests that a correct server would have answered."""
         return sum(count for failure, count in self.failures.items() if failure != TURNED_AWAY)
 
     def note(self, example: str) -> None:
@@ -84,7 +84,7 @@ class SoakCounts:
 async def ask_alone(
     remote: Remote, questions: Sequence[SoakQuestion], timeout: float
 ) -> tuple[list[SoakQuestion], list[str]]:
-    """The questions with their greedy answers, asked one at a time; what failed instead, in words."""
+    """The questions with their greedy answers, sent one at a time; the fault instead, in words, if one fails."""
     answered, failures = [], []
     for question in questions:
         reply = await remote.ask(CHAT, question.body(), timeout=timeout)
@@ -106,10 +106,10 @@ async def press(
     attacked: Attacked | None = None,
     stretch: float = 60.0,
 ) -> None:
-    """Keep `concurrency` requests of all kinds in flight for `seconds`, and wait for the last; counts is filled in.
+    """Keep `concurrency` requests of all kinds in flight for `seconds`, and wait for the last; fills in counts.
 
-    attacked: filled in by as many further clients as there are kinds of attack, each of which attacks in every other
-    stretch of so many seconds.
+    attacked: filled in by further clients, one per kind of attack, which attack in every second stretch of `stretch`
+    seconds.
     """
     began = time.monotonic()
     end = began + seconds
