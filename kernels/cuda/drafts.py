@@ -45,9 +45,9 @@ def weigh_drafts(
     calibrated, until = confidence.new_empty(requests, gamma), torch.empty_like(classes)
     if requests:
         weigh_kernel[(requests,)](
-            tokens, confidence, classes, rows, ends, confidence if inverse is None else inverse,
-            confidence if shifts is None else shifts, calibrated, until, gamma, tokens.stride(0), tokens.stride(1),
-            confidence.stride(0), confidence.stride(1), ends.shape[1], WIDTH=max(2, triton.next_power_of_2(gamma)),
+            tokens, confidence, classes, rows, ends, confidence if inverse is None else inverse.contiguous(),
+            confidence if shifts is None else shifts.contiguous(), calibrated, until, gamma, *tokens.stride(), *confidence.stride(),
+            ends.shape[1], WIDTH=max(2, triton.next_power_of_2(gamma)),
             CALIBRATED=inverse is not None, num_warps=1, **BITS,
         )  # fmt: skip
     return calibrated, until
@@ -60,10 +60,15 @@ def _(
     return confidence.new_empty(tokens.shape), torch.empty_like(classes)
 
 
-@triton.jit(do_not_specialize=["gamma", "model_gamma", "request_stride", "chance_stride", "threshold", "ratio"])
+@triton.jit(
+    do_not_specialize=[
+        "gamma", "model_gamma", "request_stride", "token_stride", "chance_stride", "step_stride", "threshold", "ratio",
+    ]
+)  # fmt: skip
 def choose_kernel(
     found, found_lens, found_chances, drafted, drafted_lens, drafted_chances, tokens, lens, chances, looked_up,
-    gamma, model_gamma, request_stride, chance_stride, threshold, ratio, WIDTH: tl.constexpr,
+    gamma, model_gamma, request_stride, token_stride, chance_stride, step_stride, threshold, ratio,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Program r: request r."""
     r, k = tl.program_id(0), tl.arange(0, WIDTH)
@@ -75,8 +80,8 @@ def choose_kernel(
     length, first = tl.load(drafted_lens + r), tl.load(drafted_chances + r * chance_stride)
     better = (expected < threshold) & (length > 0) & (expected < ratio * first)
     token, chance = tl.load(found + r * gamma + k, mask=inside), tl.load(found_chances + r * gamma + k, mask=inside)
-    its = tl.load(drafted + r * request_stride + k, mask=drawn, other=0)
-    sure = tl.load(drafted_chances + r * chance_stride + k, mask=drawn, other=0.0)
+    its = tl.load(drafted + r * request_stride + k * token_stride, mask=drawn, other=0)
+    sure = tl.load(drafted_chances + r * chance_stride + k * step_stride, mask=drawn, other=0.0)
     tl.store(tokens + r * gamma + k, tl.where(better, its, token), mask=inside)
     tl.store(chances + r * gamma + k, tl.where(better, sure, chance), mask=inside)
     tl.store(lens + r, tl.where(better, length, tl.load(found_lens + r)))
@@ -100,7 +105,7 @@ def choose(
     if requests:
         choose_kernel[(requests,)](
             found.contiguous(), found_lens, found_chances.contiguous(), drafted, drafted_lens, drafted_chances, *made,
-            gamma, drafted.shape[1], drafted.stride(0), drafted_chances.stride(0), threshold, ratio,
+            gamma, drafted.shape[1], *drafted.stride(), *drafted_chances.stride(), threshold, ratio,
             WIDTH=max(2, triton.next_power_of_2(gamma)), num_warps=1, **BITS,
         )  # fmt: skip
     return made

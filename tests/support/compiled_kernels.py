@@ -131,7 +131,7 @@ CASES = [
         {"num_warps": 8},
     ),
     Case("weighed drafts", drafts.weigh_kernel, "ifiiifffinnnnnn", {"WIDTH": 8, "CALIBRATED": True}, LAST),
-    Case("lookup or model", drafts.choose_kernel, "iifiifiifbnnnnxx", {"WIDTH": 8}, LAST),
+    Case("lookup or model", drafts.choose_kernel, "iifiifiifbnnnnnnxx", {"WIDTH": 8}, LAST),
     Case(
         "experts", experts.products_kernel, "hhiihnNnN",
         {"ROWS": experts.ROWS, "COLUMNS": experts.COLUMNS, "DEPTH": experts.DEPTH}, {"num_stages": 3},

@@ -36,7 +36,7 @@ def test_weighs_as_torch_bit_for_bit(requests, gamma, ends, calibrated, monkeypa
     for seed in range(8):
         batch = weighed(seed, requests, gamma, ends)
         draw = torch.Generator().manual_seed(seed)
-        parameters = torch.rand(CLASSES, gamma, generator=draw) + 0.3, torch.randn(CLASSES, gamma, generator=draw)
+        parameters = torch.rand(gamma, CLASSES, generator=draw).T + 0.3, torch.randn(CLASSES, gamma, generator=draw)
         expected = weigh_drafts(*batch, parameters if calibrated else None)
         found = drafts.weigh_drafts(*moved(batch), *(moved(parameters) if calibrated else (None, None)))
         assert differing([part.nan_to_num(-1) for part in found], [part.nan_to_num(-1) for part in expected]) == 0
@@ -49,9 +49,9 @@ def test_takes_the_drafts_that_torch_takes(requests, gamma, model_gamma, monkeyp
         draw = torch.Generator().manual_seed(seed)
         lookup, lens = torch.randint(50, (requests, gamma), generator=draw), torch.full((requests,), gamma)
         found = Draft(lookup, lens, torch.rand(requests, gamma, generator=draw), looked_up=lens > 0)
-        tokens = torch.randint(50, (requests, model_gamma), generator=draw)
+        tokens = torch.randint(50, (model_gamma, requests), generator=draw).T  # not dense, as a drafter may give them
         lens = model_gamma * torch.randint(4, (requests,), generator=draw).clamp(max=1)
-        model = Draft(tokens, lens, torch.rand(requests, model_gamma, generator=draw), drafting=requests)
+        model = Draft(tokens, lens, torch.rand(model_gamma, requests, generator=draw).T, drafting=requests)
         expected = found.confidence[:, :model_gamma].cumprod(1).sum(1)
         better = (expected < LOOKUP_THRESHOLD) & (lens > 0) & (expected < 1.7 * model.confidence[:, 0])
         wide = model.widened(gamma)
