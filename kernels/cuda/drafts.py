@@ -46,8 +46,8 @@ def weigh_drafts(
     if requests:
         weigh_kernel[(requests,)](
             tokens, confidence, classes, rows, ends, confidence if inverse is None else inverse.contiguous(),
-            confidence if shifts is None else shifts.contiguous(), calibrated, until, gamma, *tokens.stride(), *confidence.stride(),
-            ends.shape[1], WIDTH=max(2, triton.next_power_of_2(gamma)),
+            confidence if shifts is None else shifts.contiguous(), calibrated, until, gamma, *tokens.stride(),
+            *confidence.stride(), ends.shape[1], WIDTH=max(2, triton.next_power_of_2(gamma)),
             CALIBRATED=inverse is not None, num_warps=1, **BITS,
         )  # fmt: skip
     return calibrated, until
