@@ -229,8 +229,10 @@ class StepPlanner:
         if len(self._one_each) != count:
             self._none, self._one_each = Draft.nothing(count, self.requests.gamma, "cpu"), torch.ones(count).long()
         lens, confidence = self._none.lens, self._none.confidence
-        known = {"classes": lens, "draft_lens": lens, "verify_lens": lens, "raw": confidence, "confidence": confidence}
-        return Outcome(replace(admission, **known), self._one_each)
+        known = replace(
+            admission, classes=lens, draft_lens=lens, verify_lens=lens, raw=confidence, confidence=confidence
+        )
+        return Outcome(known, self._one_each)
 
     def _read_back(self, admission: Admission, accept_lens: torch.Tensor) -> Outcome:
         """The same with tensors of the host, which are still under way."""

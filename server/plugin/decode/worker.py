@@ -321,8 +321,8 @@ class SpeculativeWorker(BaseSpecWorker):
         began = time.perf_counter()
         grammars = GrammarDrafts(reqs, anchors, self.optional)
         given = step, sampling, self.requests, self.req_to_token_pool.req_to_token, rows, seq_lens, anchors
-        flags = {"owned": self.by_owner is not None, "ages": bool(self.config.initial_tokens)}
-        batch = draft_batch(*given, grammars.forced(self.drafter.gamma), **flags)
+        forced, owned = grammars.forced(self.drafter.gamma), self.by_owner is not None
+        batch = draft_batch(*given, forced, owned=owned, ages=bool(self.config.initial_tokens))
         draft = self.drafter.propose(batch) if step.drafts else self.drafter.look_up(batch)
         draft = grammars.follow(draft, sampling.decided)
         seconds = time.perf_counter() - began if anchors.is_cpu else None

@@ -3,13 +3,17 @@ reason of `decode_on_absent_gpu.py`, of which it runs the steps.
 """
 
 import json
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 import absent_gpu
-import decode_on_absent_gpu as steps
 import numpy as np
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+import decode_on_absent_gpu as steps
 from decode_batches import BATCHES, batch_of
 from sglang.srt.runtime_context import SpawnRanks, publish
 from sglang.srt.server_args import ServerArgs
