@@ -16,8 +16,8 @@ from typing import Any, Self
 
 import numpy as np
 
-FIRST_GUESS = np.array([32.0, 1.0, 1 / 8192])
-"""Proportions of unknown rates: a forward costs as much as 32 tokens, a token as much as 8192 pairs."""
+FIRST_GUESS = np.array([32.0, 1.0, 1 / 2048])
+"""Proportions of unknown rates: a forward costs as much as 32 tokens, a token as much as 2048 pairs."""
 MEMORY = 0.8
 """Weight of a chunk, relative to the next one's."""
 GUESSED, MEASURED = 0.003, 0.3

@@ -5,17 +5,12 @@ greedy ones, streamed or not, with answers that are compared with the first; sam
 logprobs; ones with a JSON schema; and ones that are aborted half way. Meanwhile the memory of each process of a server
 on this machine is read. At the end the cache must become empty, if the server's metrics show it (SGLang's, vLLM's).
 
-With --attack, in every second stretch of --stretch seconds, further clients attack: numbers beyond int32, bodies of
-megabytes, grammars that explode, bodies that never end. Latencies of the load are compared with the stretches between.
-
 The exit code is 1 after any 5xx, broken or changed answer, or answer against its schema; if the cache did not become
-empty; or if memory grew by more than --most-growth after the warm-up. With --attack also if an attack got a 5xx or no
-answer, or if the p99 latency of the load was more than --most-slower times that without attacks. If a server's rounding
-depends on the batch, some answers change: --no-compare counts them without a fault.
+empty; or if memory grew by more than --most-growth after the warm-up. If a server's rounding depends on the batch, some
+answers change: --no-compare counts them without a fault.
 
 examples:
   python tests/measure/soak.py --url http://127.0.0.1:30000 --minutes 30 --concurrency 64 --json soak.json
-  python tests/measure/soak.py --url http://127.0.0.1:30000 --minutes 20 --concurrency 52 --attack --json attacked.json
 """
 
 import argparse
@@ -29,7 +24,6 @@ from pathlib import Path
 
 import script
 import soak_traffic
-from soak_attacks import Attacked
 from soak_report import Soak
 from soak_traffic import SoakCounts, SoakQuestion
 
@@ -70,9 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MB",
         help="memory growth after the warm-up (default: %(default)g)",
     )
-    add("--attack", action="store_true", help="clients that mean harm as well, in every other stretch")
-    add("--stretch", type=float, default=60.0, metavar="S", help="seconds of an attack (default: %(default)g)")
-    add("--most-slower", type=float, default=1.5, metavar="X", help="most p99 beside attackers (default: %(default)g)")
     add("--timeout", type=float, default=600.0, metavar="S", help="seconds for one answer (default: %(default)g)")
     add("--seed", type=int, default=0, metavar="N", help="seed of the choice of requests (default: 0)")
     harness.add_output_flags(parser, json="every count and memory sample")
@@ -82,10 +73,6 @@ def run(args: argparse.Namespace) -> int:
     harness.check_positive(args, "count", "new_tokens", "concurrency")
     if args.minutes <= 0:
         raise UserError(f"--minutes is above 0, not {args.minutes:g}")
-    if args.stretch <= 0:
-        raise UserError(f"--stretch is above 0, not {args.stretch:g}")
-    if args.attack and args.minutes * 60 < 2 * args.stretch:
-        raise UserError(f"--attack needs two stretches: --minutes {args.minutes:g} has room for less than that")
     harness.check_outputs(args)
     soak = asyncio.run(_soak(args))
     print(soak.table())
@@ -110,7 +97,6 @@ async def _soak(args: argparse.Namespace) -> Soak:
         if failures:
             raise UserError(f"the idle server did not answer {len(failures)} prompts: {failures[0]}")
         counts, samples = SoakCounts(), list[ProcessSample]()
-        attacked = Attacked() if args.attack else None
         seconds = args.minutes * 60
         watch = asyncio.create_task(_watch(watched, samples, counts))
         began = time.monotonic()
@@ -122,16 +108,12 @@ async def _soak(args: argparse.Namespace) -> Soak:
             seed=args.seed,
             timeout=args.timeout,
             counts=counts,
-            attacked=attacked,
-            stretch=args.stretch,
         )
         took = time.monotonic() - began
         empty, held = await _becomes_empty(server)
         watch.cancel()
     warm_up = seconds / 3 if args.warm_up is None else args.warm_up * 60
-    return Soak(
-        counts, samples, took, warm_up, args.most_growth, not args.no_compare, empty, held, attacked, args.most_slower
-    )
+    return Soak(counts, samples, took, warm_up, args.most_growth, not args.no_compare, empty, held)
 
 
 async def _watch(watched: ServerProcesses | None, samples: list[ProcessSample], counts: SoakCounts) -> None:

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
-from soak_attacks import Attacked
 from soak_traffic import SoakCounts
 
 from outrider.server.bench.server_processes import ProcessSample
@@ -41,8 +40,7 @@ class Soak:
     answers.
 
     emptied: seconds until the cache was empty; None: never. held: cache usage at the end, by the server's gauges, if
-    any. attacked: results of the attacks, None without. most_slower: allowed ratio of p99 latencies with and without
-    attacks.
+    any.
     """
 
     counts: SoakCounts
@@ -53,18 +51,6 @@ class Soak:
     may_not_change: bool
     emptied: float | None
     held: dict[str, float]
-    attacked: Attacked | None = None
-    most_slower: float = 1.5
-
-    def waits(self) -> list[tuple[float, float]]:
-        """Median and p99 latency of the load in seconds: without attacks, and with them."""
-        return [tuple(np.percentile(waits, [50, 99]).tolist()) if waits else (0.0, 0.0) for waits in self.counts.waits]
-
-    @property
-    def slower(self) -> float:
-        """Ratio of p99 latencies with and without attacks; 0 if one is unknown."""
-        (_, without), (_, beside) = self.waits()
-        return beside / without if without else 0.0
 
     def growth(self) -> dict[str, Growth]:
         """Growth of each process that lived from the warm-up to the end."""
@@ -95,8 +81,6 @@ class Soak:
             "seconds": self.seconds,
             "warm_up": self.warm_up,
             "counts": {name: dict(value) if isinstance(value, Counter) else value for name, value in counts.items()},
-            "attacked": self.attacked and self.attacked.plain(),
-            "p50_p99_without_and_beside_attackers": self.waits(),
             "emptied": self.emptied,
             "held": self.held,
             "growth": {name: asdict(growth) for name, growth in self.growth().items()},
@@ -117,12 +101,6 @@ class Soak:
         grown = sum(growth.after_warm_up for growth in self.growth().values())
         if grown > self.most_growth:
             found.append(f"memory grew by {grown:.0f} MB after the warm-up; {self.most_growth:g} are allowed")
-        if self.attacked is not None:
-            found += self.attacked.server_errors()
-            if self.slower > self.most_slower:
-                found.append(
-                    f"p99 beside attackers is {self.slower:.2f} × that without; {self.most_slower:g} are allowed"
-                )
         return found
 
     def table(self) -> str:
@@ -135,7 +113,6 @@ class Soak:
             f"greedy answers compared with the same prompt alone: {counts.compared}, changed: {counts.changed}",
             f"answers against their schema: {counts.against_schema}",
             self._cache_line(),
-            *self._attack_lines(),
         ]
         if growth := self.growth():
             lines.append(f"{'memory, MB':>16} {'first':>8} {'warm':>8} {'last':>8} {'largest':>8} {'resident':>8}")
@@ -146,22 +123,6 @@ class Soak:
         lines += [f"  {example}" for example in counts.examples]
         lines.append("; ".join(self.faults()) or "nothing found")
         return "\n".join(lines)
-
-    def _attack_lines(self) -> list[str]:
-        if self.attacked is None:
-            return []
-        (median, last), (median_beside, last_beside) = self.waits()
-        before, during = self.attacked.health
-        lines = [
-            f"others' waits, p50 and p99: {median:.2f} and {last:.2f} s without attackers, {median_beside:.2f} and"
-            f" {last_beside:.2f} s beside them ({self.slower:.2f} × at p99)",
-            f"slowest /health: {before:.3f} s without attackers, {during:.3f} s beside them",
-            f"{'attack':>26} {'slowest, s':>10}  answers",
-        ]
-        for kind, outcomes in self.attacked.outcomes.items():
-            answers = ", ".join(f"{name}: {number}" for name, number in outcomes.items())
-            lines.append(f"{kind:>26} {self.attacked.slowest[kind]:10.2f}  {answers}")
-        return lines
 
     def _cache_line(self) -> str:
         held = ", ".join(f"{name} {value:g}" for name, value in self.held.items())

@@ -9,16 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import soak_attacks
 from jsonschema import Draft202012Validator
-from soak_attacks import ATTACKS, Attacked, Attacker
 
 from outrider.server.bench.remote import CHAT, Remote, Reply
 
 KINDS = {"greedy": 4, "sampled": 2, "schema": 2, "given up": 2}
 """Relative frequency of each kind."""
-COMPARED = ("greedy", "sampled")
-"""Kinds with latencies that are compared with and without attacks."""
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -57,8 +53,7 @@ class SoakCounts:
     """Outcomes of the requests.
 
     whole: complete answers, by kind. failures: by HTTP status or fault, of all kinds. compared: greedy answers compared
-    with the first ones. examples: some faults, in words. waits: seconds of complete greedy and sampled answers that
-    began without attacks and with them.
+    with the first ones. examples: some faults, in words.
     """
 
     asked: Counter[str] = field(default_factory=Counter)
@@ -68,8 +63,6 @@ class SoakCounts:
     changed: int = 0
     against_schema: int = 0
     examples: list[str] = field(default_factory=list)
-    waits: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
-    under_attack: bool = False
 
     @property
     def broken(self) -> int:
@@ -103,16 +96,9 @@ async def press(
     seed: int,
     timeout: float,
     counts: SoakCounts,
-    attacked: Attacked | None = None,
-    stretch: float = 60.0,
 ) -> None:
-    """Keep `concurrency` requests of all kinds in flight for `seconds`, and wait for the last; fills in counts.
-
-    attacked: filled in by further clients, one per kind of attack, which attack in every second stretch of `stretch`
-    seconds.
-    """
-    began = time.monotonic()
-    end = began + seconds
+    """Keep `concurrency` requests of all kinds in flight for `seconds`, and wait for the last; fills in counts."""
+    end = time.monotonic() + seconds
 
     async def one_client(number: int) -> None:
         random_ = random.Random(f"{seed} {number}")
@@ -123,25 +109,7 @@ async def press(
             if failure == TURNED_AWAY:
                 await asyncio.sleep(PAUSE_SECONDS * (1 + random_.random()))
 
-    async def one_attacker(kind: str, attacked: Attacked) -> None:
-        attacker = Attacker(remote, kind, seed, timeout, attacked)
-        while time.monotonic() < end:
-            if counts.under_attack:
-                await attacker.attack()
-            await asyncio.sleep(soak_attacks.PAUSE_SECONDS)
-
-    async def alternate() -> None:
-        while time.monotonic() < end:
-            await asyncio.sleep(0.1)
-            counts.under_attack = int((time.monotonic() - began) / stretch) % 2 == 1
-
-    clients = [one_client(number) for number in range(concurrency)]
-    if attacked is None:
-        await asyncio.gather(*clients)
-        return
-    health = asyncio.create_task(soak_attacks.watch_health(remote, attacked, lambda: counts.under_attack))
-    await asyncio.gather(*clients, alternate(), *(one_attacker(kind, attacked) for kind in ATTACKS))
-    health.cancel()
+    await asyncio.gather(*(one_client(number) for number in range(concurrency)))
 
 
 async def _ask(
@@ -153,12 +121,9 @@ async def _ask(
     abort_after: float | None = None,
 ) -> Reply:
     counts.asked[kind] += 1
-    attacked = counts.under_attack
     reply = await remote.ask(CHAT, body, timeout=timeout, abort_after=abort_after)
     if not reply.failure:
         counts.whole[kind] += 1
-        if kind in COMPARED:
-            counts.waits[attacked].append(reply.seconds)
     elif reply.failure != "aborted":
         counts.failures[reply.failure] += 1
         if reply.failure != TURNED_AWAY:

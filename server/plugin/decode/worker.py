@@ -25,7 +25,6 @@ from ..attention_backends import buckets_of, captured_sizes, check_taken, commit
 from ..config import PluginConfig
 from ..cpu.direct_forward import DirectForward, direct_forward
 from ..cpu.free_memory import give_back_free_memory
-from ..grammars.drafts import GrammarDrafts
 from ..image_tokens import rotary_positions, within_vocabulary
 from ..loading.from_profile import load_plan, plan_again
 from ..slot_pool import SlotPool
@@ -34,6 +33,7 @@ from . import warm_up
 from .adapters import AdapterOutcomes
 from .boundary import Boundary
 from .draft_batch import draft_batch
+from .grammar_drafts import GrammarDrafts
 from .learning import AnswerKeeper, Exchange
 from .logit_rules import LogitRules
 from .logprobs import write_logprobs, write_step_logprobs

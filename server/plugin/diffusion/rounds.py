@@ -8,8 +8,6 @@ with the next open block. Between rounds a request owns only final keys and valu
 blocks, the youngest request gives its own up and waits.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from array import array
 from collections.abc import Callable

@@ -17,9 +17,9 @@ from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.slot_tokens import SlotTokens
 from outrider.scheduler.baselines import Threshold, VerifyAll
 from outrider.scheduler.contract import Planner
+from outrider.server.plugin.decode.grammar_drafts import GrammarDrafts
 from outrider.server.plugin.decode.logit_rules import LogitRules
 from outrider.server.plugin.grammars.backend import BoundedGrammar, bounded
-from outrider.server.plugin.grammars.drafts import GrammarDrafts
 from outrider.server.plugin.grammars.forced import ForcedText, Spelling
 
 EXACT, SEEN = 1e-6, 0.01

@@ -8,8 +8,8 @@ import torch
 
 from outrider.drafters.base import Draft, ForcedTokens
 
-from ..decode.boundary import Boundary
-from .backend import BoundedGrammar, followed
+from ..grammars.backend import BoundedGrammar, followed
+from .boundary import Boundary
 
 
 class GrammarDrafts:
