@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from .upload import upload
+from .upload import upload, upload_together
 
 FIRST = 2.0**64
 """Survivals of requests that are served first are multiplied by this: exact in float32, and larger than all others.
@@ -50,15 +50,13 @@ def largest(
     if admit is None:
         survival = survival_of(confidence, draft_lens)
         return top_k(survival if bounds is None else at_least(survival, bounds), tokens, first)
-    device = confidence.device
-    verify_lens, _ = admit(
-        confidence.float(),
-        draft_lens,
-        draft_lens.new_full((1,), confidence.numel() if tokens is None else tokens),
-        bounds=None if bounds is None else upload(bounds.astype(np.float32), device),
-        first=None if first is None else upload(first, device),
-    )
-    return verify_lens
+    most = confidence.numel() if tokens is None else tokens
+    if bounds is None and first is None:
+        return admit(confidence.float(), draft_lens, draft_lens.new_full((1,), most), bounds=None, first=None)[0]
+    given = [None if bounds is None else bounds.astype(np.float32), first]
+    sent = iter(upload_together([np.array([most]), *(x for x in given if x is not None)], confidence.device))
+    number, least, ahead = next(sent), *(None if x is None else next(sent) for x in given)
+    return admit(confidence.float(), draft_lens, number, bounds=least, first=ahead)[0]
 
 
 def survival_of(confidence: torch.Tensor, draft_lens: torch.Tensor | None = None) -> torch.Tensor:

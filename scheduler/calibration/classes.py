@@ -7,6 +7,7 @@ All of this is known beforehand, so that a
 correction by it tells nothing about the draw.
 """
 
+import numpy as np
 import torch
 
 SAMPLING = ("greedy", "sampled", "seeded")
@@ -24,3 +25,9 @@ def classes_of(temperatures: torch.Tensor, seeded: torch.Tensor) -> torch.Tensor
     """[R] int64 place in CLASSES of a model's draft for each request, before that of the other sources: temperatures
     [R], seeded [R] bool."""
     return (temperatures > 0) * (seeded + 1) * len(SOURCES)
+
+
+def looked_up(classes: np.ndarray) -> np.ndarray:
+    """[R] bool, drafts of prompt lookup among those of classes [R]."""
+    found: np.ndarray = classes % len(SOURCES) > 0
+    return found

@@ -123,4 +123,4 @@ def _parameters(table: CalibrationTable, positions: int, device: torch.device) -
     column = torch.arange(positions).clamp(max=table.gamma - 1)
     inverse = 1.0 / torch.tensor([found.temperatures for found in table.by_class], dtype=torch.float64)
     shifts = torch.tensor([found.shifts for found in table.by_class], dtype=torch.float32)
-    return inverse[:, column].float().to(device), shifts[:, column].to(device)
+    return inverse[:, column].float().contiguous().to(device), shifts[:, column].contiguous().to(device)

@@ -119,6 +119,19 @@ def test_a_gpu_that_is_late_is_not_waited_for(make, value):
     assert planning.requests.generated[2] == 120
 
 
+def test_the_outcome_of_a_step_without_drafts_is_not_read_from_a_gpu(make, value):
+    planning = make("cuda")
+    device = planning.readback = Late()
+    prefill(planning, 2, 5, enabled=False)
+    for _ in range(3):
+        run(planning, 2, 5)
+    assert not device.under_way
+    planning.state()
+    assert planning.requests.generated[[2, 5]].tolist() == [3, 3]
+    assert value("outrider_decode_steps_total") == 3
+    assert len(planning.recording.blocks) == 0
+
+
 def test_copies_from_a_device_have_its_values(make):
     """A CPU has torch's streams and events too."""
     planning = make("cuda")
