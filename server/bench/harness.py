@@ -155,6 +155,6 @@ class Ratio(NamedTuple):
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
-    """Ratio of `ours` over `theirs`, round by round, since other load slows both arms of a round."""
+    """Ratio of two arms, round by round, since other load slows both arms of a round."""
     found = [a / b if b else float("inf") for a, b in zip(ours, theirs, strict=True)]
     return Ratio(statistics.median(found), min(found), max(found))

@@ -1,4 +1,4 @@
-"""Asking an OpenAI server by URL, with the times of each answer. What goes wrong is a result, not an exception."""
+"""Requests to an OpenAI server by URL, with the times of each answer. A failure is a result, not an exception."""
 
 import asyncio
 import json
@@ -15,20 +15,20 @@ from ..errors import UserError
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ASK_SECONDS = 30
-"""Longest time for a question about the server itself: which model it has, its metrics."""
+"""Time limit for requests about the server itself: its model and metrics."""
 
 LINE_BYTES = 1 << 20
-"""Longest event of a stream; one with the logprobs of a long prompt is large."""
+"""Longest event of a stream; the logprobs of a long prompt make a large one."""
 
 
 @dataclass(slots=True)
 class Reply:
-    """One answer, whole or not. Times in seconds from when it was asked.
+    """One answer, whole or not. Times in seconds, from the request.
 
-    failure: empty where the whole answer came; else the HTTP status, or one of "connection", "timeout", "stream" (it
-    broke off or held an error), "aborted" (by us). detail: what the server said then.
-    ttft: to the first piece of text, 0 without one. gaps: between two pieces. completion_tokens: the server's count, or
-    where it gives none that of the pieces.
+    failure: empty if the whole answer came; else the HTTP status, "connection", "timeout", "stream" (broke off or held
+    an error) or "aborted" (by us). detail: the server's message about the failure.
+    ttft: to the first piece of text, 0 without text. gaps: between pieces. completion_tokens: the server's count, or
+    without one the number of pieces.
     """
 
     failure: str = ""
@@ -44,13 +44,13 @@ class Reply:
 
     @property
     def tpot(self) -> float:
-        """Seconds per token after the first; 0 where there is none."""
+        """Seconds per token after the first; 0 without such tokens."""
         return (self.seconds - self.ttft) / (self.completion_tokens - 1) if self.completion_tokens > 1 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """An OpenAI server and the model it is asked for; made by `connect`."""
+    """An OpenAI server and the requested model; made by `connect`."""
 
     url: str
     model: str
@@ -65,10 +65,10 @@ class Remote:
         abort_after: float | None = None,
         into: Reply | None = None,
     ) -> Reply:
-        """Send a request for one choice and read its answer to the end, streamed where the body says so.
+        """Send a request for one choice and read the whole answer, streamed if the body says so.
 
-        timeout: seconds until it counts as failed. abort_after: seconds until we hang up. into: the reply to fill, for
-        a caller who watches it.
+        timeout: seconds until the request fails. abort_after: seconds until we hang up. into: the reply to fill, so
+        that a caller can watch it.
         """
         reply, start = into or Reply(), time.perf_counter()
         whole = {"model": self.model, **body}
@@ -89,7 +89,7 @@ class Remote:
         return reply
 
     async def metrics(self) -> str:
-        """The page of /metrics; empty where the server has none."""
+        """The page of /metrics; empty if the server has none."""
         try:
             async with asyncio.timeout(ASK_SECONDS), self.session.get(f"{self.url}/metrics") as response:
                 return await response.text() if response.status == HTTPStatus.OK else ""
@@ -99,15 +99,15 @@ class Remote:
 
 @asynccontextmanager
 async def connect(url: str, key: str | None = None, model: str | None = None) -> AsyncIterator[Remote]:
-    """The server at `url` (with or without /v1); model: the first that it lists, where None.
+    """The server at `url` (with or without /v1). model: None for the first that it lists.
 
-    Raises UserError where nothing answers there, or not like an OpenAI server.
+    Raises UserError if no OpenAI server answers there.
     """
     url = url.rstrip("/").removesuffix("/v1")
     if not url.startswith(("http://", "https://")):
         raise UserError(f"--url {url}: give it as http://HOST:PORT")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    # As many connections as there are requests in flight, and a new one for each: some servers close used ones unasked.
+    # No limit of connections, and a new one for each request: some servers close used connections without notice.
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     options: dict[str, Any] = {"timeout": aiohttp.ClientTimeout(total=None), "read_bufsize": LINE_BYTES}
     async with aiohttp.ClientSession(headers=headers, connector=connector, **options) as session:
@@ -138,7 +138,7 @@ async def _read(response: aiohttp.ClientResponse, reply: Reply, start: float) ->
 
 
 async def _read_stream(response: aiohttp.ClientResponse, reply: Reply, start: float) -> None:
-    """Server-sent events; each brings a piece of the text, the last but one the usage, the last says [DONE]."""
+    """Read server-sent events: each has a piece of the text, the last but one the usage; the last is [DONE]."""
     latest, pieces = 0.0, 0
     async for line in response.content:
         if not line.startswith(b"data:"):
@@ -161,7 +161,7 @@ async def _read_stream(response: aiohttp.ClientResponse, reply: Reply, start: fl
 
 
 def _take(answer: Mapping[str, Any], reply: Reply) -> bool:
-    """Add what an answer, or a piece of one, says to the reply; whether there was any text."""
+    """Add an answer, or a piece of one, to the reply; return True if it has text."""
     if usage := answer.get("usage"):
         reply.prompt_tokens, reply.completion_tokens = usage["prompt_tokens"], usage["completion_tokens"]
     text = ""

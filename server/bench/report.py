@@ -1,7 +1,7 @@
 """Write docs/performance.md, and README's chart, from the records in profiles/results.
 
 Each question has a table, with one row per machine and model. The benchmarks' `--json` writes the records. A record
-whose drafter weights are no longer shipped is left out, unless it measures learning or compares drafters.
+of drafter weights that are no longer shipped is left out, unless it measures learning or compares drafters.
 
 examples:
   outrider bench load --prompts profiles/prompts.jsonl --concurrency 1,8,32 --json profiles/results/load-amx.json

@@ -1,4 +1,4 @@
-"""The tables of `outrider bench report`: columns and rows that a record of each question makes."""
+"""The tables of `outrider bench report`: columns and rows from a record of each question."""
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,12 +13,12 @@ Row = Sequence[str]
 
 
 def model(one: Record) -> str:
-    """The model of an engine, or the one that the first server was asked for."""
+    """The engine's model, or the first server's."""
     return str(one["engine"]["model"] if "engine" in one else next(iter(one["models"].values())))
 
 
 def _load(one: Record) -> Iterable[tuple[Row, Row]]:
-    """A row an arm; the planned one is compared with "off", servers by URL with the first of them."""
+    """A row per arm. "planned" is compared with "off"; servers by URL are compared with the first."""
     results = dict(sorted(one["results"].items(), key=lambda load: float(load[0])))
     for arm in next(iter(results.values())):
         cells, about = [], []
@@ -41,7 +41,7 @@ def _load(one: Record) -> Iterable[tuple[Row, Row]]:
 
 
 def _learning(one: Record) -> Iterable[tuple[Row, Row]]:
-    """A row for each load and server beside the first: what learning, or nothing but another process, changes."""
+    """A row per load and server after the first: the effect of learning, or of merely another process."""
     prompts = ", ".join(Path(path).stem for asked in one["scenario"]["requests"] for path in asked["prompts"])
     for load, arms in one["results"].items():
         first, *others = arms
@@ -62,7 +62,7 @@ LEARNING: Mapping[str, Callable[[Record], float]] = {
 
 
 def _prompts(one: Record) -> Iterable[tuple[Row, Row]]:
-    """A row an arm; its times to the first token are compared with those of the first server."""
+    """A row per arm; its times to the first token are compared with the first server's."""
     results = one["results"]
     tokens = "+".join(f"{asked['input_tokens']['mean']:.0f}" for asked in one["scenario"]["requests"])
     first, *_ = next(iter(results.values()))
@@ -76,7 +76,7 @@ def _prompts(one: Record) -> Iterable[tuple[Row, Row]]:
 
 
 def _long_prompts(one: Record) -> Iterable[tuple[Row, Row]]:
-    """A row for each length and arm: medians, the ratio to the first arm in brackets."""
+    """A row per length and arm: medians, and the ratio of throughputs to the first arm."""
     columns = ["longest pause, s", "pace kept", "first token, s", "× alone", "short prompt behind, s", "tokens/s"]
     for tokens, arms in sorted(one["results"].items(), key=lambda found: float(found[0])):
         for arm, rounds in arms.items():
@@ -87,7 +87,7 @@ def _long_prompts(one: Record) -> Iterable[tuple[Row, Row]]:
 
 
 def _mixed(one: Record) -> Iterable[tuple[Row, Row]]:
-    """A row for each load and arm."""
+    """A row per load and arm."""
     columns = ["p99 gap, ms", "longest, ms", "tokens/s", "with prompts", "levels kept", "in time"]
     unit = "in flight" if one["scenario"]["arrivals"]["kind"] == "closed" else "requests/s"
     for load, arms in sorted(one["results"].items(), key=lambda found: float(found[0])):
@@ -102,7 +102,7 @@ def _mixed(one: Record) -> Iterable[tuple[Row, Row]]:
 
 
 def _over_first(arms: Mapping[str, Sequence[Record]], arm: str, read: Callable[[Record], float]) -> str:
-    """Median of an arm, with its ratio to the first one."""
+    """An arm's median, with its ratio to the first arm."""
     first, values = next(iter(arms)), [read(one) for one in arms[arm]]
     over = "" if arm == first else f" = {harness.ratio(values, [read(one) for one in arms[first]]).cell} × {first}"
     return f"{statistics.median(values):.0f}{over}"
@@ -152,7 +152,7 @@ def _scores(one: Record) -> Iterable[tuple[Row, Row]]:
 
 
 def _drafters(one: Record) -> Iterable[tuple[Row, Row]]:
-    """A row for each drafter and file of prompts; acceptance by position at the first temperature."""
+    """A row per drafter and file of prompts; acceptance by position is at the first temperature."""
     found: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
     for case, counts in one["results"].items():
         name, prompts, temperature = case.rsplit(", ", 2)
@@ -169,7 +169,7 @@ def _drafters(one: Record) -> Iterable[tuple[Row, Row]]:
 
 
 def _served(one: Record) -> Iterable[tuple[Row, Row]]:
-    """A row an engine: planned over no drafts."""
+    """A row per engine: throughput of "planned" over "off"."""
     rates = {
         load: {arm: [r["throughput"] for r in rounds] for arm, rounds in arms.items()}
         for load, arms in one["results"].items()

@@ -1,4 +1,4 @@
-"""The processes of a server on this machine, and the memory they hold."""
+"""The processes of a server on this machine, with their memory and processor time."""
 
 import contextlib
 import time
@@ -16,7 +16,7 @@ LEARNER = "learner"
 
 @dataclass(frozen=True, slots=True)
 class ProcessSample:
-    """Memory of each process at one moment, MB by name: resident in all, and the part that is no file's.
+    """Memory of each process at one moment, MB by name: all resident memory, and its anonymous part.
 
     seconds: since the watch began.
     """
@@ -34,16 +34,16 @@ class ServerProcesses:
     began: float
 
     def sample(self) -> ProcessSample:
-        """The memory now, of those that still live."""
+        """Memory of the running processes now."""
         resident, anonymous = {}, {}
         for name, process in self.processes.items():
             with contextlib.suppress(psutil.NoSuchProcess):
-                memory = process.memory_info()  # what is shared is files' and shared memory's
+                memory = process.memory_info()  # shared: of files and shared memory
                 resident[name], anonymous[name] = memory.rss / MB, (memory.rss - memory.shared) / MB
         return ProcessSample(time.monotonic() - self.began, resident, anonymous)
 
     def shared_once(self) -> float:
-        """Memory of all together, MB; what several share counts once."""
+        """Memory of all processes, MB; shared memory counts once."""
         found = 0.0
         for process in self.processes.values():
             with contextlib.suppress(psutil.Error):
@@ -51,11 +51,11 @@ class ServerProcesses:
         return found
 
     def processor_seconds(self) -> float:
-        """Processor time so far of all threads of those that serve: all processes but the learner."""
+        """Processor time so far, in seconds, of all processes but the learner."""
         return sum(self.seconds_of(name) or 0.0 for name in self.processes if name != LEARNER)
 
     def seconds_of(self, name: str) -> float | None:
-        """Processor time of one process so far, of all threads; None where it cannot be seen."""
+        """Processor time of all threads of one process so far; None if it cannot be read."""
         if name in self.processes:
             with contextlib.suppress(psutil.Error):
                 return float(sum(self.processes[name].cpu_times()[:2]))
@@ -63,7 +63,7 @@ class ServerProcesses:
 
 
 def of_server(url: str) -> ServerProcesses | None:
-    """The process that listens at `url`, with its children; None where it is elsewhere, or not ours to see."""
+    """The process that listens at `url`, with its children; None if it is on another machine or we may not see it."""
     parts = urlsplit(url)
     if not _is_here(parts.hostname or ""):
         return None
@@ -79,7 +79,7 @@ def of_server(url: str) -> ServerProcesses | None:
         return None
     named: dict[str, psutil.Process] = {}
     for process in family:
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
             name = _name(process, root)
             named[name if name not in named else f"{name} {process.pid}"] = process
     return ServerProcesses(named, time.monotonic())
@@ -87,7 +87,7 @@ def of_server(url: str) -> ServerProcesses | None:
 
 @contextlib.contextmanager
 def suspended(processes: Iterable[psutil.Process]) -> Iterator[None]:
-    """Processes do not run while this is entered."""
+    """Stop the processes inside the context."""
     stopped = list(processes)
     try:
         for process in stopped:

@@ -1,6 +1,6 @@
-"""Throughput and latency of an engine of our own, whose arms take turns: an option of each request says what to do.
+"""Throughput and latency of an engine of our own. Its arms take turns; an arm is a set of request options.
 
-Beside the times, the worker's counters give the tokens per request and step, and acceptance by position.
+The worker's counters also give the tokens per request and step, and acceptance by position.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ ARMS = {
     "planned": RequestOptions(),
 }
 ACROSS = {"across": RequestOptions(corpus="")}
-"""An arm for those who ask: planned, with lookup in the texts of its own round."""
+"""An arm that runs only if named: planned, with lookup in the texts of its round."""
 DIFFUSION_ARMS = {
     "off": RequestOptions(enabled=False),
     **{f"D={states}": RequestOptions(gamma=states, planned=False) for states in range(4)},
     "planned": RequestOptions(),
 }
-"""Arms of a block-diffusion model. D=0 makes drafts' tokens ready and drafts none."""
+"""Arms of a block-diffusion model. D=0 prepares the drafts' tokens but drafts no states."""
 LEVEL_EVERY = 3
-"""Every third request is one with a service level."""
+"""Every third request has a service level."""
 CONCURRENCY = "1,2,4,8,16,32"
 NEW_TOKENS = 128
 ROUNDS = 3
 
 
 def run(args: argparse.Namespace) -> Results:
-    """Start an engine, let the arms take turns on it; print and write what was measured."""
+    """Start an engine, let the arms take turns on it; print and write the results."""
     from ...tune.measure import measure_first
 
     if not args.prompts:
@@ -99,13 +99,13 @@ async def _measure(
 ) -> Results:
     results: Results = {concurrency: {arm: [] for arm in arms} for concurrency in concurrencies}
     texts: dict[tuple[int, int], list[str]] = {}
-    for options in arms.values():  # warm
+    for options in arms.values():  # warm up
         await load.run(questions[:2], 1, options, ask_level=False)
     for number, concurrency, arm in harness.alternate_arms(args.rounds or ROUNDS, concurrencies, list(arms)):
         count = max(args.count, 2 * concurrency)
         chosen = [questions[(number * count + i) % len(questions)] for i in range(count)]
         options = arms[arm]
-        if options.corpus is not None:  # the texts of other rounds and loads are the same
+        if options.corpus is not None:  # other rounds and loads have the same texts
             options = replace(options, corpus=f"round {number} of {concurrency}")
         summary, answers = await load.run(chosen, concurrency, options, ask_level=arm == report.OURS)
         if not load.temperature:  # a sampled answer may differ
@@ -119,8 +119,8 @@ async def _measure(
 class Load:
     """Settings that all requests share.
 
-    new_tokens: least and most of an answer, drawn by the number of a request. level: the service level of every third
-    one, in tokens per second.
+    new_tokens: least and most tokens of an answer, drawn by the request's number. level: service level of every third
+    request, in tokens per second.
     """
 
     manager: Any
@@ -132,7 +132,7 @@ class Load:
     async def run(
         self, questions: Sequence[str], concurrency: int, options: RequestOptions, *, ask_level: bool
     ) -> tuple[Summary, list[str]]:
-        """Answer the questions in a closed loop; ask_level: requests with a level ask for it. Returns the texts too."""
+        """Answer the questions in a closed loop; also returns the texts. ask_level: requests send their level."""
         before, start = await self._counts(), time.perf_counter()
 
         async def ask(numbered: tuple[int, str]) -> Record:
@@ -174,12 +174,12 @@ class Load:
         return reply
 
     async def _counts(self) -> Acceptance | dict[str, int]:
-        """The worker's counts since it started: of drafts, or of block diffusion."""
+        """The worker's counts of drafts, or of block diffusion, since its start."""
         settings = self.resolved.settings
         if settings.diffusion is not None:
             engines = [live["diffusion"] for live in await worker_rpc.read_live(self.manager)]
             return {name: sum(engine[name] for engine in engines) for name in engines[0]}
-        await worker_rpc.read(self.manager)  # brings its counters up to date
+        await worker_rpc.read(self.manager)  # updates its counters
         from prometheus_client import CollectorRegistry, multiprocess
 
         registry = CollectorRegistry()
@@ -199,7 +199,7 @@ class Load:
 
 
 def _counted(before: Any, after: Any) -> dict[str, Any]:
-    """Difference between two readings of the counters, with tau."""
+    """Difference of two readings of the counters, with tau."""
     if isinstance(after, Acceptance):
         found = after - before
         return {"cycles": found.cycles, "tokens": found.tokens, **found.counts()}
@@ -208,7 +208,7 @@ def _counted(before: Any, after: Any) -> dict[str, Any]:
 
 
 def acceptance_of(results: Results) -> dict[str, Acceptance]:
-    """Acceptance over all rounds and loads, by arm, where something was drafted."""
+    """Acceptance by arm over all rounds and loads, for arms with drafts."""
     found: dict[str, Acceptance] = {}
     for arms in results.values():
         for arm, rounds in arms.items():

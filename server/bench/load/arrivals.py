@@ -29,10 +29,10 @@ def times(arrivals: Rate | Bursts, rate: float, rng: np.random.Generator) -> Ite
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """One request of a trace. at: seconds from its first.
+    """One request of a trace. at: seconds from the trace's first request.
 
-    input_tokens: of made-up text, where `prompt` is empty. blocks: ids of its text's pieces of BLOCK_TOKENS; the same
-    id is the same text, so that prefixes are shared as they were.
+    input_tokens: length of the made-up text if `prompt` is empty. blocks: ids of the text's pieces of BLOCK_TOKENS;
+    equal ids are equal texts, so that requests share the trace's prefixes.
     """
 
     at: float
@@ -43,14 +43,14 @@ class Traced:
 
 
 BLOCK_TOKENS = 512
-"""Tokens per id in Mooncake traces, whose format this is."""
+"""Tokens per id, as in the format of Mooncake traces."""
 
 
 def read_trace(path: Path) -> list[Traced]:
-    """Requests in the order of their times; raises UserError with the line that is wrong.
+    """Requests in the order of their times; raises UserError naming the wrong line.
 
-    One JSON object a line: timestamp (milliseconds), output_length, and input_length (with hash_ids, if there are) or
-    prompt.
+    A line is a JSON object: timestamp (milliseconds), output_length, and prompt or input_length (optionally with
+    hash_ids).
     """
     found = []
     try:

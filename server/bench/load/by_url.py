@@ -1,4 +1,4 @@
-"""A load test of OpenAI servers by URL: its flags, its run and what it writes. Several servers take turns."""
+"""A load test of OpenAI servers by URL: flags, run and output. Several servers take turns."""
 
 import argparse
 import asyncio
@@ -23,7 +23,7 @@ URL = "http://127.0.0.1:30000"
 ROUNDS = 3
 """Rounds of several servers; one server has a single round."""
 LEARNER_SECONDS = 2.0
-"""Pause before a turn where a server learns: its learner goes on by then, and is stopped while others have a turn."""
+"""Pause before the turn of a server that learns, so that its learner, stopped in other turns, runs again."""
 Turn = tuple[float, str, int]
 """Load, arm and round."""
 OBJECTIVES = ("ttft", "tpot", "e2e")
@@ -32,10 +32,10 @@ UNDRAFTED = {"speculation": {"enabled": False}}
 
 @dataclass(slots=True)
 class Measured:
-    """Requests and the server's processor seconds by turn; memory of its processes, MB, and the file name of its
-    model, by arm; the arms that learn.
+    """Requests and the server's processor seconds by turn; process memory (MB) and file name of its model by arm; the
+    arms that learn.
 
-    What is of processes is known of servers on this machine alone.
+    Processor time, memory and learning are known only of servers on this machine.
     """
 
     records: dict[Turn, list[Record]] = field(default_factory=dict)
@@ -72,7 +72,7 @@ def add_flags(flags: Flags) -> None:
 
 
 def run(args: argparse.Namespace) -> Results:
-    """Measure at each load in turn. Interrupted, what is measured is printed and written all the same."""
+    """Measure at each load in turn. An interruption still prints and writes the results so far."""
     test = scenario.read(args.scenario, _changes(args))
     measured = Measured()
     try:
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> Results:
 
 
 def urls(args: argparse.Namespace) -> dict[str, str]:
-    """Addresses by the names of their arms; raises UserError where two have one name, or --undrafted another."""
+    """Addresses by arm; raises UserError if two arms have the same name or --undrafted names no arm."""
     found: dict[str, str] = {}
     for text in args.url or [URL]:
         name, named, url = text.partition("=")
@@ -98,7 +98,7 @@ def urls(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _write(test: Scenario, args: argparse.Namespace, measured: Measured) -> Results:
-    """Print and write the loads measured."""
+    """Print and write the measured loads."""
     results: Results = {}
     for turn, found in measured.records.items():
         load, arm, _ = turn
@@ -155,7 +155,7 @@ async def _measure(test: Scenario, args: argparse.Namespace, measured: Measured)
 
 
 def _changes(args: argparse.Namespace) -> dict[str, Any]:
-    """The flags as a scenario; paths start where the command runs."""
+    """The flags as a scenario; paths are relative to the current folder."""
     changes: dict[str, Any] = {}
     for name in ("seconds", "warm_up", "timeout", "seed"):
         if (value := getattr(args, name)) is not None:
@@ -169,7 +169,7 @@ def _changes(args: argparse.Namespace) -> dict[str, Any]:
         requests |= {"input_tokens": args.input_tokens, "prompts": [], "texts": []}
     if args.new_tokens is not None:
         least, most = harness.length_range("--new-tokens", args.new_tokens)
-        spread = (most - least) / math.sqrt(12)  # of numbers drawn evenly
+        spread = (most - least) / math.sqrt(12)  # standard deviation of a uniform distribution
         requests["output_tokens"] = {"mean": (least + most) / 2, "stdev": spread, "min": least, "max": most}
     if requests:
         changes["requests"] = [requests]

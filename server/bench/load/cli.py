@@ -1,32 +1,32 @@
 """Throughput and latency under load: of any OpenAI server by URL, or of an engine of our own, arm by arm.
 
-With --url or --scenario, requests go to a running server. A closed loop (--concurrency) keeps so many in flight: as one
-ends, the next begins. An open loop sends them at --rate, at random as independent users come (poisson), at fixed
-distances (fixed) or several at once (bursts), or as a trace did, however many are in flight: it shows what users wait
-where more come than can be served. Each load is one row; docs/loadtest.md explains the columns and the scenario files.
-  whole/asked  requests answered to the end, of those due in the measured time; the others are under "failures"
+With --url or --scenario, requests go to a running server. A closed loop (--concurrency) keeps this number of requests
+in flight: as one ends, the next begins. An open loop sends requests at --rate, however many are in flight: at random
+like independent users (poisson), at fixed intervals (fixed), several at once (bursts), or at a trace's times. It shows
+how long users wait under overload. Each load is one row; docs/loadtest.md explains columns and scenario files.
+  whole/asked  requests answered to the end, of all due in the measured time; "failures" counts the rest
   tok/s        output tokens per second of all requests, within the measured time
   per user     tokens per second of one answer after its first token, median
   TTFT         time to first token, from when the request was due
   TPOT         time per output token after the first
   E2E          time to the end of the answer
-  good         share of all requests that kept every one of --goodput's times; goodput: such requests per second
+  good         share of all requests within every time of --goodput; goodput: such requests per second
 
-  level kept   share of the requests with min_tokens_per_second whose tokens after the first came at that speed
+  level kept   of the requests with min_tokens_per_second, the share that got this speed after the first token
 With prompts of different lengths a second table has the gaps between pieces of an answer, and TTFT by prompt length.
 
-With --long-prompts, streams are under way, a long prompt arrives, and a short one behind it.
+--long-prompts: while answers are streamed, a long prompt arrives, then a short one.
 
 Several servers (--url ours=http://… vllm=http://…) take turns, round by round, each alone at its turn; "× ours" is the
 ratio of throughputs in the same round. Scripts in deploy/peers start other engines.
 
-Without --url and --scenario, an engine is started here and arms take turns on it, round by round: "off" (no drafts),
-"verify all", "planned", and if named "across", planned with lookup in the round's other texts; of a block-diffusion
-model D=0 to D=3 draft so many states. Prompts of several files are mixed. tau is tokens per request and step;
-acceptance by position is in a table, and in --json FILE for `outrider simulate`.
-With --level a third of the requests asks for a service level, "level kept" is the share that got it, and an arm "no
-levels" plans without being asked. Times are medians over the rounds. Where no profile fits, a quick one is measured
-first, as a server does.
+Without --url and --scenario, an engine starts here and arms take turns on it, round by round: "off" (no drafts),
+"verify all", "planned", and only if named "across": planned, with lookup in the round's other texts. A block-diffusion
+model has arms D=0 to D=3, which draft that number of states. Prompts of several files are mixed. tau is tokens per
+request and step; acceptance by position is in a table, and in --json FILE for `outrider simulate`.
+With --level a third of the requests has a service level, "level kept" is the share that got it, and the planner of the
+arm "no levels" does not know the levels. Times are medians over the rounds. If no profile fits, a quick one is measured
+first, as by a server.
 
 examples:
   outrider bench load --url http://127.0.0.1:30000 --rate 0.5,1,2,4 --seconds 60 --goodput ttft:500 tpot:50
@@ -48,7 +48,7 @@ from .. import harness
 from . import arms, by_url, long_prompts
 
 SHARED = ("model",)
-"""The engine flag that a server by URL takes too: the name that it is asked for."""
+"""Engine flags that also apply to a server by URL: the requested model's name."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure; 1 where not one request was answered."""
+    """Measure; return 1 if no request was answered."""
     chosen = args.url is not None or args.scenario is not None
     others = args.of_arms if chosen else args.of_url
     for name, (flag, default) in others.items():
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Noted:
-    """A group of flags that keeps which were added: {destination: (flag, default)}."""
+    """A group of flags that records each added flag: {destination: (flag, default)}."""
 
     def __init__(self, group: Flags) -> None:
         self.group = group

@@ -1,4 +1,4 @@
-"""Sends a scenario's requests when they are due, at one load, and keeps what became of each."""
+"""Sends a scenario's requests at their due times, at one load, and records the replies."""
 
 import asyncio
 import time
@@ -14,18 +14,18 @@ from .scenario import Closed, Scenario, Trace
 from .workload import Ask, Workload
 
 SECONDS_BEFORE = 0.1
-"""The first request is due so long after the start, so that all are ready by then."""
+"""Time from the start to the first due request, so that all clients are ready."""
 PAUSE_SECONDS = 1.0
-"""After which a closed loop's client comes back whose request has failed: one that was refused at once would otherwise
-ask a thousand times a second."""
+"""Pause of a closed loop's client after a failed request; without it, a client refused at once would send a thousand
+requests per second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One request. due: seconds from the load's start; late: seconds until it was really sent, which is ours to blame.
-    level: its service level, tokens per second.
+    """One request. due: seconds from the load's start. late: our delay until it was sent, seconds. level: its service
+    level, tokens per second.
 
-    What the user waited counts from when the request was due, so that a client too slow flatters no server.
+    Waiting time counts from the due time, so that a slow client does not make a server look faster.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Record:
 
     @property
     def level_kept(self) -> bool:
-        """True if the whole answer came at its level, or has none."""
+        """True if the whole answer came at its service level, or has no level."""
         return not self.reply.failure and self.reply.tpot * (self.level or 0.0) <= 1
 
     @property
@@ -55,7 +55,7 @@ class Record:
 async def at_load(
     remote: Remote, scenario: Scenario, workload: Workload, trace: list[Traced], load: float
 ) -> list[Record]:
-    """Every request due within warm-up and measured time, in the order of their ends; waits for the last answer."""
+    """Send every request due in warm-up and measured time; wait for the last answer. In the order of their ends."""
     until = scenario.warm_up + scenario.seconds
     rng = np.random.default_rng(scenario.seed)
     records: list[Record] = []
@@ -88,12 +88,12 @@ async def at_load(
 async def _when_due(
     scenario: Scenario, workload: Workload, trace: list[Traced], load: float, rng: np.random.Generator, start: float
 ) -> AsyncIterator[tuple[float, Ask]]:
-    """Requests with their times, each at its time."""
+    """Yield each request with its due time, at that time."""
     if isinstance(scenario.arrivals, Trace):
         requests = ((traced.at / load, workload.traced(traced)) for traced in trace)
     else:
         assert not isinstance(scenario.arrivals, Closed)
-        # Of a generator of their own, so that at every rate the same requests come.
+        # A separate generator for times, so that every rate has the same requests.
         when = arrivals.times(scenario.arrivals, load, np.random.default_rng([scenario.seed, 1]))
         requests = ((due, ask) for due, ask in zip(when, workload.mixed(rng), strict=False))
     for due, ask in requests:

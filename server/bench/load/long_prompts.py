@@ -1,6 +1,6 @@
-"""One long prompt arrives while streams are under way, and a short one behind it: pauses, pace and first tokens.
+"""A long prompt and then a short one arrive while answers are streamed: pauses, pace and times to the first token.
 
-Several servers take turns. The streams' prompts are of a file, the other texts are new in every turn.
+Several servers take turns. The streams' prompts come from a file; all other texts are new in every turn.
 """
 
 import argparse
@@ -24,25 +24,25 @@ from . import by_url, workload
 from .workload import Counting
 
 STREAMS = 4
-"""Unless --concurrency says otherwise."""
+"""Default of --concurrency."""
 ROUNDS = 3
 BEFORE_SECONDS = 2.0
-"""All streams are under way for so long before the long prompt comes."""
+"""Time from the first token of the last stream to the long prompt."""
 BEGUN_SECONDS = 0.02
-"""Pause between two looks whether they are."""
+"""Interval of the checks that all streams have begun."""
 SHORT_TOKENS, SHORT_SECONDS = 50, 0.5
-"""The short prompt, and when it comes after the long one."""
+"""Tokens of the short prompt, and its delay after the long one."""
 TIMEOUT = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """Streams during which a long prompt came. Times in seconds.
+    """Effects of a long prompt during streams. Times in seconds.
 
-    pause: the longest gap of a stream while the prompt was waited for, parts of gaps before and after it included.
-    pace: pieces of the streams per second meanwhile, over those before. alone, beside: from the prompt to its first
-    token, without and with the streams. short: to the first token of the short prompt behind it. throughput: tokens per
-    second from the first request to the end of the last, prompts included.
+    pause: longest gap of a stream that overlaps the wait for the prompt's first token; counted whole. pace: the
+    streams' pieces per second during the wait, over the rate before. alone, beside: time to the prompt's first token,
+    without and with the streams. short: the same of the short prompt. throughput: tokens per second, prompts included,
+    from the first request to the end of the last.
     """
 
     pause: float
@@ -71,7 +71,7 @@ Interruptions = dict[float, dict[str, list[Interruption]]]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure every length in turn; print and write what was measured."""
+    """Measure every length in turn; print and write the results."""
     lengths = harness.positive_integers("--long-prompts", args.long_prompts)
     streams = harness.positive_integers("--concurrency", args.concurrency or str(STREAMS))
     if len(streams) != 1:
@@ -95,7 +95,7 @@ async def _measure(
     results: Interruptions,
     models: dict[str, str],
 ) -> None:
-    """Fill `results`, turn by turn, and `models`, the file name of each server's model."""
+    """Fill `results` turn by turn, and `models` with the file name of each server's model."""
     questions = read_mixed_questions(args.prompts or [BUILT_IN])
     async with AsyncExitStack() as stack:
         servers = {
@@ -115,9 +115,9 @@ async def _measure(
 async def interrupt(
     server: Remote, counting: Counting, texts: np.random.Generator, questions: Sequence[str], tokens: int
 ) -> Interruption:
-    """Ask a prompt of `tokens` alone, then another one beside a stream for each question.
+    """Send a prompt of `tokens` alone, then another one during a stream for each question.
 
-    Raises UserError where a request fails.
+    Raises UserError if a request fails.
     """
 
     async def ask(text: str, new_tokens: int, into: Reply | None = None) -> Reply:
@@ -151,9 +151,9 @@ async def interrupt(
 
 
 def pauses(pieces: Sequence[Sequence[float]], begin: float, end: float) -> tuple[float, float]:
-    """Longest gap of the streams between `begin` and `end`, and pieces per second then over those before.
+    """Longest gap of a stream between `begin` and `end`, and pieces per second then over the rate before `begin`.
 
-    pieces: times of each stream's. A stream that ends earlier counts until then.
+    pieces: times of each stream's pieces. A stream that ends early counts until its end.
     """
     longest, before, during = 0.0, [0, 0.0], [0, 0.0]
     for times in pieces:
@@ -168,7 +168,7 @@ def pauses(pieces: Sequence[Sequence[float]], begin: float, end: float) -> tuple
 
 
 def table(results: Interruptions) -> str:
-    """A row per length and arm, medians over the rounds; ratios to the first arm are of the same round."""
+    """A row per length and arm, medians over the rounds; ratios to the first arm are within a round."""
     lines = [f"{'tokens':>7} {'arm':>16} " + " ".join(f"{name:>18}" for name in COLUMNS)]
     for tokens, arms in results.items():
         first = next(iter(arms))

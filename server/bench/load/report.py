@@ -1,4 +1,4 @@
-"""A load test's results as a table, as one CSV row per request, and as a picture."""
+"""A load test's results as a table, as CSV with a row per request, and as a picture."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ COLUMNS = (
     *("prompt_tokens", "completion_tokens", "finish_reason", "status", "failure", "detail"),
 )
 NOTHING = "–"
-"""Shown where no answer was whole."""
+"""Shown if no answer was whole."""
 LATE_SECONDS = 0.05
-"""Requests sent later than this are worth a word."""
+"""Delay of sending (p99) above which a warning is printed."""
 OURS, ALSO_OURS = "planned", "no levels"
-"""The arm that is compared with the best of the others, and one that is none of those."""
+"""The arm compared with the best other arm, and an arm excluded from that comparison."""
 
 
 def show(results: Results, unit: str, picture: Path | None) -> None:
-    """Print the table, and draw the picture where --plot was given."""
+    """Print the table; draw the picture if --plot was given."""
     print(table(results, unit))
     if any(len(one.ttft_by_prompt) > 1 for arms in results.values() for rounds in arms.values() for one in rounds):
         print(prompt_table(results, unit))
@@ -40,7 +40,7 @@ def show(results: Results, unit: str, picture: Path | None) -> None:
 
 
 def named(results: Results) -> dict[str, dict[str, list[Summary]]]:
-    """Results for JSON, whose names are strings."""
+    """Results for JSON, with loads as strings."""
     return {f"{load:g}": arms for load, arms in results.items()}
 
 
@@ -148,7 +148,7 @@ BESIDE: dict[str, Callable[[Summary], float | None]] = {
     "p99 gap": lambda one: one.gap.p99 if one.gap else None,
     "processor time a token": lambda one: one.processor_ms,
 }
-"""Ratios to the first arm that stand beside that of throughputs."""
+"""Ratios to the first arm shown with the ratio of throughputs."""
 
 
 def ratio(
@@ -156,7 +156,7 @@ def ratio(
     theirs: Sequence[Summary],
     read: Callable[[Summary], float | None] = lambda one: one.throughput,
 ) -> harness.Ratio | None:
-    """Ratio of two arms in what `read` takes of a summary; None where a round of one is missing or brought nothing."""
+    """Ratio of two arms by `read(summary)`; None if an arm lacks a round's value or a divisor is not above 0."""
     found = [[value for one in rounds if (value := read(one)) is not None] for rounds in (ours, theirs)]
     if len(found[0]) != len(found[1]) or not found[1] or min(found[1]) <= 0:
         return None
@@ -164,7 +164,7 @@ def ratio(
 
 
 def best_of(arms: Mapping[str, Sequence[Summary]], but: str) -> str | None:
-    """The arm with the highest median throughput beside the arm `but`; None without another."""
+    """The arm with the highest median throughput, except `but` and ALSO_OURS; None without one."""
     rates = {
         arm: statistics.median(one.throughput for one in rounds)
         for arm, rounds in arms.items()
@@ -179,7 +179,7 @@ def _median(values: Iterable[float]) -> float | None:
 
 
 def write_csv(path: Path, records: Mapping[tuple[float, str, int], Sequence[Record]], warm_up: float) -> None:
-    """A row per request, those of the warm-up marked; times in seconds. records: by load, arm and round."""
+    """Write a row per request, warm-up marked; times in seconds. records: by load, arm and round."""
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()

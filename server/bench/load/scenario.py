@@ -1,6 +1,6 @@
-"""A load test as a file: when requests come, what they ask, and what counts as good. TOML, checked line by line.
+"""A load test as a TOML file: arrivals and contents of requests, and objectives of good answers. Each key is checked.
 
-`deploy/loadtest/` holds ready ones; docs/loadtest.md says what each key means.
+`deploy/loadtest/` has examples; docs/loadtest.md explains each key.
 """
 
 import tomllib
@@ -27,7 +27,7 @@ class _Table(BaseModel):
 
 
 class Length(_Table):
-    """Tokens, normally distributed and cut at min and max; without a mean log-uniform from min to max."""
+    """Number of tokens: normally distributed and clipped to min and max, or without a mean log-uniform between them."""
 
     mean: PositiveFloat | None = None
     stdev: NonNegativeFloat = 0.0
@@ -49,7 +49,7 @@ class Length(_Table):
 
 
 class Closed(_Table):
-    """A closed loop: so many requests in flight; as one ends, the next begins."""
+    """A closed loop with `concurrency` requests in flight: as one ends, the next begins."""
 
     kind: Literal["closed"]
     concurrency: list[PositiveInt] = Field(min_length=1)
@@ -70,20 +70,20 @@ class _Open(_Table):
 
 
 class Rate(_Open):
-    """Requests at fixed distances, or at random as independent users come."""
+    """Requests at fixed intervals, or at random like independent users."""
 
     kind: Literal["fixed", "poisson"]
 
 
 class Bursts(_Open):
-    """`size` requests at once, as often as brings `rate` requests per second."""
+    """`size` requests at once, `rate` requests per second in the mean."""
 
     kind: Literal["bursts"]
     size: PositiveInt
 
 
 class Trace(_Table):
-    """The times of a trace file, and its lengths or prompts; speed 2 plays it twice as fast."""
+    """The times and the lengths or prompts of a trace file; speed 2 plays it twice as fast."""
 
     kind: Literal["trace"]
     file: Path
@@ -99,11 +99,11 @@ UNITS = {"closed": "in flight", "fixed": "req/s", "poisson": "req/s", "bursts": 
 
 
 class Requests(_Table):
-    """One kind of request; `weight` says how often among the others.
+    """One kind of request; `weight` is its relative frequency.
 
-    prompts: files of prompts, beside the scenario's or absolute. texts: prompts themselves. input_tokens: made-up text
-        of that length. At most one of the three.
-    shared_prefix_tokens: the same text before every one of these prompts, as a system prompt is. body: further fields.
+    prompts: files of prompts; relative paths start at the scenario's folder. texts: the prompts themselves.
+        input_tokens: length of made-up prompts. At most one of the three.
+    shared_prefix_tokens: length of a common prefix of these prompts, like a system prompt. body: further fields.
     """
 
     name: str = ""
@@ -130,7 +130,7 @@ class Requests(_Table):
 
 
 class Objectives(_Table):
-    """Milliseconds that a good answer keeps: to the first token, per token after it, to the end."""
+    """Most milliseconds of a good answer: to the first token, per token after it, to the end."""
 
     ttft: PositiveFloat | None = None
     tpot: PositiveFloat | None = None
@@ -146,7 +146,7 @@ class Objectives(_Table):
 
 
 class Scenario(_Table):
-    """A load test. seconds: measured at each load, after warm_up seconds that are not."""
+    """A load test. seconds: measured time at each load, after warm_up seconds."""
 
     description: str = ""
     seconds: PositiveFloat = 60.0
@@ -160,9 +160,9 @@ class Scenario(_Table):
 
 
 def read(path: Path | None, changes: Mapping[str, Any]) -> Scenario:
-    """The scenario of a file, with `changes` in place of its values; without a file, of the changes alone.
+    """The scenario of a file, with `changes` replacing its values; without a file, of `changes` alone.
 
-    Raises UserError with the place and the reason.
+    Raises UserError with key and reason.
     """
     values: dict[str, Any] = {}
     if path is not None:
@@ -180,7 +180,7 @@ def read(path: Path | None, changes: Mapping[str, Any]) -> Scenario:
 
 
 def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes over values; a table of the same kind is merged, arrivals of another kind are replaced."""
+    """`values` with `changes`: tables of the same kind are merged, arrivals of another kind are replaced."""
     merged = dict(values)
     for name, change in changes.items():
         old = merged.get(name)
@@ -202,7 +202,7 @@ def _reason(error: ValidationError) -> str:
 
 
 def _beside(scenario: Scenario, folder: Path) -> Scenario:
-    """The scenario with its files found beside it."""
+    """The scenario with paths of files relative to `folder`."""
     requests = [
         one.model_copy(update={"prompts": [folder / path for path in one.prompts]}) for one in scenario.requests
     ]

@@ -1,4 +1,4 @@
-"""Summary of the requests at one load: rates, percentiles, goodput, failures apart."""
+"""Summary of the requests at one load: rates, percentiles, goodput, failures."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -13,12 +13,12 @@ from .scenario import Objectives
 
 PERCENTILES = (50, 90, 95, 99)
 PROMPTS = (256, 1024, 4096)
-"""Most tokens of the prompts of each class, but the last."""
+"""Most prompt tokens of each class but the last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Mean and percentiles of some times, in seconds."""
+    """Mean and percentiles of times, in seconds."""
 
     mean: float
     p50: float
@@ -29,7 +29,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self | None:
-        """None of no times."""
+        """None without times."""
         if not values:
             return None
         p50, p90, p95, p99 = (float(p) for p in np.percentile(values, PERCENTILES))
@@ -40,23 +40,22 @@ class Spread:
 class Summary:
     """One load. load: requests in flight, requests per second, or a trace's speed.
 
-    asked: requests due in the measured time. whole: of them, answered to the end; all times, tokens and speeds are of
-    these, and None where there is none.
-    failures: the others, by HTTP status or what broke.
-    throughput: output tokens per second within the measured time, each answer's spread evenly from its first to its
-    last token; those of the warm-up's requests that fall into it count. requests_per_second: ended within it.
-    with_prompts: the same with the prompts' tokens, each prompt's spread evenly from when it was due to its answer's
-    first token.
+    asked: requests due in the measured time. whole: the part answered to the end; all times, token counts and speeds
+    are of whole answers, None without any.
+    failures: the rest, by HTTP status or kind of failure.
+    throughput: output tokens per second in the measured time, warm-up requests included. Each answer's tokens are
+    spread evenly from its first to its last. requests_per_second: requests that end in the measured time.
+    with_prompts: throughput with prompt tokens, which are spread evenly from the due time to the first output token.
     per_user: tokens per second of one answer after its first token, median.
-    gap: between two pieces of an answer, as a client sees them. ttft_by_prompt: by the prompt's tokens, see PROMPTS.
-    goodput: whole answers per second, of those due in it, that kept every objective and their service level; good:
-    their share of all asked. None without objectives.
-    level_kept: share of the requests with a service level that got it after their first token; None without.
-    late: how much later than due requests were sent, 99th percentile.
-    processor_ms: processor time of the server's processes a token, in milliseconds, the learner's left out and the
-    warm-up included; None where they are not on this machine.
-    The rest is known only of an engine of our own.
-    counts: `tau`, tokens per request and step, with what drafts came to. differ: answers that are not the first arm's.
+    gap: between pieces of an answer at the client. ttft_by_prompt: by prompt tokens, see PROMPTS.
+    goodput: whole answers per second, of requests due in the measured time, that kept every objective and their
+    service level; good: their share of all requests due. None without objectives.
+    level_kept: of the requests with a service level, the share that got it after the first token; None without levels.
+    late: delay of sending after the due time, 99th percentile.
+    processor_ms: milliseconds of processor time per token of the server's processes except the learner, warm-up
+    included; None for a server on another machine.
+    Only for an engine of our own:
+    counts: `tau`, tokens per request and step, and counts of drafts. differ: answers unlike the first arm's.
     """
 
     load: float
@@ -98,7 +97,7 @@ def summarise(
 ) -> Summary:
     """Summary of the records at one load that were due after the warm-up.
 
-    processor_seconds: processor time of the server's processes for all of the records.
+    processor_seconds: processor time of the server's processes for all records.
     """
     tokens = sum(record.reply.completion_tokens for record in records)
     measured = [record for record in records if record.due >= warm_up]
@@ -138,19 +137,19 @@ def summarise(
 
 
 def _tokens_within(record: Record, begin: float, end: float) -> float:
-    """Tokens of an answer that came from `begin` to `end`, as if they had come evenly."""
+    """Tokens of an answer between `begin` and `end`, as if they had come evenly."""
     return _within(record.reply.completion_tokens, record.due + record.ttft, record.end, begin, end)
 
 
 def _within(tokens: int, first: float, last: float, begin: float, end: float) -> float:
-    """Tokens between `begin` and `end`, of those that came evenly from `first` to `last`."""
+    """How many of `tokens`, spread evenly from `first` to `last`, fall between `begin` and `end`."""
     if last - first <= 0:
         return tokens if begin <= last < end else 0.0
     return tokens * max(0.0, min(last, end) - max(first, begin)) / (last - first)
 
 
 def _by_prompt(records: Sequence[Record]) -> dict[str, Spread]:
-    """Times to the first token by class of prompt, with the most tokens of the class as its name."""
+    """Times to the first token by class of prompt; a class is named by its most tokens."""
     names = [*(f"to {most}" for most in PROMPTS), f"over {PROMPTS[-1]}"]
     times: dict[str, list[float]] = {name: [] for name in names}
     for record in records:

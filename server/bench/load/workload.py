@@ -14,12 +14,12 @@ from .arrivals import BLOCK_TOKENS, Traced
 from .scenario import Length, Requests, Scenario
 
 CALIBRATION_WORDS = (64, 512)
-"""Prompts of so many words tell how many tokens a word has."""
+"""Words of the prompts that measure tokens per word."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request, ready to be sent. name: of its kind."""
+    """One request, ready to be sent. name: its kind."""
 
     name: str
     body: Mapping[str, Any]
@@ -32,7 +32,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Counting:
-    """The server's tokens of a prompt of made-up text: `fixed` and `per_word` for each word."""
+    """The server's token count of a made-up prompt: `fixed` plus `per_word` for each word."""
 
     fixed: float
     per_word: float
@@ -42,7 +42,7 @@ class Counting:
 
     @classmethod
     async def of(cls, remote: Remote, timeout: float) -> Self:
-        """Ask the server how it counts; raises UserError where it does not say."""
+        """Learn the counts from the server; raises UserError if it does not report them."""
         counted = []
         rng = np.random.default_rng(0)
         for count in CALIBRATION_WORDS:
@@ -56,11 +56,11 @@ class Counting:
 
 
 class Workload:
-    """Makes the requests of a scenario, of the same kinds and lengths for the same seed."""
+    """Makes the requests of a scenario; the same seed gives the same kinds and lengths."""
 
     def __init__(self, scenario: Scenario, counting: Counting | None, turn: Sequence[int] = ()) -> None:
-        """counting: needed where text is made up. turn: numbers of a measurement. Each has texts of its own, which no
-        earlier one has left in a server's cache. Raises UserError where a file holds no prompts."""
+        """counting: needed for made-up text. turn: numbers of a measurement; each measurement has new texts, which no
+        server has cached. Raises UserError if a file holds no prompts."""
         self.scenario = scenario
         self.counting = counting
         self.texts = np.random.default_rng([scenario.seed, *turn])
@@ -70,7 +70,7 @@ class Workload:
         ]
 
     def mixed(self, rng: np.random.Generator) -> Iterator[Ask]:
-        """Requests of all kinds by their weights, without end."""
+        """Endless requests of all kinds, by weight."""
         weights = np.array([one.weight for one in self.scenario.requests])
         order = [0] * len(weights)
         while True:
@@ -86,7 +86,7 @@ class Workload:
             yield self._ask(one, text, draw(one.output_tokens, rng))
 
     def traced(self, traced: Traced) -> Ask:
-        """A request of a trace; of text that it does not have, some is made up."""
+        """A request of a trace; a missing prompt is made up."""
         text = traced.prompt
         if not text:
             shared = " ".join(self._block(block, BLOCK_TOKENS) for block in traced.blocks[:-1])
@@ -102,7 +102,7 @@ class Workload:
         return self.counting.words(tokens)
 
     def _block(self, number: int, tokens: int) -> str:
-        """The same text for the same number."""
+        """Made-up text, the same for the same number."""
         assert self.counting is not None
         return made_up(np.random.default_rng(number), max(1, round(tokens / self.counting.per_word)))
 
@@ -114,14 +114,14 @@ def needs_counting(scenario: Scenario, trace: list[Traced]) -> bool:
 
 
 def draw(length: Length, rng: np.random.Generator) -> int:
-    """Tokens, by the length's distribution."""
+    """Draw a number of tokens from the length's distribution."""
     if length.mean is None:
         return round(length.min * (length.max / length.min) ** rng.random())
     return int(np.clip(round(rng.normal(length.mean, length.stdev)), length.min, length.max))
 
 
 def made_up(rng: np.random.Generator, words: int) -> str:
-    """Words of real prompts in an order that no cache has seen."""
+    """Words of real prompts in random order, which no cache has seen."""
     return " ".join(rng.choice(_vocabulary(), words))
 
 

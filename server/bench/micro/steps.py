@@ -1,11 +1,11 @@
-"""Time of one engine step by shape (requests x tokens), beside the matrix products that it cannot avoid.
+"""Time of one engine step by shape (requests x tokens), compared with its matrix products alone.
 
-A step lasts from its begin to that of the next, as `outrider tune` measures it: SGLang's scheduler, drafting (here
-without a model), the target's forward, acceptance. The floor is the same products in the same type,
-by plain torch or by our kernels, whichever is faster. All take turns, round by round; the ratio of the step to the
-floor is what carries over to another machine.
-With --breakdown torch profiles one more turn of each shape: a trace with every operator and Python function.
-With --beside, the same step also takes its turn while other processes keep as many processors busy.
+A step lasts from its start to the next step's, as in `outrider tune`: SGLang's scheduler, drafting (here without a
+model), the target's forward, acceptance. The floor is the step's matrix products in the same type, by plain torch or
+by our kernels, whichever is faster. All take turns, round by round; the ratio of step to floor carries over to other
+machines.
+--breakdown: torch profiles one more turn of each shape, with every operator and Python function.
+--beside: the step is also measured while other processes keep that many processors busy.
 
 examples:
   outrider bench micro steps --shapes 1x1,8x8 --breakdown traces
@@ -42,13 +42,13 @@ STEPS = 24
 """Steps timed per request and round."""
 
 Results = dict[str, dict[str, list[float]]]
-"""Milliseconds of each round: {shape: {"torch": […], "ours": […], "step": […], "step beside 1": […]}}."""
+"""Milliseconds of each round: {shape: {"torch": […], "ours": […], "step": […]}}, and the arms of --beside."""
 ARMS = ("torch", "ours", "step")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a dense decoder; the defaults are SmolLM2-135M."""
+    """Sizes of a dense decoder; the defaults are SmolLM2-135M's."""
 
     hidden: int = 576
     heads: int = 9
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     gamma = max(shape.drafted(0) for shape in shapes)
     settings = settings_of(
         args,
-        drafter="ngram",  # which finds nothing to draft: the worker fills steps up
+        drafter="ngram",  # it finds no drafts here: the worker fills up each step
         gamma=max(gamma, 1),
         max_total_tokens=largest * (args.context + 4 * (STEPS + 1) * 2 + 4 * (gamma + 1)) + 1024,
         disable_radix_cache=True,
@@ -134,7 +134,7 @@ async def _measure(
     products = Products(resolved.model.path, dtype, "cuda" if settings.resolved_device == "cuda" else "cpu")
     arms = (*ARMS, *beside)
     results: Results = {name_of(shape): {arm: [] for arm in arms} for shape in shapes}
-    for _ in range(2):  # compiled code, caches and thread pools come to rest
+    for _ in range(2):  # warm up compiled code, caches and thread pools
         await _step(manager, shapes[0])
     for _, name, arm in harness.alternate_arms(args.rounds, list(results), arms):
         times, shape = results[name][arm], parse(name, args.context)
@@ -151,7 +151,7 @@ async def _measure(
 
 
 async def _trace(manager: Any, shape: Shape, folder: Path) -> None:
-    """Write torch's profile of the scheduler's process while it makes steps of that shape."""
+    """Write torch's profile of the scheduler's process during steps of that shape."""
     from sglang.srt.managers.io_struct import ProfileReq
 
     await manager.start_profile(ProfileReq(output_dir=str(folder.absolute()), profile_prefix=name_of(shape)))
@@ -160,7 +160,7 @@ async def _trace(manager: Any, shape: Shape, folder: Path) -> None:
 
 
 async def _step(manager: Any, shape: Shape) -> float:
-    """Median milliseconds of a step of that shape, from its begin to that of the next."""
+    """Median milliseconds of a step of that shape, from its start to the next step's."""
     points = await measure_shape(manager, shape, STEPS)
     if not points:
         raise UserError(f"no step of {name_of(shape)} ran")
@@ -168,7 +168,7 @@ async def _step(manager: Any, shape: Shape) -> float:
 
 
 class Products:
-    """The matrix products of one forward of a dense decoder, on weights of the model's own shapes."""
+    """The matrix products of one forward of a dense decoder, with weights in the model's shapes."""
 
     def __init__(self, model_path: str, dtype: torch.dtype, device: str):
         from transformers import AutoConfig
