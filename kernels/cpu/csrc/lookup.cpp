@@ -43,7 +43,7 @@ struct Regression {
 // The latest of the longest matches of the end of a text: where it continues, and its length, 0 for none.
 struct Match {
   int64_t start, length;
-  float odds[2];  // log odds that matches of min_match tokens or more, and of one, precede text[start]
+  float odds[2];  // log odds that text[start] follows matches of min_match, of one token
 };
 
 Match find_match(const std::vector<int64_t>& text, int64_t longest, int64_t min_match) {
