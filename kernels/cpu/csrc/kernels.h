@@ -175,8 +175,8 @@ struct DraftDrawArgs {
   int64_t vocab_stride;  // numbers between the vocabs of two rows; 0: all share one
 };
 
-// A convolution over the rows of each block, in place: [blocks * rows, width]. A row's kernel is the base and what it
-// adds, one number for each group of channels, a multiple of 16.
+// A convolution over the rows of each block, in place: [blocks * rows, width]. The kernel of a row is base + added,
+// with one added number for each group of channels, a multiple of 16.
 struct BlockConvolutionArgs {
   void* x;
   const void *base, *added;  // [taps, width]; of each row [taps, groups], `stride` numbers apart
