@@ -13,11 +13,11 @@ constexpr float MASKED = -1e30f;
 // panels.
 class VectorProducts {
  public:
-  static constexpr int64_t STRIP = 4 * ROWS;  // rows whose weights of a chunk stay in the first cache
+  static constexpr int64_t STRIP = 4 * ROWS;  // rows; their weights of a chunk fit the first cache
   static constexpr int64_t TOGETHER = W;      // positions; missing ones have weight 0
   static constexpr int64_t PAIRS_TOGETHER = 1;
   static constexpr int64_t WEIGHTS = CHUNK;  // from one row of scores to the next
-  static constexpr int SOFTMAX_ROWS = 1;  // rows whose scores become weights together
+  static constexpr int SOFTMAX_ROWS = 1;  // rows per step from scores to weights
 
   template <int R, bool PAIRS, typename T>
   void scores(const float* queries, int64_t depth, const T* const* keys, int64_t from, LinePrefetcher<T>& ahead,

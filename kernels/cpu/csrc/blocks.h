@@ -299,9 +299,9 @@ class BlockPanels {
   const Function<const uint8_t*, int64_t, float*> expand_;
   const int64_t blocks_, each_, size_;  // each_: about the bytes of a block of STEP columns
   const uint8_t *const packed_, *const end_, *panel_ = nullptr;
-  const int64_t mask_;  // selects the blocks of the depth in the buffer
+  const int64_t mask_;  // maps i to its row in the buffer
   float* buffer_;
-  const int64_t kept_;  // numbers of the depth in the buffer
+  const int64_t kept_;  // rows of the depth in the buffer
 };
 
 template <typename T>

@@ -16,13 +16,14 @@ struct IntKind {
   static constexpr BlockFormat F = FORMATS[KIND];
   static constexpr bool WIDE = F.span == 8;  // rows have a scale per 256, blocks integer scales
   static constexpr bool HALVES = HALVED<KIND>, MINIMA = ISA::MINIMA<KIND>;
-  // The size of the multiplied bytes is MOST at most. Signed bytes need SHORT_SUMS. All further codes are OFFSET too
-  // large; since sums of halves carry -16, OFFSET is a multiple of 16. MORE is added to the stored codes.
+  // The size of the multiplied bytes is MOST at most. Signed bytes need SHORT_SUMS; all further codes are OFFSET too
+  // large. If halves have scales, OFFSET is a multiple of 16, since sums of halves carry a factor of -16. MORE is added
+  // to the stored codes.
   static constexpr bool SIGNED = F.bits == 8 || KIND == IQ4_NL || KIND == IQ4_XS;
   static constexpr int32_t MORE = KIND == Q3_K ? 12 : 0;
   static constexpr int32_t OFFSET = SIGNED ? (SHORT_SUMS ? 0 : 128) : KIND == MXFP4 ? 12 : EXCESS<KIND> + MORE;
   static constexpr int MOST = SIGNED ? 128 : KIND == MXFP4 ? 24 : (1 << F.bits) - 1 + MORE;
-  // The number of groups of four in depth with a sum that fits: 16 bits, or the groups that share one scale.
+  // The number of groups of four in depth with a sum that fits 16 bits; else the groups that share one scale.
   static constexpr int FITTING = SHORT_SUMS ? 32767 / (2 * 127 * MOST) : 8;
   static constexpr int GROUPS = std::min<int>(HALVES ? 4 : 8, std::bit_floor(unsigned(FITTING)));
   // A stripe of W outputs has spans of [shared][own scales][blocks of codes].
