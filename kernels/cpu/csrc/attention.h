@@ -1,7 +1,6 @@
 // Flat paged attention. The rows of a tile (queries x heads of a group) meet the positions of a KV head in chunks of
-// CHUNK. Every chunk gives a partial softmax. Partials are merged in the order of the positions, whichever thread
-// computed them, and the sums of two rows never mix: the result of a query depends neither on its batch nor on the
-// threads.
+// CHUNK. Each chunk gives a partial softmax. Partials merge in the order of the positions, and sums of rows never mix:
+// a query's result depends neither on its batch nor on the threads.
 #pragma once
 #include "few_rows.h"
 
@@ -9,8 +8,7 @@ namespace ISA {
 
 constexpr float MASKED = -1e30f;
 
-// The products of attention by vectors. Few rows read keys and values as they lie in the cache; many rows read packed
-// panels.
+// The products of attention by vectors. Few rows read keys and values in the cache; many rows read packed panels.
 class VectorProducts {
  public:
   static constexpr int64_t STRIP = 4 * ROWS;  // rows; their weights of a chunk fit the first cache
@@ -42,7 +40,7 @@ class VectorProducts {
 
 inline int64_t whole(int64_t numbers, int64_t part) { return (numbers + part - 1) / part * part; }
 
-// Memory aligned to a cache line, so that no vector crosses a line.
+// Memory aligned to cache lines.
 class AlignedBuffer {
  public:
   float* at_least(int64_t numbers) {
@@ -57,7 +55,6 @@ class AlignedBuffer {
   std::vector<Line> lines_;
 };
 
-// Buffers of one thread.
 struct Scratch {
   AlignedBuffer queries, keys, values, weights, chunk, state;
 };
@@ -104,8 +101,8 @@ class TileWorker {
       }
   }
 
-  // The partial softmax of one chunk, [heads][rows][state_stride]. It also prefetches the keys and values of the
-  // following chunk, `next`.
+  // The partial softmax of one chunk, [heads][rows][state_stride]. It prefetches the keys and values of the following
+  // chunk, `next`.
   void partial(int64_t chunk, float* out, const Positions& next = {}) {
     const int64_t start = chunk * CHUNK;
     const Positions now = positions(*t, chunk, kv_head);
@@ -164,7 +161,7 @@ class TileWorker {
     return static_cast<const T*>(a.v_pool) + slot * a.v_stride + head * a.value_dim;
   }
 
-  // No hardware prefetcher follows slots, since they are scattered over the pool.
+  // Slots are scattered: no hardware prefetcher follows them.
   static void prefetch(const T* from, int64_t numbers) {
     const char* line = reinterpret_cast<const char*>(from);
     for (int64_t byte = 0; byte < int64_t(numbers * sizeof(T)); byte += 64) __builtin_prefetch(line + byte, 0, 2);
@@ -212,8 +209,7 @@ class TileWorker {
                                                keys - i, dim, values_ahead, out + h * R * state_stride, state_stride);
   }
 
-  // Rows [first, first + some) of a partial, from packed keys and values. Keys that the last of these rows does not see
-  // are left out.
+  // Rows [first, first + some) of a partial, from packed keys and values, without keys that the last row does not see.
   void strip_of(int64_t first, int64_t some, int64_t start, const Positions& now, float* out) {
     const int64_t keys = keys_of(first, some, start, now.count);
     const int64_t width = whole(keys, W), dim = a.value_dim;
@@ -234,8 +230,7 @@ class TileWorker {
     else products.template multiply<false>(some, x, x_stride, right, right_stride, deep, width, out, out_stride);
   }
 
-  // Each lane holds the values of two neighbouring positions. Past the last position it repeats that value, with weight
-  // 0.
+  // The values of two neighbouring positions in each lane. Past the end the last value repeats, with weight 0.
   Vec pair(const int32_t* slots, int64_t i, int64_t c, int64_t keys) const {
     const auto at = [&](int64_t key) { return value(slots[std::min(key, keys - 1)], kv_head) + c; };
     return interleave(at(2 * i), at(2 * i + 1));
@@ -248,8 +243,8 @@ class TileWorker {
         store(packed_values + i * dim + c, pairs ? pair(slots, i, c, keys) : load(value(slots[i], kv_head) + c));
   }
 
-  // Transposes keys [first, first + STEP), as pairs of bf16 where the processor multiplies pairs. It prefetches equally
-  // many keys or values of the next read.
+  // Transposes keys [first, first + STEP), as pairs of bf16 where the processor multiplies pairs. It prefetches as many
+  // of the next positions.
   void pack_keys(float* panel, const Positions& now, int64_t first) {
     packed_keys = first + STEP;
     for (int64_t j = first; j < std::min(now.count, first + STEP); j += W) {
@@ -277,8 +272,8 @@ class TileWorker {
     }
   }
 
-  // Turns the scores of N rows, from `first` on, into weights. Positions that a row does not see get weight 0. Writes
-  // the largest score and the sum of each row.
+  // Turns scores of N rows, from `first` on, into weights, 0 at positions a row does not see. Writes each row's largest
+  // score and sum.
   template <int N>
   __attribute__((noinline)) void softmax(float* x, int64_t first, int64_t start, int64_t keys, int64_t width,
                                         float* peak_and_mass) const {

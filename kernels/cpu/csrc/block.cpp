@@ -10,19 +10,18 @@
 namespace outrider {
 namespace {
 
-// Intermediate results of one draft.
 struct Buffers {
   LayerBuffers layers;
   Tensor states, logits, latents, bias;
 };
 
-// Weights and caches of a drafter, checked once at construction.
+// Weights and caches, checked once at construction.
 class BlockDrafter : public torch::CustomClassHolder {
  public:
-  // own weights: the head, fc, the keys|values of all layers, and W2 with a Markov head. own norms: the last one, and
-  // the norm of the context. mask: [1, d], embedded. w1: [V, r], none without a Markov head. confidence_head: empty
-  // without one, else float32: its weight of a hidden state [d], the number it adds for the previous token [V], and
-  // DraftDrawArgs' mix [2, 3]. vocab: [V'], none for the identity. convolutions: as in DrafterTensors.
+  // own weights: the head, fc, the keys|values of all layers, and W2 with a Markov head. own norms: the last one, the
+  // context's. mask: [1, d], embedded. w1: [V, r], none without a Markov head. confidence_head: empty without one, else
+  // float32: its weight of a hidden state [d], its addend for the previous token [V], and DraftDrawArgs' mix [2, 3].
+  // vocab: [V'], none for the identity. convolutions: as in DrafterTensors.
   BlockDrafter(Tensors weights, std::vector<int64_t> kinds, Tensors scales, std::vector<int64_t> outputs,
                std::vector<int64_t> depths, Tensors norms, Tensors k_pools, Tensors v_pools, Tensor cos_sin,
                Tensor mask, std::optional<Tensor> w1, Tensors confidence_head, std::optional<Tensor> vocab,
@@ -95,7 +94,7 @@ class BlockDrafter : public torch::CustomClassHolder {
   }
 
  private:
-  // The single pass of a draft: the places of its rows, the positions they see, and their inputs in the buffers.
+  // The single pass of a draft: places of its rows, positions they see, and their inputs in the buffers.
   struct Pass {
     QueryPlacement places;
     SharedAttention seen;

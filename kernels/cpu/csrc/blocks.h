@@ -1,7 +1,7 @@
 // Weights as the blocks of a checkpoint: codes q of 2 to 8 bits, and scales that a few neighbours in depth share. A
 // weight is d * q, d * q + m, d * q - m or (q - z) * d. The product expands codes into the bf16 numbers of the unpacked
-// model: it reads less memory, and its bits equal the bits of linear(). Products are exact in float32 (d times the
-// scale of a sub-block has at most 18 bits): the sum rounds once, fused or not, then bf16 rounds.
+// model: it reads less memory and has the bits of linear(). Products are exact in float32 (d times a sub-block's scale
+// has at most 18 bits): the sum rounds once, fused or not, then bf16 rounds.
 #pragma once
 #include <array>
 #include <bit>
@@ -12,8 +12,8 @@
 namespace ISA {
 
 // A lane's share of a strip (W outputs, BLOCK of the depth) is a stream of codes. Where the processor multiplies pairs,
-// a lane has every other number of its output's depth, and an output has two neighbouring lanes: rounding 2 * W numbers
-// to bf16 then leaves them in the order of the product.
+// an output has two neighbouring lanes, each with every other number of its depth: rounding 2 * W numbers to bf16
+// leaves them in the order of the product.
 constexpr int64_t STREAMS = HAS_PAIRS ? 2 : 1, STREAM = BLOCK / STREAMS;
 constexpr int64_t stream_of(int64_t column) { return HAS_PAIRS ? column % W * 2 / W : 0; }
 constexpr int64_t lane_of(int64_t column, int64_t i) { return HAS_PAIRS ? column % (W / 2) * 2 + i % 2 : column % W; }
@@ -37,9 +37,8 @@ constexpr Place place_of_code(int64_t stream, int64_t n) {
   return {first / 32, first % 32, rest / 32, rest % 32, taken};
 }
 
-// STEP outputs of a span lie together: the shared numbers of their blocks [BLOCKS][shared bytes][W], then for each
-// block [BLOCKS] strips of codes and of the block's scales. A panel has the spans of its first STEP outputs, then the
-// spans of the next STEP.
+// STEP outputs of a span lie together: the shared numbers [BLOCKS][shared bytes][W], then for each block [BLOCKS]
+// strips of codes and own scales. A panel has the spans of its first STEP outputs, then of the next STEP.
 inline int64_t span_of(const BlockFormat& f, int64_t column, int64_t block, int64_t blocks) {
   return (column / STEP * f.spans(blocks) + f.spans(block)) * STEP * f.bytes();
 }
@@ -47,7 +46,6 @@ constexpr int64_t strips_of(const BlockFormat& f, int64_t block) {  // in its sp
   return STEP * (f.shared + (block & (f.span - 1)) * f.block());
 }
 
-// Bytes of one shared number.
 constexpr int64_t unit_of(BlockKind kind) { return kind >= GROUPS_32 ? 4 : std::min<int64_t>(FORMATS[kind].shared, 2); }
 
 // Codes of a strip as streams.
@@ -233,7 +231,7 @@ inline Vec rounded_to_bf16(Vec x) {
 }
 
 #if defined(__AVX512BF16__)
-// The numbers of both streams as bf16, in the order of the product's pairs.
+// The numbers of both streams as bf16 pairs of the product.
 inline Vec rounded_pairs(Vec first, Vec second) { return reinterpret_cast<Vec>(_mm512_cvtne2ps_pbh(second, first)); }
 
 // Stores numbers 2 * n (even) and 2 * n + 1 (odd) of all W outputs, from the two streams.
@@ -265,8 +263,7 @@ __attribute__((noinline)) void expand(const uint8_t* span, int64_t k, float* to)
   }
 }
 
-// A panel of pack_blocks(). Its first rows expand block after block; if more rows follow, every expanded block is kept
-// for them.
+// A panel of pack_blocks(). Its first rows expand block after block; if more rows follow, all expanded blocks are kept.
 template <typename T>
 class BlockPanels {
  public:

@@ -22,7 +22,7 @@ struct Pass {
   SharedAttention seen;
 };
 
-// Weights and caches of a head, checked once at construction.
+// Weights and caches, checked once at construction.
 class ChainDrafter : public torch::CustomClassHolder {
  public:
   // own weights: the head. own norms: the last one, and the norm of the embedding; the layer's first norm is for the
@@ -59,8 +59,7 @@ class ChainDrafter : public torch::CustomClassHolder {
     }
   }
 
-  // Drafts gamma tokens for each of R requests, like BlockDrafter's `propose`. The features of each last token are at
-  // its slot.
+  // Drafts like BlockDrafter's `propose`. The features of each request's last token are at its slot.
   std::tuple<Tensor, std::optional<Tensor>, Tensor> propose(
       Tensor anchors, Tensor seq_lens, Tensor rows, Tensor page_table, Tensor temperatures,
       std::optional<Tensor> top_ks, std::optional<Tensor> top_ps, std::optional<Tensor> min_ps, Tensor noise,

@@ -1,6 +1,6 @@
-// Checks that the tile unit works as the kernels expect: its products and attention, on two threads at once, have the
-// bits of its emulation. proof.py runs this in a process of its own, since a wrong shape would be an illegal
-// instruction. Exits with 0 if the bits are equal, 1 if not, 2 if the processor or the system gives no tiles.
+// Checks the tile unit: its products and attention, on two threads at once, must have the bits of its emulation.
+// proof.py runs this in a process of its own, since a wrong shape would be an illegal instruction. Exits with 0 if the
+// bits are equal, 1 if not, 2 if the processor or the system gives no tiles.
 #include <sys/mman.h>
 #include <unistd.h>
 

@@ -7,19 +7,18 @@
 
 namespace outrider {
 
-// One of these marks precedes every text in a ring; SECRET_TEXT marks a text that must not be stored elsewhere. Tokens
-// are at least 0.
+// A mark precedes every text in a ring; SECRET_TEXT forbids to store the text elsewhere. Tokens are at least 0.
 constexpr int32_t TEXT_END = -1, SECRET_TEXT = -2;
 
-// A match of the end of a text in a corpus: the position after the match, and its length, 0 for none.
+// A match of a text's end in a corpus: the position after it, and its length, 0 for none.
 struct FoundText {
   uint32_t next = 0;
   int64_t length = 0;
   int64_t agreeing = 0, counted = 0;  // compared matches, and how many continued with the same token
 };
 
-// A ring of token ids, which drops the oldest first, and the positions of its n-grams by hash: the latest position for
-// each length, and from every position the previous one. Positions count all tokens ever added, modulo 2^32.
+// A ring of token ids, which drops the oldest first, and the positions of its n-grams by hash: the latest for each
+// length, and from every position the previous one. Positions count all tokens ever added, modulo 2^32.
 class Corpus {
  public:
   explicit Corpus(int64_t capacity) : capacity_(capacity) { resize(std::min<int64_t>(capacity, SMALLEST)); }
@@ -42,8 +41,8 @@ class Corpus {
     if (length > begin) append(mark, text + begin, length - begin);
   }
 
-  // The latest of the longest matches of a text's end, at most LONGEST tokens. It looks at the last CHAIN positions
-  // that share the last LONG tokens, or else the last SHORT tokens.
+  // The latest of the longest matches of a text's end, at most LONGEST tokens, among the last CHAIN positions with the
+  // same last LONG tokens, or else SHORT tokens.
   FoundText find(const int64_t* text, int64_t length) const {
     FoundText best;
     for (int64_t level = 0; level < LEVELS && !best.length; ++level) {

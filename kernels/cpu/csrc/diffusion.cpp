@@ -1,6 +1,5 @@
 // The pass of a diffusion drafter in one call by one team of threads: from the new tokens of the texts and their blocks
-// to logits. The file also has two cheap helpers that would take many small operations: the places of rows, and the
-// first new position of each text.
+// to logits. Two helpers replace many small operations: the places of rows, and each text's first new position.
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
@@ -35,7 +34,7 @@ Tensor first_missing(const Tensor& encoded, const Tensor& page_table, const Tens
   return first;
 }
 
-// Weights and caches of a drafter, checked once at construction.
+// Weights and caches, checked once at construction.
 class DiffusionDrafter : public torch::CustomClassHolder {
  public:
   // own weights: the head. own norms: the last one. like: [1, d], has the type of all numbers.

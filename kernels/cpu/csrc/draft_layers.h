@@ -1,5 +1,5 @@
-// The layers of a drafter (DSpark, DFlash, EAGLE-3, diffusion) as stages of a team: the checks at construction, and the
-// computation that all drafters share.
+// The layers of a drafter (DSpark, DFlash, EAGLE-3, diffusion) as stages of a team: checks at construction, and all
+// shared computation.
 #pragma once
 #include <ATen/ops/empty.h>
 
@@ -12,7 +12,7 @@ namespace outrider {
 
 using Tensors = std::vector<Tensor>;
 
-// A finished draft: tokens and confidences [R, gamma], and probs [R, gamma, columns] if a sampled request wants them.
+// A draft: tokens and confidences [R, gamma], and probs [R, gamma, columns] if a sampled request wants them.
 struct Drawn {
   Tensor tokens, confidence;
   std::optional<Tensor> probs;
@@ -76,7 +76,6 @@ struct DraftLayer {
   std::optional<BlockConvolution> around_attention, around_mlp;
 };
 
-// Intermediate results of the layers.
 struct LayerBuffers {
   Tensor residual, normed, qkv, attended, x, up, gated, partials, added;
   RoundedInput rounded;
@@ -99,7 +98,7 @@ struct DrafterTensors {
   std::optional<Tensor> bias{};
 };
 
-// An attention that all layers of a pass share, and whether its work is split into chunks to be merged.
+// An attention of all layers of a pass, and whether its work is split into chunks to be merged.
 struct SharedAttention {
   AttentionPlan plan;
   bool split;
@@ -157,9 +156,9 @@ class DraftLayers {
   }
 
   // Runs all layers on the inputs b.residual [N, d] of rows at `positions` and `slots` [N]. The first `context_tokens`
-  // rows are context: they see the tokens before them, by `context`. The block rows that follow see their whole block,
-  // by `block`. Keys and values go to the pools. The result of the block rows is b.residual + b.x. `next`: the
-  // following product. inputs: the input of q|k|v in the first layer; null means the normed residual.
+  // rows see the tokens before them, by `context`; the block rows that follow see their whole block, by `block`. Keys
+  // and values go to the pools. The result of block rows is b.residual + b.x. `next`: the following product. inputs:
+  // the input of q|k|v in the first layer; null: the normed residual.
   void run(TeamMember& member, const Tensor& positions, const Tensor& slots, const SharedAttention* context,
            int64_t context_tokens, const SharedAttention* block, LayerBuffers& b, const Weight* next,
            const void* inputs = nullptr) const {
@@ -212,7 +211,7 @@ class DraftLayers {
     member.run_ranges(requests, share, requests * count * hidden * WORK_PER_NUMBER);
   }
 
-  // Norms and rotates each head of queries (if any) and keys, and writes keys and values to the layer's pools.
+  // Norms and rotates each head of queries (if any) and keys; writes keys and values to the layer's pools.
   void rotate(const Stages& stages, RopeArgs rope, const DraftLayer& layer) const {
     rope.k_pool = layer.k_pool;
     rope.v_pool = layer.v_pool;

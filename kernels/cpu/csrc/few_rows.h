@@ -1,6 +1,6 @@
-// Attention of few rows: it uses each key and value once, as it lies in the cache, as in a decode step. It reads
-// positions in order, and the KV heads of a position together: neighbouring lines come faster than the same lines head
-// by head. The sums of a row have the order of product(): the bits equal the path for many rows.
+// Attention of few rows, as in a decode step: it uses each key and value once, in the cache. It reads positions in
+// order, and the KV heads of a position together: neighbouring lines come faster than head by head. Sums have the order
+// of product(), so the bits equal the path for many rows.
 #pragma once
 #include <algorithm>
 
@@ -37,7 +37,7 @@ class LinePrefetcher {
   int64_t left_ = 0;
 };
 
-// Addresses of a pool's rows: first the positions of a chunk, then rows of the pool that is read next.
+// Addresses of a pool's rows: the positions of a chunk, then rows of the pool that is read next.
 template <typename T>
 class PoolRows {
  public:

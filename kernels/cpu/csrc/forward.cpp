@@ -24,13 +24,12 @@ struct Layer {
   int64_t window;
 };
 
-// Intermediate results of one forward.
 struct Buffers {
   Tensor normed, qkv, attended, x, up, gated, partials;
   RoundedInput rounded;
 };
 
-// Weights and caches of a decoder, checked once at construction.
+// Weights and caches, checked once at construction.
 class Decoder : public torch::CustomClassHolder {
  public:
   // counts: parts of each product, four products a layer (q|k|v, out, gate|up, down). weights, kinds, outputs: of all
@@ -147,8 +146,8 @@ class Decoder : public torch::CustomClassHolder {
     const ReadRows* read;  // null: all rows
   };
 
-  // A member's share of a step. From one attention to the next a row needs no other row (the rest of a layer, the norm,
-  // the start of the next layer), so a member may take its own rows, `at_once_` at a time.
+  // A member's share of a step. Between two attentions a row needs no other row (the rest of a layer, the norm, the
+  // start of the next layer), so a member may take its own rows, `at_once_` at a time.
   class Pass {
    public:
     Pass(const Decoder& decoder, const Step& step, TeamMember& member)
@@ -192,7 +191,7 @@ class Decoder : public torch::CustomClassHolder {
       return captured_ < step_.captured.size() && step_.captured[captured_] == int64_t(i);
     }
 
-    // From here to the layer's attention, products prefetch the keys and values that it reads.
+    // From here to the layer's attention, products prefetch its keys and values.
     void prefetch_cache(size_t i) {
       const bool wanted = !step_.cached.empty() && i < d.layers_.size() && d.layers_[i].window < 0;
       if (wanted) prefetch_ = d.cache_lines(d.layers_[i], step_.cached, member_);
@@ -303,9 +302,9 @@ class Decoder : public torch::CustomClassHolder {
     return rope;
   }
 
-  // Says whether members take their own rows through all stages but attention, and how many at once. With many rows and
-  // fast products, moving rows between the caches of cores takes longer than expanding all weights on each core.
-  // Otherwise members share the products of all rows.
+  // Says whether members take their own rows between attentions, and how many at once. With many rows and fast
+  // products, moving rows between cores' caches takes longer than expanding all weights on each core. Otherwise members
+  // share the products of all rows.
   std::pair<bool, int64_t> shares(int64_t tokens, int64_t threads) const {
     constexpr int64_t LEAST = 128;
     const int64_t room = kernels().cache_bytes_for_rows[type_] / (2 * mlp_ * (type_ ? 2 : 4)),
@@ -315,8 +314,8 @@ class Decoder : public torch::CustomClassHolder {
     return {true, (each + parts - 1) / parts};
   }
 
-  // Slots in the order in which attention reads them, as many as fit a shared cache. With few tokens none: their
-  // products are memory-bound already.
+  // Slots in attention's order, as many as fit a shared cache. With few tokens none: their products are memory-bound
+  // already.
   std::vector<int32_t> cached_slots(const AttentionArgs& a, int64_t requests, int64_t tokens) const {
     constexpr int64_t ROOM = 8 << 20;  // bytes
     const int64_t least = rounds_ ? 4 : 16, slot = kv_heads_ * (width_ + value_width_) * (type_ ? 2 : 4);

@@ -1,6 +1,6 @@
 // Gated delta networks: a short convolution, and a state of each head that every token decays and then corrects. States
-// are [key_dim][value_dim]. A lane is one value, and its sums run over the numbers of the key in their order.
-// add_product() fixes the fusing where the compiler's choice could change bits.
+// are [key_dim][value_dim]. A lane is one value; its sums run over the key's numbers in order. add_product() fixes the
+// fusing where the compiler's choice could change bits.
 #pragma once
 #include <algorithm>
 #include <vector>

@@ -1,5 +1,5 @@
-// y = x W^T with weights and activations in 8 bits: groups of GROUP neighbours in depth share a scale, per output for
-// the weights, per row for the activations. Sums inside a group are exact integers; groups are added in order.
+// y = x W^T in 8 bits: groups of GROUP neighbours in depth share a scale, per output for weights, per row for
+// activations. Sums inside a group are exact integers; groups are added in order.
 #pragma once
 #include "linear.h"
 

@@ -1,6 +1,6 @@
-// Products of blocks in integers: round_rows() rounds a row once to signed bytes, and the codes multiply these bytes.
-// Float32 sums add only whole blocks, in order and by explicit fused multiply-adds. Integer sums are exact, so all
-// instruction sets, numbers of rows and threads give the bits of the reference in int_blocks.py.
+// Products of blocks in integers: round_rows() rounds a row once to signed bytes, which the codes multiply. Only whole
+// blocks are added in float32, in order and by explicit fused multiply-adds. Integer sums are exact, so all instruction
+// sets, numbers of rows and threads have the bits of the reference in int_blocks.py.
 #pragma once
 #include "int_layout.h"
 
@@ -216,7 +216,7 @@ __attribute__((noinline)) void multiply_stripe(const uint8_t* stripe, const uint
   for (int r = 0; r < R; ++r) out[r] = totals[r];
 }
 
-// store() of bfloat16 turns subnormal numbers into 0 on some processors; this function has the same bits on all.
+// store() of bfloat16 turns subnormals into 0 on some processors; this function has the same bits on all.
 inline void store_rounded(float* p, Vec x) { store(p, x); }
 inline void store_rounded(bf16* p, Vec x) {
   const IntVec bits = reinterpret_cast<IntVec>(x);

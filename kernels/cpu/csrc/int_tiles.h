@@ -1,6 +1,6 @@
 // Integer products of blocks for many rows by the tile unit, with the bits of int_blocks.h. Each stripe expands once
-// for all rows: codes times the integer scales of their sub-blocks become signed bytes. A unit of the depth, with one
-// float scale, then needs only an exact product of bytes from the tiles.
+// for all rows: codes times the integer scales of sub-blocks become signed bytes. A unit of the depth, with one float
+// scale, needs only an exact product of bytes from the tiles.
 #pragma once
 #include "int_blocks.h"
 #include "tile_rows.h"

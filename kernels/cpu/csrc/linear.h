@@ -1,5 +1,5 @@
-// y = x W^T + bias with W packed once into panels of PANEL output columns, so that a step reads every weight once, in
-// order. Few rows are memory-bound. The sum over the depth has one order for any number of rows: batch-invariant.
+// y = x W^T + bias with W packed once into panels of PANEL output columns: a step reads every weight once, in order.
+// Few rows are memory-bound. The sum over the depth has one order for any number of rows: batch-invariant.
 #pragma once
 #include "kernels.h"
 #include "product.h"
@@ -74,8 +74,8 @@ __attribute__((always_inline)) inline void prefetch_lines(CachePrefetch& cache) 
   cache.line = line;
 }
 
-// Prefetches during a product: no line, or a few lines now and then, since more at once would stall the thread. Inlined
-// into the innermost loop, where a call would cost more than it gains.
+// Prefetches during a product: no line, or a few at a time, since more would stall the thread. Inlined into the
+// innermost loop, where a call would cost more than it gains.
 struct NoPrefetch {};
 struct PrefetchCache {
   static constexpr int64_t EVERY = 16, AT_ONCE = 8;  // steps of the depth; lines

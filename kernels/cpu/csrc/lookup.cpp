@@ -1,5 +1,4 @@
-// Prompt lookup: finds earlier occurrences of the last tokens of each request's text, in that text and in further
-// texts.
+// Prompt lookup: earlier occurrences of the last tokens of each request's text, in that text and in further texts.
 #include <ATen/ops/empty.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>

@@ -59,8 +59,8 @@ inline double exponentials(const T* x, float temperature, float top, float* out,
   return total;
 }
 
-// Keeps the part of `weights` (largest 1, sum `total`) that the rules keep, normalised; among equal weights the lower
-// token comes first. Returns the largest kept weight.
+// Keeps the weights that the rules keep (largest 1, sum `total`), normalised; of equal weights the lower token comes
+// first. Returns the largest kept weight.
 inline float filter(float* weights, int64_t n, double total, int64_t top_k, float top_p, float min_p) {
   static thread_local std::vector<uint64_t>
       ranking;  // bits of the weight, then the complement of the token: sorts as wanted

@@ -1,5 +1,5 @@
-// Vectors of one instruction set. The code is written once, on the compiler's vector types. Every file of this folder
-// except ops.cpp is compiled once per instruction set into its own namespace (ISA).
+// Vectors of one instruction set. The code is written once, on the compiler's vector types. Every file here except
+// ops.cpp is compiled once per instruction set into its own namespace (ISA).
 #pragma once
 #include <array>
 #include <cmath>

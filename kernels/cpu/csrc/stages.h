@@ -1,4 +1,4 @@
-// The operations of a decoder as stages of a team, on plain memory; they check and allocate no memory.
+// The operations of a decoder as stages of a team, on plain memory, without checks and allocations.
 #pragma once
 #include <ATen/ops/empty.h>
 

@@ -1,5 +1,5 @@
-// Threads that run one function together: one parallel region for a whole forward, with barriers between its stages,
-// instead of a region for each operation.
+// Threads that run one function together: one parallel region for a whole forward, with barriers between stages,
+// instead of a region per operation.
 #pragma once
 #include <omp.h>
 
@@ -50,7 +50,7 @@ struct ThreadTeam {
 };
 
 // A thread of a team. All members call the same stages with the same arguments; stages must not throw. A stage begins
-// when every member has finished the previous stage, so it may read the previous results.
+// when all members have finished the previous one, so it may read the previous results.
 class TeamMember {
  public:
   TeamMember(ThreadTeam& team, int64_t index, int64_t size) : index(index), size(size), team_(team) {}

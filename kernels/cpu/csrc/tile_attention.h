@@ -1,6 +1,5 @@
-// The products of attention by the tile unit, for few and many rows alike: the sums of a row are the same for any
-// number of rows. A K-block has 32 numbers of a key, or 32 positions. Positions that a row does not see have weight 0,
-// which changes no sum.
+// The products of attention by the tile unit: the sums of a row are the same for any number of rows. A K-block has 32
+// numbers of a key, or 32 positions. Positions that a row does not see have weight 0, which changes no sum.
 #pragma once
 #include "attention.h"
 #include "tile_rows.h"

@@ -1,8 +1,8 @@
 // The tile unit of a processor (AMX): eight registers of up to 16 rows of 64 bytes, and products of bf16 pairs or
 // signed bytes on them.
-// Two implementations have the same bits: the processor, and an emulation in software for tests and for machines
-// without tiles. The emulation also rejects input on which a processor faults (a shape that does not fit is an illegal
-// instruction) or is far slower (rows not aligned to 64 bytes).
+// The processor and an emulation in software, for tests and machines without tiles, have the same bits. The emulation
+// also rejects input on which a processor faults (a shape that does not fit is an illegal instruction) or is far slower
+// (rows not aligned to 64 bytes).
 #pragma once
 #include <cstdint>
 #if defined(EMULATE_TILES)

@@ -1,5 +1,5 @@
-// Memory of packed weights, in huge pages where the system has them. A step reads all weights once; with pages of 4 KB
-// it waits for address translation about as long as for the weights.
+// Memory of packed weights, in huge pages if the system has them. A step reads all weights once; with pages of 4 KB it
+// waits for address translation about as long as for the weights.
 #pragma once
 #include <ATen/ops/from_blob.h>
 #include <sys/mman.h>
