@@ -1,9 +1,21 @@
-"""Probes: steps that draft and verify nothing although not drafting wins, so that a change is noticed."""
+"""Probes: now and then a step drafts although drafts do not pay, to notice a change; it verifies none of them."""
 
 from __future__ import annotations
 
+import numpy as np
+
 SHARE = 0.01
 """Share of the time of steps without model drafts that goes to probes."""
+STILL_THERE = 0.75
+"""Share of a plan's requests that must be left for it to hold."""
+
+
+def mostly_the_same(names: np.ndarray, planned: np.ndarray) -> bool:
+    """True if at least STILL_THERE of the requests are in both: names of the running ones, and of the plan's."""
+    if np.array_equal(names, planned):
+        return True
+    left = np.count_nonzero(np.isin(names, planned))
+    return bool(left >= STILL_THERE * max(len(names), len(planned)))
 
 
 class Probing:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outrider.scheduler.curve import RESOLUTION, largest
+from outrider.scheduler.curve import RESOLUTION, largest_survivals
 from outrider.scheduler.history import Correction
 
 
 def sorted_first(survival: np.ndarray, count: int) -> np.ndarray:
-    """`largest` by its meaning: the floats sorted, then rounded down."""
+    """`largest_survivals` by its meaning: the floats sorted, then rounded down."""
     ordered = np.sort(survival, axis=1)[:, ::-1][:, :count]
     return np.floor(ordered * np.float32(RESOLUTION)).astype(np.uint16)
 
@@ -25,11 +25,11 @@ def test_largest_is_what_its_reference_says(seed: int) -> None:
     survival[rng.random((samples, n)) < 0.2] = survival[0, 0]  # ties
     expected = sorted_first(survival, count)
     assert expected.shape == (samples, min(count, n))
-    found = largest(survival, count)
+    found = largest_survivals(survival, count)
     assert found.dtype == np.uint16
     assert np.array_equal(found, expected)
 
 
 def test_the_largest_correction_of_the_largest_survival_fits() -> None:
     most = np.full((1, 2), Correction.MOST, dtype=np.float32)
-    assert largest(most.copy(), 2).tolist() == [[int(RESOLUTION * Correction.MOST)] * 2]
+    assert largest_survivals(most.copy(), 2).tolist() == [[int(RESOLUTION * Correction.MOST)] * 2]
