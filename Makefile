@@ -11,7 +11,7 @@ $(error OUTRIDER_DEVICE is cpu or cuda, not '$(OUTRIDER_DEVICE)')
 endif
 # Further flags for `make serve` and `make test`: make serve ARGS="--port 8000".
 ARGS ?=
-# Processes that run tests: one those that need servers, the others the rest, by files.
+# Processes that run tests: one runs all tests with servers, the rest share the further files.
 WORKERS ?= 2
 # Modules are compiled once, not by every process that tests start.
 PYTEST = env --unset PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
@@ -22,14 +22,14 @@ LOCKS := $(LOCK) $(if $(filter cpu,$(OUTRIDER_DEVICE)),deploy/requirements/torch
 DEV_LOCK := deploy/requirements/dev.txt
 VENV := .venv
 BIN := $(VENV)/bin
-# Stamps carry a hash of what they stand for, so that a second start installs nothing and asks no package index.
+# Stamps carry a hash of their inputs, so that a second start neither installs nor asks a package index.
 hash = $(shell cat $(1) 2>/dev/null | sha256sum | cut -c1-16)
 RUNTIME := $(VENV)/.runtime-$(OUTRIDER_DEVICE)-$(call hash,$(LOCKS))
 PROJECT := $(VENV)/.project-$(OUTRIDER_DEVICE)-$(call hash,$(LOCKS) pyproject.toml)
 DEV := $(VENV)/.dev-$(call hash,$(DEV_LOCK))
 CHECKERS := $(VENV)/check-deploy-$(call hash,deploy/requirements/check-deploy.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-deps --progress-bar off
-# Debian's packages that tests use. A test whose package is missing is skipped.
+# Debian packages that tests use. A test is skipped without its package.
 PROGRAMS := chromium haproxy libibverbs1 prometheus
 PROGRAMS_TRIED := $(VENV)/.programs-$(subst $() ,-,$(PROGRAMS))
 
@@ -42,21 +42,21 @@ help: ## Show this list
 	@echo '  Variables: OUTRIDER_DEVICE=cpu|cuda (now: $(OUTRIDER_DEVICE)), PYTHON=python3.11, ARGS="--port 8000", WORKERS=2'
 
 .PHONY: install
-install: $(PROJECT) ## Make .venv and install the pinned packages into it (done by the others when needed)
+install: $(PROJECT) ## Make .venv and install the pinned packages into it (other targets do it when needed)
 
 .PHONY: serve
 serve: $(PROJECT) ## Start a server on 127.0.0.1:30000 with the embedded model
 	@$(BIN)/outrider serve $(ARGS)
 
 .PHONY: test
-test: $(PROJECT) $(DEV) programs ## Run all tests (as root also installs what some need from Debian)
+test: $(PROJECT) $(DEV) programs ## Run all tests (as root also installs Debian packages for some)
 	@$(PYTEST) $(ARGS)
 
-# Tests whose results hang on the processor's arithmetic, but for Triton's interpreter.
+# Tests with results that depend on the processor's arithmetic, except those in Triton's interpreter.
 ARITHMETIC := tests/kernels tests/drafters tests/scheduler tests/server/plugin \
 	--ignore tests/kernels/cuda --ignore tests/server/plugin/interpreted -m "not server"
 .PHONY: test-processors
-test-processors: $(PROJECT) $(DEV) ## Run the tests of arithmetic as on other processors (hours; ARGS=tests/lossless: those)
+test-processors: $(PROJECT) $(DEV) ## Run the tests of arithmetic as on other processors (hours; ARGS=tests/lossless: only these)
 	@$(BIN)/python tests/support/processors.py $(PYTEST) $(if $(filter tests%,$(ARGS)),,$(ARITHMETIC)) $(ARGS)
 
 # Tried once, where it may be: without a network the next `make test` shall not wait for one. It never fails.
@@ -92,9 +92,9 @@ lock: $(CHECKERS) ## Write the locks of deploy/requirements anew from the pins i
 		$(COMPILE) --no-deps --generate-hashes deploy/requirements/$$name.in --output-file deploy/requirements/$$name.txt || exit; \
 	done
 
-# `make` anew after the locks: names of stamps carry their hashes. What fails does not hide what else changed.
+# `make` anew after the locks: names of stamps carry their hashes. A failure does not hide further changes.
 .PHONY: upgrade
-upgrade: $(CHECKERS) ## Move all pins (PACKAGE=name: one) to the newest allowed, lock, install, check, say what changed
+upgrade: $(CHECKERS) ## Move all pins (PACKAGE=name: one) to the newest allowed, lock, install, check, list the changes
 	@$(BIN)/python .ci/upgrade.py "$(PACKAGE)" $(COMPILE)
 	@$(MAKE) --no-print-directory lock
 	@$(MAKE) --no-print-directory install
@@ -118,14 +118,14 @@ gpu-proof: $(PROJECT) ## Make .gpu-proof, which proves Outrider on a GPU machine
 
 SANITIZERS := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -g1 -O1
 .PHONY: check-sanitizers
-check-sanitizers: $(PROJECT) $(DEV) ## Run what uses the C++ kernels under ASan and UBSan (ten minutes; the build is kept)
+check-sanitizers: $(PROJECT) $(DEV) ## Run tests of the C++ kernels under ASan and UBSan (ten minutes; the build is kept)
 	@export OUTRIDER_CPU_KERNELS_CXXFLAGS="$(SANITIZERS)" ASAN_OPTIONS=detect_leaks=0; \
 	$(BIN)/python -c 'from outrider.kernels.cpu import build, native; build.library(native.extra_flags())'; \
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 		$(BIN)/pytest tests/kernels tests/drafters/test_compiled_block.py $(ARGS)
 
 .PHONY: performance
-performance: $(PROJECT) ## Write docs/performance.md and README's numbers from profiles/results
+performance: $(PROJECT) $(DEV) ## Write docs/performance.md and README's chart from profiles/results
 	@$(BIN)/outrider bench report
 
 .PHONY: lint

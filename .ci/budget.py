@@ -1,13 +1,11 @@
 #!/usr/bin/env python3
 """Lines of product code per folder and words of Markdown, against the budgets in budget.toml.
 
-    .ci/budget.py             print what exceeds its budget, exit 1 if anything does
+    .ci/budget.py             print excesses of budgets, exit 1 if there are any
     .ci/budget.py --table     print everything
 
 A change that exceeds a budget raises it in the same commit and says there why.
 """
-
-from __future__ import annotations
 
 import subprocess
 import sys

@@ -1,13 +1,11 @@
 #!/usr/bin/env python3
 """The pins of deploy/requirements, moved to the newest versions that pyproject.toml and the packages allow each other.
 
-    .ci/upgrade.py PACKAGE COMMAND…   move one, and others only where it asks for that; "" moves all
-    .ci/upgrade.py                    print what the locks have that those of the last commit do not
+    .ci/upgrade.py PACKAGE COMMAND…   move one, and more only where it requires that; "" moves all
+    .ci/upgrade.py                    print changes of the locks since the last commit
 
-COMMAND is `uv pip compile` with flags. `make upgrade` calls it. Nothing is written unless all sets can be resolved.
+COMMAND is `uv pip compile` with flags. `make upgrade` calls it. No file is written unless all sets can be resolved.
 """
-
-from __future__ import annotations
 
 import re
 import subprocess
@@ -21,7 +19,7 @@ FOLDER = Path("deploy/requirements")
 PIN = re.compile(r"^([\w.-]+)==([^\s;\\]+)", re.MULTILINE)
 COMMON, CPU, TORCH_CPU, CHECKERS = "common.pins", "cpu.in", "torch-cpu.txt", "check-deploy.in"
 WITH_CUDA = (COMMON, "cuda.in", "dev.in", "traces.in")
-"""Resolved together first, since with CUDA torch is SGLang's own. What CPUs share with these is then given."""
+"""Resolved together first, since with CUDA torch is SGLang's own. Packages shared with CPUs are then fixed."""
 
 
 def canonical(name: str) -> str:
@@ -34,7 +32,7 @@ def pins(*texts: str) -> dict[str, str]:
 
 
 def ranges() -> list[str]:
-    """Requirements of pyproject.toml, those of its extras included."""
+    """Requirements of pyproject.toml, including its extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return [*project["dependencies"], *(line for lines in project["optional-dependencies"].values() for line in lines)]
 

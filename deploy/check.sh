@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What linters and schemas say of deploy/: `make check-deploy`. Names what it cannot check here; fails where one objects.
+# Check deploy/ by linters and schemas: `make check-deploy`. Names checks that cannot run here; fails where one objects.
 #   deploy/check.sh FOLDER_OF_THE_CHECKERS
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,7 +1,7 @@
 """Accepted length tau and conditional acceptance by position: counting and tables.
 
-tau counts the bonus token. A position that was not verified is unobserved: it enters neither side of its ratio, so
-scheduled verification does not look like rejection.
+tau includes the bonus token. A position that was not verified counts neither as tried nor as kept, so scheduled
+verification does not look like rejection.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 class Acceptance:
     """Counts over verification steps.
 
-    cycles: steps; tokens: tokens they yielded, bonus included.
-    tried, kept: [gamma] how often position k was verified with everything before it accepted, and accepted then.
+    cycles: number of steps. tokens: tokens they yielded, including the bonus token.
+    tried: [gamma] how often position k was verified with all positions before it accepted.
+    kept: [gamma] how often it was then accepted.
     """
 
     cycles: int
@@ -29,12 +30,11 @@ class Acceptance:
 
     @classmethod
     def empty(cls, gamma: int) -> Acceptance:
-        """Nothing seen yet."""
         return cls(0, 0, (0,) * gamma, (0,) * gamma)
 
     @classmethod
     def from_steps(cls, verified: Iterable[int], accepted: Iterable[int], gamma: int) -> Acceptance:
-        """Counts of steps that verified l draft tokens and accepted n <= l of them each."""
+        """Count steps that each verified l draft tokens and accepted n <= l of them."""
         tried, kept, cycles, tokens = [0] * gamma, [0] * gamma, 0, 0
         for length, run in zip(verified, accepted, strict=True):
             if not 0 <= run <= length <= gamma:
@@ -48,16 +48,16 @@ class Acceptance:
 
     @property
     def accepted_length(self) -> float:
-        """tau; 0 when nothing was seen."""
+        """tau; 0 without steps."""
         return self.tokens / self.cycles if self.cycles else 0.0
 
     @property
     def conditional(self) -> list[float | None]:
-        """Acceptance of position k given that those before it were accepted; None where never observed."""
+        """Acceptance of position k given that all before it were accepted; None where never observed."""
         return [k / t if t else None for k, t in zip(self.kept, self.tried, strict=True)]
 
     def counts(self) -> dict[str, Any]:
-        """The JSON form: tau, and the counts that `outrider simulate --acceptance` reads."""
+        """Return the JSON form: tau, and the counts that `outrider simulate --acceptance` reads."""
         return {"tau": self.accepted_length, "tried": self.tried, "kept": self.kept}
 
     def __add__(self, other: Acceptance) -> Acceptance:
@@ -71,16 +71,16 @@ class Acceptance:
         )
 
     def __sub__(self, before: Acceptance) -> Acceptance:
-        """The steps since `before`, of the same counters."""
+        """Return the steps since `before`, an earlier reading of the same counters."""
         tried, kept = (tuple(-count for count in counts) for counts in (before.tried, before.kept))
         return self + Acceptance(-before.cycles, -before.tokens, tried, kept)
 
 
-def acceptance_table(found: Mapping[str, Acceptance]) -> str:
-    """A Markdown table, one row per name: tau, steps, conditional acceptance by position."""
-    gamma = max((len(a.tried) for a in found.values()), default=0)
+def acceptance_table(acceptances: Mapping[str, Acceptance]) -> str:
+    """Return a Markdown table with one row per name: tau, steps, conditional acceptance by position."""
+    gamma = max((len(a.tried) for a in acceptances.values()), default=0)
     lines = ["| | tau | steps | " + " | ".join(map(str, range(1, gamma + 1))) + " |", "|---" * (gamma + 3) + "|"]
-    for name, a in found.items():
+    for name, a in acceptances.items():
         cells = ["-" if c is None else f"{c:.2f}" for c in a.conditional]
         cells += [""] * (gamma - len(cells))
         lines.append(f"| {name} | {a.accepted_length:.2f} | {a.cycles} | " + " | ".join(cells) + " |")

@@ -1,6 +1,7 @@
-"""LoRA adapters as PEFT writes them: what a folder holds, checked before its weights are read.
+"""LoRA adapters as PEFT writes them: the contents of a folder, checked before its weights are read.
 
-Only what is served exactly is taken: low-rank changes of linear layers, in safetensors, which hold no code.
+Only adapters that can be served exactly are accepted: low-rank changes of linear layers, in safetensors (which hold no
+    code).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(?:\
 """PEFT's names of tensors that are served."""
 LAYER = re.compile(r"\blayers\.(\d+)\.")
 NEUTRAL: dict[str, tuple[Any, ...]] = {"bias": ("none",), "peft_type": ("LORA",)}
-"""Values of fields that have to be so, beside those that may only be empty or false."""
+"""Values with which an otherwise unsupported field is harmless. Fields not listed may only be empty or false."""
 UNSUPPORTED = {
     "peft_type": "it is no LoRA adapter",
     "use_dora": "DoRA changes the lengths of weights too",
@@ -38,17 +39,18 @@ UNSUPPORTED = {
 READS_HIDDEN = frozenset({"q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj"})
 WRITES_HIDDEN = frozenset({"o_proj", "down_proj"})
 SGLANG_WANTS = dict.fromkeys(("q_proj", "k_proj", "v_proj"), ("q_proj", "v_proj")) | {"up_proj": ("gate_proj",)}
-"""Modules that SGLang takes only beside others."""
+"""Modules that SGLang accepts only together with these."""
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterFolder:
-    """An adapter on the disk.
+    """An adapter on disk.
 
-    shapes: of A [rank, depth] and B [outputs, rank] by the module that they change. alpha: by which they are scaled.
-    by_root: the scale is alpha over the root of the rank (rank-stabilised LoRA), not over the rank.
+    alpha: its scale before division by the rank.
+    by_root: divide alpha by the root of the rank (rank-stabilised LoRA), not by the rank.
+    shapes: of A [rank, depth] and B [outputs, rank], by the module that they change.
     """
 
     path: Path
@@ -58,7 +60,7 @@ class AdapterFolder:
 
     @classmethod
     def open(cls, path: Path) -> AdapterFolder:
-        """Read everything but the weights; raises ValueError saying what is wrong."""
+        """Read everything but the weights. Raises ValueError where the adapter cannot be served."""
         if not path.is_dir():
             raise ValueError("there is no such folder")
         config = _config(path)
@@ -71,7 +73,7 @@ class AdapterFolder:
         return cls(path, float(alpha), bool(config.get("use_rslora")), _shapes(path))
 
     def check(self, config: Mapping[str, Any]) -> None:
-        """Raise ValueError where the adapter is of another model than the one with this config.json."""
+        """Raise ValueError where the adapter belongs to another model than the one with this config.json."""
         hidden, layers = config.get("hidden_size"), config.get("num_hidden_layers")
         for module, (down, up) in self.shapes.items():
             if ".experts." in module:
@@ -84,36 +86,36 @@ class AdapterFolder:
                 raise ValueError(f"it is of another model: its {module} has {size} hidden numbers, the model {hidden}")
 
     def check_for_sglang(self) -> None:
-        """Raise ValueError where SGLang, which has adapters on GPUs, would take it for another."""
+        """Raise ValueError where SGLang, which serves adapters on GPUs, would compute something else."""
         if self.by_root:
             raise ValueError("it is rank-stabilised (use_rslora), which SGLang scales otherwise")
         for module in self.shapes:
             prefix, _, last = module.rpartition(".")
             wanted = [f"{prefix}.{name}" for name in SGLANG_WANTS.get(last, ())]
             if missing := [name for name in wanted if name not in self.shapes]:
-                raise ValueError(f"SGLang takes its {module} only with {missing[0]} beside it")
+                raise ValueError(f"SGLang takes its {module} only together with {missing[0]}")
 
     def scale(self, rank: int) -> float:
-        """The number by which the product of a B and an A of this rank is multiplied."""
+        """Return the factor of the product B A for this rank."""
         return self.alpha / (rank**0.5 if self.by_root else rank)
 
     def digest(self) -> str:
-        """32 hex digits that tell what the folder holds from anything else; reads all of it. Raises OSError."""
-        found = hashlib.sha256()
+        """Return 32 hex digits that identify the folder's contents. Reads all of it; raises OSError."""
+        digest = hashlib.sha256()
         for name in (CONFIG, WEIGHTS):
             with (self.path / name).open("rb") as file:
-                found.update(hashlib.file_digest(file, "sha256").digest())
-        return found.hexdigest()[:32]
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()[:32]
 
     def weights(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """A and B by the module that they change."""
-        found: dict[str, dict[str, torch.Tensor]] = {module: {} for module in self.shapes}
+        """Return A and B by the module that they change."""
+        tensors: dict[str, dict[str, torch.Tensor]] = {module: {} for module in self.shapes}
         with safe_open(self.path / WEIGHTS, "pt") as file:
             for name in file.keys():  # noqa: SIM118  it is no dictionary
                 match = TENSOR.fullmatch(name)
-                assert match is not None  # `open` has seen them
-                found[match["module"]][match["side"]] = file.get_tensor(name)
-        return {module: (sides["A"], sides["B"]) for module, sides in found.items()}
+                assert match is not None  # checked by `open`
+                tensors[match["module"]][match["side"]] = file.get_tensor(name)
+        return {module: (sides["A"], sides["B"]) for module, sides in tensors.items()}
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -131,20 +133,20 @@ def _config(path: Path) -> dict[str, Any]:
 def _shapes(path: Path) -> dict[str, tuple[Shape, Shape]]:
     if not (path / WEIGHTS).is_file():
         raise ValueError(f"it has no {WEIGHTS}")
-    found: dict[str, dict[str, Shape]] = {}
+    shapes: dict[str, dict[str, Shape]] = {}
     try:
         with safe_open(path / WEIGHTS, "pt") as file:
             for name in file.keys():  # noqa: SIM118
                 match = TENSOR.fullmatch(name)
                 if match is None:
                     raise ValueError(f"its tensor {name} is not served: only A and B of linear layers are")
-                found.setdefault(match["module"], {})[match["side"]] = tuple(file.get_slice(name).get_shape())
+                shapes.setdefault(match["module"], {})[match["side"]] = tuple(file.get_slice(name).get_shape())
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{WEIGHTS} cannot be read: {error}") from None
-    if not found:
-        raise ValueError(f"{WEIGHTS} holds nothing")
-    for module, sides in found.items():
+    if not shapes:
+        raise ValueError(f"{WEIGHTS} has no tensors")
+    for module, sides in shapes.items():
         down, up = sides.get("A", ()), sides.get("B", ())
         if len(down) != 2 or len(up) != 2 or down[0] != up[1] or not down[0]:
             raise ValueError(f"its {module} has no A [rank, depth] and B [outputs, rank] that fit each other")
-    return {module: (sides["A"], sides["B"]) for module, sides in found.items()}
+    return {module: (sides["A"], sides["B"]) for module, sides in shapes.items()}

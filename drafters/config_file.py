@@ -1,6 +1,4 @@
-"""The `config.json` of a drafter's checkpoint folder, and the shape of layers that all kinds of drafters have in it."""
-
-from __future__ import annotations
+"""The `config.json` of a drafter's checkpoint folder, and the layer shape that all kinds of drafters share."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,20 +13,17 @@ ROPES = {
     "yarn": ("factor", "original_max_position_embeddings"),
     "proportional": ("partial_rotary_factor",),
 }
-"""Scaled rotary embeddings that are the same for every length, and the numbers that each has to have."""
+"""Scaled rotary embeddings that do not depend on the length, each with the numbers that it needs."""
 
 
 class CheckpointError(ValueError):
-    """A drafter checkpoint that cannot be used; the message says what differs."""
+    """A drafter checkpoint that cannot be used; the message names the difference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerShape:
-    """Shape of a drafter's layers.
-
-    vocab_size: of the target. rope: how the rotary embedding is scaled, a type of ROPES and its numbers; empty: not at
-    all. max_positions: it was trained for.
-    """
+    """Shape of a drafter's layers. vocab_size: of the target. rope: scaling of the rotary embedding: a type of ROPES
+    and its numbers; empty: none. max_positions: positions that it was trained for."""
 
     vocab_size: int
     hidden_size: int
@@ -46,7 +41,7 @@ class LayerShape:
             raise CheckpointError(f"{self.num_heads} query heads do not divide among {self.num_kv_heads} key heads")
 
     def layers_json(self) -> dict[str, Any]:
-        """The fields of `config.json` that all kinds have."""
+        """Return the fields of `config.json` that all kinds have."""
         return {
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
@@ -62,7 +57,7 @@ class LayerShape:
 
 
 class Fields:
-    """The fields of a `config.json`; those in `section` go before the others. file: its name in messages."""
+    """The fields of a `config.json`; `section` goes before the top level. file: its name in messages."""
 
     def __init__(
         self, config: Mapping[str, Any], section: Mapping[str, Any] | None = None, file: str = "drafter config.json"
@@ -73,7 +68,7 @@ class Fields:
         return self.section.get(key, self.config.get(key, default))
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A field that has to be there; raises CheckpointError."""
+        """Return a required field; raises CheckpointError if it is missing."""
         if (value := self.value(key, default)) is None:
             raise CheckpointError(f"{self.file} has no {key!r}")
         return value
@@ -82,7 +77,7 @@ class Fields:
         return int(self.get(key, default))
 
     def layers(self, *, theta: float, positions: int) -> dict[str, Any]:
-        """The arguments of a `LayerShape`; theta, positions: where the file does not say them."""
+        """Return the arguments of a `LayerShape`; theta, positions: defaults for fields that the file lacks."""
         heads, hidden = self.integer("num_attention_heads"), self.integer("hidden_size")
         theta, rope = rotary(self.config, theta)
         return {
@@ -100,7 +95,7 @@ class Fields:
 
 
 def read_json(folder: str | Path) -> dict[str, Any]:
-    """The content of a checkpoint folder's `config.json`; raises CheckpointError."""
+    """Read a checkpoint folder's `config.json`; raises CheckpointError."""
     path = Path(folder) / "config.json"
     if not path.exists():
         raise CheckpointError(f"{folder} is not a drafter checkpoint: it has no config.json")
@@ -114,12 +109,12 @@ def read_json(folder: str | Path) -> dict[str, Any]:
 
 
 def check_layers(layers: Sequence[int], count: int) -> None:
-    """Raise CheckpointError unless an engine can hand a drafter the outputs of these target layers.
+    """Raise CheckpointError unless an engine can pass the outputs of these target layers to a drafter.
 
-    SGLang captures what enters a layer, in the order of the layers: the last one's output enters none. count: layers of
-    the target; 0 where that is not known.
+    SGLang captures the input of each layer, in the order of the layers, so it never captures the last layer's output.
+    count: layers of the target; 0 where unknown.
     """
-    rising = all(one < other for one, other in pairwise(layers))
+    rising = all(layer < following for layer, following in pairwise(layers))
     if not layers or not rising or layers[0] < 0 or 0 < count <= layers[-1] + 1:
         within = f" within 0..{count - 2}: of {count} layers all but the last can be read" if count else " from 0"
         raise CheckpointError(f"target_layer_ids {list(layers)} must rise{within}")
@@ -129,16 +124,16 @@ def check_same(
     target: Mapping[str, Any], wanted: Mapping[str, Any], *, drafter: str = "this drafter",
     own: str = "the drafter was trained for",
 ) -> None:  # fmt: skip
-    """Raise CheckpointError naming what a target has otherwise than a drafter's own target; what one of them does not
-    say is not compared."""
+    """Raise CheckpointError naming the fields in which a target differs from the drafter's own target. Fields that
+    either lacks are not compared."""
     both = [(key, target.get(key), value) for key, value in wanted.items()]
-    differ = [f"{key} is {found}, {own} {value}" for key, found, value in both if found and value and found != value]
+    differ = [f"{key} is {given}, {own} {value}" for key, given, value in both if given and value and given != value]
     if differ:
         raise CheckpointError(f"{drafter} does not fit the target: " + "; ".join(differ))
 
 
 def rotary(config: Mapping[str, Any], theta: float) -> tuple[float, dict[str, Any]]:
-    """`LayerShape.rope_theta`, which is `theta` where the config does not say it, and `LayerShape.rope`."""
+    """Return `LayerShape.rope_theta` (`theta` where the config lacks it) and `LayerShape.rope`."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     rope = dict(rope.get("full_attention", rope))
     kind = rope.pop("rope_type", rope.pop("type", "default"))

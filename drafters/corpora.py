@@ -1,9 +1,9 @@
 """Texts of other requests for prompt lookup: a corpus for each owner (an API key with an adapter) and salt, strictly
 apart.
 
-What one corpus holds, drops or finds depends on its owner's texts alone, so that neither drafts nor times tell an owner
-of another's. Only how many owners there are and which asked last is shared: beyond `OWNERS` of them the texts of one
-are dropped, of the key with most owners the one that has been silent longest. So a key's adapters displace each other.
+The contents of a corpus, its evictions and its matches depend on its owner's texts alone, so neither drafts nor times
+reveal another owner's texts. Owners share only their number and order of use: beyond `OWNERS`, one owner's texts are
+dropped. The key with most owners gives up the one unused for longest, so a key's adapters displace each other.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import NamedTuple
 import torch
 
 OWNERS = 16
-"""Owners whose texts are kept; each may have as many tokens as any other."""
+"""Owners with texts kept; each has the same limit of tokens."""
 SALTED_SHARE = 8
-"""A salted corpus has at most this part of what one without a salt has."""
+"""A salted corpus holds at most 1 / SALTED_SHARE of the tokens of one without a salt."""
 NO_CORPUS = 0
-"""Number of a request that looks nothing up in other texts."""
+"""Number for requests without lookup in other texts."""
 
 
 class Name(NamedTuple):
-    """Hashes of a corpus's owner (of the key, and of the adapter if there is one), and of owner and salt, "" without
-    one: nothing is kept as it came."""
+    """Hashes that identify a corpus; the plain names are not kept. owner: hashes of the key, and of the adapter if
+    there is one. salted: hash of owner and salt; "" without a salt."""
 
     owner: str
     salted: str
@@ -44,9 +44,9 @@ class Name(NamedTuple):
 class Corpora:
     """Corpora in memory, by name; needs the compiled kernels.
 
-    tokens: of each owner's texts without a salt at most, rounded down to a power of two; as many again of those with
-    one. A token takes 20 bytes with the index. The oldest text of a corpus goes first, and of an owner's salted corpora
-    the one that was used longest ago.
+    tokens: limit of each owner's texts without a salt, rounded down to a power of two; texts with a salt have the same
+        limit again. A token takes 20 bytes including its index. A full corpus drops its oldest text; an owner over the
+        limit of salted texts loses the least recently used salted corpus.
 
     One thread inserts and looks up; another may read `contents` meanwhile.
     """
@@ -59,42 +59,41 @@ class Corpora:
         self._lock = RLock()
 
     def number(self, name: Name) -> int:
-        """Number of a corpus, made if there is none; of one that was dropped it is never used again."""
+        """Return the number of a corpus, which is created if missing. Numbers of dropped corpora are never reused."""
         with self._lock:
-            found = self._numbers.pop(name, None)
-            if found is None:
+            number = self._numbers.pop(name, None)
+            if number is None:
                 self._make_room(name)
-                found = self.native.add(self.capacity // SALTED_SHARE if name.salted else self.capacity)
-            self._numbers[name] = found
-            return found
+                number = self.native.add(self.capacity // SALTED_SHARE if name.salted else self.capacity)
+            self._numbers[name] = number
+            return number
 
     def insert(self, name: Name, text: Sequence[int], *, secret: bool = False) -> None:
-        """Add a text, less what is in the corpus already. secret: `contents` leaves it out."""
+        """Add a text, except the part that the corpus already has. secret: leave it out of `contents`."""
         number, tokens = self.number(name), torch.tensor(text, dtype=torch.int64)
         with self._lock:
             self.native.insert(number, tokens, secret)
         self._bound(name)
 
     def fill(self, name: Name, contents: torch.Tensor) -> None:
-        """Add what `contents` gave of a corpus."""
+        """Add the texts that `contents` returned for a corpus."""
         number = self.number(name)
         with self._lock:
             self.native.fill(number, contents)
         self._bound(name)
 
     def contents(self) -> Iterator[tuple[Name, torch.Tensor]]:
-        """Each corpus's texts [N] int32, oldest first, every one behind a -1; the least recently used corpus first."""
+        """Yield each corpus's texts [N] int32, oldest first, each after a -1; the least recently used corpus first."""
         with self._lock:
-            found = [(name, self.native.contents(number)) for name, number in self._numbers.items()]
-        yield from found
+            contents = [(name, self.native.contents(number)) for name, number in self._numbers.items()]
+        yield from contents
 
     @property
     def bytes(self) -> int:
-        """Memory that all corpora take."""
         return sum(self.native.bytes(number) for number in self._numbers.values())
 
     def _bound(self, name: Name) -> None:
-        """Drop the owner's salted corpora that were used longest ago until the others fit."""
+        """Drop the owner's least recently used salted corpora until the rest fit."""
         self.changes += 1
         if not name.salted:
             return
@@ -108,8 +107,8 @@ class Corpora:
             self._drop(each)
 
     def _make_room(self, coming: Name) -> None:
-        """Drop one owner's texts where a new owner would be one too many."""
-        keys = {each.owner: each.key for each in reversed(self._numbers)}  # the one that asked last comes first
+        """Drop one owner's texts if a new owner would exceed the limit."""
+        keys = {each.owner: each.key for each in reversed(self._numbers)}  # the most recently used first
         if coming.owner not in keys and len(keys) >= OWNERS:
             held = Counter([*keys.values(), coming.key])
             gone = max(reversed(keys), key=lambda owner: held[keys[owner]])

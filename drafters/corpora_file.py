@@ -1,10 +1,8 @@
-"""File of the texts in `corpora.py`, which outlives restarts: a line of JSON, then all corpora's tokens.
+"""File that keeps the texts of `corpora.py` across restarts: a line of JSON, then the tokens of all corpora.
 
-The line has the tokenizer's digest, each corpus's hashed name and number of tokens, and the digest of all tokens, which
-are int32, little-endian, a -1 before each text.
+The line has the tokenizer's digest, each corpus's hashed name and number of tokens, and the digest of all tokens.
+Tokens are int32, little-endian, with -1 before each text.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -25,12 +23,12 @@ Texts = list[tuple[Name, torch.Tensor]]
 
 def write(path: Path, corpora: Iterable[tuple[Name, torch.Tensor]], tokenizer: str) -> None:
     """Replace the file. Raises OSError."""
-    found = list(corpora)
-    tokens = b"".join(contents.numpy().astype("<i4").tobytes() for _, contents in found)
+    texts = list(corpora)
+    tokens = b"".join(contents.numpy().astype("<i4").tobytes() for _, contents in texts)
     head = {
         "kind": KIND,
         "tokenizer": tokenizer,
-        "corpora": [[*name, len(contents)] for name, contents in found],
+        "corpora": [[*name, len(contents)] for name, contents in texts],
         "sha256": hashlib.sha256(tokens).hexdigest(),
     }
     with replacing(path, MODE, alone=True) as temporary, temporary.open("wb") as file:
@@ -38,23 +36,21 @@ def write(path: Path, corpora: Iterable[tuple[Name, torch.Tensor]], tokenizer: s
 
 
 def read(path: Path, tokenizer: str, vocab_size: int) -> Texts:
-    """The corpora in the order in which they were written; none where there is no file.
-
-    Raises OSError, and ValueError where the file is none of these, damaged, or of another tokenizer.
-    """
+    """Read the corpora in the order in which they were written; return none where there is no file. Raises OSError, and
+    ValueError where the file has another format or tokenizer, or is damaged."""
     try:
         line, _, tokens = path.read_bytes().partition(b"\n")
     except FileNotFoundError:
         return []
     try:
         head = json.loads(line)
-        kind, theirs, digest = head["kind"], head["tokenizer"], head["sha256"]
+        kind, stored_tokenizer, digest = head["kind"], head["tokenizer"], head["sha256"]
         names = [(Name(str(owner), str(whole)), int(count)) for owner, whole, count in head["corpora"]]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError("it is no file of texts to look up") from None
     if kind != KIND:
         raise ValueError(f"it is {kind!r}, expected {KIND!r}")
-    if theirs != tokenizer:
+    if stored_tokenizer != tokenizer:
         raise ValueError("its texts are of another model's tokenizer")
     counts = [count for _, count in names]
     if hashlib.sha256(tokens).hexdigest() != digest or min(counts, default=0) < 0 or 4 * sum(counts) != len(tokens):

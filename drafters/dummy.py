@@ -1,14 +1,12 @@
 """Drafts of a fixed length that the target hardly ever accepts, for measuring steps of an exact shape."""
 
-from __future__ import annotations
-
 import torch
 
 from .base import Draft, DraftBatch, Drafter
 
 
 class FixedDrafter(Drafter):
-    """Drafts `gamma` tokens all over a vocabulary, hashes of their positions."""
+    """Drafts `gamma` tokens spread over the vocabulary, hashes of their positions."""
 
     def __init__(self, gamma: int, vocabulary: int):
         self.gamma, self.vocabulary = gamma, vocabulary

@@ -1,17 +1,14 @@
-"""The common part of drafters that encode the text themselves: which tokens a step encodes, and who drafts.
+"""Common base of drafters that encode the text themselves: which tokens a step encodes, and for whom it drafts.
 
-`observe` only notes tokens; `propose`, which has the page table, encodes what is new of the requests it drafts for.
-What a slot holds depends on the tokens up to it alone, so a prefix of another request, a prompt read in pieces, a
-request that comes back and steps that did not draft leave nothing to be done but to encode from the first position
-that is not encoded yet.
+`observe` only stores tokens; `propose`, which has the page table, encodes new tokens of the requests it drafts for. The
+state of a slot depends only on the tokens up to it. So shared prefixes, chunked prompts, resumed requests and steps
+without drafts need one rule: encode from the first position that is not encoded yet.
 
-On a CPU the host looks how much that is. On a device it does not know: prompts are encoded when they are prefilled, as
-many tokens as the target has just read, and every step that drafts encodes as many for each number of requests, part of
-them padding. All requests take part, asked for or not. What a step can commit always fits, so that those whose text is
-encoded stay so; the others get drafts of length 0 until it is encoded.
+On a CPU the host reads how many tokens are new. On a device the host does not know. A prefill encodes as many tokens as
+the target has just read. A step that drafts encodes a number of tokens fixed by its number of requests, padding
+included. All requests take part, masked or not. The number covers whatever a step can commit, so an encoded request
+stays encoded; a request that is not gets drafts of length 0 until it is.
 """
-
-from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
@@ -23,17 +20,17 @@ from .slot_tokens import SlotTokens
 from .spans import Spans, first_missing, shares
 
 BACKLOG, BACKLOG_EACH = 256, 16
-"""Tokens encoded in a step at most: of all requests together, or for each request where that is more."""
+"""Most tokens encoded in a step on a CPU: in all, or per request if that is more."""
 ROOM, MOST = 256, 64
-"""Tokens that a step on a device encodes at most: of all requests together, unless the step can commit more, and of one
-request. All of it is computed, padding included; up to a few hundred rows cost no more than reading the weights."""
+"""Most tokens encoded in a step on a device: of all requests together (more if the step can commit more), and of one
+request. All are computed, padding included; up to a few hundred rows cost no more than reading the weights."""
 
 
 class EncodingDrafter(Drafter):
-    """A drafter that keeps a state of its own for every token of a text.
+    """A drafter that keeps its own state for every token of a text.
 
-    embedding: [V, d], read in `dtype`. device, on_host: where it works, and whether that is a CPU. block: positions of
-    each request, from the anchor's on, that the first pass of a draft computes.
+    embedding: [V, d], read in `dtype`. device: where it works. on_host: whether that is a CPU.
+    block: positions of each request, from the anchor's on, that the first pass of a draft computes.
     """
 
     embedding: Rows
@@ -55,13 +52,13 @@ class EncodingDrafter(Drafter):
 
     @torch.inference_mode()
     def prefilled(self, chunks: Prefilled) -> None:
-        """Encode chunks of prompts at once on a device; an older backlog goes first, in their place."""
+        """Encode prompt chunks at once on a device; an older backlog takes their place."""
         if self.on_host:
             return
         room, most = sum(chunks.counts), max(chunks.counts)
         first, count = self._share(chunks.page_table, chunks.rows, chunks.seq_lens, chunks.longest, room, most)
         where = chunks.page_table, chunks.rows, first, count
-        # Without a bound of the contexts: torch's attention, where it has to do, would look at each for each.
+        # Without a bound of the contexts: torch's attention would compare every pair of positions.
         self._encode(Spans.padded(*where, size=room, most=most, longest=None))
 
     @torch.inference_mode()
@@ -91,8 +88,7 @@ class EncodingDrafter(Drafter):
         return drafted.spread(selected[ready], batch.anchors, drafting=len(selected))
 
     def _propose_each(self, batch: DraftBatch) -> Draft:
-        """Drafts for all, of length 0 where none was asked for or the text is not encoded: which these are, the host
-        need not know."""
+        """Draft for all; masked requests and texts not yet encoded get length 0, without waiting for the device."""
         requests, where = len(batch.rows), (batch.page_table, batch.rows)
         longest = int(batch.seq_lens.max()) + 1 if batch.longest is None else batch.longest
         committed = self.gamma + 1  # tokens of a request that a step can commit
@@ -109,13 +105,14 @@ class EncodingDrafter(Drafter):
     def _share(
         self, page_table: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor, longest: int, room: int, most: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`_next` of texts of these lengths [R] where there is so much room for all, and for one at most; on any device
-        and without waiting for it."""
+        """Return `_next` for texts of these lengths [R], at most `room` tokens in all and `most` of one. Works on any
+        device without waiting for it."""
         first = first_missing(self.encoded, page_table, rows, lengths, longest)
         return first, shares(lengths - first, room, most)
 
     def _next(self, batch: DraftBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """[R] where each request is to be encoded from, and how many tokens in this step: short backlogs first."""
+        """Return [R] the first position of each request to encode, and [R] the tokens in this step: short backlogs
+        first."""
         ends = batch.seq_lens
         first = first_missing(self.encoded, batch.page_table, batch.rows, ends, None)
         backlog, bound = ends - first, max(BACKLOG, BACKLOG_EACH * len(ends))
@@ -128,7 +125,7 @@ class EncodingDrafter(Drafter):
         return self.embedding[ids].to(self.dtype)
 
     def _inputs(self, new: Spans) -> torch.Tensor:
-        """Embeddings [N, d] of the tokens at these positions."""
+        """Return the embeddings [N, d] of the tokens at these positions."""
         return self._embed(self.tokens.tokens[new.slots].long())
 
     def _nothing(self, requests: int) -> Draft:
@@ -142,7 +139,8 @@ class EncodingDrafter(Drafter):
 
     @abstractmethod
     def _draft(self, batch: DraftBatch, block: Spans, new: Spans | None) -> Draft:
-        """Drafts for all requests of the batch, whose context is encoded but for what is `new`.
+        """Draft for all requests of the batch; all their context but `new` is encoded.
 
-        block: the first positions behind the contexts, see `block`. new: of these requests, and perhaps of others.
+        block: the first positions after the contexts, see the attribute `block`.
+        new: positions to encode, of these requests and perhaps of further ones.
         """

@@ -1,11 +1,9 @@
-"""A drafter model that first looks whether the text is repeating itself.
+"""A drafter model that first checks whether the text is repeating itself.
 
-Prompt lookup costs next to nothing and is right for long where an answer quotes or repeats; a trained drafter is right
-more often elsewhere. Which of the two drafts for a request is decided by what both know before their first token is
-drawn, so that the choice cannot favour one outcome of that draw over another.
+Prompt lookup is nearly free and keeps being right where an answer quotes or repeats; a trained drafter is right more
+often elsewhere. The choice between them uses only facts known before either draws its first token, so it cannot favour
+one outcome of that draw over another.
 """
-
-from __future__ import annotations
 
 from dataclasses import replace
 
@@ -16,14 +14,14 @@ from .ngram import NgramDrafter
 from .wrappers import Wrapper
 
 LOOKUP_THRESHOLD = 1.2
-"""Expected accepted tokens, of as many as the model drafts, from which a lookup is taken without asking the model."""
+"""Expected accepted tokens of a lookup, cut to the model's gamma, from which it is taken without running the model."""
 
 
 class LookupFirst(Wrapper):
-    """Drafts by `lookup` where that promises more than `model`, which is asked only where the lookup is unsure.
+    """Drafts by `lookup` where that promises more than `model`, which runs only where the lookup is unsure.
 
-    A lookup may be longer than the model's drafts, except beside drafts with q, so that q need not be as long.
-    expected_run_length: the model's expected accepted tokens over its chance of the first (`registry.Entry`).
+    A lookup may be longer than the model's drafts, unless they come with q: then q need not be that long.
+    expected_run_length: the model's expected accepted tokens over its chance of the first (`registry.DrafterEntry`).
     """
 
     def __init__(self, lookup: NgramDrafter, model: Drafter, *, expected_run_length: float):
@@ -48,45 +46,45 @@ class LookupFirst(Wrapper):
         return self.lookup.propose(batch)
 
     def propose(self, batch: DraftBatch) -> Draft:
-        found = self.lookup.propose(batch)
-        expected = found.confidence[:, : self.model.gamma].cumprod(1).sum(1)
+        looked_up = self.lookup.propose(batch)
+        expected = looked_up.confidence[:, : self.model.gamma].cumprod(1).sum(1)
         unsure = expected < LOOKUP_THRESHOLD
-        if not unsure.is_cpu:  # who is unsure, the host does not know: the model drafts for all
+        if not unsure.is_cpu:  # the host cannot read who is unsure: the model drafts for all
             drafted = self.model.propose(batch)
             better = unsure & (drafted.lens > 0) & (expected < self.expected_run_length * drafted.confidence[:, 0])
-            return choose_each(found, drafted, better)
+            return choose_each(looked_up, drafted, better)
         selected = (unsure if batch.draft_mask is None else unsure & batch.draft_mask).nonzero()[:, 0]
         if len(selected) == 0:
-            return found
+            return looked_up
         everyone = len(selected) == len(batch.rows)
         drafted = self.model.propose(batch if everyone else batch.select(selected))
         better = expected[selected] < self.expected_run_length * drafted.confidence[:, 0]
         if everyone and bool(better.all()):
             return replace(drafted, looked_up=torch.zeros_like(better)).widened(self.gamma)
-        return merge(found, drafted, selected, better, batch.temperatures)
+        return merge(looked_up, drafted, selected, better, batch.temperatures)
 
 
-def choose_each(found: Draft, drafted: Draft, better: torch.Tensor) -> Draft:
-    """`merge` of R lookups and R drafts of the model, of which those are taken that are `better` [R]; on any device and
-    without waiting for it. q stays where it is, and lookups are said to be point masses, however long they are."""
-    model = drafted.widened(found.tokens.shape[1])
-    tokens = torch.where(better[:, None], model.tokens, found.tokens)
-    lens = torch.where(better, model.lens, found.lens)
-    confidence = torch.where(better[:, None], model.confidence, found.confidence)
+def choose_each(looked_up: Draft, drafted: Draft, better: torch.Tensor) -> Draft:
+    """Return `merge` of R lookups and R model drafts: the model's where `better` [R]. Works on any device without
+    waiting for it. q stays in place; lookups are marked as point masses, however long."""
+    model = drafted.widened(looked_up.tokens.shape[1])
+    tokens = torch.where(better[:, None], model.tokens, looked_up.tokens)
+    lens = torch.where(better, model.lens, looked_up.lens)
+    confidence = torch.where(better[:, None], model.confidence, looked_up.confidence)
     points = None if drafted.probs is None else ~better
     return Draft(tokens, lens, confidence, drafted.probs, drafted.vocab, ~better, drafted.drafting, points=points)
 
 
 def merge(
-    found: Draft, drafted: Draft, selected: torch.Tensor, better: torch.Tensor, temperatures: torch.Tensor
+    looked_up: Draft, drafted: Draft, selected: torch.Tensor, better: torch.Tensor, temperatures: torch.Tensor
 ) -> Draft:
-    """The lookups `found` of R requests, replaced for the M `selected` where the model's draft is `better` [M].
+    """Replace lookups of R requests by the model's draft, for the M `selected` requests, where that is `better` [M].
 
-    Where q is given at all, a lookup's is a point mass on its token; its draft is then no longer than q, and ends
-    before a token that the model's vocabulary lacks, unless the request is greedy.
+    If the model gives q, a lookup's q is a point mass on each token. The lookup is then cut to the length of q, and,
+    unless the request is greedy, before a token that the model's vocabulary lacks.
     """
     taken, length = selected[better], drafted.tokens.shape[1]
-    tokens, lens, confidence = found.tokens.clone(), found.lens.clone(), found.confidence.clone()
+    tokens, lens, confidence = looked_up.tokens.clone(), looked_up.lens.clone(), looked_up.confidence.clone()
     tokens[taken, :length], lens[taken] = drafted.tokens[better], drafted.lens[better]
     confidence[taken, :length], confidence[taken, length:] = drafted.confidence[better], 0.0
     lookups = torch.ones_like(lens, dtype=torch.bool)
@@ -95,15 +93,18 @@ def merge(
     if drafted.probs is not None:
         probs, lens = point_masses(drafted, tokens, lens, lookups & (temperatures > 0))
         probs[taken] = drafted.probs[better]
-    across = None if found.across is None else found.across & lookups
-    return Draft(tokens, lens, confidence, probs, drafted.vocab, lookups, drafted.drafting, across)
+    across = None if looked_up.across is None else looked_up.across & lookups
+    by_grammar = None if looked_up.by_grammar is None else looked_up.by_grammar & lookups
+    return Draft(
+        tokens, lens, confidence, probs, drafted.vocab, lookups, drafted.drafting, across, by_grammar=by_grammar
+    )
 
 
 def point_masses(
     drafted: Draft, tokens: torch.Tensor, lens: torch.Tensor, sampled: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [R, G, V'] of point masses on tokens [R, gamma], as wide and long as that of `drafted`; and the lengths [R],
-    within q, and where requests are `sampled` lookups [R] only up to a token that the model's vocabulary lacks."""
+    """Return q [R, G, V'] with point masses on tokens [R, gamma], shaped as that of `drafted`, and lengths [R]. Lengths
+    are cut to G, and for `sampled` lookups [R] before the first token that the model's vocabulary lacks."""
     assert drafted.probs is not None
     length, width = drafted.probs.shape[1:]  # shorter than the tokens where fewer were drafted
     column = named = tokens[:, :length].contiguous()

@@ -1,7 +1,5 @@
 """Contents of a drafter checkpoint folder of any kind."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ Config = BlockConfig | EagleConfig | MtpConfig
 
 
 def network_of(config: BlockConfig) -> type[DraftModel]:
-    """The class that holds the weights of such a checkpoint."""
+    """Return the class that holds the weights of such a checkpoint."""
     return DiffusionModel if config.kind in DiffusionModel.kinds else BlockModel
 
 
@@ -34,7 +32,7 @@ def load_any(folder: str | Path, *, dtype: torch.dtype = torch.bfloat16) -> Draf
 
 
 def read_config(folder: str | Path) -> Config:
-    """Shape of a folder's drafter, or of the MTP layer in a target's; raises CheckpointError where none can be read."""
+    """Read the shape of a folder's drafter, or of the MTP layer in a target's folder; raises CheckpointError."""
     config = read_json(folder)
     if has_layout(config):
         return MtpConfig.from_json(config)
@@ -42,7 +40,8 @@ def read_config(folder: str | Path) -> Config:
 
 
 def layers_of(folder: str | Path, count: int) -> tuple[int, ...]:
-    """The layers that a folder's drafter reads of a target with `count` layers; raises CheckpointError."""
+    """Return the target layers that a folder's drafter reads, for a target with `count` layers; raises
+    CheckpointError."""
     config = read_config(folder)
     if isinstance(config, MtpConfig):
         return ()
@@ -50,7 +49,7 @@ def layers_of(folder: str | Path, count: int) -> tuple[int, ...]:
 
 
 def not_trained(config: Config) -> str:
-    """The part of a drafter's shape that is served and not trained here; "" if there is none."""
+    """Name the part of a drafter's shape that is served but cannot be trained here; "" if there is none."""
     if isinstance(config, MtpConfig):
         return "a target's own MTP layer"
     if isinstance(config, EagleConfig):
@@ -61,7 +60,7 @@ def not_trained(config: Config) -> str:
 
 
 def save(model: TrainedModel, head: torch.Tensor, folder: str | Path) -> None:
-    """Write a trained drafter as it is served; head: the rows [V', d] that it drafts with."""
+    """Write a trained drafter in the format that is served; head: the rows [V', d] that it drafts with."""
     if isinstance(model, EagleModel):
         eagle.save(model.stored, head, folder)
     else:
@@ -70,22 +69,22 @@ def save(model: TrainedModel, head: torch.Tensor, folder: str | Path) -> None:
 
 
 def kind_of(folder: str | Path) -> str:
-    """Kind of a folder's drafter, as `registry.serving` takes it; raises CheckpointError where none can be read."""
+    """Return the kind of a folder's drafter, as `registry.serving` expects it; raises CheckpointError."""
     return read_config(folder).kind
 
 
 def memory(folder: str | Path, dtype: torch.dtype) -> tuple[int, int]:
-    """Bytes that a drafter of a folder takes in `dtype`: of its weights, and of what it keeps for a token of a text."""
+    """Return the bytes of a folder's drafter in `dtype`: of its weights, and of its state per token of a text."""
     config = read_json(folder)
-    found = mtp if has_layout(config) else eagle if is_eagle(config) else block
-    return found.memory(folder, dtype)
+    module = mtp if has_layout(config) else eagle if is_eagle(config) else block
+    return module.memory(folder, dtype)
 
 
 def check_target(folder: str | Path, target: Mapping[str, Any]) -> None:
-    """Raise CheckpointError where a folder's drafter is not for a target, or is not whole, as far as is known without
-    reading its weights.
+    """Raise CheckpointError where a folder's drafter does not fit a target or is incomplete, without reading its
+    weights.
 
-    target: the target's config; what it does not say is not compared.
+    target: the target's config; fields that it lacks are not compared.
     """
     config = read_config(folder)
     if isinstance(config, MtpConfig):
@@ -99,7 +98,7 @@ def check_target(folder: str | Path, target: Mapping[str, Any]) -> None:
 
 
 def check(folder: str | Path, target: Mapping[str, Any]) -> None:
-    """Read a folder's weights; raises CheckpointError where they are damaged or do not fit a target, as above."""
+    """Read a folder's weights; raises CheckpointError where they are damaged or do not fit, as `check_target`."""
     check_target(folder, target)
     config = read_json(folder)
     if has_layout(config):

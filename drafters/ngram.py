@@ -1,10 +1,8 @@
-"""Prompt lookup: drafts by copying what followed the latest earlier occurrence of the last few tokens.
+"""Prompt lookup: drafts by copying the tokens that followed the latest earlier occurrence of the last few tokens.
 
-Saxena, Prompt Lookup Decoding (2023). Needs no model; strong where answers quote their prompt or repeat themselves,
-or, with `corpora.py`, what was asked and answered before.
+Saxena, Prompt Lookup Decoding (2023). Needs no model; strong where answers quote their prompt or repeat themselves, or,
+with `corpora.py`, repeat earlier prompts and answers.
 """
-
-from __future__ import annotations
 
 import torch
 
@@ -13,23 +11,25 @@ from outrider.kernels.cuda import native as cuda
 
 from .base import Draft, DraftBatch, Drafter, Features
 from .corpora import Corpora
+from .forced_first import forced_first
 from .slot_tokens import SlotTokens
 
-# Logits of the confidence: 1, log of the matched length (each accepted token lengthens it), log odds that earlier
-# matches were followed by the drafted token, the same of all places where the last token alone stood, temperature.
+# Weights of the confidence's logit: 1, log of the matched length (each accepted token lengthens it), log odds that
+# earlier matches were followed by the drafted token, the same of all places with just the last token, temperature.
 # Logistic regression on lookups in 5,700 answers of SmolLM2-135M-Instruct (code, chat, math; temperatures 0, 0.7, 1);
-# another model's are corrected by calibration.
+# calibration corrects them for other models.
 FIRST = (-1.23, 1.01, 0.69, 0.37, -0.53)
 LATER = (-1.02, 1.30, 0.07, 0.05, -0.59)
 Weights = tuple[float, float, float, float, float]
 LONGEST_MATCH = 32
 """Tokens. Confidence rises with the length of the match up to here."""
-# The same for drafts from other texts, whose odds are of the matches compared, beside the log of how many these are; of
-# 42,600 such drafts in 786 answers, each after the prompts and answers before it.
+# The same for drafts from other texts: the log odds count the compared matches, and the log of their number
+# takes the place of the other odds. From 42,600 such drafts in 786 answers, each looked up in the prompts and answers
+# before it.
 FIRST_ACROSS = (-2.64, 0.85, 0.95, 0.40, -0.59)
 LATER_ACROSS = (-2.24, 1.24, -0.03, -0.06, -0.44)
 AT_A_TIME = 1 << 24
-"""Comparisons of a search without compiled kernels."""
+"""Comparisons made at once by a search without compiled kernels."""
 
 
 class NgramDrafter(Drafter):
@@ -38,7 +38,7 @@ class NgramDrafter(Drafter):
     The draft is a function of the text so far, so q is a point mass. A match whose continuation runs into the end of
     the text goes on periodically: the text is then repeating itself.
 
-    corpora: other texts, where a longer match may be found, on a CPU with compiled kernels.
+    corpora: other texts, which may contain a longer match; on a CPU with compiled kernels.
     """
 
     looks_up = True
@@ -62,14 +62,14 @@ class NgramDrafter(Drafter):
         self._across = self._tables(FIRST_ACROSS, LATER_ACROSS)
 
     def _tables(self, first: Weights, later: Weights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Logits by length [max_match + 1, gamma], by log odds [2, gamma] and by temperature [gamma]."""
+        """Return logits by length [max_match + 1, gamma], by log odds [2, gamma] and by temperature [gamma]."""
         gamma, max_match, device = self.gamma, self.max_match, self.device
         weights = torch.tensor(list(zip(first, *[later] * (gamma - 1), strict=True)), device=device)
         constant, slope, by_temperature = weights[[0, 1, 4]]
         steps = torch.arange(gamma, device=device)
         lengths = (torch.arange(max_match + 1, device=device)[:, None] + steps).clamp(1, max_match)
         by_length = constant + slope * lengths.float().log()
-        by_length[: self.min_match] = -torch.inf  # what is too short to be a match has a chance of 0
+        by_length[: self.min_match] = -torch.inf  # a match that is too short has chance 0
         return by_length, weights[2:4].contiguous(), by_temperature
 
     def allocate(self, slots: int) -> None:
@@ -97,13 +97,14 @@ class NgramDrafter(Drafter):
             tokens, longest, odds = self._search(batch)
             lens = torch.where(longest >= self.min_match, self.gamma, 0)
             confidence = self._confidence(longest, odds, batch.temperatures)
-        return Draft(tokens, lens, confidence, looked_up=torch.ones_like(lens, dtype=torch.bool), across=across)
+        draft = Draft(tokens, lens, confidence, looked_up=torch.ones_like(lens, dtype=torch.bool), across=across)
+        return draft if batch.forced is None else forced_first(draft, batch.forced)
 
     look_up = propose
 
     def _search(self, batch: DraftBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The tokens behind the latest of the longest matches [R, gamma], its length [R], and [R, 2] log odds that
-        matches, of at least `min_match` tokens and of one, were followed by the first of these tokens."""
+        """Find the latest of the longest matches. Returns the tokens after it [R, gamma], its length [R], and log odds
+        [R, 2] that matches, of at least `min_match` tokens and of one, were followed by the first of these tokens."""
         lens = batch.seq_lens + 1  # the anchor is part of the text
         width = int(lens.max()) if batch.longest is None else min(batch.longest, batch.page_table.shape[1])
         text = self.history.read(batch.page_table, batch.rows, width)
@@ -120,10 +121,8 @@ class NgramDrafter(Drafter):
         return tokens, matched.amax(1), odds
 
     def _matched_lengths(self, text: torch.Tensor, lens: torch.Tensor) -> torch.Tensor:
-        """[R, L] how many tokens before each position equal the last ones of its text, up to `max_match`.
-
-        text: [R, L], tokens of at least 0. lens: [R]. Positions at or beyond a text's end count 0.
-        """
+        """Return [R, L] how many tokens before each position equal the last ones of its text, up to `max_match`. text:
+        [R, L], tokens of at least 0. lens: [R]. Positions at or beyond a text's end count 0."""
         width, longest = text.shape[1], self.max_match
         steps = torch.arange(longest, device=text.device)
         ends = lens[:, None] - longest + steps
@@ -138,10 +137,8 @@ class NgramDrafter(Drafter):
         return matched * (torch.arange(width, device=text.device) < lens[:, None])
 
     def _confidence(self, longest: torch.Tensor, odds: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
-        """[R, gamma] chance that a token is accepted if those before it were, 0 without a match.
-
-        longest: [R]. odds: [R, 2]. temperatures: [R].
-        """
+        """Return [R, gamma] the chance that a token is accepted if all before it were; 0 without a match. longest: [R].
+        odds: [R, 2]. temperatures: [R]."""
         logits = self.by_length[longest]
         logits += odds @ self.by_odds
         logits += temperatures[:, None] * self.by_temperature

@@ -1,7 +1,7 @@
 """Every drafter by name: the one list that settings, flags, messages and the plugin read.
 
 To add a drafter, write its module and its entry here, then run `make format`. Entries name their module instead of
-importing it, because command lines want the names only, and torch takes seconds to import.
+importing it, because command lines need only the names, and torch takes seconds to import.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ if TYPE_CHECKING:
 class DrafterEntry:
     """One drafter.
 
-    make: "module:callable", what makes it.
-    takes: the keyword arguments of that, out of gamma (draft tokens per step), target (`Target`), device (its),
-        corpora, checkpoint (a folder), denoising_steps and denoising_order.
+    make: "module:callable" that creates it.
+    takes: keyword arguments of that callable, out of gamma (draft tokens per step), target (`Target`), device (the
+        target's), corpora, checkpoint (a folder) and denoising_steps.
     help: a few words for `outrider serve --help` and server/README.md.
-    needs_hidden_states: it has `target_layers`, and drafts only for targets whose layers' outputs the engine shows.
-    reads_output: it reads the target's last hidden states, which the engine shows of every target.
-    kind: of its checkpoints, as `networks.kind_of` says it; "" for the drafter's own name.
+    needs_hidden_states: it has `target_layers`; the engine must expose the target's layer outputs.
+    reads_output: it reads the target's last hidden states, which the engine exposes for every target.
+    kind: of its checkpoints, as returned by `networks.kind_of`; "" for the drafter's own name.
     expected_run_length: expected accepted tokens over the chance of the first, measured with the shipped weights.
-    denoising_steps: the default; 0: it does not denoise.
-    trained: `outrider train` makes such drafters.
+    denoising_steps: the default; 0: it does not denoise. trained: `outrider train` makes such drafters.
     """
 
     make: str
@@ -45,7 +44,7 @@ class DrafterEntry:
 
     @property
     def reads_states(self) -> bool:
-        """True if forwards of the target have to show hidden states."""
+        """True if forwards of the target have to return hidden states."""
         return self.needs_hidden_states or self.reads_output
 
     @property
@@ -67,10 +66,8 @@ TOKEN_BYTES = 4
 BLOCK = ("outrider.drafters.block.drafter:BlockDrafter.load", ("target", "checkpoint", "gamma"))
 DIFFUSION = (
     "outrider.drafters.diffusion.drafter:DiffusionDrafter.load",
-    ("target", "checkpoint", "gamma", "denoising_steps", "denoising_order"),
+    ("target", "checkpoint", "gamma", "denoising_steps"),
 )
-DENOISING_ORDERS = ("left", "even", "certain")
-"""Names of `diffusion.denoise.SCHEDULES`."""
 
 DRAFTERS = {
     "dspark": DrafterEntry(*BLOCK, "a block in one pass, token by token", needs_hidden_states=True),
@@ -110,22 +107,20 @@ DRAFTERS = {
 
 
 def names() -> tuple[str, ...]:
-    """Drafters that users can choose."""
+    """Return the drafters that users can choose."""
     return tuple(DRAFTERS)
 
 
 def find(name: str) -> DrafterEntry:
-    """Raises ValueError with the known names."""
+    """Return a drafter's entry. Raises ValueError with the known names."""
     if name not in DRAFTERS:
         raise ValueError(f"a drafter is one of {', '.join(names())}, not {name!r}")
     return DRAFTERS[name]
 
 
 def memory(name: str, checkpoint: str, *, lookup_gamma: int, dtype: torch.dtype) -> Memory:
-    """Memory that the drafter of that name will take for a target in `dtype`, known before it is made; see `make`.
-
-    A drafter without a checkpoint counts as one that has a `SlotTokens`.
-    """
+    """Return the memory that a drafter will take for a target in `dtype`, before it is made; arguments as in `make`. A
+    drafter without a checkpoint is taken to have a `SlotTokens`."""
     entry = find(name)
     looks_up = lookup_gamma > 0 or not entry.needs_checkpoint
     tokens = TOKEN_BYTES * (2 if looks_up else 1)
@@ -139,7 +134,7 @@ def memory(name: str, checkpoint: str, *, lookup_gamma: int, dtype: torch.dtype)
 
 
 def serving(kind: str) -> tuple[str, ...]:
-    """Drafters whose checkpoints are of that kind."""
+    """Return the drafters that load checkpoints of this kind."""
     return tuple(name for name in names() if (DRAFTERS[name].kind or name) == kind)
 
 
@@ -151,28 +146,28 @@ def make(
     checkpoint: str = "",
     lookup_gamma: int = 0,
     denoising_steps: int = 0,
-    denoising_order: str = "left",
     initial_tokens: int = 0,
     several_sets: bool = False,
     deferred: bool = True,
     corpora: Corpora | None = None,
 ) -> Drafter:
-    """The drafter of that name, joined to the target.
+    """Create the drafter of that name for the target.
 
-    checkpoint: its folder, where it needs one. lookup_gamma: draft tokens of the prompt lookup to which
-    such a drafter leaves text that repeats itself; 0: there is none.
-    denoising_steps, denoising_order: of a drafter that denoises; 0 steps: its own number.
-    initial_tokens: of each answer, for which no model drafts.
-    several_sets: requests may be drafted with weights of their own (`weight_sets.py`); on a CPU.
-    deferred: it may observe when it drafts; False: at once, since others read its state.
+    checkpoint: its folder, where it needs one.
+    lookup_gamma: draft tokens of the prompt lookup that replaces such a drafter where the text repeats itself; 0: no
+        lookup.
+    denoising_steps: for a drafter that denoises; 0: its default.
+    initial_tokens: the first tokens of each answer, for which no model drafts.
+    several_sets: requests may have weight sets of their own (`weight_sets.py`); on a CPU.
+    deferred: it may postpone `observe` until it drafts; False: at once, because its state is also read from outside.
     corpora: other texts for prompt lookup; on a CPU with compiled kernels.
-    Raises ValueError for a name that is not known and for a checkpoint that does not fit.
+    Raises ValueError for an unknown name and for a checkpoint that does not fit.
     """
     entry = find(name)
     known = {
         "gamma": gamma, "target": target, "device": target.device, "checkpoint": checkpoint,
         "corpora": corpora,
-        "denoising_steps": denoising_steps or entry.denoising_steps, "denoising_order": denoising_order,
+        "denoising_steps": denoising_steps or entry.denoising_steps,
     }  # fmt: skip
     drafter: Drafter = pkgutil.resolve_name(entry.make)(**{argument: known[argument] for argument in entry.takes})
     if drafter.target_layers and target.capture_layers is not None:
@@ -189,7 +184,7 @@ def make(
         from .weight_sets import WeightSets
 
         if not isinstance(drafter, BlockDrafter):
-            raise ValueError(f"several sets of weights are those of DSpark and DFlash, not of {name}")
+            raise ValueError(f"only DSpark and DFlash take several sets of weights, {name} does not")
         drafter = WeightSets(drafter)
     if deferred and (drafter.target_layers or drafter.reads_output) and str(target.device).startswith("cpu"):
         drafter = DeferredObserve(drafter)

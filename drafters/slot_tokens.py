@@ -1,15 +1,11 @@
-"""The tokens behind the KV slots: a request's text can be read back through its page table."""
-
-from __future__ import annotations
+"""The token of every KV slot: a request's text can be read back through its page table."""
 
 import torch
 
 
 class SlotTokens:
-    """Remembers the token of every KV slot.
-
-    Indexed like the keys and values, so a prefix that the radix cache hands on brings its tokens along.
-    """
+    """Remembers the token of every KV slot. Indexed like keys and values, so a prefix shared by the radix cache brings
+    its tokens along."""
 
     def __init__(self, slots: int, device: torch.device | str = "cpu"):
         self.tokens = torch.zeros(slots, dtype=torch.int32, device=device)
@@ -19,6 +15,6 @@ class SlotTokens:
         self.tokens[slots] = tokens.to(torch.int32)
 
     def read(self, page_table: torch.Tensor, rows: torch.Tensor, length: int) -> torch.Tensor:
-        """The first `length` tokens behind each of rows [R]: [R, length] int64; beyond a request's end, arbitrary."""
+        """Read the first `length` tokens of rows [R]: [R, length] int64; beyond a request's end, arbitrary."""
         slots = page_table[rows, :length].long()
         return self.tokens[slots].long()

@@ -1,4 +1,4 @@
-"""Positions of a flattened batch's rows: neighbouring ones, and those that are to be encoded."""
+"""Positions of a flattened batch's rows: consecutive ones, and the next ones to encode."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from outrider.kernels.flat_batch import FlatBatch
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Neighbouring positions of requests, flattened to N rows.
-
-    positions, slots: [N] int64. batch: which rows belong to which request.
-    """
+    """Consecutive positions of requests, flattened to N rows. positions, slots: [N] int64. batch: which rows belong to
+    which request."""
 
     positions: torch.Tensor
     slots: torch.Tensor
@@ -23,7 +21,7 @@ class Spans:
 
     @classmethod
     def of(cls, page_table: torch.Tensor, rows: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor) -> Spans:
-        """Positions start .. start + count of each request, of which no count is 0: rows, starts, counts [R] int64."""
+        """Return positions start .. start + count of each request; rows, starts, counts: [R] int64, no count is 0."""
         if rows.is_cpu and native.available():
             positions, slots, indptr, kv_lens = torch.ops.outrider.spans(page_table, rows, starts, counts)
             return cls(positions, slots, FlatBatch(indptr, kv_lens, rows, page_table))
@@ -34,7 +32,8 @@ class Spans:
     def blocks(
         cls, page_table: torch.Tensor, rows: torch.Tensor, starts: torch.Tensor, count: int, longest: int
     ) -> Spans:
-        """`count` positions of each request, on any device and without waiting for it; longest: bound of starts."""
+        """Return `count` positions of each request, on any device without waiting for it. longest: upper bound of
+        starts."""
         positions = starts[:, None] + torch.arange(count, device=rows.device)
         indptr = torch.arange(len(rows) + 1, dtype=torch.int32, device=rows.device) * count
         batch = FlatBatch(indptr, (starts + count).to(torch.int32), rows, page_table, count, longest + count)
@@ -45,10 +44,10 @@ class Spans:
         cls, page_table: torch.Tensor, rows: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor, *,
         size: int, most: int, longest: int | None,
     ) -> Spans:  # fmt: skip
-        """`of` for counts that may be 0, as `size` rows, on any device and without waiting for it.
+        """Return `of` for counts that may be 0, as `size` rows, on any device without waiting for it.
 
-        What is left over is padding: position 0 at slot 0, which no request owns. most, longest: bounds of a count
-        and of its end, as `FlatBatch` has them.
+        Rows left over are padding: position 0 at slot 0, which no request owns.
+        most, longest: upper bounds of a count and of its end, as in `FlatBatch`.
         """
         indptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
         place = torch.arange(size, device=rows.device)
@@ -63,7 +62,8 @@ class Spans:
 
 
 def shares(backlog: torch.Tensor, room: int, most: int) -> torch.Tensor:
-    """[R] int64, tokens of each backlog [R] that are encoded, `most` at most, all together `room`: short ones first."""
+    """Return [R] int64, tokens to encode of each backlog [R]: at most `most` of each and `room` in all, short backlogs
+    first."""
     order = backlog.argsort(stable=True)
     wanted = backlog[order].clamp(max=most)
     left = (room - (wanted.cumsum(0) - wanted)).clamp(min=0)
@@ -73,10 +73,8 @@ def shares(backlog: torch.Tensor, room: int, most: int) -> torch.Tensor:
 def first_missing(
     encoded: torch.Tensor, page_table: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor, longest: int | None
 ) -> torch.Tensor:
-    """[R] int64, the first of each text's positions whose slot is not `encoded` [S] bool, or its length [R].
-
-    longest: bound of the lengths, with which no device is waited for; None: they are read.
-    """
+    """Return [R] int64, the first position of each text with a slot that is not `encoded` [S] bool, or its length [R].
+    longest: upper bound of the lengths; with it no device is waited for. None: read them."""
     if longest is None and rows.is_cpu and native.available():
         return torch.ops.outrider.first_missing(encoded, page_table, rows, lengths)
     longest = int(lengths.max()) if longest is None else min(longest, page_table.shape[1])

@@ -1,11 +1,9 @@
-"""Several sets of weights of one drafter model in memory: each request is drafted with its own, on shared draft state.
+"""Several weight sets of one drafter model in memory: each request is drafted with its own, on shared draft state.
 
-Every KV slot belongs to one request, or to prefixes that requests of the same set share, so its draft state is written
-and read by one set of weights. A set's requests are a batch of their own: what one set's requests are drafted does not
-depend on another's weights, texts or number.
+Every KV slot belongs to one request, or to a prefix shared by requests of the same set, so one set writes and reads its
+draft state. Each set drafts in a batch of its own, so its drafts do not depend on another set's weights, texts or
+number of requests.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 
@@ -17,10 +15,8 @@ from .wrappers import Wrapper
 
 
 class WeightSets(Wrapper):
-    """`model`, whose weights are set 0, and others of the same shape beside it; for tensors of a CPU.
-
-    Requests of a set that is not there are drafted with set 0.
-    """
+    """`model`, with the weights of set 0, and further drafters of the same shape; for CPU tensors. Requests of a
+    missing set are drafted with set 0."""
 
     def __init__(self, model: BlockDrafter):
         super().__init__(model)
@@ -49,10 +45,10 @@ class WeightSets(Wrapper):
     def propose(self, batch: DraftBatch) -> Draft:
         mask = batch.draft_mask
         if mask is not None and not bool(mask.all()):
-            asked = mask.nonzero()[:, 0]
-            if len(asked) == 0:
+            drafting = mask.nonzero()[:, 0]
+            if len(drafting) == 0:
                 return self._start.propose(batch)
-            return self.propose(batch.select(asked)).spread(asked, batch.anchors)
+            return self.propose(batch.select(drafting)).spread(drafting, batch.anchors)
         made = [
             (requests, drafter.propose(batch if requests is None else batch.select(requests)))
             for drafter, requests in self._parts(batch.sets)
@@ -62,7 +58,7 @@ class WeightSets(Wrapper):
         return joined([(requests, draft) for requests, draft in made if requests is not None])
 
     def _parts(self, sets: torch.Tensor | None) -> Iterator[tuple[Drafter, torch.Tensor | None]]:
-        """Each drafter with the places of what is its own; None: all."""
+        """Yield each drafter with the indices of its tokens or requests; None: all."""
         numbers = {0} if sets is None else {n if n in self.others else 0 for n in sets.unique().tolist()}
         if len(numbers) <= 1:
             number = next(iter(numbers), 0)
@@ -78,10 +74,8 @@ class WeightSets(Wrapper):
 
 
 def joined(parts: list[tuple[torch.Tensor, Draft]]) -> Draft:
-    """One draft of several parts, each with its requests [M], of which all together are all R.
-
-    Where vocabularies differ, q has the columns of all of them. Of a part without probs nobody reads them.
-    """
+    """Join drafts of parts of a batch, each with its request numbers [M], which together are all R. Where vocabularies
+    differ, q has the columns of all of them. The probs of a part that has none are not read."""
     drafts = [draft for _, draft in parts]
     places = torch.cat([requests for requests, _ in parts]).argsort()
     tokens, lens, confidence = (
@@ -97,7 +91,8 @@ def joined(parts: list[tuple[torch.Tensor, Draft]]) -> Draft:
 
 
 def common_vocab(vocabs: list[torch.Tensor | None]) -> torch.Tensor | None:
-    """The union of vocabularies [V'], rising; None where there are none, or they are the target's whole one."""
+    """Return the union of vocabularies [V'], ascending; None where none is given or the union is the target's
+    vocabulary."""
     known = [vocab for vocab in vocabs if vocab is not None]
     if not known or all(torch.equal(vocab, known[0]) for vocab in known[1:]):
         return known[0] if known else None
@@ -105,7 +100,7 @@ def common_vocab(vocabs: list[torch.Tensor | None]) -> torch.Tensor | None:
 
 
 def widened_probs(draft: Draft, like: Draft, vocab: torch.Tensor | None) -> torch.Tensor:
-    """A draft's q with the columns of `vocab`; zeros, of the shape of like's, where it has none."""
+    """Return a draft's q with the columns of `vocab`; zeros shaped like that of `like` where it has none."""
     assert like.probs is not None
     width = like.probs.shape[2] if vocab is None else len(vocab)
     shape = len(draft.lens), like.probs.shape[1], width
@@ -113,6 +108,6 @@ def widened_probs(draft: Draft, like: Draft, vocab: torch.Tensor | None) -> torc
         return like.probs.new_zeros(shape)
     if vocab is None or draft.vocab is None or len(draft.vocab) == width:
         return draft.probs
-    found = draft.probs.new_zeros(shape)
-    found[:, :, torch.searchsorted(vocab, draft.vocab)] = draft.probs
-    return found
+    widened = draft.probs.new_zeros(shape)
+    widened[:, :, torch.searchsorted(vocab, draft.vocab)] = draft.probs
+    return widened

@@ -1,6 +1,4 @@
-"""Drafters around a drafter model: one that buffers what it observes, one that waits until an answer has begun."""
-
-from __future__ import annotations
+"""Drafters around a drafter model: one buffers observed tokens, one waits until an answer has begun."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +8,7 @@ import torch
 from .base import Draft, DraftBatch, Drafter, Features, Prefilled
 
 ROWS = 128
-"""Tokens that wait at most; larger batches are not cheaper per token."""
+"""Most tokens that wait; larger batches are not cheaper per token."""
 
 
 class Wrapper(Drafter):
@@ -53,8 +51,8 @@ class Wrapper(Drafter):
 class DeferredObserve(Wrapper):
     """Buffers observed tokens until `propose`, the only reader of the draft state, or until ROWS tokens wait.
 
-    Observing one token costs as much as observing many, since both read the model's weights; in most steps of a busy
-    server nothing is drafted. What is drafted stays the same to the bit.
+    Observing one token costs as much as observing many, since both read the model's weights; a busy server does not
+    draft in most steps. Drafts stay the same to the bit.
     """
 
     def __init__(self, model: Drafter):
@@ -71,8 +69,8 @@ class DeferredObserve(Wrapper):
         if count > ROWS:
             self.model.observe(features)
             return
-        others = features.tokens, features.positions, features.slots, features.sets
-        self._waiting.append((features.hidden.clone(), torch.stack([each for each in others if each is not None])))
+        numbers = features.tokens, features.positions, features.slots, features.sets
+        self._waiting.append((features.hidden.clone(), torch.stack([each for each in numbers if each is not None])))
         self._tokens += count
 
     def propose(self, batch: DraftBatch) -> Draft:
@@ -88,25 +86,26 @@ class DeferredObserve(Wrapper):
         super().drop(number)
 
     def flush(self) -> None:
-        """Show the model what waits. A slot that was freed and given to another token keeps the latter's state."""
+        """Pass the waiting tokens to the model. A slot that was freed and reused keeps the state of its latest
+        token."""
         if not self._waiting:
             return
         hidden = torch.cat([states for states, _ in self._waiting])
-        others = torch.cat([each for _, each in self._waiting], 1)
-        slots = others[2].tolist()
+        numbers = torch.cat([each for _, each in self._waiting], 1)
+        slots = numbers[2].tolist()
         if len(set(slots)) < len(slots):
             latest = torch.tensor(list({slot: index for index, slot in enumerate(slots)}.values()))
-            hidden, others = hidden[latest], others[:, latest]
-        self.model.observe(Features(hidden, *others))
+            hidden, numbers = hidden[latest], numbers[:, latest]
+        self.model.observe(Features(hidden, *numbers))
         self._waiting, self._tokens = [], 0
 
 
 class Initialised(Wrapper):
     """`model`, which drafts for answers of at least `tokens` tokens (sequence initialisation: SpecDiff, section 4).
 
-    Shorter ones are left to prompt lookup beside it, or go without drafts: an answer's beginning is decided by the
-    prompt's last words, which a drafter trained on running text knows least of. Who drafts follows from the length of
-    the text alone, so that it can favour no outcome of a draw.
+    Shorter answers are left to prompt lookup, or go without drafts: the beginning of an answer depends on the last
+    words of the prompt, which a drafter trained on running text knows least. The decision depends on the length of the
+    text alone, so it cannot favour an outcome of a draw.
     """
 
     def __init__(self, model: Drafter, tokens: int):

@@ -1,1 +1,1 @@
-"""Flattened variable-length compute kernels, each beside a plain torch reference. See `docs/kernels.md`."""
+"""Flattened variable-length compute kernels, each with a plain torch reference. See `docs/kernels.md`."""

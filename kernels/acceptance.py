@@ -1,9 +1,9 @@
 """Rejection sampling over a flattened verify batch: the step that makes speculation lossless.
 
-Request r has verified `verify_lens[r]` draft tokens; row `qo_indptr[r] + k` of the target's output is its
-distribution p_k for the token after x_k (x_0 is the anchor); x_{k+1} was drawn from q_k. A request whose tokens are
-decided keeps a token if and only if it is the one wanted: the argmax for a greedy request, what its seed draws from p
-for a seeded one. For the others there are two rules. Whatever q is, what comes out is distributed as p.
+Request r has verified `verify_lens[r]` draft tokens; row `qo_indptr[r] + k` of the target's output is its distribution
+p_k for the token after x_k (x_0 is the anchor); x_{k+1} was drawn from q_k. A decided request keeps a token if and only
+if it is the wanted one: the argmax for a greedy request, the seed's draw from p for a seeded one. All other requests
+have one of two rules. Whatever q is, tokens come out distributed as p.
 
 **Token by token** (Leviathan et al., 2023, algorithm 1): left to right, x_{k+1} is kept with probability
 min(1, p_k(x) / q_k(x)); the first rejected one is replaced by a draw from max(0, p_k - q_k), renormalised; if all are
@@ -12,27 +12,25 @@ kept, a bonus token is drawn from p.
 **By block** (Sun et al., Block verification accelerates speculative decoding, 2024, algorithm 2), which keeps at least
 as many tokens on average. The scale s_0 is 1 and s_{k+1} = min(1, s_k p_k(x_{k+1}) / q_k(x_{k+1})): a token that p
 likes better than q makes up for one before it. Let w_k = max(0, s_k p_k - q_k) be weights, and W_k their sum. Every k
-from 1 on is tested: the last with chance s_k, others with chance W_k / (W_k + 1 - s_k). All tokens up to the last k
-that passes are kept, and behind them one is drawn from w_k, or from p_k behind the last. For point masses, as of
-lookups, it keeps as much as the other rule, which serves them where all drafts are such.
+from 1 on is tested: the last with chance s_k, the rest with chance W_k / (W_k + 1 - s_k). All tokens up to the last k
+that passes are kept. The token after them is drawn from w_k, or from p_k if k is the last. For point masses, as in
+lookups, it keeps as much as the first rule, so the first rule serves where all drafts are point masses.
 
-**Why both are lossless.** Without drafts a token is drawn from p. One more, drawn from q_n behind n others, changes
-nothing on average. Let s be the chance that all n are kept where no more are verified: then they and y come out with
-chance s p_n(y). Token by token, with one more, they come out with s min(p_n, q_n)(y) where y is the new token and
-kept, and with s max(0, p_n - q_n)(y) where it replaces that: the same. By block s = s_n. The new token is kept with
-chance sum min(s p_n, q_n) = s - W_n. Else test n passes, with chance (1 - s + W_n) W_n / (W_n + 1 - s) = W_n, and y is
-drawn from w_n. Together they come out with min(s p_n, q_n)(y) + max(0, s p_n - q_n)(y): the same. Both fail with chance
-1 - s, as the last test did before, and the tests before n are what they were. So lengths may depend on the tokens
-drafted so far, as docs/planner.md has it.
+**Why both are lossless.** Without drafts a token is drawn from p. One more draft token, drawn from q_n after n earlier
+ones, changes no distribution. Let s be the chance that all n are kept if no more are verified: then they and a next
+token y come out with chance s p_n(y). Token by token, with one more, they come out with s min(p_n, q_n)(y) where y is
+the new token and kept, and with s max(0, p_n - q_n)(y) where y replaces it: the same sum. By block s = s_n. The new
+token is kept with chance sum min(s p_n, q_n) = s - W_n. Else test n passes, with chance (1 - s + W_n) W_n / (W_n + 1 -
+s) = W_n, and y is drawn from w_n. Together they come out with min(s p_n, q_n)(y) + max(0, s p_n - q_n)(y): the same.
+Both fail with chance 1 - s, as the last test did before, and the tests before n are unchanged. So lengths may depend on
+the tokens drafted so far, as docs/planner.md requires.
 
-By block at least k tokens are thus kept with chance s_k, given x_1 .. x_k and that k are verified, whatever is verified
-behind them; token by token with the product of min(1, p / q), which is never larger.
+By block, at least k tokens are thus kept with chance s_k, given x_1 .. x_k and that k are verified, however many more
+are verified; token by token with the product of min(1, p / q), which is never larger.
 
 The scale is rounded to float32, so that its product with p is exact in float64, and W_k adds multiples of 2^-44, which
 is exact in any order: every implementation has the same bits.
 """
-
-from __future__ import annotations
 
 from typing import NamedTuple
 
@@ -45,24 +43,26 @@ from .sampling import Rules, target_probs
 
 
 class Verification(NamedTuple):
-    """A verify batch of R requests: drafts, the target's say, and random numbers.
+    """A verify batch of R requests: drafts, the target's distributions, and random numbers.
 
     Parameters
     ----------
     tokens : [R, gamma] int64, drafted tokens x_1 .. x_gamma in the target's vocabulary.
-    verify_lens : [R] in 0 .. gamma, how many of them were verified; the others are not read.
+    verify_lens : [R] in 0 .. gamma, how many of them were verified; the rest are not read.
     qo_indptr : [R + 1], request r owns target rows `qo_indptr[r]:qo_indptr[r + 1]`, `verify_lens[r] + 1` of them.
     uniforms : [R, gamma] float64 in (0, 1), one per acceptance test; required with `probs`.
     final_keys : [R] int64, of the noise that draws the replacement or bonus token; independent of `uniforms`; required
         with `probs`.
     wanted : [B] int64, the token after each row of decided requests; required if there are any.
-    probs : [B, V] float32, p after the request's sampling rules; read for the others, required if there are any.
+    probs : [B, V] float32, p after the request's sampling rules; read for requests that are not decided, required if
+        there are any.
     decided : [R] bool; None: all if `probs` is None, otherwise none.
-    draft_probs : [R, gamma, V'], q, exactly what each token was drawn from; not read for decided requests. None: a
-        point mass on the drafted token.
-    vocab : [V'] int64, strictly increasing, the target's token of each column of q; None: V' = V. Others have q = 0.
-    points : [R] bool, requests whose q is a point mass on every drafted token, whatever draft_probs says, which may
-        then be for fewer tokens and more requests than there are; None: none. `accept_logits` alone takes it.
+    draft_probs : [R, gamma, V'], q, the exact distribution of each token; not read for decided requests. None: a point
+        mass on the drafted token.
+    vocab : [V'] int64, strictly increasing, the target's token of each column of q; None: V' = V. Tokens outside it
+        have q = 0.
+    points : [R] bool, requests with a point mass on every drafted token as q, whatever draft_probs contains. It may
+        then cover fewer tokens and more requests than the batch. None: none. Only `accept_logits` takes it.
     by_block : False: token by token.
     """
 
@@ -81,14 +81,14 @@ class Verification(NamedTuple):
 
 
 def accept(batch: Verification) -> tuple[torch.Tensor, torch.Tensor]:
-    """Decide which draft tokens stay and what follows them.
+    """Decide which draft tokens stay and which token follows them.
 
     Returns
     -------
     accept_lens : [R] int64 in 1 .. gamma + 1, tokens that come out, the final one included.
     out : [R, gamma + 1] int64, the tokens; 0 at and beyond `accept_lens`.
 
-    Raises ValueError where shapes do not fit or something required is missing.
+    Raises ValueError where shapes do not fit or a required tensor is missing.
     """
     tokens, verify_lens, qo_indptr, _, _, wanted, probs, *_ = batch
     if probs is None and batch.decided is None and wanted is not None and wanted.is_cpu and native.available():
@@ -112,15 +112,15 @@ def _accepted(batch: Verification, decided: torch.Tensor) -> tuple[torch.Tensor,
         free = (~decided).nonzero()[:, 0]
         kept[free], final[free] = _accept_compiled(batch, free)
     elif probs is not None:
-        found, scale = kept_drafts(batch)
-        kept = torch.where(decided, kept, found)
+        drafted, scale = kept_drafts(batch)
+        kept = torch.where(decided, kept, drafted)
         final = torch.where(decided, final, draw_each(batch, kept, scale))
     out = torch.nn.functional.pad(batch.tokens, (0, 1)).scatter(1, kept[:, None], final[:, None])
     return kept + 1, out.masked_fill(torch.arange(tokens.shape[1] + 1, device=tokens.device) > kept[:, None], 0)
 
 
 def _accept_compiled(batch: Verification, requests: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Drafts [M] that `requests` [M] keep, and their final tokens [M]."""
+    """Return the drafts [M] that `requests` [M] keep, and their final tokens [M]."""
     assert batch.probs is not None
     assert batch.uniforms is not None
     assert batch.final_keys is not None
@@ -133,9 +133,10 @@ def _accept_compiled(batch: Verification, requests: torch.Tensor) -> tuple[torch
 
 
 def kept_drafts(batch: Verification) -> tuple[torch.Tensor, torch.Tensor]:
-    """Drafts that each request would keep, were it not decided, [R] int64; and the scale of p behind them, [R] float32.
+    """Return [R] int64, drafts that each request keeps if it is not decided, and [R] float32, the scale of p after
+    them.
 
-    It runs on any device without waiting for it. Tokens that are not verified must be tokens all the same.
+    Runs on any device without waiting for it. Unverified positions must hold valid tokens all the same.
     """
     tokens, probs, uniforms = batch.tokens, batch.probs, batch.uniforms
     assert probs is not None
@@ -167,10 +168,10 @@ def kept_drafts(batch: Verification) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def draw_each(batch: Verification, kept: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """[R] final tokens of all requests, which keep `kept` [R] drafts: from p, or where one is rejected the residual.
+    """Return [R] the final tokens of requests that keep `kept` [R] drafts: drawn from p, or after a rejection the
+    residual.
 
-    scale: [R] float32, of p. It runs on any device without waiting for it: so the residual of every request is made,
-    whoever needs one.
+    scale: [R] float32, of p. Runs on any device without waiting for it, so it computes the residual of every request.
     """
     tokens, probs = batch.tokens, batch.probs
     assert probs is not None
@@ -180,7 +181,7 @@ def draw_each(batch: Verification, kept: torch.Tensor, scale: torch.Tensor) -> t
         steps = kept.clamp(max=tokens.shape[1] - 1)
         everyone = torch.arange(len(tokens), device=tokens.device)
         q = None if batch.draft_probs is None else batch.draft_probs[everyone, steps]
-        drafted = tokens[everyone, steps].where(rejected, 0)  # what is not verified may be no token
+        drafted = tokens[everyone, steps].where(rejected, 0)  # an unverified one may be no token
         rest = residual(weights, drafted, q, batch.vocab, scale)
         weights = torch.where(rejected[:, None] & (rest.sum(-1, keepdim=True) > 0), rest, weights)
     return gumbel_argmax(weights, batch.final_keys)
@@ -189,10 +190,11 @@ def draw_each(batch: Verification, kept: torch.Tensor, scale: torch.Tensor) -> t
 def residual(
     p: torch.Tensor, tokens: torch.Tensor, q: torch.Tensor | None, vocab: torch.Tensor | None, scale: torch.Tensor
 ) -> torch.Tensor:
-    """Weights of what replaces `tokens` [M]: max(0, scale p - q), [M, V] float32, not normalised.
+    """Return the weights of the replacements of `tokens` [M]: max(0, scale p - q), [M, V] float32, not normalised.
 
-    p: [M, V]. q: [M, V'] over `vocab`, or None for a point mass on `tokens`. scale: [M] float32. Where they vanish by
-    rounding, a rejection was as good as impossible, and p is drawn from: it holds no token that may not come out.
+    p: [M, V]. q: [M, V'] over `vocab`, or None for a point mass on `tokens`. scale: [M] float32.
+    If all vanish by rounding, a rejection was as good as impossible, and the caller draws from p: it holds no forbidden
+    token.
     """
     if q is None:
         return (p * scale[:, None]).scatter(1, tokens[:, None], 0.0)
@@ -202,12 +204,12 @@ def residual(
 
 
 def mass(weights: torch.Tensor) -> torch.Tensor:
-    """[M] float64 sums of weights [M, V], of at most 1 together, each rounded to a multiple of 2^-44."""
+    """Return [M] float64 sums of weights [M, V], of at most 1 together, each rounded to a multiple of 2^-44."""
     return ((weights.double() + 256) - 256).sum(-1)
 
 
 def _token_probs(draft_probs: torch.Tensor, vocab: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
-    """[R, gamma], q of each drafted token; 0 where it lies outside the drafter's vocabulary."""
+    """Return [R, gamma] q of each drafted token; 0 outside the drafter's vocabulary."""
     if vocab is None:
         return draft_probs.gather(2, tokens[:, :, None])[:, :, 0]
     column = torch.searchsorted(vocab, tokens).clamp_(max=vocab.shape[0] - 1)
@@ -221,15 +223,15 @@ def accept_logits(
     rules: Rules,
     row_keys: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`accept` from the target's logits [T, V], whose rows at and beyond `qo_indptr[R]` are padding.
+    """Do `accept` from the target's logits [T, V]; rows at and beyond `qo_indptr[R]` are padding.
 
-    On CUDA p is never stored, nothing waits for the device, and what is drawn from a row does not depend on the others.
+    On CUDA p is never stored, no call waits for the device, and the draw from a row does not depend on the rest.
 
     batch : with uniforms, final_keys and decided, without wanted and probs. Greedy requests are decided in any case.
-        Of qo_indptr it reads where each request's rows begin, and where padding does.
+        Only the starts of requests and of padding are read from qo_indptr.
     request : [T] int64, the request of each row. rules : of the requests, [R] each.
-    row_keys : [T] int64, of the noise that draws what is wanted after a row; required if decided requests are not all
-    greedy.
+    row_keys : [T] int64, of the noise that draws the wanted token after a row; required if decided requests are not all
+        greedy.
     With gamma 0 every request's one token is drawn.
     """
     tokens, verify_lens, qo_indptr, uniforms, final_keys, _, _, decided, draft_probs, vocab, points, by_block = batch
@@ -247,7 +249,8 @@ def accept_logits(
 
 
 def with_point_masses(batch: Verification, width: int) -> Verification:
-    """The same without `points`, with q over the target's `width` tokens; on any device, without waiting for it."""
+    """Return the batch without `points`, with q over the target's `width` tokens; on any device, without waiting for
+    it."""
     tokens, q, points = batch.tokens, batch.draft_probs, batch.points
     assert q is not None
     assert points is not None
@@ -261,7 +264,7 @@ def with_point_masses(batch: Verification, width: int) -> Verification:
 
 
 def _decided(batch: Verification) -> torch.Tensor:
-    """The decided mask [R]; raises ValueError where wanted or probs are missing for it."""
+    """Return the decided mask [R]; raises ValueError where it needs missing wanted or probs."""
     wanted, probs, decided = batch.wanted, batch.probs, batch.decided
     if wanted is None and probs is None:
         raise ValueError("give wanted for decided requests, probs for the others, or both with a decided mask")
@@ -275,10 +278,8 @@ def _decided(batch: Verification) -> torch.Tensor:
 
 
 def _check(batch: Verification, width: int | None, *, packed: bool = True) -> None:
-    """Raise ValueError for shapes that do not fit, as far as no device is waited for.
-
-    width: tokens of the target's distribution, where there is one. packed: rows of one request follow another's.
-    """
+    """Raise ValueError for shapes that do not fit, as far as can be seen without waiting for a device. width: tokens of
+    the target's distribution, if given. packed: the rows of consecutive requests follow each other."""
     (requests, gamma), (verify_lens, qo_indptr) = batch.tokens.shape, (batch.verify_lens, batch.qo_indptr)
     if verify_lens.shape != (requests,) or qo_indptr.shape != (requests + 1,):
         raise ValueError(

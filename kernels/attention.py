@@ -1,11 +1,9 @@
 """Attention of a flattened, ragged batch over a paged KV cache: extend, decode and verify in one path.
 
-Decode and verify reduce over the cache in chunks of fixed size and fixed order, so that in float32 the result
-of a token does not depend on the other tokens of its batch: speculative and plain decoding see the same
-numbers. The torch version has BLAS calls of one shape for that on the CPU, see `linear`.
+Decode and verify reduce over the cache in chunks of fixed size and fixed order. So in float32 the result of a token
+does not depend on the other tokens of its batch: speculative and plain decoding see the same numbers. On the CPU the
+torch version uses BLAS calls of one shape for that, see `linear`.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
@@ -18,9 +16,9 @@ from .flat_batch import KV_CHUNK, QUERY_TILE, FlatBatch, Tiles
 from .linear import usable_places
 
 MOST_CUDA_HEAD = 512
-"""Numbers of a head at most that the Triton kernel takes: more do not fit a multiprocessor's shared memory."""
+"""Largest head size of the Triton kernel: more does not fit a multiprocessor's shared memory."""
 MASKED = -1e30
-"""Score of an unseen position: finite, so that a row that has seen nothing yet yields no NaN."""
+"""Score of an unseen position: finite, so that a row without a seen position yields no NaN."""
 
 BatchedProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """A batched matrix product."""
@@ -43,17 +41,13 @@ def flat_attention(
     Parameters
     ----------
     q : [N, Hq, D]
-    k_pool, v_pool : [S, Hkv, D] and [S, Hkv, Dv], the cache by slot; query head h reads KV head h // (Hq //
-    Hkv).
-    batch : which queries and slots belong together.
-    scale : factor of the scores, usually D ** -0.5.
-    causal : position i sees positions <= i; False: all of the request's `kv_lens`, as in a bidirectional
-    draft block.
-    window : position i sees positions >= i - window (FlashInfer's `window_left`, SGLang's
-    `sliding_window_size`);
-        -1: no lower limit.
+    k_pool, v_pool : [S, Hkv, D] and [S, Hkv, Dv], the cache by slot; query head h reads KV head h // (Hq // Hkv).
+    batch : which queries and slots belong together. scale : factor of the scores, usually D ** -0.5.
+    causal : position i sees positions <= i; False: all of the request's `kv_lens`, as in a bidirectional draft block.
+    window : position i sees positions >= i - window (FlashInfer's `window_left`, SGLang's `sliding_window_size`); -1:
+        no lower limit.
     logit_cap : scores become cap * tanh(score / cap); 0: off.
-    sinks : [Hq], the score of a further position whose value is 0, for each head (gpt-oss); None: there is none.
+    sinks : [Hq], for each head the score of one more position, with value 0 (gpt-oss); None: there is none.
 
     Returns
     -------
@@ -91,10 +85,10 @@ def bounded_attention(
     logit_cap: float = 0.0,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`flat_attention` on any device and without waiting for it, for a batch whose bounds are known.
+    """Do `flat_attention` on any device without waiting for it, for a batch with known bounds.
 
-    Online softmax over as many chunks as the bound of the cache asks for, of as many queries as that of the queries.
-    Rows of q behind `qo_indptr` are padding, and what comes out for them is arbitrary.
+    Online softmax over as many chunks, of as many queries, as the batch's bounds allow. Rows of q after `qo_indptr` are
+    padding, with arbitrary results.
     """
     most, longest = batch.most_queries, batch.longest
     if most is None or longest is None:
@@ -139,10 +133,8 @@ def torch_attention(
     sinks: torch.Tensor | None = None,
     product: BatchedProduct = torch.bmm,
 ) -> torch.Tensor:
-    """`flat_attention` without compiled kernels, on any device: no loop over tokens.
-
-    In float32 on the CPU each tile has calls of its own, of one shape, to `product`, any BLAS; see `linear`.
-    """
+    """Do `flat_attention` without compiled kernels, on any device and without a loop over tokens. In float32 on the CPU
+    each tile makes its own calls, all of one shape, to `product`, any BLAS; see `linear`."""
     _check(q, k_pool, v_pool, batch)
     out = q.new_empty(q.shape[0], q.shape[1], v_pool.shape[2])
     per_tile, multiply = QUERY_TILE, torch.matmul
@@ -176,12 +168,12 @@ def _check(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, batch: F
 
 
 def _usable_queries(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, product: BatchedProduct) -> int:
-    """Queries of a tile that may differ without the bits of one depending on its place in the tile."""
+    """Return how many queries of a tile have bits that do not depend on their place in the tile."""
     kv_heads, group = k_pool.shape[1], q.shape[1] // k_pool.shape[1]
 
     def usable(name: str, width: int, pool: torch.Tensor, order: tuple[int, int, int]) -> int:
         def multiply(tile: torch.Tensor) -> torch.Tensor:
-            """[QUERY_TILE, Hkv, group, width] as `_tiled_attention` multiplies it."""
+            """Return [QUERY_TILE, Hkv, group, width], multiplied as in `_tiled_attention`."""
             cached = torch.randn(KV_CHUNK, *pool.shape[1:], generator=torch.Generator().manual_seed(1))
             rows = tile.transpose(0, 1).reshape(kv_heads, QUERY_TILE * group, width)
             return product(rows, cached.permute(order)).view(kv_heads, QUERY_TILE, group, -1).transpose(0, 1)
@@ -193,8 +185,8 @@ def _usable_queries(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor,
 
 
 def _multiply_one_by_one(product: BatchedProduct, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """[T, Hkv, M, K] times [T, Hkv, K, N]: [T, Hkv, M, N]."""
-    return torch.stack([product(one, other) for one, other in zip(left, right, strict=True)])
+    """Return [T, Hkv, M, K] times [T, Hkv, K, N]: [T, Hkv, M, N]."""
+    return torch.stack([product(a, b) for a, b in zip(left, right, strict=True)])
 
 
 def _tiled_attention(
@@ -210,7 +202,7 @@ def _tiled_attention(
     sinks: torch.Tensor | None,
     multiply: BatchedProduct,
 ) -> torch.Tensor:
-    """Online softmax over fixed chunks; tiles are sorted by length, so a chunk concerns a prefix of them."""
+    """Attend by online softmax over fixed chunks; tiles are sorted by length, so a chunk concerns a prefix of them."""
     count, kv_heads, group = tiles.rows.shape[0], k_pool.shape[1], q.shape[1] // k_pool.shape[1]
     width, head_dim, value_dim = QUERY_TILE * group, q.shape[2], v_pool.shape[2]
     queries = q[tiles.queries].float().view(count, QUERY_TILE, kv_heads, group, head_dim)
@@ -243,8 +235,8 @@ def _capped(scores: torch.Tensor, logit_cap: float) -> torch.Tensor:
 
 
 def _mass_of(sinks: torch.Tensor | None, kv_heads: int, queries: int, peak: torch.Tensor) -> torch.Tensor | float:
-    """The weights that sinks [Hq] add to the sums of rows (queries x group) whose largest scores are
-    peak [T, Hkv, M, 1]."""
+    """Return the weights that sinks [Hq] add to the sums of rows (queries x group) with largest scores peak [T, Hkv, M,
+    1]."""
     if sinks is None:
         return 0.0
     rows = sinks.float().view(kv_heads, 1, -1).expand(-1, queries, -1).reshape(kv_heads, -1, 1)
@@ -259,9 +251,10 @@ def _add_chunk(
     out: torch.Tensor,
     multiply: BatchedProduct,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """peak, mass [T, Hkv, M, 1] and out [T, Hkv, M, Dv] of an online softmax, with one more chunk of C positions.
+    """Return peak, mass [T, Hkv, M, 1] and out [T, Hkv, M, Dv] of an online softmax after one more chunk of C
+    positions.
 
-    scores: [T, Hkv, M, C], `MASKED` where nothing is seen. values: [T, C, Hkv, Dv].
+    scores: [T, Hkv, M, C], `MASKED` at unseen positions. values: [T, C, Hkv, Dv].
     """
     top = torch.maximum(peak, scores.amax(-1, keepdim=True))
     weights, decay = torch.exp(scores - top), torch.exp(peak - top)
@@ -279,7 +272,7 @@ def _request_attention(
     causal: bool,
     window: int,
 ) -> torch.Tensor:
-    """A long extend of one request through torch's fused attention, which wants its keys contiguous."""
+    """Run a long extend of one request through torch's fused attention, which needs contiguous keys."""
     length = batch.host_kv_lens[request]
     slots = batch.page_table[batch.rows[request], :length].long()
     i = torch.arange(length - q.shape[0], length, device=q.device)[:, None]

@@ -1,13 +1,13 @@
-"""Matrix products with the weights as a checkpoint keeps them: 2 to 8 bits each, so that a step reads less memory.
+"""Matrix products with weights as a checkpoint stores them: 2 to 8 bits each, so that a step reads less memory.
 
 The product expands them to exactly the bf16 numbers of the unpacked model: its bits are those of `packed_linear` on
-them, for any number of rows and threads. A block is some neighbours in depth that share scales:
+these, for any number of rows and threads. A block is a run of neighbours in depth that share scales:
 
-- Q4_0 to MXFP4: the quantised formats of llama.cpp (ggml-common.h) as in a GGUF file, with the meaning that the
-  package gguf gives them, rounded to bfloat16. 32 numbers share a scale d, in Q4_1 and Q5_1 a minimum m as well: d * q
-  or d * q + m. In superblocks (K, XS) 256 share d and m, and 32 or 16 of them scales of 4 to 8 bits for these. Codes of
-  IQ4_NL, IQ4_XS and MXFP4 are places in a table of 16 numbers; MXFP4's d is a power of two.
-- GROUPS_32, GROUPS_64, GROUPS_128: (q - z) * s with 4-bit codes and zero points, as AWQ and GPTQ checkpoints mean;
+- Q4_0 to MXFP4: the quantised formats of llama.cpp (ggml-common.h) as in a GGUF file, expanded as by the package gguf
+  and rounded to bfloat16. 32 numbers share a scale d, in Q4_1 and Q5_1 a minimum m as well: d * q or d * q + m. In
+  superblocks (K, XS) 256 numbers share d and m, and groups of 32 or 16 have scales of 4 to 8 bits for these. Codes of
+  IQ4_NL, IQ4_XS and MXFP4 index a table of 16 numbers; MXFP4's d is a power of two.
+- GROUPS_32, GROUPS_64, GROUPS_128: (q - z) * s with 4-bit codes and zero points, as in AWQ and GPTQ checkpoints;
   `group_blocks` makes them.
 """
 
@@ -47,13 +47,13 @@ MINIMA = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
 ROUNDED = 256
 """Added to a kind's number where activations are rounded to 8 bits; as in cpu/csrc/kernels.h."""
 ACTIVATIONS = ("float", "int8")
-"""The ways in which weights in blocks are multiplied: with activations as they are, or rounded to 8 bits."""
+"""How weights in blocks are multiplied: with activations as they are, or rounded to 8 bits."""
 HIGHEST_ZERO = 31
 """Zero points have five bits: GPTQ's first format counts 1 more than it stores."""
 
 
 def block_depth(kind: str) -> int:
-    """Neighbours in depth of a block of this kind."""
+    """Return how many neighbours in depth a block of this kind has."""
     if kind.startswith("GROUPS_"):
         return int(kind.removeprefix("GROUPS_"))
     return 256 if kind.endswith(("_K", "_XS")) else BLOCK
@@ -66,7 +66,7 @@ class BlockWeight:
     kind: index into `KINDS`, with `ROUNDED` added where activations are rounded to 8 bits (cpu/csrc/int_blocks.h).
     blocks: bytes in an order that only `block_linear` understands; None without compiled kernels.
     plain: [outputs, depth] bfloat16, kept only where `blocks` is None.
-    bias: [outputs] or None; float32 and padded to whole panels beside `blocks`.
+    bias: [outputs] or None; with `blocks`, float32 and padded to whole panels.
     """
 
     outputs: int
@@ -90,13 +90,13 @@ def pack_blocks(
     bias: torch.Tensor | None = None,
     activations: str = "float",
 ) -> BlockWeight:
-    """Lay the blocks of a tensor out for the processor once; the original may then be freed.
+    """Lay out a tensor's blocks for the processor, once; the original may then be freed.
 
     raw: uint8, the tensor's rows one after the other as in the file. kind: a name of `KINDS`. bias: [outputs].
-    activations: "int8" for the faster products of cpu/csrc/int_blocks.h, which round them; without compiled kernels all
-    are "float", and the result says so.
-    Packed they take as much memory, but Q4_K, Q5_K and IQ4_XS 4.625, 5.625 and 4.5625 bits a weight instead of 4.5, 5.5
-    and 4.25.
+    activations: "int8" for the faster products of cpu/csrc/int_blocks.h, which round them; without compiled kernels the
+        result is always "float".
+    Packed blocks take as much memory as before, except Q4_K, Q5_K and IQ4_XS: 4.625, 5.625 and 4.5625 bits a weight
+    instead of 4.5, 5.5 and 4.25.
 
     Raises
     ------
@@ -118,7 +118,8 @@ def pack_blocks(
 
 
 def quantise_q8_0(weight: torch.Tensor) -> torch.Tensor:
-    """The Q8_0 blocks nearest to a weight [outputs, depth]: uint8 [outputs, bytes of a row], as in a GGUF file."""
+    """Return the Q8_0 blocks nearest to a weight [outputs, depth]: uint8 [outputs, bytes of a row], as in a GGUF
+    file."""
     blocks = weight.float().view(len(weight), -1, BLOCK)
     scales = (blocks.abs().amax(-1, keepdim=True) / 127).half()
     codes = (blocks / scales.float().clamp_min(2**-24)).round().clamp(-127, 127).to(torch.int8)
@@ -126,7 +127,8 @@ def quantise_q8_0(weight: torch.Tensor) -> torch.Tensor:
 
 
 def block_linear(x: torch.Tensor, weight: BlockWeight) -> torch.Tensor:
-    """x [..., depth], float32 or bfloat16, times the weight, transposed, plus its bias: [..., outputs] in x's type."""
+    """Return x [..., depth], float32 or bfloat16, times the weight, transposed, plus its bias: [..., outputs] in x's
+    type."""
     if x.shape[-1] != weight.depth:
         raise ValueError(f"x has depth {x.shape[-1]}, the weight {weight.depth}")
     if weight.blocks is None:
@@ -137,11 +139,11 @@ def block_linear(x: torch.Tensor, weight: BlockWeight) -> torch.Tensor:
 
 
 def group_blocks(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, str]:
-    """Blocks of a weight (codes - zeros) * scales, and their kind.
+    """Return the blocks of a weight (codes - zeros) * scales, and their kind.
 
     codes: [outputs, depth], 0 to 15. zeros: [outputs, groups], 0 to 31. scales: [outputs, groups], numbers below 2^100
-    that float16 or bfloat16 can hold, in any type. A block is a group: the scale in float32, the zero point in its five
-    lowest bits, which are then free, and the codes.
+        that float16 or bfloat16 can hold, in any type. A block is a group: the scale in float32, the zero point in its
+        five lowest bits, which are then free, and the codes.
 
     Raises
     ------
@@ -165,10 +167,8 @@ def group_blocks(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor)
 
 
 def expand(raw: torch.Tensor, kind: str, outputs: int, depth: int) -> torch.Tensor:
-    """The bfloat16 weight [outputs, depth] of these blocks: what gguf gives in float32, rounded to nearest even.
-
-    Only scales of MXFP4 below 2^-125 count as 0, since some processors make 0 of subnormal numbers.
-    """
+    """Return the bfloat16 weight [outputs, depth] of these blocks: gguf's float32 numbers, rounded to nearest even.
+    Scales of MXFP4 below 2^-125 count as 0, since some processors flush subnormal numbers to 0."""
     rows = rows_of_blocks(raw, kind, outputs, depth)
     blocks = rows.view(outputs, -1, KINDS[kind])
     if kind.startswith("GROUPS_"):
@@ -187,8 +187,8 @@ def expand(raw: torch.Tensor, kind: str, outputs: int, depth: int) -> torch.Tens
 
 
 def _shared(blocks: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Scales d [outputs, depth / B] float32 of blocks [outputs, depth / B, bytes], and m: minima, or zero points of
-    groups; None without."""
+    """Return scales d [outputs, depth / B] float32 of blocks [outputs, depth / B, bytes], and minima or zero points m.
+    m is None for kinds without either."""
     if kind.startswith("GROUPS_"):
         shared = blocks[..., :4].contiguous().view(torch.int32)[..., 0]
         return (shared & ~HIGHEST_ZERO).view(torch.float32), (shared & HIGHEST_ZERO).float()
@@ -201,7 +201,7 @@ def _shared(blocks: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor
 
 
 def rows_of_blocks(raw: torch.Tensor, kind: str, outputs: int, depth: int) -> torch.Tensor:
-    """raw as [outputs, bytes of a row], checked as by `pack_blocks`."""
+    """Return raw as [outputs, bytes of a row], checked as by `pack_blocks`."""
     if kind not in KINDS:
         raise ValueError(f"blocks of kind {kind} are not known, only {', '.join(KINDS)}")
     if depth % block_depth(kind):
@@ -218,7 +218,7 @@ def rows_of_blocks(raw: torch.Tensor, kind: str, outputs: int, depth: int) -> to
 
 @dataclass(frozen=True, slots=True)
 class BlockRows:
-    """A matrix [outputs, depth] in a GGUF tensor's blocks, indexed like the bfloat16 tensor that it stands for.
+    """A matrix [outputs, depth] in a GGUF tensor's blocks, indexed like the bfloat16 tensor that it represents.
 
     raw: [outputs, bytes of a row] uint8, as in the file; it may be mapped from there. kind: a name of `blocks.KINDS`.
 
@@ -244,11 +244,11 @@ class BlockRows:
         return self.raw.device
 
     def __getitem__(self, rows: torch.Tensor) -> torch.Tensor:
-        """rows: [N] integers. Returns [N, depth] bfloat16."""
+        """Return rows [N] (integers) expanded: [N, depth] bfloat16."""
         if self.raw.is_cpu and native.available():
             return torch.ops.outrider.expand_rows(self.raw, rows.long().contiguous(), list(KINDS).index(self.kind))
         return expand(self.raw[rows], self.kind, len(rows), self.depth)
 
     def first(self, rows: int) -> BlockRows:
-        """The first so many rows, still in blocks."""
+        """Return the first `rows` rows, still in blocks."""
         return replace(self, raw=self.raw[:rows])

@@ -4,8 +4,6 @@ Between layers there is no Python, and between operations no parallel region, on
 bits are those of the single operations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -19,12 +17,12 @@ from .int8 import Int8Weight, StackedWeight, multiply, parts_of
 from .linear import PackedWeight
 
 QKV, OUT, UP, DOWN = range(4)
-"""Places of a layer's weights."""
+"""Indices of a layer's weights."""
 Pool = tuple[torch.Tensor, torch.Tensor]
 """A layer's cache: keys [S, Hkv, D] and values [S, Hkv, Dv] by slot."""
 Added = Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Takes a layer's number, which of its four weights, inputs [N, depth] and products [N, outputs] with their bias;
-returns the products with what is added to them."""
+"""Maps a layer's number, the index of one of its four weights, inputs [N, depth] and products [N, outputs] with their
+bias to the products with an addition."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +30,11 @@ class DecoderLayer:
     """The constant part of a layer, the same in all steps.
 
     weights: four: queries|keys|values, attention's output, gate|up, down; without biases. All int8 or none; panels and
-    blocks, of any kinds, may be mixed, also in the parts of one weight.
+        blocks, of any kinds, may be mixed, also in the parts of one weight.
     bias: None, or of queries|keys|values, which are rounded before it is added.
-    norms: two [H], before attention and before the MLP. head_norms: none or two [D], of each head of queries and of
-    keys before they are rotated. eps: of all norms.
-    scale, window, logit_cap: as of `flat_attention`.
+    norms: two [H], before attention and before the MLP.
+    head_norms: none or two [D], of each head of queries and of keys before they are rotated. eps: of all norms.
+    scale, window, logit_cap: as in `flat_attention`.
     """
 
     weights: Sequence[PackedWeight | Int8Weight | BlockWeight | StackedWeight]
@@ -75,19 +73,19 @@ class DecoderLayer:
 
 
 def packed_weight(weight: PackedWeight | BlockWeight) -> torch.Tensor | None:
-    """A weight as the compiled kernels take it; None without them."""
+    """Return a weight in the form that the compiled kernels take; None without them."""
     return weight.blocks if isinstance(weight, BlockWeight) else weight.panels
 
 
 class Decoder:
     """The constant part of all steps: L layers of one shape, prepared alike, with their caches.
 
-    norm: [H], after the last layer. cos_sin: as of `fused.rope`. All of one type; eps is the layers'.
+    norm: [H], after the last layer. cos_sin: as in `fused.rope`. All of one type; eps is the layers'.
 
     Raises
     ------
     ValueError
-        The layers differ in eps, in how they are prepared, or in number from the pools.
+        The layers differ in eps or in how they are prepared, or there are more or fewer pools than layers.
     """
 
     def __init__(
@@ -101,8 +99,8 @@ class Decoder:
         if len(pools) != len(layers):
             raise ValueError(f"expected a pool for each of {len(layers)} layers, got {len(pools)}")
         self.layers, self.pools, self.norm, self.cos_sin = list(layers), list(pools), norm, cos_sin
-        norms = [*(own for layer in layers for own in layer.norms), norm]
-        head_norms = [own for layer in layers for own in layer.head_norms]
+        norms = [*(weight for layer in layers for weight in layer.norms), norm]
+        head_norms = [weight for layer in layers for weight in layer.head_norms]
         biases = [layer.bias for layer in layers if layer.bias is not None]
         scores = [(layer.scale, layer.window, layer.logit_cap) for layer in layers]
         self._native = torch.classes.outrider.Decoder(
@@ -123,9 +121,10 @@ class Decoder:
         """Run N embedded tokens `residual` [N, H], which is changed, through all layers and the last norm.
 
         positions: [N] int64. slots: [N] int64, where their keys and values go. batch: which tokens belong to which
-        request. captured: rising numbers of C layers, none of them 0. causal: as of `flat_attention`.
-        read: [M] int64, rising rows whose output is wanted: of others the last layer computes keys and values alone,
-        and `residual` is no sum afterwards. None: all.
+            request.
+        captured: ascending numbers of C layers, none of them 0. causal: as in `flat_attention`.
+        read: [M] int64, ascending rows with wanted output; None: all. For the rest the last layer computes only keys
+            and values, and `residual` is then not the sum.
 
         Returns
         -------
@@ -146,8 +145,8 @@ def forward_by_operations(
     read: torch.Tensor | None = None,
     added: Added | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run `Decoder.forward` one operation after the other: its reference, with the same bits; and, slower than it, the
-    way to add to products."""
+    """Run `Decoder.forward` one operation after the other. This is its reference, with the same bits, and, though
+    slower, the way to add to products."""
 
     def product(place: int, x: torch.Tensor) -> torch.Tensor:
         out = multiply(x, layer.weights[place])

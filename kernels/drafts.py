@@ -1,7 +1,5 @@
 """Decisions on a step's drafts before any is verified: calibrated confidences, ends of answers, and admission."""
 
-from __future__ import annotations
-
 import torch
 
 from .cpu import native

@@ -1,7 +1,5 @@
 """Mixtures of experts: products of the chosen experts alone, each over the rows that chose it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch
@@ -18,10 +16,11 @@ def run_experts(
     experts: Sequence[tuple[Weight, Weight]],
     activation: Callable[[torch.Tensor], torch.Tensor] = silu_mul,
 ) -> torch.Tensor:
-    """Sum of the chosen experts' outputs [N, H] in x's type, in the order of the choice: it depends on no other row.
+    """Return the sum of the chosen experts' outputs [N, H] in x's type, in the order of the choice; rows are
+    independent.
 
-    x: [N, H]. weights, ids: [N, K], the share and the number of each chosen expert. experts: for each a gated and a
-    down product's weight. activation: [M, 2 * I] to [M, I], between the two.
+    x: [N, H]. weights, ids: [N, K], the share and the number of each chosen expert.
+    experts: for each a gated and a down product's weight. activation: [M, 2 * I] to [M, I], between the two.
     """
     rows, chosen = ids.shape
     order = ids.flatten().argsort(stable=True)
@@ -40,7 +39,7 @@ def run_experts(
 def run_joined_experts(
     x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
 ) -> torch.Tensor:
-    """`run_experts` of weights that lie together [E, 2 * I, H] and [E, H, I], on any device and without waiting for
+    """Do `run_experts` with weights stored together [E, 2 * I, H] and [E, H, I], on any device without waiting for
     it."""
     numbers, order = ids.flatten().sort(stable=True)
     indptr = torch.searchsorted(numbers, torch.arange(len(down) + 1, device=ids.device))
@@ -51,22 +50,23 @@ def run_joined_experts(
 def expert_products(
     x: torch.Tensor, weight: torch.Tensor, order: torch.Tensor, indptr: torch.Tensor, chosen: int
 ) -> torch.Tensor:
-    """[P, O] in x's type: x[p // chosen] times the weight of the expert that choice p is of.
+    """Return [P, O] in x's type: x[p // chosen] times the weight of the expert of choice p.
 
-    x: [P / chosen, D]. weight: [E, O, D]. order: [P] int64, choices by their experts; those of expert e are
-    order[indptr[e]:indptr[e + 1]]. Without Triton a weight is copied for each choice.
+    x: [P / chosen, D]. weight: [E, O, D].
+    order: [P] int64, choices sorted by expert; order[indptr[e]:indptr[e + 1]] belong to expert e. Without Triton a
+        weight is copied for each choice.
     """
     if cuda.fits(x, weight):
         return torch.ops.outrider_cuda.expert_products(x, weight, order, indptr, chosen)
     place = torch.arange(len(order), device=order.device)
-    of = weight[torch.searchsorted(indptr, place, right=True) - 1]
+    chosen_weights = weight[torch.searchsorted(indptr, place, right=True) - 1]
     out = x.new_empty(len(order), weight.shape[1])
-    out[order] = torch.bmm(of, x[order // chosen][:, :, None])[:, :, 0]
+    out[order] = torch.bmm(chosen_weights, x[order // chosen][:, :, None])[:, :, 0]
     return out
 
 
 def _weighed(outputs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """[N, H] sums of outputs [N * K, H] by their weights [N, K], one after the other."""
+    """Return [N, H] sums of outputs [N * K, H] by their weights [N, K], one after the other."""
     each = outputs.view(*weights.shape, -1).float() * weights.float()[..., None]
     total = each[:, 0]
     for k in range(1, weights.shape[1]):

@@ -1,8 +1,8 @@
-"""A flattened, ragged batch over a paged KV cache: whose queries lie where, and how they are cut into tiles.
+"""A flattened, ragged batch over a paged KV cache: which queries belong to which request, and how they form tiles.
 
-The batch is a row of N query tokens without padding; request r owns rows `qo_indptr[r]:qo_indptr[r + 1]`,
-which are the last positions of its `kv_lens[r]` cached ones (FlashInfer's convention). A prefill chunk, a
-decode step (one query) and a verification (1 .. gamma + 1 queries) differ in nothing but these two arrays.
+The batch is a row of N query tokens without padding. Request r owns rows `qo_indptr[r]:qo_indptr[r + 1]`, which are the
+last positions of its `kv_lens[r]` cached ones (FlashInfer's convention). A prefill chunk, a decode step (one query) and
+a verification (1 .. gamma + 1 queries) differ only in these two arrays.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ QUERY_TILE = 4
 KV_CHUNK = 128
 """Positions of one reduction step; fixed, since the order of the sums depends on it."""
 LONG_EXTEND = 64
-"""Queries of a request from which on the torch version gives it a scaled-dot-product call of its own."""
+"""Queries from which the torch version gives a request its own scaled-dot-product call."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Tiles:
 
     queries: [T, QUERY_TILE] int64, rows of q; the last query fills the places left over.
     positions: [T, QUERY_TILE] int64, their positions in the sequence.
-    rows: [T] int64, rows of the page table.  kv_lens: [T] int64.
+    rows: [T] int64, rows of the page table. kv_lens: [T] int64.
     ends: [T] int64, one past the last position any query of the tile sees.
-    tokens: [M] int64, the queries covered; `places`: [M] int64, where each stands in `queries.flatten()`.
+    tokens: [M] int64, the queries covered. places: [M] int64, the index of each in `queries.flatten()`.
     counts: for every chunk of `KV_CHUNK` positions, how many of the first tiles reach into it.
     """
 
@@ -44,15 +44,14 @@ class Tiles:
 
 @dataclass(frozen=True)
 class FlatBatch:
-    """R requests with N queries in one row; build one per step, all layers share what it derives.
+    """R requests with N queries in one row; built once per step, and all layers share its derived values.
 
     qo_indptr: [R + 1] int32, rows `qo_indptr[r]:qo_indptr[r + 1]` of the queries belong to request r.
-    kv_lens: [R] int32, positions in the cache, the queries' own included (their keys are already written).
+    kv_lens: [R] int32, positions in the cache, including the queries' own (their keys are already written).
     rows: [R] int64, each request's row of `page_table`.
-    page_table: [rows, context] int32, the KV slot of every position; entries at or beyond `kv_lens` are not
-    read.
-    most_queries, longest: bounds of a request's queries and of `kv_lens`, where the host knows them. On a device it
-    then need not wait for these lengths.
+    page_table: [rows, context] int32, the KV slot of every position; entries at or beyond `kv_lens` are not read.
+    most_queries, longest: upper bounds of a request's queries and of `kv_lens`, where the host knows them. On a device
+        it then need not wait for these lengths.
     """
 
     qo_indptr: torch.Tensor
@@ -107,8 +106,8 @@ class FlatBatch:
         return [r for r in range(self.requests) if indptr[r + 1] - indptr[r] >= LONG_EXTEND]
 
     def chunked(self, size: int) -> FlatBatch:
-        """The batch whose queries see no position before their own chunk of `size` (Llama 4): a request for each chunk
-        that has queries, with the part of the page table that is the chunk's. Causal; made once per step."""
+        """Return the batch in which queries see no position before their own chunk of `size` (Llama 4). It has a
+        request for each chunk with queries, with the chunk's part of the page table. Causal; made once per step."""
         if self.max_kv_len <= size:
             return self
         if size not in self._chunked:
@@ -120,7 +119,7 @@ class FlatBatch:
         return {}
 
     def tiles(self, per_tile: int, *, causal: bool, long_too: bool) -> Tiles:
-        """The batch, or what is left of it without its long requests, cut into tiles; made once per step."""
+        """Return the batch, or its part without long requests, cut into tiles; made once per step."""
         key = per_tile, causal, long_too
         if key not in self._tiles:
             self._tiles[key] = _cut(self, *key)

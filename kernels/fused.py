@@ -1,10 +1,8 @@
 """The operations between the matrix products of a layer, each in one pass over its rows.
 
 On the CPU the compiled kernels do it (float32 inside, one rounding at the end); elsewhere, and where they are missing,
-the plain torch version beside each function. A row's result never depends on the other rows.
+the plain torch version after each function. A row's result never depends on the other rows.
 """
-
-from __future__ import annotations
 
 import math
 
@@ -14,7 +12,7 @@ from .cpu import native
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """weight * x / sqrt(mean(x**2) + eps) over the last dimension; x [..., H], weight [H]."""
+    """Return weight * x / sqrt(mean(x**2) + eps) over the last dimension; x [..., H], weight [H]."""
     if x.is_contiguous() and x.shape[-1] % 16 == 0 and native.fits(x, weight):
         return torch.ops.outrider.rms_norm(x, None, weight, eps)
     return reference_rms_norm(x, weight, eps)
@@ -27,7 +25,7 @@ def reference_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tor
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`residual` becomes x + residual, in place; returns its RMS norm, taken before `residual` is rounded."""
+    """Set `residual` to x + residual, in place; return its RMS norm, taken before `residual` is rounded."""
     dense = x.is_contiguous() and residual.is_contiguous() and x.shape == residual.shape
     if dense and x.shape[-1] % 16 == 0 and native.fits(x, residual, weight):
         return torch.ops.outrider.rms_norm(x, residual, weight, eps)
@@ -41,7 +39,7 @@ def reference_add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torc
 
 
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
-    """silu(x[..., :d]) * x[..., d:] for x [..., 2 * d]."""
+    """Return silu(x[..., :d]) * x[..., d:] for x [..., 2 * d]."""
     if x.is_contiguous() and x.shape[-1] % 32 == 0 and native.fits(x):
         return torch.ops.outrider.silu_mul(x)
     return reference_silu_mul(x)
@@ -53,10 +51,10 @@ def reference_silu_mul(x: torch.Tensor) -> torch.Tensor:
 
 
 def gelu_mul(x: torch.Tensor) -> torch.Tensor:
-    """gelu(x[..., :d]) * x[..., d:] with the tanh approximation (arXiv:1606.08415), for x [..., 2 * d].
+    """Return gelu(x[..., :d]) * x[..., d:] with the tanh approximation (arXiv:1606.08415), for x [..., 2 * d].
 
-    torch's own may round a number otherwise at another place in memory. gelu(g) = g * sigmoid(s) = silu(s) * g / s with
-    s = c * g * (1 + a * g²); all but silu are products, sums and quotients, which have one rounding everywhere.
+    torch's own may round a number differently at another place in memory. gelu(g) = g * sigmoid(s) = silu(s) * g / s
+    with s = c * g * (1 + a * g²); all but silu are products, sums and quotients, which have one rounding everywhere.
     """
     gate, up = x.float().chunk(2, dim=-1)
     slope = (gate * gate * 0.044715 + 1) * (2 * math.sqrt(2 / math.pi))
@@ -92,7 +90,8 @@ def rope_write(
     v_pool: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
-    """`rope`, then keys and values go to `slots` [N] int64 of the pools [S, Hkv, D] and [S, Hkv, Dv], in one pass."""
+    """Do `rope`, then store keys and values at `slots` [N] int64 of the pools [S, Hkv, D] and [S, Hkv, Dv], in one
+    pass."""
     if _rope_fits(q, k, cos_sin) and _heads_fit(v, k_pool, v_pool) and native.fits(k, v, k_pool, v_pool):
         torch.ops.outrider.rope(q, k, v, positions, cos_sin, k_pool, v_pool, slots)
     else:
@@ -119,5 +118,5 @@ def _rope_fits(q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor) -> bool:
 
 
 def _heads_fit(*tensors: torch.Tensor) -> bool:
-    """[tokens, heads, multiple of 16], each token's heads side by side."""
+    """Return True for [tokens, heads, multiple of 16] with each token's heads side by side."""
     return all(x.shape[2] % 16 == 0 and x.stride()[1:] == (x.shape[2], 1) for x in tensors)

@@ -1,11 +1,11 @@
 """Gated delta networks (arXiv:2412.06464) over the tokens of several requests, laid end to end, on a CPU.
 
-A layer keeps two things of a request: the last inputs of a short convolution, its window, and a state of each head,
-which every token lets decay and then corrects: S becomes g S + b k (v - g k S)ᵀ. All is computed in float32, by the
-compiled kernels or, without them, by torch. What a token gives depends on its own request's tokens alone.
+A layer keeps two things of a request: the last inputs of a short convolution, its window, and a state per head. Every
+    token lets the state decay and then corrects it: S becomes g S + b k (v - g k S)ᵀ. All is computed in float32, by
+    the compiled kernels or, without them, by torch. A token's result depends on its own request's tokens alone.
 
-Tokens that may be taken back do not write: `gated_delta` leaves the states as they were and returns the corrections,
-and `replay` writes those of the tokens that stay, with the same operations and so the same bits.
+Tokens that may be taken back do not write: `gated_delta` leaves the states unchanged and returns the corrections, and
+    `replay` writes the corrections of the tokens that stay, with the same operations and so the same bits.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class DeltaLayer:
     def from_checkpoint(
         cls, weight: torch.Tensor, a_log: torch.Tensor, dt_bias: torch.Tensor, key_heads: int
     ) -> DeltaLayer:
-        """A layer from a checkpoint's weight [C, W], a_log [H] and dt_bias [H]."""
+        """Create a layer from a checkpoint's weight [C, W], a_log [H] and dt_bias [H]."""
         return cls(weight.float().T.contiguous(), a_log.float().exp(), dt_bias.float(), key_heads)
 
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """States of S slots, and which of them R requests have: slots [R], with tokens indptr[r]:indptr[r + 1].
+    """States of S slots, and the slots of R requests: slots [R], with tokens indptr[r]:indptr[r + 1].
 
     windows: [S, W - 1, C] float32, inputs before the tokens, the oldest first. pool: [S, H, K, V] float32.
-    indptr: [R + 1]. Both int64.
+    slots, indptr: int64; indptr has R + 1 entries.
     """
 
     windows: torch.Tensor
@@ -58,10 +58,8 @@ class States:
 
 @dataclass(frozen=True, slots=True)
 class Corrections:
-    """The writing of B tokens to the states of H heads, float32: S becomes decay S + key deltaᵀ.
-
-    decays: [B, H]. keys: [B, Hk, K]. deltas: [B, H, V].
-    """
+    """The updates of B tokens to the states of H heads, float32: S becomes decay S + key deltaᵀ. decays: [B, H]. keys:
+    [B, Hk, K]. deltas: [B, H, V]."""
 
     decays: torch.Tensor
     keys: torch.Tensor
@@ -69,13 +67,13 @@ class Corrections:
 
 
 def compiled(states: States) -> bool:
-    """True if the compiled kernels take these: sizes that vectors divide."""
+    """Return True if the compiled kernels take these: sizes that vectors divide."""
     sizes = states.windows.shape[2], *states.pool.shape[2:]
     return all(size % LANES == 0 for size in sizes) and native.fits(states.windows, states.pool)
 
 
 def convolve(inputs: torch.Tensor, layer: DeltaLayer, states: States) -> torch.Tensor:
-    """Causal convolution of each channel, then SiLU: [B, C] in the type of inputs [B, C]."""
+    """Return the causal convolution of each channel, then SiLU: [B, C] in the type of inputs [B, C]."""
     if compiled(states):
         return torch.ops.outrider.convolve(inputs, layer.taps, states.windows, states.slots, states.indptr)
     taps, indptr = len(layer.taps), states.indptr
@@ -90,7 +88,7 @@ def convolve(inputs: torch.Tensor, layer: DeltaLayer, states: States) -> torch.T
 
 
 def slide(inputs: torch.Tensor, states: States, counts: torch.Tensor) -> None:
-    """Move the windows behind the first counts [R] tokens of each request."""
+    """Move the windows past the first counts [R] tokens of each request."""
     if compiled(states):
         torch.ops.outrider.slide(states.windows, states.slots, inputs, states.indptr, counts)
         return
@@ -101,12 +99,12 @@ def slide(inputs: torch.Tensor, states: States, counts: torch.Tensor) -> None:
 
 
 def _known(states: States, inputs: torch.Tensor) -> torch.Tensor:
-    """[R * (W - 1) + B, C]: the windows' inputs, then those of the tokens."""
+    """Return [R * (W - 1) + B, C]: the windows' inputs, then the tokens' inputs."""
     return torch.cat([states.windows[states.slots].flatten(0, 1), inputs.float()])
 
 
 def _rows(steps: torch.Tensor, request: torch.Tensor, indptr: torch.Tensor, taps: int) -> torch.Tensor:
-    """Rows of `_known` for steps [N, M] of the requests [N]; those before 0 lie in the window."""
+    """Return rows of `_known` for steps [N, M] of the requests [N]; negative steps lie in the window."""
     kept, begin = taps - 1, request[:, None] * (taps - 1)
     in_window = begin + kept + steps
     return torch.where(steps < 0, in_window, (len(indptr) - 1) * kept + indptr[request, None] + steps)
@@ -115,11 +113,11 @@ def _rows(steps: torch.Tensor, request: torch.Tensor, indptr: torch.Tensor, taps
 def gated_delta(
     mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, layer: DeltaLayer, states: States, *, write: bool
 ) -> tuple[torch.Tensor, Corrections]:
-    """Outputs [B, H, V] of the tokens in the type of mixed, and what they correct.
+    """Return outputs [B, H, V] of the tokens in the type of mixed, and their corrections.
 
-    mixed: [B, C], queries and keys [Hk, K] each, not yet normalised, and values [H, V] side by side. a, b: [B, H]:
-    decays are exp(-rates softplus(a + shifts)), strengths of corrections sigmoid(b).
-    write: the states become those after the last tokens; else they stay.
+    mixed: [B, C], queries and keys [Hk, K] each, not yet normalised, and values [H, V] side by side.
+    a, b: [B, H]; decays are exp(-rates softplus(a + shifts)), strengths of corrections sigmoid(b).
+    write: advance the states past the last tokens; else they stay.
     """
     if compiled(states):
         arrays = layer.rates, layer.shifts, states.pool, states.slots, states.indptr
@@ -147,7 +145,7 @@ def gated_delta(
 
 
 def _normalised(x: torch.Tensor) -> torch.Tensor:
-    """x [..., K], each row of length one."""
+    """Return x [..., K] with each row scaled to length one."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 

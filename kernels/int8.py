@@ -1,11 +1,9 @@
 """Matrix products with 8-bit weights and activations: half the memory traffic of bfloat16, less accurate.
 
-An option, never a default: the model that is served is then the quantised one (speculation stays lossless with respect
-to it). Weights are rounded once, symmetrically, with one scale per output and 64 neighbours in depth; activations as
-they come, with one scale per row and the same 64. Integer sums are exact, so rows do not depend on their batch.
+An option, never a default: it serves the quantised model (speculation stays lossless with respect to it). Weights are
+    rounded once, symmetrically, with one scale per output and 64 neighbours in depth; activations at run time, with one
+    scale per row and the same 64. Integer sums are exact, so rows do not depend on their batch.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,7 +43,7 @@ def pack_int8(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Int8Wei
 
 
 def int8_linear(x: torch.Tensor, weight: Int8Weight) -> torch.Tensor:
-    """x [..., depth] times the weight, transposed, plus its bias: [..., outputs] in x's type."""
+    """Return x [..., depth] times the weight, transposed, plus its bias: [..., outputs] in x's type."""
     if x.shape[-1] != weight.depth:
         raise ValueError(f"x has depth {x.shape[-1]}, the weight {weight.depth}")
     return torch.ops.outrider.int8_linear(x.contiguous(), weight.codes, weight.scales, weight.bias, weight.outputs)
@@ -53,7 +51,7 @@ def int8_linear(x: torch.Tensor, weight: Int8Weight) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class StackedWeight:
-    """A weight whose outputs are those of its parts, one below the other, each prepared in its own way."""
+    """A weight made of parts, one below the other, each prepared in its own way."""
 
     parts: tuple[PackedWeight | BlockWeight, ...]
 
@@ -75,7 +73,7 @@ Weight = PackedWeight | Int8Weight | BlockWeight | StackedWeight
 
 
 def stack(parts: Sequence[PackedWeight | BlockWeight]) -> StackedWeight:
-    """Put weights of one depth, without biases, below each other.
+    """Stack weights of one depth, without biases, below each other.
 
     Raises
     ------
@@ -92,7 +90,7 @@ def parts_of(weight: Weight) -> Sequence[PackedWeight | Int8Weight | BlockWeight
 
 
 def multiply(x: torch.Tensor, weight: Weight) -> torch.Tensor:
-    """x [..., depth] times a weight that was prepared in any of these ways."""
+    """Return x [..., depth] times a weight that was prepared in any of these ways."""
     if isinstance(weight, StackedWeight):
         return torch.cat([multiply(x, part) for part in weight.parts], -1)
     if isinstance(weight, BlockWeight):

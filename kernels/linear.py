@@ -1,17 +1,15 @@
-"""Matrix products whose rows do not depend on each other, and fast ones for the few rows of a decode step.
+"""Matrix products with independent rows, and fast ones for the few rows of a decode step.
 
 `packed_linear` reads a weight once per step, from panels laid out for the processor; its sum over the depth has one
 order whatever the number of rows, so verifying a token among others gives the bits that decoding it alone gives.
-torch's own float32 product does not give that; `invariant_linear` does, without knowing how a BLAS sums.
+torch's own float32 product does not; `invariant_linear` does, without knowing how a BLAS sums.
 
-Nothing says in which order a BLAS sums up a row of a product. It may depend on the shape of the call, on the alignment
-of its arrays and on the number of threads (Intel's guide to reproducible results names these), and on the row's place.
-So every call here has one shape and aligned arrays, and rows stand only in places that were found to give the same bits
-(which ones depends on processor and BLAS). The first place is always one of them, so rows are right everywhere;
-where it is the only one, each row has a call of its own.
+The order in which a BLAS sums up a row of a product is not specified. It may depend on the shape of the call, on the
+alignment of its arrays, on the number of threads (Intel's guide to reproducible results names these), and on the row's
+place. So every call here has one shape and aligned arrays, and uses only row places that a test showed to give the same
+bits (they depend on processor and BLAS). The first place always qualifies, so rows are right everywhere; where it is
+the only one, each row has its own call.
 """
-
-from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable
@@ -40,11 +38,11 @@ _found: dict[Hashable, int] = {}
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """A weight [outputs, depth] in panels, or as it was where there are no compiled kernels.
+    """A weight [outputs, depth] in panels, or unchanged where there are no compiled kernels.
 
     panels: flat, only `packed_linear` understands it; None without compiled kernels.
     plain: [outputs, depth], kept only where `panels` is None.
-    bias: [outputs] or None; float32 and padded to whole panels beside `panels`.
+    bias: [outputs] or None; with `panels`, float32 and padded to whole panels.
     """
 
     outputs: int
@@ -69,7 +67,7 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedWeight
 
 
 def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
-    """x [..., depth] times the packed weight, transposed, plus its bias: [..., outputs] in x's type."""
+    """Return x [..., depth] times the packed weight, transposed, plus its bias: [..., outputs] in x's type."""
     if x.shape[-1] != weight.depth:
         raise ValueError(f"x has depth {x.shape[-1]}, the weight {weight.depth}")
     if weight.panels is None:
@@ -85,10 +83,10 @@ def invariant_linear(
     *,
     product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = torch_linear,
 ) -> torch.Tensor:
-    """torch's linear, of float32 x in blocks of one shape: a row's bits do not depend on the others.
+    """Do torch's linear, for float32 x in blocks of one shape, so that a row's bits do not depend on the rest.
 
     x: [..., depth]. weight: [outputs, depth]. bias: [outputs] or None. Other types go to torch as they are.
-    product: [ROW_BLOCK, depth] and the weight to [ROW_BLOCK, outputs], by any BLAS.
+    product: maps [ROW_BLOCK, depth] and the weight to [ROW_BLOCK, outputs], by any BLAS.
     """
     if x.dtype != torch.float32 or x.device.type != "cpu":
         return torch_linear(x, weight, bias)
@@ -104,9 +102,9 @@ def invariant_linear(
 
 
 def usable_places(shape: Hashable, product: Product, blank: torch.Tensor) -> int:
-    """Number of leading places of a block that may be used; found once for each shape and number of threads.
+    """Return how many leading places of a block may be used; tested once for each shape and number of threads.
 
-    shape: whatever the order of the sums may depend on, beside the number of threads.
+    shape: everything that the order of the sums may depend on, apart from the number of threads.
     blank: [places, ...], a block of the shape and type that `product` takes.
     """
     key = shape, torch.get_num_threads()
@@ -118,10 +116,8 @@ def usable_places(shape: Hashable, product: Product, blank: torch.Tensor) -> int
 
 
 def count_places(product: Product, blank: torch.Tensor) -> int:
-    """Number of leading places of a block that give a row the same bits, whatever the others hold; at least 1.
-
-    Each of as many random rows as there are places is put into all places at once, and beside the other rows.
-    """
+    """Count the leading places of a block that give a row the same bits, whatever the other rows hold; at least 1. It
+    uses as many random rows as places. Each is put into all places at once, and among the other rows."""
     rows = torch.empty_like(blank).normal_(generator=torch.Generator().manual_seed(0))
     mixed, count = product(rows), len(rows)
     for i, row in enumerate(rows):

@@ -1,11 +1,9 @@
 """Low-rank products that are added to a weight's own: LoRA adapters (arXiv:2106.09685).
 
 An adapter changes a weight W to W + s B A, with A [rank, depth] and B [outputs, rank]. W may be shared, in blocks or in
-8 bits, so its product stays as it is, and s B (A x) is added to it. Rows do not depend on each other, as those of
-`linear.packed_linear` do not: a token verified among others has the bits that it has alone.
+8 bits, so its product stays as it is, and s B (A x) is added to it. Rows are independent, as in `linear.packed_linear`:
+a token verified among others has the bits that it has alone.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,14 +28,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class LowRankWeight:
-    """The changes of a weight's outputs, prepared: A of all parts below each other, s B of each beside the others."""
+    """The changes of a weight's outputs, prepared: A of all parts stacked by rows, s B of all parts by columns."""
 
     down: PackedWeight
     up: PackedWeight
 
 
 def pack_low_rank(parts: Sequence[Part], outputs: int, dtype: torch.dtype) -> LowRankWeight:
-    """Prepare the changes of a weight with so many outputs, in its type; at least one part, all of one depth."""
+    """Prepare the changes of a weight with `outputs` outputs, in its type; at least one part, all of one depth."""
     ranks = [len(part.down) for part in parts]
     up = torch.zeros(outputs, sum(ranks) + sum(ranks) % 2)  # the kernels take an even depth
     begin = 0
@@ -50,5 +48,5 @@ def pack_low_rank(parts: Sequence[Part], outputs: int, dtype: torch.dtype) -> Lo
 
 
 def low_rank_product(x: torch.Tensor, weight: LowRankWeight) -> torch.Tensor:
-    """Changes [N, outputs] of the products of x [N, depth]."""
+    """Return the changes [N, outputs] of the products of x [N, depth]."""
     return packed_linear(packed_linear(x, weight.down), weight.up)

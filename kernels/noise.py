@@ -1,16 +1,15 @@
-"""Counter-based random numbers, and tokens drawn with them: a key decides what is drawn, whatever else is in the batch.
+"""Counter-based random numbers, and tokens drawn with them: a key alone decides the draw, whatever else is in the
+batch.
 
-A key names a stream of numbers: number i of it is a hash of both, SplitMix64's finaliser (Steele, Lea, Flood: Fast
-splittable pseudorandom number generators, 2014), which int64 arithmetic with wrap-around computes on any device.
+A key names a stream of numbers: its number i is a hash of both, SplitMix64's finaliser (Steele, Lea, Flood: Fast
+    splittable pseudorandom number generators, 2014), which int64 arithmetic with wrap-around computes on any device.
 
 A token is drawn by the Gumbel-max trick: the argmax of log p(y) + G(key, y) is distributed as p where G is Gumbel
-noise. Two distributions asked with one key agree with a chance of at least (1 - TV) / (1 + TV), neither knowing the
-other (Daliri, Musco, Suresh: Coupling without communication and drafter-invariant speculative decoding, 2024). In place
-of G stands E = e^-G = -log U, and the smallest E / p wins. E is computed by float64 operations that round alike
-everywhere, so its bits are the same on every device and processor.
+noise. Draws from two distributions with one key agree with a chance of at least (1 - TV) / (1 + TV), neither knowing
+the other (Daliri, Musco, Suresh: Coupling without communication and drafter-invariant speculative decoding, 2024). The
+code uses E = e^-G = -log U in place of G, and the smallest E / p wins. E is computed by float64 operations that round
+alike everywhere, so its bits are the same on every device and processor.
 """
-
-from __future__ import annotations
 
 from enum import IntEnum
 
@@ -37,14 +36,14 @@ class Purpose(IntEnum):
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """The seed of choice `index` of a request: its own for the first, others independent of it; 64 bits, signed."""
+    """Return the seed of choice `index` of a request: its own for the first, then independent ones; 64 bits, signed."""
     if index == 0:
         return seed
     return int(torch_streams(torch.tensor(seed), torch.tensor(index), Purpose.CHOICE))
 
 
 def streams(seeds: torch.Tensor, positions: torch.Tensor, purpose: Purpose) -> torch.Tensor:
-    """int64 keys for int64 seeds at positions, all of one shape."""
+    """Return int64 keys for int64 seeds at positions, all of one shape."""
     if _compiled(seeds):
         return torch.ops.outrider.streams(seeds.contiguous(), positions.contiguous(), int(purpose))
     if cuda.fits(seeds):
@@ -59,14 +58,14 @@ def torch_streams(seeds: torch.Tensor, positions: torch.Tensor, purpose: Purpose
 
 
 def substreams(keys: torch.Tensor, count: int) -> torch.Tensor:
-    """[N, count] int64 keys, independent of each other, from keys [N]."""
+    """Return [N, count] int64 keys, independent of each other, from keys [N]."""
     if cuda.fits(keys):
         return torch.ops.outrider_cuda.substreams(keys, count)
     return torch.ops.outrider.substreams(keys, count) if _compiled(keys) else torch_numbers(keys, count)
 
 
 def uniforms(keys: torch.Tensor, count: int) -> torch.Tensor:
-    """[N, count] float64 in (0, 1), the middles of 2**52 equal parts, for keys [N] int64."""
+    """Return [N, count] float64 in (0, 1), the middles of 2**52 equal parts, for keys [N] int64."""
     if cuda.fits(keys):
         return torch.ops.outrider_cuda.uniforms(keys, count)
     return torch.ops.outrider.uniforms(keys, count) if _compiled(keys) else torch_uniforms(keys, count)
@@ -92,7 +91,8 @@ def torch_gumbel_argmax(weights: torch.Tensor, keys: torch.Tensor, tokens: torch
 
 
 def torch_exponentials(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """[N, M] float64, the noise E = -log(1 - U) of tokens [M] or [N, M] for keys [N], U a token's uniform number."""
+    """Return [N, M] float64, the noise E = -log(1 - U) of tokens [M] or [N, M] for keys [N], U a token's uniform
+    number."""
     x, exponent = torch.frexp(1 - _uniform(_mix(keys[:, None] + _GOLDEN * (tokens + 1))))
     small = x < _SQRT_HALF
     x = torch.where(small, 2 * x, x)
@@ -128,5 +128,5 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 
 
 def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical right shift of int64 (torch's is arithmetic)."""
+    """Shift int64 right logically (torch's shift is arithmetic)."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,12 +1,10 @@
-"""Functions of single numbers whose rounding does not depend on where in an array a number stands, in torch.
+"""Functions of single numbers that round the same wherever in an array a number lies, in torch.
 
 torch computes its own `sigmoid`, `silu`, `gelu` and `softplus` a vector at a time, and the numbers left over at the end
 of an array, or of a thread's share of it, by other code, which may round differently: a row would depend on its batch.
 Its exp, log1p, erf and tanh have one code for all numbers, and these functions are made of them. All compute float32 at
 least and round once to x's type.
 """
-
-from __future__ import annotations
 
 import math
 
@@ -18,13 +16,13 @@ def sigmoid(x: torch.Tensor) -> torch.Tensor:
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
-    """x sigmoid(x)."""
+    """Return x sigmoid(x)."""
     wide = _wide(x)
     return (wide / (1 + torch.exp(-wide))).to(x.dtype)
 
 
 def gelu(x: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
-    """x times the normal distribution function at x; `approximate`: "tanh" (arXiv:1606.08415) or "none"."""
+    """Return x times the normal distribution function at x; `approximate`: "tanh" (arXiv:1606.08415) or "none"."""
     wide = _wide(x)
     if approximate == "tanh":
         slope = (wide * wide * 0.044715 + 1) * math.sqrt(2 / math.pi)
@@ -35,7 +33,7 @@ def gelu(x: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
 
 
 def softplus(x: torch.Tensor, beta: float = 1, threshold: float = 20) -> torch.Tensor:
-    """log(1 + exp(beta x)) / beta, and x where beta x is above the threshold."""
+    """Return log(1 + exp(beta x)) / beta, and x where beta x is above the threshold."""
     wide = _wide(x)
     scaled = wide * beta
     return torch.where(scaled > threshold, wide, torch.log1p(torch.exp(scaled)) / beta).to(x.dtype)

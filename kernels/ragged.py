@@ -1,9 +1,5 @@
-"""Laying the requests of a decode step out as one batch without padding, and their new slots into the page table.
-
-A few numbers per request, so the number of calls is what costs: the compiled kernels do each in one.
-"""
-
-from __future__ import annotations
+"""Lay out the requests of a decode step as one batch without padding, and write their new slots to the page table.
+These are a few numbers per request, so the number of calls decides the time: the compiled kernels do each in one."""
 
 import torch
 
@@ -21,11 +17,13 @@ def flatten_verify(
     page_table: torch.Tensor,
     rows: torch.Tensor,
 ) -> Flattened:
-    """Anchors [R] and the first verify_lens [R] of drafts [R, gamma] as one batch of B = sum(1 + verify_lens) tokens.
+    """Return anchors [R] and the first verify_lens [R] of drafts [R, gamma] as one batch of B = sum(1 + verify_lens)
+    tokens.
 
     seq_lens: [R], the anchors' positions. page_table: [rows, context] int32, the slot of every position. rows: [R].
-    All others are int64, and so is what is returned: input_ids, positions and slots [B], qo_indptr [R+1] (where each
-    request begins, and where the last one ends), request [B] and step [B] (k: 0 is the anchor, 1.. the drafts).
+    All but page_table are int64, and so are the results: input_ids, positions and slots [B], qo_indptr [R+1] (where
+        each request begins, and where the last one ends), request [B] and step [B] (k: 0 is the anchor, 1.. the
+        drafts).
     """
     if anchors.is_cpu and native.available():
         return torch.ops.outrider.flatten_verify(anchors, drafts, verify_lens, seq_lens, page_table, rows)
@@ -42,11 +40,10 @@ def flatten_bucket(
     rows: torch.Tensor,
     tokens: int,
 ) -> Flattened:
-    """`flatten_verify` as a batch of `tokens` tokens, a graph's bucket: its shape does not depend on the lengths.
+    """Do `flatten_verify` as a batch of `tokens` tokens, a graph's bucket: its shape does not depend on the lengths.
 
-    sum(1 + verify_lens) <= tokens. What is left over is padding: token 0 at position 0 and slot 0, which no
-    request owns. A padding token names the last request, so that it may index arrays [R], and step gamma + 1, which no
-    request accepts.
+    sum(1 + verify_lens) <= tokens. Rows left over are padding: token 0 at position 0 and slot 0, which no request owns.
+    A padding token has the last request, so that it may index arrays [R], and step gamma + 1, which no request accepts.
     """
     if cuda.fits(anchors):
         return torch.ops.outrider_cuda.flatten(anchors, drafts, verify_lens, seq_lens, page_table, rows, tokens)
@@ -75,11 +72,12 @@ def commit(
     step: torch.Tensor,
     slots: torch.Tensor,
 ) -> Committed:
-    """Results of a step: cached tokens [R], next anchors [R], and the slots [T] of verified tokens that stay.
+    """Return the results of a step: cached tokens [R], next anchors [R], and the slots [T] of verified tokens that
+    stay.
 
     accept_lens: [R] int64 in 1..gamma+1, tokens: [R, gamma+1] int64, as from `acceptance.accept`. seq_lens: [R] int64.
-    request, step, slots: [T] int64, as from `flatten_bucket`. Rejected tokens and padding get slot 0, so that whoever
-    keeps state by slot can write all T rows.
+    request, step, slots: [T] int64, as from `flatten_bucket`. Rejected tokens and padding get slot 0, so that a caller
+        that keeps state by slot can write all T rows.
     """
     if cuda.fits(accept_lens):
         return torch.ops.outrider_cuda.commit(accept_lens, tokens, seq_lens, request, step, slots)
@@ -107,8 +105,8 @@ def write_cached_slots(
 ) -> None:
     """Write the KV slots of rows [R] of page_table [rows, context], each from position begins [R] on, into out [N].
 
-    indptr: [S + 1], out[indptr[r]:indptr[r + 1]] is request r's; what is behind those of the requests is padding and
-    gets slot 0, which belongs to nobody. N is the host's: nothing is waited for.
+    indptr: [S + 1], out[indptr[r]:indptr[r + 1]] is request r's; the rest of out is padding and gets slot 0, which no
+        request owns. The host knows N, so no call waits for the device.
     """
     if cuda.fits(out, page_table):
         torch.ops.outrider_cuda.cached_slots(out, page_table, rows, begins, indptr)

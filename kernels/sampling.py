@@ -1,10 +1,9 @@
 """The target's distribution after a request's sampling rules, and its tokens.
 
-The rules are those of SGLang's torch sampler (`top_k_top_p_min_p_sampling_from_probs_torch`): softmax at the
-request's temperature; on the falling probabilities keep rank < top_k, keep while the mass before a token is
-at most top_p (of the unfiltered distribution), drop what is below min_p times the largest; renormalise. Among
-equal probabilities the lower token ranks first. Speculation needs the whole vector, not only a sample:
-acceptance divides by it.
+The rules are those of SGLang's torch sampler (`top_k_top_p_min_p_sampling_from_probs_torch`): softmax at the request's
+temperature; on the falling probabilities keep rank < top_k, keep while the mass before a token is at most top_p (of the
+unfiltered distribution), drop tokens below min_p times the largest; renormalise. Among equal probabilities the lower
+token ranks first. Speculation needs the whole vector, not only a sample: acceptance divides by it.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ class Rules(NamedTuple):
     min_ps: torch.Tensor | None = None
 
     def of(self, rows: torch.Tensor) -> Rules:
-        """The rules of `rows` [M]."""
-        others = (None if rule is None else rule[rows] for rule in self[1:])
-        return Rules(self.temperatures[rows], *others)
+        """Return the rules of `rows` [M]."""
+        rest = (None if rule is None else rule[rows] for rule in self[1:])
+        return Rules(self.temperatures[rows], *rest)
 
     def typed(self) -> Rules:
-        """The rules in the types of the kernels."""
+        """Return the rules in the types of the kernels."""
         types = (torch.int64, torch.float32, torch.float32)
-        others = (None if rule is None else rule.to(t).contiguous() for rule, t in zip(self[1:], types, strict=True))
-        return Rules(self.temperatures.to(torch.float32).contiguous(), *others)
+        rest = (None if rule is None else rule.to(t).contiguous() for rule, t in zip(self[1:], types, strict=True))
+        return Rules(self.temperatures.to(torch.float32).contiguous(), *rest)
 
 
 def target_probs(
@@ -45,15 +44,14 @@ def target_probs(
     top_ps: torch.Tensor | None = None,
     min_ps: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Probabilities of the next token after the request's own sampling rules.
+    """Return the probabilities of the next token after the request's own sampling rules.
 
     Parameters
     ----------
     logits : [B, V], penalties, biases and grammar masks (-inf) already applied.
     temperatures : [B] float32; 0 means greedy and yields all mass on the argmax.
-    top_ks : [B] integers >= 1; V or more (SGLang writes 2**30): off.  top_ps : [B], 1: off.  min_ps : [B], 0:
-    off.
-        None: off for every row.
+    top_ks : [B] integers >= 1; V or more (SGLang writes 2**30): off. None: off for every row.
+    top_ps : [B], 1: off. min_ps : [B], 0: off. None: as above.
 
     Returns
     -------
@@ -72,10 +70,8 @@ def torch_target_probs(
     top_ps: torch.Tensor | None = None,
     min_ps: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`target_probs` without compiled kernels, on any device and without waiting for it.
-
-    Every rule keeps a prefix of the stable ranking, so one complete sort serves all rows, if there are rules at all.
-    """
+    """`target_probs` without compiled kernels, on any device without waiting for it. Every rule keeps a prefix of the
+    stable ranking, so one complete sort serves all rows, if there are rules at all."""
     greedy = temperatures <= 0
     probs = torch.softmax(logits.float() / temperatures.masked_fill(greedy, 1.0)[:, None], dim=-1)
     if not (top_ks is None and top_ps is None and min_ps is None):
@@ -97,14 +93,14 @@ def torch_target_probs(
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """[B] int64, the best token of each row of [B, V]; the first among equals."""
+    """Return [B] int64, the best token of each row of [B, V]; the first among equals."""
     if logits.stride(1) == 1 and native.fits(logits):
         return torch.ops.outrider.argmax(logits)
     return logits.argmax(-1)
 
 
 def likeliest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` largest of each row of logits [..., V], falling, float32 [..., count], and their columns."""
+    """Return the `count` largest of each row of logits [..., V], falling, float32 [..., count], and their columns."""
     if native.fits(logits) and not logits.requires_grad:
         values, columns = torch.ops.outrider.likeliest(logits.reshape(-1, logits.shape[-1]).contiguous(), count)
         return values.view(*logits.shape[:-1], count), columns.view(*logits.shape[:-1], count)
@@ -113,10 +109,8 @@ def likeliest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Ten
 
 
 def draw_tokens(logits: torch.Tensor, rows: torch.Tensor, rules: Rules, keys: torch.Tensor) -> torch.Tensor:
-    """[N] int64, the token drawn from `target_probs` in each of the `rows` [N] of logits [B, V].
-
-    rules, keys: N of each; see `gumbel_argmax`. At temperature 0 it is the best token, whatever the key.
-    """
+    """Return [N] int64, the token drawn from `target_probs` in each of the `rows` [N] of logits [B, V]. rules, keys: N
+    of each; see `gumbel_argmax`. At temperature 0 it is the best token, whatever the key."""
     if logits.stride(1) == 1 and native.fits(logits):
         return torch.ops.outrider.draw_tokens(logits, rows, *rules.typed(), keys.contiguous())
     if cuda.fits(logits):
@@ -125,7 +119,7 @@ def draw_tokens(logits: torch.Tensor, rows: torch.Tensor, rules: Rules, keys: to
 
 
 def _draw_on_cuda(logits: torch.Tensor, rules: Rules, keys: torch.Tensor) -> torch.Tensor:
-    """Every row is verified without a draft, so that its one token is drawn."""
+    """Draw each row's token by verifying it without a draft."""
     none, each = keys.new_empty(len(keys), 0), torch.arange(len(keys) + 1, device=keys.device)
     lens, request, decided = torch.zeros_like(keys), each.narrow(0, 0, len(keys)), rules.temperatures <= 0
     arrays = none, lens, each, request, logits, *rules.typed(), none.double(), keys.contiguous(), None, decided

@@ -12,7 +12,7 @@ TEMPERATURES = ("greedy", "sampled")
 
 
 class GraphError(ValueError):
-    """A draft graph that cannot be used; the message says why and what to do."""
+    """A draft graph that cannot be used; the message gives reason and remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,27 +27,27 @@ class GraphFingerprint:
     temperature: str
 
     def differences(self, here: GraphFingerprint) -> list[str]:
-        """Differences from `here`, for people; empty where they are the same."""
+        """Return the differences from `here`, for people; empty where they are the same."""
         return [
-            f"{field.name.replace('_', ' ')} {theirs!r}, here {ours!r}"
+            f"{field.name.replace('_', ' ')} {stored!r}, here {ours!r}"
             for field in fields(self)
-            if (theirs := getattr(self, field.name)) != (ours := getattr(here, field.name))
+            if (stored := getattr(self, field.name)) != (ours := getattr(here, field.name))
         ]
 
 
 def to_json(graph: DraftGraph, fingerprint: GraphFingerprint) -> dict[str, Any]:
-    """The graph with what it holds for."""
+    """Return the graph with its fingerprint, as JSON."""
     return {"fingerprint": asdict(fingerprint), "nodes": graph.to_json()}
 
 
 def from_json(data: Any, here: GraphFingerprint) -> DraftGraph:
-    """Read what `to_json` wrote; raises GraphError where it is damaged, or was calibrated for something else."""
+    """Read a graph from `to_json`; raises GraphError if it is damaged, or was calibrated for something else."""
     try:
-        theirs = GraphFingerprint(**data["fingerprint"])
+        stored = GraphFingerprint(**data["fingerprint"])
         graph = DraftGraph.from_json(data["nodes"])
     except (KeyError, TypeError, ValueError) as error:
         raise GraphError(f"the draft graph is damaged ({error}); calibrate anew: outrider tune") from None
-    if differ := theirs.differences(here):
+    if differ := stored.differences(here):
         raise GraphError(
             f"the draft graph was calibrated for another target: {'; '.join(differ)}. Calibrate this one: outrider tune"
         )
@@ -55,19 +55,19 @@ def from_json(data: Any, here: GraphFingerprint) -> DraftGraph:
 
 
 def by_temperature(graphs: Any) -> dict[str, DraftGraph]:
-    """The graphs of a profile, a list of what `to_json` wrote, by class; whether they hold here is known."""
+    """Return the graphs of a profile by class; graphs: a list from `to_json`, known to fit."""
     return {entry["fingerprint"]["temperature"]: DraftGraph.from_json(entry["nodes"]) for entry in graphs}
 
 
 def require(graphs: Any, here: GraphFingerprint) -> None:
     """Raise GraphError unless the graphs of a profile are one of each class, calibrated for `here` of that class."""
     try:
-        found = [entry["fingerprint"]["temperature"] for entry in graphs]
+        classes = [entry["fingerprint"]["temperature"] for entry in graphs]
     except (KeyError, TypeError) as error:
         raise GraphError(f"the draft graphs are damaged ({error!r}); calibrate anew: outrider tune") from None
-    if sorted(found) != sorted(TEMPERATURES):
+    if sorted(classes) != sorted(TEMPERATURES):
         raise GraphError(
-            f"the draft graphs are of {found}, not one of each of {TEMPERATURES}; calibrate: outrider tune"
+            f"the draft graphs are of {classes}, not one of each of {TEMPERATURES}; calibrate: outrider tune"
         )
-    for entry, temperature in zip(graphs, found, strict=True):
+    for entry, temperature in zip(graphs, classes, strict=True):
         from_json(entry, replace(here, temperature=temperature))

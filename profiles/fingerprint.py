@@ -17,18 +17,18 @@ STEP_REVISION = {"cpu": 4, "cuda": 6}
 """Raise a device's number when a change to kernels or worker changes its step times: older profiles are then refused
 and measured anew. Keep it otherwise, so that users keep their profiles."""
 EQUAL_STEPS = ({"0.5.21", "0.5.23"},)
-"""Sets of SGLang's versions with which a CPU's steps take as long: `outrider bench micro steps` of both in turn. A
-CPU's profile that was measured with one of a set fits the others of it."""
+"""Sets of SGLang's versions with equal step times on a CPU: `outrider bench micro steps` of both in turn. A CPU's
+profile measured with one version of a set fits the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprint:
     """Two engines with equal fingerprints have the same step costs and confidences.
 
-    device: its name, see `cpu_name`; for a GPU as its driver calls it. cores: the process may run on; threads: torch
-    computes with (both 0 on a GPU, where they hardly matter). target: the served model, see `folder_digest`.
-    drafter: its name; drafter_checkpoint: digest of its folder, "" without one. instruction_set: of the compiled CPU
-    kernels, "none" without them, "" on a GPU. step_revision: of what Outrider does in a step, see `STEP_REVISION`.
+    device: its name, see `cpu_name`; for a GPU the driver's name. target: the served model, see `folder_digest`.
+    cores: the process may run on; threads: torch computes with (both 0 on a GPU, where they hardly matter).
+    drafter: its name; drafter_checkpoint: digest of its folder, "" without one. step_revision: see `STEP_REVISION`.
+    instruction_set: of the compiled CPU kernels, "none" without them, "" on a GPU.
     """
 
     device: str
@@ -45,18 +45,18 @@ class Fingerprint:
     step_revision: int
 
     def differences(self, here: Fingerprint) -> list[str]:
-        """ "field: its value, here another" for each field that differs; see `EQUAL_STEPS`."""
-        mine, theirs = asdict(self), asdict(here)
+        """Return "field: its value, here another" for each field that differs; see `EQUAL_STEPS`."""
+        stored, present = asdict(self), asdict(here)
         if self.instruction_set and any({self.sglang, here.sglang} <= versions for versions in EQUAL_STEPS):
-            del mine["sglang"]
-        return [f"{name}: {mine[name]!r}, here {theirs[name]!r}" for name in mine if mine[name] != theirs[name]]
+            del stored["sglang"]
+        return [f"{name}: {stored[name]!r}, here {present[name]!r}" for name in stored if stored[name] != present[name]]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Any) -> Fingerprint:
-        """Raises ValueError naming the fields that are missing, unknown or of another type."""
+        """Read the JSON form; raises ValueError naming fields that are missing, unknown or of another type."""
         if not isinstance(data, dict):
             raise ValueError(f"a fingerprint is an object, not {type(data).__name__}")
         names = {field.name: field.type for field in fields(cls)}
@@ -71,9 +71,9 @@ class Fingerprint:
 
 
 def cpu_name() -> str:
-    """Model name with family, model and stepping: virtual machines often give the name without its number."""
+    """Return the CPU's name with family, model and stepping: virtual machines often omit the name's number."""
     wanted = ("model name", "cpu family", "model", "stepping")
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -81,20 +81,20 @@ def cpu_name() -> str:
     for line in lines:
         key, _, value = line.partition(":")
         if key.strip() in wanted:
-            found.setdefault(key.strip(), value.strip())
-    if "model name" not in found:
+            fields.setdefault(key.strip(), value.strip())
+    if "model name" not in fields:
         return platform.processor() or platform.machine()
-    numbers = [f"{key.removeprefix('cpu ')} {found[key]}" for key in wanted[1:] if key in found]
-    return f"{found['model name']} ({', '.join(numbers)})" if numbers else found["model name"]
+    numbers = [f"{key.removeprefix('cpu ')} {fields[key]}" for key in wanted[1:] if key in fields]
+    return f"{fields['model name']} ({', '.join(numbers)})" if numbers else fields["model name"]
 
 
 def core_count() -> int:
-    """Cores that this process may run on."""
+    """Return the cores that this process may run on."""
     return len(os.sched_getaffinity(0))
 
 
 def package_version(name: str) -> str:
-    """Version of an installed package, "" without it."""
+    """Return the version of an installed package, "" without it."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -102,7 +102,7 @@ def package_version(name: str) -> str:
 
 
 def folder_digest(folder: str | Path) -> str:
-    """16 hex digits that identify a checkpoint folder.
+    """Return 16 hex digits that identify a checkpoint folder.
 
     Hashes config.json and the size, the beginning (where safetensors describes its tensors) and the end of each file
     with weights: at most 2 MiB of a file. Raises FileNotFoundError if the folder has neither.

@@ -1,7 +1,5 @@
 """A measurement under way: one JSON line per measured point, so that a killed `outrider tune` goes on where it was."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -55,7 +53,7 @@ class PartialMeasurement:
         self.path.unlink(missing_ok=True)
 
     def _complete_lines(self) -> list[str]:
-        """Lines that end; a kill may leave the last one torn."""
+        """Return the lines that end; a kill may leave the last one torn."""
         try:
             text = self.path.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
@@ -63,10 +61,10 @@ class PartialMeasurement:
         return text.split("\n")[:-1]
 
     def _is_of(self, header: str, fingerprint: Fingerprint) -> bool:
-        """True if a file begun with this line may go on."""
+        """Return True if a file begun with this line may go on."""
         try:
-            found = json.loads(header)
-            return found["schema"] == SCHEMA and not Fingerprint.from_json(found["fingerprint"]).differences(
+            begun = json.loads(header)
+            return begun["schema"] == SCHEMA and not Fingerprint.from_json(begun["fingerprint"]).differences(
                 fingerprint
             )
         except (ValueError, KeyError, TypeError):

@@ -29,7 +29,7 @@ def plot_steps_per_second(cost: StepCost, figure: Figure) -> None:
         if point.tokens:
             shapes.setdefault(point.requests, {}).setdefault(point.tokens, (point.context, point.seconds))
     for requests, measured in shapes.items():
-        context = min(found for found, _ in measured.values())
+        context = min(measured_context for measured_context, _ in measured.values())
         tokens = np.arange(min(measured), max(measured) + 1)
         [line] = axis.plot(tokens, 1.0 / cost.seconds(requests, tokens, context), label=f"{requests}")
         rates = [np.quantile(1.0 / np.array(seconds), [0, 0.5, 1]) for _, seconds in measured.values()]

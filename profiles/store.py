@@ -4,8 +4,6 @@
 The user's folder is searched first, then the profiles that ship with Outrider.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re
@@ -68,7 +66,7 @@ class Profile:
         return path if path and path.is_file() else None
 
     def cost(self) -> StepCost:
-        """A cost model of its own: its drift is not shared."""
+        """Return a cost model of its own: its drift is not shared."""
         return StepCost(self.points)
 
 
@@ -94,10 +92,10 @@ def save(
         "prefills": [point.to_json() for point in profile.prefills],
     }
     beside: dict[str, Any] = {CALIBRATION: calibration, GRAPHS: graphs}
-    files = {folder / name: _json(found) for name, found in beside.items() if found is not None}
+    files = {folder / name: _json(data) for name, data in beside.items() if data is not None}
     replace(files | {folder / PROFILE: _json(content)})
-    for name, found in beside.items():
-        if found is None:
+    for name, data in beside.items():
+        if data is None:
             (folder / name).unlink(missing_ok=True)
     return read(folder)
 
@@ -137,7 +135,7 @@ def read(folder: Path) -> Profile:
 
 
 def load(wanted: str, here: Fingerprint, roots: Sequence[Path]) -> Profile:
-    """The profile that the user named, by path or by name in one of `roots`.
+    """Return the profile that the user named, by path or by name in one of `roots`.
 
     Raises ProfileError with each difference if it was measured on another engine than this one.
     """
@@ -151,7 +149,7 @@ def load(wanted: str, here: Fingerprint, roots: Sequence[Path]) -> Profile:
 
 
 def locate(wanted: str, roots: Sequence[Path]) -> Profile:
-    """The profile that the user named, whatever engine it was measured on."""
+    """Return the profile that the user named, whatever engine it was measured on."""
     path = Path(wanted).expanduser()
     if path.name == PROFILE and path.is_file():
         return read(path.parent)
@@ -168,7 +166,7 @@ def locate(wanted: str, roots: Sequence[Path]) -> Profile:
 
 
 def find(here: Fingerprint, roots: Sequence[Path]) -> Profile | None:
-    """The profile that fits, the latest of the first root that has one; a damaged one is passed over with a warning."""
+    """Return the latest fitting profile of the first root that has one; skip damaged profiles with a warning."""
     for root in roots:
         fitting = [profile for profile in readable(root) if not profile.fingerprint.differences(here)]
         if fitting:
@@ -177,7 +175,7 @@ def find(here: Fingerprint, roots: Sequence[Path]) -> Profile | None:
 
 
 def readable(root: Path) -> Iterator[Profile]:
-    """All profiles in one of the roots; a damaged one is passed over with a warning."""
+    """Yield all profiles in one of the roots; skip damaged ones with a warning."""
     for folder in _folders(root):
         try:
             yield read(folder)

@@ -5,8 +5,6 @@ largest are a prefix of every request, and whether x_{r,k} is among them depends
 requests: a later entry of its own request never precedes it.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import numpy as np

@@ -4,8 +4,6 @@ They set no budget before drafting. But a GPU's step has its size before its dra
 tokens that recent steps verified bound the next one.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 import numpy as np

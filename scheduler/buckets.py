@@ -5,8 +5,6 @@ verifying tokens, so K is raised to T - R where so many are drafted. The size is
 for the device.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections import deque

@@ -9,8 +9,6 @@ step's draft, and `admit` must leave min(verify_lens[r], k) unchanged if confide
 which requests draft, by which source (model or prompt lookup) and how deep. The proof is in `docs/planner.md`.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass

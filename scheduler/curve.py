@@ -7,8 +7,6 @@ where numpy has no vectorised sort. So survivals are rounded down to steps of 1 
 keeps their order.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -18,8 +18,6 @@ A step, from top to bottom:
 4. `observe` takes in the finished step: times teach `cost/`, survivals and outcomes `history.py`.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 from typing import Any

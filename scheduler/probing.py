@@ -1,7 +1,5 @@
 """Probes: now and then a step drafts although drafts do not pay, to notice a change; it verifies none of them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 SHARE = 0.01

@@ -5,8 +5,6 @@ as many levels as any step could, and then maximises throughput: so a level that
 and a level that not even the shortest step keeps has no effect.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 MARGIN = 1.1

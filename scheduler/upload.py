@@ -1,7 +1,5 @@
 """Copying numbers from the host to a device."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

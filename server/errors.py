@@ -1,7 +1,5 @@
 """User errors: reported in one line, without a traceback."""
 
-from __future__ import annotations
-
 
 class UserError(Exception):
     """A mistake that the user can correct. The message names it and the remedy."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def available() -> bool:
-    """True if matplotlib is installed."""
+    """Return True if matplotlib is installed."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
@@ -33,9 +33,14 @@ def require(flag: str) -> None:
 
 @contextmanager
 def figure(path: Path) -> Iterator[Figure]:
-    """A blank figure, saved to `path` when the block ends, in the format of its suffix (PNG without one)."""
+    """Yield a blank figure, saved to `path` when the block ends, in the format of its suffix (PNG without one).
+
+    The same drawing gives the same SVG.
+    """
+    import matplotlib
     from matplotlib.figure import Figure
 
     blank = Figure(layout="tight")
     yield blank
-    blank.savefig(path, dpi=120)
+    with matplotlib.rc_context({"svg.hashsalt": "outrider", "svg.fonttype": "none"}):
+        blank.savefig(path, dpi=120, metadata={"Date": None} if path.suffix == ".svg" else None)

@@ -1,7 +1,5 @@
 """Files of prompts for measurements."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +15,7 @@ SAMPLED = (1.0, 0.7, 0.4)
 
 
 def read_questions(path: Path) -> list[str]:
-    """First user turns of a prompts file; raises UserError with file, line and reason."""
+    """Return the first user turns of a prompts file; raises UserError with file, line and reason."""
     if not path.is_file():
         raise UserError(f"--prompts {path} does not exist")
     try:
@@ -30,14 +28,14 @@ def read_questions(path: Path) -> list[str]:
 
 
 def read_mixed_questions(paths: Sequence[Path]) -> list[str]:
-    """The questions of several files in turn, so that any beginning of the list has as many of each; a shorter file
-    begins again. Raises UserError as `read_questions`."""
+    """Return the questions of several files in turn, so that any beginning of the list has as many of each; a shorter
+    file begins again. Raises UserError as `read_questions`."""
     files = [read_questions(path) for path in paths]
     longest = max(map(len, files), default=0)
     return [file[i % len(file)] for i in range(longest) for file in files]
 
 
 def with_temperatures(questions: Sequence[str]) -> list[tuple[str, float]]:
-    """Each question with one of SAMPLED, another one after nine: of prompts that come in turn, as the built-in ones do,
-    every kind meets each of them, and so do both parts of `tune.measure.split`."""
+    """Return each question with one of SAMPLED, changing after nine questions: if prompts come in turn, like the
+    built-in ones, each kind of prompt gets every temperature, also in both parts of `tune.measure.split`."""
     return [(question, SAMPLED[place // 9 % len(SAMPLED)]) for place, question in enumerate(questions)]

@@ -1,7 +1,5 @@
 """Durable files that grow by lines."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

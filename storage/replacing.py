@@ -1,7 +1,5 @@
 """Atomic, durable file replacement: after a kill or a power failure there is the old file or the new one, whole."""
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import os
@@ -65,5 +63,5 @@ def sync_tree(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
             sync(path)
-    for path in (*(found for found in folder.rglob("*") if found.is_dir() and not found.is_symlink()), folder):
+    for path in (*(inner for inner in folder.rglob("*") if inner.is_dir() and not inner.is_symlink()), folder):
         sync(path)

@@ -1,7 +1,5 @@
 """Fixtures of all tests."""
 
-from __future__ import annotations
-
 import gc
 import os
 from collections import Counter
@@ -28,26 +26,26 @@ from outrider.server.model import target
 from outrider.server.settings import checkpoints, profile_lookup
 from outrider.server.settings.settings import Settings
 
-gc.disable()  # until all tests are collected: what they import are millions of objects that stay
-# Other tests and servers have the cores as well, and threads that share an operation spin for each other. Tests of
-# kernels have one for each core (tests/kernels/conftest.py).
+gc.disable()  # until all tests are collected: their imports create millions of lasting objects
+# Other tests and servers use the cores too, and threads that share an operation spin for each other. Tests of kernels
+# use all cores (tests/kernels/conftest.py).
 torch.set_num_threads(1)
 
 STARTING = ("server", "served")
-"""Fixtures that start a server; so do those whose name ends with "_server"."""
+"""Fixtures that start a server, as do all with a name that ends with "_server"."""
 QUICK = "not server and not slow"
-"""What `make check` asks for with -m."""
+"""The -m of `make check`."""
 
-hypothesis.settings.register_profile("unhurried", deadline=None)  # other work runs beside the tests
+hypothesis.settings.register_profile("unhurried", deadline=None)
 hypothesis.settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The server that most tests share. Its KV cache holds 4096 tokens, and so does its context."""
+    """The server of most tests, with a KV cache and context of 4096 tokens."""
     folder = tmp_path_factory.mktemp("server")
     flags = ("--max-total-tokens", "4096", "--max-choices", "16", "--log-format", "json", "--log-requests", "summary")
-    flags += ONE_THREAD  # `exact_server` has as many as there are cores, as users' servers
+    flags += ONE_THREAD  # `exact_server` uses all cores, as users' servers
     one_call = changed("one-call") if native.available() and not hardware.has_gpu() else {}
     started = Server(folder / "log", *flags, *planned_by(folder), **one_call)
     try:
@@ -57,7 +55,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def planned_by(folder: Path) -> tuple[str, ...]:
-    """Flags by which the default server plans on every processor: with a shipped profile's numbers."""
+    """Flags for the default server's planner with a shipped profile's costs."""
     model, settings = target.find(None), Settings(activations="float", threads=1 if ONE_THREAD else None)
     here = profile_lookup.fingerprint(checkpoints.with_drafter_path(settings, model), model)
     shipped = store.read(store.SHIPPED / "smollm2-135m-instruct-dspark-zen5-2")
@@ -72,13 +70,12 @@ def client(server: Server) -> openai.OpenAI:
 
 @pytest.fixture(scope="session")
 def model(client: openai.OpenAI) -> str:
-    """Name of the served model."""
     return client.models.list().data[0].id
 
 
 @pytest.fixture(scope="session")
 def small_target(tmp_path_factory: pytest.TempPathFactory) -> SmallTarget:
-    """A small random Llama that has the embedded model's tokenizer, cut down, and drafters for it."""
+    """A small random Llama with the embedded model's tokenizer, and drafters."""
     return SmallTarget.write(tmp_path_factory.mktemp("small"))
 
 
@@ -91,13 +88,13 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         pytest.skip("no compiled kernels here")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest chooses by markers, and before xdist reads the groups
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by markers, and xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test whose fixtures start a server has the marker `server`; one that starts an engine itself must say so.
+    """Mark a test `server` if its fixtures start a server; a test that starts an engine itself must set the marker.
 
-    A worker of `make test` runs whole groups of tests: those of tests/lossless that need servers of their own, all
-    others that need servers, and files. The two come first, so that none of their servers starts twice, and files with
-    slow tests before others, so that no worker is left with one at the end.
+    A worker of `make test` runs whole groups: tests/lossless that need special servers, all others that need servers,
+    and files. The first two run first, so that none of their servers starts twice; files with slow tests come before
+    the rest.
     """
     serving = {item for item in items if server_fixtures(item) or item.get_closest_marker("server")}
     slow = {item.path for item in items if item.get_closest_marker("slow")}
@@ -123,7 +120,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def server_fixtures(item: pytest.Item) -> list[str]:
-    """Names of the fixtures of this test that start a server."""
     return [name for name in getattr(item, "fixturenames", ()) if name in STARTING or name.endswith("_server")]
 
 
@@ -138,7 +134,7 @@ def engine_watch(request: pytest.FixtureRequest) -> Iterator[EngineWatch | None]
 
 @pytest.fixture(autouse=True)
 def no_engine_without_the_marker(engine_watch: EngineWatch | None) -> Iterator[None]:
-    """A test that starts an engine fails in `make check`, however it does it."""
+    """A test that starts an engine in any way fails in `make check`."""
     yield
     if engine_watch is not None and engine_watch.seen:
         engine_watch.seen = False

@@ -1,6 +1,4 @@
-"""The budget of lines and words that `make lint` keeps (.ci/budget.py), on a small repository."""
-
-from __future__ import annotations
+"""The budget of lines and words in `make lint` (.ci/budget.py), on a small repository."""
 
 import shutil
 import subprocess
@@ -50,7 +48,7 @@ def budget(repository: Path, *flags: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_what_is_within_its_budget_passes_silently(repository: Path) -> None:
+def test_a_tree_within_its_budget_passes_silently(repository: Path) -> None:
     assert budget(repository) == (0, "")
     assert "lines of kernels/cpu: 3 of 3" in budget(repository, "--table")[1]
 
@@ -65,7 +63,7 @@ def test_what_is_within_its_budget_passes_silently(repository: Path) -> None:
         ("docs/e.md", "four five", "words of all: 5 of 4\n"),
     ],
 )
-def test_what_exceeds_it_fails_and_is_named(repository: Path, name: str, text: str, says: str) -> None:
+def test_exceeding_folders_fail_and_are_named(repository: Path, name: str, text: str, says: str) -> None:
     (repository / name).parent.mkdir(exist_ok=True)
     (repository / name).write_text(text)
     subprocess.run(["git", "add", "--", name], cwd=repository, check=True)

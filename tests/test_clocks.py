@@ -1,6 +1,4 @@
-"""The clock on the wall jumps: nothing that waits, limits, or measures asks it."""
-
-from __future__ import annotations
+"""The wall clock jumps, so no code waits, limits, or measures by it."""
 
 import ast
 from collections.abc import Iterator
@@ -12,9 +10,7 @@ WALL = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetim
 SAYS_WHEN = {
     "drafters/learning/answers.py",
     "drafters/learning/progress.py",
-    "server/bench/learn.py",
     "server/bench/record.py",
-    "server/doctor/machine.py",
     "server/http/owner_learning.py",
     "server/http/learning.py",
     "server/http/answers/responses.py",
@@ -22,7 +18,7 @@ SAYS_WHEN = {
     "server/http/keys/token_limits.py",
     "server/tune/result.py",
 }
-"""Files that may read the wall clock: to tell when something was made, or which day it is, once, at the start."""
+"""Files that may read the wall clock, for timestamps."""
 
 
 def uses(path: Path) -> Iterator[str]:
@@ -33,7 +29,7 @@ def uses(path: Path) -> Iterator[str]:
             yield from (f"time.{alias.name}" for alias in node.names if f"time.{alias.name}" in WALL)
 
 
-def test_nothing_asks_the_clock_on_the_wall_but_to_say_when() -> None:
+def test_the_wall_clock_is_read_for_timestamps_only() -> None:
     files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
-    found = {str(path.relative_to(ROOT)) for path in files if any(uses(path))}
-    assert found == SAYS_WHEN
+    readers = {str(path.relative_to(ROOT)) for path in files if any(uses(path))}
+    assert readers == SAYS_WHEN

@@ -1,6 +1,4 @@
-"""pyproject.toml names what the code imports, and the locks in deploy/requirements are among what it allows."""
-
-from __future__ import annotations
+"""pyproject.toml names all imported packages, and the locks in deploy/requirements satisfy it."""
 
 import ast
 import os
@@ -21,13 +19,13 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = {extra: [Requirement(line) for line in lines] for extra, lines in PROJECT["optional-dependencies"].items()}
 DEPENDENCIES = [Requirement(line) for line in PROJECT["dependencies"]]
 OPTIONAL = {"matplotlib"}
-"""Asked for where they are used, with an error or another way that says so."""
+"""Imported where used, with an error or an alternative if missing."""
 BY_NAME = {"python-json-logger", "uvloop"}
-"""Imported by logging and uvicorn, which are told the names."""
+"""Imported by logging and uvicorn, by name."""
 
 
 def distributions_imported(*folders: str) -> set[str]:
-    """Packages of the index whose modules the code in `folders` imports, wherever in a file."""
+    """Packages that the code in `folders` imports, anywhere in a file."""
     ours = {"outrider"} | {path.stem for path in (ROOT / "tests").rglob("*.py")}
     modules = set()
     for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
@@ -47,28 +45,29 @@ def names(requirements: list[Requirement]) -> set[str]:
 
 
 def pins(lock: str) -> dict[str, str]:
-    """Versions by canonical name, of a file in deploy/requirements and of those that it takes in."""
+    """Versions by canonical name, of a file in deploy/requirements with its includes."""
     text = (LOCKS / lock).read_text()
-    found = {canonicalize_name(name): version for name, version in re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE)}
+    versions = {
+        canonicalize_name(name): version for name, version in re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE)
+    }
     for other in re.findall(r"^-r (\S+)", text, re.MULTILINE):
-        found |= pins(other)
-    return found
+        versions |= pins(other)
+    return versions
 
 
-def test_what_the_code_imports_is_declared_and_nothing_else() -> None:
+def test_exactly_the_codes_imports_are_declared() -> None:
     imported, declared = distributions_imported(*FOLDERS), names(DEPENDENCIES) | OPTIONAL
     assert sorted(imported - declared) == []
     assert sorted(declared - imported - BY_NAME) == []
     assert sorted(OPTIONAL - {name for extra in EXTRAS.values() for name in names(extra)}) == []
 
 
-def test_what_the_tests_import_is_declared() -> None:
+def test_the_tests_imports_are_declared() -> None:
     assert sorted(distributions_imported("tests") - names(DEPENDENCIES) - names(EXTRAS["dev"])) == []
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in LOCKS.glob("*.in")))
 def test_locks_have_the_pins_and_a_hash_of_every_file(name: str) -> None:
-    """`make lock` writes them."""
     assert pins(f"{name}.txt") == pins(f"{name}.in")
     requirements = re.split(r"\n(?! )", (LOCKS / f"{name}.txt").read_text().strip())
     assert len(requirements) == len(pins(f"{name}.txt"))
@@ -76,8 +75,8 @@ def test_locks_have_the_pins_and_a_hash_of_every_file(name: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_is_locked_is_allowed(device: str) -> None:
-    """torch is another version on CPUs than SGLang's own pin, which the CUDA set has."""
+def test_locked_versions_are_allowed(device: str) -> None:
+    """On CPUs torch differs from SGLang's pin."""
     locked = pins(f"{device}.txt") | pins("dev.txt") | (pins("torch-cpu.txt") if device == "cpu" else {})
     for requirement in [*DEPENDENCIES, *(line for name in EXTRAS if name != "cuda" for line in EXTRAS[name])]:
         version = locked[canonicalize_name(requirement.name)]
@@ -87,7 +86,7 @@ def test_what_is_locked_is_allowed(device: str) -> None:
 
 
 def test_xdist_knows_the_groups_of_tests(request: pytest.FixtureRequest) -> None:
-    """It finds them behind the names of tests. Without them each worker would start all servers."""
+    """Otherwise each worker would start all servers."""
     config = request.config
     if "PYTEST_XDIST_WORKER" not in os.environ or not config.getoption("loadgroup", False):
         pytest.skip("one process runs all tests")

@@ -1,10 +1,8 @@
-"""Imports point downward only, those inside functions included.
+"""Imports point downward only, including imports inside functions.
 
-server → profiles → scheduler, server → drafters → kernels; server, profiles, drafters → storage; in
-server: cli → http → bench → tune → processes → settings → model, machine → plugin.
+server → profiles → scheduler, server → drafters → kernels; server, profiles, drafters → storage; in server: cli → http
+→ bench → tune → processes → settings → model, machine → plugin.
 """
-
-from __future__ import annotations
 
 import ast
 import subprocess
@@ -36,9 +34,9 @@ MAY_IMPORT_IN_SERVER = {
     "doctor": {"http", *ENGINE},
     "cli": {"doctor", "http", "tune", "bench", *ENGINE},
 }
-BELOW_ALL = {"errors", "log_names", "pictures", "prompt_files"}  # modules beside the parts
+BELOW_ALL = {"errors", "log_names", "pictures", "prompt_files"}  # modules outside the parts
 COMMANDS = [["tune", "cli"], ["bench", "cli"]]  # command lines, which cli/main.py finds by name
-# library: the folder that alone may import it
+# library: the only folder that may import it
 ONLY_IN = {"sglang": "server", "fastapi": "server/http", "starlette": "server/http", "uvicorn": "server/http"}
 
 BEFORE_THE_ENGINE = (
@@ -51,7 +49,7 @@ BEFORE_THE_ENGINE = (
 
 
 def imported_modules(path: Path) -> set[str]:
-    """Full names of the modules, and of what is taken from them."""
+    """Full names of the modules, and of the names imported from them."""
     package = ("outrider", *path.relative_to(ROOT).parent.parts)
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -65,7 +63,6 @@ def imported_modules(path: Path) -> set[str]:
 
 
 def imports(folder: str) -> list[tuple[Path, str]]:
-    """Every file below the folder, with each module it imports."""
     files = list((ROOT / folder).rglob("*.py"))
     assert files
     return [(path, name) for path in files for name in imported_modules(path)]
@@ -81,7 +78,7 @@ def test_imports_point_downward(folder):
 
 @pytest.mark.parametrize("folder", MAY_IMPORT)
 def test_imports_are_relative_within_a_folder_and_absolute_across(folder):
-    """Graphs drawn from a checkout then show the folders, which only `.src` makes the package `outrider`."""
+    """Graphs drawn from a checkout then show the folders."""
     for path in (ROOT / folder).rglob("*.py"):
         depth = len(path.relative_to(ROOT).parent.parts)
         for node in ast.walk(ast.parse(path.read_text())):
@@ -92,15 +89,15 @@ def test_imports_are_relative_within_a_folder_and_absolute_across(folder):
 
 
 @pytest.mark.parametrize("folder", MAY_IMPORT)
-def test_modules_that_are_imported_are_there(folder):
-    """A missing one would be found only when the import runs; mypy takes it for one without types."""
+def test_imported_modules_exist(folder):
+    """mypy treats missing ones as untyped."""
     for path in (ROOT / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("outrider.")):
                 above = path.parents[node.level - 1] if node.level else ROOT
                 name = node.module or "" if node.level else (node.module or "").removeprefix("outrider.")
-                found = above.joinpath(*filter(None, name.split(".")))
-                assert found.is_dir() or found.with_suffix(".py").is_file(), f"{path}:{node.lineno}: no {node.module}"
+                module = above.joinpath(*filter(None, name.split(".")))
+                assert module.is_dir() or module.with_suffix(".py").is_file(), f"{path}:{node.lineno}: no {node.module}"
 
 
 def test_every_part_of_the_server_has_its_place():
@@ -117,7 +114,7 @@ def test_imports_in_the_server_point_downward(part):
             assert name.split(".")[2:] not in COMMANDS, f"{path} imports {name}; what both need goes beside it"
 
 
-def test_nothing_in_the_plugin_needs_what_hooks_it_into_sglang():
+def test_the_plugin_does_not_import_its_hooks():
     for part in ("cpu", "decode", "loading"):
         for path, name in imports(f"server/plugin/{part}"):
             assert not name.startswith("outrider.server.plugin.hooks"), f"{path} imports {name}"
@@ -125,7 +122,7 @@ def test_nothing_in_the_plugin_needs_what_hooks_it_into_sglang():
 
 @pytest.fixture(scope="module")
 def import_graph() -> dict[str, set[str]]:
-    """Every module with those of ours that it imports, inside functions too; packages under their own names."""
+    """Every module with our modules that it imports; packages under their own names."""
     files = {}
     for folder in MAY_IMPORT:
         for path in (ROOT / folder).rglob("*.py"):
@@ -134,12 +131,12 @@ def import_graph() -> dict[str, set[str]]:
     return {name: imported_modules(path) & set(files) - {name} for name, path in files.items()}
 
 
-def test_no_module_imports_itself_through_others(import_graph):
-    # A package's own modules have it as their parent, which `from . import name` shows as an import.
+def test_imports_have_no_cycles(import_graph):
+    # `from . import name` shows a package as an import of its own modules.
     inner = {
         name: {other for other in found if not name.startswith(f"{other}.")} for name, found in import_graph.items()
     }
-    assert len(list(TopologicalSorter(inner).static_order())) == len(inner)  # raises CycleError, which names the circle
+    assert len(list(TopologicalSorter(inner).static_order())) == len(inner)  # CycleError names the circle
 
 
 def test_no_folder_imports_its_sibling_both_ways(import_graph):
@@ -149,7 +146,7 @@ def test_no_folder_imports_its_sibling_both_ways(import_graph):
 
 
 def _siblings(name: str, other: str) -> tuple[str, str] | None:
-    """The folders below their common one in which the two modules are; None where one of them is not in a folder."""
+    """The folders below their common one of two modules; None if a module is in no folder."""
     a, b = name.split("."), other.split(".")
     depth = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     folders = ".".join(a[: depth + 1]), ".".join(b[: depth + 1])
@@ -166,13 +163,13 @@ def test_libraries_stay_in_their_folder(library):
 
 
 def test_sglang_waits_for_the_engine():
-    """SGLang and prometheus_client read, as they are imported, the environment that starting the engine sets."""
+    """SGLang and prometheus_client read on import the environment that starting the engine sets."""
     code = f"import sys, {', '.join(BEFORE_THE_ENGINE)}; print({{'sglang', 'prometheus_client'}} & set(sys.modules))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert shown.stdout.strip() == "set()", shown.stdout + shown.stderr
 
 
-def test_a_class_name_stands_for_one_class() -> None:
+def test_class_names_are_unique() -> None:
     places: dict[str, list[str]] = {}
     for folder in (*MAY_IMPORT, "deploy"):
         for path in (ROOT / folder).rglob("*.py"):

@@ -1,6 +1,4 @@
-"""The package that is built is the tree, and SGLang loads the plugin from it where there is no checkout."""
-
-from __future__ import annotations
+"""The built package equals the tree, and SGLang loads the plugin from it."""
 
 import json
 import shutil
@@ -20,13 +18,13 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("drafters", "kernels", "profiles", "scheduler", "server", "storage")
 TAKES_PART = (".src", *FOLDERS, "pyproject.toml", "README.md", "LICENSE")
 DATA = ("drafters/weights", "kernels/cpu/csrc", "profiles/shipped", "server/http/page")
-"""Folders of which everything is installed, descriptions and pictures too."""
+"""Folders that are installed completely."""
 MADE = shutil.ignore_patterns("__pycache__", "*.pyc", "*.so", "*.egg-info", "build")
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what takes part, so that a build leaves nothing in the checkout."""
+    """A copy, so that a build leaves no file in the checkout."""
     copy = tmp_path_factory.mktemp("tree")
     for name in TAKES_PART:
         if (ROOT / name).is_dir():
@@ -63,17 +61,16 @@ def installed_files(wheel: Path) -> set[str]:
 
 
 def is_installed(path: PurePath) -> bool:
-    """Everything but what is there to be read in the repository."""
+    """Everything except files that are read in the repository."""
     return path.suffix not in (".md", ".png") or any(path.is_relative_to(folder) for folder in DATA)
 
 
 def test_the_wheel_holds_the_tree(tree: Path, wheel: Path) -> None:
-    """Nothing is missing and nothing is extra, whatever file the next folder brings."""
     files = [path.relative_to(tree) for folder in FOLDERS for path in (tree / folder).rglob("*") if path.is_file()]
     expected = {"__init__.py"} | {str(path) for path in files if is_installed(path)}
-    found = installed_files(wheel)
-    assert sorted(expected - found) == [], "a folder without __init__.py, or data that pyproject.toml does not name"
-    assert sorted(found - expected) == []
+    installed = installed_files(wheel)
+    assert sorted(expected - installed) == [], "a folder without __init__.py, or data that pyproject.toml does not name"
+    assert sorted(installed - expected) == []
 
 
 def test_a_wheel_can_be_built_from_the_sdist(tree: Path, wheel: Path, tmp_path: Path) -> None:
@@ -83,13 +80,13 @@ def test_a_wheel_can_be_built_from_the_sdist(tree: Path, wheel: Path, tmp_path: 
     (sdist,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         assert not [member.name for member in archive if member.issym() or member.islnk()]
-        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2 has none
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # missing in Python 3.11.2
         archive.extractall(tmp_path)
     again = build_wheel(tmp_path / sdist.name.removesuffix(".tar.gz"), tmp_path)
     assert installed_files(again) == installed_files(wheel)
 
 
-# What a process of SGLang's does before anything else; sys.argv: where to find packages, ours first.
+# as SGLang's processes begin; sys.argv: where to find packages, ours first
 LOAD = """
 import json, sys
 sys.path += sys.argv[1:]
@@ -116,8 +113,8 @@ def test_sglang_loads_the_plugin_from_an_installed_wheel(
     site = tmp_path / "site"
     python("-m", "pip", "install", "--no-deps", "--no-index", "--target", str(site), str(wheel))
     monkeypatch.setenv("SGLANG_PLUGINS", "outrider")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # where there is a GPU, the platform is SGLang's own
-    # -I and -S: neither PYTHONPATH nor the .pth file of an editable install lead to the checkout.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # with a GPU, SGLang would choose its own platform
+    # neither PYTHONPATH nor an editable install leads to the checkout
     packages = [sysconfig.get_path(kind) for kind in ("purelib", "platlib")]
     loaded = json.loads(python("-I", "-S", "-c", LOAD, str(site), *packages, cwd=tmp_path).splitlines()[-1])
     assert Path(loaded.pop("package")) == site / "outrider" / "__init__.py"

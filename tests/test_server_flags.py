@@ -1,6 +1,4 @@
-"""Servers of tests run the defaults; what they turn off stands in a table."""
-
-from __future__ import annotations
+"""Test servers run the defaults; a table lists the ones they turn off."""
 
 import ast
 from pathlib import Path
@@ -12,7 +10,6 @@ from outrider.server.settings.settings import Settings
 
 
 def test_no_default_is_turned_off_without_a_reason() -> None:
-    """By whatever test: a server without a default hides what the default does."""
     off = {f"--no-{each.name.replace('_', '-')}" for each, _ in declared(Settings) if each.default is True}
     off |= {f"--{each.name.replace('_', '-')}" for each, _ in declared(Settings) if each.name.startswith("disable_")}
     assert "--no-lookup" in off

@@ -1,6 +1,4 @@
-"""`make upgrade`: pins move to the newest versions allowed, and what moved is told (.ci/upgrade.py)."""
-
-from __future__ import annotations
+"""`make upgrade` moves pins to the newest allowed versions, and prints the changes (.ci/upgrade.py)."""
 
 import shutil
 import subprocess
@@ -60,7 +58,7 @@ for _ in index:
     wanted = read(asked) + [Requirement(line) for name in chosen for line in index[name][chosen[name]]]
 Path(found).write_text("".join(f"{{name}}=={{version}}\\n" for name, version in chosen.items()))
 """
-"""A resolver of INDEX with uv's arguments: newest versions, those already found where they may stay."""
+"""A resolver of INDEX with uv's arguments."""
 
 TOGETHER = "No pin was moved, for uv finds no versions that go together:\n"
 
@@ -84,7 +82,7 @@ def upgrade(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def moved(project: Path, package: str = "") -> dict[str, str]:
-    """Texts of the files that are others than they were."""
+    """Texts of the changed files."""
     done = upgrade(project, package, sys.executable, str(project / "uv.py"))
     assert (done.returncode, done.stderr) == (0, "")
     texts = {name: (project / "deploy" / "requirements" / name).read_text() for name in FILES}
@@ -92,7 +90,7 @@ def moved(project: Path, package: str = "") -> dict[str, str]:
 
 
 def test_all_move_to_the_newest_that_fit_together(project: Path) -> None:
-    """Both sets share what they share; CPUs keep their torch, and what goes with it."""
+    """CPUs keep their torch."""
     assert moved(project) == {
         "common.pins": "# Shared.\nengine==1.1  # theirs\nweb_Tools==1.5\nweb==2.0\n",
         "cuda.in": "-r common.pins\ntorch==2.2\ntriton==3.2\n",
@@ -101,7 +99,7 @@ def test_all_move_to_the_newest_that_fit_together(project: Path) -> None:
     }
 
 
-def test_one_moves_with_what_it_asks_for(project: Path) -> None:
+def test_a_package_moves_with_its_requirements(project: Path) -> None:
     assert moved(project, "engine") == {
         "common.pins": FILES["common.pins"].replace("engine==1.0", "engine==1.1"),
         "cuda.in": "-r common.pins\ntorch==2.2\ntriton==3.2\n",
@@ -114,8 +112,7 @@ def test_one_moves_with_what_it_asks_for(project: Path) -> None:
      ("", PROJECT.replace("<2", "<1.0"), f"{TOGETHER}no engine fits"),
      ("", PROJECT.replace("triton>=3", "triton>=3.1"), f"{TOGETHER}no triton fits")],
 )  # fmt: skip
-def test_nothing_is_written_where_it_fails(project: Path, package: str, pyproject: str, says: str) -> None:
-    """The last only for CPUs."""
+def test_no_file_is_written_on_failure(project: Path, package: str, pyproject: str, says: str) -> None:
     (project / "pyproject.toml").write_text(pyproject)
     done = upgrade(project, package, sys.executable, str(project / "uv.py"))
     assert done.returncode == 1
@@ -123,7 +120,7 @@ def test_nothing_is_written_where_it_fails(project: Path, package: str, pyprojec
     assert all((project / "deploy" / "requirements" / name).read_text() == text for name, text in FILES.items())
 
 
-def test_the_table_says_what_the_locks_have_and_had_not(project: Path) -> None:
+def test_the_table_lists_the_changes_of_the_locks(project: Path) -> None:
     locks = project / "deploy" / "requirements"
     for name in ("cpu", "cuda"):
         (locks / f"{name}.txt").write_text("engine==1.0 \\\n    --hash=sha256:0\ngone==1!2.0 \\\n    --hash=sha256:1\n")

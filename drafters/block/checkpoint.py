@@ -1,10 +1,9 @@
-"""Drafter checkpoint folders: read public and our own, check that they fit the target, write both storages.
+"""Drafter checkpoint folders: read public ones and our own, check that they fit the target, write both storages.
 
-Plain storage is what DeepSpec trains and SGLang loads: one bfloat16 tensor per projection. Compact storage is what
-the project ships: int8 with one scale per output channel, the sequential head cut to the draft vocabulary.
+Plain storage is the format that DeepSpec trains and SGLang loads: one bfloat16 tensor per projection. Compact storage
+is the format that the project ships: int8 with one scale per output channel, the sequential head cut to the draft
+vocabulary.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -31,15 +30,16 @@ WEIGHTS = "model.safetensors"
 SHARED = ("embed_tokens.", "lm_head.", "verifier_lm_head.", "verifier_norm.", "rotary_emb.", "t2d")
 """Prefixes of tensors that belong to the target or are recomputed."""
 SELECTORS = ("candidate_selector.", "lilicorr.")
-"""Prefixes of tensors that have their published names."""
+"""Prefixes of tensors that keep their published names."""
 HEADS = {f"markov_head.{w}.weight": f"markov_head.markov_{w}.weight" for w in ("w1", "w2")}
 
 
 def target_identity(config: Any, embedding: Rows) -> dict[str, Any]:
-    """A drafter's record of the target it was trained for.
+    """Return a drafter's record of the target it was trained for.
 
-    config: the target's (text) config; embedding: [V, d] its input embedding. The digest reads 64 rows in bfloat16,
-    so it tells models of one architecture apart and does not depend on the dtype a server runs them in.
+    config: the target's (text) config.
+    embedding: [V, d] its input embedding. The digest reads 64 rows in bfloat16, so it distinguishes models of one
+        architecture and does not depend on the dtype a server runs them in.
     """
     rows = torch.linspace(0, embedding.shape[0] - 1, 64).long()
     sample = embedding[rows.to(embedding.device)].detach().to("cpu", torch.bfloat16).contiguous()
@@ -72,11 +72,11 @@ def check_shapes(config: BlockConfig, embedding: Rows, head: Rows, gamma: int | 
             f"this one has embedding {list(embedding.shape)} and head {list(head.shape)}"
         )
     if gamma is not None and not 1 <= gamma <= config.gamma:
-        raise CheckpointError(f"gamma must lie in 1..{config.gamma}, what the drafter was trained for; got {gamma}")
+        raise CheckpointError(f"gamma must lie in 1..{config.gamma}, by the drafter's training; got {gamma}")
 
 
 def fused_names(config: BlockConfig) -> dict[str, tuple[list[str], list[int]]]:
-    """Our fused parameter -> names and row counts of the tensors it holds in a plain checkpoint."""
+    """Map our fused parameters to the names and row counts of the tensors they hold in a plain checkpoint."""
     kv, inner = config.num_kv_heads * config.head_dim, config.intermediate_size
     out: dict[str, tuple[list[str], list[int]]] = {}
     for i in range(config.num_layers):
@@ -89,7 +89,7 @@ def fused_names(config: BlockConfig) -> dict[str, tuple[list[str], list[int]]]:
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name in a plain checkpoint, for parameters that are not fused."""
+    """Return a parameter's name in a plain checkpoint, for parameters that are not fused."""
     if name.startswith(SELECTORS):
         return name
     for part in ("q_norm", "k_norm", "o_proj"):
@@ -98,7 +98,7 @@ def plain_name(name: str) -> str:
 
 
 def to_plain(model: DraftModel) -> dict[str, torch.Tensor]:
-    """Tensors of a plain checkpoint; a truncated W2 is filled up with zero rows."""
+    """Return the tensors of a plain checkpoint; a truncated W2 is filled up with zero rows."""
     config, fused = model.config, fused_names(model.config)
     tensors: dict[str, torch.Tensor] = {}
     for name, value in model.state_dict().items():
@@ -116,7 +116,7 @@ def to_plain(model: DraftModel) -> dict[str, torch.Tensor]:
 
 
 def load_plain(model: DraftModel, tensors: dict[str, torch.Tensor]) -> None:
-    """Fill `model` from the tensors of a plain checkpoint; raises CheckpointError on any that lack or differ."""
+    """Fill `model` from the tensors of a plain checkpoint; raises CheckpointError if any is missing or differs."""
     tensors = {name.removeprefix("model."): value for name, value in tensors.items()}
     tensors = {n: v for n, v in tensors.items() if not n.startswith(SHARED)}
     if not model.config.confidence_head:
@@ -127,27 +127,27 @@ def load_plain(model: DraftModel, tensors: dict[str, torch.Tensor]) -> None:
         missing = [n for n in names if n not in tensors]
         if missing:
             raise CheckpointError(f"drafter checkpoint lacks {', '.join(missing)}")
-        found = torch.cat([tensors.pop(n) for n in names])
-        if name == "markov_head.w2.weight" and found.shape[0] == model.config.vocab_size:
-            found = found[model.vocab]
-        if found.shape != value.shape:
+        weight = torch.cat([tensors.pop(n) for n in names])
+        if name == "markov_head.w2.weight" and weight.shape[0] == model.config.vocab_size:
+            weight = weight[model.vocab]
+        if weight.shape != value.shape:
             raise CheckpointError(
-                f"{' + '.join(names)}: {list(found.shape)} in the checkpoint, {list(value.shape)} by its config.json"
+                f"{' + '.join(names)}: {list(weight.shape)} in the checkpoint, {list(value.shape)} by its config.json"
             )
-        state[name] = found
+        state[name] = weight
     if tensors:
         raise CheckpointError(f"drafter checkpoint has tensors this loader does not know: {', '.join(sorted(tensors))}")
     model.load_state_dict(state)
 
 
 def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """int8 values and float32 scales [rows, 1] of a matrix, one scale per output channel."""
+    """Return int8 values and float32 scales [rows, 1] of a matrix, one scale per output channel."""
     scale = weight.float().abs().amax(1, keepdim=True).clamp_min(1e-8) / 127
     return (weight.float() / scale).round().clamp(-127, 127).to(torch.int8), scale
 
 
 def save_plain(model: DraftModel, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write a folder that stock SGLang loads; it drafts over the whole vocabulary there."""
+    """Write a folder that stock SGLang loads; there it drafts from the whole vocabulary."""
     tensors = to_plain(model)
     tensors = {n: v.to(torch.float32 if n.startswith("confidence_head.") else dtype) for n, v in tensors.items()}
     config = model.config.to_json()
@@ -170,7 +170,6 @@ def save_compact(model: DraftModel, folder: str | Path) -> None:
 
 
 def write_folder(folder: str | Path, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
-    """Write weights and `config.json`."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / WEIGHTS) as temporary:
@@ -179,7 +178,7 @@ def write_folder(folder: str | Path, tensors: dict[str, torch.Tensor], config: d
 
 
 def load(folder: str | Path, *, dtype: torch.dtype = torch.bfloat16, device: str | torch.device = "cpu") -> BlockModel:
-    """The DSpark or DFlash drafter of a folder; as `load_as`."""
+    """Read the DSpark or DFlash drafter of a folder, as `load_as`."""
     return load_as(BlockModel, folder, dtype=dtype, device=device)
 
 
@@ -190,10 +189,8 @@ def load_as(
     dtype: torch.dtype = torch.bfloat16,
     device: str | torch.device = "cpu",
 ) -> Model:
-    """Read a drafter folder in either storage; raises CheckpointError with what is wrong with it.
-
-    make: the network that it is expected to hold.
-    """
+    """Read a drafter folder in either storage; raises CheckpointError saying why it cannot be used. make: the network
+    that it is expected to hold."""
     folder = Path(folder)
     config = BlockConfig.from_json(read_json(folder))
     if config.kind not in make.kinds:
@@ -220,7 +217,7 @@ def load_as(
 
 
 def drafted_tokens(offsets: torch.Tensor | None, size: int, vocab_size: int) -> torch.Tensor:
-    """[V'] int64, the target's token of each of `size` draft tokens, of the offsets [V'] that a folder has as `d2t`."""
+    """Return [V'] int64, the target's token of each of `size` draft tokens, from a folder's offsets `d2t` [V']."""
     if offsets is None or offsets.shape != (size,):
         has = "lacks it" if offsets is None else f"has {list(offsets.shape)}"
         raise CheckpointError(f"draft_vocab_size is {size}, so d2t must be [{size}]; the drafter checkpoint {has}")
@@ -231,8 +228,8 @@ def drafted_tokens(offsets: torch.Tensor | None, size: int, vocab_size: int) -> 
 
 
 def _read_each(folder: str | Path, read: Callable[[Any, str], T], prefix: str = "") -> dict[str, T]:
-    """Results of `read` for each tensor of a checkpoint folder whose name begins so, of its open file and its name."""
-    found: dict[str, T] = {}
+    """Return `read(file, name)` for each tensor of a checkpoint folder with this prefix; `file` is its open file."""
+    results: dict[str, T] = {}
     files = sorted(Path(folder).glob("*.safetensors"))
     if not files:
         pickled = "; weights in *.bin are not read, since they may run code" if any(Path(folder).glob("*.bin")) else ""
@@ -241,28 +238,28 @@ def _read_each(folder: str | Path, read: Callable[[Any, str], T], prefix: str = 
         try:
             with safe_open(file, "pt") as stored:
                 names = stored.keys()
-                found |= {name: read(stored, name) for name in names if name.startswith(prefix)}
+                results |= {name: read(stored, name) for name in names if name.startswith(prefix)}
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{file} is damaged: {error}; copy it here again") from None
-    return found
+    return results
 
 
 def stored_shapes(folder: str | Path) -> dict[str, list[int]]:
-    """Shapes of a checkpoint folder's tensors, of which none is read; raises CheckpointError."""
+    """Return the shapes of a checkpoint folder's tensors without reading them; raises CheckpointError."""
     return _read_each(folder, lambda file, name: file.get_slice(name).get_shape())
 
 
 def read_tensors(folder: str | Path, prefix: str = "") -> dict[str, torch.Tensor]:
-    """The tensors of a checkpoint folder whose names begin so; raises CheckpointError where there are no weights, or
-    some are damaged."""
+    """Read the tensors of a checkpoint folder with this prefix; raises CheckpointError where files are missing or
+    damaged."""
     tensors: dict[str, torch.Tensor] = _read_each(folder, lambda file, name: file.get_tensor(name), prefix)
     if unreal := [name for name, value in tensors.items() if not torch.isfinite(value).all()]:
-        raise CheckpointError(f"{folder} is damaged: {unreal[0]} holds what is no number; copy it here again")
+        raise CheckpointError(f"{folder} is damaged: {unreal[0]} has values that are not finite; copy it here again")
     return tensors
 
 
 def memory(folder: str | Path, dtype: torch.dtype) -> tuple[int, int]:
-    """Bytes that a drafter folder's model takes in `dtype`: of its weights, and of the keys and values of a token."""
+    """Return the bytes of a drafter folder's model in `dtype`: of its weights, and of one token's keys and values."""
     config = BlockConfig.from_json(read_json(folder))
     numbers = config.max_positions * 2 * config.head_dim  # the rotary table
     if config.draft_vocab_size:  # the target's head, cut to it

@@ -1,11 +1,9 @@
-"""Shape of what DFlash 2 and LiLiCorr add to DFlash, as the `dflash_config` of their folders states it.
+"""Shape of the parts that DFlash 2 and LiLiCorr add to DFlash, from the `dflash_config` of their folders.
 
 Both convolve a block's rows around attention and MLP, and draw a block as a path through the likeliest tokens of each
-position, whose scores depend on the token before. Fields are those that SGLang reads; each of them sizes a module or
-decides what it computes, so none has a default, and fields that are not known are refused by name.
+position; a token's score depends on the token before. Fields have the names that SGLang reads. Each sizes a module or
+changes its computation, so none has a default, and unknown fields are refused by name.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,12 +15,12 @@ PLAIN = {"block_size", "mask_token", "mask_token_id", "target_layer_ids", "num_t
 """Fields of `dflash_config` that DFlash has too."""
 CONVOLUTION = ("conv_kernel_size", "conv_group_size")
 LATTICE = "lilicorr_"
-"""Beginning of the names of LiLiCorr's fields."""
+"""Prefix of LiLiCorr's fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """Taps over the rows of a block, the row's own first; `group` channels share what a row adds to the kernel."""
+    """Taps over the rows of a block, the row's own first; a row adds one number to the kernel per `group` channels."""
 
     taps: int
     group: int
@@ -33,7 +31,7 @@ class Convolution:
 
 @dataclass(frozen=True, slots=True)
 class CodebookChoosing:
-    """DFlash 2's selector: a pair of tokens scores by their codes of `rank` numbers and the row's hidden state."""
+    """DFlash 2's selector: a pair of tokens is scored by its codes of `rank` numbers and the row's hidden state."""
 
     ARCHITECTURE: ClassVar[str] = "DFlash2DraftModel"
 
@@ -46,10 +44,8 @@ class CodebookChoosing:
 
 @dataclass(frozen=True, slots=True)
 class LatticeChoosing:
-    """LiLiCorr's head: layers of attention over all candidates of a block give each two vectors of `factors` numbers.
-
-    width: of its layers; 0: the drafter's. eps: least length of a vector. scale: of the vectors' products.
-    """
+    """LiLiCorr's head: attention layers over all candidates of a block give each two vectors of `factors` numbers.
+    width: of its layers; 0: the drafter's. eps: least length of a vector. scale: of the vectors' products."""
 
     ARCHITECTURE: ClassVar[str] = "LiLiCorrDraftModel"
 
@@ -72,11 +68,11 @@ LATTICE_FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "num_heads": ("heads", int), "mlp_ratio": ("mlp_ratio", float), "factor_dim": ("factors", int),
     "vector_eps": ("eps", float), "logit_scale": ("scale", float),
 }  # fmt: skip
-"""LiLiCorr's fields, and what they are called here."""
+"""LiLiCorr's fields, with the names and types of `LatticeChoosing`."""
 
 
 def read(config: dict[str, Any], section: dict[str, Any]) -> tuple[Choosing, Convolution | None]:
-    """The two parts of a `config.json` with its `dflash_config`; raises CheckpointError naming what is not known."""
+    """Read both parts from a `config.json` and its `dflash_config`; raises CheckpointError naming unknown fields."""
     lattice = LatticeChoosing.ARCHITECTURE in (config.get("architectures") or [])
     _check_known(config, section, lattice)
     choosing: Choosing
@@ -91,7 +87,7 @@ def read(config: dict[str, Any], section: dict[str, Any]) -> tuple[Choosing, Con
 
 
 def _check_known(config: dict[str, Any], section: dict[str, Any], lattice: bool) -> None:
-    """Raise CheckpointError naming the fields that change what is computed in a way that is not known here."""
+    """Raise CheckpointError naming fields that would change the computation in a way that is not built here."""
     selector = {"selector_rank", "selector_top_k", "output_multiplier", "final_logit_softcapping"}
     known = (
         PLAIN | {*CONVOLUTION} | ({LATTICE + name for name in (*LATTICE_FIELDS, "enabled")} if lattice else selector)
@@ -108,7 +104,7 @@ def _check_known(config: dict[str, Any], section: dict[str, Any], lattice: bool)
 
 
 def _number(section: dict[str, Any], name: str, cast: Callable[[Any], Any]) -> Any:
-    """A field that is a positive number; the width of LiLiCorr's layers may be 0."""
+    """Return a field that is a positive number; the width of LiLiCorr's layers may be 0."""
     value = section.get(name)
     if value is None:
         raise CheckpointError(f"drafter config.json has no {name!r}")

@@ -1,12 +1,10 @@
-"""The block drafter's network in two calls of the compiled kernels, beside its plain torch version (`BlockModel`).
+"""The block drafter's network in two calls of the compiled kernels; `BlockModel` is its plain torch version.
 
-Weights of a bfloat16 model are kept in 8 bits: a draft's time is mostly reading and multiplying them. Where the
-processor multiplies bytes, activations are rounded to 8 bits as well (`kernels.int8`), elsewhere weights alone, in
-blocks. Its q is what the rounded model says, and tokens are drawn from just that, so answers keep their distribution. A
-float32 model's are kept as they are.
+Weights of a bfloat16 model are kept in 8 bits: reading and multiplying them takes most of a draft's time. Where the
+    processor multiplies bytes, activations are rounded to 8 bits as well (`kernels.int8`), elsewhere only the weights,
+    in blocks. q is the distribution of the rounded model, from which tokens are drawn, so answers keep their
+    distribution. Weights of a float32 model are kept as they are.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,7 +28,7 @@ MULTIPLIES_BYTES = ("avxvnni", "avx512bf16", "amx")
 
 
 def prepare(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Prepared:
-    """A weight [outputs, depth] and its bias [outputs], of the kind that is multiplied fastest on this CPU."""
+    """Pack a weight [outputs, depth] and its bias [outputs] for the fastest multiplication on this CPU."""
     if weight.dtype == torch.bfloat16 and native.instruction_set() in MULTIPLIES_BYTES:
         return pack_int8(weight, bias)
     if weight.dtype != torch.bfloat16 or weight.shape[1] % BLOCK:
@@ -40,8 +38,8 @@ def prepare(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Prepared:
 
 
 def native_arguments(weights: Sequence[Prepared]) -> tuple[list[Any], ...]:
-    """Prepared weights as the native classes take them: packed, the kinds of their blocks (-1: not in blocks), their
-    scales (no numbers: they are not apart), outputs and depths."""
+    """Split prepared weights into the lists that the native classes take. They are packed weights, kinds of their
+    blocks (-1: not in blocks), scales (empty: not stored apart), outputs and depths."""
     packed: list[Any] = []
     for weight in weights:
         if isinstance(weight, Int8Weight):
@@ -57,9 +55,9 @@ class CompiledBlock:
     """The parts of a model and its target that the calls need.
 
     embedding: [V, d] of the target. head: [V', d], the target's rows that the model drafts from.
-    Weights are those of each layer (q|k|v, out, gate|up, down), the head, fc, keys|values of all layers, perhaps W2,
-    and the kernel projections of each layer's convolutions, whose base kernels go apart. Norms are those of each layer
-    (before attention, of queries, of keys, before the MLP), the last and the context's.
+    weights: of each layer (q|k|v, out, gate|up, down), the head, fc, keys|values of all layers, W2 if there is one, and
+        the kernel projections of each layer's convolutions; their base kernels are passed apart.
+    norms: of each layer (before attention, of queries, of keys, before the MLP), the last and the context's.
     """
 
     def __init__(self, model: BlockModel, embedding: Rows, head: torch.Tensor) -> None:
@@ -93,20 +91,20 @@ class CompiledBlock:
         )  # fmt: skip
 
     def observe(self, features: Features) -> torch.Tensor:
-        """Write the state of N > 0 tokens, whose `hidden` is given, into the pools; returns `BlockModel.context`."""
+        """Write the state of N > 0 tokens with `hidden` into the pools; return `BlockModel.context`."""
         assert features.hidden is not None
         hidden = features.hidden.to(self.mask.dtype).contiguous()
         return self._native.observe(hidden, features.positions, features.slots)
 
     def forward(self, batch: DraftBatch, gamma: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [R, gamma, V'] and hidden states [R, gamma, d], of models whose tokens are drawn outside."""
+        """Return logits [R, gamma, V'] and hidden states [R, gamma, d], for models that draw their tokens in torch."""
         embedded = self.embedding[batch.anchors].to(self.mask.dtype)
         where = batch.seq_lens, batch.rows, batch.page_table
         hidden, logits = self._native.forward(embedded, *where, gamma)
         return logits.view(len(embedded), gamma, -1), hidden.view(len(embedded), gamma, -1)
 
     def propose(self, batch: DraftBatch, gamma: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        """Tokens [R, gamma], probs [R, gamma, V'] (None: all greedy or not asked for), confidence [R, gamma]."""
+        """Return tokens [R, gamma], probs [R, gamma, V'] (None: all greedy or not wanted), confidence [R, gamma]."""
         embedded = self.embedding[batch.anchors].to(self.mask.dtype)
         return self._native.propose(
             batch.anchors, embedded, batch.seq_lens, batch.rows, batch.page_table, *batch.rules,
@@ -115,7 +113,7 @@ class CompiledBlock:
 
 
 def compile_block(model: BlockModel, embedding: Rows, head: torch.Tensor) -> CompiledBlock | None:
-    """Prepare a model once; None where the compiled kernels are missing or do not know its shape."""
+    """Prepare a model once; None where compiled kernels are missing or do not support its shape."""
     config, markov = model.config, model.markov_head
     known = (markov is None or type(markov) is MarkovHead) and config.head_dim % 32 == 0
     even = config.hidden_size % 16 == 0 and config.intermediate_size % 16 == 0 and config.markov_rank % 2 == 0
@@ -126,14 +124,17 @@ def compile_block(model: BlockModel, embedding: Rows, head: torch.Tensor) -> Com
 
 
 def cos_sin(table: torch.Tensor) -> torch.Tensor:
-    """Cosines and sines side by side [L, D] of the rows of a `Rotary.table`."""
+    """Return cosines and sines side by side [L, D] of the rows of a `Rotary.table`."""
     half = table.shape[1] // 4
     return torch.cat([table[:, :half], table[:, -half:]], 1)
 
 
 def confidence_weights(model: BlockModel) -> list[torch.Tensor]:
-    """The confidence head's weight of a hidden state [d], what it adds for each token before [V], and what its logit,
-    the draft's own and 1 count [2, 3] where a request is sampled or greedy; or nothing."""
+    """Return the confidence head's weights for the compiled kernel; none without a head.
+
+    They are the weight of a hidden state [d], the term of each token before [V], and [2, 3] the weights of the head's
+    logit, of the draft's own logit and of 1, sampled and greedy.
+    """
     head, markov, size = model.confidence_head, model.markov_head, model.config.hidden_size
     if head is None:
         return []

@@ -1,14 +1,11 @@
 """Shape of a drafter model, as its checkpoint folder's `config.json` states it.
 
-The keys are those of public DeepSpec and DFlash folders, which SGLang reads too: `block_size` is gamma for DSpark
-and gamma + 1 for DFlash, where the anchor takes a place in the block without predicting. In a DSpark block it does so
-with `sample_from_anchor: false`, and the block then has gamma + 1 rows. `outrider` holds what those loaders do not
-know: the size of a truncated draft vocabulary and the identity of the target. `speculators.py` gives these keys to
-another format. Diffusion drafters (`diffusion/`) have the same shape without target layers; their gamma is
-`block_size`.
+The keys are those of public DeepSpec and DFlash folders, which SGLang reads too. `block_size` is gamma for DSpark and
+gamma + 1 for DFlash, where the anchor takes a place in the block without predicting. In a DSpark block it does so with
+`sample_from_anchor: false`, and the block then has gamma + 1 rows. `outrider` holds fields unknown to those loaders:
+the size of a truncated draft vocabulary and the identity of the target. `speculators.py` translates another format to
+these keys. Diffusion drafters (`diffusion/`) have the same shape without target layers; their gamma is `block_size`.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -26,11 +23,11 @@ ARCHITECTURES = {
 }
 GEMMA = "Gemma4DSparkModel"
 BLOCK_KINDS = ("dspark", "dflash")
-"""Kinds that serve several sets of weights."""
+"""Kinds that serve several weight sets."""
 READING_KINDS = (*BLOCK_KINDS, "dflash2")
 """All kinds that draft from the target's hidden states."""
 ANCHORED = ("dflash", "dflash2")
-"""Kinds whose `block_size` counts the anchor."""
+"""Kinds with a `block_size` that counts the anchor."""
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 
 
@@ -38,22 +35,21 @@ MARKOV_HEADS = ("vanilla", "gated", "rnn")
 class BlockConfig(LayerShape):
     """Shape of a DSpark, DFlash or diffusion drafter.
 
-    gamma: tokens drafted in one block.
-    num_target_layers: of the target; 0 where the checkpoint does not say.
-    target_layers: target layers whose outputs are the context features, rising, 0 being the first decoder layer; none
-        for diffusion, which embeds the tokens themselves.
-    windows: of each layer, as `flat_attention` has it: a layer with one sees the `window` positions before a token and
-        none behind it; -1: all of them, and the whole block. Empty: -1 for every layer. open_windows: layers with
-        windows see the whole block as well.
+    gamma: tokens drafted in one block. num_target_layers: of the target; 0 where the checkpoint does not say.
+    target_layers: target layers with outputs that are the context features, ascending, 0 being the first decoder layer;
+        none for diffusion, which embeds the tokens themselves.
+    windows: of each layer, as in `flat_attention`: a layer with a window sees the `window` positions before a token and
+        none after it; -1: all positions and the whole block. Empty: -1 for every layer.
+    open_windows: layers with windows see the whole block as well.
     gemma: layers are Gemma 4's (`gemma.py`), and embeddings are multiplied by √hidden_size. shared_kv: values are keys.
-    logit_scale: a factor of the logits. logit_cap: logits x then become c tanh(x / c) with this c, before a head draws
-        from them; 0: they stay.
-    qk_norm: whether queries and keys are normed, as Qwen3's are and Llama's are not.
+    logit_scale: a factor of the logits.
+    logit_cap: scaled logits x then become c tanh(x / c) with this c, before a head draws from them; 0: they stay.
+    qk_norm: whether queries and keys are normed, as in Qwen3 and not in Llama.
     markov_rank: r of the sequential head; 0 for DFlash.
     sample_from_anchor: whether the anchor's own row predicts the first token; never for DFlash.
     draft_vocab_size: V', tokens the drafter can propose; None for the target's whole vocabulary.
-    convolution: of the layers' rows; None: there is none. choosing: how the path through the likeliest tokens of each
-        position is drawn, in DFlash 2 alone.
+    convolution: of the layers' rows; None: there is none.
+    choosing: how the path through the likeliest tokens of each position is drawn; only in DFlash 2.
     target: identity of the target it was trained for (`checkpoint.target_identity`), empty when unknown.
     """
 
@@ -112,7 +108,7 @@ class BlockConfig(LayerShape):
             raise CheckpointError(f"mask_token_id {self.mask_token_id} is outside the vocabulary of {self.vocab_size}")
 
     def window(self, layer: int) -> int:
-        """Sliding window of one layer; -1: none."""
+        """Return the sliding window of one layer; -1: none."""
         return self.windows[layer] if self.windows else -1
 
     @property
@@ -131,7 +127,6 @@ class BlockConfig(LayerShape):
         return self.draft_vocab_size or self.vocab_size
 
     def to_json(self) -> dict[str, Any]:
-        """`config.json` of a checkpoint folder."""
         config: dict[str, Any] = self.layers_json() | {
             "architectures": [ARCHITECTURES[self.kind]],
             "model_type": "qwen3",
@@ -182,7 +177,7 @@ class BlockConfig(LayerShape):
 
     @classmethod
     def from_json(cls, config: dict[str, Any]) -> Self:
-        """Read a checkpoint's `config.json`; raises CheckpointError naming what is missing or unsupported."""
+        """Read a checkpoint's `config.json`; raises CheckpointError naming missing or unsupported fields."""
         if config.get(speculators.TYPE):
             config = speculators.plain_config(config)
         kind, gemma = kind_of(config), GEMMA in (config.get("architectures") or [])
@@ -195,7 +190,7 @@ class BlockConfig(LayerShape):
             check_supported(config, section)
         fields = Fields(config, section)
         layers, block = fields.integer("num_hidden_layers"), fields.integer("block_size")
-        own, rank = config.get("outrider") or {}, int(fields.value("markov_rank") or 0)
+        extra, rank = config.get("outrider") or {}, int(fields.value("markov_rank") or 0)
         reads_target = kind in READING_KINDS
         return cls(
             **fields.layers(theta=1e6, positions=32768),
@@ -211,7 +206,7 @@ class BlockConfig(LayerShape):
             confidence_with_markov=bool(config.get("confidence_head_with_markov", rank > 0)),
             sample_from_anchor=bool(config.get("sample_from_anchor", True)),
             qk_norm=bool(config.get("qk_norm", True)) or kind != "diffusion",
-            draft_vocab_size=own.get("draft_vocab_size"),
+            draft_vocab_size=extra.get("draft_vocab_size"),
             windows=() if gemma else windows(config, layers),
             gemma=gemma,
             shared_kv=gemma and bool(config.get("attention_k_eq_v")),
@@ -220,12 +215,12 @@ class BlockConfig(LayerShape):
             open_windows="sliding_attention" in (config.get("layer_types") or []) and config.get("is_causal") is False,
             convolution=convolution,
             choosing=choosing,
-            target=own.get("target") or {},
+            target=extra.get("target") or {},
         )
 
 
 def check_supported(config: dict[str, Any], section: dict[str, Any]) -> None:
-    """Raise CheckpointError naming what the loader does not support."""
+    """Raise CheckpointError naming fields that the loader does not support."""
     used = [k for k in ("conv_kernel_size", "selector_rank", "projector_type") if section.get(k)]
     used = used or [k for k in ("attention_bias", "is_causal") if config.get(k)]
     if used:
@@ -233,7 +228,7 @@ def check_supported(config: dict[str, Any], section: dict[str, Any]) -> None:
 
 
 def kind_of(config: dict[str, Any]) -> str:
-    """A name of `ARCHITECTURES`, from the architecture that the checkpoint names."""
+    """Return a name of `ARCHITECTURES` for the architecture that the checkpoint names."""
     names = config.get("architectures") or []
     for kind, architecture in ARCHITECTURES.items():
         if architecture in names:
@@ -247,14 +242,15 @@ def kind_of(config: dict[str, Any]) -> str:
 
 
 def gemma_shape(config: dict[str, Any]) -> dict[str, Any]:
-    """The config of a Gemma drafter with the shape of its layers, which all see everything, under the usual names."""
-    other = [
+    """Return a Gemma drafter's config with the shape of its layers, all of which see everything, under the usual
+    names."""
+    unsupported = [
         key for key in ("enable_moe_block", "hidden_size_per_layer_input", "num_kv_shared_layers") if config.get(key)
     ]
     if config.get("hidden_activation") != "gelu_pytorch_tanh":
-        other.append(f"hidden_activation {config.get('hidden_activation')!r}")
-    if other:
-        raise CheckpointError(f"Gemma drafter uses {', '.join(other)}, which this loader does not support")
+        unsupported.append(f"hidden_activation {config.get('hidden_activation')!r}")
+    if unsupported:
+        raise CheckpointError(f"Gemma drafter uses {', '.join(unsupported)}, which this loader does not support")
     shared = bool(config.get("attention_k_eq_v"))
     heads = config.get("num_global_key_value_heads" if shared else "num_key_value_heads")
     return config | {
@@ -263,7 +259,7 @@ def gemma_shape(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def windows(config: dict[str, Any], layers: int) -> tuple[int, ...]:
-    """`BlockConfig.windows`, by the kinds of the layers. The config's window counts the token itself."""
+    """Return `BlockConfig.windows` from the kinds of the layers. The config's window counts the token itself."""
     kinds = config.get("layer_types") or ["full_attention"] * layers
     unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
     if unknown or len(kinds) != layers:

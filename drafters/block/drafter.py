@@ -1,9 +1,9 @@
-"""DSpark and DFlash behind the drafter contract.
+"""DSpark and DFlash as a `Drafter`.
 
 The draft cache holds one key and value per layer for every KV slot of the target. `observe` fills the slots of
-tokens that the target has processed from the target's features. `propose` writes the block's own keys and values to the
-slots after the sequence; committed tokens overwrite them. There is no other state, so a prefix hit, a chunked prefill
-or a step that verified no draft needs no special case.
+processed tokens from the target's features. `propose` writes the block's own keys and values to the slots after the
+sequence; committed tokens overwrite them. There is no other state, so a prefix hit, a chunked prefill or a step that
+verified no draft needs no special case.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from .sampling import sample_block, sample_parallel, sample_path
 
 
 class BlockDrafter(Drafter):
-    """Drafts a block with one forward pass of a DSpark or DFlash model, on a CPU no longer than is asked for.
+    """Drafts a block with one forward pass of a DSpark or DFlash model; on a CPU the block is cut to
+    `DraftBatch.depth`.
 
     embedding, head: [V, d] of the target, used in place; only the head's rows of a truncated vocabulary are copied.
-    gamma: tokens per block, at most what the model was trained for, which is the default.
+    gamma: tokens per block, at most the number that the model was trained for, which is the default.
     """
 
     def __init__(self, model: BlockModel, *, embedding: Rows, head: Rows, gamma: int | None = None) -> None:
@@ -60,7 +61,7 @@ class BlockDrafter(Drafter):
 
     @classmethod
     def load(cls, target: Target, checkpoint: str | Path, *, gamma: int | None = None) -> BlockDrafter:
-        """Load a checkpoint folder for a target; raises CheckpointError when it does not fit."""
+        """Load a checkpoint folder for a target; raises CheckpointError where it does not fit."""
         embedding, head = target.weights()
         model = load_model(checkpoint, dtype=target.dtype, device=embedding.device)
         check_target(model.config, target_identity(target.config, embedding))
@@ -97,22 +98,23 @@ class BlockDrafter(Drafter):
 
     @torch.inference_mode()
     def reload(self, checkpoint: str, number: int = 0) -> None:
-        """Exchange the weights in place, where CUDA graphs read them. It may draft from other tokens, but as many."""
+        """Exchange the weights in place, where CUDA graphs read them. The draft vocabulary may change, but not its
+        size."""
         if number:
             raise ValueError("a block drafter has one set of weights; `WeightSets` has several")
-        found = self._of_this_shape(checkpoint)
-        for ours, theirs in zip(self.model.parameters(), found.parameters(), strict=True):
-            ours.copy_(theirs)
-        self.model.vocab.copy_(found.vocab)
+        model = self._of_this_shape(checkpoint)
+        for ours, loaded in zip(self.model.parameters(), model.parameters(), strict=True):
+            ours.copy_(loaded)
+        self.model.vocab.copy_(model.vocab)
         if self.vocab is not None:
-            self.head.copy_(self._target_head[found.vocab.to(self._target_head.device)])
+            self.head.copy_(self._target_head[model.vocab.to(self._target_head.device)])
         if self.compiled is not None:
             self.compiled = compile_block(self.model, self.embedding, self.head)
             if self.compiled is not None and self.pools:
                 self.compiled.allocate(self.pools)
 
     def beside(self, checkpoint: str) -> BlockDrafter:
-        """A drafter with the weights of another checkpoint folder, on the draft state of this one, which is allocated.
+        """Create a drafter with the weights of another checkpoint folder on the allocated draft state of this one.
         Raises ValueError where it does not fit."""
         model = self._of_this_shape(checkpoint)
         made = BlockDrafter(model, embedding=self.embedding, head=self._target_head, gamma=self.gamma)
@@ -122,10 +124,10 @@ class BlockDrafter(Drafter):
         return made
 
     def _of_this_shape(self, checkpoint: str) -> BlockModel:
-        found = load_model(checkpoint, dtype=self.dtype, device=self.device)
-        if found.config != self.model.config:
+        model = load_model(checkpoint, dtype=self.dtype, device=self.device)
+        if model.config != self.model.config:
             raise CheckpointError(f"the drafter {checkpoint} has another shape than the one that serves")
-        return found
+        return model
 
     @torch.inference_mode()
     def observe(self, features: Features) -> None:
@@ -142,7 +144,7 @@ class BlockDrafter(Drafter):
             self.contexts[features.slots] = context
 
     def _store_context(self, context: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
-        """Put keys and values of `context` [N, d] at positions [N] to slots [N]."""
+        """Store the keys and values of `context` [N, d] at positions [N] in slots [N]."""
         if self._rotates(slots):
             for number, layer in enumerate(self.model.draft_layers):
                 self._rotate_and_store(number, layer, layer.projected_context(context), positions, slots)
@@ -152,13 +154,13 @@ class BlockDrafter(Drafter):
             values[slots] = v
 
     def _rotates(self, slots: torch.Tensor) -> bool:
-        """True if a kernel norms, rotates and stores."""
+        """Return True if a kernel norms, rotates and stores."""
         return not self.model.config.gemma and cuda.fits(slots)
 
     def _rotate_and_store(
         self, number: int, layer: DraftLayer, projected: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
     ) -> torch.Tensor:
-        """q [N, Hq, D] of `DraftLayer.projected`; keys and values go to slots [N]."""
+        """Store keys and values of `DraftLayer.projected` in slots [N]; return q [N, Hq, D]."""
         q_weight, k_weight = (getattr(norm, "weight", None) for norm in (layer.q_norm, layer.k_norm))
         q: torch.Tensor = torch.ops.outrider_cuda.rotate_and_store(
             projected, self.model.rotary.table, positions, slots, q_weight, k_weight, self.model.config.rms_norm_eps,
@@ -183,21 +185,21 @@ class BlockDrafter(Drafter):
         return made if gamma == self.gamma else made.widened(self.gamma)
 
     def _propose_each(self, batch: DraftBatch) -> Draft:
-        """Drafts for all, of length 0 outside the draft mask, which the host need not read."""
+        """Draft for all requests, with length 0 outside the draft mask, which the host need not read."""
         graphs = self.graphs
         propose = graphs.propose if graphs is not None and graphs.fits(batch) else self._propose
         made = Draft.of(*propose(batch), self.vocab)
         return made if batch.draft_mask is None else replace(made, lens=made.lens * batch.draft_mask)
 
     def _propose_some(self, batch: DraftBatch, requests: torch.Tensor) -> Draft:
-        """Drafts for `requests` [M], of length 0 for the others."""
+        """Draft for `requests` [M]; all other drafts have length 0."""
         if len(requests):
             return self.propose(batch.select(requests)).spread(requests, batch.anchors)
         nothing = torch.zeros((0, self.gamma), device=self.device)
         return Draft(nothing.long(), requests, nothing).spread(requests, batch.anchors)
 
     def _propose(self, batch: DraftBatch, gamma: int | None = None) -> Block:
-        """Tokens, probs and confidence of `Draft`, in plain torch; gamma: tokens, None: all."""
+        """Return the tokens, probs and confidence of `Draft`, in plain torch; gamma: tokens, None: all."""
         config, requests = self.model.config, len(batch.anchors)
         queries = (gamma or self.gamma) + config.first_row
         ids = batch.anchors.new_full((requests, queries), config.mask_token_id)
@@ -232,7 +234,7 @@ class BlockDrafter(Drafter):
         embedded = self.embedding[ids.flatten()].to(self.dtype)
         if config.gemma:
             embedded = embedded * config.hidden_size**0.5
-        turned = positions.flatten().clamp(max=config.max_positions - 1)  # behind an answer's end they may be beyond
+        turned = positions.flatten().clamp(max=config.max_positions - 1)  # after an answer's end they may be beyond
         if self._rotates(slots):
             hidden = self.model.through(embedded, attend_rotated, queries)
         else:
@@ -243,7 +245,7 @@ class BlockDrafter(Drafter):
         return self._draw(logits.view(requests, -1, logits.shape[1]), hidden.view(requests, -1, hidden.shape[1]), batch)
 
     def _draw(self, logits: torch.Tensor, hidden: torch.Tensor, batch: DraftBatch) -> Block:
-        """The block drawn from logits [R, G, V'] and hidden states [R, G, d], in plain torch."""
+        """Draw the block from logits [R, G, V'] and hidden states [R, G, d], in plain torch."""
         config = self.model.config
         if config.choosing is not None and (config.logit_scale, config.logit_cap) != (1.0, 0.0):
             logits = logits.float() * config.logit_scale
@@ -259,7 +261,7 @@ class BlockDrafter(Drafter):
     def _candidates(
         self, logits: torch.Tensor, hidden: torch.Tensor, batch: DraftBatch
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Candidates and scores for `sample_path`, of logits [R, G, V] and hidden states [R, G, d]."""
+        """Return candidates and scores for `sample_path`, from logits [R, G, V] and hidden states [R, G, d]."""
         if self.model.candidate_selector is not None:
             return self.model.candidate_selector(logits, hidden, batch.anchors)
         assert self.model.lilicorr is not None

@@ -1,10 +1,8 @@
 """Draft layers of Gemma 4's shape, of DSpark drafters for Gemma targets.
 
-Norms stand behind attention and MLP as well as before them, values are normed, and keys may be values before their
-norm and rotation. Attention is not scaled, and a layer ends in a number of its own.
+Attention and MLP have norms before and after them, values are normed, and keys before norm and rotation may serve as
+values. Attention is not scaled, and the output of a layer is multiplied by a learned scalar.
 """
-
-from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +13,7 @@ from .layers import DraftLayer, rotate
 
 
 class GemmaLayer(DraftLayer):
-    """One decoder layer; as `DraftLayer`, attention is the caller's."""
+    """One decoder layer; attention is the caller's, as in `DraftLayer`."""
 
     layer_scalar: torch.Tensor
 

@@ -1,10 +1,9 @@
-"""Drafting a block as a CUDA graph: one launch in place of a hundred and more.
+"""Drafting a block as a CUDA graph: one launch in place of more than a hundred.
 
-There is a graph for some numbers of requests; fewer run in the next larger one, on a page table's row 0, whose slots
-belong to no request. All randomness of a draft is in its keys, so that a replay draws by what it is given.
+There are graphs for some numbers of requests. A smaller batch runs in the next larger graph; its unused rows read row 0
+of the page table, a row with slots that belong to no request. All randomness of a draft is in its keys, so a replay
+draws with the keys it is given.
 """
-
-from __future__ import annotations
 
 import operator
 from bisect import bisect_left
@@ -23,18 +22,18 @@ BY_REQUEST = "temperatures", "top_ks", "top_ps", "min_ps", "decided"
 """Fields of a batch that stay the same while its requests run."""
 NO_TOP_K = 1 << 30
 OFF = {"top_ks": NO_TOP_K, "top_ps": 1.0, "min_ps": 0.0, "decided": False}
-"""Values of fields that a batch leaves out: rules that keep everything, and q of all requests."""
+"""Values for fields that a batch leaves out: rules that keep everything, and q of all requests."""
 Record = Callable[[Callable[[], Block]], tuple[Callable[[], None], Block]]
-"""Captures a call: maps it to what replays it and to where its results then lie."""
+"""Captures a call: maps it to a function that replays it, and to the place of its results."""
 
 
 class DraftGraphs:
-    """Graphs of `propose`, whose shapes depend on the number of requests alone.
+    """Graphs of `propose`, with shapes that depend only on the number of requests.
 
-    Every request has all sampling rules, which keep everything where it asks for none, so that one graph serves all.
+    Every request gets all sampling rules, set to keep everything where it has none, so that one graph serves all.
 
-    sizes: numbers of requests, ascending. page_table: the engine's. gamma: of the keys. room: [most requests, G, V']
-    float32, where all graphs leave q of requests that read it.
+    sizes: numbers of requests, ascending. page_table: the engine's. gamma: of the keys.
+    room: [most requests, G, V'] float32, where all graphs leave q of requests that read it.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class DraftGraphs:
         )
         self._rules: list[torch.Tensor | None] = []
         make = record or GraphRecorder(device)
-        # The largest first: the others then fit into its memory.
+        # The largest first: the rest then fit into its memory.
         self._graphs = {size: make(partial(propose, self._first(size))) for size in reversed(self.sizes)}
 
     def _first(self, size: int) -> DraftBatch:
@@ -74,11 +73,10 @@ class DraftGraphs:
         return replace(self._given, **{name: getattr(self._given, name)[:size] for name in names})
 
     def fits(self, batch: DraftBatch) -> bool:
-        """True if there is a graph for it."""
         return len(batch.anchors) <= self.sizes[-1] and batch.page_table is self._given.page_table
 
     def propose(self, batch: DraftBatch) -> Block:
-        """The draft of a batch that fits, as `propose` gives it."""
+        """Return the draft of a batch that fits, as `propose` gives it."""
         count, given = len(batch.anchors), self._given
         size = self.sizes[bisect_left(self.sizes, count)]
         given.rows[count:size].zero_()
@@ -94,27 +92,27 @@ class DraftGraphs:
         replay, (tokens, _, confidence) = self._graphs[size]
         replay()
         probs = given.probs_room if batch.wants_probs else None
-        return tokens[:count].clone(), probs, confidence[:count].clone()  # the next replay writes where these lie
+        return tokens[:count].clone(), probs, confidence[:count].clone()  # the next replay overwrites them
 
     def _take_rules(self, batch: DraftBatch) -> None:
-        """Those of running requests stay the same tensors from step to step, and are copied once."""
+        """Copy the sampling rules, unless they are the same tensors as in the step before."""
         rules = [getattr(batch, name) for name in BY_REQUEST]
         if len(rules) == len(self._rules) and all(map(operator.is_, rules, self._rules)):
             return
         self._rules = rules
         for name, value in zip(BY_REQUEST, rules, strict=True):
-            mine = getattr(self._given, name)[: len(batch.anchors)]
+            buffer = getattr(self._given, name)[: len(batch.anchors)]
             if value is None:
-                mine.fill_(OFF[name])
+                buffer.fill_(OFF[name])
             else:
-                mine.copy_(value)
+                buffer.copy_(value)
 
 
 class GraphRecorder:
     """Captures by CUDA, all graphs in one pool of memory."""
 
     WARM = 2
-    """Runs before a capture, in which kernels are compiled and libraries make room for themselves."""
+    """Runs before a capture, in which kernels are compiled and libraries allocate memory."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -1,11 +1,9 @@
 """DSpark's sequential and confidence heads (section 3.1, equations 4 to 6; section 3.2.1, equation 7).
 
 Every sequential head turns the previous token into a latent of r numbers, and the latent into a bias over the draft
-vocabulary through W2. Heads differ only in the latent, so `step` is what a block is sampled with and `latents` what
-it is trained with (teacher forcing).
+vocabulary through W2. Heads differ only in the latent: sampling a block calls `step`, training calls `latents` (teacher
+forcing).
 """
-
-from __future__ import annotations
 
 import torch
 from torch import nn
@@ -25,17 +23,17 @@ class MarkovHead(nn.Module):
         nn.init.normal_(self.w2.weight, std=0.02)
 
     def start(self, hidden: torch.Tensor) -> torch.Tensor:
-        """State before the first position, [R, r], for hidden states [R, gamma, d]."""
+        """Return the state before the first position, [R, r], for hidden states [R, gamma, d]."""
         return hidden.new_zeros(hidden.shape[0], self.rank)
 
     def step(
         self, state: torch.Tensor, previous: torch.Tensor, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(next state, latent [R, r]) of one position from W1[x_{k-1}] [R, r] and h_k [R, d]."""
+        """Return (next state, latent [R, r]) of one position from W1[x_{k-1}] [R, r] and h_k [R, d]."""
         return state, previous
 
     def latents(self, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Latents [N, gamma, r] for known previous tokens [N, gamma] and hidden states [N, gamma, d]."""
+        """Return latents [N, gamma, r] for known previous tokens [N, gamma] and hidden states [N, gamma, d]."""
         previous = self.w1(tokens)
         state, out = self.start(hidden), []
         for k in range(tokens.shape[1]):
@@ -77,8 +75,8 @@ SEQUENTIAL_HEADS = {"vanilla": MarkovHead, "gated": GatedHead, "rnn": RnnHead}
 
 SAMPLED = (0.52, 0.31, -0.45)
 GREEDY = (0.50, 0.65, -0.35)
-"""Weights of the head's logit, the logit of the largest chance in q_k, and 1 in a confidence. The head does not see how
-sharp q_k is. Logistic regression on drafts of the embedded model's DSpark, at temperatures 1 and 0.7, and 0."""
+"""Weights of the head's logit, of the logit of the largest chance in q_k, and of 1 in a confidence. The head does not
+see how sharp q_k is. Logistic regression on drafts of the embedded model's DSpark, at temperatures 1 and 0.7, and 0."""
 
 
 class ConfidenceHead(nn.Module):
@@ -92,17 +90,19 @@ class ConfidenceHead(nn.Module):
         nn.init.zeros_(self.proj.bias)
 
     def forward(self, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
-        """Logits of c_k, [..., ] for hidden [..., d] and W1[x_{k-1}] [..., r]."""
+        """Return logits of c_k, [..., ], for hidden [..., d] and W1[x_{k-1}] [..., r]."""
         inputs = torch.cat([hidden, previous.to(hidden.dtype)], -1) if self.with_markov else hidden
         return self.proj(inputs).squeeze(-1)
 
     def confidence(
         self, hidden: torch.Tensor, previous: torch.Tensor, largest: torch.Tensor, temperatures: torch.Tensor
     ) -> torch.Tensor:
-        """[R, gamma] float32 of drafts at `temperatures` [R]: what the head says and how sure the draft itself is.
+        """Return [R, gamma] float32 confidences of drafts at `temperatures` [R], from the head and from the draft's
+        sharpness.
 
-        Neither depends on the token drawn. hidden: [R, gamma, d]. previous: [R, gamma, r]. largest: [R, gamma]
-        max_v q_k(v), of temperature 1 where a request is greedy.
+        Neither depends on the token drawn.
+        hidden: [R, gamma, d]. previous: [R, gamma, r].
+        largest: [R, gamma] max_v q_k(v), of temperature 1 where a request is greedy.
         """
         greedy = (temperatures <= 0)[:, None]
         of_head, of_draft, constant = (torch.where(greedy, *pair) for pair in zip(GREEDY, SAMPLED, strict=True))

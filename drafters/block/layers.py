@@ -1,9 +1,5 @@
-"""Draft layers with fused projections (DFlash; DSpark, equations 2 and 3).
-
-They are Qwen3-shaped, and without the norms of queries and keys Llama-shaped.
-"""
-
-from __future__ import annotations
+"""Draft layers with fused projections (DFlash; DSpark, equations 2 and 3). They are Qwen3-shaped; without the norms of
+queries and keys they are Llama-shaped."""
 
 from typing import Any
 
@@ -29,13 +25,13 @@ class Rotary(nn.Module):
         self.register_buffer("table", torch.cat([cos, cos, -sin, sin], -1), persistent=False)
 
     def rows(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(cos, signed sin), each [N, 1, D], of positions [N]."""
+        """Return (cos, signed sin), each [N, 1, D], of positions [N]."""
         cos, sin = self.table[positions].unsqueeze(1).chunk(2, -1)
         return cos, sin
 
 
 def frequencies(config: LayerShape) -> tuple[torch.Tensor, float]:
-    """Angles [D / 2] between two positions, and what sines and cosines are multiplied with."""
+    """Return the angles [D / 2] between neighbouring positions, and the factor of sines and cosines."""
     dim = config.head_dim
     if not config.rope:
         return config.rope_theta ** -(torch.arange(0, dim, 2, dtype=torch.float32) / dim), 1.0
@@ -59,10 +55,8 @@ def rotate(x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]) -> torch.Te
 
 
 class RowConvolution(nn.Module):
-    """DFlash 2's convolution over the rows of each block, before and behind a sublayer.
-
-    A row's kernels are `base_kernel` [2, taps, d] and what its input adds, one number for each group of channels.
-    """
+    """DFlash 2's convolution over the rows of each block, before and after a sublayer. A row's kernels are
+    `base_kernel` [2, taps, d] plus a term from its input, one number for each group of channels."""
 
     def __init__(self, size: int, shape: Convolution) -> None:
         super().__init__()
@@ -74,10 +68,8 @@ class RowConvolution(nn.Module):
             self.kernel_projection.weight.zero_()
 
     def forward(self, x: torch.Tensor, given: torch.Tensor, rows: int, side: int) -> torch.Tensor:
-        """Convolve x [N, d], blocks of so many rows, by kernels from the sublayer's input `given` [N, d].
-
-        side: 0 for that input itself, 1 for the sublayer's output.
-        """
+        """Convolve x [N, d], blocks of `rows` rows, by kernels from the sublayer's input `given` [N, d]. side: 0 for
+        that input itself, 1 for the sublayer's output."""
         weight = self.kernel_projection.weight.view(2, -1, x.shape[1])[side]
         added = F.linear(given, weight).view(-1, rows, self.taps, self.groups, 1)
         kernels = self.base_kernel[side].view(self.taps, self.groups, -1) + added
@@ -89,10 +81,8 @@ class RowConvolution(nn.Module):
 
 
 class DraftLayer(nn.Module):
-    """One decoder layer; attention itself is the caller's, since training and serving hold keys differently.
-
-    rows: of a block, in the methods below; read by a convolution alone.
-    """
+    """One decoder layer; attention itself is the caller's, since training and serving hold keys differently. In the
+    methods below, `rows` is the number of rows of a block; only a convolution reads it."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
@@ -113,25 +103,25 @@ class DraftLayer(nn.Module):
     def context_kv(
         self, context: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [N, Hkv, D] of projected target features [N, d]; these skip the input norm."""
+        """Return keys and values [N, Hkv, D] of projected target features [N, d]; these skip the input norm."""
         kv = self.projected_context(context)
         k, v = kv.view(-1, 2, self.kv_heads, self.dim).unbind(1)
         return rotate(self.k_norm(k), rope), v
 
     def projected_context(self, context: torch.Tensor) -> torch.Tensor:
-        """The same [N, 2 Hkv D] before norms and rotation."""
+        """Return the same [N, 2 Hkv D] before norms and rotation."""
         return F.linear(context, self.qkv.weight[self.heads * self.dim :])
 
     def block_qkv(
         self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], rows: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q [N, Hq, D], k and v [N, Hkv, D] of block inputs x [N, d]."""
+        """Return q [N, Hq, D], k and v [N, Hkv, D] of block inputs x [N, d]."""
         qkv = self.projected(x, rows).view(-1, self.heads + 2 * self.kv_heads, self.dim)
         q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], 1)
         return rotate(self.q_norm(q), rope), rotate(self.k_norm(k), rope), v
 
     def projected(self, x: torch.Tensor, rows: int = 0) -> torch.Tensor:
-        """The same [N, (Hq + 2 Hkv) D] before norms and rotation."""
+        """Return the same [N, (Hq + 2 Hkv) D] before norms and rotation."""
         x = self.input_layernorm(x)
         if self.attention_conv is not None:
             x = self.attention_conv(x, x, rows, 0)
@@ -139,7 +129,7 @@ class DraftLayer(nn.Module):
         return projected
 
     def finish(self, x: torch.Tensor, attended: torch.Tensor, rows: int = 0) -> torch.Tensor:
-        """Layer output [N, d] from its input and the attention output [N, Hq, D]."""
+        """Return the layer's output [N, d] from its input and the attention output [N, Hq, D]."""
         out = self.o_proj(attended.reshape(x.shape[0], -1))
         if self.attention_conv is not None:
             out = self.attention_conv(out, self.input_layernorm(x), rows, 1)

@@ -3,8 +3,6 @@
 Embedding and language-model head are the target's, frozen, and never part of this module.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -19,10 +17,10 @@ from .heads import SEQUENTIAL_HEADS, ConfidenceHead, MarkovHead
 from .layers import DraftLayer, Rotary
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(layer, q [N, Hq, D], k [N, Hkv, D], v [N, Hkv, D]) of block inputs -> attention output [N, Hq, D] over the
-block's own keys and its request's context."""
+"""Maps (layer number, q [N, Hq, D], k [N, Hkv, D], v [N, Hkv, D]) of block inputs to the attention output [N, Hq, D]
+over the block's own keys and its request's context."""
 Attended = Callable[[int, DraftLayer, torch.Tensor], torch.Tensor]
-"""(its number, layer, input [N, d]) -> the same."""
+"""Maps (layer number, layer, input [N, d]) to the same."""
 
 
 class TrainedModel(nn.Module):
@@ -60,12 +58,12 @@ class DraftModel(TrainedModel):
         return [layer for layer in self.layers if isinstance(layer, DraftLayer)]
 
     def forward(self, embedded: torch.Tensor, positions: torch.Tensor, attend: Attend, rows: int = 0) -> torch.Tensor:
-        """Normed hidden states [N, d] of inputs [N, d] at positions [N], blocks of so many rows."""
+        """Return normed hidden states [N, d] of inputs [N, d] at positions [N], in blocks of `rows` rows."""
         rope = self.rotary.rows(positions)
         return self.through(embedded, lambda i, layer, x: attend(i, *layer.block_qkv(x, rope, rows)), rows)
 
     def through(self, x: torch.Tensor, attended: Attended, rows: int = 0) -> torch.Tensor:
-        """The same, of a caller who also projects and rotates."""
+        """Return the same, for a caller that also projects and rotates."""
         for i, layer in enumerate(self.draft_layers):
             x = layer.finish(x, attended(i, layer, x), rows)
         return self.norm(x)
@@ -96,14 +94,15 @@ class BlockModel(DraftModel):
         return self.lilicorr if self.candidate_selector is None else self.candidate_selector
 
     def context(self, features: torch.Tensor) -> torch.Tensor:
-        """Target features [N, m*d] in the drafter's width, [N, d] (equation 2)."""
+        """Return target features [N, m*d] in the drafter's width, [N, d] (equation 2)."""
         return self.hidden_norm(self.fc(features))
 
     def context_kv(self, features: torch.Tensor, positions: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Keys and values [N, Hkv, D] per layer of target features [N, m*d] at positions [N] (equations 2, 3)."""
+        """Return keys and values [N, Hkv, D] per layer of target features [N, m*d] at positions [N] (equations 2,
+        3)."""
         return self.keys_values(self.context(features), positions)
 
     def keys_values(self, context: torch.Tensor, positions: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Keys and values [N, Hkv, D] per layer of `context` [N, d] at positions [N] (equation 3)."""
+        """Return keys and values [N, Hkv, D] per layer of `context` [N, d] at positions [N] (equation 3)."""
         rope = self.rotary.rows(positions)
         return [layer.context_kv(context, rope) for layer in self.draft_layers]

@@ -1,7 +1,5 @@
 """Left-to-right sampling of a block (DSpark, section 3.1, equation 4), with the exact distribution of every draw."""
 
-from __future__ import annotations
-
 import torch
 
 from outrider.kernels.cpu import native
@@ -21,10 +19,10 @@ def draw_columns(
     vocab: torch.Tensor | None = None,
     all_greedy: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Columns [R] drawn from logits [R, V'] by each one's rules and key [R], and the distribution [R, V'].
+    """Draw columns [R] from logits [R, V'] by each row's rules and key [R]; return them and the distribution [R, V'].
 
-    vocab: [V'] target token of each column, None for the identity. At temperature 0 the largest logit is chosen, and
-    the distribution is that of temperature 1, unfiltered. all_greedy: as in `DraftBatch`.
+    vocab: [V'] target token of each column, None for the identity. all_greedy: as in `DraftBatch`.
+    At temperature 0 the largest logit is chosen, and the distribution is the unfiltered one of temperature 1.
     """
     greedy = rules.temperatures <= 0
     if all_greedy or (all_greedy is None and bool(greedy.all())):
@@ -39,7 +37,8 @@ def draw_columns(
 
 
 def all_requests_greedy(rules: Rules, known: bool | None) -> bool:
-    """known: whether all are, where the host knows it; else this waits for a device."""
+    """Return `known`, if the host knows whether all are greedy; else read the temperatures, which waits for a
+    device."""
     return bool((rules.temperatures <= 0).all()) if known is None else known
 
 
@@ -54,10 +53,10 @@ def sample_block(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """Draw gamma tokens per request, each given the one before it.
 
-    logits: [R, gamma, V'] base logits U_k; hidden: [R, gamma, d].
+    logits: [R, gamma, V'] base logits U_k. hidden: [R, gamma, d].
     vocab: [V'] target token of each column, None for the identity.
-    Returns tokens [R, gamma], probs [R, gamma, V'] float32 (None where all are greedy or not wanted) and confidence
-    [R, gamma]. Without a confidence head that is max_v q_k(v), which does not depend on the token drawn.
+    Returns tokens [R, gamma], probs [R, gamma, V'] float32 (None where all are greedy or not wanted) and confidence [R,
+    gamma]. Without a confidence head that is max_v q_k(v), which does not depend on the token drawn.
     """
     requests, gamma, width = logits.shape
     on_cuda, rules = cuda.fits(logits), batch.rules.typed()
@@ -78,10 +77,10 @@ def sample_block(
             previous, largest = torch.ops.outrider_cuda.draft_step(row, logits[:, k], latent, *given)
         else:
             whole = logits[:, k].float() + markov.w2(latent)
-            column, own = draw_columns(whole, batch.rules, batch.keys[:, k], vocab, all_greedy)
-            previous, largest = column if vocab is None else vocab[column], own.amax(-1)
+            column, distribution = draw_columns(whole, batch.rules, batch.keys[:, k], vocab, all_greedy)
+            previous, largest = column if vocab is None else vocab[column], distribution.amax(-1)
             if wants_probs:
-                row.copy_(own)
+                row.copy_(distribution)
         tokens.append(previous)
         embedded.append(before)
         sure.append(largest)
@@ -92,7 +91,7 @@ def sample_block(
 
 
 def _kept(probs: torch.Tensor, batch: DraftBatch) -> torch.Tensor:
-    """Probs [R, G, V'], in the batch's room where it has one."""
+    """Return probs [R, G, V'], copied to the batch's buffer where it has one."""
     room = batch.probs_room
     return probs if room is None else room[: len(probs)].copy_(probs)
 
@@ -100,7 +99,7 @@ def _kept(probs: torch.Tensor, batch: DraftBatch) -> torch.Tensor:
 def sample_parallel(
     logits: torch.Tensor, batch: DraftBatch, *, vocab: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """`sample_block` without a sequential head: all positions at once, independently of each other."""
+    """Draw as `sample_block` without a sequential head: all positions at once, independently."""
     keys = batch.keys[:, : logits.shape[1]]
     return draw_independently(
         logits, batch.rules, keys, vocab=vocab, wants_probs=batch.wants_probs, all_greedy=batch.all_greedy,
@@ -111,10 +110,11 @@ def sample_parallel(
 def sample_path(
     ids: torch.Tensor, scores: torch.Tensor, batch: DraftBatch, *, vocab_size: int
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """`sample_block` along a path through candidates: each position's are drawn from given the one before.
+    """Draw as `sample_block`, along a path: each position draws from its own candidates, given the token before.
 
-    ids: [R, G, K] int64, different ones at a position. scores: [R, G, K, K] float32, logits of each behind each of the
-    position before; at the first position all rows say the same. Tokens that are no candidates have q = 0.
+    ids: [R, G, K] int64, all different within a position.
+    scores: [R, G, K, K] float32, logits of each candidate after each of the position before; at the first position all
+        rows are equal. Other tokens have q = 0.
     """
     on_cuda, rules = cuda.fits(scores), batch.rules.typed()
     all_greedy = all_requests_greedy(batch.rules, batch.all_greedy)
@@ -155,10 +155,11 @@ def draw_independently(
     decided: torch.Tensor | None = None,
     room: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """Tokens [R, M], probs [R, M, V'] (None where all are greedy or not wanted) and the largest of each q [R, M].
+    """Return tokens [R, M], probs [R, M, V'] (None where all are greedy or not wanted) and the largest of each q [R,
+    M].
 
     logits: [R, M, V'], drawn from independently of each other. rules: of each request. keys: [R, M] int64.
-    all_greedy, decided: as in `DraftBatch`, room: as its `probs_room`.
+    all_greedy, decided, room: as in `DraftBatch`, room as its `probs_room`.
     """
     requests, count, width = logits.shape
     each = torch.arange(requests, device=logits.device).repeat_interleave(count)

@@ -1,12 +1,11 @@
-"""DSpark and DFlash folders in the format of vLLM's `speculators`, read as those of DeepSpec and DFlash.
+"""DSpark and DFlash folders in the format of vLLM's `speculators`, translated to that of DeepSpec and DFlash.
 
-`config.json` has the shape of the layers in a section and the drafter's fields beside it. Two of them count otherwise:
-`block_size` counts rows, of which the anchor's predicts only with `sample_from_anchor`, and layer ids count what enters
-a layer. What versions left out is taken from what they do say, or refused. Tensors have the names that DeepSpec gives
-them; embedding and head are copies of the target's, and `d2t` tells the drafted tokens (`checkpoint.drafted_tokens`).
+`config.json` has the shape of the layers in a section and the drafter's fields outside it. Two fields count
+differently: `block_size` counts rows, of which the anchor's predicts only with `sample_from_anchor`; layer ids count
+the inputs of layers. Fields that some versions leave out are inferred from the rest, or the folder is refused. Tensors
+have DeepSpec's names; embedding and head are copies of the target's, and `d2t` gives the drafted tokens
+(`checkpoint.drafted_tokens`).
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -17,18 +16,18 @@ ARCHITECTURES = {"dspark": "DSparkDraftModel", "dflash": "DFlashDraftModel"}
 """Types that are read, and the architectures of the same drafters elsewhere."""
 HEADS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
 WINDOWS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
-"""Fields of the layers that stand beside the section too, and then hold."""
+"""Fields of the layers that may also appear outside the section; there they take precedence."""
 KNOWN = {
     TYPE, SHAPE, ANCHOR, *HEADS, *WINDOWS, "speculators_version", "speculators_config", "draft_vocab_size",
     "block_size", "target_hidden_size", "aux_hidden_state_layer_ids", "mask_token_id", "sliding_window_non_causal",
     "max_anchors", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "model_type",
     "tie_word_embeddings",
 }  # fmt: skip
-"""Fields whose meaning is known, if only that they say nothing about drafting."""
+"""Fields with a known meaning; some have no effect on drafting."""
 
 
 def plain_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The `config.json` that DeepSpec or DFlash would write; raises CheckpointError naming what cannot be read."""
+    """Return the `config.json` that DeepSpec or DFlash would write; raises CheckpointError naming unreadable fields."""
     kind, shape = config[TYPE], config.get(SHAPE)
     if kind not in ARCHITECTURES:
         known = ", ".join((*ARCHITECTURES, "eagle3"))
@@ -58,10 +57,8 @@ def plain_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def anchor_predicts(config: dict[str, Any]) -> bool:
-    """True if the first row of a block, the anchor's, predicts a token.
-
-    Versions that do not say so say how many tokens a block drafts; raises CheckpointError where that does not tell.
-    """
+    """Return True if the first row of a block, the anchor's, predicts. Versions without that field give the number of
+    tokens that a block drafts; raises CheckpointError where that does not settle it."""
     if (stated := config.get(ANCHOR)) is not None:
         return bool(stated)
     methods = (config.get("speculators_config") or {}).get("proposal_methods") or []
@@ -69,18 +66,18 @@ def anchor_predicts(config: dict[str, Any]) -> bool:
     if missing not in ({0}, {1}):
         raise CheckpointError(
             f"drafter config.json has neither {ANCHOR!r} nor speculative_tokens equal to block_size or one less, so "
-            "that what the first row of a block predicts is not known"
+            "it is unknown which token the first row of a block predicts"
         )
     return missing == {0}
 
 
 def _check_layers(config: dict[str, Any], shape: dict[str, Any]) -> None:
-    """Raise CheckpointError naming what layers of this shape compute that is not built here."""
+    """Raise CheckpointError naming computations of such layers that are not built here."""
     used = []
     if (activation := shape.get("hidden_act") or "silu") != "silu":
         used.append(f"hidden_act {activation!r}")
     if (size := config.get("target_hidden_size")) not in (None, shape.get("hidden_size")):
-        used.append(f"target_hidden_size {size} beside hidden_size {shape.get('hidden_size')}")
+        used.append(f"target_hidden_size {size} with hidden_size {shape.get('hidden_size')}")
     if "sliding_attention" in (shape.get("layer_types") or []) and config.get("sliding_window_non_causal") is not False:
         used.append("sliding windows without sliding_window_non_causal: false")
     if used:

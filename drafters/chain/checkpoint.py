@@ -1,6 +1,4 @@
-"""Names and shapes of a chaining drafter's tensors, compared with what its config asks for."""
-
-from __future__ import annotations
+"""Names and shapes of a chaining drafter's tensors, compared with its config."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -9,7 +7,7 @@ from ..config_file import CheckpointError
 from .network import ATTENTION, LAYER
 
 NAMED = 4
-"""Tensors that a message names; of others it has the number."""
+"""Tensors that a message names; it counts the rest."""
 
 Shape = tuple[int, ...]
 
@@ -17,10 +15,8 @@ Shape = tuple[int, ...]
 def check_shapes(
     stored: Mapping[str, Sequence[int]], needed: Mapping[str, Shape], optional: Mapping[str, Shape]
 ) -> None:
-    """Raise CheckpointError naming tensors that lack, are not known or have another shape than the config says.
-
-    stored: shapes of the checkpoint's tensors by name.
-    """
+    """Raise CheckpointError naming tensors that are missing, unknown or shaped differently from the config. stored:
+    shapes of the checkpoint's tensors by name."""
     if missing := needed.keys() - stored.keys():
         raise CheckpointError(f"drafter checkpoint lacks {some(missing)}")
     known = {**needed, **optional}
@@ -38,14 +34,14 @@ def check_shapes(
 
 
 def some(names: Collection[str]) -> str:
-    """The first of these names, and how many more there are."""
+    """Return the first of these names, and how many more there are."""
     more = len(names) - NAMED
     return ", ".join(sorted(names)[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def layer_shapes(config: Any, inputs: int, *, gated: bool = False) -> tuple[dict[str, Shape], dict[str, Shape]]:
-    """Tensors of a layer without its MLP, whose attention reads rows of `inputs` numbers: those that every layer has,
-    and those that some have, biases and norms of queries and keys. gated: queries have gates beside them."""
+    """Return shapes of a layer's tensors without its MLP: required ones, and optional ones (biases, norms of q and k).
+    inputs: numbers in a row that its attention reads. gated: the projection of queries also has gates."""
     size, width = config.hidden_size, config.head_dim
     rows = {"q": (1 + gated) * config.num_heads * width} | dict.fromkeys("kv", config.num_kv_heads * width)
     needed: dict[str, Shape] = {
@@ -62,6 +58,6 @@ def layer_shapes(config: Any, inputs: int, *, gated: bool = False) -> tuple[dict
 
 
 def mlp_shapes(prefix: str, size: int, inner: int) -> dict[str, Shape]:
-    """Tensors of an MLP whose names begin so."""
+    """Return shapes of an MLP's tensors with this prefix."""
     rows = {f"{prefix}{part}_proj.weight": (inner, size) for part in ("gate", "up")}
     return {**rows, f"{prefix}down_proj.weight": (size, inner)}

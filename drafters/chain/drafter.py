@@ -1,12 +1,10 @@
-"""Drafters of one layer behind the drafter contract: a chain of tokens, each drafted by a pass of that layer.
+"""Drafters of one layer as a `Drafter`: a chain of tokens, each drafted by one pass of that layer.
 
-The row of token t_j lies at its KV slot, and so do the features of its position. Row and features depend on the
-tokens up to t_j alone, which is why the row, not the features that it is paired with, gives the place: a prefix that
-another request goes on from has the rows of its own tokens and of no other (`encoding.py`). Rows of drafted tokens lie
-behind the text, where their own features are not known, and are written anew once the tokens are committed.
+The row of token t_j lies at its KV slot, and so do the features of its position. A row pairs t_j with the features of
+the position before. It lies at the slot of t_j, because row and features depend on the tokens up to t_j alone: a
+request that continues a shared prefix finds exactly the rows of that prefix (`encoding.py`). Rows of drafted tokens lie
+after the text, where their own features are not known; they are written again once the tokens are committed.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,17 +21,17 @@ from ..spans import Spans
 from .network import ChainNetwork, ChainWeights
 
 Drawn = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
-"""Tokens [R, gamma], probs [R, gamma, V'] (None: all greedy or not asked for) and confidence [R, gamma]."""
+"""Tokens [R, gamma], probs [R, gamma, V'] (None: all greedy or not wanted) and confidence [R, gamma]."""
 SHARED = ("embed_tokens.weight", "lm_head.weight")
 """Tensors that are the target's where a drafter has none of its own."""
 
 
 class ChainDrafter(EncodingDrafter):
-    """Drafts token by token; on a CPU no more than are asked for.
+    """Drafts token by token; on a CPU no deeper than `DraftBatch.depth`.
 
     read: reads the weights of another folder, or raises CheckpointError. network_type: the `ChainNetwork` of weights.
     embedding, head: [V, d] of the target, used where the checkpoint has none of its own.
-    positions: the longest text that is told apart by position, at least.
+    positions: length up to which positions are distinguished, at least.
     compiled: a whole chain in one call of the compiled kernels (`eagle/compiled.py`); None: there is no such call.
     """
 
@@ -55,7 +53,7 @@ class ChainDrafter(EncodingDrafter):
         self.on_host = self.shortens = self.device.type == "cpu"
 
     def _compile(self) -> Any:
-        """The chain of the network in use; None: each of its passes is computed by itself."""
+        """Return the compiled chain of the network in use; None: compute each of its passes by itself."""
         return None
 
     def _use(self, weights: ChainWeights) -> None:
@@ -68,10 +66,10 @@ class ChainDrafter(EncodingDrafter):
     def reload(self, checkpoint: str, number: int = 0) -> None:
         if number:
             return super().reload(checkpoint, number)
-        found, before = self._read(checkpoint), self.network
-        if replace(found.config, gamma=before.config.gamma) != before.config:
+        weights, before = self._read(checkpoint), self.network
+        if replace(weights.config, gamma=before.config.gamma) != before.config:
             raise CheckpointError(f"the drafter {checkpoint} has another shape than the one that serves")
-        self._use(found)
+        self._use(weights)
         self.network.keys, self.network.values = before.keys, before.values
         if self.compiled is not None and len(before.keys):
             self.compiled.allocate(self.features)
@@ -92,12 +90,12 @@ class ChainDrafter(EncodingDrafter):
             raise ValueError(f"{type(self).__name__} needs the target's hidden states")
         super().observe(features)
         self.features[features.slots] = self.network.fuse(features.hidden)
-        self.encoded[features.slots] = features.positions == 0  # which has no row
+        self.encoded[features.slots] = features.positions == 0  # position 0 has no row
 
     def _encode(self, new: Spans) -> None:
         place = torch.arange(len(new.slots), device=self.device)
         request = torch.searchsorted(new.batch.qo_indptr[1:].long(), place, right=True)
-        rows = new.batch.rows[request.clamp(max=len(new.batch.rows) - 1)]  # behind the last request: padding
+        rows = new.batch.rows[request.clamp(max=len(new.batch.rows) - 1)]  # after the last request: padding
         before = new.batch.page_table[rows, (new.positions - 1).clamp(min=0)].long()
         self.network.write(self._inputs(new), self.features[before], new)
         self.encoded.index_fill_(0, new.slots, True)
@@ -129,7 +127,7 @@ class ChainDrafter(EncodingDrafter):
         return torch.stack(tokens, 1), torch.stack(probs, 1) if wants_probs else None, torch.stack(sure, 1)
 
     def _behind(self, batch: DraftBatch, k: int) -> Spans:
-        """The position of each request's k-th drafted token."""
+        """Return the position of each request's k-th drafted token."""
         starts = batch.seq_lens + k
         if self.on_host:
             return Spans.of(batch.page_table, batch.rows, starts, torch.ones_like(starts))
@@ -138,11 +136,11 @@ class ChainDrafter(EncodingDrafter):
 
 
 def with_shared(weights: ChainWeights, embedding: Rows, head: Rows) -> tuple[Rows, torch.Tensor]:
-    """Embedding [V, d] and head [V', d] of a drafter: its own, or rows of the target's, [V, d]."""
-    own, found = (weights.get(name) for name in SHARED)
-    embedding = embedding if own is None else own
-    if found is None:
+    """Return embedding [V, d] and head [V', d] of a drafter: its own, or rows of the target's [V, d]."""
+    own_embedding, head_rows = (weights.get(name) for name in SHARED)
+    embedding = embedding if own_embedding is None else own_embedding
+    if head_rows is None:
         rows = embedding if weights.config.tied else head
         every = torch.arange(weights.config.vocab_size, device=rows.device)
-        found = rows[every if weights.vocab is None else weights.vocab.to(rows.device)]
-    return embedding, found
+        head_rows = rows[every if weights.vocab is None else weights.vocab.to(rows.device)]
+    return embedding, head_rows

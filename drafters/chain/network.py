@@ -1,14 +1,12 @@
 """The network of a drafter that chains: one decoder layer over pairs of a token's embedding and a feature.
 
-A row pairs token t_j with the features of position j - 1, and its output predicts t_{j+1}. Behind the text's last
-token there are no features; what the layer made of the row before stands for them. With one layer, the key and value of
-a row depend on that row alone.
+A row pairs token t_j with the features of position j - 1, and its output predicts t_{j+1}. After the text's last token
+there are no features; the layer's output for the row before takes their place. With one layer, the key and value of a
+row depend on that row alone.
 
-On a CPU with compiled kernels a bfloat16 drafter's weights are kept in 8 bits, as `block/compiled.py` keeps them. Its q
-is what the rounded drafter says.
+On a CPU with compiled kernels the weights of a bfloat16 drafter are kept in 8 bits, as in `block/compiled.py`. q is the
+distribution of the rounded drafter.
 """
-
-from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -34,8 +32,8 @@ ATTENTION = f"{LAYER}self_attn."
 class ChainWeights:
     """A drafter's tensors by name, in one dtype, on one device.
 
-    config: its shape. layers: of the target that it reads; (): the target's last hidden states. vocab: [V'] int64, the
-    target's token of each column of its logits, strictly increasing; None: all tokens.
+    config: its shape. layers: target layers that it reads; (): the target's last hidden states.
+    vocab: [V'] int64, the target's token of each column of its logits, strictly increasing; None: all tokens.
     """
 
     config: Any
@@ -48,11 +46,8 @@ class ChainWeights:
 
 
 class ChainNetwork(ABC):
-    """A layer ready to compute.
-
-    head: [V', d]. positions: longest text that it is told apart by position; later ones all have the last one's.
-    rotated: shape of its rotary embedding.
-    """
+    """A layer ready to compute. head: [V', d]. positions: length up to which positions are distinguished; later ones
+    all count as the last. rotated: shape of its rotary embedding."""
 
     def __init__(self, weights: ChainWeights, head: torch.Tensor, positions: int, rotated: LayerShape):
         self.config, tensors = weights.config, weights.tensors
@@ -69,35 +64,33 @@ class ChainNetwork(ABC):
         self.keys = self.values = fc.new_empty(0)
 
     def allocate(self, slots: int) -> None:
-        """Make room for keys and values [slots, Hkv, D]."""
+        """Allocate keys and values [slots, Hkv, D]."""
         shape = slots, self.config.num_kv_heads, self.config.head_dim
         self.keys, self.values = (torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in "kv")
 
     @abstractmethod
     def fuse(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Features [N, d] of the target's hidden states."""
+        """Return features [N, d] of the target's hidden states."""
 
     @abstractmethod
     def write(self, embedded: torch.Tensor, features: torch.Tensor, rows: Spans) -> None:
-        """Put the keys and values of rows at their slots: embeddings and features [N, d]."""
+        """Store the keys and values of rows, from embeddings and features [N, d], at their slots."""
 
     @abstractmethod
     def step(self, embedded: torch.Tensor, features: torch.Tensor, rows: Spans) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [R, V'] of what follows the last row of each text, and what stands for its features [R, d].
-
-        embedded, features: [R, d], as of `write`, which has written all rows before.
-        """
+        """Return logits [R, V'] of the token after each text's last row, and the features [R, d] of the next row.
+        embedded, features: [R, d], as in `write`, which has written all rows before."""
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, weight, self.config.rms_norm_eps)
 
     def _write(self, kv: torch.Tensor, rows: Spans) -> None:
-        """Keys and values side by side [N, 2 * Hkv * D] go to their slots."""
+        """Store keys and values, side by side [N, 2 * Hkv * D], at their slots."""
         k, v = kv.unflatten(-1, (2, self.config.num_kv_heads, -1)).unbind(1)
         self._rotate_and_write(k[:, :0], k, v, rows)
 
     def _attend(self, qkv: torch.Tensor, rows: Spans) -> torch.Tensor:
-        """Attention output [R, Hq * D] of queries, keys and values side by side [R, (Hq + 2 * Hkv) * D]."""
+        """Return the attention output [R, Hq * D] of queries, keys and values side by side [R, (Hq + 2 * Hkv) * D]."""
         config = self.config
         heads = qkv.unflatten(-1, (-1, config.head_dim))
         q, k, v = heads.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], 1)
@@ -107,7 +100,8 @@ class ChainNetwork(ABC):
         return flat_attention(q, self.keys, self.values, batch, scale=config.head_dim**-0.5).flatten(1)
 
     def _rotate_and_write(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Spans) -> torch.Tensor:
-        """Queries [N, Hq, D] normed and rotated; keys, which are too, and values [N, Hkv, D] go to their slots."""
+        """Norm and rotate queries [N, Hq, D] and keys; store keys and values [N, Hkv, D] at their slots; return the
+        queries."""
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self._normed(q.contiguous(), self.q_norm), self._normed(k.contiguous(), self.k_norm)
         positions = (rows.positions - 1).clamp(0, len(self.cos_sin) - 1)  # the first row is that of the second token
@@ -120,7 +114,7 @@ def prepared(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Prepared
 
 
 def stacked(weights: ChainWeights, names: list[str]) -> Prepared:
-    """Projections of these names as one product; those without a bias beside others that have one get zeros."""
+    """Stack the projections of these names into one product; where only some have a bias, the rest get zeros."""
     parts = [weights.tensors[f"{name}.weight"] for name in names]
     biases = [weights.get(f"{name}.bias") for name in names]
     bias = None

@@ -1,7 +1,5 @@
 """Arguments of `outrider train` and `outrider export`."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from functools import partial
@@ -20,7 +18,7 @@ CONVERSION = "dllm"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `outrider train`."""
+    """Add the arguments of `outrider train`."""
     add = parser.add_argument
     add(
         "kind",
@@ -35,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="JSONL files of answers that the target has given already, which it only reads: chats in OpenAI's format "
-        "(`messages`), `request` and `response`, `prompt` and `completion`, or what `outrider serve --learn` keeps",
+        help="JSONL files of answers that the target has given already and now only reads: chats in OpenAI's format "
+        "(`messages`), `request` and `response`, `prompt` and `completion`, or lines of `outrider serve --learn`",
     )
     add("--out", required=True, type=Path, metavar="FOLDER", help="folder of this run; an interrupted run goes on")
     add("--data", type=Path, metavar="FOLDER", help="answers and features to share between runs (default: OUT)")
@@ -50,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--threads", type=int, default=0, metavar="N", help="CPU threads (default: torch's)")
     _number(parser, "--seed", 0, "seed of all random choices")
-    add("--minutes", type=float, metavar="M", help="stop after so many, with everything on disk (default: never)")
+    add("--minutes", type=float, metavar="M", help="stop after M minutes, with everything on disk (default: never)")
     add(
         "--follow",
         action="store_true",
@@ -69,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--openings",
         nargs="+",
         metavar="TEXT",
-        help="how those begin; '' leaves them free (default: one of 130 phrases, half of them with a random word)",
+        help="first words of --self-prompts; '': any (default: one of 130 phrases, half of them with a random word)",
     )
     data.add_argument(
         "--temperatures",
@@ -83,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _number(data, "--batch", 64, "answers written at a time")
     _number(data, "--max-tokens", 1024, "tokens of a training sequence, at most")
     _number(data, "--top", 32, "likeliest target tokens kept per position")
-    _number(data, "--validation", 24, "greedy answers held out to measure tau, beside as many that are trained on")
+    _number(data, "--validation", 24, "greedy answers held out to measure tau; as many training answers are measured")
     shape = parser.add_argument_group("drafter")
     _number(shape, "--gamma", 7, "draft tokens of a block; for eagle3 steps of training-time test")
     layers = partial(shape.add_argument, type=int, metavar="N")
@@ -99,13 +97,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mask-token",
         type=int,
         metavar="ID",
-        help="token id of the mask (default: unknown, else padding; for dllm a special token that nothing uses)",
+        help="token id of the mask (default: unknown, else padding; for dllm an unused special token)",
     )
     shape.add_argument(
         "--start",
         default="target",
         metavar="target|fresh|FOLDER",
-        help="first weights: the target's layers, random ones, or those of a drafter, whose shape is then taken; "
+        help="first weights: the target's layers, random ones, or a drafter's, with its shape; "
         "for both, drafters FOLDER/dspark and FOLDER/dflash (default: %(default)s)",
     )
     conversion = parser.add_argument_group("conversion (dllm)")
@@ -166,19 +164,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _number(group: argparse._ActionsContainer, name: str, default: float, help: str) -> None:
-    """A flag with a number of the default's type."""
+    """Add a flag with a number of the default's type."""
     metavar = "N" if isinstance(default, int) else "X"
     help += " (default: %(default)s)"
     group.add_argument(name, type=type(default), default=default, metavar=metavar, help=help)
 
 
 def _choice(group: argparse._ActionsContainer, name: str, choices: Sequence[str], help: str) -> None:
-    """A flag with one of these values, the first unless it is given."""
+    """Add a flag with one of these values; the first is the default."""
     group.add_argument(name, choices=choices, default=choices[0], help=f"{help} (default: %(default)s)")
 
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `outrider export`."""
+    """Add the arguments of `outrider export`."""
     parser.add_argument(
         "drafter",
         nargs="+",

@@ -1,7 +1,5 @@
 """`outrider export`: a drafter in another storage or format, the mean of several, or a delta merged into its target."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
@@ -20,19 +18,19 @@ from ..training.target import TargetModel
 
 
 def mean_drafter(paths: list[Path]) -> DraftModel:
-    """The float32 drafter in a folder or a run's checkpoint; of several, the mean of their weights.
+    """Return the float32 drafter in a folder or a run's checkpoint; of several, the mean of their weights.
 
-    Runs that part from the same weights end in one basin, whose middle is often lower than they are (Wortsman et al.,
-    "Model soups", 2022). Raises ValueError where they are not of one shape and vocabulary.
+    Runs that start from the same weights end in one basin; its middle is often lower than they are (Wortsman et al.,
+    "Model soups", 2022). Raises ValueError where shapes or vocabularies differ.
     """
-    first, *others = (
+    first, *further = (
         checkpoint_model(path) if path.is_file() else load_any(path, dtype=torch.float32) for path in paths
     )
-    for path, other in zip(paths[1:], others, strict=True):
-        if other.config != first.config or not torch.equal(other.vocab, first.vocab):
+    for path, drafter in zip(paths[1:], further, strict=True):
+        if drafter.config != first.config or not torch.equal(drafter.vocab, first.vocab):
             raise ValueError(f"{path} is not of the same shape and draft vocabulary as {paths[0]}")
     with torch.no_grad():
-        for weight, *more in zip(first.parameters(), *(other.parameters() for other in others), strict=True):
+        for weight, *more in zip(first.parameters(), *(drafter.parameters() for drafter in further), strict=True):
             weight.copy_(torch.stack([weight, *more]).mean(0))
     return first
 
@@ -47,7 +45,7 @@ def export_head(head: Path, target: Path, folder: Path) -> None:
 
 
 def export(args: argparse.Namespace) -> int:
-    """Write a drafter in another storage, or a delta merged into its target; returns the exit status."""
+    """Write a drafter in another storage, or a delta merged into its target; return the exit status."""
     heads = [path for path in args.drafter if path.is_dir() and is_eagle(read_json(path))]
     if args.storage == "speculators":
         if not args.target or len(args.drafter) > 1 or not heads:

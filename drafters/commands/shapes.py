@@ -1,7 +1,5 @@
 """Drafters before their first step: shape and weights, from the flags, the target and the answers."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Sequence
@@ -30,22 +28,22 @@ CONVOLUTION = Convolution(taps=2, group=16)
 
 
 def spread_layers(count: int, kind: str) -> tuple[int, ...]:
-    """The target layers that a drafter reads: spread evenly from the second to the second last, three for EAGLE-3 and
-    five for others, fewer of a shallow target."""
+    """Return the target layers that a drafter reads, spread evenly from the second to the second last. EAGLE-3 reads
+    three, the rest five; fewer of a shallow target."""
     last, wanted = max(0, count - 2), 3 if kind == EagleConfig.kind else 5
     wanted, first = min(wanted, max(1, count - 1)), min(1, last)
     return tuple(dict.fromkeys(round(first + (last - first) * i / max(1, wanted - 1)) for i in range(wanted)))
 
 
 def target_layers(kind: str, target: TargetModel, wanted: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Layers of the target that a fresh drafter reads: those `wanted`, where it reads any."""
+    """Return the target layers that a fresh drafter reads: the `wanted` ones, if it reads any."""
     if kind in (*DIFFUSION_STAGES, CONVERSION):
         return ()
     return tuple(wanted or spread_layers(target.config.num_hidden_layers, kind))
 
 
 def layer_shape(args: argparse.Namespace, target: TargetModel) -> dict[str, Any]:
-    """Fields that the configs of all drafters have: the target's layer shape, our block and vocabulary."""
+    """Return the fields that the configs of all drafters share: the target's layer shape, our block and vocabulary."""
     shape = target.config
     rope = getattr(shape, "rope_parameters", None) or {}
     return {
@@ -64,7 +62,6 @@ def layer_shape(args: argparse.Namespace, target: TargetModel) -> dict[str, Any]
 
 
 def make_config(args: argparse.Namespace, kind: str, target: TargetModel, layers: tuple[int, ...]) -> BlockConfig:
-    """Shape of a block or diffusion drafter."""
     shape, tokenizer = target.config, target.tokenizer
     mask = args.mask_token
     if mask is None:
@@ -93,7 +90,7 @@ def make_config(args: argparse.Namespace, kind: str, target: TargetModel, layers
 def drafter_config(
     args: argparse.Namespace, kind: str, target: TargetModel, layers: tuple[int, ...]
 ) -> BlockConfig | EagleConfig:
-    """Shape of a drafter that reads these layers of the target."""
+    """Return the shape of a drafter that reads these layers of the target."""
     if kind == EagleConfig.kind:
         size = target.config.hidden_size
         return EagleConfig(**layer_shape(args, target), target_hidden_size=size, target_layers=layers)
@@ -104,10 +101,10 @@ def fresh_drafter(
     args: argparse.Namespace, config: BlockConfig | EagleConfig, target: TargetModel, vocab: torch.Tensor | None,
     tokens: torch.Tensor,
 ) -> TrainedModel:  # fmt: skip
-    """A drafter of the target's layers, or of random weights where --start says so, in float32; raises ValueError where
-    their shape does not allow it.
+    """Create a float32 drafter from the target's layers, or from random weights if --start says so.
 
-    vocab: [V'] int64, the tokens it drafts. tokens: [S] a text, by which the sizes of queries and keys are measured.
+    Raises ValueError where their shapes do not match.
+    vocab: [V'] int64, the tokens it drafts. tokens: [S] a text on which the sizes of queries and keys are measured.
     """
     torch.manual_seed(args.seed)
     from_target = args.start == "target"
@@ -127,7 +124,8 @@ def fresh_drafter(
 
 
 def start_layers(args: argparse.Namespace, config: BlockConfig, target: TargetModel) -> list[int]:
-    """The target's layers that a diffusion drafter's begin as; raises ValueError for numbers that do not fit."""
+    """Return the target layers from which a diffusion drafter's layers start; raises ValueError for numbers that do not
+    fit."""
     last = target.config.num_hidden_layers - 1
     layers = args.start_layers or [*range(config.num_layers - 1), last]
     if len(layers) != config.num_layers or not all(0 <= i <= last for i in layers):
@@ -136,10 +134,8 @@ def start_layers(args: argparse.Namespace, config: BlockConfig, target: TargetMo
 
 
 def draft_vocabulary(store: FeatureStore, config: BlockConfig | EagleConfig, path: Path) -> torch.Tensor | None:
-    """The most frequent tokens of the answers, ascending; None for the whole vocabulary.
-
-    Kept in `path`, since a run that is resumed with more answers must go on with the tokens it began with.
-    """
+    """Return the most frequent tokens of the answers, ascending; None for the whole vocabulary. Kept in `path`, since a
+    run that is resumed with more answers must keep its tokens."""
     if not config.draft_vocab_size:
         return None
     if not path.exists():

@@ -1,15 +1,13 @@
 """The stages of `outrider train dspark|dflash|dflash2|both|eagle3|specdiff|deer`.
 
-Several runs, also of other kinds, may share OUT/answers.jsonl and OUT/features (or the folder of --data): each reads
-the layers that it needs. OUT/checkpoint.pt and losses.csv belong to one run; OUT/drafter is the finished checkpoint
-folder. With `both` these are in OUT/dspark and OUT/dflash. The same command resumes a run that
-was killed or whose --minutes are over.
+Several runs, also of different kinds, may share OUT/answers.jsonl and OUT/features (or the folder of --data): each
+reads the layers that it needs. OUT/checkpoint.pt and losses.csv belong to one run; OUT/drafter is the finished
+checkpoint folder. With `both` these are in OUT/dspark and OUT/dflash. The same command resumes a run that was killed or
+ran out of --minutes.
 
 Diffusion drafters need no features: without any, OUT/tokens takes their place. `specdiff` trains stage I in
-OUT/stage-1, `deer` goes on with stage II in OUT/stage-2.
+    OUT/stage-1, `deer` continues with stage II in OUT/stage-2.
 """
-
-from __future__ import annotations
 
 import argparse
 import json
@@ -65,17 +63,17 @@ AUTHORS = {
 def gather_samples(
     args: argparse.Namespace, target: TargetModel, data: Path, keep: FeatureSink, deadline: Deadline
 ) -> list[AnsweredPrompt]:
-    """Stage 1: answered samples, from files and written by the target, whose features are kept on the way."""
+    """Stage 1: return answered samples, from files and written by the target; `keep` receives features on the way."""
     given = [s for path in args.prompts for s in read_samples(path)]
     answered = [s for s in given if s.response_ids]
     open_prompts = [s for s in given if not s.response_ids]
-    own = data / "self-prompts.jsonl"
-    if args.self_prompts and not own.exists():
+    self_prompts = data / "self-prompts.jsonl"
+    if args.self_prompts and not self_prompts.exists():
         openings = args.openings or drawn_openings(target.tokenizer, args.self_prompts, args.seed)
         written = write_prompts(target, openings, args.self_prompts, seed=args.seed, rows=args.batch)
-        replacing.replace({own: "".join(s.to_json() + "\n" for s in written)})
-    if own.exists():
-        open_prompts += read_samples(own)
+        replacing.replace({self_prompts: "".join(s.to_json() + "\n" for s in written)})
+    if self_prompts.exists():
+        open_prompts += read_samples(self_prompts)
     answers = data / "answers.jsonl"
     if open_prompts:
         answer(
@@ -84,12 +82,12 @@ def gather_samples(
         )  # fmt: skip
     samples = answered + (list(read_samples(answers)) if answers.exists() else [])
     if not samples:
-        raise ValueError("nothing to train on: give --from-log FILE…, --prompts FILE… or --self-prompts N")
+        raise ValueError("no training answers: give --from-log FILE…, --prompts FILE… or --self-prompts N")
     return samples
 
 
 def former_drafter(args: argparse.Namespace, kind: str, target: TargetModel) -> TrainedModel | None:
-    """The drafter to go on with, in float32, or None; raises ValueError where it is of another kind or target."""
+    """Return the drafter to continue from, in float32, or None; raises ValueError for another kind or target."""
     if args.start in ("target", "fresh") or kind == CONVERSION:
         return None
     folder = Path(args.start) / kind if args.kind == "both" else Path(args.start)
@@ -100,17 +98,17 @@ def former_drafter(args: argparse.Namespace, kind: str, target: TargetModel) -> 
 
 
 def read_drafter(folder: Path, kind: str, target: TargetModel) -> TrainedModel:
-    """The drafter of a folder, to be trained, in float32; raises ValueError where it is of another kind or target."""
-    if (found := networks.kind_of(folder)) != (registry.find(kind).kind or kind):
-        raise ValueError(f"--start {folder} is a drafter of kind {found}, not {kind}")
+    """Read a folder's drafter for training, in float32; raises ValueError for another kind or target."""
+    if (stored_kind := networks.kind_of(folder)) != (registry.find(kind).kind or kind):
+        raise ValueError(f"--start {folder} is a drafter of kind {stored_kind}, not {kind}")
     if what := networks.not_trained(networks.read_config(folder)):
-        raise ValueError(f"--start {folder} has {what}, which are served and not trained here")
+        raise ValueError(f"--start {folder} has {what}: Outrider serves them and cannot train them")
     return load_drafter(folder, target, torch.float32).requires_grad_(True).train()
 
 
 def held_out_numbers(store: FeatureStore, args: argparse.Namespace) -> list[int]:
-    """Answers that training leaves alone, the first greedy ones, of logs those to some prompts; adding answers does not
-    change them."""
+    """Return the answers that training leaves out: the first greedy ones, or of logs all to some prompts. Adding
+    answers does not change them."""
     if args.from_log:
         return held_out_prompts(store, args.validation)
     greedy = [i for i, e in enumerate(store.entries) if e.temperature == 0]
@@ -118,7 +116,7 @@ def held_out_numbers(store: FeatureStore, args: argparse.Namespace) -> list[int]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run every stage of `outrider train`; returns the exit status."""
+    """Run every stage of `outrider train`; return the exit status."""
     if args.decay_minutes and not args.minutes:
         raise ValueError("--decay-minutes are the last of --minutes, which are not given")
     keep_freed_memory()
@@ -151,7 +149,7 @@ def run(args: argparse.Namespace) -> int:
 def gather_features(
     args: argparse.Namespace, target: TargetModel, layers: tuple[int, ...], deadline: Deadline
 ) -> FeatureStore:
-    """All answers, and their features where `layers` are wanted; raises OutOfTime."""
+    """Gather all answers, and their features if `layers` are given; raises OutOfTime."""
     data = args.data or args.out
     data.mkdir(parents=True, exist_ok=True)
     folder, stored = store_of(data, layers)
@@ -161,7 +159,7 @@ def gather_features(
     }
     if args.from_log:
         if args.prompts or args.self_prompts:
-            raise ValueError("--from-log goes without --prompts and --self-prompts; go on with those by --start")
+            raise ValueError("--from-log goes without --prompts and --self-prompts; train on prompts later, by --start")
         meta["logs"] = True
     store = FeatureStore(
         folder,
@@ -190,8 +188,8 @@ def gather_features(
 
 
 def store_of(data: Path, layers: tuple[int, ...]) -> tuple[Path, tuple[int, ...]]:
-    """The folder of features in `data`, and the layers they are of: one that has these `layers` among others serves
-    too, and one without features, where none are wanted, comes first."""
+    """Return the folder of features in `data`, and the layers that it stores. A folder that stores more than these
+    `layers` serves too. Without layers, a folder without features comes first."""
     for name in ("features",) if layers else ("tokens", "features"):
         meta = data / name / "meta.json"
         if meta.exists() and set(layers) <= set(stored := json.loads(meta.read_text()).get("layers", ())):
@@ -202,7 +200,7 @@ def store_of(data: Path, layers: tuple[int, ...]) -> tuple[Path, tuple[int, ...]
 def read_log(
     args: argparse.Namespace, target: TargetModel, layers: tuple[int, ...], store: FeatureStore, deadline: Deadline
 ) -> None:
-    """Have the target read logged answers into the store; prints what was left out, raises ValueError where all was."""
+    """Let the target read logged answers into the store; print the answers left out. Raises ValueError if all were."""
     reader = LogReader(target)
     foreign = build_store(
         target, reader.read(args.from_log), store, layers=layers, top=args.top, max_tokens=args.max_tokens,
@@ -216,7 +214,7 @@ def read_log(
 
 
 def make_recipe(args: argparse.Namespace, kind: str) -> Recipe:
-    """The drafter's configuration, from the flags."""
+    """Return the drafter's recipe from the flags."""
     given = {field.name: getattr(args, field.name) for field in fields(Recipe) if field.name in args}
     if args.alpha_ce_steps is None:  # a finished drafter is past the start, which would undo some of it
         given["alpha_ce_steps"] = 500 if args.start in ("target", "fresh") else 0
@@ -229,7 +227,7 @@ def train(
     args: argparse.Namespace, kind: str, folder: Path, target: TargetModel, store: FeatureStore,
     former: TrainedModel | None, layers: tuple[int, ...], deadline: Deadline,
 ) -> None:  # fmt: skip
-    """Stage 3 for one drafter, as far as the deadline lets it; what there is becomes `folder`/drafter."""
+    """Stage 3 for one drafter: train until the deadline and write the result to `folder`/drafter."""
     folder.mkdir(parents=True, exist_ok=True)
     held_out = held_out_numbers(store, args)
     if kind == CONVERSION:
@@ -240,7 +238,7 @@ def train(
     for training in runs:
         if not train_in_time(training, store, held_out, args, deadline):
             break
-        training.optimiser.adopt_means()  # a next stage goes on from the weights that were validated
+        training.optimiser.adopt_means()  # a next stage continues from the validated weights
     made = folder / ("delta" if kind == CONVERSION else "drafter")
     with training.optimiser.averaged():
         if kind == CONVERSION:
@@ -254,7 +252,7 @@ def first_drafter(
     args: argparse.Namespace, kind: str, folder: Path, target: TargetModel, store: FeatureStore,
     layers: tuple[int, ...], held_out: list[int],
 ) -> TrainedModel:  # fmt: skip
-    """The drafter before its first step, in float32; held-out answers teach the sequential head nothing either."""
+    """Return the drafter before its first step, in float32; its heads see no held-out answer."""
     config = drafter_config(args, kind, target, layers)
     model = fresh_drafter(args, config, target, draft_vocabulary(store, config, folder / "vocab.json"), store[0].tokens)
     if isinstance(model, BlockModel) and not (folder / "checkpoint.pt").exists():
@@ -268,7 +266,7 @@ def first_drafter(
 def drafter_runs(
     args: argparse.Namespace, kind: str, folder: Path, target: TargetModel, model: TrainedModel
 ) -> Iterator[TrainingRun[Any]]:
-    """The runs of a drafter's stages, each to be trained before the next is taken."""
+    """Yield the runs of a drafter's stages; train each before taking the next."""
     schedule = schedule_of(kind, model.config.gamma)
     for stage in DIFFUSION_STAGES.get(kind, ("",)):
         recipe, alpha = make_recipe(args, kind), None
@@ -282,7 +280,7 @@ def make_run(
     folder: Path, model: TrainedModel, target: TargetModel, recipe: Recipe, schedule: Schedule | None,
     alpha: float | None,
 ) -> DraftRun[Any]:  # fmt: skip
-    """The training run of a drafter; schedule, alpha: as of `DiffusionRun`, of one that denoises."""
+    """Return the training run of a drafter; schedule, alpha: as in `DiffusionRun`, for one that denoises."""
     frozen = frozen_part(model, target)
     if isinstance(model, DiffusionModel):
         assert schedule is not None
@@ -291,16 +289,16 @@ def make_run(
     return ReaderRun(folder, model, frozen, recipe)
 
 
-def schedule_of(kind: str, gamma: int, steps: int = 0, order: str = "left") -> Schedule | None:
-    """The denoising steps of a drafter that denoises; steps: 0 for its own number."""
+def schedule_of(kind: str, gamma: int, steps: int = 0) -> Schedule | None:
+    """Return the denoising steps of a drafter that denoises; steps: 0 for its own number."""
     wanted = steps or registry.find(kind).denoising_steps
-    return make_schedule(order, gamma, min(wanted, gamma)) if wanted else None
+    return make_schedule(gamma, min(wanted, gamma)) if wanted else None
 
 
 def train_in_time(
     training: TrainingRun[Any], store: FeatureStore, held_out: list[int], args: argparse.Namespace, deadline: Deadline
 ) -> bool:
-    """Resume and train a run; False where the deadline came first, which is printed."""
+    """Resume and train a run; return False, with a message, if the deadline came first."""
     if training.resume():
         print(f"resuming {training.folder} at step {training.step}")
     try:
@@ -313,7 +311,7 @@ def train_in_time(
 
 
 def write_facts(folder: Path, store: FeatureStore, held_out: list[int], training: TrainingRun[Any]) -> None:
-    """Save a description beside the finished weights."""
+    """Save a description next to the finished weights."""
     facts = {
         "sequences": len(store) - len(held_out), "answer_tokens": store.rows[1], "steps": training.step,
         "anchors": training.anchors, "seconds": round(training.seconds),
@@ -323,7 +321,7 @@ def write_facts(folder: Path, store: FeatureStore, held_out: list[int], training
 
 
 def conversion_run(args: argparse.Namespace, folder: Path, target: TargetModel) -> ConversionRun:
-    """The run of `outrider train dllm`."""
+    """Return the run of `outrider train dllm`."""
     mask = spare_token(target) if args.mask_token is None else args.mask_token
     layout = Layout(args.block_size, mask, args.layout == "shift")
     config = replace(

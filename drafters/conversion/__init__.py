@@ -1,1 +1,1 @@
-"""A target made into a block-diffusion model: which rows see what, the trained delta, its storage, its training."""
+"""Turning a target into a block-diffusion model: row layout, trained delta, its storage and its training."""

@@ -1,10 +1,8 @@
-"""Training batches: finished rows of some answers, their blocks with random masks, and what each row is to predict.
+"""Training batches: finished rows of some answers, their blocks with random masks, and the labels of each row.
 
-Every block of an answer is masked `streams` times over the same finished rows, which never see an open block.
-A step's sequences go through the model in packs of bounded size.
+Every block of an answer is masked `streams` times over the same finished rows, which never see an open block. A step's
+sequences go through the model in packs of bounded size.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,16 +15,18 @@ from ..training.store import FeatureStore, Sequence
 from .layout import Layout
 
 CPU_ROWS, GPU_ROWS = 1024, 32768
-"""Rows of a pack: what fills the products, and what a memory holds."""
+"""Rows of a pack: enough to fill the products on a CPU, and as many as fit a GPU's memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pack:
     """Sequences that go through the model together: C finished rows, A open blocks of B.
 
-    ids: [C]; spans: first row and length of each sequence; starts: [A] positions; block_ids: [A, B] the true tokens;
-    masked: [A, B] bool; rows: [N] what predicts, a finished row or, from C on, one of the A * B open ones.
-    labels.place: the column of the block that is predicted. whole: [A] bool, blocks without a prompt's token.
+    ids: [C]. spans: first row and length of each sequence. starts: [A] positions. block_ids: [A, B] the true tokens.
+    masked: [A, B] bool.
+    rows: [N] the row that predicts each label: a finished row or, from C on, one of the A * B open ones.
+    labels: `labels.place` is the column of the block that is predicted.
+    whole: [A] bool, blocks without a prompt's token.
     """
 
     ids: torch.Tensor
@@ -54,10 +54,11 @@ class ConversionStep:
 
 
 def rising_masks(blocks: int, size: int, generator: torch.Generator) -> torch.Tensor:
-    """[blocks, size] bool: column c is masked with probability 1 - (1 - t)^(c + 1), at least one column of each.
+    """Return [blocks, size] bool: column c is masked with probability 1 - (1 - t)^(c + 1), at least one column per
+    block.
 
-    t is a block's own, spread evenly over 0 .. 1. Later columns are masked more often, as they are while decoding;
-    two blocks in five are masked whole (size 4), which is how each begins.
+    Each block has its own t, spread evenly over 0 .. 1. Later columns are masked more often, as in decoding; two blocks
+    in five are masked whole (size 4), which is how each begins.
     """
     t = (torch.randperm(blocks, generator=generator) + torch.rand(blocks, generator=generator)) / max(1, blocks)
     chance = 1 - (1 - t[:, None]) ** (1 + torch.arange(size))
@@ -67,14 +68,14 @@ def rising_masks(blocks: int, size: int, generator: torch.Generator) -> torch.Te
 
 
 def usable(store: FeatureStore, number: int, layout: Layout) -> bool:
-    """True if an answer reaches into a whole block behind its prompt and contains no mask."""
+    """Return True if an answer has a whole block after its prompt and contains no mask."""
     entry = store.entries[number]
     long_enough = entry.length // layout.block_size * layout.block_size > entry.prompt > 0
     return long_enough and layout.mask_token_id not in store[number].tokens
 
 
 def whole_blocks(s: Sequence, size: int, stops: set[int]) -> Sequence:
-    """The answer up to a multiple of the block size: filled up with its stop token if it has ended, else cut."""
+    """Return the answer up to a multiple of the block size: padded with its stop token if it has ended, else cut."""
     last = int(s.tokens[-1])
     if last not in stops:
         return s.first(len(s.tokens) // size * size)
@@ -101,7 +102,7 @@ class PackMaker:
         self.columns[layout.mask_token_id] = -1
 
     def make(self, sequences: list[Sequence], masks: list[torch.Tensor]) -> Pack:
-        """masks: [streams, blocks, B] bool of each sequence; a prompt's tokens are never masked."""
+        """Make one pack; masks: [streams, blocks, B] bool of each sequence. Prompt tokens are never masked."""
         size, shift = self.layout.block_size, self.layout.shift
         finished = sum(len(s.tokens) for s in sequences)
         spans, tiles, row, first = [], [], 0, 0
@@ -149,7 +150,7 @@ class PackMaker:
         return Pack(ids=ids, spans=spans, tiles=tiles, labels=labels, **joined)
 
     def packs(self, sequences: Iterable[Sequence], masks: Iterable[torch.Tensor]) -> list[Pack]:
-        """Packs of at most so many rows, unless one sequence alone is longer."""
+        """Make packs of at most CPU_ROWS or GPU_ROWS rows, unless one sequence alone is longer."""
         most = CPU_ROWS if self.device.type == "cpu" else GPU_ROWS
         packs: list[tuple[list[Sequence], list[torch.Tensor]]] = []
         used = most
@@ -164,7 +165,7 @@ class PackMaker:
         return [self.make(*pack) for pack in packs]
 
     def blocks(self, s: Sequence) -> int:
-        """Blocks that hold some of an answer."""
+        """Count the blocks that contain a part of an answer."""
         return len(s.tokens) // self.layout.block_size - s.prompt // self.layout.block_size
 
 
@@ -172,7 +173,7 @@ def random_steps(
     store: FeatureStore, numbers: list[int], maker: PackMaker, stops: set[int], *, sequences: int, streams: int,
     seed: int, step: int,
 ) -> Iterator[ConversionStep]:  # fmt: skip
-    """Steps of `drawn_numbers`, with masks for `streams` times each block."""
+    """Yield steps of `drawn_numbers`, in which each block is masked `streams` times."""
     size = maker.layout.block_size
     for chosen, own_seed in drawn_numbers(numbers, sequences, seed=seed, step=step):
         whole = [whole_blocks(store[number], size, stops) for number in chosen]

@@ -1,10 +1,8 @@
-"""The delta on disk: low-rank factors in int8 and the mask's embedding, and how a target's weights take it in.
+"""The delta on disk: low-rank factors in int8 and the mask's embedding, and how they merge into a target's weights.
 
 A factor has one scale for each of its r rows (b is kept transposed). A target and its delta make an ordinary folder of
-the target's architecture, whose config.json also says how it decodes.
+the target's architecture, with a config.json that also states the block-diffusion fields.
 """
-
-from __future__ import annotations
 
 import json
 from pathlib import Path
@@ -40,7 +38,7 @@ def save(model: ConvertedModel, folder: Path) -> None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Raises CheckpointError where the folder holds no delta."""
+    """Read a delta's config. Raises CheckpointError where the folder holds none."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -73,16 +71,14 @@ def _factor(tensors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
 
 
 def write_merged(target: Path, folder: Path, into: Path) -> None:
-    """A folder of the target with the delta in its weights; raises CheckpointError where they do not fit.
-
-    target: a Hugging Face folder with safetensors.
-    """
+    """Write a folder of the target with the delta in its weights; raises CheckpointError where they do not fit. target:
+    a Hugging Face folder with safetensors."""
     from transformers import AutoConfig
 
     delta, shape = read_config(folder), AutoConfig.from_pretrained(target).get_text_config()
     weights = read_tensors(target)
-    found = target_identity(shape, weights["model.embed_tokens.weight"])
-    check_same(found, delta["target"], drafter=str(folder), own="the delta is for")
+    identity = target_identity(shape, weights["model.embed_tokens.weight"])
+    check_same(identity, delta["target"], drafter=str(folder), own="the delta is for")
     merge(folder, weights, shape.num_hidden_layers)
     into.mkdir(parents=True, exist_ok=True)
     for path in target.iterdir():

@@ -1,9 +1,5 @@
-"""Static low-confidence unmasking in plain torch, by which training measures.
-
-Each step predicts every masked position and reveals the `per_step` of largest top probability, the first among equals.
-"""
-
-from __future__ import annotations
+"""Static low-confidence unmasking in plain torch, with which training measures. Each step predicts every masked
+position and reveals the `per_step` of largest top probability, the first among equals."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +12,7 @@ from .model import ConvertedModel
 
 
 def reveal(logits: torch.Tensor, masked: torch.Tensor, per_step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Columns chosen [A, B] int64 by the logits [A, B, V'], and which masked positions [A, B] bool are revealed."""
+    """Return the columns [A, B] int64 chosen by logits [A, B, V'], and [A, B] bool the masked positions to reveal."""
     chosen = logits.argmax(-1)
     top = logits.amax(-1).float() - logits.float().logsumexp(-1)
     order = top.masked_fill(~masked, -torch.inf).sort(dim=1, descending=True, stable=True).indices
@@ -28,11 +24,8 @@ def denoise(
     model: ConvertedModel, frozen: FrozenTarget, first: torch.Tensor, ids: torch.Tensor, masked: torch.Tensor,
     per_step: int, read: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:  # fmt: skip
-    """Blocks [A, B] with every mask replaced.
-
-    first: [A, d] states of the finished rows before the blocks (read with a shift alone); ids, masked: [A, B];
-    read: inputs [A, B, d] -> states [A, B, d] of the open blocks.
-    """
+    """Return blocks [A, B] with every mask replaced. first: [A, d] states of the finished rows before the blocks (only
+    read with a shift). ids, masked: [A, B]. read: maps inputs [A, B, d] of the open blocks to states [A, B, d]."""
     ids, masked = ids.clone(), masked.clone()
     while bool(masked.any()):
         states = read(model.inputs(frozen.embedding, ids, masked))
@@ -46,7 +39,8 @@ def denoise(
 
 @torch.inference_mode()
 def agreement(model: ConvertedModel, frozen: FrozenTarget, pack: Pack, per_step: int) -> tuple[int, int]:
-    """Tokens of whole answer blocks that come out as in the answer, behind its own tokens; and their number."""
+    """Count tokens of whole answer blocks that, decoded after the answer's own tokens, equal it; and all tokens of
+    these."""
     hidden, cache = model.read_finished(frozen.embedding[pack.ids], pack.spans)
     whole = pack.whole[:, None].expand_as(pack.block_ids)
     ids = denoise(

@@ -1,15 +1,13 @@
 """The layout of a block-diffusion model's rows, as its `config.json` states it.
 
-A text is cut at multiples of the block size, prompt included. Blocks before the open one are finished; the open one has
-masks where tokens are not known yet, and its rows see each other in both directions and all finished rows.
+A text is cut at multiples of the block size, prompt included. Blocks before the open one are finished. The open block
+has masks for unknown tokens; its rows see each other in both directions and all finished rows.
 
-`shift`: row i predicts token i + 1, as in the target, and finished rows are causal, so that a mask-free text is read
-as the target reads it (nearest to an autoregressive start; Fast-dLLM v2 shifts too). The first token of a block is
-predicted by the last finished row. Without it row i predicts token i, and a finished block's rows see the whole block
-(SDAR).
+With `shift`, row i predicts token i + 1, as in the target, and finished rows are causal, so a text without masks is
+read as the target reads it (nearest to an autoregressive start; Fast-dLLM v2 shifts too). The last finished row
+predicts the first token of a block. Without `shift`, row i predicts token i, and a finished block's rows see their
+whole block (SDAR).
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 
@@ -20,7 +18,7 @@ LAYOUTS = ("shift", "sdar")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """block_size: tokens of a block; mask_token_id: the token that stands for one not known, and is never predicted."""
+    """block_size: tokens of a block; mask_token_id: the token for an unknown one, which is never predicted."""
 
     block_size: int
     mask_token_id: int
@@ -33,11 +31,12 @@ class Layout:
 
     @property
     def context_mask(self) -> str:
-        """Context of finished rows: `causal`, or `block` (the whole of their own block too)."""
+        """Context of finished rows: `causal`, or `block` (their whole block too)."""
         return "causal" if self.shift else "block"
 
     def seen(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """[Q, K] bool, which finished rows at positions `keys` [K] those at `queries` [Q] see."""
+        """Return [Q, K] bool: whether the finished row at each of positions `queries` [Q] sees that at each of `keys`
+        [K]."""
         if self.shift:
             return keys <= queries[:, None]
         return keys // self.block_size <= queries[:, None] // self.block_size

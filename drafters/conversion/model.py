@@ -1,13 +1,11 @@
 """The network being converted: the target's layers with low-rank deltas, and its two passes.
 
-Finished rows are read first, without a look at any open block; open blocks then read keys and values of these. Both
-are plain functions of rows, so that training, validation and decoding share them, and gradients flow through either.
+Finished rows are read first, without seeing any open block; open blocks then read their keys and values. Both passes
+are plain functions of rows, so training, validation and decoding share them, and gradients flow through either.
 
 A projection with its delta is one product, y = x (W + B A)^T. The sum is made once per step, in the dtype that is
 served, so that training rounds as serving will; a backward is one product and four thin ones.
 """
-
-from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
@@ -28,13 +26,11 @@ Cache = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def finished_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-    """[Q, Hq, D] of rows q [Q, Hq, D] over k, v [K, Hkv, D]; seen: [Q, K] bool.
-
-    By products on a CPU, where torch's fused attention is slower at these lengths.
-    """
+    """Return attention [Q, Hq, D] of rows q [Q, Hq, D] over k, v [K, Hkv, D]; seen: [Q, K] bool. Uses plain products on
+    a CPU, where torch's fused attention is slower at these lengths."""
     if q.device.type != "cpu":
-        one, two, three = (x.transpose(0, 1)[None] for x in (q, k, v))
-        fused = F.scaled_dot_product_attention(one, two, three, attn_mask=seen, enable_gqa=True)
+        query, key, value = (x.transpose(0, 1)[None] for x in (q, k, v))
+        fused = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=True)
         return fused[0].transpose(0, 1)
     queries, heads, dim = q.shape
     groups = k.shape[1]
@@ -75,7 +71,7 @@ class LowRankLinear(nn.Module):
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Make the weights that the forward uses."""
+        """Compute the weights that the forward uses."""
         torch.addmm(self.weight, self.b, self.a, out=self.merged)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -107,11 +103,11 @@ class ConvertedModel(DraftModel):
             parameter.requires_grad_(True)
 
     def projections(self) -> dict[str, LowRankLinear]:
-        """The projections by name, `layers.0.qkv` to the last layer's `down_proj`."""
+        """Return the projections by name, from `layers.0.qkv` to the last layer's `down_proj`."""
         return {name: module for name, module in self.named_modules() if isinstance(module, LowRankLinear)}
 
     def deltas(self) -> dict[str, nn.Parameter]:
-        """`layers.0.qkv.a` and all others."""
+        """Return the trained factors by name, such as `layers.0.qkv.a`."""
         return {f"{name}.{k}": p for name, module in self.projections().items() for k, p in module.named_parameters()
                 if k != "weight"}  # fmt: skip
 
@@ -122,7 +118,7 @@ class ConvertedModel(DraftModel):
 
     @torch.no_grad()
     def start_from(self, target: TargetModel) -> None:
-        """The target's weights; the mask begins as the mean of all embeddings."""
+        """Copy the target's weights; the mask starts as the mean of all embeddings."""
         for layer, source in zip(self.draft_layers, target.model.model.layers, strict=True):
             check_shape(self.config, source)
             copy_layer(layer, source, qk_norm=self.config.qk_norm)
@@ -131,10 +127,8 @@ class ConvertedModel(DraftModel):
         self.merge()
 
     def read_finished(self, embedded: torch.Tensor, spans: list[tuple[int, int]]) -> tuple[torch.Tensor, Cache]:
-        """Normed states [C, d] of finished rows [C, d], and their keys and values.
-
-        spans: first row and length of each sequence, which begins at position 0.
-        """
+        """Return normed states [C, d] of finished rows [C, d], and their keys and values. spans: first row and length
+        of each sequence, which begins at position 0."""
         places = [torch.arange(length, device=embedded.device) for _, length in spans]
         masks = [self.layout.seen(at, at) for at in places]
         cache: Cache = []
@@ -147,10 +141,8 @@ class ConvertedModel(DraftModel):
         return self(embedded, torch.cat(places), attend), cache
 
     def read_open(self, embedded: torch.Tensor, starts: torch.Tensor, cache: Cache, tiles: list[Tile]) -> torch.Tensor:
-        """Normed states [A, B, d] of open blocks' inputs [A, B, d] that begin at positions `starts` [A].
-
-        tiles: which finished rows of the cache blocks see, those before their own start.
-        """
+        """Return normed states [A, B, d] of open blocks' inputs [A, B, d] that begin at positions `starts` [A]. tiles:
+        which finished rows of the cache each block sees: the rows before its start."""
         blocks, size = embedded.shape[:2]
         positions = starts[:, None] + torch.arange(size, device=starts.device)
 
@@ -161,15 +153,13 @@ class ConvertedModel(DraftModel):
         return self(embedded.flatten(0, 1), positions.flatten(), attend).view(blocks, size, -1)
 
     def inputs(self, embedding: torch.Tensor, ids: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
-        """Embeddings [..., d] of tokens, the mask's own where `masked`."""
+        """Return embeddings [..., d] of tokens, the mask's own where `masked`."""
         return torch.where(masked[..., None], self.mask, embedding[ids])
 
 
 def spare_token(target: TargetModel) -> int:
-    """The last special token that neither the chat template nor the tokenizer uses.
-
-    Raises ValueError where there is none.
-    """
+    """Return the last special token that neither the chat template nor the tokenizer uses. Raises ValueError where
+    there is none."""
     tokenizer = target.tokenizer
     template = tokenizer.chat_template or ""
     added = tokenizer.added_tokens_decoder.items()
@@ -181,7 +171,7 @@ def spare_token(target: TargetModel) -> int:
 
 
 def convert(target: TargetModel, config: BlockConfig, layout: Layout, rank: int) -> ConvertedModel:
-    """The target's own network, its deltas still nothing; raises ValueError for a target of another architecture."""
+    """Return the target's own network with deltas of zero; raises ValueError for an unsupported architecture."""
     attention = target.model.model.layers[0].self_attn
     if attention.q_proj.bias is not None or target.config.model_type not in ("llama", "qwen3"):
         raise ValueError(f"a {target.config.model_type} model cannot be converted, only llama and qwen3 without biases")

@@ -1,7 +1,5 @@
 """The conversion's training run: KL to the frozen target along its own answers, resumable like the drafters' runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,7 +44,7 @@ class ConversionRun(TrainingRun[ConvertedModel]):
     def batches(self, store: FeatureStore, numbers: list[int], size: int) -> Iterator[ConversionStep]:
         kept = [number for number in numbers if usable(store, number, self.model.layout)]
         if not kept:
-            raise ValueError("no training answer reaches into a whole block behind its prompt")
+            raise ValueError("no training answer reaches into a whole block after its prompt")
         steps = random_steps(
             store, kept, self.maker, self.stops, sequences=self.recipe.sequences, streams=self.streams,
             seed=self.recipe.seed, step=self.step,
@@ -54,7 +52,7 @@ class ConversionRun(TrainingRun[ConvertedModel]):
         return prefetched(steps) if self.frozen.head.device.type == "cuda" else steps
 
     def states(self, pack: Pack) -> torch.Tensor:
-        """[N, d] of the rows that predict."""
+        """Return the states [N, d] of the rows that predict."""
         model, embedding = self.model, self.frozen.embedding
         hidden, cache = model.read_finished(embedding[pack.ids], pack.spans)
         inputs = model.inputs(embedding, pack.block_ids, pack.masked)
@@ -77,9 +75,10 @@ class ConversionRun(TrainingRun[ConvertedModel]):
 
     @torch.no_grad()
     def validate(self, store: FeatureStore, numbers: list[int], which: str) -> float:
-        """KL on greedy answers, by column where a block is masked whole; the share of tokens unmasked rightly.
+        """Print KL on greedy answers, by column for blocks masked whole, and shares of tokens unmasked as the target
+        has them.
 
-        Returns the share at a token a step.
+        Returns the share at one token a step.
         """
         size = self.model.layout.block_size
         sums, counts = torch.zeros(2, size, dtype=torch.float64), torch.zeros(2, size, dtype=torch.float64)
@@ -110,7 +109,7 @@ class ConversionRun(TrainingRun[ConvertedModel]):
         return shares[0]
 
     def _divergences(self, pack: Pack) -> torch.Tensor:
-        """[N] KL to the target's stored tokens."""
+        """Return [N] the KL to the target's stored tokens."""
         out = []
         states = self.states(pack)
         for rows in torch.arange(len(states)).split(512):

@@ -1,9 +1,5 @@
-"""A pass of the diffusion drafter in one call of the compiled kernels, beside the plain one (`DiffusionModel`).
-
-Weights are kept as `block/compiled.py` keeps them. Its q is what the rounded model says.
-"""
-
-from __future__ import annotations
+"""A pass of the diffusion drafter in one call of the compiled kernels; `DiffusionModel` is its plain version. Weights
+are kept as in `block/compiled.py`. q is the distribution of the rounded model."""
 
 from typing import Any
 
@@ -17,10 +13,11 @@ from .model import DiffusionModel
 
 
 class CompiledDiffusion:
-    """The parts of a model that the call needs; head: [V', d], the target's rows that the model drafts from.
+    """The parts of a model that the call needs.
 
-    Weights are those of each layer (q|k|v, out, gate|up, down) and the head, norms those of each layer (before
-    attention, of queries, of keys, before the MLP; no numbers: there is none) and the last.
+    head: [V', d], the target's rows that the model drafts from.
+    weights: of each layer (q|k|v, out, gate|up, down), then the head.
+    norms: of each layer (before attention, of queries, of keys, before the MLP; empty: none), then the last.
     """
 
     def __init__(self, model: DiffusionModel, head: torch.Tensor) -> None:
@@ -43,8 +40,8 @@ class CompiledDiffusion:
         self, x: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, context: Spans | None,
         block: Spans | None, columns: slice,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """States [R * M, d] and logits [R * M, V'] of the M `columns` of each block; x: [N, d] inputs of the context's
-        rows, then of the block's, at positions and slots [N]."""
+        """Return states [R * M, d] and logits [R * M, V'] of the M `columns` of each block. x: [N, d] inputs of the
+        context's rows, then of the block's, at positions and slots [N]."""
         page_table = (context or block).batch.page_table  # type: ignore[union-attr]
         return self._native.forward(
             x, positions, slots, page_table, *_arrays(context), *_arrays(block), columns.start,
@@ -60,7 +57,7 @@ def _arrays(spans: Spans | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
 
 
 def compile_diffusion(model: DiffusionModel, head: torch.Tensor) -> CompiledDiffusion | None:
-    """Prepare a model once; None where the compiled kernels are missing or do not know its shape."""
+    """Prepare a model once; None where compiled kernels are missing or do not support its shape."""
     config = model.config
     even = config.hidden_size % 16 == 0 and config.intermediate_size % 16 == 0 and config.head_dim % 32 == 0
     return CompiledDiffusion(model, head) if even and native.fits(model.norm.weight, head) else None

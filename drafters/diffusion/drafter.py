@@ -1,7 +1,7 @@
-"""DEER and SpecDiff behind the drafter contract: a diffusion drafter of one denoising step, or of several.
+"""DEER and SpecDiff as a `Drafter`: a diffusion drafter of one denoising step, or of several.
 
-Both are one network, a small language model over the tokens, which asks the target for nothing but embedding and head.
-Keys and values stand at the target's KV slots; what is new of a text is encoded in the same products as its block
+Both are one network, a small language model over the tokens, which takes only embedding and head from the target. Keys
+and values lie at the target's KV slots; new tokens of a text are encoded in the same products as its block
 (`encoding.py`).
 """
 
@@ -29,8 +29,7 @@ class DiffusionDrafter(EncodingDrafter):
     """Drafts a block in `denoising_steps` forward passes.
 
     embedding, head: [V, d] of the target, used in place; only the head's rows of the draft vocabulary are copied.
-    gamma: tokens per block, at most what the model was trained for, which is the default.
-    denoising_order: a name of `denoise.SCHEDULES`.
+    gamma: tokens per block, at most the number that the model was trained for, which is the default.
     """
 
     def __init__(
@@ -41,13 +40,12 @@ class DiffusionDrafter(EncodingDrafter):
         head: Rows,
         gamma: int | None = None,
         denoising_steps: int = 1,
-        denoising_order: str = "left",
     ) -> None:
         config = model.config
         check_shapes(config, embedding, head, gamma)
         self.gamma = self.block = gamma or config.gamma
         self.assesses_itself = not config.confidence_head
-        self.schedule = make_schedule(denoising_order, self.gamma, denoising_steps)
+        self.schedule = make_schedule(self.gamma, denoising_steps)
         self.dtype, self.device = model.norm.weight.dtype, model.norm.weight.device
         self.on_host = model.norm.weight.is_cpu
         self.embedding, self._target_head = embedding, head
@@ -64,7 +62,7 @@ class DiffusionDrafter(EncodingDrafter):
 
     @classmethod
     def load(cls, target: Target, checkpoint: str | Path, **options: Any) -> DiffusionDrafter:
-        """Load a checkpoint folder for a target; raises CheckpointError when it does not fit. options: the other
+        """Load a checkpoint folder for a target; raises CheckpointError where it does not fit. options: the remaining
         arguments of the class."""
         embedding, head = target.weights()
         model = load_as(DiffusionModel, checkpoint, dtype=target.dtype, device=embedding.device)
@@ -86,10 +84,10 @@ class DiffusionDrafter(EncodingDrafter):
     def reload(self, checkpoint: str, number: int = 0) -> None:
         if number:
             return super().reload(checkpoint, number)
-        found = load_as(DiffusionModel, checkpoint, dtype=self.dtype, device=self.device)
-        if found.config != self.model.config:
+        model = load_as(DiffusionModel, checkpoint, dtype=self.dtype, device=self.device)
+        if model.config != self.model.config:
             raise CheckpointError(f"the drafter {checkpoint} has another shape than the one that serves")
-        self._use(found)
+        self._use(model)
 
     def _encode(self, new: Spans) -> None:
         self._pass(self._inputs(new), new, None, slice(0, 0))
@@ -121,28 +119,31 @@ class DiffusionDrafter(EncodingDrafter):
     def _pass(
         self, x: torch.Tensor, new: Spans | None, block: Spans | None, columns: slice
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """States [R * M, d] and logits [R * M, V'] of the M `columns` of each block, of inputs x [N, d]: rows of new
-        context, which is encoded then, and of the blocks. Keys and values of both go to their slots."""
+        """Return states [R * M, d] and logits [R * M, V'] of the M `columns` of each block.
+
+        x: [N, d] inputs, rows of new context, which this encodes, then rows of the blocks. Keys and values of both are
+            stored at their slots.
+        """
         spans = [span for span in (new, block) if span is not None]
         positions, slots = (
             (spans[0].positions, spans[0].slots)
             if len(spans) == 1
             else (torch.cat([s.positions for s in spans]), torch.cat([s.slots for s in spans]))
         )
-        positions = positions.clamp(max=self.model.config.max_positions - 1)  # what lies behind an answer may be beyond
+        positions = positions.clamp(max=self.model.config.max_positions - 1)  # rows after an answer's end may be beyond
         if self.compiled is not None:
-            found = self.compiled.forward(x, positions, slots, new, block, columns)
+            results = self.compiled.forward(x, positions, slots, new, block, columns)
         else:
-            found = self._plain_pass(x, positions, slots, spans, new, columns)
+            results = self._plain_pass(x, positions, slots, spans, new, columns)
         if new is not None:
             self.encoded.index_fill_(0, new.slots, True)
-        return found
+        return results
 
     def _plain_pass(
         self, x: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, spans: list[Spans], new: Spans | None,
         columns: slice,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """The same in plain torch."""
+        """Return the same in plain torch."""
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             keys, values = self.pools[layer]

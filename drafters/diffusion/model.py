@@ -1,11 +1,10 @@
-"""The diffusion drafter's network: a small language model over the tokens alone, whose block is denoised.
+"""The diffusion drafter's network: a small language model over the tokens alone, which denoises a block.
 
-Rows of a block: the anchor x_0, marked by the separator, then x_1 .. x_{gamma-1}, or masks for those not known. Row n
-predicts x_{n+1}, as in the model whose layers it may start from. Context rows see the context before them, block rows
-the context and the whole block; no context row ever sees a block, so keys and values of the context stay.
+Rows of a block: the anchor x_0, marked by the separator, then x_1 .. x_{gamma-1}, with masks for unknown tokens. Row n
+    predicts x_{n+1}, as in the model from which its layers may start. Context rows see the context before them, block
+    rows the context and the whole block. No context row ever sees a block, so keys and values of the context stay
+    valid.
 """
-
-from __future__ import annotations
 
 import torch
 from torch import nn
@@ -31,9 +30,7 @@ class DiffusionModel(DraftModel):
         self.confidence_head = ConfidenceHead(config) if config.confidence_head else None
 
     def block_inputs(self, embedded: torch.Tensor, revealed: torch.Tensor) -> torch.Tensor:
-        """Inputs [A, Q, d] of blocks from the embeddings [A, Q, d] of x_0 .. x_{Q-1}.
-
-        revealed: [A, Q-1] bool; where it is not, the embedding is not read.
-        """
+        """Return inputs [A, Q, d] of blocks from the embeddings [A, Q, d] of x_0 .. x_{Q-1}. revealed: [A, Q-1] bool;
+        elsewhere the embedding is not read."""
         known = torch.where(revealed[..., None], embedded[:, 1:], self.mask)
         return torch.cat([embedded[:, :1] + self.separator, known], 1)

@@ -1,10 +1,9 @@
 """Checkpoint folders of EAGLE-3 heads: their tensors under one set of names, checked against `config.json`.
 
-Names are those of SpecForge and the EAGLE authors, without `model.` and with `layers.0.`, as speculators writes it, for
-`midlayer.`. `d2t` has what is to be added to each draft token for the target's; `t2d` says the same again.
+Names are as in SpecForge and by the EAGLE authors, without `model.` and with `layers.0.` for `midlayer.`, as
+speculators writes it. `d2t` holds the offset from each draft token to the target's; `t2d` repeats it the other way
+round.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Container
@@ -28,13 +27,13 @@ ALIASES = {
     "aux_norm_high.": "fc_norm.2.",
 }
 REPEATED = ("t2d", "rotary_emb.", f"{ATTENTION}rotary_emb.")
-"""Prefixes of tensors that are computed from others."""
+"""Prefixes of tensors that are computed from the rest."""
 
 
 def load(
     folder: str | Path, target_layers: int, *, dtype: torch.dtype = torch.bfloat16, device: str | torch.device = "cpu"
 ) -> ChainWeights:
-    """Read a folder for a target of so many layers; raises CheckpointError with what is wrong with it."""
+    """Read a folder for a target with `target_layers` layers; raises CheckpointError saying why it cannot be used."""
     config = EagleConfig.from_json(read_json(folder))
     tensors = {canonical(name): value for name, value in read_tensors(folder).items()}
     tensors = {name: value for name, value in tensors.items() if not name.startswith(REPEATED)}
@@ -53,10 +52,8 @@ def load(
 
 
 def save(weights: ChainWeights, head: torch.Tensor, folder: str | Path) -> None:
-    """Write a folder as the authors and SpecForge do, in bfloat16.
-
-    head: [V', d], written where V' is less than the target's vocabulary: SGLang has the target's head for that alone.
-    """
+    """Write a folder as the authors and SpecForge do, in bfloat16. head: [V', d], written where V' is less than the
+    target's vocabulary: otherwise SGLang uses the target's head."""
     tensors = {name.replace(LAYER, "midlayer."): x.cpu().bfloat16() for name, x in weights.tensors.items()}
     if weights.vocab is not None:
         tensors |= {"lm_head.weight": head.detach().cpu().bfloat16()} | vocabulary_tensors(weights)
@@ -65,7 +62,7 @@ def save(weights: ChainWeights, head: torch.Tensor, folder: str | Path) -> None:
 
 
 def vocabulary_tensors(weights: ChainWeights) -> dict[str, torch.Tensor]:
-    """The tensors that tell which tokens a head drafts; none where it drafts all."""
+    """Return the tensors that say which tokens a head drafts; none where it drafts all."""
     if weights.vocab is None:
         return {}
     vocab = weights.vocab.cpu()
@@ -74,7 +71,7 @@ def vocabulary_tensors(weights: ChainWeights) -> dict[str, torch.Tensor]:
 
 
 def canonical(name: str) -> str:
-    """The one name of a tensor that has several."""
+    """Return the one name used here for a tensor that has several."""
     name = name.removeprefix("model.")
     for alias, known in ALIASES.items():
         if name.startswith(alias):
@@ -83,7 +80,7 @@ def canonical(name: str) -> str:
 
 
 def shapes(config: EagleConfig, layers: int) -> dict[str, Shape]:
-    """Tensors that every head has, in the order in which a run keeps them."""
+    """Return shapes of the tensors that every head has, in the order in which a run keeps them."""
     size = config.hidden_size
     return {
         "fc.weight": (size, layers * config.target_hidden_size),
@@ -95,8 +92,8 @@ def shapes(config: EagleConfig, layers: int) -> dict[str, Shape]:
 
 
 def optional_shapes(config: EagleConfig, layers: int) -> dict[str, Shape]:
-    """Tensors that some heads have: those of `layer_shapes`, norms of the features, and their own embedding and head,
-    in place of the target's."""
+    """Return shapes of tensors that some heads have: of `layer_shapes`, feature norms, and an own embedding and
+    head."""
     _, optional = layer_shapes(config, 2 * config.hidden_size)
     return optional | {
         "embed_tokens.weight": (config.vocab_size, config.hidden_size),
@@ -108,10 +105,8 @@ def optional_shapes(config: EagleConfig, layers: int) -> dict[str, Shape]:
 
 
 def check_target(config: EagleConfig, names: Container[str], vocab_size: int | None, hidden_size: int | None) -> None:
-    """Raise CheckpointError naming the ways in which a target with these sizes is not the head's; None: not known.
-
-    names: of the head's tensors.
-    """
+    """Raise CheckpointError naming how a target with these sizes differs from the head's; None: not known. names: of
+    the head's tensors."""
     target = {"vocab_size": vocab_size, "hidden_size": hidden_size}
     check_same(target, {"vocab_size": config.vocab_size, "hidden_size": config.target_hidden_size})
     borrows = [name for name in SHARED if name not in names]
@@ -123,12 +118,12 @@ def check_target(config: EagleConfig, names: Container[str], vocab_size: int | N
 
 
 def stored_shapes(folder: str | Path) -> dict[str, list[int]]:
-    """Shapes of a folder's tensors by their canonical names; raises CheckpointError."""
+    """Return the shapes of a folder's tensors by their canonical names; raises CheckpointError."""
     return {canonical(name): shape for name, shape in block.stored_shapes(folder).items()}
 
 
 def memory(folder: str | Path, dtype: torch.dtype) -> tuple[int, int]:
-    """Bytes that a head takes in `dtype`: of its weights, and of what it keeps for a token of a text."""
+    """Return the bytes of a head in `dtype`: of its weights, and of its state per token of a text."""
     config, stored = EagleConfig.from_json(read_json(folder)), stored_shapes(folder)
     numbers = config.max_positions * config.head_dim
     numbers += sum(math.prod(shape) for name, shape in stored.items() if not name.startswith(("d2t", *REPEATED)))

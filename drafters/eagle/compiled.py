@@ -1,6 +1,4 @@
-"""An EAGLE-3 head's chain in one call of the compiled kernels, beside its plain torch version (`network.py`)."""
-
-from __future__ import annotations
+"""An EAGLE-3 head's chain in one call of the compiled kernels; `network.py` is its plain torch version."""
 
 from typing import Any
 
@@ -18,7 +16,8 @@ from .network import EagleNetwork
 
 
 class CompiledChain:
-    """What the call needs: a network, the embedding [V, d] and the draft vocabulary [V'] (None: all tokens)."""
+    """The parts that the call needs: a network, the embedding [V, d] and the draft vocabulary [V'] (None: all
+    tokens)."""
 
     def __init__(self, network: EagleNetwork, embedding: Rows, vocab: torch.Tensor | None) -> None:
         self.network, self.embedding, self.vocab = network, embedding, vocab
@@ -42,7 +41,7 @@ class CompiledChain:
         )  # fmt: skip
 
     def propose(self, batch: DraftBatch, gamma: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        """Tokens [R, gamma], probs [R, gamma, V'] (None: all greedy or not asked for), confidence [R, gamma]."""
+        """Return tokens [R, gamma], probs [R, gamma, V'] (None: all greedy or not wanted), confidence [R, gamma]."""
         return self._native.propose(
             batch.anchors, batch.seq_lens, batch.rows, batch.page_table, *batch.rules,
             batch.keys[:, :gamma].contiguous(), gamma, batch.wants_probs,
@@ -50,10 +49,8 @@ class CompiledChain:
 
 
 def compile_chain(network: EagleNetwork, embedding: Rows, vocab: torch.Tensor | None) -> CompiledChain | None:
-    """Prepare a head's chain once; None where the compiled kernels are missing or do not know its shape.
-
-    embedding: [V, d], of the head or the target.
-    """
+    """Prepare a head's chain once; None where compiled kernels are missing or do not support its shape. embedding: [V,
+    d], of the head or the target."""
     config: EagleConfig = network.config
     even = config.hidden_size % 16 == 0 and config.intermediate_size % 16 == 0 and config.head_dim % 32 == 0
     if not even or network.out.bias is not None or not native.fits(network.norm):

@@ -1,12 +1,10 @@
 """Shape of an EAGLE-3 head (arXiv 2503.01840), as its checkpoint folder's `config.json` states it.
 
-Three families of folders are read: those of the EAGLE authors and SpecForge, which SGLang loads, ModelOpt's, and
-`speculators` folders, which vLLM loads. They share the names of a Llama's config; `eagle_config` and
-`transformer_layer_config` are sections of the second and the third. What the weights show by themselves, such as biases
-or a head of its own, is taken from them (`checkpoint.py`).
+Three families of folders are read: by the EAGLE authors and SpecForge, which SGLang loads, by ModelOpt, and
+    `speculators` folders, which vLLM loads. They share the names of a Llama's config; `eagle_config` and
+    `transformer_layer_config` are sections of the second and the third. Biases and a head of its own are recognised
+    from the weights (`checkpoint.py`).
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -23,7 +21,7 @@ SECTION = {
     "parallel_draft_step": 1,
     "parallel_draft_heads_num_layers": 1,
 }
-"""Fields of `eagle_config` and what each has to say, where it is there."""
+"""Fields of `eagle_config` with the value that each must have, if present."""
 UNSUPPORTED = {
     "kv_lora_rank": "latent attention (MLA)",
     "num_experts": "experts",
@@ -33,7 +31,7 @@ UNSUPPORTED = {
     "parallel_drafting": "parallel drafting",
     "swap_h_and_emb": "swapped inputs",
 }
-"""Fields of heads that compute something else, and what that is."""
+"""Fields of heads that compute something else, each with a name for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +39,11 @@ class EagleConfig(LayerShape):
     """Shape of an EAGLE-3 head.
 
     target_hidden_size: of the target. draft_vocab_size: V', tokens that it can draft; None: all.
-    target_layers: target layers whose outputs it reads, rising, 0 being the first decoder layer; empty: `layers_of`.
-    Texts longer than max_positions are drafted for as well.
-    norm_before_residual: the residual is the normed state. norm_output: so is what the next step reads.
+    target_layers: target layers with outputs that it reads, ascending, 0 being the first decoder layer; empty:
+        `layers_of`.
+    norm_before_residual: the residual is the normed state. norm_output: the next step reads the normed state.
     tied: the head is the embedding. gamma: tokens of a chain in training; a longer one can be drafted.
+    Texts longer than max_positions are drafted for as well.
     """
 
     kind: ClassVar[str] = "eagle3"
@@ -70,14 +69,14 @@ class EagleConfig(LayerShape):
         return self.draft_vocab_size or self.vocab_size
 
     def layers_of(self, count: int) -> tuple[int, ...]:
-        """The target layers that it reads of a target with `count` layers; raises CheckpointError."""
+        """Return the layers that it reads of a target with `count` layers; raises CheckpointError."""
         layers = self.target_layers or (1, count // 2 - 1, count - 4)
         check_layers(layers, count)
         return layers
 
     @classmethod
     def from_json(cls, config: dict[str, Any]) -> Self:
-        """Read a checkpoint's `config.json`; raises CheckpointError naming what is missing or unsupported."""
+        """Read a checkpoint's `config.json`; raises CheckpointError naming missing or unsupported fields."""
         flat = {**(config.get("transformer_layer_config") or {}), **config}
         flat = {key: value for key, value in flat.items() if value is not None}
         check_supported(flat)
@@ -95,7 +94,7 @@ class EagleConfig(LayerShape):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The content of `config.json`, as SGLang reads it too."""
+        """Return the content of `config.json`, which SGLang reads too."""
         return self.layers_json() | {
             "architectures": ["LlamaForCausalLMEagle3"],
             "model_type": "llama",
@@ -112,7 +111,7 @@ class EagleConfig(LayerShape):
 
 
 def is_eagle(config: dict[str, Any]) -> bool:
-    """True if a `config.json` is that of an EAGLE-3 head. The authors' first ones call themselves a Llama."""
+    """Return True if a `config.json` is that of an EAGLE-3 head. The authors' first ones call themselves a Llama."""
     names = config.get("architectures") or []
     named = any("eagle3" in name.lower() for name in names)
     return named or config.get("speculators_model_type") == "eagle3" or (
@@ -121,10 +120,10 @@ def is_eagle(config: dict[str, Any]) -> bool:
 
 
 def target_layers(config: dict[str, Any]) -> tuple[int, ...]:
-    """The target layers whose outputs are read; empty where the config leaves it to the target's number of layers.
+    """Return the target layers that are read; empty where the config leaves it to the target's number of layers.
 
-    In `eagle_config` the ids are those of the layers (SGLang, SpecForge, ModelOpt); beside it they count what enters a
-    layer (vLLM, speculators).
+    In `eagle_config` the ids number the layers (SGLang, SpecForge, ModelOpt); outside it they count the inputs of
+    layers (vLLM, speculators).
     """
     if ids := (config.get("eagle_config") or {}).get(LAYER_IDS):
         return tuple(int(i) for i in ids)
@@ -132,7 +131,7 @@ def target_layers(config: dict[str, Any]) -> tuple[int, ...]:
 
 
 def check_supported(config: dict[str, Any]) -> None:
-    """Raise CheckpointError naming what the head computes that is not built here."""
+    """Raise CheckpointError naming computations of the head that are not built here."""
     used = [f"{key} ({what})" for key, what in UNSUPPORTED.items() if config.get(key)]
     if (activation := config.get("hidden_act") or "silu") != "silu":
         used.append(f"hidden_act {activation!r}")

@@ -1,4 +1,4 @@
-"""EAGLE-3 behind the drafter contract; its features are fused outputs of several layers of the target."""
+"""EAGLE-3 as a `Drafter`; its features are fused outputs of several layers of the target."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class EagleDrafter(ChainDrafter):
 
     @classmethod
     def load(cls, target: Target, checkpoint: str | Path, *, gamma: int) -> EagleDrafter:
-        """Load a checkpoint folder for a target; raises CheckpointError when it does not fit."""
+        """Load a checkpoint folder for a target; raises CheckpointError where it does not fit."""
         embedding, head = target.weights()
         config = target.config
         read = partial(load, target_layers=config.num_hidden_layers, dtype=target.dtype, device=embedding.device)

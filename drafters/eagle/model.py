@@ -1,7 +1,5 @@
-"""An EAGLE-3 head as it is trained: the arithmetic of `network.py`, with gradients and without a cache.
-
-Embedding and head are not trained: they are the target's, or those of the folder that training goes on from.
-"""
+"""An EAGLE-3 head in training: the arithmetic of `network.py`, with gradients and without a cache. Embedding and head
+are not trained: they are the target's, or come from the folder that training continues."""
 
 from __future__ import annotations
 
@@ -20,15 +18,13 @@ from .config import EagleConfig
 
 
 def key(name: str) -> str:
-    """The key of a weight in `EagleModel.weights`: PyTorch allows no dots in the names of parameters."""
+    """Return the key of a weight in `EagleModel.weights`: PyTorch allows no dots in the names of parameters."""
     return name.replace(".", "/")
 
 
 class EagleModel(TrainedModel):
-    """The weights of a head, under the names of `checkpoint.py`.
-
-    layers: of the target that it reads. own: its embedding and head, where it has them.
-    """
+    """The weights of a head, under the names of `checkpoint.py`. layers: of the target that it reads. own: its own
+    embedding and head, if any."""
 
     def __init__(self, weights: ChainWeights) -> None:
         super().__init__()
@@ -45,14 +41,15 @@ class EagleModel(TrainedModel):
     def load(
         cls, folder: str | Path, target_layers: int, shape: tuple[int, ...], *, dtype: torch.dtype = torch.bfloat16
     ) -> EagleModel:
-        """The head of a folder, for a target of so many layers and an embedding [V, d]; raises CheckpointError."""
+        """Load a folder's head for a target with `target_layers` layers and embedding [V, d]; raises
+        CheckpointError."""
         weights = load(folder, target_layers, dtype=dtype)
         check_target(weights.config, weights.tensors, *shape)
         return cls(weights).to(dtype)  # the rotary table, too
 
     @classmethod
     def fresh(cls, config: EagleConfig, vocab: torch.Tensor | None) -> EagleModel:
-        """A head of random weights."""
+        """Create a head of random weights."""
         made = {
             name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape) * 0.02
             for name, shape in shapes(config, len(config.target_layers)).items()
@@ -67,11 +64,11 @@ class EagleModel(TrainedModel):
         return ChainWeights(self.config, trained | self.own, self.layers, vocab)
 
     def weight(self, name: str) -> torch.Tensor | None:
-        """The weight of this name, None where the head has none."""
+        """Return the weight of this name, None where the head has none."""
         return self.weights.get(key(name))
 
     def fuse(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Features [N, d] of the target's hidden states [N, m*d_target]."""
+        """Return features [N, d] of the target's hidden states [N, m*d_target]."""
         x = self._normed(hidden.to(self.weights[key("fc.weight")].dtype), "input_norm")
         parts = x.chunk(len(self.layers), -1)
         x = torch.cat([self._normed(part, f"fc_norm.{i}") for i, part in enumerate(parts)], -1)
@@ -80,19 +77,20 @@ class EagleModel(TrainedModel):
     def keys_values(
         self, embedded: torch.Tensor, features: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [N, Hkv, D] of rows of embeddings and features [N, d] whose tokens stand at positions [N]."""
+        """Return keys and values [N, Hkv, D] of rows of embeddings and features [N, d] of tokens at positions [N]."""
         inputs = torch.cat(self._inputs(embedded, features), -1)
         return self._rotated(self._heads(inputs, "k"), "k", positions), self._heads(inputs, "v")
 
     def step(
         self, embedded: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, attend: Attend
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Normed states [N, d], from which the head predicts, and what stands for the features of the next rows [N, d].
+        """Return normed states [N, d], from which the head predicts, and the features [N, d] of the next rows.
 
-        Arguments as of `keys_values`; attend: sees the rows themselves and those before.
+        embedded, features, positions: as in `keys_values`.
+        attend: attention over the rows themselves and the rows before.
         """
-        one, two = self._inputs(embedded, features)
-        inputs, residual = torch.cat([one, two], -1), two if self.config.norm_before_residual else features
+        embedding, normed = self._inputs(embedded, features)
+        inputs, residual = torch.cat([embedding, normed], -1), normed if self.config.norm_before_residual else features
         q, k = (self._rotated(self._heads(inputs, part), part, positions) for part in "qk")
         attended = attend(0, q, k, self._heads(inputs, "v"))
         residual = residual + self._linear(attended.flatten(1), f"{ATTENTION}o_proj")
@@ -109,12 +107,12 @@ class EagleModel(TrainedModel):
         return self._linear(inputs, f"{ATTENTION}{part}_proj").unflatten(-1, (-1, self.config.head_dim))
 
     def _rotated(self, x: torch.Tensor, part: str, positions: torch.Tensor) -> torch.Tensor:
-        """The first row is that of the second token."""
+        """Norm and rotate. The first row is that of the second token."""
         rope = self.rotary.rows((positions - 1).clamp(0, self.config.max_positions - 1))
         return rotate(self._normed(x, f"{ATTENTION}{part}_norm"), rope)
 
     def _normed(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """x where the head has no such norm."""
+        """Norm x; return it unchanged where the head has no such norm."""
         weight = self.weight(f"{name}.weight")
         return x if weight is None else F.rms_norm(x, x.shape[-1:], weight, self.config.rms_norm_eps)
 

@@ -1,7 +1,5 @@
 """The network of an EAGLE-3 head: its features are fused outputs of several layers of the target."""
 
-from __future__ import annotations
-
 import torch
 
 from outrider.kernels.fused import add_rms_norm, silu_mul
@@ -12,7 +10,7 @@ from ..spans import Spans
 
 
 class EagleNetwork(ChainNetwork):
-    """A head ready to compute; arguments as of `ChainNetwork`."""
+    """A head ready to compute; arguments as in `ChainNetwork`."""
 
     def __init__(self, weights: ChainWeights, head: torch.Tensor, positions: int):
         super().__init__(weights, head, positions, weights.config)

@@ -1,7 +1,5 @@
 """EAGLE-3 heads written in the format of vLLM's `speculators`, which `config.py` and `checkpoint.py` read too."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,10 @@ BIASES = {f"{ATTENTION}{part}_proj.bias" for part in "qkvo"}
 def save_speculators(
     weights: ChainWeights, embedding: torch.Tensor, head: torch.Tensor, verifier: dict[str, Any], folder: str | Path
 ) -> None:
-    """Write a head in bfloat16, with an embedding and a head of its own: its own ones, or the target's, [V, d].
+    """Write a head in bfloat16, including embedding and head: its own, or the target's [V, d].
 
-    verifier: `name_or_path` and `architectures` of the target. Raises CheckpointError where the format has no place for
-    a part of the head.
+    verifier: `name_or_path` and `architectures` of the target. Raises CheckpointError where the format cannot hold a
+        part of the head.
     """
     _check(weights)
     rows, head = with_shared(weights, embedding, head)
@@ -38,13 +36,13 @@ def _check(weights: ChainWeights) -> None:
     if "fc.bias" in weights.tensors or len(biases) not in (0, len(BIASES)):
         no_place.append("biases of some products")
     if config.target_hidden_size != config.hidden_size:
-        no_place.append(f"hidden_size {config.hidden_size} beside the target's {config.target_hidden_size}")
+        no_place.append(f"hidden_size {config.hidden_size} with the target's {config.target_hidden_size}")
     if no_place:
         raise CheckpointError(f"speculators' format has no place for {' and '.join(no_place)}")
 
 
 def _config(weights: ChainWeights, verifier: dict[str, Any]) -> dict[str, Any]:
-    """The content of `config.json`. Layer ids count what enters a layer."""
+    """Return the content of `config.json`. Layer ids count the inputs of layers."""
     config, tensors = weights.config, weights.tensors
     normed = f"{ATTENTION}q_norm.weight" in tensors
     layer = config.layers_json() | {"num_hidden_layers": 1, "rope_scaling": config.rope or None}

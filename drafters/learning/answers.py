@@ -48,7 +48,7 @@ class Answer:
 
 
 def kept_part(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> list[int]:
-    """The answer, cut to `LONGEST` tokens with its prompt; empty if it is too short to keep."""
+    """Return the answer, cut to `LONGEST` tokens with its prompt; empty if it is too short to keep."""
     response = list(response_ids[: max(0, LONGEST - len(prompt_ids))])
     return response if len(response) >= 2 and len(prompt_ids) else []
 
@@ -124,38 +124,38 @@ class AnswerReader:
     ends: dict[int, int] = field(default_factory=dict)
 
     def read(self) -> list[Answer]:
-        """Answers since the last call, the oldest first; all answers after a deletion."""
-        found: list[Answer] = []
+        """Return the answers since the last call, the oldest first; all answers after a deletion."""
+        fresh: list[Answer] = []
         numbers = segment_numbers(self.folder / "answers")
         self.ends = {number: end for number, end in self.ends.items() if number in numbers}
         for number in numbers:
             answers, self.ends[number] = read_lines(
                 segment_path(self.folder / "answers", number), self.ends.get(number, 0)
             )
-            found += answers
-        return found
+            fresh += answers
+        return fresh
 
 
 def segment_path(folder: Path, number: int) -> Path:
-    """File of a segment."""
+    """Return the file of a segment."""
     return folder / f"{number:08}.jsonl"
 
 
 def segment_numbers(folder: Path) -> list[int]:
-    """Numbers of the existing segments, ascending."""
+    """Return the numbers of the existing segments, ascending."""
     with contextlib.suppress(FileNotFoundError):
         return sorted(int(name[:8]) for name in os.listdir(folder) if re.fullmatch(r"\d{8}\.jsonl", name))
     return []
 
 
 def read_lines(path: Path, start: int) -> tuple[list[Answer], int]:
-    """Answers in the whole lines from byte `start` on, and the end of these lines. Skips malformed lines."""
+    """Return the answers in the whole lines from byte `start` on, and the end of these lines. Skips malformed lines."""
     lines, end = whole_lines(path, start)
     return [answer for line in lines.splitlines() if (answer := _parse(line))], end
 
 
 def whole_lines(path: Path, start: int) -> tuple[bytes, int]:
-    """The whole lines from byte `start` on, and their end."""
+    """Return the whole lines from byte `start` on, and their end."""
     try:
         with path.open("rb") as file:
             start = min(start, os.fstat(file.fileno()).st_size)
@@ -181,7 +181,7 @@ def forget(folder: str | Path) -> None:
     """Delete everything kept and learned: answers, features, runs and drafters, including keys' and adapters'.
 
     A server that uses a learned drafter returns to its first one within seconds. The numbering of drafters continues.
-    Raises ValueError, and deletes nothing, if the folder holds anything that is not a learner's.
+    Raises ValueError before deleting if the folder holds anything that is not a learner's.
     """
     folder = Path(folder)
     names = {path.name for path in folder.iterdir()} if folder.is_dir() and not folder.is_symlink() else set()
@@ -191,7 +191,7 @@ def forget(folder: str | Path) -> None:
     made_here = known & names or any(name.startswith(begun) for name in names)
     made_here = made_here or (folder.parent.name in NAMED_IN and "state.json" in names)
     if not made_here or not all(ours.fullmatch(name) and not (folder / name).is_symlink() for name in names):
-        raise ValueError(f"{folder} is no learner's folder: expected nothing but {', '.join(CONTENTS)}")
+        raise ValueError(f"{folder} is no learner's folder: expected only {', '.join(CONTENTS)}")
     sweep(folder)
     for kind in NAMED_IN:
         for learner in folder.glob(f"{kind}/[!.]*"):
@@ -232,10 +232,10 @@ class ServerState:
     def read(cls, folder: Path) -> ServerState:
         """Read state.json; without it no candidate is in use."""
         try:
-            found = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+            state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             return cls()
-        return cls(found["in_use"], tuple(found["refused"]))
+        return cls(state["in_use"], tuple(state["refused"]))
 
     def write(self, folder: Path) -> None:
         """Replace state.json as a whole. Raises OSError."""
@@ -243,7 +243,7 @@ class ServerState:
 
 
 def candidate_names(folder: Path) -> list[str]:
-    """All known names of present and past candidates."""
+    """Return all known names of present and past candidates."""
     state = ServerState.read(folder)
     there = os.listdir(folder / "drafters") if (folder / "drafters").is_dir() else []
     return sorted(name for name in {*there, *state.refused, state.in_use} if name and name.isdigit())

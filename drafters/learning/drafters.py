@@ -3,8 +3,6 @@
 Candidates are numbered folders in `drafters/`, each whole or absent.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -43,13 +41,13 @@ class Drafters:
         self.followed: dict[str | None, dict[str, Followed]] = {}
 
     def folder_of(self, name: str | None) -> Path | None:
-        """A drafter's folder; the first one's if a learned one is gone; None if there is none yet."""
+        """Return a drafter's folder; the first one's if a learned one is gone; None if there is none yet."""
         if name and (self.candidates / name / "config.json").exists():
             return self.candidates / name
         return None if self.args.start == FROM_TARGET else Path(self.args.start)
 
     def load(self, folder: Path, dtype: torch.dtype | None = None) -> TrainedModel:
-        """The drafter of a folder, in the target's dtype or another."""
+        """Return the drafter of a folder, in the target's dtype or another."""
         model = train.read_drafter(folder, self.args.kind, self.target)
         return model.to(device=self.target.device, dtype=dtype or self.target.embedding.dtype)
 
@@ -57,9 +55,9 @@ class Drafters:
         networks.save(model, frozen_part(model, self.target).head, folder)
 
     def schedule(self, model: TrainedModel) -> Schedule | None:
-        """Denoising schedule of the drafter; None if it does not denoise."""
+        """Return the denoising schedule of the drafter; None if it does not denoise."""
         args = self.args
-        return train.schedule_of(args.kind, model.config.gamma, args.denoising_steps, args.denoising_order)
+        return train.schedule_of(args.kind, model.config.gamma, args.denoising_steps)
 
     def follow(self, folder: Path, sequences: Iterable[Sequence]) -> list[Followed]:
         """Follow answers with the drafter of a folder."""
@@ -79,33 +77,33 @@ class Drafters:
 
 
 def next_name(learner: Path) -> str:
-    """A new name among this learner's candidates."""
+    """Return a new name among this learner's candidates."""
     return f"{1 + max(map(int, candidate_names(learner)), default=0):04}"
 
 
 @torch.no_grad()
 def mixed(first: TrainedModel, trained: TrainedModel, share: float) -> TrainedModel:
-    """`first` with weights on the line to those of `trained`, `share` of the way.
+    """Return `first` moved towards `trained`: weights on the line between them, `share` of the way.
 
     Such a mixture keeps most of the training's gain, and recovers most of its loss elsewhere (Wortsman et al., Robust
     fine-tuning of zero-shot models, 2022, equation 1). Raises ValueError if the shapes differ.
     """
-    theirs = dict(trained.named_parameters())
+    trained_weights = dict(trained.named_parameters())
     for name, weight in first.named_parameters():
-        if name not in theirs or theirs[name].shape != weight.shape:
+        if name not in trained_weights or trained_weights[name].shape != weight.shape:
             raise ValueError(f"{name} is not in both drafters, or has another shape")
-        weight.lerp_(theirs[name], share)
+        weight.lerp_(trained_weights[name], share)
     return first
 
 
-def complete(folder: Path, verdict: dict[str, Any], found: list[Followed]) -> None:
+def complete(folder: Path, verdict: dict[str, Any], followed: list[Followed]) -> None:
     """Write the gate's data to a candidate's folder: gate.json, and held-out.npz, from which the server makes its
     calibration: confidence [N, gamma] float32, accepted and reach [N] int64, as in `Followed`; answer [N] int64, the
     number of each draft's answer."""
     replace({folder / "gate.json": json.dumps(verdict) + "\n"}, 0o600)
     columns = ("confidence", "accepted", "reach")
-    arrays: dict[str, Any] = {c: np.concatenate([getattr(f, c) for f in found]) for c in columns}
-    arrays["answer"] = np.repeat(np.arange(len(found)), [f.steps for f in found])
+    arrays: dict[str, Any] = {c: np.concatenate([getattr(f, c) for f in followed]) for c in columns}
+    arrays["answer"] = np.repeat(np.arange(len(followed)), [f.steps for f in followed])
     np.savez(folder / "held-out.npz", **arrays)
     for path in folder.iterdir():
         path.chmod(0o600)

@@ -7,8 +7,6 @@ Experiments, 1935, section 21). Candidates are compared repeatedly on the same a
 the allowed chance.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
@@ -45,7 +43,7 @@ class Followed:
 
 
 def tau(answers: Iterable[Followed]) -> float:
-    """Tokens a step over several answers; 1 without answers."""
+    """Return the tokens a step over several answers; 1 without answers."""
     answers = list(answers)
     return sum(a.tokens for a in answers) / sum(a.steps for a in answers) if answers else 1.0
 
@@ -53,7 +51,7 @@ def tau(answers: Iterable[Followed]) -> float:
 @torch.inference_mode()
 def follow(drafts: Drafts, maker: BatchMaker, sequences: Iterable[Sequence]) -> list[Followed]:
     """Follow each answer with a drafter; maker: cuts steps for it."""
-    found = []
+    followed = []
     for s in sequences:
         sure: list[torch.Tensor] = []
 
@@ -65,8 +63,8 @@ def follow(drafts: Drafts, maker: BatchMaker, sequences: Iterable[Sequence]) -> 
         runs = runs_along(maker, s, hits)
         places, reach, accepted = steps_along(runs, len(runs), maker.config.gamma)
         confidence = torch.cat(sure)[places].numpy()
-        found.append(Followed(len(runs), confidence, np.array(accepted, np.int64), np.array(reach, np.int64)))
-    return found
+        followed.append(Followed(len(runs), confidence, np.array(accepted, np.int64), np.array(reach, np.int64)))
+    return followed
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,22 +93,22 @@ class GateVerdict:
         return not self.reason
 
     def numbers(self) -> dict[str, object]:
-        """The fields with four significant digits, for logs and files."""
+        """Return the fields with four significant digits, for logs and files."""
         return {name: float(f"{v:.4g}") if isinstance(v, float) else v for name, v in asdict(self).items()}
 
 
 def level(attempt: int) -> float:
-    """The chance allotted to an attempt, counted from 1; all attempts together have `CHANCE`."""
+    """Return the chance allotted to an attempt, counted from 1; all attempts together have `CHANCE`."""
     return CHANCE / (attempt * (attempt + 1))
 
 
 def enough(prompts: int, attempt: int) -> bool:
-    """True if a candidate that is better for every one of `prompts` held-out prompts passes at this attempt."""
+    """Return True if a candidate that is better for every one of `prompts` held-out prompts passes at this attempt."""
     return 0.5**prompts <= level(attempt)
 
 
 def chance_of(saved: np.ndarray) -> float:
-    """The chance that `saved` [N] int64 sums to as much or more if either sign of each number is as likely."""
+    """Return the chance that `saved` [N] int64 sums to as much or more if either sign of each number is as likely."""
     lost = int(-saved[saved < 0].sum())
     sums = np.eye(1, lost + 1)[0]  # chance of each sum of the negative numbers, up to `lost`
     for size in np.abs(saved):

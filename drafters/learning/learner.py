@@ -4,8 +4,6 @@ It may be stopped and continued (SIGSTOP, SIGCONT) or killed at any point: every
 continues from them.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
@@ -255,7 +253,7 @@ class Learner:
         return run
 
     def _fresh(self, args: argparse.Namespace) -> TrainedModel:
-        """The drafter of the target's layers, its vocabulary and sequential head from the answers so far."""
+        """Return the drafter of the target's layers, its vocabulary and sequential head from the answers so far."""
         last = self.supply.training[-1]
         store = self.supply.segments[last.segment]
         numbers = [item.number for item in self.supply.training if item.segment == last.segment]
@@ -304,9 +302,9 @@ class Learner:
         folder = self.folder / "run" / "candidate"
         share, forgets = self._write_candidate(run, folder)
         items = self._gate_items()
-        found = self.drafters.follow(folder, (self.supply[item] for item in items))
+        drafts = self.drafters.follow(folder, (self.supply[item] for item in items))
         general = self.drafters.follow(folder, self.general.sequences(self.general.judging))
-        verdict = self._judge(items, found, general)
+        verdict = self._judge(items, drafts, general)
         numbers.gates += 1
         numbers.in_use_tau, numbers.candidate_tau = verdict.in_use_tau, verdict.candidate_tau
         about = {"steps": run.step, "anchors": run.anchors, "share": share, "passed": verdict.passed}
@@ -319,7 +317,7 @@ class Learner:
         better = verdict.candidate_tau > patience.best_tau * BETTER
         undecided = self.lineage[-1] not in (None, self.state.in_use)  # then only a better one is offered
         if offers := verdict.passed and (better or not undecided):
-            self._offer(run, folder, verdict, found + general)
+            self._offer(run, folder, verdict, drafts + general)
         patience.fruitless = 0 if better or offers else patience.fruitless + 1
         patience.best_tau = max(patience.best_tau, verdict.candidate_tau)
         if patience.fruitless >= PATIENCE:
@@ -354,7 +352,7 @@ class Learner:
         return low, True
 
     def _general_tau(self, name: str | None, numbers: list[int]) -> float:
-        """Tau of a drafter on these general answers; 1 if none is in use."""
+        """Return tau of a drafter on these general answers; 1 if none is in use."""
         return tau(self._follow_general(name, numbers) or [])
 
     def _follow_general(self, name: str | None, numbers: list[int]) -> list[Followed] | None:
@@ -362,17 +360,17 @@ class Learner:
         return self.drafters.follow_once(name, {kept.entries[i].digest: partial(kept.__getitem__, i) for i in numbers})
 
     def _gate_items(self) -> list[Item]:
-        """The newest held-out answers."""
+        """Return the newest held-out answers."""
         chosen: list[Item] = []
         room = GATE_TOKENS
         for item in reversed(self.supply.held_out):
             room -= item.answer_tokens
-            if room < 0 and enough(len({other.prompt for other in chosen}), self.progress.numbers.attempts):
+            if room < 0 and enough(len({earlier.prompt for earlier in chosen}), self.progress.numbers.attempts):
                 break
             chosen.append(item)
         return chosen
 
-    def _judge(self, items: list[Item], found: list[Followed], general: list[Followed]) -> GateVerdict:
+    def _judge(self, items: list[Item], drafts: list[Followed], general: list[Followed]) -> GateVerdict:
         """Compare with the server's drafter in use."""
         self.state = ServerState.read(self.folder)
         for name in self.drafters.followed.keys() - {None, self.state.in_use}:
@@ -380,14 +378,14 @@ class Learner:
         held = {item.entry.digest: partial(self.supply.__getitem__, item) for item in items}
         in_use, judging = self.drafters.follow_once(self.state.in_use, held), self.general.judging
         return compare(
-            found, in_use, [item.prompt for item in items], general, self._follow_general(self.state.in_use, judging),
+            drafts, in_use, [item.prompt for item in items], general, self._follow_general(self.state.in_use, judging),
             self._general_tau(None, judging), attempt=self.progress.numbers.attempts,
         )  # fmt: skip
 
-    def _offer(self, run: DraftRun[Any], folder: Path, verdict: GateVerdict, found: list[Followed]) -> None:
+    def _offer(self, run: DraftRun[Any], folder: Path, verdict: GateVerdict, drafts: list[Followed]) -> None:
         """Make a numbered folder of the candidate, for the server to use."""
         name = next_name(self.folder)
-        complete(folder, {**verdict.numbers(), "steps": run.step}, found)
+        complete(folder, {**verdict.numbers(), "steps": run.step}, drafts)
         self._set_lineage([*self.lineage, name])
         self._check_forgotten()
         self.progress.numbers.attempts = 0

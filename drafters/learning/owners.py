@@ -4,8 +4,6 @@ Each has a learner with its own answers, drafters and state, in a subfolder of t
 model's learner has that folder itself.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -51,7 +49,7 @@ class Owner:
 
 
 def make(folder: Path, owner: Owner) -> Path:
-    """The learner's folder of an owner, made where needed. folder: the server's. Raises OSError."""
+    """Return the learner's folder of an owner, made where needed. folder: the server's. Raises OSError."""
     made = folder / owner.learner
     if owner_of(made) != owner:
         for each in (folder, made.parent, made):
@@ -62,29 +60,29 @@ def make(folder: Path, owner: Owner) -> Path:
 
 
 def learners(folder: Path, kind: str) -> list[Path]:
-    """Folders of the learners of all keys (`KEYS`) or adapters (`ADAPTERS`), in the order of their names."""
+    """Return the folders of the learners of all keys (`KEYS`) or adapters (`ADAPTERS`), in the order of their names."""
     inside = folder / kind
-    found = inside.iterdir() if inside.is_dir() else ()
-    return sorted(path for path in found if path.name[:1] != "." and path.is_dir())
+    folders = inside.iterdir() if inside.is_dir() else ()
+    return sorted(path for path in folders if path.name[:1] != "." and path.is_dir())
 
 
 def owner_of(learner: Path) -> Owner | None:
-    """The owner of a learner's folder; None if it is unknown or the model."""
+    """Return the owner of a learner's folder; None if it is unknown or the model."""
     try:
-        found = Owner(**json.loads((learner / NAMED_IN[learner.parent.name]).read_text(encoding="utf-8")))
+        owner = Owner(**json.loads((learner / NAMED_IN[learner.parent.name]).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if all(isinstance(value, str) for value in asdict(found).values()) else None
+    return owner if all(isinstance(value, str) for value in asdict(owner).values()) else None
 
 
 def adapter_of(owner: Owner | None) -> AdapterFolder | None:
-    """An owner's adapter; None for a key or the model. Raises ValueError if it is gone or has changed."""
+    """Return an owner's adapter; None for a key or the model. Raises ValueError if it is gone or has changed."""
     if owner is None or not owner.digest:
         return None
-    found = AdapterFolder.open(Path(owner.path))
-    if found.digest() != owner.digest:
+    adapter = AdapterFolder.open(Path(owner.path))
+    if adapter.digest() != owner.digest:
         raise ValueError(f"{owner.path} holds another adapter than the {owner} that was served")
-    return found
+    return adapter
 
 
 def forget_owner(learner: Path) -> None:

@@ -6,8 +6,6 @@
 It ends with its parent.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import ctypes
@@ -42,7 +40,7 @@ def step_aside() -> None:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="learner", description=__doc__.partition("\n")[0])
     parser.add_argument("--folder", required=True, type=Path, help="the learner's folder, where answers/ is written to")
     parser.add_argument("--target", required=True, help="Hugging Face folder of the target")
@@ -53,10 +51,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--denoising-steps", type=int, default=0, help="0: the drafter's own number")
-    parser.add_argument("--denoising-order", default="left")
-    parser.add_argument("--most-feature-bytes", type=int, default=2 << 30)
+    parser.add_argument("--most-feature-bytes", type=int, default=2 << 30, help="disk for features to train on")
     parser.add_argument("--per", choices=["server", "key", "adapter"], default="server", help="owners of drafters")
-    parser.add_argument("--keys", type=int, default=8, help="so many keys or adapters have features at a time")
+    parser.add_argument("--keys", type=int, default=8, help="keys or adapters that have features at a time")
     return parser
 
 

@@ -1,7 +1,5 @@
 """Publish a learner's progress: learner.json, replaced as a whole, and events.jsonl, which grows."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

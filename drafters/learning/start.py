@@ -1,7 +1,5 @@
 """Make the first drafter of a learner, and its recipe as flags of `outrider train`."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
@@ -23,7 +21,7 @@ FROM_NOTHING = f"{COMMON} --lr 1.2e-3 --warmup 60 --short-block 4 --short-steps 
 
 
 def settings(kind: str, target: TargetModel, start: str) -> argparse.Namespace:
-    """The learner's flags of `outrider train`. start: a drafter folder, or "target".
+    """Return the learner's flags of `outrider train`. start: a drafter folder, or "target".
 
     Raises ValueError for a kind that cannot learn.
     """
@@ -38,7 +36,7 @@ def settings(kind: str, target: TargetModel, start: str) -> argparse.Namespace:
 def first_drafter(
     args: argparse.Namespace, target: TargetModel, counts: torch.Tensor | None, tokens: torch.Tensor
 ) -> TrainedModel:
-    """A drafter made of the target's layers, in float32. Raises ValueError if their shape does not allow it.
+    """Return a drafter made of the target's layers, in float32. Raises ValueError if their shape does not allow it.
 
     counts: [V] frequency of each token in answers; None: lower ids first, the earlier merges of most tokenizers.
     tokens: as in `shapes.fresh_drafter`.

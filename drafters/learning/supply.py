@@ -4,8 +4,6 @@ Features of kept answers are bounded: each segment is a feature store, and the o
 a drafter should not forget, are the target's answers to the prompts of a file, written once.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,7 +32,7 @@ ANSWER_TOKENS, LONGEST_PROMPT = 96, 1024
 
 
 def read_layers(target: TargetModel, layers: tuple[int, ...]) -> tuple[FeatureSpec, int, dict[str, Any]]:
-    """The stored features of an answer: layers and likeliest tokens, number of columns, and the store's notes."""
+    """Return the features stored of an answer: layers and likeliest tokens, columns, and the store's notes."""
     name = checkpoint.target_identity(target.config, target.embedding)["embedding"]
     return FeatureSpec(layers, TOP), len(layers) * target.config.hidden_size, {"layers": list(layers), "target": name}
 
@@ -90,7 +88,7 @@ class Supply:
         return item.segment in self.segments
 
     def missing(self, answers: list[Answer]) -> list[Answer]:
-        """The answers to read: the newest that fit together, without the stored ones."""
+        """Return the answers to read: the newest that fit together, without the stored ones."""
         room, wanted = self.most_bytes * (SEGMENTS - 1) // SEGMENTS, []
         for answer in reversed(answers):
             room -= self._bytes(len(answer.tokens), len(answer.response_ids))
@@ -121,7 +119,7 @@ class Supply:
         return tokens * (4 + 2 * self.width) + answer_tokens * 6 * TOP
 
     def _room_for(self, coming: int) -> int:
-        """The segment for `coming` more bytes. Deletes the oldest segment if all together would be too large."""
+        """Return the segment for `coming` more bytes. Deletes the oldest segment if all together would be too large."""
         sizes = {number: self._bytes(*store.rows) for number, store in self.segments.items()}
         last = max(sizes, default=1)
         if sizes.get(last) and sizes[last] + coming > self.most_bytes // SEGMENTS:
@@ -172,8 +170,8 @@ class General:
 def general_answers(
     folder: Path, target: TargetModel, layers: tuple[int, ...], prompts: Path, count: int = PROMPTS
 ) -> General:
-    """The target's greedy answers to `count` prompts of a JSONL file, the first `PROMPTS` spread over it. Keeps the
-    answers that `folder` already has.
+    """Return the target's greedy answers to `count` prompts of a JSONL file, the first `PROMPTS` spread over it. Keeps
+    the answers that `folder` already has.
 
     Raises OSError and BadLine for a file that cannot be used.
     """
@@ -200,7 +198,7 @@ def general_answers(
 
 
 def prompt_ids(target: TargetModel, turns: list[str]) -> list[int]:
-    """Token ids of a prompt, as a chat where the target has a template."""
+    """Return the token ids of a prompt, as a chat where the target has a template."""
     if target.tokenizer.chat_template:
         return target.chat_ids(turns)
     return list(target.tokenizer("\n".join(turns))["input_ids"])

@@ -1,7 +1,5 @@
 """Learners of several owners take turns in one process: the one with most new answers first."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import time
@@ -16,12 +14,12 @@ from .learner import Forgotten, Learner, Patience
 from .progress import LearnerProgress
 
 TURN_GATES = 3
-"""Gates of a turn while others have something to do."""
+"""Gates of a turn while another learner has work to do."""
 
 
 @dataclass
 class Turn:
-    """A learner's last turn. ends: bytes of each segment of answers that it has read. waits: it had nothing more to do.
+    """A learner's last turn. ends: bytes of each segment of answers that it has read. waits: it ran out of work.
     number: of the turn; 0: it had none."""
 
     patience: Patience = field(default_factory=Patience)
@@ -31,11 +29,11 @@ class Turn:
 
 
 class Turns:
-    """Has the learners in `args.folder` learn, one at a time: one is in memory. args.per: "key" or "adapter".
+    """Lets the learners in `args.folder` learn, one at a time: one is in memory. args.per: "key" or "adapter".
 
-    A turn lasts until the learner waits for answers, or for some gates while others have something to do. Of most
-    learners only answers and drafters stay on the disk: features, which the target can read again, and unfinished runs
-    are those of the last `args.keys` turns.
+    A turn lasts until the learner waits for answers, or for some gates while another learner has work to do. Most
+    learners keep only answers and drafters on disk. Features, which the target can read again, and unfinished runs are
+    kept for the last `args.keys` turns.
     """
 
     def __init__(self, args: argparse.Namespace, target: TargetModel) -> None:
@@ -54,7 +52,7 @@ class Turns:
                 self.prune()
 
     def _turn(self, folder: Path) -> Turn:
-        """The last turn of a learner; a fresh one where what it knew was forgotten."""
+        """Return the last turn of a learner; a fresh one if its data was forgotten."""
         try:
             made = (folder / "answers").stat().st_ino
         except FileNotFoundError:
@@ -62,24 +60,24 @@ class Turns:
         return self.turns.setdefault((folder.name, made), Turn())
 
     def learners(self) -> list[Path]:
-        """Folders of all keys' learners, or of those of the model and its adapters."""
+        """Return the folders of all keys' learners, or of the learners of the model and its adapters."""
         if self.args.per == "key":
             return owners.learners(self.folder, KEYS)
         known = [folder for folder in owners.learners(self.folder, ADAPTERS) if owners.owner_of(folder)]
         return [self.folder, *known]
 
     def next(self, *, besides: Path | None = None) -> Path | None:
-        """The learner with most new answers; without new ones, the one that has waited longest for its turn."""
-        found = []
+        """Return the learner with most new answers; without new ones, the one that has waited longest for its turn."""
+        candidates = []
         for folder in self.learners():
             turn = self._turn(folder)
             new = new_bytes(folder, turn.ends)
             if folder != besides and (new or (not turn.waits and turn.number)):
-                found.append((new, -turn.number, folder.name, folder))
-        return max(found)[-1] if found else None
+                candidates.append((new, -turn.number, folder.name, folder))
+        return max(candidates)[-1] if candidates else None
 
     def take(self, folder: Path) -> None:
-        """One turn of a learner."""
+        """Let a learner take one turn."""
         turn, self._number = self._turn(folder), self._number + 1
         turn.number, gates = self._number, 0
 
@@ -91,23 +89,23 @@ class Turns:
         share = self.args.most_feature_bytes // self.args.keys
         args = argparse.Namespace(**{**vars(self.args), "folder": folder, "most_feature_bytes": share})
         try:
-            # Keys share the model's general answers; an adapter gives others.
+            # Keys share the model's general answers; each adapter has its own.
             general = self.folder / "features" / "general" if self.args.per == "key" else None
             with self.target.adapted(owners.adapter_of(owners.owner_of(folder))):
-                one = Learner(args, self.target, general=general, patience=turn.patience, turn_over=turn_over)
-                one.run()
+                learner = Learner(args, self.target, general=general, patience=turn.patience, turn_over=turn_over)
+                learner.run()
         except Forgotten:
             clear(folder)
         except FileNotFoundError:
             if folder.exists():
                 raise
-        except ValueError as error:  # damaged files of one owner are not the others' trouble
+        except ValueError as error:  # damaged files of one owner do not stop the rest
             turn.waits, turn.ends = True, sizes(folder)
             progress = LearnerProgress(folder)
             progress.numbers.error = " ".join(str(error).split())
             progress.phase("failed")
         else:
-            turn.waits, turn.ends = one.waits, dict(one.reader.ends)
+            turn.waits, turn.ends = learner.waits, dict(learner.reader.ends)
 
     def prune(self) -> None:
         """Delete the features and runs of all but the last learners that had a turn."""
@@ -120,14 +118,14 @@ class Turns:
 
 
 def sizes(folder: Path) -> dict[int, int]:
-    """Bytes of each segment of a learner's answers."""
-    found = {}
+    """Return the bytes of each segment of a learner's answers."""
+    lengths = {}
     for number in segment_numbers(folder / "answers"):
         path = segment_path(folder / "answers", number)
-        found[number] = path.stat().st_size if path.exists() else 0
-    return found
+        lengths[number] = path.stat().st_size if path.exists() else 0
+    return lengths
 
 
 def new_bytes(folder: Path, ends: dict[int, int]) -> int:
-    """Bytes of answers that are not read yet."""
+    """Return the bytes of answers that are not read yet."""
     return sum(max(0, size - ends.get(number, 0)) for number, size in sizes(folder).items())

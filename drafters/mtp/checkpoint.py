@@ -1,10 +1,8 @@
 """The MTP layer of a target's checkpoint folder: its tensors under one set of names, checked against `config.json`.
 
-They have EAGLE-3's names where they are the same: `fc` joins embedding and hidden state, `layers.0.` is the layer.
-Nothing else of the folder is read. Embedding and head are the target's.
+Names are EAGLE-3's where the tensors are the same: `fc` joins embedding and hidden state, `layers.0.` is the layer. The
+rest of the folder is not read. Embedding and head are the target's.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Mapping
@@ -23,9 +21,9 @@ from .config import ExpertsConfig, MtpConfig
 MLP = f"{LAYER}mlp."
 EXPERTS = f"{MLP}experts."
 JOINED = f"{EXPERTS}gate_up_proj"
-"""All experts' gates and inner products in one tensor, for folders that have them so."""
+"""All experts' gates and inner products in one tensor, for folders that store them together."""
 GATE = f"{ATTENTION}gate"
-"""The projection of the attention's gates, which the checkpoint has within that of queries."""
+"""The projection of the attention's gates, which the checkpoint stores inside that of queries."""
 CORRECTION = f"{MLP}gate.e_score_correction_bias"
 """Numbers added to experts' scores to choose them; they stay in 32 bits."""
 
@@ -33,10 +31,8 @@ CORRECTION = f"{MLP}gate.e_score_correction_bias"
 def load(
     folder: str | Path, *, dtype: torch.dtype = torch.bfloat16, device: str | torch.device = "cpu"
 ) -> ChainWeights:
-    """Read the layer of a target's folder; norms' weights are as they are multiplied with.
-
-    Raises CheckpointError with what is wrong with it.
-    """
+    """Read the layer of a target's folder; norm weights are returned as plain factors. Raises CheckpointError saying
+    why the layer cannot be used."""
     config, tensors = check_folder(folder), {}
     for name, value in read_tensors(folder, config.prefix).items():
         known = canonical(name, config)
@@ -48,19 +44,19 @@ def load(
 
 
 def gates(config: MtpConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Projections of queries and of gates, of which the checkpoint has each head's side by side."""
-    found: dict[str, torch.Tensor] = {}
+    """Return the projections of queries and of gates, which the checkpoint interleaves by head."""
+    projections: dict[str, torch.Tensor] = {}
     if config.gated:
         for kind in ("weight", "bias"):
             if (joint := tensors.get(f"{ATTENTION}q_proj.{kind}")) is not None:
                 heads = joint.unflatten(0, (config.num_heads, 2, config.head_dim))
                 for i, part in enumerate((f"{ATTENTION}q_proj", GATE)):
-                    found[f"{part}.{kind}"] = heads[:, i].flatten(0, 1)
-    return found
+                    projections[f"{part}.{kind}"] = heads[:, i].flatten(0, 1)
+    return projections
 
 
 def is_carried(folder: str | Path) -> bool:
-    """True if a target's folder has an MTP layer of an architecture that is built here."""
+    """Return True if a target's folder has an MTP layer of an architecture that is built here."""
     try:
         return bool(stored_shapes(folder, MtpConfig.from_json(read_json(folder))))
     except CheckpointError:
@@ -68,27 +64,28 @@ def is_carried(folder: str | Path) -> bool:
 
 
 def stored_shapes(folder: str | Path, config: MtpConfig) -> dict[str, list[int]]:
-    """Shapes of the layer's tensors by their names here, none where the folder has no such layer; raises
+    """Return shapes of the layer's tensors by their names here, none where the folder has no such layer. Raises
     CheckpointError."""
-    found = {canonical(name, config): shape for name, shape in all_shapes(folder).items()}
-    return {name: shape for name, shape in found.items() if name is not None}
+    shapes = {canonical(name, config): shape for name, shape in all_shapes(folder).items()}
+    return {name: shape for name, shape in shapes.items() if name is not None}
 
 
 def canonical(name: str, config: MtpConfig) -> str | None:
-    """The name here of a tensor of a target's folder; None where it is not of the layer, or the target's own again."""
+    """Return the name here of a tensor of a target's folder; None if it is not the layer's or repeats the target's
+    own."""
     if not name.startswith(config.prefix):
         return None
     name = name.removeprefix(config.prefix)
     if name.startswith(config.layout.repeated):
         return None
-    for theirs, ours in config.layout.names.items():
-        if name.startswith(theirs):
-            return ours + name.removeprefix(theirs)
+    for stored, ours in config.layout.names.items():
+        if name.startswith(stored):
+            return ours + name.removeprefix(stored)
     return name
 
 
 def check_folder(folder: str | Path) -> MtpConfig:
-    """Shape of the layer in a target's folder; raises CheckpointError where it has none, or one that is not built
+    """Return the shape of the layer in a target's folder; raises CheckpointError where it is missing or not built
     here."""
     config = MtpConfig.from_json(read_json(folder))
     stored = stored_shapes(folder, config)
@@ -99,15 +96,15 @@ def check_folder(folder: str | Path) -> MtpConfig:
 
 
 def check_target(config: MtpConfig, target: Mapping[str, Any]) -> None:
-    """Raise CheckpointError naming the ways in which a target's config differs from that which the layer came with;
-    what it does not say is not compared."""
+    """Raise CheckpointError naming how a target's config differs from the one that the layer came with. Fields that the
+    config lacks are not compared."""
     wanted = {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
     wanted["num_hidden_layers"] = config.num_target_layers
     check_same(target, wanted, drafter="this MTP layer", own="its own is")
 
 
 def shapes(config: MtpConfig, stored: Mapping[str, list[int]]) -> dict[str, Shape]:
-    """Tensors that every such layer has; experts together or each by itself, as they are stored."""
+    """Return shapes of the tensors that every such layer has; experts joined or apart, as they are stored."""
     size = config.hidden_size
     needed, _ = layer_shapes(config, size, gated=config.gated)
     needed |= {f"{part}norm.weight": (size,) for part in ("embedding_", "hidden_", "")} | {
@@ -138,7 +135,7 @@ def experts_shapes(experts: ExpertsConfig, size: int, joined: bool) -> dict[str,
 
 
 def memory(folder: str | Path, dtype: torch.dtype) -> tuple[int, int]:
-    """Bytes that a layer takes in `dtype`: of its weights and a head, and of what it keeps for a token of a text."""
+    """Return the bytes of a layer in `dtype`: of its weights and a head, and of its state per token of a text."""
     config = MtpConfig.from_json(read_json(folder))
     numbers = config.max_positions * config.rotary_dim + config.vocab_size * config.hidden_size
     numbers += sum(math.prod(shape) for shape in stored_shapes(folder, config).values())

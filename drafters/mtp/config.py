@@ -1,10 +1,8 @@
 """Shape of a target's MTP layer (multi-token prediction, arXiv 2412.19437), as the target's `config.json` states it.
 
-The architecture decides the names of its weights. What they show by themselves, such as biases or norms of queries and
-keys, is taken from them (`checkpoint.py`).
+The architecture decides the names of its weights. Biases and norms of queries and keys are recognised from the weights
+(`checkpoint.py`).
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,11 +15,13 @@ from ..config_file import CheckpointError, Fields, LayerShape
 class MtpLayout:
     """The MTP layer of some architectures.
 
-    prefix: of its tensors, with the target's number of layers. names: beginnings of names after the prefix, and their
-    beginnings here. repeated: beginnings of tensors that are the target's own again. less_one: norms are stored less 1.
-    gated: the attention's output has a gate, beside each head's queries, unless the config says otherwise.
-    rotated: share of each head that rotates, unless the config says otherwise. sigmoid: experts are scored by it, and
-    chosen from groups; else by softmax. experts: field with their number.
+    prefix: of its tensors, with the target's number of layers.
+    names: prefixes of the remaining names, and their replacements here.
+    repeated: prefixes of tensors that repeat the target's own. less_one: norms are stored less 1.
+    gated: the attention's output has a gate, stored with each head's queries, unless the config says otherwise.
+    rotated: share of each head that rotates, unless the config says otherwise.
+    sigmoid: experts are scored by a sigmoid and chosen from groups; else by softmax.
+    experts: config field with their number.
     """
 
     prefix: str
@@ -69,16 +69,17 @@ LAYOUTS = {
     "Qwen3_5MoeForConditionalGeneration": QWEN,
     "Glm4MoeForCausalLM": GLM,
 }
-"""Architectures whose MTP layer is built here."""
+"""Architectures with an MTP layer that is built here."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
     """A mixture of experts.
 
-    count: experts. chosen: of them for a row. size: their inner width. shared_size: that of the shared one.
-    normalised: shares of the chosen add up to 1, before they are multiplied by `scale`. sigmoid: scores are; the chosen
-    come from `chosen_groups` of `groups` groups of experts.
+    count: number of experts. chosen: experts per row. size: their inner width.
+    shared_size: inner width of the shared expert.
+    normalised: shares of the chosen add up to 1, before they are multiplied by `scale`. sigmoid: scores are sigmoids.
+    groups, chosen_groups: the chosen come from `chosen_groups` of `groups` groups of experts.
     """
 
     count: int
@@ -97,8 +98,8 @@ class MtpConfig(LayerShape):
     """Shape of an MTP layer, most of which is the target's.
 
     architecture: of the target. num_target_layers: its layers. intermediate_size: of an MLP without experts.
-    rotary_dim: numbers of a head that rotate. gated: queries have gates beside them. experts: None: the target has
-    none. Others as of `EagleConfig`.
+    rotary_dim: numbers of a head that rotate. gated: the projection of queries also has gates.
+    experts: None: the target has none. tied, gamma: as in `EagleConfig`.
     """
 
     kind: ClassVar[str] = "mtp"
@@ -117,17 +118,17 @@ class MtpConfig(LayerShape):
 
     @property
     def prefix(self) -> str:
-        """Beginning of its tensors' names."""
+        """Prefix of its tensors' names."""
         return self.layout.prefix.format(layers=self.num_target_layers)
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
-        """Read a target's `config.json`; raises CheckpointError naming what is missing or unsupported."""
+        """Read a target's `config.json`; raises CheckpointError naming missing or unsupported fields."""
         architecture = next(iter(config.get("architectures") or ()), "")
         layout = LAYOUTS.get(architecture)
         if layout is None:
             raise CheckpointError(
-                f"MTP layers of {architecture or 'no architecture named'} are not built here, but those of "
+                f"MTP layers of {architecture or 'no architecture named'} are not supported; supported are "
                 f"{', '.join(LAYOUTS)}"
             )
         text = {**config, **(config.get("text_config") or {})}
@@ -151,9 +152,8 @@ class MtpConfig(LayerShape):
 
 
 def experts_of(fields: Fields, layout: MtpLayout) -> ExpertsConfig:
-    """The mixture of experts of a target's config."""
     size = fields.integer("moe_intermediate_size")
-    found = ExpertsConfig(
+    experts = ExpertsConfig(
         count=fields.integer(layout.experts),
         chosen=fields.integer("num_experts_per_tok"),
         size=size,
@@ -161,9 +161,9 @@ def experts_of(fields: Fields, layout: MtpLayout) -> ExpertsConfig:
         normalised=bool(fields.value("norm_topk_prob", True)),
     )
     if not layout.sigmoid:
-        return found
+        return experts
     return replace(
-        found,
+        experts,
         sigmoid=True,
         scale=float(fields.value("routed_scaling_factor") or 1.0),
         groups=fields.integer("n_group", 1),
@@ -172,5 +172,5 @@ def experts_of(fields: Fields, layout: MtpLayout) -> ExpertsConfig:
 
 
 def has_layout(config: Mapping[str, Any]) -> bool:
-    """True if a `config.json` is that of a target whose MTP layer is built here."""
+    """Return True if a `config.json` is that of a target with an MTP layer that is built here."""
     return next(iter(config.get("architectures") or ()), "") in LAYOUTS

@@ -1,7 +1,5 @@
-"""A target's MTP layer behind the drafter contract, chained over its own output.
-
-Its features are the target's last hidden states, behind the final norm.
-"""
+"""A target's MTP layer as a `Drafter`, chained over its own output. Its features are the target's last hidden states,
+after the final norm."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from .experts import Experts, Mlp
 
 
 class MtpNetwork(ChainNetwork):
-    """A layer ready to compute; arguments as of `ChainNetwork`."""
+    """A layer ready to compute; arguments as in `ChainNetwork`."""
 
     def __init__(self, weights: ChainWeights, head: torch.Tensor, positions: int):
         config = weights.config
@@ -62,14 +60,14 @@ class MtpNetwork(ChainNetwork):
 
 
 class MtpDrafter(ChainDrafter):
-    """Drafts from the target's last hidden states, which the engine shows of every target."""
+    """Drafts from the target's last hidden states, which the engine exposes for every target."""
 
     reads_output = True
     network_type = MtpNetwork
 
     @classmethod
     def load(cls, target: Target, checkpoint: str | Path, *, gamma: int) -> MtpDrafter:
-        """Load the layer of a target's folder; raises CheckpointError when it does not fit."""
+        """Load the layer of a target's folder; raises CheckpointError where it does not fit."""
         embedding, head = target.weights()
         read = partial(load, dtype=target.dtype, device=embedding.device)
         weights = read(checkpoint)

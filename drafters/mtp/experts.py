@@ -1,6 +1,4 @@
-"""The MLP of an MTP layer: one of its own, or a mixture of experts as the target's layers have it."""
-
-from __future__ import annotations
+"""The MLP of an MTP layer: a plain one, or a mixture of experts like the target's."""
 
 import torch
 
@@ -16,19 +14,19 @@ from .config import ExpertsConfig
 
 
 class Mlp:
-    """prefix: of its tensors' names."""
+    """A plain MLP; prefix: of its tensors' names."""
 
     def __init__(self, weights: ChainWeights, prefix: str = MLP):
         self.gate_up = stacked(weights, [f"{prefix}{part}_proj" for part in ("gate", "up")])
         self.down = stacked(weights, [f"{prefix}down_proj"])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [N, d]. Returns as many."""
+        """Return the MLP's output [N, d] for x [N, d]."""
         return multiply(silu_mul(multiply(x, self.gate_up)), self.down)
 
 
 class Experts:
-    """A mixture of experts, and one that is shared by all rows, which Qwen's has a gate for."""
+    """A mixture of experts, plus one shared by all rows, which has a gate in Qwen's layers."""
 
     def __init__(self, weights: ChainWeights, config: ExpertsConfig):
         self.config, tensors = config, weights.tensors
@@ -42,14 +40,14 @@ class Experts:
             parts = zip(tensors[JOINED], tensors[f"{EXPERTS}down_proj"], strict=True)
             self.experts = [(prepared(gate_up), prepared(down)) for gate_up, down in parts]
         else:
-            found = [Mlp(weights, f"{EXPERTS}{i}.") for i in range(config.count)]
-            self.experts = [(one.gate_up, one.down) for one in found]
+            mlps = [Mlp(weights, f"{EXPERTS}{i}.") for i in range(config.count)]
+            self.experts = [(mlp.gate_up, mlp.down) for mlp in mlps]
         self.shared = Mlp(weights, f"{MLP}shared_expert.") if config.shared_size else None
         gate = weights.get(f"{MLP}shared_expert_gate.weight")
         self.shared_gate = None if gate is None else pack(gate.float())
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [N, d]. Returns as many."""
+        """Return the mixture's output [N, d] for x [N, d]."""
         wide = x.float()
         chosen = self.choose(multiply(wide, self.router))
         if self.joined is None:
@@ -64,7 +62,7 @@ class Experts:
         return out + shared
 
     def choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Shares and numbers [N, K] of the experts chosen by a router's logits [N, E]."""
+        """Return shares and numbers [N, K] of the experts chosen by a router's logits [N, E]."""
         config = self.config
         scores = logits.sigmoid() if config.sigmoid else logits.softmax(-1)
         ranked = scores if self.bias is None else scores + self.bias
@@ -81,8 +79,8 @@ class Experts:
 
 
 def joined(tensors: dict[str, torch.Tensor], count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """All experts' weights together, [E, 2 * I, H] and [E, H, I]. Tensors of single experts are taken out as they are
-    copied, since both would not always fit the memory."""
+    """Return all experts' weights together, [E, 2 * I, H] and [E, H, I]. Tensors of single experts are removed as they
+    are copied, since both would not always fit in memory."""
     if JOINED in tensors:
         return tensors[JOINED], tensors[f"{EXPERTS}down_proj"]
     like = tensors[f"{EXPERTS}0.down_proj.weight"]

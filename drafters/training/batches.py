@@ -1,11 +1,9 @@
 """Random anchors and their blocks (DSpark, section 3.3), packed.
 
-A step takes some sequences whole, projects their context features once, and cuts many blocks from each. Blocks of a
-sequence are sorted by anchor and attended in tiles, each against little more context than its last anchor needs: up to
-`CONTEXT_ROWS - 1` empty rows, which no block sees.
+A step takes some sequences whole, projects their context features once, and cuts many blocks from each. A sequence's
+blocks are sorted by anchor and attended in tiles. A tile's context ends at its last anchor, plus up to `CONTEXT_ROWS -
+1` empty rows, which no block sees.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,14 +22,14 @@ T = TypeVar("T")
 CPU_TILE, GPU_TILE = 64, 256
 """Blocks attended at a time: as many as a CPU's cache holds; enough to be worth a GPU's launches."""
 CONTEXT_ROWS = 64
-"""Context is a multiple of so many rows: on a CPU the products of every new shape are compiled first."""
+"""Context is padded to a multiple of this many rows: a CPU compiles the products of every new shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The same number of blocks behind each of `sequences` contexts, one after the other, each of `length` rows.
+    """The same number of blocks for each of `sequences` contexts, stored one after the other, each of `length` rows.
 
-    first: of the tile's blocks. start: of its context rows.
+    first: index of the tile's first block. start: index of its first context row.
     hidden: [sequences, blocks, length] bool, True where a block must not look (positions at or beyond its anchor).
     """
 
@@ -41,13 +39,13 @@ class Tile:
 
     @property
     def blocks(self) -> slice:
-        """Its blocks among those of a step."""
+        """Its blocks, as a slice of a step's."""
         sequences, blocks, _ = self.hidden.shape
         return slice(self.first, self.first + sequences * blocks)
 
     @property
     def context(self) -> slice:
-        """Its context rows among those of a step."""
+        """Its context rows, as a slice of a step's."""
         sequences, _, length = self.hidden.shape
         return slice(self.start, self.start + sequences * length)
 
@@ -56,11 +54,9 @@ class Tile:
 class TrainingStep:
     """One training step: A blocks of `size` predictions over C context rows.
 
-    context, features, positions: [C] token ids, [C, m*d], [C], zeros in empty rows.
-    anchors: [A] token ids; anchor_positions: [A].
-    tokens: [A, size + 1] anchor and true continuation (0 beyond the end); valid: [A, size].
-    rows: [N] int64, the positions among all A * size that the labels are of: the valid ones, or all, where the others
-        weigh nothing.
+    context, features, positions: [C] token ids, [C, m*d], [C], zeros in empty rows. anchors: [A] token ids.
+    anchor_positions: [A]. tokens: [A, size + 1] anchor and true continuation (0 beyond the end). valid: [A, size].
+    rows: [N] int64, the labels' positions among all A * size: the valid ones, or all, with weight 0 for invalid ones.
     """
 
     context: torch.Tensor
@@ -79,8 +75,8 @@ class BatchMaker:
     """Cuts steps from sequences for one drafter shape.
 
     decay: of the position weights exp(-(k - 1) / decay); None: the paper's, gamma.
-    columns: [V] int64, the draft column of every target token, -1 where the draft vocabulary lacks it; columns_there:
-        the same on the device.
+    columns: [V] int64, the draft column of every target token, -1 where the draft vocabulary lacks it.
+    columns_there: the same on the device.
     """
 
     def __init__(
@@ -104,7 +100,7 @@ class BatchMaker:
         return x.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else x.to(self.device)
 
     def cut(self, sequences: list[Sequence], anchors: list[torch.Tensor], size: int) -> TrainingStep:
-        """Blocks of `size` predictions behind the given anchor positions of each sequence."""
+        """Cut blocks of `size` predictions that follow the given anchor positions of each sequence."""
         before, features, positions, ids, anchored, tokens, valid, tops, probs, tiles = ([] for _ in range(10))
         row = first = 0
         for s, at in zip(sequences, anchors, strict=True):
@@ -154,22 +150,22 @@ class BatchMaker:
 
 
 def context_rows(rows: int) -> int:
-    """The multiple of `CONTEXT_ROWS` that holds so many."""
+    """Round up to a multiple of `CONTEXT_ROWS`."""
     return -(-rows // CONTEXT_ROWS) * CONTEXT_ROWS
 
 
 def _filled(x: torch.Tensor, rows: int) -> torch.Tensor:
-    """[rows, ...] `x` and zeros."""
+    """Return [rows, ...]: `x`, then zeros."""
     return torch.cat([x, x.new_zeros(rows - len(x), *x.shape[1:])])
 
 
 def anchor_range(s: Sequence) -> tuple[int, int]:
-    """Positions that can be an anchor, first and one past the last: answer tokens with a token behind them."""
+    """Return the positions that can be an anchor, first and one past the last: answer tokens followed by a token."""
     return s.prompt, len(s.tokens) - 1
 
 
 def prefetched(steps: Iterator[T]) -> Iterator[T]:
-    """The same steps, the next one made by a thread while one is used."""
+    """Yield the same steps; a thread makes the next one while one is used."""
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(next, steps)
         while True:
@@ -179,10 +175,8 @@ def prefetched(steps: Iterator[T]) -> Iterator[T]:
 
 
 def drawn_numbers(numbers: list[int], count: int, *, seed: int, step: int) -> Iterator[tuple[list[int], int]]:
-    """Endless draws from step number `step` on: `count` of these numbers, all of them once an epoch, and a seed.
-
-    TrainingStep i depends on (seed, i) alone, so a resumed run sees the same data as one that was never interrupted.
-    """
+    """Yield endless draws from step number `step` on: `count` of these numbers, all of them once an epoch, and a seed.
+    TrainingStep i depends on (seed, i) alone, so a resumed run sees the same data as an uninterrupted one."""
     per_epoch, epoch, order = max(1, len(numbers) // count), -1, torch.empty(0)
     while True:
         if epoch != step // per_epoch:
@@ -204,7 +198,7 @@ def random_steps(
     seed: int,
     step: int,
 ) -> Iterator[TrainingStep]:
-    """Steps of `drawn_numbers`, with up to `anchors` random anchors of each sequence."""
+    """Yield steps of `drawn_numbers`, with up to `anchors` random anchors of each sequence."""
     for chosen, own_seed in drawn_numbers(numbers, sequences, seed=seed, step=step):
         drawn = [store[number] for number in chosen]
         generator, places = torch.Generator().manual_seed(own_seed), []

@@ -11,7 +11,7 @@ class OutOfTime(Exception):
 
 
 class Deadline:
-    """An end in so many minutes from now; None: never."""
+    """An end in `minutes` from now; None: never."""
 
     def __init__(self, minutes: float | None = None) -> None:
         self.end = None if minutes is None else time.monotonic() + 60 * minutes
@@ -22,7 +22,7 @@ class Deadline:
 
     @property
     def minutes_left(self) -> float:
-        """Infinite where it never comes."""
+        """Minutes until the end; infinite without one."""
         return math.inf if self.end is None else max(0.0, self.end - time.monotonic()) / 60
 
     def check(self) -> None:
@@ -31,7 +31,7 @@ class Deadline:
             raise OutOfTime
 
     def share(self, parts: int) -> Deadline:
-        """A deadline after one of so many equal parts of the time that is left."""
+        """Return a deadline after one of `parts` equal parts of the remaining time."""
         return self if self.end is None else Deadline(self.minutes_left / parts)
 
 

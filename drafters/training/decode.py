@@ -1,10 +1,8 @@
-"""The target writing many texts at once, by continuous batching.
+"""The target writes many texts at once, by continuous batching.
 
-A row whose text has ended goes to the next prompt at once, so the batch stays full until the last prompts. New prompts
-and single tokens pass through the model as one flattened batch without padding, over the kernels that serve it too.
+When a text ends, its row takes the next prompt at once, so the batch stays full until the last prompts. New prompts and
+single tokens pass through the model as one flattened batch without padding, with the kernels that also serve it.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,12 +20,12 @@ from .store import Sequence
 from .target import TargetModel
 
 JOINING = 8
-"""Prompt tokens for each row, from which on no further prompt joins a step; a longer prompt still goes in whole."""
+"""Prompt tokens per row after which no further prompt joins a step; a longer prompt still goes in whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureSpec:
-    """Training data of a text beside its tokens: outputs of these layers, and so many likeliest tokens."""
+    """Training data of a text besides its tokens: outputs of these layers, and this many likeliest tokens."""
 
     layers: tuple[int, ...]
     top: int
@@ -35,10 +33,8 @@ class FeatureSpec:
 
 @dataclass(frozen=True, slots=True)
 class WrittenText:
-    """A text that has ended. number: its prompt's; ids: what was written; finish: "eos" or "limit".
-
-    sequence: prompt and text with what was wanted of them, on the CPU; None if nothing was.
-    """
+    """A text that has ended. number: its prompt's. ids: the tokens written. finish: "eos" or "limit". sequence: prompt
+    and text with their training data, on the CPU; None if none was wanted."""
 
     number: int
     ids: list[int]
@@ -57,7 +53,7 @@ class _Row:
 
 
 class _SlotFeatures:
-    """Kept data by KV slot: a token's features, and the likeliest tokens behind it."""
+    """Kept data by KV slot: a token's features, and the likeliest next tokens."""
 
     def __init__(self, wanted: FeatureSpec, slots: int, target: TargetModel) -> None:
         width, device = len(wanted.layers) * target.config.hidden_size, target.device
@@ -66,14 +62,14 @@ class _SlotFeatures:
         self.probs = torch.zeros(slots, wanted.top, device=device)
 
     def put(self, slots: torch.Tensor, features: torch.Tensor, last: torch.Tensor, logits: torch.Tensor) -> None:
-        """features: [N, m*d] of the tokens in `slots` [N]; logits: [R, V] float32, of those in `slots[last]`."""
+        """Store features [N, m*d] of the tokens in `slots` [N], and float32 logits [R, V] of `slots[last]`."""
         self.features[slots] = features.to(self.features.dtype)
         values, ids = logits.topk(self.ids.shape[1], -1)
         self.ids[slots[last]] = ids.int()
         self.probs[slots[last]] = (values - logits.logsumexp(-1, keepdim=True)).exp()
 
     def take(self, text: _Row) -> Sequence:
-        """A text that has ended; its last token never went through the model."""
+        """Return a text that has ended; its last token never went through the model."""
         slots = torch.tensor(text.slots[: len(text.ids)], device=self.ids.device)
         features = self.features[slots]
         features[-1] = 0
@@ -94,10 +90,8 @@ def decode(
     rows: int = 64,
     wanted: FeatureSpec | None = None,
 ) -> Iterator[WrittenText]:
-    """Continue every prompt, `rows` of them at a time; a text comes as soon as it has ended.
-
-    A text depends on its own prompt, temperature and seed alone, but for what rounding does in other company.
-    """
+    """Continue every prompt, `rows` of them at a time; yield each text as soon as it has ended. A text depends on its
+    own prompt, temperature and seed alone, apart from rounding that varies with the batch."""
     if not prompts:
         return
     device, read = target.device, wanted.layers if wanted else ()
@@ -131,8 +125,8 @@ def decode(
         if kept:
             kept.put(places, features, last, logits)
         heat = torch.tensor([temperatures[text.number] for text in texts], device=device)
-        own = torch.tensor([seeds[text.number] for text in texts], device=device)
-        chosen, _ = draw_columns(logits, Rules(heat), streams(own, batch.kv_lens.long(), Purpose.TOKEN))
+        row_seeds = torch.tensor([seeds[text.number] for text in texts], device=device)
+        chosen, _ = draw_columns(logits, Rules(heat), streams(row_seeds, batch.kv_lens.long(), Purpose.TOKEN))
         for (row, text), token in zip(list(live.items()), chosen.tolist(), strict=True):
             text.ids.append(token)
             if token in stop_ids or len(text.ids) - text.prompt >= max_new_tokens:
@@ -146,7 +140,7 @@ def decode(
 
 
 def _flatten(live: dict[int, _Row], table: torch.Tensor) -> tuple[FlatBatch, torch.Tensor]:
-    """The next step: whole prompts of texts that begin, the last token of the others; their ids [N]."""
+    """Return the next step and its ids [N]: whole prompts of new texts, the last token of running ones."""
     device = table.device
     counts = [len(text.ids) if len(text.ids) == text.prompt else 1 for text in live.values()]
     ids = [token for text, count in zip(live.values(), counts, strict=True) for token in text.ids[-count:]]

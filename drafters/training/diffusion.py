@@ -1,7 +1,5 @@
 """Training runs of diffusion drafters, in either stage."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
@@ -15,7 +13,7 @@ from .masked import MaskedStep, block_states, mask_blocks, masked_anywhere, mask
 
 
 class DiffusionRun(DraftRun[DiffusionModel]):
-    """Stage I, or stage II where there is an `alpha`."""
+    """Stage I, or stage II if `alpha` is given."""
 
     def __init__(
         self,
@@ -31,7 +29,7 @@ class DiffusionRun(DraftRun[DiffusionModel]):
         self.schedule, self.alpha = schedule, alpha
 
     def maker(self) -> BatchMaker:
-        decay = self.recipe.position_decay or float("inf")  # else masks alone decide how positions weigh
+        decay = self.recipe.position_decay or float("inf")  # without one, masks alone weigh positions
         return BatchMaker(self.model.config, self.model.vocab, device=self.frozen.head.device, decay=decay)
 
     def batch(self, step: TrainingStep, number: int) -> MaskedStep:

@@ -4,8 +4,6 @@ Storing the top K tokens with their probabilities once replaces a full-vocabular
 epoch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -20,19 +18,17 @@ from .target import TargetModel
 BATCH_TOKENS = 2048
 """Tokens that the target reads at a time, padding included; a longer text goes in alone."""
 PART_TOKENS = 4 * BATCH_TOKENS
-"""Tokens whose features are in memory at once, to be stored in the order of their texts."""
+"""Tokens with features in memory at once, to be stored in the order of their texts."""
 LOGIT_ROWS = 256
-"""Positions whose logits over the whole vocabulary are in memory at once."""
+"""Positions with logits over the whole vocabulary in memory at once."""
 
 
 @torch.inference_mode()
 def sequence_features(
     target: TargetModel, batch: list[tuple[list[int], int]], layers: tuple[int, ...], top: int
 ) -> list[Sequence]:
-    """Features of (tokens, prompt length) pairs, padded on the right and run together; on the CPU.
-
-    The distribution of answer token i comes from position i - 1, so logits are computed from the last prompt token on.
-    """
+    """Return features of (tokens, prompt length) pairs, padded on the right and run together; on the CPU. The
+    distribution of answer token i comes from position i - 1, so logits are computed from the last prompt token on."""
     width = max(len(ids) for ids, _ in batch)
     padded = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in batch], device=target.device)
     with target.layer_outputs(layers) as out:
@@ -48,7 +44,7 @@ def sequence_features(
 
 
 def _likeliest(states: torch.Tensor, target: TargetModel, top: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The likeliest tokens [R, top] behind final states [R, d], and their probabilities; on the CPU."""
+    """Return the likeliest next tokens [R, top] of final states [R, d], and their probabilities; on the CPU."""
     logits = states @ target.head.T
     values, ids = logits.topk(top, -1)
     return ids.cpu(), (values.float() - logits.float().logsumexp(-1, keepdim=True)).exp().cpu()
@@ -56,7 +52,8 @@ def _likeliest(states: torch.Tensor, target: TargetModel, top: int) -> tuple[tor
 
 @torch.inference_mode()
 def answer_chances(target: TargetModel, tokens: list[int], prompt: int, temperature: float) -> torch.Tensor:
-    """The target's probability [S - prompt] of every answer token at a temperature, given the tokens before it."""
+    """Return the target's probability [S - prompt] of every answer token at a temperature, given the tokens before
+    it."""
     ids = torch.tensor([tokens], device=target.device)
     rows = target.model.model(input_ids=ids, use_cache=False).last_hidden_state[0, prompt - 1 : -1]
     logits = (rows @ target.head.T).float() / temperature
@@ -64,14 +61,14 @@ def answer_chances(target: TargetModel, tokens: list[int], prompt: int, temperat
 
 
 def usable(tokens: int, prompt: int) -> bool:
-    """True if a sequence has an anchor: an answer's token with a token behind it."""
+    """Return True if a sequence has an anchor: an answer token followed by a token."""
     return tokens >= prompt + 2
 
 
 def read_texts(
     target: TargetModel, texts: list[tuple[list[int], int]], layers: tuple[int, ...], top: int
 ) -> Iterator[dict[int, Sequence]]:
-    """Have the target read (tokens, prompt length) pairs, those of like length together; yields batches: the features
+    """Let the target read (tokens, prompt length) pairs, texts of similar length together. Yields batches: the features
     of each text by its number."""
     order = sorted(range(len(texts)), key=lambda number: len(texts[number][0]))
     while order:
@@ -84,7 +81,7 @@ def read_texts(
 
 @dataclass(frozen=True, slots=True)
 class AnsweredText:
-    """A prompt of `prompt` tokens with its answer, and what a store notes of it."""
+    """A prompt of `prompt` tokens with its answer, and the facts that a store keeps of it."""
 
     tokens: list[int]
     prompt: int
@@ -93,7 +90,7 @@ class AnsweredText:
 
 
 def sample_texts(target: TargetModel, samples: Iterable[AnsweredPrompt]) -> Iterator[AnsweredText]:
-    """The answered samples as chats of the target."""
+    """Yield the answered samples as chats of the target."""
     for sample in samples:
         prompt = target.chat_ids(list(sample.turns))
         yield AnsweredText(prompt + list(sample.response_ids), len(prompt), sample.temperature, sample.source)
@@ -110,10 +107,8 @@ def build_store(
     deadline: Deadline = NEVER,
     keep: Callable[[AnsweredText, Sequence], bool] = lambda text, sequence: True,
 ) -> int:
-    """Add every text to `store` that is not in it yet, in their order; raises OutOfTime at the deadline.
-
-    keep: decides on each text that has been read. Returns the number of those that were not kept.
-    """
+    """Add every text to `store` that is not in it yet, in their order; raises OutOfTime at the deadline. keep: decides
+    on each text that has been read. Returns the number of texts that were not kept."""
     missing: list[AnsweredText] = []
     for text in texts:
         text = replace(text, tokens=text.tokens[:max_tokens])
@@ -137,7 +132,7 @@ def build_store(
 
 
 def _parts(texts: list[AnsweredText]) -> Iterator[list[AnsweredText]]:
-    """Consecutive texts of about `PART_TOKENS` tokens."""
+    """Yield consecutive texts of about `PART_TOKENS` tokens."""
     part: list[AnsweredText] = []
     for text in texts:
         part.append(text)

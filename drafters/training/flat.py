@@ -1,6 +1,6 @@
-"""The target's forward over the tokens of many texts in one row, without padding, over the kernels that serve it too.
+"""The target's forward over the tokens of many texts in one row, without padding, with the kernels that also serve it.
 
-A Llama-like model on a CPU runs all its layers in one compiled call, from packed weights; every other one through
+A Llama-like model on a CPU runs all its layers in one compiled call, from packed weights; all other models run through
 transformers' attention interface.
 """
 
@@ -31,7 +31,7 @@ class CompiledLayers:
     Raises
     ------
     ValueError
-        The model has something that the call does not know, or there are no compiled kernels.
+        The call does not support the model, or there are no compiled kernels.
     """
 
     def __init__(self, target: TargetModel, slots: int, longest: int) -> None:
@@ -57,12 +57,12 @@ class CompiledLayers:
         self, ids: torch.Tensor, slots: torch.Tensor, batch: FlatBatch, layers: tuple[int, ...]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`ModuleLayers.forward`."""
-        entered = sorted({i + 1 for i in layers})  # a layer's output is what enters the next
+        entered = sorted({i + 1 for i in layers})  # a layer's output is the input of the next
         hidden, kept = self.decoder.forward(self.embedding[ids], batch.positions, slots, batch, entered)
         return hidden, kept[:, [entered.index(i + 1) for i in layers]].flatten(1)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, V] of final states [R, d]."""
+        """Return logits [R, V] of final states [R, d]."""
         return packed_linear(hidden, self.head)
 
 
@@ -109,10 +109,8 @@ def attention(
 
 
 class ModuleLayers:
-    """Any model that uses transformers' attention interface, with a cache of `size` tokens.
-
-    slots, batch: of the present step, as of `forward`.
-    """
+    """Any model that uses transformers' attention interface, with a cache of `size` tokens. slots, batch: of the
+    present step, as in `forward`."""
 
     slots: torch.Tensor
     batch: FlatBatch
@@ -130,10 +128,8 @@ class ModuleLayers:
     def forward(
         self, ids: torch.Tensor, slots: torch.Tensor, batch: FlatBatch, layers: tuple[int, ...]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run N tokens `ids`, whose keys and values go to `slots` [N].
-
-        Returns the final states [N, d] and the outputs of the M given layers [N, M*d].
-        """
+        """Run N tokens `ids`; their keys and values go to `slots` [N]. Returns the final states [N, d] and the outputs
+        of the M given layers [N, M*d]."""
         self.slots, self.batch = slots, batch
         with self.target.layer_outputs(layers) as outputs:
             hidden = self.target.model.model(
@@ -146,7 +142,7 @@ class ModuleLayers:
         return hidden, torch.cat(kept, -1) if kept else hidden[:, :0]
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Put keys and values [N, Hkv, D] of the step into the layer's pools, which are returned."""
+        """Store keys and values [N, Hkv, D] of the step in the layer's pools; return the pools."""
         if layer not in self.pools:
             self.pools[layer] = key.new_zeros(self.size, *key.shape[1:]), value.new_zeros(self.size, *value.shape[1:])
         keys, values = self.pools[layer]
@@ -154,14 +150,14 @@ class ModuleLayers:
         return keys, values
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, V] of final states [R, d]."""
+        """Return logits [R, V] of final states [R, d]."""
         return F.linear(hidden, self.target.head)
 
 
 def flat_layers(
     target: TargetModel, slots: int, longest: int, layers: tuple[int, ...] = ()
 ) -> CompiledLayers | ModuleLayers:
-    """The fastest way that knows this target; layers: whose outputs will be asked for."""
+    """Return the fastest way that supports this target; layers: the ones with outputs that will be read."""
     last = target.config.num_hidden_layers - 1
     if target.device.type != "cpu" or last in layers or target.has_adapter:
         return ModuleLayers(target, slots)

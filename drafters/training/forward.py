@@ -1,7 +1,5 @@
 """The drafter's training forward: many blocks of several sequences at once, with teacher forcing."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,7 +25,7 @@ class FrozenTarget:
 
 
 def frozen_part(model: TrainedModel, target: TargetModel) -> FrozenTarget:
-    """The target's share of this drafter. An EAGLE-3 head may have its own instead."""
+    """Return the target's share of this drafter. An EAGLE-3 head may have its own instead."""
     if not isinstance(model, EagleModel):
         return FrozenTarget(target.embedding, target.head[model.vocab.to(target.device)].contiguous())
     embedding, head = with_shared(model.stored, target.embedding, target.head)
@@ -36,7 +34,7 @@ def frozen_part(model: TrainedModel, target: TargetModel) -> FrozenTarget:
 
 
 def load_drafter(folder: Path, target: TargetModel, dtype: torch.dtype) -> TrainedModel:
-    """The drafter of a folder; raises CheckpointError where it does not fit the target."""
+    """Load a folder's drafter; raises CheckpointError where it does not fit the target."""
     if networks.read_config(folder).kind == EagleConfig.kind:
         return EagleModel.load(folder, target.config.num_hidden_layers, target.embedding.shape, dtype=dtype)
     model = networks.load_any(folder, dtype=dtype)
@@ -51,10 +49,8 @@ def blocks_attention(
     context: tuple[torch.Tensor, torch.Tensor],
     tiles: list[Tile],
 ) -> torch.Tensor:
-    """Attention of A blocks over all K keys of their own and the context that they see.
-
-    q: [A, Q, Hq, D]; k, v: [A, K, Hkv, D]; context keys and values: [C, Hkv, D]. Returns [A, Q, Hq, D].
-    """
+    """Return the attention [A, Q, Hq, D] of A blocks over all K keys of their own and the context that they see. q: [A,
+    Q, Hq, D]. k, v: [A, K, Hkv, D]. context: keys and values [C, Hkv, D]."""
     out = []
     for tile in tiles:
         here, past = tile.blocks, tile.context
@@ -65,7 +61,7 @@ def blocks_attention(
 def tile_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, hidden: torch.Tensor
 ) -> torch.Tensor:
-    """`blocks_attention` of a tile, of all its sequences in the same products; keys, values: of its context."""
+    """Return `blocks_attention` of a tile, all its sequences in the same products; keys, values: of its context."""
     many, blocks, length = hidden.shape
     (_, queries, heads, dim), groups = q.shape, k.shape[2]
     per = heads // groups
@@ -75,8 +71,8 @@ def tile_attention(
     past = (grouped.reshape(many, groups, rows, dim) @ past_k.transpose(2, 3)).view(*shape, length)
     past = past.masked_fill(hidden[:, None, :, None], float("-inf"))
     own_k, own_v = (x.view(many, blocks, -1, groups, dim).permute(0, 3, 1, 2, 4) for x in (k, v))
-    own = grouped.reshape(*shape, dim) @ own_k.transpose(3, 4)
-    weights = torch.cat([past, own], -1).softmax(-1)
+    block = grouped.reshape(*shape, dim) @ own_k.transpose(3, 4)
+    weights = torch.cat([past, block], -1).softmax(-1)
     out = (weights[..., :length].reshape(many, groups, rows, length) @ past_v).view(*shape, dim)
     out = out + weights[..., length:] @ own_v
     out = out.view(many, groups, blocks, per, queries, dim).permute(0, 2, 4, 1, 3, 5)
@@ -84,14 +80,14 @@ def tile_attention(
 
 
 def hidden_states(model: BlockModel | EagleModel, frozen: FrozenTarget, step: TrainingStep, size: int) -> torch.Tensor:
-    """Hidden states [A, size, d] of the predicted positions of every block."""
+    """Return hidden states [A, size, d] of the predicted positions of every block."""
     if isinstance(model, EagleModel):
         return chain_states(model, frozen, step, size)
     return parallel_states(model, frozen, step, size)
 
 
 def parallel_states(model: BlockModel, frozen: FrozenTarget, step: TrainingStep, size: int) -> torch.Tensor:
-    """`hidden_states` of a block drafter."""
+    """Return `hidden_states` of a block drafter."""
     first = model.config.first_row
     queries = size + first
     context = model.context_kv(step.features.to(model.fc.weight.dtype), step.positions)
@@ -109,13 +105,13 @@ def parallel_states(model: BlockModel, frozen: FrozenTarget, step: TrainingStep,
 
 
 def chain_states(model: EagleModel, frozen: FrozenTarget, step: TrainingStep, size: int) -> torch.Tensor:
-    """`hidden_states` of an EAGLE-3 head, unrolled: the training-time test of arXiv 2503.01840, section 3.2.
+    """Return `hidden_states` of an EAGLE-3 head, unrolled: the training-time test of arXiv 2503.01840, section 3.2.
 
-    Rows before the anchor's are paired with the target's features, as they are served. That of the k-th token behind
-    the anchor is paired with what the head made of the row before it, and sees it. Tokens are the answer's.
+    Rows before the anchor's are paired with the target's features, as in serving. The row of the k-th token after the
+    anchor is paired with the head's output for the row before, and sees that row. Tokens are the answer's.
     """
     fused = model.fuse(step.features)
-    # The first row of each sequence has no features. It is hidden, as are those from the anchor's on.
+    # The first row of each sequence has no features. It is hidden, like all rows from the anchor's on.
     context = model.keys_values(frozen.embedding[step.context], fused.roll(1, 0), step.positions)
     tiles = [replace(tile, hidden=F.pad(tile.hidden[..., 1:], (1, 0), value=True)) for tile in step.tiles]
     features = fused[rows_before(step)]
@@ -136,7 +132,7 @@ def chain_states(model: EagleModel, frozen: FrozenTarget, step: TrainingStep, si
 
 
 def rows_before(step: TrainingStep) -> torch.Tensor:
-    """[A] the context row of the token before each anchor."""
+    """Return [A] the context row of the token before each anchor."""
     starts = []
     for tile in step.tiles:
         many, blocks, length = tile.hidden.shape

@@ -1,15 +1,13 @@
 """Logs of answers as training text: JSONL files, checked line by line.
 
 A line is one of
-- a chat, `{"messages": [..., {"role": "assistant", "content": "…"}]}`, whose last message is the answer;
-- a request with its response, `{"request": {"messages" or "prompt": …}, "response": {"choices": […]}}`, as OpenAI's API
-  has them;
+- a chat, `{"messages": [..., {"role": "assistant", "content": "…"}]}`, with the answer as its last message;
+- a request with its response, `{"request": {"messages" or "prompt": …}, "response": {"choices": […]}}`, as in OpenAI's
+  API;
 - a text with its continuation, `{"prompt": "…", "completion": "…"}`;
 - tokens, `{"prompt_ids": […], "response_ids": […]}`, as a server with `--learn` keeps them.
 All may have a `temperature`.
 """
-
-from __future__ import annotations
 
 import json
 from collections import Counter
@@ -28,27 +26,25 @@ from .target import TargetModel
 SHAPES = "`messages`, `request` with `response`, `prompt` with `completion`, or `prompt_ids` with `response_ids`"
 LEAST_AGREEMENT = 0.8
 """Smallest share of an answer's tokens that the target would choose at temperature 0, or has among its likeliest at
-others. Answers below it were not written by this target."""
+higher ones. Answers below it were not written by this target."""
 LONGEST_PROMPT = 2048
 """Tokens of a prompt; answers to longer ones are not trained on."""
 HELD_OUT = 8
-"""One prompt in so many is never trained on."""
+"""One prompt in this many is never trained on."""
 UNKNOWN_TEMPERATURE = 1.0
-"""Temperature that an answer counts as where the log does not say it."""
+"""Temperature of answers for which the log does not state it."""
 
 
 @dataclass
 class LogReader:
-    """Makes token ids of logged answers, in the target's chat template.
-
-    skipped: why, and how often, lines were left out that are in order but of no use here.
-    """
+    """Makes token ids of logged answers, in the target's chat template. skipped: counts valid lines that are of no use
+    here, by reason."""
 
     target: TargetModel
     skipped: Counter[str] = field(default_factory=Counter)
 
     def read(self, paths: list[str]) -> Iterator[AnsweredText]:
-        """Every answer of these files; raises BadLine for a line that no answer can be read from, and OSError."""
+        """Yield every answer of these files; raises BadLine for a line without a readable answer, and OSError."""
         for path in paths:
             with (
                 Path(path).open("rb") as lines,
@@ -92,7 +88,7 @@ class LogReader:
             yield AnsweredText(prompt + response, len(prompt), float(temperature), prompt_name(prompt))
 
     def _prompt(self, request: dict[str, Any], row: dict[str, Any], where: str) -> list[int]:
-        """Token ids of what was asked; empty for what is not text alone, which is counted."""
+        """Return the prompt's token ids; empty if it is not text alone, which is counted in `skipped`."""
         tokenizer = self.target.tokenizer
         if "messages" in request:
             messages = request["messages"]
@@ -102,32 +98,32 @@ class LogReader:
                 messages = messages[:-1]
             if not messages:
                 raise BadLine(f"{where}: `messages` has no question before its answer")
-            said = [{**message, "content": _text(message.get("content"))} for message in messages]
-            if any(message["content"] is None or message.get("tool_calls") for message in said):
+            plain = [{**message, "content": _text(message.get("content"))} for message in messages]
+            if any(message["content"] is None or message.get("tool_calls") for message in plain):
                 self.skipped["images, sound or tool calls"] += 1
                 return []
             if not tokenizer.chat_template:
                 raise BadLine(f"{where}: the target has no chat template; give `prompt` and `completion`")
             try:
-                found = tokenizer.apply_chat_template(
-                    said, tools=request.get("tools"), add_generation_prompt=True, return_dict=True
+                encoded = tokenizer.apply_chat_template(
+                    plain, tools=request.get("tools"), add_generation_prompt=True, return_dict=True
                 )
             except Exception as error:  # whatever the template raises
                 raise BadLine(f"{where}: the chat template refuses these messages ({error})") from None
-            return list(found["input_ids"])
+            return list(encoded["input_ids"])
         if isinstance(request.get("prompt"), str):
             return list(tokenizer(request["prompt"])["input_ids"])
         raise BadLine(f"{where}: expected {SHAPES}")
 
     def _answers(self, row: dict[str, Any], where: str) -> Iterator[list[int]]:
-        """Token ids of each answer, with the token that ended it; empty where there is no text."""
+        """Yield the token ids of each answer, with the token that ended it; empty where there is no text."""
         for text, ended in _answer_texts(row, where):
             ids = [] if text is None else self.target.tokenizer(text, add_special_tokens=False)["input_ids"]
             yield [*ids, self.target.tokenizer.eos_token_id] if ids and ended else list(ids)
 
 
 def _answer_texts(row: dict[str, Any], where: str) -> Iterator[tuple[str | None, bool]]:
-    """Each answer's text, None for what is not text alone; and whether it ended by itself."""
+    """Yield each answer's text (None if it is not text alone), and whether it ended by itself."""
     if "response" in row:
         response = row["response"]
         choices = response.get("choices") if isinstance(response, dict) else None
@@ -151,11 +147,11 @@ def _answer_texts(row: dict[str, Any], where: str) -> Iterator[tuple[str | None,
 
 
 def _text(content: Any) -> str | None:
-    """A message's text; None where it is not text alone."""
+    """Return a message's text; None if it is not text alone."""
     if isinstance(content, list):
         texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
-        found = [text for text in texts if isinstance(text, str)]
-        return "".join(found) if len(found) == len(content) else None
+        strings = [text for text in texts if isinstance(text, str)]
+        return "".join(strings) if len(strings) == len(content) else None
     return content if isinstance(content, str) else None
 
 
@@ -167,28 +163,30 @@ def _ids(row: dict[str, Any], name: str, size: int, where: str) -> list[int]:
 
 
 def prompt_name(prompt_ids: Iterable[int]) -> str:
-    """A short name of a prompt, the same for every answer to it."""
+    """Return a short name of a prompt, the same for every answer to it."""
     return digest(prompt_ids)
 
 
 def held_out(prompt: str) -> bool:
-    """True if answers to the prompt of this name are kept for the gate, and never trained on."""
+    """Return True if answers to the prompt of this name are kept for the gate, and never trained on."""
     return int(prompt, 16) % HELD_OUT == 0
 
 
 def written_by_target(text: AnsweredText, sequence: Sequence) -> bool:
-    """True if the target may have written this answer."""
+    """Return True if the target may have written this answer."""
     return agreement(sequence, text.temperature) >= LEAST_AGREEMENT
 
 
 def held_out_prompts(store: FeatureStore, count: int) -> list[int]:
-    """All answers to the first `count` prompts that are kept from training; adding answers does not change which."""
+    """Return all answers to the first `count` held-out prompts; adding answers does not change which prompts these
+    are."""
     prompts = list(dict.fromkeys(entry.source for entry in store.entries if held_out(entry.source)))[:count]
     return [i for i, entry in enumerate(store.entries) if entry.source in set(prompts)]
 
 
 def agreement(sequence: Sequence, temperature: float) -> float:
-    """Share of an answer's tokens that the target would write: its likeliest at 0, else one of those kept."""
+    """Return the share of an answer's tokens that the target would write: its likeliest at 0, else one of those
+    kept."""
     written = sequence.tokens[sequence.prompt :, None]
     likely = sequence.top_ids[:, :1] if temperature == 0 else sequence.top_ids
     return float((written == likely).any(-1).float().mean())

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 COLUMNS = ("step", "anchors", "seconds", "loss", "ce", "tv", "kl", "confidence", "accept", "first", "norm", "rate")
 LOG_EVERY = 20
-"""Steps of a row of losses.csv."""
+"""Steps per row of losses.csv."""
 SEEN = ", trained on"
-"""Suffix of the column beside `TrainingRun.measured`."""
+"""Suffix of the second column of `TrainingRun.measured`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,13 @@ class Recipe:
 
     short_block, short_steps: the first steps train blocks of `short_block` predictions, which shows the drafter more
         than twice as many anchors in the same time.
-    decay_steps: the last steps, over which the learning rate falls to 0; decay_minutes: the same by the clock, before
-        the run's deadline.
+    decay_steps: the last steps, over which the learning rate falls to 0.
+    decay_minutes: the same by the clock, before the run's deadline.
     alpha_ce, alpha_tv, alpha_conf: equation 12. The cross entropy starts at `alpha_ce_start` and reaches `alpha_ce`
         after `alpha_ce_steps`: total variation alone has almost no gradient while the draft distribution is flat.
-    alpha_kl, kl_falloff, survival: as of `LossWeights`; the divergence rises from 0 in the same steps.
+    alpha_kl, kl_falloff, survival: as in `LossWeights`; the divergence rises from 0 in the same steps.
     position_decay: of the position weights exp(-(k - 1) / position_decay); None: gamma, as in the paper.
-    ema: weights that are measured and saved are running means that forget with this factor a step; 0: the last ones.
+    ema: measure and save running means of the weights, which forget with this factor a step; 0: the last weights.
     """
 
     steps: int
@@ -80,11 +80,10 @@ class Recipe:
     save_seconds: float = 120.0
 
     def block(self, step: int, gamma: int) -> int:
-        """Predictions per block at a step."""
+        """Return the predictions per block at a step."""
         return min(self.short_block, gamma) if step < self.short_steps else gamma
 
     def losses(self, step: int) -> LossWeights:
-        """The loss weights of a step."""
         done = min(1.0, step / self.alpha_ce_steps) if self.alpha_ce_steps else 1.0
         return LossWeights(
             ce=self.alpha_ce_start * (1 - done) + self.alpha_ce * done,
@@ -99,10 +98,10 @@ def learn_from(
     model: TrainedModel, frozen: FrozenTarget, step: TrainingStep, hidden: torch.Tensor, loss_weights: LossWeights, *,
     alpha_conf: float,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
-    """Backward from the hidden states [A, size, d] of a step's blocks; losses are means over the weighted positions.
+    """Run backward from the hidden states [A, size, d] of a step's blocks; losses are means over weighted positions.
 
-    A drafter of paths learns its candidates and its paths alike; what is logged is said of the paths, which it drafts.
-    Returns scalars that are still on the device, so that a step waits for nothing.
+    A drafter of paths learns its candidates and its paths alike; the log describes the paths, from which it drafts.
+    Returns scalars that are still on the device, so that a step does not wait.
     """
     head, labels = model.markov_head, step.labels
     latent = head.latents(step.tokens[:, :-1], hidden).flatten(0, 1)[step.rows] if head else None
@@ -137,13 +136,13 @@ def train_step(
     *,
     alpha_conf: float,
 ) -> dict[str, torch.Tensor]:
-    """Forward and backward of one step of a block drafter or an EAGLE-3 head; as `learn_from`."""
+    """Do forward and backward of one step of a block drafter or an EAGLE-3 head, as `learn_from`."""
     hidden = hidden_states(model, frozen, step, step.valid.shape[1])
     return learn_from(model, frozen, step, hidden, loss_weights, alpha_conf=alpha_conf)
 
 
 def checkpoint_model(path: Path) -> DraftModel:
-    """The float32 drafter inside a run's checkpoint, for exporting a run that has not ended."""
+    """Return the float32 drafter inside a run's checkpoint, for exporting a run that has not ended."""
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     config = BlockConfig.from_json(state["config"])
     model = network_of(config)(config, state["vocab"])
@@ -160,8 +159,8 @@ Model = TypeVar("Model", bound=TrainedModel)
 class TrainingRun(ABC, Generic[Model]):
     """State of a training run in `folder`: checkpoint.pt, losses.csv.
 
-    measured: the column of losses.csv for what `validate` returns of held-out answers; the next one is of as many that
-        are trained on: where they part, more answers teach more than more steps.
+    measured: the column of losses.csv for the result of `validate` on held-out answers. The next column has the result
+        on as many answers that are trained on: if the two diverge, more answers help more than more steps.
     """
 
     measured: str
@@ -175,29 +174,30 @@ class TrainingRun(ABC, Generic[Model]):
 
     @abstractmethod
     def batches(self, store: FeatureStore, numbers: list[int], size: int) -> Iterator[Any]:
-        """Steps from the present one on, of blocks of `size` predictions; each has `anchors`."""
+        """Yield steps from the present one on, of blocks of `size` predictions; each has `anchors`."""
 
     @abstractmethod
     def learn(self, batch: Any) -> dict[str, torch.Tensor]:
-        """Gradients of one step, and what is logged of it: scalars that are still on the device."""
+        """Compute the gradients of one step; return its logged scalars, still on the device."""
 
     @abstractmethod
     def validate(self, store: FeatureStore, numbers: list[int], which: str) -> float:
-        """Quality of the weights that would be saved, on these answers; prints details, and `which` they are."""
+        """Return the quality of the weights that would be saved, on these answers; print details, and `which` they
+        are."""
 
     def shape(self) -> dict[str, Any]:
-        """The settings that a checkpoint shares with a run that resumes it."""
+        """Return the settings that a checkpoint shares with a run that resumes it."""
         return {"config": self.model.config.to_json()}
 
     def save(self, path: Path | None = None) -> None:
-        """Write the checkpoint; the old one is replaced when the new one is whole and on the disk."""
+        """Write the checkpoint; it replaces the old one only when it is whole and on disk."""
         path = path or self.checkpoint
         state = {"optimiser": self.optimiser.state_dict(), "step": self.step, "anchors": self.anchors}
         with replacing(path, alone=True) as temporary:
             torch.save({**state, **self.shape(), "vocab": self.model.vocab.cpu(), "seconds": self.seconds}, temporary)
 
     def resume(self) -> bool:
-        """Go on from the checkpoint if there is one; rows of the CSV beyond it are dropped."""
+        """Continue from the checkpoint if there is one; drop rows of the CSV beyond it."""
         if not self.checkpoint.exists():
             return False
         state: dict[str, Any] = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
@@ -213,7 +213,6 @@ class TrainingRun(ABC, Generic[Model]):
         return True
 
     def log(self, row: dict[str, Any]) -> None:
-        """Append one row to losses.csv."""
         columns = (*COLUMNS, self.measured, f"{self.measured}{SEEN}")
         new = not self.csv.exists()
         with self.csv.open("a", newline="", encoding="utf-8") as file:
@@ -230,10 +229,10 @@ class TrainingRun(ABC, Generic[Model]):
         follow: bool = False,
         deadline: Deadline = NEVER,
     ) -> None:
-        """Train up to `recipe.steps`, logging means over `LOG_EVERY` steps and keeping a checkpoint from before
-        the decay.
+        """Train up to `recipe.steps`, logging means over `LOG_EVERY` steps and keeping a checkpoint from before the
+        decay.
 
-        follow: from every checkpoint on, also with what others have added to the store.
+        follow: from every checkpoint on, also train on answers that other processes have added to the store.
 
         Raises OutOfTime, with the checkpoint written, where the deadline comes first.
         """
@@ -270,7 +269,7 @@ class TrainingRun(ABC, Generic[Model]):
         return rate * min(1.0, self.deadline.minutes_left / recipe.decay_minutes) if recipe.decay_minutes else rate
 
     def update(self, batch: Any) -> dict[str, torch.Tensor]:
-        """Train on one batch; what is logged of it: scalars that are still on the device."""
+        """Train on one batch; return its logged scalars, still on the device."""
         row = self.learn(batch)
         row["norm"] = self.optimiser.step(self._rate(self.step))
         self.step += 1
@@ -295,7 +294,7 @@ class TrainingRun(ABC, Generic[Model]):
 
 
 class _Split:
-    """A store's sequences: those held out, those trained on, and as many greedy ones of these to compare (`seen`)."""
+    """A store's sequences: held out, trained on, and as many greedy ones of the latter to compare (`seen`)."""
 
     def __init__(self, store: FeatureStore, held_out: list[int]) -> None:
         self.store, self.held_out = store, held_out
@@ -304,7 +303,7 @@ class _Split:
 
     @property
     def training(self) -> list[int]:
-        """Sequences to train on, with those added since."""
+        """Sequences to train on, including ones added since."""
         return [i for i, entry in enumerate(self.store.entries) if entry.digest not in self.hidden]
 
 
@@ -320,24 +319,24 @@ class Means:
         self.steps += 1
 
     def take(self) -> dict[str, Any]:
-        """The means, from which on counting begins anew."""
+        """Return the means and start counting anew."""
         means = {key: float(total) / self.steps for key, total in self.sums.items()}
         self.sums, self.steps = {}, 0
         return means
 
 
 class DraftRun(TrainingRun[Model]):
-    """Training of a drafter. schedule: of the greedy drafting that is measured, where it denoises."""
+    """Training of a drafter; schedule: of the greedy drafting that is measured, where it denoises."""
 
     measured = "tau"
     schedule: Schedule | None = None
 
     @abstractmethod
     def maker(self) -> BatchMaker:
-        """Cuts steps for this drafter."""
+        """Return the maker that cuts steps for this drafter."""
 
     def batch(self, step: TrainingStep, number: int) -> Any:
-        """The batch that step `number` trains on, of these blocks."""
+        """Return the batch that step `number` trains on, made of these blocks."""
         return step
 
     def batches(self, store: FeatureStore, numbers: list[int], size: int) -> Iterator[Any]:
@@ -349,14 +348,14 @@ class DraftRun(TrainingRun[Model]):
         return (self.batch(step, number) for number, step in enumerate(steps, self.step))
 
     def validate(self, store: FeatureStore, numbers: list[int], which: str) -> float:
-        """tau on greedy answers, of the weights that would be saved."""
+        """Return tau on greedy answers, of the weights that would be saved."""
         maker = self.maker()
         with self.optimiser.averaged():
             hits = hits_of(self.model, self.frozen, maker.columns, self.schedule)
-            found = acceptance(hits, maker, (store[i] for i in numbers))
-        shown = " ".join("-" if c is None else f"{c:.2f}" for c in found.conditional)
-        tqdm.write(f"step {self.step}, {which}: tau {found.accepted_length:.3f}, by position {shown}")
-        return found.accepted_length
+            result = acceptance(hits, maker, (store[i] for i in numbers))
+        shown = " ".join("-" if c is None else f"{c:.2f}" for c in result.conditional)
+        tqdm.write(f"step {self.step}, {which}: tau {result.accepted_length:.3f}, by position {shown}")
+        return result.accepted_length
 
 
 Reader = TypeVar("Reader", bound=BlockModel | EagleModel)
@@ -375,7 +374,7 @@ class ReaderRun(DraftRun[Reader]):
 
 
 def plot_losses(table: Path, figure: Figure) -> None:
-    """Draw losses.csv: losses left, acceptance and what was validated right, over the anchors trained on."""
+    """Draw losses.csv: losses left, acceptance and validation right, over the anchors trained on."""
     with table.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     figure.set_size_inches(10, 4)
@@ -388,9 +387,9 @@ def plot_losses(table: Path, figure: Figure) -> None:
     axes[1].plot(anchors, [float(r["first"]) for r in rows], label="c* of the first position")
     axes[1].plot(anchors, [float(r["accept"]) for r in rows], label="mean c*")
     for measured in list(rows[0])[len(COLUMNS) :]:
-        if found := [(int(r["anchors"]), float(r[measured])) for r in rows if r[measured]]:
+        if points := [(int(r["anchors"]), float(r[measured])) for r in rows if r[measured]]:
             label = measured if measured.endswith(SEEN) else f"{measured}, held out"
-            axes[1].plot(*zip(*found, strict=True), "o-", label=label)
+            axes[1].plot(*zip(*points, strict=True), "o-", label=label)
     for axis in axes:
         axis.set_xlabel("anchors")
         axis.legend()

@@ -1,20 +1,18 @@
 """DSpark's losses (section 3.3, equations 9 to 12), computed and differentiated in one pass over the logits.
 
-With t the target's distribution on its K likeliest tokens, ||p - t||_1 = 2 (1 - sum_j min(p_j, t_j)) up to the mass
-of t outside them, so the loss needs p only at those K tokens and the log-partition of its row. The gradient with
-respect to the logits is then a multiple of the softmax plus K + 1 corrections per row, and is applied to the inputs
-chunk by chunk while the logits are still in the cache; no [N, V'] tensor outlives its chunk. So is that of the
-divergence KL(t || p), which needs log p at those K tokens.
+With t the target's distribution on its K likeliest tokens, ||p - t||_1 = 2 (1 - sum_j min(p_j, t_j)) up to the mass of
+t outside them, so the loss needs p only at those K tokens and the log-partition of its row. The gradient with respect
+to the logits is then a multiple of the softmax plus K + 1 corrections per row. It is applied to the inputs chunk by
+chunk while the logits are still in the cache; no [N, V'] tensor outlives its chunk. The same holds for the divergence
+KL(t || p), which needs log p at those K tokens.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
 
 CPU_CHUNK, GPU_CHUNK = 512, 8192
-"""Rows of logits made at a time: what a cache holds, and what keeps a GPU busy."""
+"""Rows of logits made at a time: as many as a cache holds, and enough to keep a GPU busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +20,9 @@ class Labels:
     """Training targets of N drafted positions, as columns of the draft vocabulary.
 
     token: [N] column of the true token, -1 where the draft vocabulary lacks it.
-    top: [N, K] columns of the target's likeliest tokens, -1 where lacking; probs: [N, K] their probabilities.
+    top: [N, K] columns of the target's likeliest tokens, -1 where lacking. probs: [N, K] their probabilities.
     weight: [N] position weights w_k.
-    place: [N] int64, k - 1: how many rows of the same block stand before this one, without a gap.
+    place: [N] int64, k - 1: how many rows of the same block precede this one, without a gap.
     blocks: the first row of every block, ascending.
     """
 
@@ -41,11 +39,11 @@ class LossWeights:
     """Weights of the losses.
 
     ce, tv: of the true token's cross entropy and of the total variation (equation 12).
-    kl: of KL(t || p) over the target's likeliest tokens, times exp(-kl_falloff c*) at every position: total variation
-        has almost no gradient where p is small at what t likes, and is what counts where it is not. An adaptive mix of
-        the two by acceptance is that of "LK losses" (2026); here every position has its own.
-    survival: multiply w_k by c*_1 ... c*_{k-1} of the same block, as constants: the chance that verification gets
-        to position k at all.
+    kl: of KL(t || p) over the target's likeliest tokens, times exp(-kl_falloff c*) at every position. Total variation
+        is the aim, but has almost no gradient where p is small at tokens that t likes. "LK losses" (2026) mix the two
+        by acceptance; here every position has its own mix.
+    survival: multiply w_k by c*_1 ... c*_{k-1} of the same block, as constants: the chance that verification reaches
+        position k.
     """
 
     ce: float
@@ -56,7 +54,8 @@ class LossWeights:
 
 
 def survival(accept: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    """[N] product of c* over the rows of a block before each row; accept: [N] c*, place: [N], whole blocks."""
+    """Return [N] the product of c* over the rows of a block before each row; accept: [N] c*, place: [N], whole
+    blocks."""
     logs = accept.double().clamp_min(1e-12).log()
     before = logs.cumsum(0) - logs
     first = torch.arange(len(place), device=place.device) - place
@@ -64,7 +63,7 @@ def survival(accept: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
 
 
 def chunks(blocks: list[int], rows: int, size: int) -> list[slice]:
-    """Slices of about `size` rows that cut no block."""
+    """Return slices of about `size` rows that cut no block."""
     bounds = [0]
     for here, following in zip(blocks, [*blocks[1:], rows], strict=True):
         if following - bounds[-1] > size and here > bounds[-1]:
@@ -141,9 +140,9 @@ def draft_loss(
     *,
     chunk: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The losses added up as `loss_weights` says, summed over N positions.
+    """Return the weighted losses, summed over N positions.
 
-    hidden: [N, d]; latent: [N, r] of the sequential head or None; head: [V', d], frozen; w2: [V', r].
+    hidden: [N, d]. latent: [N, r] of the sequential head or None. head: [V', d], frozen. w2: [V', r].
     Returns (loss, [L_ce, L_tv, L_kl], c* [N] of equation 8, the weights [N] of the positions).
     """
     chunk = chunk or (CPU_CHUNK if hidden.device.type == "cpu" else GPU_CHUNK)
@@ -151,11 +150,11 @@ def draft_loss(
 
 
 def confidence_loss(logits: torch.Tensor, accept: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """L_conf of equation 11, summed over N positions: confidence logits against c* [N]."""
+    """Return L_conf of equation 11, summed over N positions: confidence logits against c* [N]."""
     losses = torch.nn.functional.binary_cross_entropy_with_logits(logits.float(), accept.clamp(0, 1), reduction="none")
     return (weight * losses).sum()
 
 
 def position_weights(size: int, decay: float, device: torch.device | None = None) -> torch.Tensor:
-    """w_k = exp(-(k - 1) / decay), [size]; all 1 where `decay` is infinite."""
+    """Return w_k = exp(-(k - 1) / decay), [size]; all 1 where `decay` is infinite."""
     return torch.exp(-torch.arange(size, dtype=torch.float32, device=device) / decay)

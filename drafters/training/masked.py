@@ -1,14 +1,12 @@
-"""Masked blocks: what a diffusion drafter is trained on, and its training forward.
+"""Masked blocks: training data of a diffusion drafter, and its training forward.
 
 An answer is cut at many anchors at once instead of being truncated at one place, since its context rows never see the
-blocks and serve all of them. Of the tokens behind an anchor, those that are masked are to be predicted; the row before
-each predicts it (`diffusion/model.py`).
+blocks and serve all of them. After an anchor, the masked tokens are predicted, each by the row before it
+(`diffusion/model.py`).
 
 Stage I masks each token with probability t, weighing 1/t (masked diffusion; DEER, continuation distillation). Stage II
-masks the last R tokens, of which the one nearest to what is known weighs most (DEER, refinement).
+masks the last R tokens; the masked token nearest to the known ones weighs most (DEER, refinement).
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
@@ -22,10 +20,8 @@ from .forward import FrozenTarget, blocks_attention
 
 @dataclass(frozen=True, slots=True)
 class MaskedStep:
-    """A step of A blocks of which parts are masked; `step.rows` and its labels are of these alone.
-
-    revealed: [A, size - 1] bool, tokens x_1 .. x_{size - 1} that the blocks see.
-    """
+    """A step of A partly masked blocks; `step.rows` and its labels are of the masked tokens alone. revealed: [A, size -
+    1] bool, tokens x_1 .. x_{size - 1} that the blocks see."""
 
     step: TrainingStep
     revealed: torch.Tensor
@@ -36,10 +32,8 @@ class MaskedStep:
 
 
 def masked_anywhere(blocks: int, size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """[blocks, size] bool, tokens masked with a probability t of each block's own, and their weights 1/t.
-
-    The t are spread evenly over 1/size .. 1: below it most blocks would have no mask, and few would weigh very much.
-    """
+    """Return [blocks, size] bool, tokens masked with each block's own probability t, and their weights 1/t. The t are
+    spread evenly over 1/size .. 1: below it most blocks would have no mask, and few would weigh very much."""
     place = (torch.randperm(blocks, generator=generator) + torch.rand(blocks, generator=generator)) / blocks
     t = (1 + (size - 1) * place) / size
     masked = torch.rand(blocks, size, generator=generator) < t[:, None]
@@ -49,10 +43,8 @@ def masked_anywhere(blocks: int, size: int, generator: torch.Generator) -> tuple
 def masked_at_the_end(
     blocks: int, size: int, alpha: float, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[blocks, size] bool, the last R tokens, and weights alpha ** (R - i) of the i-th of them, which add up to 1.
-
-    R is `size`, with which every draft begins, in every other block, else any number up to it.
-    """
+    """Return [blocks, size] bool, the last R tokens, and weights alpha ** (R - i) of the i-th of them, scaled to sum 1.
+    In every other block R is `size`, with which every draft begins, else any number up to it."""
     count = torch.randint(1, size + 1, (blocks,), generator=generator)
     count[::2] = size
     left = torch.arange(size, 0, -1).expand(blocks, -1)  # R - i + 1
@@ -62,7 +54,7 @@ def masked_at_the_end(
 
 
 def mask_blocks(step: TrainingStep, masked: torch.Tensor, weights: torch.Tensor) -> MaskedStep:
-    """The step with these [A, size] tokens masked, and nothing but them to be learnt."""
+    """Return the step with these [A, size] tokens masked, and labels for them alone."""
     labels, size = step.labels, masked.shape[1]
     masked, weights = masked.to(step.rows.device), weights.to(step.rows.device)
     kept = masked.flatten()[step.rows]
@@ -84,10 +76,8 @@ def mask_blocks(step: TrainingStep, masked: torch.Tensor, weights: torch.Tensor)
 def block_states(
     model: DiffusionModel, frozen: FrozenTarget, step: TrainingStep, ids: torch.Tensor, revealed: torch.Tensor
 ) -> torch.Tensor:
-    """Normed states [A, size, d] of blocks behind the step's contexts.
-
-    ids: [A, size], x_0 .. x_{size - 1}; revealed: [A, size - 1] bool, those of them beyond the anchor that are seen.
-    """
+    """Return normed states [A, size, d] of blocks that follow the step's contexts. ids: [A, size], x_0 .. x_{size - 1}.
+    revealed: [A, size - 1] bool, which of x_1 .. x_{size - 1} are seen."""
     blocks, size = ids.shape
     behind = len(step.context)
     positions = step.anchor_positions[:, None] + torch.arange(size, device=ids.device)
@@ -110,7 +100,7 @@ def block_states(
 
 
 def _context_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: TrainingStep) -> torch.Tensor:
-    """Causal attention [C, Hq, D] of every context over itself."""
+    """Return causal attention [C, Hq, D] of every context over itself."""
     out = []
     for tile in {tile.start: tile for tile in step.tiles}.values():  # the last one of a sequence reaches its end
         rows = tile.context

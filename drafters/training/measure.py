@@ -1,10 +1,8 @@
 """tau of drafter folders on files of prompts, without a server (`outrider bench drafters`).
 
-The target answers, and the drafter is then followed along those answers (see `validate`). A server at temperature 0
+The target answers, and the drafter is then followed along these answers (see `validate`). A server at temperature 0
 accepts the same tokens, up to ties that rounding decides; at higher temperatures its tau has the same distribution.
 """
-
-from __future__ import annotations
 
 import json
 from dataclasses import dataclass
@@ -37,7 +35,7 @@ Answer = tuple[list[int], int]
 def target_answers(
     target: TargetModel, path: str | Path, *, count: int, new_tokens: int, temperature: float, kept: Path | None
 ) -> list[Answer]:
-    """Answers to the first `count` prompts of a file; those at least two tokens long."""
+    """Return answers, at least two tokens long, to the first `count` prompts of a file."""
     store = kept / f"{Path(path).stem}-{count}-{new_tokens}-T{temperature:g}.json" if kept else None
     if store and store.exists():
         return [(ids, prompt) for ids, prompt in json.loads(store.read_text())]
@@ -46,10 +44,10 @@ def target_answers(
         target, prompts, [temperature] * len(prompts), max_new_tokens=new_tokens, stop_ids=target.stop_ids,
         seeds=list(range(len(prompts))),
     )  # fmt: skip
-    found = {}
+    texts = {}
     for text in tqdm(written, total=len(prompts), desc=f"{Path(path).stem}, T={temperature:g}", leave=False):
-        found[text.number] = (prompts[text.number] + text.ids, len(prompts[text.number]))
-    answers = [found[number] for number in sorted(found) if len(found[number][0]) >= found[number][1] + 2]
+        texts[text.number] = (prompts[text.number] + text.ids, len(prompts[text.number]))
+    answers = [texts[number] for number in sorted(texts) if len(texts[number][0]) >= texts[number][1] + 2]
     if store:
         store.parent.mkdir(parents=True, exist_ok=True)
         replace({store: json.dumps(answers)})
@@ -58,26 +56,26 @@ def target_answers(
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A drafter folder, and how it is drafted with. schedule: of a diffusion drafter."""
+    """A drafter folder, and how it drafts; steps: of denoising, for a diffusion drafter; else 0."""
 
     name: str
     folder: Path
-    schedule: tuple[str, int] | None = None
+    steps: int = 0
 
 
-def arms_of(folders: list[Path], steps: list[int], order: str) -> list[Arm]:
-    """Every folder, those of diffusion drafters once with each number of denoising steps; raises CheckpointError."""
+def arms_of(folders: list[Path], steps: list[int]) -> list[Arm]:
+    """Return an arm per folder, for diffusion drafters one per number of denoising steps; raises CheckpointError."""
     short = len({folder.name for folder in folders}) == len(folders)
     arms = []
     for folder in folders:
         name = folder.name if short else str(folder)
         config = read_config(folder)
         if what := not_trained(config):
-            raise CheckpointError(f"{folder} has {what}, which a server measures: outrider bench load")
+            raise CheckpointError(f"{folder} has {what}; measure it in a server: outrider bench load")
         if config.kind in (*READING_KINDS, EagleConfig.kind):
             arms.append(Arm(name, folder))
         else:
-            arms += [Arm(f"{name}, {n} step{'s' * (n > 1)}", folder, (order, n)) for n in steps]
+            arms += [Arm(f"{name}, {n} step{'s' * (n > 1)}", folder, n) for n in steps]
     return arms
 
 
@@ -90,13 +88,14 @@ def measure(
     seed: int = 0,
     steps: Steps = walk,
 ) -> list[Acceptance]:
-    """Acceptance of each arm along the same answers, which the target wrote at `temperature`, by these steps."""
+    """Return the acceptance of each arm along the same answers, which the target wrote at `temperature`, by these
+    steps."""
     followed = []
     for arm in arms:
         model = load_drafter(arm.folder, target, target.embedding.dtype).to(target.device)
         frozen = frozen_part(model, target)
         maker = BatchMaker(model.config, model.vocab, device=target.device)
-        schedule = make_schedule(arm.schedule[0], model.config.gamma, arm.schedule[1]) if arm.schedule else None
+        schedule = make_schedule(model.config.gamma, arm.steps) if arm.steps else None
         followed.append((hits_of(model, frozen, maker.columns, schedule), maker, model.config.target_layers))
     totals = [Acceptance.empty(maker.config.gamma) for _, maker, _ in followed]
     generator = torch.Generator().manual_seed(seed)

@@ -1,7 +1,5 @@
 """AdamW on float32 masters of a low-precision model, their running means, and the learning-rate schedule."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,11 +8,11 @@ from torch import nn
 
 
 class Optimiser:
-    """AdamW whose state and weights are float32 whatever the model's dtype.
+    """AdamW with state and weights in float32 whatever the model's dtype.
 
     A bfloat16 model computes with rounded copies of the masters; a float32 model is its own master.
     means: running means of the masters, which forget with the factor `ema` a step, faster in the first steps; none
-    where it is 0.
+        where it is 0.
     """
 
     def __init__(
@@ -23,14 +21,14 @@ class Optimiser:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.masters = [p.detach().float().requires_grad_() if p.dtype != torch.float32 else p for p in self.parameters]
         matrices = [m for m in self.masters if m.ndim > 1]
-        others = [m for m in self.masters if m.ndim <= 1]
-        groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+        vectors = [m for m in self.masters if m.ndim <= 1]
+        groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         self.adam = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
         self.lr, self.clip, self.ema, self.steps = lr, clip, ema, 0
         self.means = [m.detach().clone() for m in self.masters] if ema else []
 
     def step(self, scale: float) -> torch.Tensor:
-        """One update at learning rate lr * scale; returns the gradient norm before clipping, a scalar."""
+        """Do one update at learning rate lr * scale; return the gradient norm before clipping, a scalar."""
         for p, master in zip(self.parameters, self.masters, strict=True):
             if master is not p:
                 master.grad = None if p.grad is None else p.grad.float()
@@ -52,12 +50,12 @@ class Optimiser:
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Inside, the model has the running means for weights, if there are any."""
-        own = [m.detach().clone() for m in self.masters] if self.means else []
+        originals = [m.detach().clone() for m in self.masters] if self.means else []
         try:
             self._fill(self.means)
             yield
         finally:
-            self._fill(own)
+            self._fill(originals)
 
     def adopt_means(self) -> None:
         """Take the running means, if there are any, as the model's weights for good."""
@@ -69,7 +67,7 @@ class Optimiser:
             p.copy_(weight)
 
     def state_dict(self) -> dict:
-        """Masters, their means and AdamW's state."""
+        """Return masters, their means and AdamW's state."""
         masters = [m.detach() for m in self.masters]
         return {"masters": masters, "means": self.means, "steps": self.steps, "adam": self.adam.state_dict()}
 
@@ -87,9 +85,7 @@ class Optimiser:
 
 
 def learning_rate(step: int, steps: int, *, warmup: int, decay_steps: int) -> float:
-    """Share of the peak rate: linear warm-up, constant, then linear to 0 over the last `decay_steps`.
-
-    The constant middle lets a run be lengthened: resume from before its decay with a larger `steps`.
-    """
+    """Return the share of the peak rate: linear warm-up, constant, then linear to 0 over the last `decay_steps`. The
+    constant middle lets a run be lengthened: resume from before its decay with a larger `steps`."""
     rise = min(1.0, (step + 1) / max(1, warmup))
     return rise * min(1.0, max(0.0, (steps - step) / max(1, decay_steps)))

@@ -1,12 +1,10 @@
 """Training of the heads that draw paths through candidates: DFlash 2's selector and LiLiCorr's.
 
-A block's logits are trained as DFlash's, and choose the candidates. Beside that each position's distribution over its
-candidates, behind the answer's token before it, learns by the same losses (as SpecForge and speculators train DFlash 2
-by cross entropy over candidates). Where that token is no candidate itself, no path goes through it and nothing is
-learnt.
+A block's logits are trained as DFlash's, and choose the candidates. In addition each position's distribution over its
+candidates, given the answer's token before, learns by the same losses (as SpecForge and speculators train DFlash 2 by
+cross entropy over candidates). Where that token is no candidate itself, no path goes through it and the position is not
+trained.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 
@@ -21,7 +19,8 @@ from .loss import CPU_CHUNK, GPU_CHUNK, LossWeights, survival
 
 @torch.no_grad()
 def of_logits(hidden: torch.Tensor, head: torch.Tensor, read: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """Results of `read` on the logits [M, V] of M hidden states at a time, of [N, d]; head: [V, d]."""
+    """Return the results of `read` on logits of hidden states [N, d], computed M rows [M, V] at a time; head: [V,
+    d]."""
     size = CPU_CHUNK if hidden.device.type == "cpu" else GPU_CHUNK
     return torch.cat([read(rows @ head.T) for rows in hidden.split(size)])
 
@@ -29,24 +28,27 @@ def of_logits(hidden: torch.Tensor, head: torch.Tensor, read: Callable[[torch.Te
 def lattice(
     model: BlockModel, frozen: FrozenTarget, step: TrainingStep, hidden: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Candidates [A, G, K] and scores [A, G, K, K] of every block from its hidden states [A, G, d], as they are drafted
-    with (`candidates.py`). The partition function has no gradient."""
+    """Return candidates [A, G, K] and scores [A, G, K, K] of every block from its hidden states [A, G, d], as in
+    drafting.
+
+    See `candidates.py`. The partition function has no gradient.
+    """
     selector = model.selector
     assert selector is not None
     rows, shape = hidden.flatten(0, 1), (*hidden.shape[:2], selector.candidates)
     ids = of_logits(rows, frozen.head, lambda logits: logits.topk(selector.candidates, -1).indices)
-    own = torch.einsum("nd,nkd->nk", rows, frozen.head[ids]).float().view(shape)
+    logits_of_ids = torch.einsum("nd,nkd->nk", rows, frozen.head[ids]).float().view(shape)
     ids = ids.view(shape)
     if isinstance(selector, LatticeSelector):
         partition = of_logits(rows, frozen.head, lambda logits: logits.float().logsumexp(-1)).view(*shape[:2], 1)
         context = model.context(step.features.to(hidden.dtype))[rows_before(step)]
-        return ids, selector.scores(own - partition, ids, hidden, frozen.embedding, context)
-    return ids, selector.scores(own, ids, hidden, step.anchors)
+        return ids, selector.scores(logits_of_ids - partition, ids, hidden, frozen.embedding, context)
+    return ids, selector.scores(logits_of_ids, ids, hidden, step.anchors)
 
 
 def scores_behind(tokens: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores [A, G, K] of each position's candidates behind the tokens [A, G] before them, anchors first, and [A, G]
-    bool, whether that token is an anchor or a candidate itself; where it is not, the scores mean nothing."""
+    """Return scores [A, G, K] of each position's candidates, given the tokens [A, G] before them, anchors first. Also
+    returns [A, G] bool, whether that token is an anchor or a candidate itself; elsewhere the scores are undefined."""
     same = ids[:, :-1] == tokens[:, 1:, None]
     first = torch.zeros_like(tokens[:, :1])
     places = torch.cat([first, same.long().argmax(-1)], 1)
@@ -57,10 +59,10 @@ def scores_behind(tokens: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor)
 def path_loss(
     model: BlockModel, frozen: FrozenTarget, step: TrainingStep, hidden: torch.Tensor, loss_weights: LossWeights
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The losses of `loss.py` of distributions over candidates, added up as `loss_weights` says and summed over N
-    positions; [L_ce, L_tv, L_kl], and c* [N], 0 where no path goes.
+    """Compute the losses of `loss.py` for distributions over candidates.
 
-    hidden: [A, G, d] of all positions, of which the step's labels are those at `step.rows`.
+    hidden: [A, G, d] of all positions; the step's labels belong to `step.rows`.
+    Returns the weighted loss, summed over N positions, [L_ce, L_tv, L_kl], and c* [N], 0 where no path goes.
     """
     labels = step.labels
     ids, scores = lattice(model, frozen, step, hidden)

@@ -4,8 +4,6 @@ A line holds `turns` (list of strings: user, assistant, user, …) or `prompt` (
 `response_ids` is an answer of the target and is used as it is.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -14,7 +12,7 @@ from typing import Any
 
 
 class BadLine(ValueError):
-    """A line of a data file that cannot be used; says file, line number and reason."""
+    """A line of a data file that cannot be used; the message has file, line number and reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,7 @@ class AnsweredPrompt:
     response_ids: tuple[int, ...] = ()
 
     def to_json(self) -> str:
-        """One line of an answers file."""
+        """Return one line of an answers file."""
         return json.dumps(asdict(self), ensure_ascii=False)
 
 
@@ -57,7 +55,7 @@ def parse_line(text: str, where: str) -> AnsweredPrompt:
 
 
 def read_samples(path: str | Path) -> Iterator[AnsweredPrompt]:
-    """All samples of a JSONL file; blank lines are skipped, the first bad line raises `BadLine`."""
+    """Yield all samples of a JSONL file; skip blank lines, raise `BadLine` at the first bad one."""
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"prompts file {path} does not exist")

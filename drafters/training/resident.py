@@ -1,10 +1,8 @@
 """Training sequences in a GPU's memory, and steps cut there without the host.
 
 Cutting a step of many sequences on the host takes longer than learning from it on a GPU. Here every column of the store
-is one tensor on the device. A step is a grid: as many anchors of every sequence, contexts padded to one length.
+is one tensor on the device. A step is a grid: equally many anchors of every sequence, contexts padded to one length.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 
@@ -16,15 +14,13 @@ from .loss import Labels, position_weights
 from .store import FeatureStore
 
 SHARE_OF_MEMORY = 0.7
-"""The free memory that a store may take, beside weights, gradients and logits."""
+"""Share of the free memory that a store may take, leaving room for weights, gradients and logits."""
 READ_BYTES = 1 << 28
 
 
 class ResidentStore:
-    """All columns of a store on one device; `numbers` as of the store.
-
-    tokens: [N] int32; features: [N, m*d] bfloat16; top_ids, top_probs: [M, K] of the M answer rows.
-    """
+    """All columns of a store on one device; `numbers` as in the store. tokens: [N] int32. features: [N, m*d] bfloat16.
+    top_ids, top_probs: [M, K] of the M answer rows."""
 
     def __init__(self, store: FeatureStore, device: torch.device) -> None:
         self.entries = list(store.entries)
@@ -35,14 +31,14 @@ class ResidentStore:
 
     @staticmethod
     def fits(store: FeatureStore, device: torch.device) -> bool:
-        """True if the device is a GPU that has room for all columns."""
+        """Return True if the device is a GPU that has room for all columns."""
         return device.type == "cuda" and store.bytes < SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[0]
 
     def cut(self, numbers: list[int], points: torch.Tensor, maker: BatchMaker, size: int) -> TrainingStep:
-        """Blocks of `size` predictions behind the anchors of these S sequences.
+        """Cut blocks of `size` predictions that follow the anchors of these S sequences.
 
-        points: [S, A] in [0, 1), where in each of A equal parts of an answer its anchor is; an answer of less than A
-        tokens has some anchors twice. Rows beyond an answer's end are there and weigh nothing.
+        points: [S, A] in [0, 1), the place of the anchor in each of A equal parts of an answer; an answer of less than
+            A tokens has some anchors twice. Rows beyond an answer's end have weight 0.
         """
         device, (sequences, blocks) = self.tokens.device, points.shape
         entries = [self.entries[i] for i in numbers]
@@ -86,7 +82,7 @@ class ResidentStore:
     def steps(
         self, numbers: list[int], maker: BatchMaker, *, sequences: int, anchors: int, size: int, seed: int, step: int
     ) -> Iterator[TrainingStep]:
-        """Steps of `drawn_numbers`."""
+        """Yield steps of `drawn_numbers`."""
         generator = torch.Generator(self.tokens.device)
         for chosen, own_seed in drawn_numbers(numbers, sequences, seed=seed, step=step):
             generator.manual_seed(own_seed)
@@ -95,7 +91,7 @@ class ResidentStore:
 
 
 def _column(store: FeatureStore, name: str, device: torch.device) -> torch.Tensor:
-    """A column of the store on a device, read in pieces."""
+    """Copy a column of the store to a device, in pieces."""
     dtype, width, length = store.columns[name][0], store.widths[name], store.length_of(name)
     column = torch.empty(length, width, dtype=torch.from_numpy(np.empty(0, dtype)).dtype, device=device)
     piece = max(1, READ_BYTES // (width * dtype.itemsize))
@@ -106,8 +102,7 @@ def _column(store: FeatureStore, name: str, device: torch.device) -> torch.Tenso
 
 
 def training_steps(store: FeatureStore, numbers: list[int], maker: BatchMaker, **asked: int) -> Iterator[TrainingStep]:
-    """Endless steps, as `random_steps` is asked for them: on a GPU cut there if the store fits, else made ahead by a
-    thread."""
+    """Yield endless steps as `random_steps`: cut on a GPU if the store fits, else made ahead by a thread."""
     if ResidentStore.fits(store, maker.device):
         return ResidentStore(store, maker.device).steps(numbers, maker, **asked)
     steps = random_steps(store, numbers, maker, **asked)

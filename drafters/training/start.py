@@ -1,7 +1,5 @@
 """Starting weights: draft layers copied from the target's last ones, the sequential head fitted to token pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,11 +16,11 @@ from .store import FeatureStore
 from .target import TargetModel, outputs_of
 
 QUIET = 0.3
-"""Size of the logits of the backbone beside a fitted sequential head, before the first step."""
+"""Factor of the backbone's logits next to a fitted sequential head, before the first step."""
 
 
 def check_shape(config: BlockConfig | EagleConfig, layer: Any) -> None:
-    """Raise ValueError where a layer of the target is shaped otherwise than the drafter's."""
+    """Raise ValueError where a layer of the target is shaped differently from the drafter's."""
     attention, mlp = layer.self_attn, layer.mlp
     shapes = {
         "hidden size": (mlp.down_proj.out_features, config.hidden_size),
@@ -36,7 +34,7 @@ def check_shape(config: BlockConfig | EagleConfig, layer: Any) -> None:
 
 
 def copy_layer(layer: DraftLayer, source: Any, *, qk_norm: bool = False) -> None:
-    """Copy the weights of a target's layer; qk_norm: with those of the norms of queries and keys."""
+    """Copy the weights of a target's layer; qk_norm: including the norms of queries and keys."""
     layer.input_layernorm.weight.copy_(source.input_layernorm.weight)
     layer.post_attention_layernorm.weight.copy_(source.post_attention_layernorm.weight)
     layer.qkv.weight.copy_(torch.cat([getattr(source.self_attn, f"{p}_proj").weight for p in "qkv"]))
@@ -50,10 +48,8 @@ def copy_layer(layer: DraftLayer, source: Any, *, qk_norm: bool = False) -> None
 
 @torch.no_grad()
 def start_eagle(model: EagleModel, target: TargetModel) -> None:
-    """Copy the target's last layer, which reads the features beside the embeddings, and its last norm.
-
-    `fc` becomes the identity on the last feature, which predicts the token that the row has beside it.
-    """
+    """Copy the target's last layer, which reads the features as well as the embeddings, and its last norm. `fc` becomes
+    the identity on the last feature, which predicts the token that the row pairs it with."""
     source = target.model.model.layers[-1]
     check_shape(model.config, source)
 
@@ -73,8 +69,8 @@ def start_eagle(model: EagleModel, target: TargetModel) -> None:
 
 @torch.no_grad()
 def start_diffusion(model: DiffusionModel, target: TargetModel, layers: Iterable[int] | None) -> None:
-    """Copy these layers of the target, in order, and its last norm; None: neither. A mask begins as the mean of all
-    embeddings, the separator as nothing."""
+    """Copy these layers of the target, in order, and its last norm; None: neither. A mask starts as the mean of all
+    embeddings, the separator as zero."""
     if layers is not None:
         for layer, number in zip(model.draft_layers, layers, strict=True):
             source = target.model.model.layers[number]
@@ -89,9 +85,9 @@ def start_diffusion(model: DiffusionModel, target: TargetModel, layers: Iterable
 def start_from_target(model: BlockModel, target: TargetModel, tokens: torch.Tensor) -> None:
     """Copy the target's last layers into the draft layers, in order; heads and embeddings are shared anyway.
 
-    `fc` becomes the identity on the last feature and `hidden_norm` the norm that the first copied layer reads through.
-    The draft layers norm queries and keys, which a Llama-shaped target does not: their norms get the mean size of the
-    target's own queries and keys, measured on `tokens` [S].
+    `fc` becomes the identity on the last feature and `hidden_norm` the input norm of the first copied layer. The draft
+    layers norm queries and keys, which a Llama-shaped target does not: their norms get the mean size of the target's
+    own queries and keys, measured on `tokens` [S].
     """
     config, size = model.config, model.config.hidden_size
     sources = list(target.model.model.layers)[-config.num_layers :]
@@ -120,13 +116,14 @@ def start_markov(
     iterations: int = 12,
     device: torch.device | str = "cpu",
 ) -> float:
-    """Fit W1 W2 alone to which token follows which, before the first step; returns the cross entropy reached.
+    """Fit W1 W2 alone to which token follows which, before the first step; return the cross entropy reached.
 
-    Counted are what the target thought likely in the stored sequences `numbers`, and the tokens of further `answers`.
-    By previous token this is a table of at most V rows, and fitting a rank-r softmax to it takes seconds; learnt along
-    with the backbone the same table takes a hundred thousand anchors. Few iterations, because more fit the rare rows
-    by heart. The backbone's logits start `QUIET` times as large, so as not to talk the table down.
-    Does nothing without a sequential head. device: where it is fitted.
+    It counts the target's likely tokens in the stored sequences `numbers`, and the tokens of further `answers`. By
+    previous token this is a table of at most V rows, and fitting a rank-r softmax to it takes seconds; learnt along
+    with the backbone the same table takes a hundred thousand anchors. Iterations are few, because more would fit the
+    rare rows by heart. The backbone's logits start `QUIET` times as large, so that they do not override the table.
+    Without a sequential head it returns 0.
+    device: where it is fitted.
     """
     head, vocab = model.markov_head, model.vocab.cpu()
     if head is None:
@@ -168,6 +165,6 @@ def start_markov(
 
 
 def _before(store: FeatureStore, number: int) -> torch.Tensor:
-    """The tokens before each of a stored answer."""
+    """Return the tokens before each of a stored answer."""
     e = store.entries[number]
     return store.rows_of("tokens", e.start + e.prompt - 1, e.start + e.length - 1)[:, 0].long()

@@ -1,9 +1,8 @@
 """Training sequences on disk: tokens, target features and the target's likeliest tokens.
 
-Flat binary files, one for each column, grow together; a drafter that needs no features has no file of them.
-`index.jsonl` has one line per finished sequence, written when the columns are on the disk: so a kill or a power failure
-leaves at most bytes that the next run cuts off, and others may read while one writes. Reading touches only the
-sequences of a step.
+Flat binary files, one for each column, grow together; without features there is no file of them. `index.jsonl` has one
+line per finished sequence, written when the columns are on disk. So a kill or a power failure leaves at most bytes that
+the next run cuts off, and other processes may read while one writes. Reading touches only the sequences of a step.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import torch
 from outrider.storage.replacing import replace, sync
 
 FLUSH_TOKENS = 4096
-"""Tokens of appended sequences after which they are flushed: a batch of the feature pass, a second or a few of work."""
+"""Tokens of appended sequences after which they are flushed: a batch of the feature pass, a few seconds of work."""
 
 
 class StoreInUse(ValueError):
@@ -49,11 +48,10 @@ class StoredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """One sequence of S tokens whose first `prompt` are the prompt.
+    """One sequence of S tokens, of which the first `prompt` are the prompt.
 
-    tokens: [S] int64; features: [S, m*d] bfloat16, m*d being 0 where none are kept. No block ever looks at those of the
-        last token.
-    top_ids, top_probs: [S - prompt, K]; row i is the target's distribution of token prompt + i given those before it.
+    tokens: [S] int64. features: [S, m*d] bfloat16; m*d is 0 where none are kept. No block ever reads the last token's.
+    top_ids, top_probs: [S - prompt, K]; row i is the target's distribution of token prompt + i given all tokens before.
     """
 
     tokens: torch.Tensor
@@ -63,7 +61,7 @@ class Sequence:
     top_probs: torch.Tensor
 
     def first(self, tokens: int) -> Sequence:
-        """The sequence cut to its first `tokens` tokens."""
+        """Return the sequence cut to its first `tokens` tokens."""
         answer = max(0, tokens - self.prompt)
         return Sequence(
             self.tokens[:tokens], self.prompt, self.features[:tokens], self.top_ids[:answer], self.top_probs[:answer]
@@ -71,15 +69,15 @@ class Sequence:
 
 
 def digest(tokens: Iterable[int]) -> str:
-    """A short name of these tokens."""
+    """Return a short name of these tokens."""
     return hashlib.sha256(np.array(list(tokens), np.int32).tobytes()).hexdigest()[:16]
 
 
 class FeatureStore:
     """Append-only store of sequences; `width` = m*d feature columns, 0 for none, `top` = K likeliest tokens kept.
 
-    It has what was there when it was opened; `grow` looks for more, `writing` appends. What is appended can be read
-    here at once; others and later runs find it after the next `flush`.
+    It has the sequences that were there when it was opened; `grow` looks for more, `writing` appends. Appended
+    sequences can be read here at once, by other processes and later runs after the next `flush`.
     """
 
     def __init__(self, folder: str | Path, *, width: int, top: int, meta: dict[str, Any]) -> None:
@@ -94,14 +92,14 @@ class FeatureStore:
         wanted = {"width": width, "top": top, **meta}
         path = self.folder / "meta.json"
         if path.exists():
-            found = json.loads(path.read_text())
-            differ = [k for k in wanted if found.get(k) != wanted[k]]
+            stored = json.loads(path.read_text())
+            differ = [k for k in wanted if stored.get(k) != wanted[k]]
             if differ:
-                what = ", ".join(f"{k} {found.get(k)} instead of {wanted[k]}" for k in differ)
+                what = ", ".join(f"{k} {stored.get(k)} instead of {wanted[k]}" for k in differ)
                 raise ValueError(f"{folder} holds features made with {what}; use another --out or delete it")
         else:
             replace({path: json.dumps(wanted)})
-        self.parts: list[slice] | None = None  # of the feature columns, what is read; None: all
+        self.parts: list[slice] | None = None  # slices of the feature columns that are read; None: all
         self.index = self.folder / "index.jsonl"
         self.entries: list[StoredAnswer] = []
         self.digests: set[str] = set()
@@ -109,7 +107,7 @@ class FeatureStore:
         self.grow()
 
     def grow(self) -> bool:
-        """Take in what has been appended since, also by others; whether that was anything."""
+        """Read sequences appended since, also by other processes; return whether there were any."""
         lines = self._whole_lines().splitlines()[len(self.entries) - len(self._pending) :]
         new = [StoredAnswer(**json.loads(line)) for line in lines]
         if new:
@@ -123,9 +121,9 @@ class FeatureStore:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Inside, `append` may be called, and no other process may write; what a killed run left is cut off first.
+        """Inside, `append` may be called, and no other process may write; remains of a killed run are cut off first.
 
-        What was appended is flushed in the end, however that comes. Raises StoreInUse where another one writes.
+        Appended sequences are flushed at the end, even after an error. Raises StoreInUse where another process writes.
         """
         with (self.folder / "meta.json").open() as lock:
             try:
@@ -153,7 +151,7 @@ class FeatureStore:
         return last.start + last.length, last.top + last.length - last.prompt
 
     def length_of(self, name: str) -> int:
-        """Rows stored of a column."""
+        """Return the number of stored rows of a column."""
         tokens, answers = self.rows
         return answers if name.startswith("top") else tokens
 
@@ -215,7 +213,7 @@ class FeatureStore:
             self.flush()
 
     def flush(self) -> None:
-        """Have on the disk what was appended: the columns first, then the lines that name their rows."""
+        """Put appended sequences on disk: first the columns, then the lines that name their rows."""
         if not self._pending:
             return
         for column in self.columns:
@@ -230,14 +228,14 @@ class FeatureStore:
         return len(self.entries)
 
     def rows_of(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Rows start..stop of a column, as they are stored."""
+        """Return rows start..stop of a column, as they are stored."""
         dtype, width = self.columns[name]
         path, offset = self.folder / f"{name}.bin", start * width * dtype.itemsize
-        found = np.fromfile(path, dtype, (stop - start) * width, offset=offset)  # a map's pages would stay in memory
-        return torch.from_numpy(found.reshape(-1, width))
+        numbers = np.fromfile(path, dtype, (stop - start) * width, offset=offset)  # a map's pages would stay in memory
+        return torch.from_numpy(numbers.reshape(-1, width))
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """`rows_of`, of the features those that were selected."""
+        """Return `rows_of`, cut to the selected features."""
         rows = self.rows_of(name, start, stop)
         if name != "features" or self.parts is None:
             return rows
@@ -258,10 +256,10 @@ class FeatureStore:
         )
 
     def token_counts(self, vocab_size: int, numbers: Iterable[int] | None = None) -> torch.Tensor:
-        """[V] float64, how often each token stands in these answers, plus its target probability summed over their
-        rows; None: all answers.
+        """Return [V] float64, how often each token occurs in these answers, plus its summed target probability.
 
-        Both matter for the draft vocabulary: what was drawn, and what else the target thought likely.
+        Both matter for the draft vocabulary: the tokens drawn, and further tokens that the target thought likely.
+        numbers: of the answers; None: all.
         """
         counts = np.zeros(vocab_size)
         for e in self.entries if numbers is None else [self.entries[number] for number in numbers]:

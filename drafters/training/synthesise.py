@@ -1,10 +1,8 @@
-"""Stage 1: the target writes the training answers, and prompts too when asked.
+"""Stage 1: the target writes the training answers, and if wanted the prompts.
 
-DSpark (section 4.1) keeps only the prompts of a data set and regenerates the answers with the target. Prompts can
-come from the target as well: given the chat template up to an empty user turn it writes one.
+DSpark (section 4.1) keeps only the prompts of a data set and regenerates the answers with the target. Prompts can come
+from the target as well: given the chat template up to an empty user turn it writes one.
 """
-
-from __future__ import annotations
 
 import random
 import re
@@ -27,13 +25,13 @@ from .store import FeatureStore, Sequence
 from .target import TargetModel
 
 PROMPT_TOKENS = 160
-"""Tokens of a prompt that the target writes, at most."""
+"""Most tokens of a prompt that the target writes."""
 SYNCED_ANSWERS = 32
-"""Answers that a power failure may take; a killed run loses none that was written."""
+"""Answers that a power failure may lose; a killed run loses no written answer."""
 
 
 WORD = re.compile("[Ġ▁]([a-z]{5,12})")
-"""A word of the vocabulary, behind either sign for a space."""
+"""A word of the vocabulary, after either sign for a space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +50,10 @@ class FeatureSink:
 
 
 def drawn_openings(tokenizer: Any, count: int, seed: int) -> list[str]:
-    """`count` openings, "" for none among them: phrases of openings.txt, a random word in place of a final "…".
-
-    A target that is left alone asks about few things; a phrase and a word lead it elsewhere every time.
-    """
+    """Return `count` openings, some "": phrases of openings.txt, with a random word for a final "…". A target that is
+    left alone asks about few things; a phrase and a word lead it elsewhere every time."""
     phrases = ["", *resources.files(__package__).joinpath("openings.txt").read_text("utf-8").splitlines()]
-    words = sorted(found[1] for token in tokenizer.get_vocab() if (found := WORD.fullmatch(token)))
+    words = sorted(match[1] for token in tokenizer.get_vocab() if (match := WORD.fullmatch(token)))
     draw = random.Random(seed)
     return [draw.choice(phrases).replace("…", draw.choice(words or [""])).strip() for _ in range(count)]
 
@@ -70,10 +66,8 @@ def write_prompts(
     seed: int,
     rows: int = 64,
 ) -> list[AnsweredPrompt]:
-    """Prompts by the target: its own user turns, each beginning with one of `openings` ("" for a free turn).
-
-    Turns that do not end within `PROMPT_TOKENS` are dropped, so fewer than `count` may come back.
-    """
+    """Return prompts by the target: its own user turns, each beginning with one of `openings` ("" for a free turn).
+    Turns that do not end within `PROMPT_TOKENS` are dropped, so fewer than `count` may come back."""
     chosen = [openings[i % len(openings)] for i in range(count)]
     ids = [target.user_turn_ids(text) for text in chosen]
     written = decode(
@@ -101,7 +95,7 @@ def answer(
     keep: FeatureSink | None = None,
     deadline: Deadline = NEVER,
 ) -> None:
-    """Append an answer of the target for every sample to `out` (JSONL); what is there already is not written again.
+    """Append the target's answer to every sample to `out` (JSONL), except answers that it has already.
 
     Sample i is answered at `temperatures[i % len(temperatures)]`. With `keep`, features go to a store on the way.
     Raises OutOfTime at the deadline; the texts under way are lost.
@@ -132,12 +126,12 @@ def answer(
 
 
 def seeds_of(numbers: Iterable[int], seed: int) -> list[int]:
-    """A seed for each numbered text, none of which another `seed` has."""
+    """Return a seed for each numbered text; different values of `seed` share none."""
     return [(seed << 32) + number for number in numbers]
 
 
 def answers_so_far(path: Path) -> list[AnsweredPrompt]:
-    """The samples of a file that a killed run left; half a last line is cut off."""
+    """Read the samples of a file that a killed run left; cut off an incomplete last line."""
     if not path.exists():
         return []
     text = path.read_bytes()

@@ -21,7 +21,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 def keep_freed_memory() -> None:
-    """Stop glibc from handing large buffers back to the kernel, whose page faults cost as much as matrix products."""
+    """Stop glibc from returning large buffers to the kernel: page faults would cost as much as matrix products."""
     if platform.system() == "Linux" and platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
@@ -40,7 +40,6 @@ class TargetModel:
 
     @classmethod
     def load(cls, path: str, *, device: str = "cpu", dtype: torch.dtype = torch.bfloat16) -> TargetModel:
-        """Load from a Hugging Face folder or name."""
         if not Path(path).exists() and Path(path).is_absolute():
             raise FileNotFoundError(f"target {path} does not exist; give a Hugging Face folder or name")
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
@@ -80,8 +79,8 @@ class TargetModel:
 
     @contextmanager
     def adapted(self, adapter: AdapterFolder | None) -> Iterator[None]:
-        """Inside, every forward has the products of a LoRA adapter added, as a server adds them: merged into weights of
-        16 bits, small changes would be lost. None: the model alone. Raises ValueError for another model's adapter."""
+        """Inside, every forward adds the products of a LoRA adapter, as a server does; None: the model alone. Merged
+        into weights of 16 bits, small changes would be lost. Raises ValueError for another model's adapter."""
         hooks: list[Any] = []
         try:
             if adapter is not None:
@@ -95,7 +94,7 @@ class TargetModel:
                 hook.remove()
 
     def _add(self, module: str, down: torch.Tensor, up: torch.Tensor, scale: float) -> Any:
-        """Have a layer's outputs changed by s B A of its inputs; returns the hook."""
+        """Add s B A of a layer's inputs to its outputs; return the hook."""
         try:
             layer = self.model.get_submodule(module)
         except AttributeError:
@@ -106,12 +105,12 @@ class TargetModel:
         return layer.register_forward_hook(lambda _m, inputs, out: out + F.linear(F.linear(inputs[0], down), up))
 
     def chat_ids(self, turns: list[str]) -> list[int]:
-        """Token ids of user turns (one, or alternating user/assistant) up to where the answer begins."""
+        """Return token ids of user turns (one, or alternating user/assistant) up to the start of the answer."""
         out = self.tokenizer.apply_chat_template(_messages(turns), add_generation_prompt=True, return_dict=True)
         return list(out["input_ids"])
 
     def user_turn_ids(self, opening: str) -> list[int]:
-        """Token ids of the template up to an unfinished user turn that begins with `opening`."""
+        """Return token ids of the template up to an unfinished user turn that begins with `opening`."""
         marker = "\u241e"
         text = self.tokenizer.apply_chat_template(_messages([marker]), tokenize=False)
         return list(self.tokenizer(text.split(marker)[0] + opening, add_special_tokens=False)["input_ids"])

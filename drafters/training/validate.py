@@ -1,15 +1,13 @@
 """Accepted length on known answers, without running the target.
 
 At temperature 0 a verified block is exactly compared with the target's own answer, so every anchor's accepted run can
-be computed teacher-forced; walking the answer from its first token with those runs gives tau as decoding would.
+be computed teacher-forced; walking the answer from its first token with these runs gives tau as decoding would.
 
-So it can at higher temperatures, on an answer the target drew at that temperature. Speculative sampling outputs x with
-the target's chance p(x) and accepts a draft of it with min(p(x), q(x)) (Leviathan et al. 2023), so given the output x
-the draft was accepted with chance min(1, q(x) / p(x)): drawing that at every position of the answer walks it as
-decoding would have.
+This also works at higher temperatures, on an answer the target drew at that temperature. Speculative sampling outputs x
+with the target's chance p(x) and accepts a draft of it with min(p(x), q(x)) (Leviathan et al. 2023). So given the
+output x, the draft was accepted with chance min(1, q(x) / p(x)); drawing that at every position of the answer walks it
+as decoding would have.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -36,10 +34,8 @@ from .store import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Chances:
-    """The way an answer was drawn.
-
-    probs: [S - prompt] the target's probability of every answer token at `temperature`, given the tokens before it.
-    """
+    """How an answer was drawn. probs: [S - prompt] the target's probability of every answer token at `temperature`,
+    given the tokens before it."""
 
     probs: torch.Tensor
     prompt: int
@@ -48,11 +44,11 @@ class Chances:
 
 
 Drafts = Callable[[TrainingStep], tuple[torch.Tensor, torch.Tensor]]
-"""TrainingStep -> tokens and confidences [A, gamma] drafted behind its anchors, as they are served at temperature 0."""
+"""Maps a TrainingStep to tokens and confidences [A, gamma] drafted after its anchors, as served at temperature 0."""
 
 
 def drafts_of(model: TrainedModel, frozen: FrozenTarget, schedule: Schedule | None) -> Drafts:
-    """`Drafts` of any kind of drafter; schedule: of one that denoises."""
+    """Return `Drafts` of any kind of drafter; schedule: of one that denoises."""
     if isinstance(model, DiffusionModel):
         assert schedule is not None
         return partial(denoised, model, frozen, schedule)
@@ -63,7 +59,7 @@ def drafts_of(model: TrainedModel, frozen: FrozenTarget, schedule: Schedule | No
 def drafted(
     model: BlockModel | EagleModel, frozen: FrozenTarget, step: TrainingStep
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`Drafts` of a block drafter or an EAGLE-3 head. The head's are behind the answer's tokens, which are its own as
+    """`Drafts` of a block drafter or an EAGLE-3 head. The head drafts after the answer's tokens, which equal its own as
     far as they are accepted."""
     count, gamma = step.valid.shape
     zeros = step.anchors.new_zeros(count)
@@ -114,8 +110,8 @@ def denoised(
 
 
 def kept(logits: torch.Tensor, step: TrainingStep, columns: torch.Tensor, chances: Chances) -> torch.Tensor:
-    """[A, M] bool, acceptance of each token behind the anchors, drawn as speculative sampling would have; logits:
-    [A, M, V'] float32 of these; columns: [V] draft column of every token, -1 where lacking."""
+    """Return [A, M] bool, acceptance of each token after the anchors, drawn as speculative sampling would have. logits:
+    [A, M, V'] float32 of these tokens. columns: [V] draft column of every token, -1 where lacking."""
     reach = torch.arange(1, 1 + logits.shape[1], device=logits.device)
     places = columns[step.tokens[:, reach].to(columns.device)].to(logits.device)
     drafted = (logits / chances.temperature).log_softmax(-1).gather(-1, places.clamp_min(0)[..., None])[..., 0]
@@ -127,14 +123,13 @@ def kept(logits: torch.Tensor, step: TrainingStep, columns: torch.Tensor, chance
 
 
 Hits = Callable[[TrainingStep, Chances | None], torch.Tensor]
-"""Which tokens [A, gamma] behind a step's anchors a draft hits, bool: greedy, or drawn where there are chances."""
+"""Maps a step to [A, gamma] bool, which tokens after its anchors a draft hits: greedy, or drawn if chances are
+given."""
 
 
 def hits_of(model: TrainedModel, frozen: FrozenTarget, columns: torch.Tensor, schedule: Schedule | None) -> Hits:
-    """Hits of any kind of drafter; columns: as of `kept`, schedule: as of `drafts_of`.
-
-    What is drafted behind a token that is no hit is never looked at: that one ends the draft.
-    """
+    """Return `Hits` of any kind of drafter; columns: as in `kept`, schedule: as in `drafts_of`. Draft tokens after the
+    first miss are never looked at, since the miss ends the draft."""
     drafts = drafts_of(model, frozen, schedule)
 
     def hits(step: TrainingStep, chances: Chances | None) -> torch.Tensor:
@@ -148,24 +143,22 @@ def hits_of(model: TrainedModel, frozen: FrozenTarget, columns: torch.Tensor, sc
 def logits_along(
     model: TrainedModel, frozen: FrozenTarget, step: TrainingStep, schedule: Schedule | None
 ) -> torch.Tensor:
-    """Logits [A, gamma, V'] float32 of every token behind the anchors, while those before are the answer's."""
+    """Return logits [A, gamma, V'] float32 of every token after the anchors, given the answer's tokens before it."""
     if isinstance(model, DiffusionModel):
         assert schedule is not None
-        if schedule.pick is not None:
-            raise ValueError("drafts can be followed along an answer where they are denoised from left to right alone")
         states, done = [], 0
-        for count in schedule.counts:
+        for count in schedule:
             known = torch.arange(model.config.gamma - 1, device=step.anchors.device) < done
-            found = block_states(model, frozen, step, step.tokens[:, :-1], known.expand(len(step.anchors), -1))
-            states.append(found[:, done : done + count])
+            block = block_states(model, frozen, step, step.tokens[:, :-1], known.expand(len(step.anchors), -1))
+            states.append(block[:, done : done + count])
             done += count
         return (torch.cat(states, 1) @ frozen.head.T).float()
     assert isinstance(model, BlockModel | EagleModel)
     hidden = hidden_states(model, frozen, step, step.valid.shape[1])
     if isinstance(model, BlockModel) and model.selector is not None:
         ids, scores = lattice(model, frozen, step, hidden)
-        own, _ = scores_behind(step.tokens[:, :-1], ids, scores)
-        return own.new_full((*own.shape[:2], len(frozen.head)), -torch.inf).scatter(-1, ids, own)
+        along, _ = scores_behind(step.tokens[:, :-1], ids, scores)
+        return along.new_full((*along.shape[:2], len(frozen.head)), -torch.inf).scatter(-1, ids, along)
     logits = (hidden @ frozen.head.T).float()
     if model.markov_head is not None:
         logits += model.markov_head.w2(model.markov_head.latents(step.tokens[:, :-1], hidden))
@@ -173,17 +166,16 @@ def logits_along(
 
 
 def walk(runs: list[int], length: int, gamma: int) -> Acceptance:
-    """Decode along an answer: `runs[i]` is the accepted run behind its token i; `length` tokens follow token 0.
-
-    A step counts as verifying no further than the answer goes, so that a cut answer does not flatter tau.
-    """
+    """Decode along an answer: `runs[i]` is the accepted run after its token i; `length` tokens follow token 0. A step
+    counts as verifying no further than the answer goes, so that a cut answer does not flatter tau."""
     _, verified, accepted = steps_along(runs, length, gamma)
-    found = Acceptance.from_steps(verified, accepted, gamma)
-    return Acceptance(found.cycles, length, found.tried, found.kept)
+    acceptance = Acceptance.from_steps(verified, accepted, gamma)
+    return Acceptance(acceptance.cycles, length, acceptance.tried, acceptance.kept)
 
 
 def steps_along(runs: list[int], length: int, gamma: int) -> tuple[list[int], list[int], list[int]]:
-    """Steps of `walk`: the token each one is behind, how many draft tokens the answer lets it verify, and accept."""
+    """Return the steps of `walk`: the token each follows, how many draft tokens the answer lets it verify, and
+    accept."""
     at, places, verified, accepted = 0, [], [], []
     while at < length:
         reach = min(gamma, length - at)
@@ -196,7 +188,7 @@ def steps_along(runs: list[int], length: int, gamma: int) -> tuple[list[int], li
 
 
 def everywhere(runs: list[int], length: int, gamma: int) -> Acceptance:
-    """One step from each token that another follows: the same ones for every drafter. Arguments as of `walk`."""
+    """Count one step from each token that another follows, the same ones for every drafter; arguments as in `walk`."""
     reach = [min(gamma, length - at) for at in range(length)]
     return Acceptance.from_steps(reach, map(min, runs, reach), gamma)
 
@@ -210,8 +202,8 @@ CHUNK = 64
 
 
 def runs_along(maker: BatchMaker, s: Sequence, hits: Callable[[TrainingStep], torch.Tensor]) -> list[int]:
-    """Tokens of a draft that are accepted behind each token of an answer that another follows; hits: [A, gamma] bool
-    of a step."""
+    """Return how many draft tokens are accepted after each token of an answer that has a successor. hits: [A, gamma]
+    bool of a step."""
     runs: list[int] = []
     for part in torch.arange(*anchor_range(s)).split(CHUNK):
         step = maker.cut([s], [part], maker.config.gamma)
@@ -223,7 +215,7 @@ def runs_along(maker: BatchMaker, s: Sequence, hits: Callable[[TrainingStep], to
 def acceptance(
     hits: Hits, maker: BatchMaker, sequences: Iterable[Sequence], chances: Chances | None = None, *, steps: Steps = walk
 ) -> Acceptance:
-    """Acceptance of drafting along answers: greedy, or drawn where `chances` are given."""
+    """Return the acceptance of drafting along answers: greedy, or drawn where `chances` are given."""
     total = Acceptance.empty(maker.config.gamma)
     for s in sequences:
         runs = runs_along(maker, s, lambda step: hits(step, chances))

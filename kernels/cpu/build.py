@@ -1,12 +1,9 @@
 """Compile the C++ kernels once per machine, into the user's cache directory.
 
 The key of the cache is a hash of the sources, the flags, the compiler and torch's version. A build needs `g++`, torch's
-own headers and some minutes of processor time.
-`python -m outrider.kernels.cpu.build` builds ahead of time, with --install into the installation itself, which then
-needs no compiler and no cache (a container image's).
+own headers and some minutes of processor time. `python -m outrider.kernels.cpu.build` builds ahead of time, with
+--install into the installation itself (a container image's), which then needs no compiler and no cache.
 """
-
-from __future__ import annotations
 
 import argparse
 import fcntl
@@ -54,7 +51,7 @@ TILES = {
 }
 """Products and attention by tiles; the rest is another set's. For tests the emulation has the bits of the tile unit."""
 CHECK = "check_tiles"
-"""A program beside the library, see csrc/check_tiles.cpp; missing where the compiler does not know tiles."""
+"""A program next to the library, see csrc/check_tiles.cpp; missing where the compiler does not know tiles."""
 
 
 class BuildError(RuntimeError):
@@ -62,7 +59,7 @@ class BuildError(RuntimeError):
 
 
 def library(extra_flags: tuple[str, ...] = ()) -> Path:
-    """The compiled library, built if this machine has not built it yet.
+    """Return the compiled library, built if this machine has not built it yet.
 
     Raises
     ------
@@ -91,7 +88,7 @@ def library(extra_flags: tuple[str, ...] = ()) -> Path:
 
 
 def install() -> Path:
-    """Compile the library into the installation; it is used there as long as sources and torch are these.
+    """Compile the library into the installation; it is used there while sources and torch stay the same.
 
     Raises
     ------
@@ -105,15 +102,15 @@ def install() -> Path:
 
 
 def find_compiler() -> str:
-    """Path of the C++ compiler; raises BuildError where there is none."""
+    """Return the path of the C++ compiler; raises BuildError where there is none."""
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
-        raise BuildError("no C++ compiler (g++, or what $CXX names) was found")
+        raise BuildError("no C++ compiler was found (g++, or the one in $CXX)")
     return compiler
 
 
 def _key(compiler: str | None, extra_flags: tuple[str, ...]) -> str:
-    """Hash of what decides the library; compiler: None: any."""
+    """Hash everything that decides the library; compiler: None: any."""
     digest = hashlib.sha256()
     version = ""
     if compiler is not None:
@@ -126,7 +123,7 @@ def _key(compiler: str | None, extra_flags: tuple[str, ...]) -> str:
 
 
 def _build(compiler: str, extra_flags: tuple[str, ...], target: Path) -> None:
-    """Compile every object side by side, the last and longest first, link, and move the results into place at once."""
+    """Compile every object in parallel, the last and longest first, link, and move the results into place at once."""
     logger.warning("compiling the CPU kernels for this machine: half a minute to two, once")
     torch_root = Path(torch.__file__).parent
     base = [compiler, *COMMON, *extra_flags]
@@ -138,8 +135,8 @@ def _build(compiler: str, extra_flags: tuple[str, ...], target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         jobs = {}
         for group in OPERATIONS:
-            *others, last = (str(SOURCES / f"{name}.cpp") for name in group)
-            before = [word for source in others for word in ("-include", source)]
+            *first, last = (str(SOURCES / f"{name}.cpp") for name in group)
+            before = [word for source in first for word in ("-include", source)]
             jobs[f"{folder}/{group[0]}.o"] = [*exact, *include, *before, "-c", last]
         for source, sets in (("kernels.cpp", INSTRUCTION_SETS), ("tiles.cpp", tiles)):
             for name, flags in sets.items():
@@ -158,7 +155,7 @@ def _build(compiler: str, extra_flags: tuple[str, ...], target: Path) -> None:
 
 
 def _knows_tiles(compiler: str) -> bool:
-    """True if the compiler and its assembler know the instructions of the tile unit."""
+    """Return True if the compiler and its assembler know the instructions of the tile unit."""
     command = [compiler, *TILES["amx"], "-x", "c++", "-c", "-", "-o", os.devnull]
     done = subprocess.run(command, input=b'asm("tdpbf16ps %tmm2, %tmm1, %tmm0");', capture_output=True, check=False)
     return done.returncode == 0

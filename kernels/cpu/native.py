@@ -1,11 +1,9 @@
-"""The compiled kernels, if this machine has them; every caller has a plain torch version for when it has not.
+"""The compiled kernels, if this machine has them; every caller has a plain torch version for machines without.
 
-`OUTRIDER_CPU_KERNELS=0` switches them off. `OUTRIDER_CPU_KERNELS_CXXFLAGS` adds compiler flags; `make check-sanitizers`
-runs the tests of this folder under the sanitizers in that way.
-`OUTRIDER_CPU_INSTRUCTION_SET` forces one of the compiled variants.
+`OUTRIDER_CPU_KERNELS=0` switches them off. `OUTRIDER_CPU_KERNELS_CXXFLAGS` adds compiler flags, with which `make
+check-sanitizers` runs the tests of this folder under the sanitizers. `OUTRIDER_CPU_INSTRUCTION_SET` forces one of the
+compiled variants.
 """
-
-from __future__ import annotations
 
 import contextlib
 import logging
@@ -23,12 +21,12 @@ from .build import CHECK, BuildError, library
 logger = logging.getLogger(__name__)
 
 SECONDS = 60
-"""Limit of the trial of tiles."""
+"""Time limit of the trial of tiles."""
 
 
 @cache
 def available() -> bool:
-    """Load the compiled kernels, building them the first time; False, said once in the log, where that fails."""
+    """Load the compiled kernels, building them the first time; False, logged once, where that fails."""
     if os.environ.get("OUTRIDER_CPU_KERNELS", "1") == "0":
         logger.info("CPU kernels are switched off (OUTRIDER_CPU_KERNELS=0): plain torch is used")
         return False
@@ -44,7 +42,7 @@ def available() -> bool:
 
 
 def extra_flags() -> tuple[str, ...]:
-    """Compiler flags that the environment adds."""
+    """Return the compiler flags that the environment adds."""
     return tuple(os.environ.get("OUTRIDER_CPU_KERNELS_CXXFLAGS", "").split())
 
 
@@ -66,10 +64,10 @@ def _choose_instruction_set(built: Path) -> None:
 
 
 def tiles_proved(built: Path) -> bool:
-    """True if products by the processor's tile unit (`amx`) have the bits of its emulation.
+    """Return True if products by the processor's tile unit (`amx`) have the bits of its emulation.
 
-    The trial is a program beside `built`, run in a process of its own, since a mistake would be an illegal
-    instruction. Its result is kept in the user's cache; a failure is logged in each process.
+    The trial is a program next to `built`, run in its own process, since a mistake would be an illegal instruction. Its
+    result is kept in the user's cache; a failure is logged in each process.
     """
     program, answer = built.with_name(CHECK), cache_root() / "kernels" / built.parent.name / f"{CHECK}.answer"
     try:
@@ -87,7 +85,7 @@ def tiles_proved(built: Path) -> bool:
 
 
 def _objection(program: Path) -> str:
-    """The reason of a failed trial, in one line; empty where it passed."""
+    """Return the reason of a failed trial, in one line; empty where it passed."""
     try:
         done = subprocess.run([program], capture_output=True, text=True, timeout=SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -98,18 +96,17 @@ def _objection(program: Path) -> str:
 
 
 def instruction_set() -> str:
-    """The compiled variant that runs here, the same for all operations.
+    """Return the compiled variant that runs here, the same for all operations.
 
     scalar, avx2, avxvnni, avx512, avx512bf16, or amx: products of many rows and attention by tiles, the rest as
-    avx512bf16.
-    amx_emulated, for tests, has the bits of amx on any processor with FMA, slowly. none: plain torch. Bits differ
-    between variants, and weights packed for one are not those of another.
+        avx512bf16. amx_emulated, for tests, has the bits of amx on any processor with FMA, slowly. none: plain torch.
+        Bits differ between variants, and weights packed for one do not fit another.
     """
     return torch.ops.outrider.instruction_set() if available() else "none"
 
 
 def fits(*tensors: torch.Tensor) -> bool:
-    """True if the kernels take these: on the CPU, all float32 or all bfloat16, compiled kernels present."""
+    """Return True if the kernels take these: on the CPU, all float32 or all bfloat16, compiled kernels present."""
     dtype = tensors[0].dtype
     for x in tensors:  # a plain loop is the fastest
         if x.dtype is not dtype or not x.is_cpu:

@@ -10,8 +10,6 @@ By block a launch before the fourth adds up what p leaves over q, in the rows be
 scale lies between 0 and 1: at most another pass over logits and q.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,7 +1,5 @@
 """Survival and top-K on the device: from confidences to verification lengths. See `outrider.kernels.drafts.admit`."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

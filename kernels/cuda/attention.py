@@ -12,8 +12,6 @@ kernel merges. The number depends on shapes alone. In float32, which is there fo
 query then adds up the same blocks in the same order whatever else is in its request or batch.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -5,8 +5,6 @@ once, read by `rules`, and overwritten by q, or left where nobody asks for q. W2
 2 * r * V' bytes, which at r = 256 and 152 k tokens are 78 MB and most of what a position reads.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -4,8 +4,6 @@ A program reads its columns of one expert's weight once for every 16 rows that c
 half precision. Of a step's few rows most experts have fewer; those that nobody chose are not read.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -4,8 +4,6 @@ One launch, a program for each text. It reads the tokens of a text twice, throug
 them only where the last token stands.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,7 +1,5 @@
 """The Triton kernels, where Triton is; imported when the first CUDA tensor comes, since a CPU has no use for them."""
 
-from __future__ import annotations
-
 import logging
 from functools import cache
 

@@ -4,8 +4,6 @@ Launched with `enable_fp_fusion=False` (`BITS`): a product and a sum that become
 twice, and the noise would no longer have the bits that it has on a CPU.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

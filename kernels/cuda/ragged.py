@@ -1,8 +1,6 @@
 """Flatten and commit: a verify batch at the size of a graph bucket, and what stays of it; and the list of cached slots
 that FlashInfer reads. See `kernels/ragged.py`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 `drafters/block/layers.py` has the same in torch, where it takes fourteen of them.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -8,8 +8,6 @@ The one pass over a row also notes the largest logit of every SPAN columns. Thes
 that lie below the bound are not read again: with top-k 20 about twenty of a thousand spans are.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -6,15 +6,14 @@ draws with the same noise, which has a chance of at least (1 - TV) / (1 + TV). R
 is drawn, so a correction by class cannot depend on the draw.
 """
 
-from __future__ import annotations
-
 import torch
 
 SAMPLING = ("greedy", "sampled", "seeded")
-SOURCES = ("model", "lookup", "across")
-"""A drafter model; prompt lookup in the request's own text; lookup in other requests' (`drafters/corpora.py`)."""
-ADDED = "across"
-"""Older calibrations lack this source; its confidences then stay raw."""
+SOURCES = ("model", "lookup", "across", "grammar")
+"""A drafter model; prompt lookup in the request's own text; the same in other texts (`drafters/corpora.py`); text that
+a grammar forces."""
+ADDED = ("across", "grammar")
+"""Sources that older calibrations lack. Their confidences are then taken as they are."""
 CLASSES = tuple(f"{sampling}, {source}" for sampling in SAMPLING for source in SOURCES)
 LIKE_SGLANG = (CLASSES.index("greedy, model"), CLASSES.index("sampled, model"))
 """Classes that SGLang's own DSpark has as well."""

@@ -1,7 +1,5 @@
 """Fits of a calibration: sequential temperature scaling, all positions by maximum likelihood, and every class apart."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

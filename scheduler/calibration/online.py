@@ -6,8 +6,6 @@ Newton steps of their likelihood, and old outcomes fade (logistic regression by 
 steps alone correct a step's confidences.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

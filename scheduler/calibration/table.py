@@ -74,7 +74,11 @@ class CalibrationTable:
         """Raises ValueError for data of another form."""
         try:
             cases = data["cases"]
-            known = {case: Calibration.from_json(cases[case]) for case in CLASSES if case in cases or ADDED not in case}
+            known = {
+                case: Calibration.from_json(cases[case])
+                for case in CLASSES
+                if case in cases or not case.endswith(ADDED)
+            }
             by_class = cls.of(known, known[CLASSES[0]].gamma).by_class
             theirs = Calibration.from_json(data) if "temperatures" in data else None
             return cls(by_class, theirs, str(data["dataset"]), data.get("verification", "token"))

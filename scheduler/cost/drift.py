@@ -4,8 +4,6 @@ A profile is measured in a few minutes, and a shared machine does not slow all p
 depends on the ratio of both factors.
 """
 
-from __future__ import annotations
-
 import math
 
 RATE = 0.03

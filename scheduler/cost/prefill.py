@@ -1,11 +1,12 @@
 """The cost of a prefill: seconds of a chunk by its tokens and the context before them.
 
-A forward that reads n prompt tokens after c cached ones takes some time whatever n is (the weights are read), some for
-each token, and some for each pair of a token and one that it attends to, of which there are about n * (c + n / 2). So
-late chunks of a long prompt cost several times what its first ones do.
+A forward that reads n prompt tokens after c cached ones takes a fixed time (it reads the weights), a time for each
+token, and a time for each pair of a token and one that it attends to: n * (c + n / 2) pairs. So late chunks of a long
+prompt cost several times as much as the first.
 
-The three rates are the state of a Kalman filter, as in `drift.py`: measured chunks of a profile and chunks that are
-served both move it, so a server without measurements learns them within a few prompts.
+These three rates are the least-squares fit to the latest chunks, drawn slightly toward the proportions of the profile's
+rates: a machine that becomes slower at short prompts is expected to become so at long ones. Without a profile a server
+learns the rates within a few prompts.
 """
 
 from __future__ import annotations
@@ -17,20 +18,16 @@ from typing import Any
 
 import numpy as np
 
-NOISE = 0.2
-"""Standard deviation of a chunk's time, as a share of it."""
-UNKNOWN, KNOWN = 1.0, 0.2
-"""Standard deviation of each rate, as a share of it: before the first chunks, and of a walk at most."""
-TOGETHER, APART = 0.01, 0.02
-"""Standard deviations of a step of the walk, as shares: of all rates together, and of each alone."""
-LEAST_SHARE = 1e-3
-"""A rate keeps this share of the first guess at least, so that it can grow again."""
-TOKENS_TO_PAIRS = 8192
-"""First guess: tokens of context that cost a token as much as everything else."""
-PASSES = 4
-"""Times that a profile's chunks are shown to the filter."""
-LEAST_CHUNK, MOST_LEAST = 16, 512
-"""Bounds of `PrefillCost.least`, in tokens."""
+FIRST_GUESS = np.array([32.0, 1.0, 1 / 8192])
+"""Proportions of unknown rates: a forward costs as much as 32 tokens, a token as much as 8192 pairs."""
+MEMORY = 0.8
+"""Weight of a chunk, relative to the next one's."""
+GUESSED, MEASURED = 0.003, 0.3
+"""Weight of proportions, in chunks: of the guess, of a profile's."""
+LEAST = 0.1
+"""Share of its proportion that a rate keeps."""
+SURPRISE = 2.0
+"""A chunk counts as at most this many times longer than predicted, so that one hiccup changes little."""
 
 
 def pairs_of(lengths: Sequence[int], contexts: Sequence[int]) -> float:
@@ -63,15 +60,17 @@ class PrefillPoint:
 
 
 class PrefillCost:
-    """The cost of prefill of one engine. points: measured before; without any it says nothing until `observe`."""
+    """The cost of prefill of one engine. points: of a profile; without any the cost is unknown until `observe`."""
 
     def __init__(self, points: Iterable[PrefillPoint] = ()):
-        self._rates = np.zeros(3)  # seconds of a forward, a token, a pair
-        self._least = np.zeros(3)
-        self._covariance = np.zeros((3, 3))  # of the rates as shares of themselves
-        for _ in range(PASSES):
-            for point in points:
-                self.observe(point.tokens, pairs_of([point.tokens], [point.context]), point.seconds)
+        self._rates, self._proportions, self._trust = np.zeros(3), FIRST_GUESS, GUESSED  # of a forward, a token, a pair
+        self._squares, self._products = np.zeros((3, 3)), np.zeros(3)  # of the least squares
+        rows = [_parts(one.tokens, pairs_of([one.tokens], [one.context])) / one.seconds for one in points]
+        if rows:
+            self._squares, self._products = np.transpose(rows) @ rows, np.sum(rows, axis=0)
+            self._fit()
+            self._proportions, self._trust, mean = self._rates, MEASURED, np.mean(rows, axis=0)
+            self._squares, self._products = np.outer(mean, mean) / (1 - MEMORY), mean / (1 - MEMORY)
 
     @property
     def known(self) -> bool:
@@ -79,44 +78,45 @@ class PrefillCost:
         return bool(self._rates.any())
 
     @property
-    def least(self) -> int:
-        """Tokens of the smallest chunk worth a forward: its tokens take as long as what every forward takes."""
-        forward, token, _ = self._rates.tolist()
-        return int(min(max(forward / token, LEAST_CHUNK), MOST_LEAST)) if token else LEAST_CHUNK
+    def forward(self) -> float:
+        """Seconds that every forward takes."""
+        return float(self._rates[0])
 
     def seconds(self, tokens: int, pairs: float) -> float:
         """Seconds of a forward that reads `tokens` prompt tokens, of which `pairs` attend (`pairs_of`)."""
-        return float(self._rates @ (1.0, tokens, pairs))
+        return float(self._rates @ _parts(tokens, pairs))
 
     def largest(self, seconds: float, context: int) -> int:
         """Tokens of the largest chunk after `context` cached tokens that takes at most `seconds`; 0 where none does."""
         forward, token, pair = self._rates.tolist()
         room, linear = seconds - forward, token + pair * context
-        if room <= 0 or linear <= 0:
-            return 0
-        return int(2 * room / (linear + math.sqrt(linear * linear + 2 * pair * room)))
+        return int(2 * room / (linear + math.sqrt(linear * linear + 2 * pair * room))) if room > 0 else 0
 
     def observe(self, tokens: int, pairs: float, seconds: float) -> None:
         """Learn from a forward that took `seconds`. Impossible times are ignored."""
         if tokens < 1 or not (math.isfinite(seconds) and seconds > 0):
             return
-        if not self.known:
-            self._rates = seconds / 2 * np.array([1.0, 1.0 / tokens, 1.0 / tokens / TOKENS_TO_PAIRS])
-            self._least = self._rates * LEAST_SHARE
-            self._covariance = np.eye(3) * UNKNOWN**2
-        parts = self._rates * (1.0, tokens, pairs)
-        predicted = float(parts.sum())
-        shares = parts / predicted
-        toward = self._covariance @ shares
-        total = float(shares @ toward) + NOISE**2
-        bound = math.sqrt(total)  # a hiccup counts as a usual deviation
-        surprise = min(max(seconds / predicted - 1.0, -bound), bound)
-        self._covariance -= np.outer(toward, toward) / total
-        moved = np.maximum(1.0 + toward / total * surprise, 0.05)
-        self._rates = np.maximum(self._rates * moved, self._least)
-        self._walk()
+        parts, predicted = _parts(tokens, pairs), self.seconds(tokens, pairs) or seconds
+        parts /= predicted
+        self._squares = MEMORY * self._squares + np.outer(parts, parts)
+        self._products = MEMORY * self._products + parts * min(seconds / predicted, SURPRISE)
+        self._fit()
 
-    def _walk(self) -> None:
-        """Widen the covariance by what rates may change until the next chunk; a known rate stays known."""
-        if self._covariance.diagonal().max() < KNOWN**2:
-            self._covariance += TOGETHER**2 + np.eye(3) * APART**2
+    def _fit(self) -> None:
+        """Minimise the squares, with rates in units of the proportions."""
+        per = self._proportions
+        squares, products = self._squares * np.outer(per, per), self._products * per
+        scale = products.sum() / squares.sum()
+        squares += np.eye(3) * self._trust / scale**2
+        products += self._trust / scale
+        free, rates = [0, 1, 2], np.linalg.solve(squares, products)
+        while rates.min() < 0:  # no rate is negative
+            free.remove(int(rates.argmin()))
+            rates = np.zeros(3)
+            rates[free] = np.linalg.solve(squares[np.ix_(free, free)], products[free])
+        self._rates = np.maximum(rates, LEAST * scale) * per
+
+
+def _parts(tokens: int, pairs: float) -> np.ndarray:
+    """[3], how often each rate counts."""
+    return np.array([1.0, tokens, pairs])

@@ -1,7 +1,5 @@
 """A step-cost model from a few numbers, for simulations of machines that were not measured."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from .model import StepCost

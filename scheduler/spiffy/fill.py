@@ -5,8 +5,6 @@ The distribution of a block's newest state is the result of the coming forward. 
 nodes. Positions that have been revealed since are skipped, so ranks count the positions that are still masked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache

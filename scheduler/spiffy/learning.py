@@ -1,7 +1,5 @@
 """Learned from served rounds: how often drafts are accepted, and how long a round takes."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..cost.model import StepCost

@@ -11,8 +11,6 @@ speculation. A rest ends with a probe (`probing.py`), or when under three quarte
 drafts only states that pay: whether a filled state one step ahead would have been accepted shows without drafting it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

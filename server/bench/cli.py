@@ -6,20 +6,14 @@ of them. Their ratio and its spread over the rounds are the result; the times ho
 examples:
   outrider bench load --prompts code.jsonl chat.jsonl --concurrency 1,8,32 --json load.json --plot load.png
   outrider bench load --url ours=http://127.0.0.1:30000 vllm=http://127.0.0.1:8000 --concurrency 1,8
-  outrider bench micro kernels --only attention
+  outrider bench micro steps --shapes 1x1,8x8
 """
-
-from __future__ import annotations
 
 # name: (module, one line of help)
 COMMANDS = {
     "load": ("outrider.server.bench.load.cli", "throughput and latency under load, of servers or arm by arm"),
-    "soak": ("outrider.server.bench.soak.cli", "mixed load for long: changed answers, failures, memory"),
-    "learn": ("outrider.server.bench.learn", "tokens a step of a server that learns, by time"),
     "drafters": ("outrider.server.bench.drafters", "accepted length of drafter folders, without a server"),
-    "quality": ("outrider.server.bench.quality", "what rounding changes: distributions of one model, arm by arm"),
-    "scores": ("outrider.server.bench.scores", "lm-eval's scores of several servers, answer by answer"),
-    "micro": ("outrider.server.bench.micro.cli", "time of a part: blocks, kernels, plan, steps"),
+    "micro": ("outrider.server.bench.micro.cli", "time of a part: steps"),
     "report": ("outrider.server.bench.report", "write docs/performance.md from profiles/results"),
 }
 # former name: the command that answers its question now
@@ -29,5 +23,11 @@ MOVED = {
     "diffusion": "outrider bench load --model FOLDER --prompts FILE…",
     "peers": "outrider bench load --url NAME=URL NAME=URL…, of servers that deploy/peers starts",
     "drafts": "outrider drafters MODEL --measure",
-    **{name: f"outrider bench micro {name}" for name in ("kernels", "plan", "steps")},
+    "steps": "outrider bench micro steps",
+    "kernels": "python tests/measure/kernel_times.py",
+    "plan": "python tests/measure/plan_times.py",
+    "soak": "python tests/measure/soak.py",
+    "learn": "python tests/measure/learning.py",
+    "quality": "python tests/measure/rounding.py",
+    "scores": "python tests/measure/scores.py",
 }

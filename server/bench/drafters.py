@@ -12,8 +12,6 @@ examples:
       --answers answers --json drafters.json
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path
@@ -34,7 +32,7 @@ from . import harness, record
 STEPS = {"walked": walk, "all": everywhere}
 
 
-MOVED = {"--plot": "--json"}
+MOVED = {"--plot": "--json", "--denoising-order": "--denoising-steps; tokens are revealed from left to right"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--temperatures", nargs="+", type=float, default=[0.0, 1.0], metavar="T", help="temperatures (default: 0 1)")
     steps = "of diffusion drafters (default: 1 2)"
     add("--denoising-steps", nargs="+", type=int, default=[1, 2], metavar="N", help=steps)
-    add("--denoising-order", choices=["left", "even"], default="left", help="their order (default: left)")
     add(
         "--anchors",
         choices=STEPS,
@@ -100,7 +97,7 @@ def _measure(args: argparse.Namespace) -> dict[str, Acceptance]:
     wanted = plain_folder(args.target) if Path(args.target).is_file() else args.target
     dtype = hardware.faster_dtype(args.device) if args.dtype == "auto" else args.dtype
     target = TargetModel.load(wanted, device=args.device, dtype=getattr(torch, dtype))
-    arms = arms_of(args.drafters, args.denoising_steps, args.denoising_order)
+    arms = arms_of(args.drafters, args.denoising_steps)
     by_file: dict[str, Acceptance] = {}
     for temperature in args.temperatures:
         for path in args.prompts:

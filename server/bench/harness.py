@@ -1,7 +1,5 @@
 """Parts that benchmarks share: numbers from flags, requests in flight, arms that take turns, ratios, output files."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

@@ -21,6 +21,8 @@ from ..errors import UserError
 if TYPE_CHECKING:
     from ..settings.resolve import Resolved
 
+PROGRAM = "outrider"
+"""First word of the command that a record holds."""
 PACKAGES = ("outrider", "sglang", "torch")
 
 
@@ -54,7 +56,7 @@ def write(
         more["engine"] = engine | {"model": resolved.model.name}
     whole = {
         "question": question,
-        "command": shlex.join(["outrider", *sys.argv[1:]]),
+        "command": f"{PROGRAM} {shlex.join(sys.argv[1:])}",
         "date": datetime.now(UTC).date().isoformat(),
         "versions": {name: package_version(name) for name in PACKAGES} | {"python": platform.python_version()},
         "machine": machine,

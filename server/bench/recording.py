@@ -1,8 +1,6 @@
 """`outrider simulate --record`: what a drafter and prompt lookup would draft at every token of a target's answers at
 temperature 0, and how much of it is accepted. A recording holds no text."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 
@@ -22,8 +20,8 @@ from outrider.scheduler.replay import Positions
 from ..errors import UserError
 from ..model.target import plain_folder
 from ..settings.checkpoints import WEIGHTS
+from ..settings.settings import LOOKUP_GAMMA
 
-LOOKUP_GAMMA = 15
 AT_A_TIME = 64
 """Positions of an answer that are drafted for in one call."""
 

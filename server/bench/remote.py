@@ -1,7 +1,5 @@
 """Asking an OpenAI server by URL, with the times of each answer. What goes wrong is a result, not an exception."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,4 +1,4 @@
-"""Write docs/performance.md, and README's table, from the records in profiles/results.
+"""Write docs/performance.md, and README's chart, from the records in profiles/results.
 
 One table a question, one row a machine and model. A record is left out where its drafter's weights are not the shipped
 ones of today, but for those of learning and of drafters trained to be compared; `--json` of the benchmarks writes them.
@@ -8,27 +8,23 @@ examples:
   outrider bench report
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from outrider.profiles.fingerprint import folder_digest
 
+from .. import pictures
 from ..errors import UserError
 from ..settings.checkpoints import WEIGHTS
-from . import harness, record
+from . import harness, record, speed_chart
 from .report_rows import QUESTIONS, Record, Row, model
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS, PAGE, README = ROOT / "profiles" / "results", ROOT / "docs" / "performance.md", ROOT / "README.md"
-PLAIN = "plain"
-"""Arm of our own server without drafts, in records by URL."""
-BEGIN, END = "<!-- numbers: make performance -->", "<!-- end of numbers -->"
+RESULTS, PAGE, CHART = ROOT / "profiles" / "results", ROOT / "docs" / "performance.md", ROOT / "docs" / "speed.svg"
+EMBEDDED = "SmolLM2-135M-Instruct"
 HEAD = """\
 # Performance
 
@@ -47,10 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if not (records := read_all(args.results)):
         raise UserError(f"--results {args.results} has no records of today's weights: `outrider bench load --json`")
-    if not README.is_file():
-        raise UserError(f"{README} is missing: this command writes into a checkout of Outrider")
+    pictures.require("bench report")
+    if not PAGE.is_file():
+        raise UserError(f"{PAGE} is missing: this command writes into a checkout of Outrider")
     PAGE.write_text(page(records))
-    README.write_text(with_numbers(README.read_text(), records))
+    draw_chart(records, CHART)
     harness.log(f"{PAGE} holds {len(records)} records")
     return 0
 
@@ -109,19 +106,18 @@ def _named_once(rows: Sequence[Row]) -> list[Row]:
     return [["" if row[0] == last else row[0], *row[1:]] for row, last in zip(rows, before, strict=False)]
 
 
-def with_numbers(readme: str, records: Mapping[str, Record]) -> str:
-    """README's text with its table of today, between the two marks."""
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise UserError(f"README.md has no {BEGIN} … {END}, between which its table stands")
-    rows = [
-        [_processor(one), model(one), *(compared(one, load) for load in ("1", "8", "32"))]
-        for question in ("load", "load by URL")
-        for one in merged(one for one in records.values() if one["question"] == question)
-    ]
-    rows.sort(key=lambda row: row[0])  # what is of one processor keeps its order
-    return f"{before}{BEGIN}\n{table(['processor', 'model', '1', '8', '32'], _named_once(rows))}{END}{after}"
+def draw_chart(records: Mapping[str, Record], path: Path) -> None:
+    """Draw `speed_chart`, a panel for each processor on which other engines served the embedded model."""
+    panels = {}
+    for one in records.values():
+        if (
+            one["question"] == "load by URL"
+            and model(one) == EMBEDDED
+            and not speed_chart.OTHERS.isdisjoint(one["models"])
+        ):
+            panels[f"{model(one)} on {machine(one)}"] = speed_chart.speeds(one)
+    with pictures.figure(path) as figure:
+        speed_chart.draw(figure, panels)
 
 
 def merged(records: Iterable[Record]) -> list[Record]:
@@ -139,12 +135,6 @@ def merged(records: Iterable[Record]) -> list[Record]:
     return list(found.values())
 
 
-def _processor(one: Record) -> str:
-    """A processor's name and instruction set alone."""
-    name = re.split(r" \(|, ", machine(one))[0]
-    return f"{name}, {one['machine']['instruction_set']}"
-
-
 def machine(one: Record) -> str:
     """Processor without its stepping, cores and instruction set."""
     device = re.sub(r", stepping \d+|\(R\)| Processor", "", one["machine"]["device"])
@@ -155,14 +145,3 @@ def machine(one: Record) -> str:
 def table(columns: Sequence[str], rows: Iterable[Row]) -> str:
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
-
-
-def compared(one: Record, load: str) -> str:
-    """Throughput of planning over none, or of the first server over the best other's; "" where it was not measured."""
-    rates = {arm: [r["throughput"] for r in rounds] for arm, rounds in one["results"].get(load, {}).items()}
-    ours = "planned" if "engine" in one else next(iter(rates), "")
-    others = [arm for arm in rates if (arm == "off" if "engine" in one else arm not in (ours, PLAIN))]
-    if ours not in rates or not others:
-        return ""
-    best = max(others, key=lambda arm: statistics.median(rates[arm]))
-    return f"{harness.ratio(rates[ours], rates[best]).median:.2f} × {best}"

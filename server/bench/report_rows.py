@@ -1,8 +1,5 @@
 """The tables of `outrider bench report`: columns and rows that a record of each question makes."""
 
-from __future__ import annotations
-
-import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
@@ -109,22 +106,6 @@ def _over_first(arms: Mapping[str, Sequence[Record]], arm: str, read: Callable[[
     first, values = next(iter(arms)), [read(one) for one in arms[arm]]
     over = "" if arm == first else f" = {harness.ratio(values, [read(one) for one in arms[first]]).cell} × {first}"
     return f"{statistics.median(values):.0f}{over}"
-
-
-def _steps(one: Record) -> Iterable[tuple[Row, Row]]:
-    results, cells = one["results"], []
-    for times in results.values():
-        floor = min(times["torch"], times["ours"], key=statistics.median)
-        cells.append(f"{statistics.median(times['step']):.1f} ms = {harness.ratio(times['step'], floor).median:.2f} ×")
-    yield list(results), cells
-
-
-def _kernels(one: Record) -> Iterable[tuple[Row, Row]]:
-    families: dict[str, list[float]] = {}
-    for case, times in one["results"].items():
-        family = re.split(r" \d| plain| top", case)[0]
-        families.setdefault(family, []).append(harness.ratio(times["torch"], times["ours"]).median)
-    yield list(families), [f"{min(found):.1f}–{max(found):.1f}" for found in families.values()]
 
 
 def _blocks(one: Record) -> Iterable[tuple[Row, Row]]:
@@ -261,13 +242,6 @@ QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]
     ),
     "load of drafters": (
         "Served with these drafters", "Tokens per second, planned over without drafts, greedy.", _served
-    ),
-    "micro steps": (
-        "An engine step", "By requests × tokens of each: milliseconds, and over the step's matrix products alone.",
-        _steps
-    ),
-    "micro kernels": (
-        "Compiled kernels beside plain torch", "Torch's time over ours, of a kernel's cases.", _kernels
     ),
     "micro blocks": (
         "Integer products", "Weights in blocks: how much faster rows of 8 bits are than expanding to floats; time over "

@@ -1,7 +1,5 @@
 """The processes of a server on this machine, and the memory they hold."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping

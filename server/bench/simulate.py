@@ -48,7 +48,6 @@ examples:
   outrider simulate --cost base=8,token=0.02,knee=256,draft=0.6 --acceptance 0.9,0.85,0.8,0.8,0.75
   outrider simulate --record mine.npz --prompts prompts.jsonl
   outrider simulate --recorded mine.npz --concurrency 1,8,32
-  outrider simulate --recorded mine.npz --concurrency 1,8,32,128 --ablate
 """
 MOST_REQUESTS = 100_000
 
@@ -57,7 +56,7 @@ MOVED = (
     dict.fromkeys(("--arrivals", "--load", "--level", "--level-share"), "outrider bench load")
     | dict.fromkeys(("--slowdown", "--prefill"), "--cost or --profile")
     | dict.fromkeys(("--noise", "--overconfidence"), "--recorded, which has the confidences of a real drafter")
-    | {"--seed": "--resamples", "--plot": "--json"}
+    | {"--seed": "--resamples", "--plot": "--json", "--ablate": "python tests/measure/ablation.py"}
 )
 
 
@@ -87,7 +86,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     recordings = parser.add_mutually_exclusive_group()
     recordings.add_argument("--recorded", type=Path, metavar="FILE", help="plan these positions of real answers")
     recordings.add_argument("--record", type=Path, metavar="FILE", help="record answers of a target to --prompts")
-    add("--ablate", action="store_true", help="plan --recorded without each of the planner's mechanisms in turn")
     add("--target", metavar="PATH_OR_HUB_NAME", help="model that --record asks (default: the embedded model)")
     add("--prompts", nargs="+", type=Path, metavar="FILE", help="prompts that --record asks")
     add("--count", type=int, default=32, metavar="N", help="prompts of each file (default: 32)")
@@ -105,10 +103,6 @@ def run(args: argparse.Namespace) -> int:
             from . import recording
 
             return recording.record(args)
-        if args.ablate:
-            from . import ablation
-
-            return ablation.run(args)
         _simulate(args)
     except ValueError as error:
         raise UserError(str(error)) from error

@@ -1,7 +1,5 @@
 """Machines and planners of a simulation, as its flags name them."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterator
 from typing import NamedTuple

@@ -9,8 +9,6 @@ examples:
   outrider doctor --model ./Qwen3-4B --port 8000 --json
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Callable, Iterator
@@ -51,8 +49,7 @@ def run(args: argparse.Namespace) -> int:
 def examine(args: argparse.Namespace) -> Iterator[Finding]:
     """Run all checks, the slowest last. Skips checks that need a missing package."""
     yield from installation.python()
-    device = getattr(args, "device", "auto")
-    packages = list(_guarded("packages", lambda: installation.packages(device)))
+    packages = list(_guarded("packages", installation.packages))
     yield from packages
     if any(finding.status is Status.PROBLEM for finding in packages):
         return
@@ -61,10 +58,8 @@ def examine(args: argparse.Namespace) -> Iterator[Finding]:
 
     for subject, check in (
         ("processors", machine.processors),
-        ("memory", machine.memory),
         ("cache", machine.cache),
         ("temporary", machine.temporary),
-        ("clock", machine.clock),
     ):
         yield from _guarded(subject, check)
     try:
@@ -81,7 +76,7 @@ def examine(args: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _guarded(subject: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """Findings of a check. An exception in it counts as a problem."""
+    """Yield the findings of a check. An exception in it counts as a problem."""
     try:
         yield from check()
     except Exception as error:

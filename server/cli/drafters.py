@@ -53,27 +53,27 @@ def run(args: argparse.Namespace) -> int:
     from ..settings import drafter_search
 
     model = target.find(settings.model)
-    found = drafter_search.candidates(settings, model)
-    speeds = [_speed(settings, model, one, args.measure) if one.fits else None for one in found]
-    taken = next((one for one in found if one.fits), None)
+    drafters = drafter_search.candidates(settings, model)
+    speeds = [_speed(settings, model, drafter, args.measure) if drafter.fits else None for drafter in drafters]
+    taken = next((drafter for drafter in drafters if drafter.fits), None)
     if args.json:
-        print(json.dumps(_as_json(model, found, speeds, taken), indent=1))
+        print(json.dumps(_as_json(model, drafters, speeds, taken), indent=1))
         return 0
     shape = ", ".join(f"{name} {model.config[key]}" for key, name in SHAPE.items() if key in model.config)
     print(f"{model.name}: {shape}")
-    for one, speed in zip(found, speeds, strict=True):
-        print(f"  {one.kind or '?':9} {one.name}, {_said(one)}" + (f"; {_timed(speed)}" if speed else ""))
+    for drafter, speed in zip(drafters, speeds, strict=True):
+        print(f"  {drafter.kind or '?':9} {drafter.name}, {_said(drafter)}" + (f"; {_timed(speed)}" if speed else ""))
     auto = "ngram, prompt lookup without a model" if taken is None else f"{taken.kind}, {taken.name}"
     print(f"--drafter auto takes {auto}")
     return 0
 
 
-def _said(one: Candidate) -> str:
-    """The place of a drafter, and whether it fits."""
-    if one.folder is None:
-        where = f"not here ({one.origin})"
-        return f"{where}, does not fit: {one.obstacle}" if one.obstacle else where
-    return f"{one.origin}, " + (f"does not fit: {one.obstacle}" if one.obstacle else "fits")
+def _said(drafter: Candidate) -> str:
+    """Return the place of a drafter, and whether it fits."""
+    if drafter.folder is None:
+        where = f"not here ({drafter.origin})"
+        return f"{where}, does not fit: {drafter.obstacle}" if drafter.obstacle else where
+    return f"{drafter.origin}, " + (f"does not fit: {drafter.obstacle}" if drafter.obstacle else "fits")
 
 
 def _timed(speed: Speed) -> str:
@@ -82,55 +82,55 @@ def _timed(speed: Speed) -> str:
 
 
 def _as_json(
-    model: Model, found: list[Candidate], speeds: list[Speed | None], taken: Candidate | None
+    model: Model, candidates: list[Candidate], speeds: list[Speed | None], taken: Candidate | None
 ) -> dict[str, Any]:
     drafters = [
         {
-            "name": one.name,
-            "kind": one.kind or None,
-            "from": one.origin,
-            "folder": None if one.folder is None else str(one.folder),
-            "fits": None if one.folder is None and not one.obstacle else one.fits,
-            "obstacle": one.obstacle or None,
+            "name": drafter.name,
+            "kind": drafter.kind or None,
+            "from": drafter.origin,
+            "folder": None if drafter.folder is None else str(drafter.folder),
+            "fits": None if drafter.folder is None and not drafter.obstacle else drafter.fits,
+            "obstacle": drafter.obstacle or None,
             "draft_ms": None if speed is None else speed.draft * 1e3,
             "step_ms": None if speed is None or speed.step is None else speed.step * 1e3,
             "known_from": None if speed is None else speed.how,
         }
-        for one, speed in zip(found, speeds, strict=True)
+        for drafter, speed in zip(candidates, speeds, strict=True)
     ]
     shape = {key: model.config.get(key) for key in SHAPE}
     return {"model": model.name, **shape, "auto": None if taken is None else taken.name, "drafters": drafters}
 
 
-def _speed(settings: Settings, model: Model, one: Candidate, measure: bool) -> Speed | None:
-    """Time of a draft, from a profile or measured now; None if unknown."""
+def _speed(settings: Settings, model: Model, drafter: Candidate, measure: bool) -> Speed | None:
+    """Return the time of a draft, from a profile or measured now; None if unknown."""
     from outrider.drafters import registry
 
-    settings = replace(settings, drafter=registry.serving(one.kind)[0], drafter_path=str(one.folder))
+    settings = replace(settings, drafter=registry.serving(drafter.kind)[0], drafter_path=str(drafter.folder))
     if measure:
-        return _measured(settings, model, one)
+        return _measured(settings, model, drafter)
     return _of_profile(settings, model)
 
 
-def _measured(settings: Settings, model: Model, one: Candidate) -> Speed:
+def _measured(settings: Settings, model: Model, drafter: Candidate) -> Speed:
     import torch
 
-    from ..bench.micro.draft_time import draft_seconds
+    from ..bench.draft_time import draft_seconds
 
-    assert one.folder is not None
+    assert drafter.folder is not None
     device = settings.resolved_device
     if device == "cpu":
         torch.set_num_threads(settings.resolved_threads)
     dtype = torch.float32 if settings.resolved_dtype == "float32" else torch.bfloat16
     try:
-        seconds = draft_seconds(one.folder, model.config, dtype=dtype, gamma=settings.gamma, device=device)
+        seconds = draft_seconds(drafter.folder, model.config, dtype=dtype, gamma=settings.gamma, device=device)
     except ValueError as error:
-        raise UserError(f"{one.name}: {error}") from None
+        raise UserError(f"{drafter.name}: {error}") from None
     return Speed(seconds, None, "measured")
 
 
 def _of_profile(settings: Settings, model: Model) -> Speed | None:
-    """Times of this machine's profile with a drafter, whatever activations it was measured with."""
+    """Return the times of this machine's profile with a drafter, whatever activations it was measured with."""
     import numpy as np
 
     from outrider.kernels.blocks import ACTIVATIONS

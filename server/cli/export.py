@@ -9,8 +9,6 @@ examples:
   outrider export runs/eagle3/drafter --storage speculators --target ./model --out eagle3-vllm
 """
 
-from __future__ import annotations
-
 import argparse
 
 from outrider.drafters.commands import arguments

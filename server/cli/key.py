@@ -14,8 +14,6 @@ To change a key's limits, edit its table in the file: rate, concurrency, tokens_
 max_tokens_per_request, admin, learn.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
@@ -28,13 +26,13 @@ HELP = {
     "concurrency": "choices at the same time: n, for each prompt, of all requests together",
     "tokens_per_minute": "in any minute; an answer counts as its max_tokens until it has ended",
     "tokens_per_day": "the same, from midnight to midnight UTC",
-    "max_tokens_per_request": "of prompts and all choices; a request without max_tokens may have so many",
+    "max_tokens_per_request": "of prompt and all choices; also the limit of a request without max_tokens",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "name", metavar="NAME", nargs="?", help="stands for the key in logs: letters, digits, dashes, underscores"
+        "name", metavar="NAME", nargs="?", help="name of the key in logs: letters, digits, dashes, underscores"
     )
     parser.add_argument(
         "--api-keys", required=True, type=Path, metavar="FILE", help="file of keys (TOML), made if there is none"
@@ -95,9 +93,9 @@ def _create(args: argparse.Namespace) -> str:
     return secret
 
 
-def _table(found: tuple[key_file.Key, ...]) -> str:
+def _table(keys: tuple[key_file.Key, ...]) -> str:
     rows = [("name", *(name.replace("_", " ") for name in LIMITS))]
-    for key in found:
+    for key in keys:
         values = (getattr(key, name) for name in LIMITS)
         rows.append((key.name, *(SHOWN.get(value, str(value)) for value in values)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

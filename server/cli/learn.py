@@ -9,8 +9,6 @@
 Without --learn-folder it takes the only learner's folder in the cache, as `outrider serve --learn` makes it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil
@@ -56,12 +54,12 @@ def run(args: argparse.Namespace) -> int:
         return 0
     state = ServerState.read(folder)
     if args.what == "status":
-        found = _status(folder, state.in_use, state.refused)
-        found |= {} if one else {f"{kind}s": _owners(folder, kind) for kind in ("key", "adapter")}
-        print(json.dumps(found, indent=2) if args.json else _shown(found))
+        status = _status(folder, state.in_use, state.refused)
+        status |= {} if one else {f"{kind}s": _owners(folder, kind) for kind in ("key", "adapter")}
+        print(json.dumps(status, indent=2) if args.json else _shown(status))
         return 0
     if state.in_use is None:
-        raise UserError(f"{folder} has no drafter that is better than the one of the start; nothing to export")
+        raise UserError(f"{folder} has no drafter better than the one of the start, so there is none to export")
     if args.out.exists():
         raise UserError(f"{args.out} is there already; name a folder that is not")
     shutil.copytree(folder / DRAFTERS / state.in_use, args.out, ignore=shutil.ignore_patterns("held-out.npz"))
@@ -74,12 +72,12 @@ def _folder(given: Path | None) -> Path:
         if not given.expanduser().is_dir():
             raise UserError(f"{given} is no folder")
         return given.expanduser()
-    found = sorted(path for path in root().glob("*") if path.is_dir())
-    if not found:
-        raise UserError(f"nothing has been learned: {root()} is empty; start a server with --learn")
-    if len(found) > 1:
-        raise UserError(f"several models have learned; choose with --learn-folder: {', '.join(map(str, found))}")
-    return found[0]
+    folders = sorted(path for path in root().glob("*") if path.is_dir())
+    if not folders:
+        raise UserError(f"no server has learned: {root()} is empty; start a server with --learn")
+    if len(folders) > 1:
+        raise UserError(f"several models have learned; choose with --learn-folder: {', '.join(map(str, folders))}")
+    return folders[0]
 
 
 def _status(folder: Path, in_use: str | None, refused: tuple[str, ...]) -> dict[str, Any]:
@@ -95,7 +93,7 @@ def _status(folder: Path, in_use: str | None, refused: tuple[str, ...]) -> dict[
 
 
 def _learner(whole: Path, key: str | None, adapter: str | None) -> Path:
-    """The learner's folder of a key or an adapter. Raises UserError if there is none, or more than one."""
+    """Return the learner's folder of a key or an adapter. Raises UserError if there is none, or more than one."""
     from outrider.drafters.learning.answers import ADAPTERS, KEYS
     from outrider.drafters.learning.owners import Owner, learners, owner_of
 
@@ -105,60 +103,60 @@ def _learner(whole: Path, key: str | None, adapter: str | None) -> Path:
         return whole / Owner(key).learner
     kind, what, wanted = (KEYS, "a key", key) if key is not None else (ADAPTERS, "an adapter", adapter)
     known = [owner for path in learners(whole, kind) if (owner := owner_of(path))]
-    found = [owner for owner in known if wanted in (owner.name, owner.label)]
-    if not found:
+    matching = [owner for owner in known if wanted in (owner.name, owner.label)]
+    if not matching:
         labels = ", ".join(owner.label for owner in known) or "none"
-        raise UserError(f"{whole} has nothing of {what} {wanted}; of {kind} it has {labels}")
-    if len(found) > 1:
-        raise UserError(f"several were called {wanted}; choose of {', '.join(owner.label for owner in found)}")
-    return whole / found[0].learner
+        raise UserError(f"{whole} has no answers of {what} {wanted}; of {kind} it has {labels}")
+    if len(matching) > 1:
+        raise UserError(f"several were called {wanted}; choose of {', '.join(owner.label for owner in matching)}")
+    return whole / matching[0].learner
 
 
 def _owners(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """Name, drafter in use and answers of each key or adapter that has its own drafter."""
+    """Return the name, drafter in use and answers of each key or adapter that has its own drafter."""
     from outrider.drafters.learning.answers import ServerState
     from outrider.drafters.learning.owners import learners, owner_of
 
-    found = []
+    owners = []
     for learner in learners(folder, f"{kind}s"):
         numbers = learner / "learner.json"
         known = json.loads(numbers.read_text()) if numbers.is_file() else {}
         answers = known.get("answers", 0) + known.get("held_out", 0)
         label = owner.label if (owner := owner_of(learner)) else ""
-        found.append({kind: label, "in_use": ServerState.read(learner).in_use, "answers": answers})
-    return found
+        owners.append({kind: label, "in_use": ServerState.read(learner).in_use, "answers": answers})
+    return owners
 
 
 def _parsed(line: str) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        event = json.loads(line)
     except ValueError:  # half a line, from a killed writer
         return {}
-    return found if isinstance(found, dict) else {}
+    return event if isinstance(event, dict) else {}
 
 
-def _shown(found: dict[str, Any]) -> str:
-    lines = [f"{found['folder']}: {found['bytes'] / 1e6:.1f} MB"]
-    lines.append(f"drafter in use: {found['in_use'] or 'the one of the start'}")
-    if "phase" in found:
-        error = f" ({found['error']})" if found.get("error") else ""
-        lines.append(f"learner: {found['phase']}{error}, {_when(found['at'])}")
+def _shown(status: dict[str, Any]) -> str:
+    lines = [f"{status['folder']}: {status['bytes'] / 1e6:.1f} MB"]
+    lines.append(f"drafter in use: {status['in_use'] or 'the one of the start'}")
+    if "phase" in status:
+        error = f" ({status['error']})" if status.get("error") else ""
+        lines.append(f"learner: {status['phase']}{error}, {_when(status['at'])}")
         lines.append(
-            f"answers: {found['answers']} to train on, {found['held_out']} held out, {found['tokens']} tokens in all"
+            f"answers: {status['answers']} to train on, {status['held_out']} held out, {status['tokens']} tokens in all"
         )
         lines.append(
-            f"trained: {found['anchors']} drafts in {found['seconds']:.0f} s; {found['gates']} comparisons, "
-            f"{found['candidates']} passed"
+            f"trained: {status['anchors']} drafts in {status['seconds']:.0f} s; {status['gates']} comparisons, "
+            f"{status['candidates']} passed"
         )
-        if found.get("candidate_tau"):
-            in_use = found.get("in_use_tau") or 1.0
-            lines.append(f"tokens a step, held out: in use {in_use:.2f}, in training {found['candidate_tau']:.2f}")
+        if status.get("candidate_tau"):
+            in_use = status.get("in_use_tau") or 1.0
+            lines.append(f"tokens a step, held out: in use {in_use:.2f}, in training {status['candidate_tau']:.2f}")
     for kind in ("key", "adapter"):
-        for each in found.get(f"{kind}s", ()):
+        for each in status.get(f"{kind}s", ()):
             lines.append(
                 f"  {kind} {each[kind]}: {each['answers']} answers, drafter {each['in_use'] or 'of the start'}"
             )
-    for event in found["exchanges"]:
+    for event in status["exchanges"]:
         what = f"drafter {event['drafter']} " + ("put to use" if event["event"] == "promotion" else "taken back")
         taus = f": {event['tau_before'] or 1.0:.2f} -> {event['tau']:.2f}" if "tau" in event else ""
         lines.append(f"  {_when(event['at'])}  {what}{taus}")

@@ -3,8 +3,6 @@
 Imports only the requested command's module, so that `--help` answers at once.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib
@@ -43,7 +41,7 @@ COMMANDS = {
     "prepare": ("outrider.server.cli.prepare", "prepare the embedded model and compile the CPU kernels"),
     "drafters": ("outrider.server.cli.drafters", "list a model's drafters: here, fitting, how fast"),
     "tune": ("outrider.server.tune.cli", "measure step costs and calibrate the drafter"),
-    "bench": ("outrider.server.bench.cli", "measure throughput, accepted length, kernels and steps"),
+    "bench": ("outrider.server.bench.cli", "measure throughput, accepted length and steps"),
     "simulate": ("outrider.server.bench.simulate", "compare planners on a simulated server"),
     "train": ("outrider.server.cli.train", "train a drafter for a model"),
     "export": ("outrider.server.cli.export", "write a drafter in another storage, or a converted model"),
@@ -114,12 +112,12 @@ def add_commands(subparsers: Any, commands: Mapping[str, tuple[str, str]], argv:
             subparsers.add_parser(name, help=summary)
             continue
         module, rest = importlib.import_module(module_name), argv[argv.index(name) + 1 :]
+        parser = subparsers.add_parser(name, help=summary, description=module.__doc__, formatter_class=WideHelp)
         moved, nests = getattr(module, "MOVED", {}), hasattr(module, "COMMANDS")
         for word in (each.partition("=")[0] for each in (rest[:1] if nests else rest)):
             if word in moved:
-                gone = f"outrider {name} {word}" if nests else word
+                gone = f"{parser.prog} {word}" if nests else word
                 raise UserError(f"`{gone}` is gone: use {moved[word]}")
-        parser = subparsers.add_parser(name, help=summary, description=module.__doc__, formatter_class=WideHelp)
         if nests:
             nested = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
             add_commands(nested, module.COMMANDS, rest)

@@ -8,8 +8,6 @@ examples:
   outrider prepare --model qwen3-4b-q8_0.gguf --unpack
 """
 
-from __future__ import annotations
-
 import argparse
 
 from ..machine import hardware

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..log_names import SERVER
+from ..settings.flags import MOVED as MOVED
 from ..settings.flags import add_all_flags, served_settings_of
 from ..settings.settings import Settings
 
@@ -108,16 +109,16 @@ async def _refine(engine: Engine, resolved: Resolved, traffic: Traffic) -> None:
         if quick.thorough:
             return
         cores = resolved.settings.schedulers * resolved.settings.resolved_threads
-        idle = Idle(traffic, cores=max(1, cores), processes=[own.pid for own in engine.processes.values() if own.pid])
+        idle = Idle(traffic, cores=max(1, cores), processes=[p.pid for p in engine.processes.values() if p.pid])
         _say(
-            f"Profile {quick.name} is a quick one: it is refined while nobody is served, little more than two minutes "
+            f"Profile {quick.name} is a quick one: it is refined while no request is served, about two minutes "
             "of work in all, on one core on average (--no-tune stops that)"
         )
         tuned = await measure.tune(engine, resolved, IDLE, how="in idle time", refined=quick, run=idle.run)
     except Exception as error:  # the server goes on with the quick profile
         _say(f"The profile is not refined: {str(error) or repr(error)}")
     else:
-        _say(f"Profile {tuned.profile.name} is refined, and nothing more is measured: {tuned.summary}")
+        _say(f"Profile {tuned.profile.name} is refined, and measuring ends: {tuned.summary}")
 
 
 def _announce(settings: Settings, engine: Engine) -> None:

@@ -7,7 +7,7 @@ interrupted run.
 With --from-log training uses earlier answers from a log. Answers that the model would not give are left out, and the
 answers to one prompt in eight are held out.
 
-OUT/drafter is what `outrider serve --drafter dspark --drafter-path` takes. `eagle3` trains an EAGLE-3 head by
+`outrider serve --drafter dspark --drafter-path` takes OUT/drafter. `eagle3` trains an EAGLE-3 head by
 training-time test, each step over the states of the one before: SGLang's EAGLE3 takes its OUT/drafter too. `dllm`
 makes the target itself a block-diffusion model: `outrider export` makes of OUT/delta the folder that
 `outrider serve --model` takes.
@@ -21,8 +21,6 @@ examples:
   outrider train deer --target ./model --prompts prompts.jsonl --out runs/deer
   outrider train dllm --target ./model --prompts prompts.jsonl --out runs/dllm
 """
-
-from __future__ import annotations
 
 import argparse
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Print the versions of Outrider and its main dependencies."""
 
-from __future__ import annotations
-
 import argparse
 import platform
 from importlib.metadata import PackageNotFoundError, version

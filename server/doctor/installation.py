@@ -3,22 +3,15 @@
 What is imported at the top is Python's own: packages may be missing.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import platform
-import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
-from pathlib import Path
 
 from .finding import Finding, ok, problem, warning
 
-LOCKS = Path(__file__).resolve().parents[2] / "deploy" / "requirements"
-"""The pinned packages, in a checkout."""
 REINSTALL = "`make clean install` in a checkout, else the two `pip install` of docs/operate.md"
 IMPORTED = ("torch", "transformers", "xgrammar")
 """Packages with compiled parts, which may be there and broken."""
@@ -35,8 +28,7 @@ def python() -> Iterator[Finding]:
         yield ok("python", here)
 
 
-def packages(device: str) -> Iterator[Finding]:
-    """device: cpu or cuda, whose pinned set it is compared with."""
+def packages() -> Iterator[Finding]:
     try:
         from packaging.requirements import Requirement
 
@@ -63,24 +55,7 @@ def packages(device: str) -> Iterator[Finding]:
     if unfit:
         yield problem("packages", "; ".join(unfit), REINSTALL)
     if not missing and not unfit:
-        yield from _compare_with_pins(device, len(needed))
-
-
-def _compare_with_pins(device: str, count: int) -> Iterator[Finding]:
-    """The versions that the tests ran with, where this is a checkout; else the ranges alone."""
-    names = ("cuda.txt",) if device == "cuda" else ("cpu.txt", "torch-cpu.txt")
-    texts = [(LOCKS / name).read_text() for name in names if (LOCKS / name).is_file()]
-    pins = [pin for text in texts for pin in re.findall(r"^[\w.-]+==[^\s;\\]+", text, re.MULTILINE)]
-    other = []
-    for pin in pins:
-        name, _, wanted = pin.partition("==")
-        found = _version(name)
-        if found is None or found.partition("+")[0] != wanted:
-            other.append(f"{name} {found or 'missing'}, tested {wanted}")
-    if other:
-        yield warning("packages", f"not the tested versions: {'; '.join(other)}", REINSTALL)
-    else:
-        yield ok("packages", f"{len(pins)} as tested" if pins else f"{count} requirements are met")
+        yield ok("packages", f"{len(needed)} requirements are met")
 
 
 def _version(name: str) -> str | None:
@@ -91,51 +66,26 @@ def _version(name: str) -> str | None:
 
 
 def kernels() -> Iterator[Finding]:
-    """Compiler and compiled CPU kernels; compiles them if that was not done yet, half a minute to two."""
+    """The compiled CPU kernels; compiles them if that was not done yet, half a minute to two."""
     from outrider.kernels.cpu import build, native
 
     from ..errors import UserError
     from ..machine import hardware
 
-    try:
-        compiler = build.find_compiler()
-    except build.BuildError:
-        compiler = ""
-    else:
-        shown = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
-        yield ok("compiler", (shown.stdout.splitlines() or [compiler])[0])
     if os.environ.get("OUTRIDER_CPU_KERNELS", "1") == "0":
         yield warning("kernels", "switched off: plain torch, which is slower", "unset OUTRIDER_CPU_KERNELS")
         return
     try:
-        chosen, runs = hardware.instruction_set(), native.available()
+        chosen, library = hardware.instruction_set(), build.library(native.extra_flags())
     except UserError as error:
         yield problem("kernels", str(error), "unset OUTRIDER_CPU_INSTRUCTION_SET, or name one of those")
-        return
-    if not runs:
-        yield from _no_kernels(compiler)
-        return
-    library = build.library(tuple(os.environ.get("OUTRIDER_CPU_KERNELS_CXXFLAGS", "").split()))
-    forced = os.environ.get("OUTRIDER_CPU_INSTRUCTION_SET")
-    if forced:
-        remedy = "unset OUTRIDER_CPU_INSTRUCTION_SET for the best that the processor runs"
-        yield warning("kernels", f"{chosen}, forced; {library}", remedy)
-    elif chosen == "scalar":
-        yield warning(
-            "kernels", f"{chosen}: this processor, or its virtual machine, shows no AVX2", "pass the host's CPU"
-        )
-    else:
-        yield ok("kernels", f"{chosen}; {library}")
-
-
-def _no_kernels(compiler: str) -> Iterator[Finding]:
-    from outrider.kernels.cpu import build
-
-    try:
-        build.library()
     except build.BuildError as error:
-        reason = " ".join(str(error).split())
+        reason, remedy = " ".join(str(error).split()), "install a C++ compiler (`apt-get install g++`), look at CXX"
+        yield warning("kernels", f"plain torch is used, which is slower: {reason}", remedy)
     else:
-        reason = "the compiled library cannot be loaded"
-    remedy = "look at OUTRIDER_CACHE and CXX" if compiler else "install a C++ compiler: `apt-get install g++`"
-    yield warning("kernels", f"plain torch is used, which is slower: {reason}", remedy)
+        if not native.available():
+            yield warning("kernels", f"{library} cannot be loaded; plain torch is used", "delete it, it is made anew")
+        elif chosen == "scalar":
+            yield warning("kernels", f"{chosen}: the processor shows no AVX2", "pass the host's CPU through")
+        else:
+            yield ok("kernels", f"{chosen}; {library}")

@@ -1,12 +1,8 @@
-"""Processors, memory, disk, GPU and clock."""
+"""Processors, disk and GPU."""
 
-from __future__ import annotations
-
-import os
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,12 +17,6 @@ from .finding import Finding, ok, problem, warning
 CACHE_BYTES = 1 << 30
 """Room in the cache: the embedded model, kernels and profiles take a tenth of it, a model from the hub many of it."""
 TEMPORARY_BYTES = 64 << 20
-SOCKET_PATH = 107
-"""Bytes of a socket's path, at most: Linux, unix(7)."""
-SOCKET_NAME = 60
-"""Bytes of it that a server's own folder and the names in it take."""
-CLOCK_SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
-SLOW_CLOCKS = ("hpet", "acpi_pm", "jiffies", "refined-jiffies")
 
 
 def processors() -> Iterator[Finding]:
@@ -47,25 +37,13 @@ def processors() -> Iterator[Finding]:
         yield ok("processors", f"{shown}; {computing} threads would compute")
 
 
-def memory() -> Iterator[Finding]:
-    free, swap = hardware.available_memory(), psutil.swap_memory()
-    shown = f"{gib(free)} can be allocated"
-    if swap.total and swap.used > swap.total / 2:
-        yield warning("memory", f"{shown}, {gib(swap.used)} are swapped out", "end what else takes memory here")
-    else:
-        yield ok("memory", shown)
-
-
 def cache() -> Iterator[Finding]:
     yield from _folder("cache", cache_root(), CACHE_BYTES, "set OUTRIDER_CACHE to a folder that can be written")
 
 
 def temporary() -> Iterator[Finding]:
     folder = Path(tempfile.gettempdir())
-    if len(os.fsencode(folder)) + SOCKET_NAME > SOCKET_PATH:
-        yield problem("temporary", f"{folder} is too long for the sockets in it", "set TMPDIR to a shorter one")
-    else:
-        yield from _folder("temporary", folder, TEMPORARY_BYTES, "set TMPDIR to a folder that can be written")
+    yield from _folder("temporary", folder, TEMPORARY_BYTES, "set TMPDIR to a folder that can be written")
 
 
 def _folder(subject: str, folder: Path, needs: int, remedy: str) -> Iterator[Finding]:
@@ -114,18 +92,6 @@ def _first_line(command: list[str]) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return (done.stdout + done.stderr).partition("\n")[0].strip()
-
-
-def clock() -> Iterator[Finding]:
-    now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    source = CLOCK_SOURCE.read_text().strip() if CLOCK_SOURCE.exists() else ""
-    if time.time() < Path(__file__).stat().st_mtime:
-        yield problem("clock", f"{now}, before this program was installed", "set it: `timedatectl set-ntp true`")
-    elif source in SLOW_CLOCKS:
-        remedy = f"let the kernel use tsc or kvm-clock (see {CLOCK_SOURCE.with_name('available_clocksource')})"
-        yield warning("clock", f"{now}; its source {source} is slow to read, which every step does", remedy)
-    else:
-        yield ok("clock", now)
 
 
 def gib(size: float) -> str:

@@ -1,7 +1,5 @@
 """Checks of what a server with these flags would serve: model, drafter, memory, profile and address."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,19 +95,12 @@ def _profile(settings: Settings, model: Model) -> Iterator[Finding]:
         yield ok("profile", "none is needed")
     elif not unmeasured:
         profile = store.read(Path(found.profile))
-        yield ok("profile", f"{profile.name}, {_kind(profile, settings)}, measured {profile.measured_at}")
+        yield ok(
+            "profile", f"{profile.name}, {'thorough' if profile.thorough else 'a quick one'}, of {profile.measured_at}"
+        )
     else:
         otherwise = "the next start measures a quick one" if settings.tune else "every draft is verified"
         yield warning("profile", _why_none_fits(settings, model), f"`outrider tune` (else {otherwise})")
-
-
-def _kind(profile: store.Profile, settings: Settings) -> str:
-    """A profile's thoroughness in words, and what happens to a quick one."""
-    if profile.thorough:
-        return "thorough"
-    if settings.profile is not None or not settings.tune:
-        return "a quick one that is kept as it is (`outrider tune` measures a thorough one)"
-    return "a quick one that a server refines once, while nobody is served: little more than two minutes of work"
 
 
 def _why_none_fits(settings: Settings, model: Model) -> str:
@@ -147,11 +138,8 @@ def access(settings: Settings) -> Iterator[Finding]:
     if opened.metrics is not None:
         opened.metrics.close()
     if tls is not None:
-        if (refusal := tls.refusal()) is not None:
-            message = f"clients will not take {tls.certificate}: {refusal}"
-            yield warning("certificate", message, "renew it; a running server takes the new one up")
-        else:
-            yield ok("certificate", tls.certificate)
+        refusal = tls.refusal()
+        yield warning("certificate", refusal, "renew it") if refusal else ok("certificate", tls.certificate)
     where = f"{settings.host}:{settings.port}"
     if not (settings.api_key or settings.api_keys) and settings.host not in ("127.0.0.1", "::1", "localhost"):
         remedy = "ask for a key: OUTRIDER_API_KEY, or --api-keys (docs/secure.md)"

@@ -1,7 +1,5 @@
 """Load and unload adapters while the server runs."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,17 +38,17 @@ class Adapters:
         self._names: tuple[str, ...] = ()
         self.owners: dict[str, tuple[str, Owner]] = {}
         if resolved.settings.has_adapters:
-            found = manager.lora_registry.get_all_adapters()
-            self._names = tuple(found)
+            adapters = manager.lora_registry.get_all_adapters()
+            self._names = tuple(adapters)
             if self._own_drafters:
-                self.owners = {n: (each.lora_id, _owner(n, each.lora_path)) for n, each in found.items()}
+                self.owners = {n: (each.lora_id, _owner(n, each.lora_path)) for n, each in adapters.items()}
 
     @property
     def _own_drafters(self) -> bool:
         return self._resolved.settings.learn_per == "adapter"
 
     def names(self) -> tuple[str, ...]:
-        """The adapters that new requests may name, for any thread."""
+        """Return the adapters that new requests may name, for any thread."""
         return self._names
 
     async def load(self, name: str, folder: str) -> None:

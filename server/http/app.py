@@ -1,7 +1,5 @@
 """Build the HTTP app: routes, guards, and errors in one format."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from importlib.metadata import version
@@ -101,7 +99,7 @@ def build(
 
 
 def bare(lifespan: Lifespan | None = None) -> FastAPI:
-    """An app without routes. It never redirects: FastAPI would send /docs/ to /docs at the address in `Host`."""
+    """Return an app without routes. It never redirects: FastAPI would send /docs/ to /docs at the address in `Host`."""
     app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False, responses=openapi.ERROR)
     errors.install(app)
     return app
@@ -127,7 +125,7 @@ def guarded(app: FastAPI, settings: Settings, model: str, hosts: AllowedHosts) -
 
 
 def build_for_metrics(engine: EngineProcesses, lifecycle: Lifecycle, hosts: AllowedHosts) -> FastAPI:
-    """App of the separate metrics port: metrics and probes, without keys."""
+    """Build the app of the separate metrics port: metrics and probes, without keys."""
     app = bare()
     health.install(app, engine, lifecycle)
     health.install_metrics(app)

@@ -1,7 +1,5 @@
 """Errors as OpenAI's API writes them: {"error": {"message", "type", "param", "code"}}."""
 
-from __future__ import annotations
-
 import json
 from http import HTTPStatus
 from typing import Any
@@ -57,12 +55,12 @@ class ApiError(Exception):
 
 
 def invalid_value(param: str | None, message: str) -> ApiError:
-    """A field with a value that cannot be served."""
+    """Return the error for a field with a value that cannot be served."""
     return ApiError(message, param=param, code="invalid_value")
 
 
 def unsupported(param: str, message: str) -> ApiError:
-    """A field, or a value of it, that this server does not support."""
+    """Return the error for a field, or a value of it, that this server does not support."""
     return ApiError(message, param=param, code="unsupported_parameter")
 
 
@@ -75,17 +73,17 @@ def _error_type(status: int) -> str:
 
 
 def of_stream(event: str) -> JSONResponse | None:
-    """If a stream's first event is an error, the answer with its status in place of the stream, else None."""
+    """Return the answer that replaces a stream with an error as its first event, with the error's status, else None."""
     if not event.startswith('data: {"error":'):
         return None
     error = json.loads(event.removeprefix("data: "))["error"]
-    found = (status for status, name in TYPES.items() if name == error["type"])
-    status = next(found, 500 if error["type"] == "server_error" else 400)
+    statuses = (status for status, name in TYPES.items() if name == error["type"])
+    status = next(statuses, 500 if error["type"] == "server_error" else 400)
     return ApiError(error["message"], status=status, param=error["param"], code=error["code"]).response()
 
 
 def of_engine(message: str, status: int, param: str | None = None) -> ApiError:
-    """An error that SGLang worded."""
+    """Return the error for one that SGLang worded."""
     message = message.partition("\n")[0]  # the rest of a schema error explains the schema of schemas
     if "waiting timeout reached" in message:
         return ApiError("the request waited longer than it may here; try again", status=429, code="queue_timeout")

@@ -4,8 +4,6 @@ A turn comes late for one of two reasons. Either the loop's thread worked, or it
 interpreter lock, as any process does on a busy machine. The thread's processor time distinguishes the two.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """Run the learner while the server is idle, and promote the drafters that it offers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -157,9 +155,9 @@ class Learning:
     async def _prepare(self, folder: Path) -> dict[str, Any] | None:
         """Write a candidate's calibration and return its taus; log an unusable candidate and return None."""
         try:
-            found = json.loads((folder / "gate.json").read_text())
+            gate = json.loads((folder / "gate.json").read_text())
             await asyncio.to_thread(write_calibration, folder, self.settings.profile)
-            return {"tau": found["candidate_tau"], "tau_before": found["in_use_tau"]}
+            return {"tau": gate["candidate_tau"], "tau_before": gate["in_use_tau"]}
         except Exception as error:  # its files may be damaged in any way
             logger.warning("the learned drafter %s is not used: %s", folder.name, str(error) or repr(error))
             return None
@@ -168,13 +166,13 @@ class Learning:
         """Give all engines the drafter in use; if one engine took it back, give all the previous one."""
         exchanges, worse = await self._exchanges(), self.state.in_use
         wanted = self._path(worse) if worse else ""
-        if not (others := [each["in_use"] for each in exchanges if each["in_use"] != wanted]):
+        if not (different := [each["in_use"] for each in exchanges if each["in_use"] != wanted]):
             return
         if not worse or not any(wanted in each["refused"] for each in exchanges):
             # The user deleted everything, or an engine or the disk refused a promotion.
             await worker_rpc.command(self.manager, worker_rpc.USE, wanted)
             return
-        now = others[0]
+        now = different[0]
         await worker_rpc.command(self.manager, worker_rpc.USE, now)
         self._write(Path(now).name if now else None, refused=worse)
         self.metrics.rollbacks.inc()
@@ -198,7 +196,7 @@ class Learning:
         self.events.append(append_event(self.folder, name, **numbers))
 
     def snapshot(self) -> dict[str, Any]:
-        """The page's data: the learner's numbers, the drafter in use, the last promotions and rollbacks, the time."""
+        """Return the page's data: the learner's numbers, drafter in use, last promotions and rollbacks, time."""
         shown = {"in_use": self.state.in_use, "exchanges": self.events[-SHOWN_EVENTS:], "now": round(time.time(), 3)}
         return self.numbers | shown
 
@@ -218,7 +216,7 @@ class Learning:
 
 
 def newest(folder: Path, state: ServerState) -> str | None:
-    """A learner's newest candidate, if it is newer than the one in use and was not refused."""
+    """Return a learner's newest candidate, if it is newer than the one in use and was not refused."""
     known = candidate_names(folder)
     return max((n for n in known if n > (state.in_use or "") and n not in state.refused), default=None)
 
@@ -228,10 +226,10 @@ def write_calibration(folder: Path, profile: str | None) -> None:
 
     The model's greedy drafts get a calibration of their own; all further classes keep the profile's.
     """
-    found = store.read(Path(profile)) if profile and (Path(profile) / store.PROFILE).is_file() else None
-    if found is None or found.calibration is None:
+    served_profile = store.read(Path(profile)) if profile and (Path(profile) / store.PROFILE).is_file() else None
+    if served_profile is None or served_profile.calibration is None:
         return
-    table = CalibrationTable.load(found.calibration)
+    table = CalibrationTable.load(served_profile.calibration)
     with np.load(folder / "held-out.npz") as kept:
         confidence, reach, accepted = kept["confidence"], kept["reach"], kept["accepted"]
         even = kept["answer"] % 2 == 0

@@ -1,7 +1,5 @@
 """Lifecycle of a server: when it accepts requests, and how it ends, drained on a signal or because the engine died."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -137,7 +135,7 @@ class Lifecycle:
             await self._changed.wait()
 
     def fail(self, reason: str) -> None:
-        """The engine is lost: end running requests with errors, and then the server."""
+        """End running requests with errors, and then the server: the engine is lost."""
         if self.state is State.FAILED:
             return
         starting = self.state is State.STARTING

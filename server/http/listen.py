@@ -89,7 +89,7 @@ class Listeners:
         return cls(requests, metrics, tls, most)
 
     def hosts(self, settings: Settings) -> tuple[AllowedHosts, AllowedHosts]:
-        """Allowed hosts of the port for requests, and of the metrics port, which needs no key."""
+        """Return the allowed hosts of the port for requests, and of the metrics port, which needs no key."""
         key_required = settings.api_key is not None or settings.api_keys is not None
         requests = AllowedHosts.of(settings, self.requests, host=settings.host, key_required=key_required)
         if self.metrics is None:
@@ -106,7 +106,7 @@ def run(
     build: Callable[[AllowedHosts, Lifespan], RequestMiddleware],
     answering: Lifespan,
 ) -> int:
-    """Listen until the lifecycle ends; the return value is the exit code.
+    """Listen until the lifecycle ends; return the exit code.
 
     build: makes the app of the port for requests. answering: entered before the first request and left after the last;
     it brings the lifecycle up.

@@ -100,17 +100,15 @@ class AnswerMetrics:
             "Mean time between the tokens of an answer, one observation per whole answer.",
             buckets=TOKEN_SECONDS,
         )
-        levels = Counter(
-            "outrider_service_level_requests", "Finished requests that asked for a minimum speed.", ["met"]
-        )
+        levels = Counter("outrider_service_level_requests", "Finished requests with a minimum speed.", ["met"])
         self._levels = {reached: levels.labels(str(reached).lower()) for reached in (True, False)}
         self.reached = {True: 0, False: 0}  # requests that met, and missed, their level
         self._goodput = Counter(
-            "outrider_goodput_tokens", "Tokens of finished requests that met their service level, or asked for none."
+            "outrider_goodput_tokens", "Tokens of finished requests that met their service level, or had none."
         )
 
     def finished(self, tokens: int, per_token: float | None, speed: float | None, level: float) -> None:
-        """per_token: seconds; speed: tokens per second; level: requested tokens per second, 0 for none."""
+        """Count an answer. per_token: seconds; speed, level: tokens per second; level: requested, 0 for none."""
         if per_token is not None:
             self._per_token.observe(per_token)
         reached = level <= 0 or (speed is not None and speed >= level)
@@ -128,7 +126,7 @@ class KeyMetrics:
         self._requests = Counter("outrider_key_requests", "POST requests with the key, refused ones too.", ["key"])
         self._tokens = Counter(
             "outrider_key_tokens",
-            "Tokens of the key's ended requests: of prompts, those among them from the prefix cache, and of answers.",
+            "Tokens of the key's ended requests: of prompts, of prompts from the prefix cache, and of answers.",
             ["key", "kind"],
         )
         self._names: set[str] = set()
@@ -155,7 +153,7 @@ class KeyMetrics:
 
 
 def render() -> tuple[bytes, str]:
-    """Page and content type. Makes a new registry each time, as the multiprocess mode requires."""
+    """Return page and content type. Makes a new registry each time, as the multiprocess mode requires."""
     registry = CollectorRegistry()
     multiprocess.MultiProcessCollector(registry)
     return generate_latest(registry), CONTENT_TYPE_LATEST

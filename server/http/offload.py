@@ -4,8 +4,6 @@ Two threads: requests of a common size do not wait for the largest. A third woul
 with them for Python's interpreter lock.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import gc

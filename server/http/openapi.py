@@ -3,8 +3,6 @@
 It describes the accepted fields, with bounds and defaults of the running server.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from importlib.metadata import version
@@ -61,7 +59,7 @@ ERROR: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorBody, "descr
 
 
 def request_body(model: type, **example: Any) -> dict[str, Any]:
-    """`openapi_extra` of a route with a body of this model. example: fields that /docs offers to try."""
+    """Return `openapi_extra` of a route with a body of this model. example: fields that /docs offers to try."""
     body = {"schema": {"$ref": REF.format(model=model.__name__)}} | ({"example": example} if example else {})
     return {"requestBody": {"required": True, "content": {"application/json": body}}}
 
@@ -69,7 +67,7 @@ def request_body(model: type, **example: Any) -> dict[str, Any]:
 def responses(
     model: type[BaseModel] | None = None, *, kind: str = "", text: str = ""
 ) -> dict[int | str, dict[str, Any]]:
-    """`responses` of a route: 200 with this model, or with a body of another kind that `text` describes."""
+    """Return `responses` of a route: 200 with this model, or with a body of another kind that `text` describes."""
     good: dict[str, Any] = {"model": model} if model else {}
     if kind:
         good["content"] = {kind: {"schema": {"description": text}}}  # no type: some tools take it for a stream event's
@@ -109,8 +107,8 @@ def _document(
     chat = schemas[CHAT.model.__name__]["properties"]
     for dialect in dialects:
         schemas |= _dialect_schemas(dialect, chat)
-    for own in (TuneRequest, LoadAdapter, UnloadAdapter):
-        schemas[own.__name__] = TypeAdapter(own).json_schema() | {"additionalProperties": False}
+    for model in (TuneRequest, LoadAdapter, UnloadAdapter):
+        schemas[model.__name__] = TypeAdapter(model).json_schema() | {"additionalProperties": False}
     for path, operations in document["paths"].items():
         for operation in operations.values():
             operation["tags"] = [next(tag for prefix, tag in TAGS.items() if path.startswith(prefix))]
@@ -133,7 +131,7 @@ class _Served(GenerateJsonSchema):
 
 
 def _request_schemas(kind: Kind, limits: Limits) -> dict[str, Any]:
-    """The schema of a kind of request, and all schemas that it refers to, by name."""
+    """Return the schema of a kind of request, and all schemas that it refers to, by name."""
     known = kind.model.model_fields
     # In every field null means: not given.
     given: dict[str, Any] = {
@@ -152,7 +150,7 @@ def _request_schemas(kind: Kind, limits: Limits) -> dict[str, Any]:
             properties[name] = _bounded(properties[name], bounds_)
     properties |= _without_effect()
     for name, values in MEANINGLESS.items():
-        properties[name] = {"enum": [*values, None], "description": "asks for nothing, and may be left out"}
+        properties[name] = {"enum": [*values, None], "description": "has no effect, and may be left out"}
     properties["model"] = {"enum": [limits.model, *limits.adapters(), None], "description": "may be left out"}
     for nested in named.values():
         if "properties" in nested:
@@ -167,7 +165,7 @@ def _without_effect() -> dict[str, Any]:
 
 
 def _dialect_schemas(dialect: Dialect, chat: dict[str, Any]) -> dict[str, Any]:
-    """The schema of another API's request, and all schemas that it refers to, by name. chat: fields of a chat."""
+    """Return another API's request schema, and all schemas that it refers to, by name. chat: fields of a chat."""
     schema = dialect.model.model_json_schema(ref_template=REF)
     named = schema.pop("$defs", {})
     schema["properties"] |= {name: chat[name] for name in sorted(dialect.passed)}
@@ -178,7 +176,7 @@ def _dialect_schemas(dialect: Dialect, chat: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bounds(kind: Kind, limits: Limits) -> dict[str, dict[str, Any]]:
-    """Bounds that `requests.validation` and `requests.bounds` check beyond types, by field."""
+    """Return the bounds that `requests.validation` and `requests.bounds` check beyond types, by field."""
     ranges = bounds.ranges_of(kind.model, limits.context_length, limits.max_choices)
     return {
         name: {"minimum": range_.low} | ({"maximum": range_.high} if math.isfinite(range_.high) else {})
@@ -214,7 +212,7 @@ _BOUNDED = {
 
 
 def _bounded(schema: dict[str, Any], bounds: dict[str, Any]) -> dict[str, Any]:
-    """The schema with bounds where they apply, in each of its alternatives."""
+    """Return the schema with bounds where they apply, in each of its alternatives."""
     if "anyOf" in schema:
-        return schema | {"anyOf": [_bounded(one, bounds) for one in schema["anyOf"]]}
+        return schema | {"anyOf": [_bounded(branch, bounds) for branch in schema["anyOf"]]}
     return schema | {name: bound for name, bound in bounds.items() if schema.get("type") in _BOUNDED[name]}

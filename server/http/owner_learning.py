@@ -1,8 +1,6 @@
 """Learning with a drafter for each API key, or for each LoRA adapter and the model. A learned drafter serves its
 owner's requests alone."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -58,18 +56,18 @@ class OwnerLearning(Learning, ABC):
 
     @abstractmethod
     def owners(self) -> dict[str, Owner]:
-        """The owners that learn now, by their learners."""
+        """Return the owners that learn now, by their learners."""
 
     @abstractmethod
     def drafter_of(self, key: Key | None, model: str) -> OwnDrafter:
-        """The drafter for a request of a key to the model or an adapter."""
+        """Return the drafter for a request of a key to the model or an adapter."""
 
     @abstractmethod
     async def _leave(self, known: dict[str, Owner]) -> None:
         """Drop the learners of unknown owners."""
 
     def _in_use(self, learner: str) -> str:
-        """Name of the learned drafter in use; "" while the first one is. The first request reads it."""
+        """Return the name of the learned drafter in use; "" while the first one is. The first request reads it."""
         if learner not in self.states:
             folder = self.folder / learner
             self.states[learner] = state = ServerState.read(folder)
@@ -78,7 +76,7 @@ class OwnerLearning(Learning, ABC):
         return self.states[learner].in_use or ""
 
     async def _settle(self) -> None:
-        """Do nothing: an owner's first request finds out if the engine cannot use its drafter."""
+        """Do nothing: there is no learner."""
 
     async def _look(self) -> None:
         """Promote each owner's newest candidate, note drafters that the engine took back, drop owners that are gone."""
@@ -91,8 +89,8 @@ class OwnerLearning(Learning, ABC):
         self._sum(surveys)
 
     def _surveys(self, known: dict[str, Owner]) -> list[Survey]:
-        """The existing learners of these owners, without any that has damaged files."""
-        found = []
+        """Return the existing learners of these owners, without any that has damaged files."""
+        surveys = []
         for learner, owner in known.items():
             folder = self.folder / learner
             if folder.is_dir():
@@ -101,10 +99,10 @@ class OwnerLearning(Learning, ABC):
                         owners.make(self.folder, owner)
                     state, path = ServerState.read(folder), folder / "learner.json"
                     numbers = json.loads(path.read_text()) if path.is_file() else {}
-                    found.append(Survey(learner, owner, state, newest(folder, state), numbers))
+                    surveys.append(Survey(learner, owner, state, newest(folder, state), numbers))
                 except (OSError, ValueError) as error:
                     logger.warning("learning of %s: %s", owner, error)
-        return found
+        return surveys
 
     async def _drop(self, learner: str) -> None:
         """Forget a learner here and in the engine's memory."""
@@ -151,25 +149,25 @@ class OwnerLearning(Learning, ABC):
     def _sum(self, surveys: list[Survey]) -> None:
         """Sum the numbers of all owners: no single owner's are shown."""
         numbers = [survey.numbers for survey in surveys if survey.numbers]
-        found: dict[str, Any] = {name: sum(each[name] for each in numbers) for name in SUMMED}
+        totals: dict[str, Any] = {name: sum(each[name] for each in numbers) for name in SUMMED}
         for name in MEANS:
             known = [each[name] for each in numbers if each.get(name)]
-            found[name] = sum(known) / len(known) if known else None
+            totals[name] = sum(known) / len(known) if known else None
         latest = max(numbers, key=lambda each: each["at"], default={"phase": "waiting"})
-        own = self.folder / "learner.json"  # of the process: why it failed
-        failure = json.loads(own.read_text()) if own.is_file() else {}
+        process_file = self.folder / "learner.json"  # of the process: why it failed
+        failure = json.loads(process_file.read_text()) if process_file.is_file() else {}
         failed = failure.get("phase") == "failed" and not self.process.running
         shown = {"phase": "failed", "error": failure["error"]} if failed else {"phase": latest["phase"], "error": ""}
-        self.numbers = found | shown
+        self.numbers = totals | shown
         for name in (*SUMMED, *MEANS):
-            if found[name] is not None:
-                getattr(self.metrics, name).set(found[name])
+            if totals[name] is not None:
+                getattr(self.metrics, name).set(totals[name])
         self.metrics.in_use.set(sum(1 for state in self.states.values() if state.in_use))
         self.metrics.training.set(self.numbers["phase"] == "training" and self.lifecycle.idle)
         self.metrics.failed.set(failed or not self.process.running)
 
     def snapshot(self) -> dict[str, Any]:
-        """The page's data: sums, and the number of learned drafters; no owner's promotions."""
+        """Return the page's data: sums, and the number of learned drafters; no owner's promotions."""
         learned = sum(1 for state in self.states.values() if state.in_use)
         shown: dict[str, Any] = {"in_use": None, "learned": learned, "exchanges": [], "now": round(time.time(), 3)}
         return self.numbers | shown
@@ -182,8 +180,8 @@ class KeyLearning(OwnerLearning):
     access: Access = field(kw_only=True)
 
     def owners(self) -> dict[str, Owner]:
-        found = [Owner(key.name) for key in self.access.keys if key.learn]
-        return {owner.learner: owner for owner in found}
+        owners = [Owner(key.name) for key in self.access.keys if key.learn]
+        return {owner.learner: owner for owner in owners}
 
     def drafter_of(self, key: Key | None, model: str) -> OwnDrafter:
         if key is None:
@@ -195,7 +193,7 @@ class KeyLearning(OwnerLearning):
         for folder in owners.learners(self.folder, KEYS):
             learner = f"{KEYS}/{folder.name}"
             if learner not in known:
-                logger.warning("what %s taught its drafter is deleted", owners.owner_of(folder) or f"key {folder.name}")
+                logger.warning("the learner of %s is deleted", owners.owner_of(folder) or f"key {folder.name}")
                 await asyncio.to_thread(owners.forget_owner, folder)
                 await self._drop(learner)
 
@@ -212,9 +210,9 @@ class AdapterLearning(OwnerLearning):
         return {MODEL: Owner("")} | {owner.learner: owner for owner in loaded}
 
     def drafter_of(self, key: Key | None, model: str) -> OwnDrafter:
-        if (found := self.adapters.owners.get(model)) is None:
+        if (adapter_owner := self.adapters.owners.get(model)) is None:
             return OwnDrafter(MODEL, self._in_use(MODEL))
-        adapter, owner = found
+        adapter, owner = adapter_owner
         return OwnDrafter(owner.learner, self._in_use(owner.learner), adapter)
 
     async def _leave(self, known: dict[str, Owner]) -> None:

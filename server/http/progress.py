@@ -58,7 +58,7 @@ class EngineProgress:
         return f"requests are under way and no step has ended for {self._stalled_seconds:.0f} s (--max-step-seconds)"
 
     def check(self, now: float) -> None:
-        """now: seconds of a monotonic clock."""
+        """Check progress. now: seconds of a monotonic clock."""
         loads = _read(self._manager.load_snapshot_reader)
         for load in loads:
             load.timestamp = 0.0  # it advances even if requests only wait
@@ -88,13 +88,13 @@ def _busy(load: LoadSnapshot) -> bool:
 
 
 def _under_way(manager: Any) -> bool:
-    """True if a request that was sent to the engine has not ended."""
+    """Return True if a request that was sent to the engine has not ended."""
     states = manager.rid_to_state.values()
     return any(getattr(state, "dispatched", True) and not state.finished for state in states)
 
 
 def _read(reader: Any) -> list[LoadSnapshot]:
-    """Published states of this machine's schedulers.
+    """Return the published states of this machine's schedulers.
 
     Reads them without their lock, which a stopped scheduler may hold, and skips a record that is being written.
     """
@@ -104,5 +104,5 @@ def _read(reader: Any) -> list[LoadSnapshot]:
         return list(reader.read_all())
     if not reader._attach():
         return []
-    found = (reader._read_slot(rank) for rank in range(reader.dp_size))
-    return [load for load in found if load is not None]
+    slots = (reader._read_slot(rank) for rank in range(reader.dp_size))
+    return [load for load in slots if load is not None]

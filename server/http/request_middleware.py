@@ -3,8 +3,6 @@
 Plain ASGI, so that streams and disconnects pass unbuffered. Adds no work per token.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -54,7 +52,7 @@ _current: ContextVar[RequestContext | None] = ContextVar("request_context", defa
 
 
 def current() -> RequestContext | None:
-    """The request that the running code works for; None outside any."""
+    """Return the request that the running code works for; None outside any."""
     return _current.get()
 
 
@@ -75,7 +73,7 @@ class RequestMiddleware:
             return
         context = RequestContext(_request_id(scope))
         # The server's connection drops the body of an answer to HEAD.
-        asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        inner_scope = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         began, complete, left = time.monotonic(), False, False
         status: int | None = None
 
@@ -110,7 +108,7 @@ class RequestMiddleware:
             # Cancels until the work ends, as Starlette's streams do: `asyncio.wait_for` may lose a single cancellation.
             with anyio.CancelScope() as answering, contextlib.ExitStack() as in_flight:
                 whole_receive = once_whole(receive, begin)
-                await self.app(asked, watching_receive, watching_send)
+                await self.app(inner_scope, watching_receive, watching_send)
         finally:
             status = status or (LEFT if left else 500)
             outcome = "cancelled" if left else outcome_of(status if status >= 400 else context.error or status)
@@ -132,7 +130,7 @@ class RequestMiddleware:
 
 
 def outcome_of(status: int) -> str:
-    """One of `metrics.OUTCOMES`, for a client that waited for its answer."""
+    """Return one of `metrics.OUTCOMES`, for a client that waited for its answer."""
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return "overloaded"
     if status < 400:
@@ -164,7 +162,7 @@ def _request_id(scope: Scope) -> str:
 
 
 def once_whole(receive: Receive, begin: Callable[[], object]) -> Receive:
-    """`receive` of an ASGI app; calls `begin` once, with a request's last byte.
+    """Return `receive` of an ASGI app that calls `begin` once, with a request's last byte.
 
     Until that byte a request costs the server only a connection, and may never be complete.
     """

@@ -3,8 +3,6 @@
 Its processes follow node 0's processes and end with them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

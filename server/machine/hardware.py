@@ -1,7 +1,5 @@
 """The machine's device, fast number formats and free memory."""
 
-from __future__ import annotations
-
 import functools
 import shutil
 import subprocess
@@ -31,12 +29,12 @@ def gpu_count() -> int:
 
 
 def has_gpu() -> bool:
-    """True if there is a GPU."""
+    """Return True if there is a GPU."""
     return gpu_count() > 0
 
 
 def instruction_set() -> str:
-    """Instruction set of the compiled CPU kernels, "none" without them; the first call compiles them, for a minute.
+    """Return the instruction set of the compiled CPU kernels, or "none"; the first call compiles them, for a minute.
 
     Raises UserError if the user forces an instruction set that this processor does not run.
     """
@@ -61,17 +59,17 @@ def cpu_flags() -> frozenset[str]:
 
 
 def cpu_has_fast_bfloat16() -> bool:
-    """bfloat16 matrix products in hardware; elsewhere they are emulated, slower than float32."""
+    """Return True if hardware multiplies bfloat16 matrices; elsewhere they are emulated, slower than float32."""
     return bool(cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"})
 
 
 def faster_dtype(device: str) -> str:
-    """The dtype, bfloat16 or float32, in which this device multiplies matrices faster."""
+    """Return the dtype, bfloat16 or float32, in which this device multiplies matrices faster."""
     return "bfloat16" if not device.startswith("cpu") or cpu_has_fast_bfloat16() else "float32"
 
 
 def available_memory() -> int:
-    """Bytes that can still be allocated here: the machine's, or the container's where it has less."""
+    """Return the bytes that can still be allocated here: the machine's, or the container's where it has less."""
     free = psutil.virtual_memory().available
     for limit_file, used_file in _CGROUP_LIMITS:
         try:
@@ -85,12 +83,12 @@ def available_memory() -> int:
 
 
 def gpu_memory() -> int:
-    """Bytes of the first GPU that are free."""
+    """Return the bytes of the first GPU that are free."""
     return int(_ask_first_gpu("memory.free")) * 2**20
 
 
 def gpu_name() -> str:
-    """Name of the first GPU by its driver."""
+    """Return the name of the first GPU by its driver."""
     return _ask_first_gpu("name")
 
 

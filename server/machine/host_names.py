@@ -1,7 +1,5 @@
 """Names of hosts, as requests and flags write them."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 
@@ -16,20 +14,20 @@ def is_host(text: str) -> bool:
 
 
 def host_of(authority: str) -> str | None:
-    """The host of HOST, HOST:PORT or [IPv6]:PORT, in the one form that is compared; None where it is none of these."""
+    """Return the host of HOST, HOST:PORT or [IPv6]:PORT, in the form that is compared; None for any other name."""
     matched = AUTHORITY.fullmatch(authority)
     return canonical(matched[1]) if matched else None
 
 
 def canonical(host: str) -> str:
-    """A name in lower case and without the root's dot, or an address as Python writes it."""
+    """Return a name in lower case and without the root's dot, or an address as Python writes it."""
     host = host.strip("[]").lower()
     address = address_of(host)
     return host.removesuffix(".") if address is None else str(address)
 
 
 def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """None for a name."""
+    """Return the address, or None for a name."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -4,8 +4,6 @@ Most of it is the environment of the scheduler's process, as its OpenMP runtime 
 when it is loaded. The user's own variables win: OMP_PROC_BIND=false leaves the threads unbound.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
@@ -23,7 +21,7 @@ _BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
 
 
 def default(topology: Topology, environ: Mapping[str, str] = os.environ) -> int:
-    """OMP_NUM_THREADS where that is set, else one per physical core, one core less where there are more than four.
+    """Return OMP_NUM_THREADS if set, else one per physical core, one core less where there are more than four.
 
     That core runs HTTP and detokenizer. On two cores they take a few per cent of a core's time, and more as steps get
     shorter. An engine waits for its slowest thread, so sharing a core costs it that much on every core: from about
@@ -58,22 +56,22 @@ class Placement:
 
 
 def place(threads: int, topology: Topology, *, bind: bool, environ: Mapping[str, str] = os.environ) -> Placement:
-    """Placement of `threads` threads on the cores of `topology`.
+    """Return the placement of `threads` threads on the cores of `topology`.
 
     bind: to a core each, but only where a core is left and no quota takes them all away at times: a bound thread cannot
     go elsewhere when something else takes its core.
     """
-    found = {"OMP_NUM_THREADS": str(threads)}
+    environment = {"OMP_NUM_THREADS": str(threads)}
     if not any(name in environ for name in _WAITING):
-        found["GOMP_SPINCOUNT"] = str(SPINS)
+        environment["GOMP_SPINCOUNT"] = str(SPINS)
     roomy = topology.quota is None and threads < len(topology.cores)
     if any(name in environ for name in _BINDING):
-        return Placement(found)
+        return Placement(environment)
     if not bind or not roomy:
-        return Placement(found, frozenset(topology.cpus))
+        return Placement(environment, frozenset(topology.cpus))
     bound = topology.cores[:threads]
-    found |= {"OMP_PROC_BIND": "true", "OMP_PLACES": ",".join(f"{{{core.cpus[0]}}}" for core in bound)}
-    return Placement(found, frozenset(topology.cpus) - {cpu for core in bound[1:] for cpu in core.cpus})
+    environment |= {"OMP_PROC_BIND": "true", "OMP_PLACES": ",".join(f"{{{core.cpus[0]}}}" for core in bound)}
+    return Placement(environment, frozenset(topology.cpus) - {cpu for core in bound[1:] for cpu in core.cpus})
 
 
 @contextlib.contextmanager

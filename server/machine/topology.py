@@ -63,12 +63,12 @@ class Topology:
 
 @functools.cache
 def here() -> Topology:
-    """Topology of this machine, for this process as it was started."""
+    """Return the topology of this machine, for this process as it was started."""
     return read(Path("/"), os.sched_getaffinity(0))
 
 
 def read(root: Path, affinity: Set[int]) -> Topology:
-    """root: of the file system. affinity: processors that the process may run on.
+    """Read the topology. root: of the file system. affinity: processors that the process may run on.
 
     Where the kernel gives no information (a sandbox may have no /sys), each processor is taken for a core, all on node
     0, without a quota.
@@ -87,27 +87,27 @@ def read(root: Path, affinity: Set[int]) -> Topology:
 
 
 def _siblings(folder: Path) -> frozenset[int]:
-    """Hardware threads of a core; the file has another name before Linux 5.3."""
+    """Return the hardware threads of a core; the file has another name before Linux 5.3."""
     return frozenset(_numbers(folder / "core_cpus_list") or _numbers(folder / "thread_siblings_list"))
 
 
 def _numbers(path: Path) -> list[int]:
-    """Numbers of a list like "0-3,8"; none where there is no such file."""
-    found: list[int] = []
+    """Return the numbers of a list like "0-3,8"; none where there is no such file."""
+    numbers: list[int] = []
     for part in filter(None, _text(path).split(",")):
         first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
 
 
 def _quota(root: Path) -> float | None:
-    """The lowest limit among this process's cgroup and its parents."""
+    """Return the lowest limit among this process's cgroup and its parents."""
     limits = [limit for folder in _cgroups(root) if (limit := _limit(folder)) is not None]
     return min(limits, default=None)
 
 
 def _cgroups(root: Path) -> Iterator[Path]:
-    """Folders of the process's cgroups for the processor, and of their parents.
+    """Yield the folders of the process's cgroups for the processor, and of their parents.
 
     Inside a container the path in /proc may be the host's, which is not there: the mount itself is then the cgroup.
     """
@@ -125,7 +125,7 @@ def _cgroups(root: Path) -> Iterator[Path]:
 
 
 def _limit(folder: Path) -> float | None:
-    """Processors' worth of time that a cgroup gets in each period."""
+    """Return the processors' worth of time that a cgroup gets in each period."""
     quota, _, period = _text(folder / "cpu.max").partition(" ")
     if not quota:
         quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")

@@ -6,8 +6,6 @@ model, for demonstrations and tests. Only the trained changes are shipped (`draf
 first use merges them into the weights in bfloat16.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 
@@ -62,7 +60,7 @@ def prepare_dllm() -> Path:
 
 
 def find_gguf() -> Path:
-    """The embedded model as its package ships it."""
+    """Return the embedded model as its package ships it."""
     # Found, not imported: the package imports llama.cpp's bindings, which are not installed.
     spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
     for location in (spec.submodule_search_locations or []) if spec else []:

@@ -1,7 +1,5 @@
 """Folders in the user's cache: made once, checked on every use."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -72,7 +70,7 @@ def _make(target: Path, fill: Callable[[Path], None], what: str, needs: int) -> 
 
 
 def is_intact(target: Path) -> bool:
-    """True if every file has the content it was written with and every link a target; subfolders are not checked."""
+    """Return True if every file has its original content and every link a target; subfolders are not checked."""
     try:
         expected = json.loads((target / MANIFEST).read_text())["sha256"]
         links = [path for path in target.iterdir() if path.is_symlink()]

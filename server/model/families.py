@@ -5,8 +5,6 @@ and `test_families_served.py` compares answers with Transformers. For a name tha
 its own; it runs Transformers' model with its layers, or reports that it cannot.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterable
@@ -228,12 +226,12 @@ REASONS = {name: each for each in REFUSED for name in each.names.split()}
 
 
 def is_recurrent(model: Model) -> bool:
-    """True for a served model that keeps a state of each request."""
+    """Return True for a served model that keeps a state of each request."""
     return next(iter(model.config.get("architectures") or ()), "") in RECURRENT
 
 
 def on_a_cpu(model: Model) -> list[str]:
-    """Architectures of SGLang's that run the model on a CPU."""
+    """Return SGLang's architectures that run the model on a CPU."""
     names = list(model.config.get("architectures") or ())
     return TRANSFORMERS if BY_TRANSFORMERS & {*names[:1]} else names
 
@@ -263,7 +261,7 @@ BEGINS, ENDS = "<!-- architectures: written by `make format` -->", "<!-- /archit
 
 
 def with_table(document: str) -> str:
-    """The document with the table of architectures between its two marks brought up to date."""
+    """Return the document with the table of architectures between its two marks brought up to date."""
     groups = (
         ("", SERVED - RECURRENT - TEXTS),
         ("CPU", RECURRENT),

@@ -3,8 +3,6 @@
 Names and order of rows follow llama.cpp's converter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

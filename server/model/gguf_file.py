@@ -1,7 +1,5 @@
 """Fields and tensors of a GGUF file or of all parts of a split one, with readable errors. The package gguf parses."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +26,12 @@ class FileTensor:
     size: int
 
     def read(self) -> np.ndarray:
-        """A float32 tensor's numbers."""
+        """Return a float32 tensor's numbers."""
         return np.memmap(self.path, np.float32, "r", self.offset, tuple(self.shape))
 
 
 def parts_of(path: Path) -> list[Path]:
-    """All parts of a split file in order, whichever of them is named; of any other file just that."""
+    """Return all parts of a split file in order, whichever of them is named; of any other file just that."""
     named = PART.fullmatch(path.name)
     if named is None:
         return [path]
@@ -46,7 +44,7 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def stem_of(path: Path) -> str:
-    """The file's name without its ending and the number of a part."""
+    """Return the file's name without its ending and the number of a part."""
     named = PART.fullmatch(path.name)
     return named["stem"] if named else path.stem
 
@@ -85,7 +83,7 @@ class GgufFile:
         return self._of(name, default, (int, float))
 
     def hyper(self, name: str, default: float | None = None) -> Any:
-        """A number that the file states under its architecture's name."""
+        """Return a number that the file states under its architecture's name."""
         return self.number(f"{self.architecture}.{name}", default)
 
     def text(self, name: str, default: str | None = None) -> str:

@@ -50,7 +50,7 @@ ROOM = 64 * 2**20
 
 
 def folder(file: Path, name: str) -> Path:
-    """Path of the folder for a file; a changed file gets another folder."""
+    """Return the path of the folder for a file; a changed file gets another folder."""
     key = hashlib.sha256()
     for part in parts_of(file):
         status = part.stat()
@@ -110,13 +110,13 @@ def _write(path: Path, into: Path, sampling: Mapping[str, float]) -> None:
 
 
 def _sampling(file: GgufFile) -> dict[str, float]:
-    """Recommended sampling of the file, by the fields of generation_config.json."""
+    """Return the recommended sampling of the file, by the fields of generation_config.json."""
     values = {name: file.value(f"general.sampling.{gguf_name}") for name, gguf_name in SAMPLING.items()}
     return {name: round(value, 6) for name, value in values.items() if isinstance(value, (int, float))}  # from float32
 
 
 def _config(file: GgufFile, architecture: Architecture) -> dict[str, Any]:
-    """config.json; transformers' own reading of it knows no width of heads in Qwen3 and no scaling of positions."""
+    """Return config.json; transformers' reading lacks the width of heads in Qwen3 and the scaling of positions."""
     heads, hidden = file.hyper("attention.head_count"), file.hyper("embedding_length")
     width = file.hyper("attention.key_length", hidden // heads)
     if file.hyper("attention.value_length", width) != width:

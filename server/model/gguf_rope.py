@@ -1,7 +1,5 @@
 """Rotary positions of a GGUF file, as `rope_parameters` of transformers' config.json."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -17,7 +15,7 @@ PARTIAL = ("phi3",)
 
 
 def parameters(file: GgufFile, head: int) -> dict[str, Any]:
-    """Parameters of the file's rotary positions; raises UserError for a scaling that is not served.
+    """Return the parameters of the file's rotary positions; raises UserError for a scaling that is not served.
 
     head: width of a head.
     """
@@ -43,7 +41,7 @@ def parameters(file: GgufFile, head: int) -> dict[str, Any]:
 
 
 def _yarn(file: GgufFile, factor: float) -> dict[str, Any]:
-    """YaRN (arXiv:2309.00071); attn_factor is SGLang's name, attention_factor is transformers' for the product."""
+    """Return YaRN (arXiv:2309.00071); attn_factor is SGLang's name, attention_factor transformers' for the product."""
     for name, usual in (("yarn_ext_factor", 1.0), ("yarn_log_multiplier", 0.0)):
         if file.hyper(f"rope.scaling.{name}", usual) != usual:
             raise UserError(f"{file.path}: positions scaled by 'yarn' with {name} are not supported from a GGUF file")
@@ -60,7 +58,7 @@ def _yarn(file: GgufFile, factor: float) -> dict[str, Any]:
 
 
 def _long(file: GgufFile) -> dict[str, Any]:
-    """LongRoPE (arXiv:2402.13753): factors for short and for long contexts are in the file."""
+    """Return LongRoPE (arXiv:2402.13753): factors for short and for long contexts are in the file."""
     return {
         "rope_type": "longrope",
         "long_factor": file.tensor(LONG_FACTORS).read().tolist(),
@@ -71,7 +69,7 @@ def _long(file: GgufFile) -> dict[str, Any]:
 
 
 def _llama_3(file: GgufFile, theta: float, width: int) -> dict[str, Any]:
-    """Llama 3's scaling is in the file as one factor for each frequency."""
+    """Return Llama 3's scaling, which is in the file as one factor for each frequency."""
     import torch
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

@@ -4,8 +4,6 @@ It is built here: transformers' own reading of such a file takes a split that it
 merges that the file does not list another order.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,9 +77,9 @@ def write(file: GgufFile, folder: Path, longest: int) -> None:
 
 
 def end_tokens(file: GgufFile) -> list[int]:
-    """Tokens that end an answer: that of a text, of a turn, of a message. Many files name only some of them."""
-    found = [file.number(f"tokenizer.ggml.{name}_token_id", -1) for name in ("eos", "eot", "eom")]
-    return list(dict.fromkeys(token for token in found if token >= 0))
+    """Return tokens that end an answer: that of a text, of a turn, of a message. Many files name only some of them."""
+    tokens = [file.number(f"tokenizer.ggml.{name}_token_id", -1) for name in ("eos", "eot", "eom")]
+    return list(dict.fromkeys(token for token in tokens if token >= 0))
 
 
 def _byte_pairs(file: GgufFile, longest: int) -> Any:
@@ -126,13 +124,13 @@ def _sentence_pieces(file: GgufFile, longest: int) -> Any:
 
 
 def _merges(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
-    """Pairs of tokens that together form a token, ordered by its score, highest first."""
-    score, found = dict(zip(tokens, scores, strict=True)), []
+    """Return the pairs of tokens that together form a token, ordered by its score, highest first."""
+    score, merges = dict(zip(tokens, scores, strict=True)), []
     for token in score:
         cuts = [(token[:i], token[i:]) for i in range(1, len(token))]
         pairs = [pair for pair in cuts if pair[0] in score and pair[1] in score]
-        found += sorted(pairs, key=lambda pair: (score[pair[0]], score[pair[1]]), reverse=True)
-    return sorted(found, key=lambda pair: score[pair[0] + pair[1]], reverse=True)
+        merges += sorted(pairs, key=lambda pair: (score[pair[0]], score[pair[1]]), reverse=True)
+    return sorted(merges, key=lambda pair: score[pair[0] + pair[1]], reverse=True)
 
 
 def _add_found_first(file: GgufFile, tokenizer: Any) -> None:
@@ -140,8 +138,8 @@ def _add_found_first(file: GgufFile, tokenizer: Any) -> None:
     from tokenizers import AddedToken
 
     tokens, kinds = file.value("tokenizer.ggml.tokens", []), file.value("tokenizer.ggml.token_type", [])
-    found = [(i, kind) for i, kind in enumerate(kinds) if kind in (CONTROL, USER_DEFINED)]
-    tokenizer.add_tokens([AddedToken(tokens[i], normalized=False, special=kind == CONTROL) for i, kind in found])
+    added = [(i, kind) for i, kind in enumerate(kinds) if kind in (CONTROL, USER_DEFINED)]
+    tokenizer.add_tokens([AddedToken(tokens[i], normalized=False, special=kind == CONTROL) for i, kind in added])
 
 
 def _finish(file: GgufFile, tokenizer: Any, longest: int, begins: bool) -> Any:
@@ -150,11 +148,11 @@ def _finish(file: GgufFile, tokenizer: Any, longest: int, begins: bool) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     tokens, special = file.value("tokenizer.ggml.tokens", []), {}
-    found = {
+    special_ids = {
         name: file.number(f"tokenizer.ggml.{gguf_name}_token_id", -1)
         for name, gguf_name in (("bos", "bos"), ("pad", "padding"), ("unk", "unknown"))
     }
-    for name, token in {**found, "eos": next(iter(end_tokens(file)), -1)}.items():
+    for name, token in {**special_ids, "eos": next(iter(end_tokens(file)), -1)}.items():
         if 0 <= token < len(tokens):
             special[f"{name}_token"] = tokens[token]
     if file.value("tokenizer.ggml.add_bos_token", begins) and "bos_token" in special:

@@ -1,7 +1,5 @@
 """Names on the Hugging Face hub, and its errors."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator
@@ -41,7 +39,7 @@ def hub_errors(name: str, flag: str) -> Iterator[None]:
 
 
 def cached(name: str) -> Path | None:
-    """Folder of a repository in the local cache, if its weights are there. Uses no network."""
+    """Return the folder of a repository in the local cache, if its weights are there. Uses no network."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 

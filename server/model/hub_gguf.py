@@ -1,7 +1,5 @@
 """GGUF files on the Hugging Face hub, by the names that llama.cpp's users write: `hf.co/OWNER/REPO:Q4_K_M`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -17,9 +15,9 @@ NO_MODELS = re.compile(r"mmproj|imatrix", re.IGNORECASE)
 
 
 def names_gguf(name: str) -> bool:
-    """True for a name with the hub's address or with a type: both ask for a GGUF file."""
-    found = NAME.fullmatch(name)
-    return found is not None and (found["host"] or found["type"]) is not None
+    """Return True for a name with the hub's address or with a type: both ask for a GGUF file."""
+    match = NAME.fullmatch(name)
+    return match is not None and (match["host"] or match["type"]) is not None
 
 
 def fetch(name: str) -> Path:
@@ -29,19 +27,19 @@ def fetch(name: str) -> Path:
     """
     from huggingface_hub import hf_hub_download
 
-    found = NAME.fullmatch(name)
-    assert found is not None
-    with hub.hub_errors(found["repo"], "--model"):
+    match = NAME.fullmatch(name)
+    assert match is not None
+    with hub.hub_errors(match["repo"], "--model"):
         files = [
-            file for file in _files(found["repo"]) if file.lower().endswith(".gguf") and not NO_MODELS.search(file)
+            file for file in _files(match["repo"]) if file.lower().endswith(".gguf") and not NO_MODELS.search(file)
         ]
-        chosen = _choose(found["repo"], files, found["type"])
-        paths = [Path(hf_hub_download(found["repo"], file)) for file in chosen]
+        chosen = _choose(match["repo"], files, match["type"])
+        paths = [Path(hf_hub_download(match["repo"], file)) for file in chosen]
         return paths[0]
 
 
 def _files(repo: str) -> list[str]:
-    """The names of a repository's files."""
+    """Return the names of a repository's files."""
     from httpx import TransportError
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import OfflineModeIsEnabled
@@ -54,7 +52,7 @@ def _files(repo: str) -> list[str]:
 
 
 def _choose(repo: str, files: list[str], kind: str | None) -> list[str]:
-    """The files of one model, parts in order; kind: the requested type."""
+    """Return the files of one model, parts in order; kind: the requested type."""
     models: dict[str, list[str]] = {}
     for file in sorted(files):
         models.setdefault(str(Path(file).with_name(stem_of(Path(file)))), []).append(file)

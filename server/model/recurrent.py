@@ -1,7 +1,5 @@
 """Layers that keep a state of each request in place of keys and values of each token: how many, and how large."""
 
-from __future__ import annotations
-
 from typing import Any
 
 LINEAR = "linear_attention"
@@ -9,7 +7,7 @@ LINEAR = "linear_attention"
 
 
 def recurrent_layers(config: dict[str, Any]) -> int:
-    """Number of a model's gated delta layers, listed or every one but each `full_attention_interval`-th."""
+    """Return the number of a model's gated delta layers, listed or every one but each `full_attention_interval`-th."""
     if not config.get("linear_num_value_heads"):
         return 0
     layers = int(config["num_hidden_layers"])
@@ -18,7 +16,7 @@ def recurrent_layers(config: dict[str, Any]) -> int:
 
 
 def state_bytes(config: dict[str, Any]) -> int:
-    """Bytes of one request's states in all layers together, which are float32: a matrix of each head, and the last
+    """Return the bytes of one request's states in all layers together, in float32: a matrix of each head, and the last
     inputs of the convolution."""
     layers = recurrent_layers(config)
     if not layers:

@@ -1,7 +1,5 @@
 """Finds the model to serve: an embedded one, a GGUF file, a folder, or a name on the Hugging Face hub."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -120,7 +118,7 @@ def check_heads(model: Model, ranks: int) -> None:
     kv_heads = model.config.get("num_key_value_heads") or heads
 
     def share(count: int) -> bool:
-        """Each has as many heads as any other; one of keys and values may be there several times."""
+        """Return True if `count` ranks get equally many heads; a head of keys and values may be on several."""
         return heads % count == 0 and (kv_heads % count == 0 or count % kv_heads == 0)
 
     if not share(ranks):
@@ -132,7 +130,7 @@ def check_heads(model: Model, ranks: int) -> None:
 
 
 def weight_bytes(model: Model, float_size: int | None, in_blocks: bool = False) -> int:
-    """Bytes of the weights once loaded; 0 if that is unknown before loading.
+    """Return the bytes of the weights once loaded; 0 if that is unknown before loading.
 
     float_size: bytes per number after conversion; None keeps each tensor's own.
     in_blocks: tensors that a GGUF file stores in blocks known to the kernels stay in blocks.
@@ -155,8 +153,8 @@ def _safetensors_bytes(path: Path, float_size: int | None) -> int:
                 tensor = file.get_slice(name)
                 kind = tensor.get_dtype()
                 bits = re.search(r"\d+", kind)
-                own = int(bits[0]) / 8 if bits else 1
-                total += math.prod(tensor.get_shape()) * (float_size if float_size and kind in FLOAT_TYPES else own)
+                size = int(bits[0]) / 8 if bits else 1
+                total += math.prod(tensor.get_shape()) * (float_size if float_size and kind in FLOAT_TYPES else size)
     except (OSError, SafetensorError):
         raise UserError(f"{path} is not a complete safetensors file; fetch it again") from None
     return int(total)

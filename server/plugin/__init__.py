@@ -1,13 +1,11 @@
 """The SGLang plugin: CPU platform, attention backend and speculative worker, found through entry points."""
 
-from __future__ import annotations
-
 
 def activate() -> str | None:
     """Name our platform to SGLang where there is no GPU; on a GPU, SGLang's own platform is right.
 
-    SGLang calls this in every process before anything else of it is imported, so the torchvision stand-in
-    is put in place here. torch is imported here too: command lines import this package, and want to answer at once.
+    SGLang calls this in every process before it imports the rest of itself, so the torchvision stub is installed here.
+    torch is imported only here: command lines import this package, and must answer at once.
     """
     import torch
 

@@ -1,10 +1,10 @@
 """SGLang's attention backends on NVIDIA GPUs: which of them verify requests of different lengths, in windows too.
 
-The others take every request to have gamma + 1 rows, whatever is said, and would read and write beyond the batch. By
-reading of SGLang 0.5.23: `flashattention_backend.py` and `trtllm_mha_backend.py` follow `RaggedVerifyLayout`, the
-latter where it runs its sm_100 kernels and not XQA, and no cap on scores; `triton_backend.py` computes gamma + 1 rows.
-`flashinfer` is ours on top of SGLang's (`cuda/flashinfer.py`), which plans without a model's cap on scores (sglang
-issue 33915). `outrider` is all ours (`flat_attention.py`).
+All the rest compute gamma + 1 rows for every request, and would read and write beyond the batch. By reading of SGLang
+0.5.23: `flashattention_backend.py` and `trtllm_mha_backend.py` follow `RaggedVerifyLayout`, the latter where it runs
+its sm_100 kernels and not XQA, and without a cap on scores; `triton_backend.py` computes gamma + 1 rows. `flashinfer`
+is ours on top of SGLang's (`cuda/flashinfer.py`), which plans without a model's cap on scores (sglang issue 33915).
+`outrider` is all ours (`flat_attention.py`).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Capability = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Requirements of a model, and of how it is served, on attention.
+    """Requirements on attention of a model and of how it is served.
 
-    latent: multi-head latent attention. capped: scores go through tanh. head: numbers of a head, 0: not known. float32:
-    it is computed in 32 bits. narrow: keys and values are cached in 8 bits or fewer. chunked: some layers attend within
-    chunks of the text (Llama 4).
+    latent: multi-head latent attention. capped: scores go through tanh. head: size of a head, 0: not known.
+    float32: it is computed in 32 bits. narrow: keys and values are cached in 8 bits or fewer.
+    chunked: some layers attend within chunks of the text (Llama 4).
     """
 
     latent: bool = False
@@ -45,12 +45,13 @@ class Needs:
 class BackendEntry:
     """One backend.
 
-    Rows behind the last request it leaves alone, so that a step may have a size that is decided before its lengths are
-    known, and run as the graph of that size.
+    It leaves rows after the last request alone, so a step may have a size that is decided before its lengths are known,
+    and run as the graph of that size.
 
-    majors: of the compute capabilities that it runs on. capped: capped scores are exact. latent: also for multi-head
-    latent attention, on these majors. most_head: numbers of a head at most; None: as SGLang has it. float32: computes
-    in 32 bits, too. narrow: reads caches in 8 bits or fewer, as SGLang has them.
+    majors: of the compute capabilities that it runs on. capped: capped scores are exact.
+    latent: also for multi-head latent attention, on these majors.
+    most_head: largest head size; None: as in SGLang. float32: computes in 32 bits, too.
+    narrow: reads caches in 8 bits or fewer, as SGLang stores them.
     """
 
     majors: tuple[int, ...]
@@ -72,7 +73,7 @@ DEFAULTS = {8: ("flashinfer", "fa3"), 9: ("fa3",), 10: ("trtllm_mha",), 12: ("fl
 
 
 def unfit(name: str, capability: Capability, needs: Needs) -> str | None:
-    """The reason why a backend cannot verify here; None: it can."""
+    """Return the reason why a backend cannot verify here; None: it can."""
     major, minor = capability
     entry = BACKENDS.get(name)
     if entry is None:
@@ -95,14 +96,14 @@ def unfit(name: str, capability: Capability, needs: Needs) -> str | None:
 
 
 def fitting(capability: Capability, needs: Needs) -> list[str]:
-    """Backends that can verify here, the best first."""
+    """Return backends that can verify here, the best first."""
     known = [*DEFAULTS.get(capability[0], ()), *BACKENDS]
     return [name for name in dict.fromkeys(known) if unfit(name, capability, needs) is None]
 
 
 def check_taken(runner: Any) -> None:
-    """Raise ValueError where SGLang, whatever it was told, has taken a backend that cannot verify, as it does for some
-    models and caches. runner: SGLang's model runner of the target."""
+    """Raise ValueError if SGLang has taken a backend that cannot verify, as it does for some models and caches. runner:
+    SGLang's model runner of the target."""
     if str(runner.device).startswith("cpu"):
         return
     for name in (runner.prefill_attention_backend_str, runner.decode_attention_backend_str):
@@ -114,17 +115,18 @@ def check_taken(runner: Any) -> None:
 
 
 def commit_states(runner: Any, accept_lens: torch.Tensor) -> None:
-    """Have the recurrent states of a model that has any follow the first accept_lens [R] tokens that each request has
-    just verified. runner: SGLang's model runner of the target."""
-    commit = getattr(runner.attn_backend, "commit", None)  # ours alone has it
+    """Advance the recurrent states of a model, if it has any, by the first accept_lens [R] tokens just verified.
+    runner: SGLang's model runner of the target."""
+    commit = getattr(runner.attn_backend, "commit", None)  # only ours has it
     if commit is not None:
         commit(accept_lens)
 
 
 def buckets_of(runner: Any, width: int) -> TokenBuckets | None:
-    """Sizes of which a step of requests of `width` tokens has one, and for which of them graphs are captured; None
-    where a step is exactly as large as its drafts, which a GPU is waited for.
+    """Return the sizes that steps of requests of `width` tokens are padded to, and the largest one with a captured
+    graph.
 
+    Returns None where a step is exactly as large as its drafts, for which the host waits for the GPU.
     runner: SGLang's model runner of the target. All ranks of tensor parallelism have the same.
     """
     if str(runner.device).startswith("cpu"):
@@ -135,8 +137,8 @@ def buckets_of(runner: Any, width: int) -> TokenBuckets | None:
 
 
 def captured_sizes(runner: Any, width: int = 1) -> list[int]:
-    """Numbers of requests, ascending, for which SGLang was told to capture graphs of `width` tokens of each; none on a
-    CPU and where it was told not to."""
+    """Return numbers of requests, ascending, for which SGLang captures graphs of `width` tokens of each. Returns none
+    on a CPU and where graphs are switched off."""
     if str(runner.device).startswith("cpu"):
         return []
     from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend

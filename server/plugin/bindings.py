@@ -1,6 +1,4 @@
-"""Names of modules that are bound to what another module defines."""
-
-from __future__ import annotations
+"""Names of modules that are bound to another module's definitions."""
 
 import contextlib
 import sys
@@ -9,10 +7,8 @@ from types import ModuleType
 
 
 class Bindings:
-    """Replaces what modules have imported by name, found in one pass over them.
-
-    SGLang's `_propagate_patch` looks at every name of every module for each hook: a second of each process's start.
-    """
+    """Replaces objects that modules have imported by name, found in one pass over the modules. SGLang's
+    `_propagate_patch` looks at every name of every module for each hook: a second of each process's start."""
 
     def __init__(self) -> None:
         self._read: dict[int, ModuleType] = {}
@@ -20,7 +16,7 @@ class Bindings:
         """Names that an object has or had, by its id."""
 
     def replace(self, original: object, new: object, source: object) -> int:
-        """Bind names of modules other than `source` to `new` where they are bound to `original`; returns how many."""
+        """Bind names of modules other than `source` to `new` where they are bound to `original`; return how many."""
         for module in list(sys.modules.values()):
             if isinstance(module, ModuleType) and id(module) not in self._read:
                 self._read[id(module)] = module

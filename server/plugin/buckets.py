@@ -1,7 +1,5 @@
-"""Upper bounds of the histograms of times, in seconds: from a GPU's milliseconds to a CPU's minutes, each about
-twice the one before at most, so that a quantile is within that of the truth."""
-
-from __future__ import annotations
+"""Upper bounds of the histograms of times, in seconds: from a GPU's milliseconds to a CPU's minutes. Each is at most
+about twice the one before, so an estimated quantile is within a factor of two of the true one."""
 
 TOKEN_SECONDS = (
     *(0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075),

@@ -16,34 +16,32 @@ ENV = "OUTRIDER_PLUGIN_CONFIG"
 class PluginConfig:
     """Settings of the speculative worker, or of block diffusion in its place.
 
-    drafter: which drafter proposes tokens; "off" means that no speculation is set up.
-    gamma: draft tokens per step.
+    drafter: which drafter proposes tokens; "off": no speculation is set up. gamma: draft tokens per step.
     drafter_path: folder of the drafter's checkpoint; "" for drafters without one.
-    denoising_steps, denoising_order: of a drafter that denoises; 0 steps: its own number.
-    initial_tokens: of each answer, for which no drafter's model drafts.
-    lookup_gamma: draft tokens per step of the prompt lookup to which a drafter with a checkpoint leaves text that
-        repeats itself; 0: there is none.
+    denoising_steps: of a drafter that denoises; 0 steps: its own number.
+    initial_tokens: the first tokens of each answer, for which no drafter's model drafts.
+    lookup_gamma: draft tokens per step of the prompt lookup that replaces a drafter with a checkpoint where text
+        repeats itself; 0: no lookup.
     verification: "block" or "token", how drafts of sampled requests without a seed are verified.
-    planner: which planner decides what is verified. threshold: of survival, for the planner of that name.
-    profile: folder of the profile measured for this server; "" or a folder that is not there yet: none.
+    planner: which planner decides on verification. threshold: of survival, for the planner of that name.
+    profile: folder of the profile measured for this server; "" or a missing folder: none.
     quantization: "int8" rounds the target's weights as they are loaded; "none" keeps them.
-    activations: "int8" rounds what weights in blocks are multiplied with; "float" keeps it.
-    diffusion: what the target is, where it is a block-diffusion model. unmasking: the policy that reveals its tokens;
-        unmasking_tokens, unmasking_threshold: of the policies static and threshold.
-    learning: folder of what is learnt from answers (`drafters/learning`); "" where nothing is. learned: the drafter in
-        it that serves in place of drafter_path's weights; "": none. learn_tokens: of answers, kept at most.
-        learn_keys: keys or adapters whose own drafters are in memory at most; 0: all share one drafter.
-    lookup_tokens: of other requests' texts that are looked up, for each key at most; 0: none are. lookup_store: their
-        file; "": none. lookup_tokenizer: digest of the tokenizer they are of.
-    role: "prefill" or "decode" where these have servers of their own; "": one server does both.
-    max_pause: seconds for which answers may stand still while prompts are read; 0: SGLang cuts prompts as configured.
+    activations: "int8" rounds the inputs of products with weights in blocks; "float" keeps them.
+    diffusion: parameters of a block-diffusion target. unmasking: the policy that reveals its tokens.
+    unmasking_tokens, unmasking_threshold: of the policies static and threshold.
+    learning: folder for learning from answers (`drafters/learning`); "": none.
+    learned: the drafter in it that serves in place of drafter_path's weights; "": none.
+    learn_keys: most keys or adapters with their own drafters in memory; 0: all share one drafter.
+    lookup_across: look up other requests' texts.
+    lookup_store: their file; "": none. lookup_tokenizer: digest of their tokenizer.
+    role: "prefill" or "decode" on separate servers; "": one server does both.
+    max_pause: seconds that answers may pause while prompts are read; 0: SGLang cuts prompts as configured.
     """
 
     drafter: str = "off"
     gamma: int = 7
     drafter_path: str = ""
     denoising_steps: int = 0
-    denoising_order: str = "left"
     initial_tokens: int = 0
     lookup_gamma: int = 0
     verification: str = "block"
@@ -58,9 +56,8 @@ class PluginConfig:
     unmasking_threshold: float = 0.95
     learning: str = ""
     learned: str = ""
-    learn_tokens: int = 0
     learn_keys: int = 0
-    lookup_tokens: int = 0
+    lookup_across: bool = False
     lookup_store: str = ""
     lookup_tokenizer: str = ""
     role: str = ""
@@ -77,7 +74,7 @@ class PluginConfig:
 
     @property
     def longest(self) -> int:
-        """Draft tokens per step, whoever drafts."""
+        """Draft tokens per step, by model or lookup."""
         return max(self.gamma, self.lookup_gamma)
 
     def to_env(self, environ: MutableMapping[str, str] = os.environ) -> None:
@@ -85,7 +82,8 @@ class PluginConfig:
 
     @classmethod
     def from_env(cls, environ: MutableMapping[str, str] = os.environ) -> PluginConfig:
-        """Read what the parent process wrote; without it (SGLang started on its own) the defaults hold."""
+        """Read the settings that the parent process wrote; without them (SGLang started on its own) the defaults
+        hold."""
         fields = json.loads(environ.get(ENV, "{}"))
         if fields.get("diffusion"):
             fields["diffusion"] = DiffusionTarget(**fields["diffusion"])

@@ -1,10 +1,8 @@
 """SGLang's attention backend on top of our flattened variable-length attention: one path for every kind of step.
 
-On a CPU it is the only one. On a GPU it runs our Triton kernels (`attention_backends.OURS`): for what no other backend
-takes, and for float32, where speculation can be shown to be exact.
+On a CPU it is the only one. On a GPU it runs our Triton kernels (`attention_backends.OURS`): for models that no other
+backend supports, and for float32, where speculation can be shown to be exact.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -22,8 +20,8 @@ from .spec_inputs import indptr
 class FlatAttentionBackend(AttentionBackend):
     """Extend, decode and ragged verify are the same call; only the lengths differ.
 
-    What a GPU is told stays on it: lengths are computed there, and the host knows their bounds. A graph reads the
-    same arrays at every replay, `slots` requests of which those behind the batch's have no queries.
+    On a GPU lengths are computed on the device, and the host knows only their bounds. A graph reads the same arrays at
+    every replay, `slots` requests; slots after the batch's have no queries.
     """
 
     supports_ragged_verify_graph = True
@@ -41,14 +39,14 @@ class FlatAttentionBackend(AttentionBackend):
         self._of_graphs: FlatBatch | None = None
 
     def use(self, batch: FlatBatch, *, causal: bool) -> None:
-        """Make the next forward's tokens those of a batch, which need not be SGLang's."""
+        """Let the next forward run the tokens of this batch, which need not be SGLang's."""
         self.batch, self.causal = batch, causal
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         self.use(self._batch_of(forward_batch), causal=True)
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """max_bs: slots of the largest graph."""
+        """Allocate the arrays of graphs; max_bs: slots of the largest graph."""
 
         def zeros(size: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros(size, dtype=dtype, device=self.page_table.device)
@@ -61,7 +59,7 @@ class FlatAttentionBackend(AttentionBackend):
         )
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
-        """Before a graph is captured or replayed, for as many slots as `batch_size` says."""
+        """Fill the arrays before a graph with `batch_size` slots is captured or replayed."""
         live, arrays, slots = self._batch_of(forward_batch), self._of_graphs, forward_batch.batch_size
         if arrays is None:
             raise RuntimeError("no graph can be captured before init_cuda_graph_state")
@@ -84,7 +82,7 @@ class FlatAttentionBackend(AttentionBackend):
             self.use(captured, causal=True)
 
     def shared_read_ends(self, mode: Any) -> SharedReadEnds:
-        """Our kernels read the page table itself, not a copy, until the last layer: SGLang may change it after that."""
+        """Tell SGLang when it may change the page table: our kernels read the table itself until the last layer."""
         verifies_or_decodes = mode.is_decode() or mode.is_target_verify()
         return SharedReadEnds.POST_REPLAY if verifies_or_decodes else SharedReadEnds.UNKNOWN
 
@@ -98,7 +96,7 @@ class FlatAttentionBackend(AttentionBackend):
         if mode.is_target_verify():
             spec = forward_batch.spec_info
             query_lens = spec.query_lens
-            seq_lens, rows = seq_lens[: len(query_lens)], rows[: len(query_lens)]  # a graph's are as many as its slots
+            seq_lens, rows = seq_lens[: len(query_lens)], rows[: len(query_lens)]  # a graph has as many as its slots
             kv_lens, most_queries = seq_lens + query_lens, spec.draft_token_num
         elif mode.is_decode_or_idle():
             query_lens, kv_lens, most_queries = torch.ones_like(seq_lens), seq_lens, 1

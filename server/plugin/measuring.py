@@ -1,10 +1,8 @@
-"""Steps of an exact shape, for `outrider tune`: what serves in a worker is replaced while they are timed.
+"""Steps of an exact shape, for `outrider tune`: the serving parts of a worker are replaced while steps are timed.
 
-Requests set by their `gamma` how many tokens, or states of a block, they have in a step. Nothing is learned or counted
-of the drafts, but step times are recorded. Whoever else is served gets the same answers meanwhile, without speedup.
+Requests set by their `gamma` how many tokens, or states of a block, they have in a step. Drafts are neither learned
+from nor counted, but step times are recorded. Other requests get the same answers meanwhile, without speedup.
 """
-
-from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
@@ -26,11 +24,11 @@ from .diffusion.drafts import StateDraft
 from .diffusion.recording import RoundRecording
 
 REPLACED = "outrider_replaced"
-"""Attribute of a worker that measures: what it serves with, by name."""
+"""Attribute of a measuring worker: its replaced parts, by name."""
 
 
 def begin(worker: Any) -> None:
-    """Have a worker, of speculation or block diffusion, run steps of exact shapes until `end`."""
+    """Let a worker, of speculation or block diffusion, run steps of exact shapes until `end`."""
     end(worker)
     measures: dict[str, Any] = {}
     if isinstance(served := getattr(worker, "drafting", None), StateDrafting):
@@ -55,8 +53,8 @@ def end(worker: Any) -> None:
 
 
 class TimedDrafter(FixedDrafter):
-    """Has the model of a drafter draft for all requests, without prompt lookup, and drafts other tokens instead. On a
-    GPU every other step goes without the model: a draft takes the difference."""
+    """Runs a drafter's model for all requests, without prompt lookup, but drafts other tokens. On a GPU every other
+    step runs without the model: the difference is the time of a draft."""
 
     def __init__(self, served: Drafter, vocabulary: int):
         super().__init__(served.gamma, vocabulary)
@@ -94,7 +92,7 @@ class FixedStepPlanner(StepPlanner):
 
 
 class StepTimesOnly(SpeculationMetrics):
-    """A server's metrics, which count no drafts meanwhile."""
+    """A server's metrics without counts of drafts."""
 
     def __init__(self, served: SpeculationMetrics):
         vars(self).update(vars(served))
@@ -106,11 +104,11 @@ class StepTimesOnly(SpeculationMetrics):
 class PaddedDrafting(StateDrafting):
     """Each request drafts its newest state until it has 1 + gamma states in the forward; none is accepted."""
 
-    def choose(self, one: Round) -> list[StateDraft]:
+    def choose(self, current: Round) -> list[StateDraft]:
         drafts = []
-        for number, root in enumerate(one.roots):
+        for number, root in enumerate(current.roots):
             if root >= 0:
-                rows = int((one.rows.tables == one.rows.tables[root]).sum())
-                missing = 1 + (one.served[number].options.gamma or 0) - rows
-                drafts += [StateDraft(number, one.rows.tokens[root].numpy(), complete=False)] * missing
+                rows = int((current.rows.tables == current.rows.tables[root]).sum())
+                missing = 1 + (current.served[number].options.gamma or 0) - rows
+                drafts += [StateDraft(number, current.rows.tokens[root].numpy(), complete=False)] * missing
         return drafts

@@ -1,6 +1,4 @@
-"""Changes to SGLang that must take. SGLang logs a hook that it cannot apply, and a plugin that fails, and goes on."""
-
-from __future__ import annotations
+"""Changes to SGLang that must succeed: by itself SGLang logs a failing hook or plugin, and goes on."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +11,9 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 from .bindings import Bindings
 
 PLUGIN = "outrider"
-"""Name of our entry point, which SGLang notes with each hook."""
+"""Name of our entry point, which SGLang stores with each hook."""
 replaced: list[str] = []
-"""Names of functions and classes that `replace` has put others in the place of, as `module.Class.name`."""
+"""Names of functions and classes that `replace` has replaced, as `module.Class.name`."""
 
 
 class NotApplied(RuntimeError):
@@ -23,8 +21,8 @@ class NotApplied(RuntimeError):
 
 
 def replace(owner: type | ModuleType, name: str, new: Any) -> None:
-    """Put `new` in the place of `owner.name`. Raises NotApplied where class or module does not have it itself: what
-    nobody reads would be set in vain."""
+    """Replace `owner.name` by `new`. Raises NotApplied if the class or module does not define it: it would never be
+    read."""
     kind = "module" if isinstance(owner, ModuleType) else "class"
     full = f"{owner.__name__ if isinstance(owner, ModuleType) else f'{owner.__module__}.{owner.__qualname__}'}.{name}"
     if name not in vars(owner):
@@ -36,8 +34,8 @@ def replace(owner: type | ModuleType, name: str, new: Any) -> None:
 
 @contextmanager
 def fatal_failures() -> Iterator[None]:
-    """A context for the registration of our hooks: SGLang raises NotApplied when it applies them, which it does next,
-    if the registration has failed or one of our hooks cannot be applied."""
+    """Make failures while registering our hooks fatal. SGLang applies hooks next, and then raises NotApplied if the
+    registration has failed or a hook of ours cannot be applied."""
     original, failures = HookRegistry.apply_hooks, list[Exception]()
 
     def apply_hooks(cls: type[HookRegistry]) -> None:

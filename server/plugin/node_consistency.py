@@ -1,10 +1,8 @@
 """Check that all nodes of one engine were started alike, before they load a model.
 
-What decides how many tokens a batch has must be the same everywhere: otherwise ranks wait for each other for ever.
-What the first rank alone decides (drafts, plans, seeds) need not be: it is broadcast.
+Settings that decide a batch's number of tokens must be the same everywhere: otherwise ranks wait for each other for
+ever. Decisions of the first rank alone (drafts, plans, seeds) may differ: they are broadcast.
 """
-
-from __future__ import annotations
 
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +23,7 @@ FLAGS = {
     "chunked_prefill_size": "--chunked-prefill-size",
     "disable_radix_cache": "--disable-radix-cache",
 }
-"""Settings of SGLang's that decide about batches, and their flags here."""
+"""Settings of SGLang's that decide batches, and their flags here."""
 SGLANGS = (
     "attention_backend",
     "page_size",
@@ -35,7 +33,7 @@ SGLANGS = (
     "mem_fraction_static",
     "quantization",
 )
-"""Others, which are flags of SGLang's."""
+"""More settings, which are flags of SGLang's."""
 
 
 def register() -> None:
@@ -45,54 +43,53 @@ def register() -> None:
 
 
 def _meet(original: Any, *, server_args: Any, **others: Any) -> Any:
-    """SGLang's ranks have just met."""
+    """Compare settings after SGLang's ranks have met."""
     returned = original(server_args=server_args, **others)
     from sglang.srt.runtime_context import get_parallel
 
     if server_args.nnodes > 1:
         world = get_parallel().world_group
         nodes: list[Any] = [None] * world.world_size
-        mine = server_args.node_rank, settings(server_args, PluginConfig.from_env())
-        torch.distributed.all_gather_object(nodes, mine, world.cpu_group)
+        here = server_args.node_rank, settings(server_args, PluginConfig.from_env())
+        torch.distributed.all_gather_object(nodes, here, world.cpu_group)
         if difference := first_difference(nodes):
             raise ValueError(difference)
     return returned
 
 
 def settings(server_args: Any, config: PluginConfig) -> dict[str, Any]:
-    """Settings that must be the same on every node, by their names for users."""
-    found: dict[str, Any] = {f"{package}'s version": version(package) for package in PACKAGES}
-    found |= {name: getattr(server_args, field) for field, name in FLAGS.items()}
-    found |= {"SGLang's --" + field.replace("_", "-"): getattr(server_args, field) for field in SGLANGS}
-    found |= {
+    """Return the settings that must be the same on every node, by their names for users."""
+    values: dict[str, Any] = {f"{package}'s version": version(package) for package in PACKAGES}
+    values |= {name: getattr(server_args, field) for field, name in FLAGS.items()}
+    values |= {"SGLang's --" + field.replace("_", "-"): getattr(server_args, field) for field in SGLANGS}
+    values |= {
         "the model": digest(server_args.model_path),
         "SGLang's --cuda-graph-max-bs-decode": most_in_graphs(server_args.cuda_graph_config),
         "--drafter": config.drafter,
         "--gamma": config.gamma,
-        "--lookup-gamma": config.lookup_gamma,
         "--quantization": config.quantization,
         "--activations": config.activations,
         "--max-pause": config.max_pause,
     }
-    return found
+    return values
 
 
 def most_in_graphs(graphs: Any) -> int:
-    """Requests for which graphs are captured, at most. graphs: SGLang's CudaGraphConfig; on a CPU it may be None."""
+    """Return the most requests with captured graphs. graphs: SGLang's CudaGraphConfig; on a CPU it may be None."""
     return 0 if graphs is None or graphs.decode.backend == "disabled" else graphs.decode.max_bs
 
 
 def digest(model: str) -> str:
-    """Digest of a model's folder; the name of a model of the hub."""
+    """Return the digest of a model's folder; the name of a model of the hub."""
     return folder_digest(model) if Path(model).is_dir() else model
 
 
 def first_difference(nodes: list[tuple[int, dict[str, Any]]]) -> str | None:
-    """nodes: of each rank its node's number, and its `settings`. A line about the first thing that is not as on
-    node 0."""
-    (_, first), *others = nodes
-    for node, found in others:
+    """Return a line about the first setting that differs from node 0. nodes: of each rank its node's number, and its
+    `settings`."""
+    (_, first), *further = nodes
+    for node, node_has in further:
         for name, value in first.items():
-            if found[name] != value:
-                return f"node {node} has {found[name]!r} for {name}, node 0 {value!r}; start all nodes with the same"
+            if node_has[name] != value:
+                return f"node {node} has {node_has[name]!r} for {name}, node 0 {value!r}; start all nodes with the same"
     return None

@@ -1,4 +1,4 @@
-"""A drafter's state of every KV slot, as SGLang sees a draft model's keys and values: sent with the target's."""
+"""A drafter's state of every KV slot, sent with the target's keys and values as if it were a draft model's."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ class SlotPool:
 
     @classmethod
     def of(cls, tensors: list[torch.Tensor], page_size: int) -> SlotPool | None:
-        """A pool of these tensors; None where there are none.
+        """Return a pool of these tensors; None without tensors.
 
-        One of an odd number is there twice: SGLang takes the first half of all buffers for keys, the other for values.
+        If their number is odd, the first is added twice: SGLang takes the first half of all buffers for keys, the
+            second for values.
         """
         return cls(tensors + tensors[: len(tensors) % 2], page_size) if tensors else None
 
     def get_contiguous_buf_infos(self) -> tuple[list[int], list[int], list[int]]:
-        """Addresses, bytes, and bytes of a page, of every buffer."""
+        """Return addresses, bytes, and bytes of a page, of every buffer."""
         return (
             [each.data_ptr() for each in self.tensors],
             [each.nbytes for each in self.tensors],

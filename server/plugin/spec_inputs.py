@@ -50,8 +50,8 @@ class VerifyInput(SpecInput):
     """Tells the target's forward the shape of a ragged verify.
 
     positions: [B] int64. query_lens: [R] int64, 1 + verify_len of each request. draft_token_num: gamma + 1.
-    layout: how SGLang's own CUDA backends learn of the lengths; without it they take every request to have
-        draft_token_num rows. None: our backend, which reads query_lens.
+    layout: the lengths for SGLang's own CUDA backends, which otherwise expect draft_token_num rows of every request.
+        None: for our backend, which reads query_lens.
     """
 
     topk = 1  # a chain, no tree
@@ -74,10 +74,10 @@ class VerifyInput(SpecInput):
 
 @dataclass(frozen=True, slots=True)
 class FlatVerify:
-    """One verify batch, flattened: B = sum(1 + verify_lens) tokens, or a bucket of more, whose last ones are padding.
+    """One verify batch, flattened: B = sum(1 + verify_lens) tokens, or a larger bucket that ends in padding.
 
     input_ids, positions, slots: [B] int64. qo_indptr: [R+1] int64. request: [B] int64, the request of each token.
-    step: [B] int64, k: 0 is the anchor, 1..verify_len the drafted tokens. Of padding see `flatten_bucket`.
+    step: [B] int64, k: 0 is the anchor, 1..verify_len the drafted tokens. For padding see `flatten_bucket`.
     """
 
     input_ids: torch.Tensor
@@ -97,16 +97,14 @@ def flatten(
     rows: torch.Tensor,
     bucket: int | None = None,
 ) -> FlatVerify:
-    """Lay anchors [R] and the first verify_lens [R] of draft_tokens [R, gamma] out as one batch, of `bucket` tokens.
-
-    Without a bucket it has no padding, and a device is waited for, which knows the lengths.
-    """
+    """Lay out anchors [R] and the first verify_lens [R] of draft_tokens [R, gamma] as one batch, of `bucket` tokens.
+    Without a bucket it has no padding, and the host waits for the device, which knows the lengths."""
     batch = anchors, draft_tokens, verify_lens, seq_lens, page_table, rows
     return FlatVerify(*(flatten_verify(*batch) if bucket is None else flatten_bucket(*batch, bucket)))
 
 
 def ragged_layout(flat: FlatVerify, query_lens: torch.Tensor) -> RaggedVerifyLayout:
-    """SGLang's description of a flattened batch, whose lengths query_lens [R] stay on the device."""
+    """Return SGLang's description of a flattened batch; the lengths query_lens [R] stay on the device."""
     ends = flat.qo_indptr.to(torch.int32)
     return RaggedVerifyLayout(
         verify_lens=query_lens.to(torch.int32),
@@ -117,7 +115,7 @@ def ragged_layout(flat: FlatVerify, query_lens: torch.Tensor) -> RaggedVerifyLay
 
 
 def uniform_verify(positions: torch.Tensor, requests: int) -> VerifyInput:
-    """A verification of T / R tokens of each request, at positions [T]."""
+    """Return a verification of T / R tokens of each request, at positions [T]."""
     width = len(positions) // requests
     lens = torch.full((requests,), width, dtype=torch.int64, device=positions.device)
     ends = torch.arange(0, len(positions) + 1, width, dtype=torch.int32, device=positions.device)
@@ -131,12 +129,12 @@ def uniform_verify(positions: torch.Tensor, requests: int) -> VerifyInput:
 
 
 def indptr(lens: torch.Tensor) -> torch.Tensor:
-    """[R+1] int32, where each of R consecutive runs of `lens` begins and the last one ends."""
+    """Return [R+1] int32, the start of each of R consecutive runs of `lens`, and the end of the last."""
     return torch.cat([lens.new_zeros(1), lens.cumsum(0)]).to(torch.int32)
 
 
 def extend_positions(prefix_lens: list[int], extend_lens: list[int], device: Any) -> torch.Tensor:
-    """[N] int64 positions of the tokens of a prefill batch."""
+    """Return [N] int64 positions of the tokens of a prefill batch."""
     starts = torch.tensor(prefix_lens, dtype=torch.int64)
     lens = torch.tensor(extend_lens, dtype=torch.int64)
     ends = lens.cumsum(0)

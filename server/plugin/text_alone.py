@@ -1,4 +1,4 @@
-"""Models with parts for images or sound of which the text is served: their architectures, and those of their text."""
+"""Models with image or sound parts that are served for their text: their architectures, and their texts'."""
 
 TEXT = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
@@ -17,15 +17,15 @@ TEXT = {
 }
 
 IMAGES = ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration")
-"""Those of them that read images too, on a CPU."""
+"""The ones that also read images, on a CPU."""
 PREPROCESSOR = "preprocessor_config.json"
-"""File of a model's folder that says how images are prepared; without it the model is served as its text alone."""
+"""File of a model's folder that says how images are prepared; without it only the model's text is served."""
 
 AXES = "position_axes"
 """Field of the configuration of a text that is served with images: `image_models.axes`."""
 
 
 def text_of(architecture: str, model_type: str) -> str:
-    """The architecture of a whole model's text, by the text's `model_type`; any other as it is."""
+    """Return the architecture of a whole model's text, by the text's `model_type`; any other unchanged."""
     name = TEXT.get(architecture, architecture)
     return "Ministral3ForCausalLM" if name == "MistralForCausalLM" and model_type == "ministral3" else name

@@ -1,7 +1,5 @@
 """A way into the running worker from the HTTP process: SGLang's internal-state messages carry ours as well."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -20,7 +18,7 @@ FAILED = {"outrider_failed": True}
 
 
 class EngineFailed(RuntimeError):
-    """The engine serves on, and failed at a question or a command; its log has the cause."""
+    """The engine goes on serving, but failed at a question or a command; its log has the cause."""
 
 
 def register() -> None:
@@ -48,7 +46,7 @@ def _get(original: Any, scheduler: Any, request: Any) -> Any:
 
 
 def _worker(scheduler: Any) -> Any:
-    """Ours: of speculation, or of block diffusion; None where there is neither."""
+    """Return our worker, of speculation or of block diffusion; None if there is none."""
     return scheduler.draft_worker if scheduler.dllm_config is None else scheduler.tp_worker.dllm_algorithm
 
 
@@ -85,8 +83,10 @@ def _set(original: Any, scheduler: Any, request: Any) -> Any:
 
 
 def _use(scheduler: Any, folder: str) -> None:
-    """Draft with these weights. Cached prefixes, whose draft state the weights before have made, are read again where
-    no request is running. A step shape that is being measured is given up: what is planned by meanwhile is put away."""
+    """Draft with these weights; without running requests, drop cached prefixes, which have the old weights' state.
+
+    Measuring a step shape is given up, because it has replaced the planner.
+    """
     from . import measuring
 
     measuring.end(scheduler.draft_worker)
@@ -96,20 +96,20 @@ def _use(scheduler: Any, folder: str) -> None:
 
 
 async def _answered(question: Coroutine[Any, Any, T]) -> T:
-    """The engines' answer. It is waited for even where whoever asked has been cancelled: SGLang would take one that
-    comes late for that to the next question, which the engine gets after it."""
+    """Wait for the engines' answer, even if the caller is cancelled: SGLang would take a late answer for that to the
+    next question, which the engine gets after it."""
     return await asyncio.shield(asyncio.ensure_future(question))
 
 
 async def read(manager: Any) -> dict[str, Any]:
-    """Records of the worker, of several engines the first one's; `manager` is SGLang's tokenizer manager."""
+    """Return records of the worker, of several engines the first one's; `manager` is SGLang's tokenizer manager."""
     states = await _answered(manager.get_internal_state())  # in the order in which they were received
     state: dict[str, Any] = min(states, key=lambda state: state["outrider_engine"])["outrider"]
     return _checked(state)
 
 
 async def read_live(manager: Any) -> list[dict[str, Any]]:
-    """Each engine's counts and its planner's curve (`decode/live.py`), its requests and its cache. Costs the engine a
+    """Return each engine's counts, planner's curve (`decode/live.py`), requests and cache. It costs the engine a
     fraction of a millisecond."""
     from sglang.srt.managers.io_struct import GetInternalStateReq
 
@@ -124,9 +124,10 @@ def _checked(state: dict[str, Any]) -> dict[str, Any]:
 
 
 async def command(manager: Any, name: str, value: Any = 1) -> None:
-    """Have every engine's worker do RELOAD, FORGET, MEASURE or SERVE, USE a drafter's folder, DROP_OWNER what it has
-    of an owner's learner, or SAVE what is on its way to the disk; returns when it is done. Raises
-    EngineFailed."""
+    """Send a command to every engine's worker and wait until it is done. Raises EngineFailed.
+
+    name: RELOAD, FORGET, MEASURE or SERVE; USE a drafter's folder; DROP_OWNER, the data of an owner's learner; SAVE.
+    """
     from sglang.srt.managers.io_struct import SetInternalStateReq
 
     if not all(await _answered(manager.set_internal_state(SetInternalStateReq(server_args={name: value})))):
@@ -135,7 +136,7 @@ async def command(manager: Any, name: str, value: Any = 1) -> None:
 
 @asynccontextmanager
 async def measuring(manager: Any) -> AsyncIterator[None]:
-    """Every engine runs steps of exact shapes (`measuring.begin`) and has recorded none yet; afterwards it serves."""
+    """Let every engine run steps of exact shapes (`measuring.begin`), with none recorded yet; afterwards it serves."""
     try:
         await command(manager, MEASURE)
         yield

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 async def generate(
     manager: Any, prompt: str | list[int], *, stream: bool = False, logprobs_from: int | None = None, **sampling: Any
 ) -> dict[str, Any]:
-    """One complete answer of SGLang's tokenizer manager: `text`, `output_ids` and `meta_info`.
+    """Return one complete answer of SGLang's tokenizer manager: `text`, `output_ids` and `meta_info`.
 
     Asks the first of several engines, the one whose records `worker_rpc.read` returns. stream: receive the tokens of
     every step, as a streaming client does. logprobs_from: return the prompt's logprobs from this token on. Cancelling
@@ -65,7 +65,7 @@ async def run_beside(
 
 
 def chat_ids(manager: Any, question: str) -> list[int]:
-    """Token ids of one user turn in the model's chat format, ready for the answer."""
+    """Return the token ids of one user turn in the model's chat format, ready for the answer."""
     turn = [{"role": "user", "content": question}]
     ids: list[int] = manager.tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
     return ids

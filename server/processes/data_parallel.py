@@ -30,7 +30,7 @@ WATCHDOG_SECONDS = 1.0
 
 
 def environment(parts: Sequence[Topology]) -> dict[str, str]:
-    """Environment of schedulers on these parts of a CPU: engines, or ranks of one engine.
+    """Return the environment of schedulers on these parts of a CPU: engines, or ranks of one engine.
 
     Without it SGLang allows one scheduler per NUMA node.
     """
@@ -40,7 +40,7 @@ def environment(parts: Sequence[Topology]) -> dict[str, str]:
 def run_controller(
     report: StartupReport, placements: Sequence[Placement], parent: int, verbose: bool, **kwargs: Any
 ) -> None:
-    """Target of the controller's process, in place of SGLang's; kwargs are SGLang's."""
+    """Run the controller's process, in place of SGLang's target; kwargs are SGLang's."""
     die_with(parent)
     tempfile.tempdir = str(report.path.parent)  # where SGLang puts the sockets to the schedulers
     from sglang.srt.managers import data_parallel_controller as sglang
@@ -93,7 +93,7 @@ class _Scheduler(multiprocessing.Process):
 
 
 def _dispatch(controller: Any) -> None:
-    """SGLang's message loop, made to sleep between messages: SGLang's own polls without a pause and takes a core."""
+    """Run SGLang's message loop, but sleep between messages: SGLang's polls without a pause and takes a core."""
     inbox = controller.recv_from_tokenizer
     from sglang.srt.managers.io_struct import sock_recv
 

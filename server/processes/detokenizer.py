@@ -5,8 +5,6 @@ more core time than the decoding of tokens itself: each step's output is written
 machine cores are free and the event loop may limit the throughput of many requests, so SGLang's process stays.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import UserError
 from ..machine import threads, topology
 from ..machine.threads import Placement
-from ..model import families
 from ..plugin.grammars import folder
 from ..settings import traces
 from ..settings.resolve import Resolved
 from ..settings.settings import Settings
-from . import data_parallel, logs, model_modules
+from . import data_parallel, logs
 from .engine_processes import EngineProcesses, kill_children
 from .prefork import WaitingScheduler
 from .process import StartupReport, quick_imports, run_detokenizer, run_scheduler
@@ -118,8 +117,6 @@ def _start(resolved: Resolved, engines: int, launch: Callable[[Resolved, _Launch
             environment = {**placements[0].environment} if engines == 1 else {}
             if engines > 1 or settings.parallel.tp_size > 1:
                 environment |= data_parallel.environment(parts)
-        if alone:
-            environment |= model_modules.environment(families.on_a_cpu(resolved.model))
         if alone and engines == 1:
             with threads.child_environment(environment):
                 waiting = WaitingScheduler(report, settings.log_level == "debug")
@@ -271,7 +268,7 @@ def load_plugin() -> None:
 
 
 def _silence_sglang(settings: Settings) -> None:
-    """See `logs.sglang_level`."""
+    """Set SGLang's log level, see `logs.sglang_level`."""
     logs.configure(settings)
     if settings.log_level not in ("debug", "info"):
         warnings.simplefilter("ignore")

@@ -1,7 +1,5 @@
 """The processes of an engine on this machine: watched, and stopped."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal
@@ -30,7 +28,7 @@ class EngineProcesses:
         return [name for name, process in self.processes.items() if not process.is_alive()]
 
     def exited_cleanly(self) -> bool:
-        """True if no process has ended with an error."""
+        """Return True if no process has ended with an error."""
         return not any(process.exitcode for process in self.processes.values())
 
     async def wait_for_death(self) -> list[str]:

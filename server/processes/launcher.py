@@ -1,7 +1,5 @@
 """SGLang's launcher with our targets, environment and signal handling for its processes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any, ClassVar

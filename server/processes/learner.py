@@ -1,7 +1,5 @@
 """The learner's process: it runs while the engine is idle, and is paused while requests run."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -37,8 +35,6 @@ class LearnerProcess:
         self.command += ["--threads", str(settings.learn_threads), "--device", settings.learn_device]
         self.command += ["--dtype", "float32" if settings.resolved_dtype == "float32" else "bfloat16"]
         self.command += ["--denoising-steps", str(settings.resolved_denoising_steps)]
-        self.command += ["--denoising-order", settings.denoising_order]
-        self.command += ["--most-feature-bytes", str(int(settings.learn_gigabytes * 2**30))]
         self.command += ["--per", settings.learn_per, "--keys", str(settings.learn_keys)]
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -1,7 +1,5 @@
 """Logging of this process and SGLang's: text as SGLang writes it, or a line of JSON per record."""
 
-from __future__ import annotations
-
 import json
 import logging
 import logging.config
@@ -44,7 +42,7 @@ def configure_processes(settings: Settings, run_dir: Path) -> None:
 
 
 def sglang_level(settings: Settings) -> str:
-    """SGLang's log level. SGLang warns of intended states (no GPU, no CUDA graphs), which only info and debug show."""
+    """Return SGLang's log level. It warns of intended states (no GPU, no CUDA graphs); only info and debug show it."""
     return "error" if settings.log_level == "warning" else settings.log_level
 
 

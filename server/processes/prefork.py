@@ -13,10 +13,8 @@ arguments that it computes. We replace the module that it starts them with:
 
 SGLang must call `mp.Pipe` and `mp.Process` once each. `tests/server/processes/test_prefork.py` lets SGLang launch a
 process that way. If a later SGLang needs more, the start fails with an AttributeError or TypeError that names it;
-`engine.start` without a WaitingScheduler is slower by those seconds and otherwise the same.
+`engine.start` without a WaitingScheduler is slower by these seconds and otherwise the same.
 """
-
-from __future__ import annotations
 
 import multiprocessing
 import os
@@ -48,11 +46,11 @@ class WaitingScheduler:
         childs_end.close()
 
     def Pipe(self, duplex: bool) -> tuple[Connection, type[_ChildsEnd]]:
-        """The parent's end, and the placeholder of the child's."""
+        """Return the parent's end, and the placeholder of the child's."""
         return self._connection, _ChildsEnd
 
     def Process(self, target: Callable[..., None], args: tuple[Any, ...]) -> BaseProcess:
-        """The waiting process; its `start` sends the task."""
+        """Return the waiting process; its `start` sends the task."""
 
         def start() -> None:
             self._connection.send((target, args, dict(os.environ)))
@@ -62,7 +60,7 @@ class WaitingScheduler:
 
 
 def _wait(connection: Connection, report: StartupReport, parent: int, verbose: bool) -> None:
-    """Target of the process: import, wait for the task, run it."""
+    """Import, wait for the task, and run it: the target of the process."""
     die_with(parent)
     # It can only name the process later if it finds the environment as the process began.
     setproctitle.getproctitle()

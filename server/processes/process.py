@@ -1,7 +1,5 @@
 """Targets of SGLang's processes: they run SGLang's code, end with their parent, and report why a start failed."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import logging
@@ -82,7 +80,7 @@ class StartupReport:
 def run_scheduler(
     report: StartupReport, placements: Sequence[Placement], parent: int, verbose: bool, *args: Any, **kwargs: Any
 ) -> None:
-    """Target of a scheduler process; placements: one per scheduler of this machine."""
+    """Run a scheduler process. placements: one per scheduler of this machine."""
     placements[scheduler_index(args) % len(placements)].apply()
     with quick_imports():
         from sglang.srt.managers.scheduler import run_scheduler_process
@@ -91,17 +89,17 @@ def run_scheduler(
 
 
 def engine_index(scheduler_args: tuple[Any, ...]) -> int:
-    """Number of the scheduler's engine, its data-parallel rank; 0 if there is only one."""
+    """Return the number of the scheduler's engine, its data-parallel rank; 0 if there is only one."""
     return scheduler_args[5] or 0
 
 
 def scheduler_index(scheduler_args: tuple[Any, ...]) -> int:
-    """Number of a scheduler on its machine, modulo the number of schedulers there: engines, or ranks of one engine."""
+    """Return a scheduler's number on its machine, modulo the schedulers there: engines, or ranks of one engine."""
     return engine_index(scheduler_args) + int(scheduler_args[3])
 
 
 def run_detokenizer(report: StartupReport, parent: int, verbose: bool, *args: Any, **kwargs: Any) -> None:
-    """Target of the detokenizer process."""
+    """Run the detokenizer process."""
     with quick_imports():
         from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
 
@@ -163,7 +161,7 @@ class FailureFilter(logging.Filter):
 
 
 def last_line(text: str) -> str:
-    """The line of a traceback that names the exception."""
+    """Return the line of a traceback that names the exception."""
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
     named = [line for line in text.splitlines() if line and not line[0].isspace() and ":" in line]
     return (named or lines or ["unknown"])[-1].strip()

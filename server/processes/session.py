@@ -1,7 +1,5 @@
 """An engine without an HTTP server around it, for commands that measure."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable

@@ -39,12 +39,12 @@ NAMED_ALIKE = (
     *("tool_call_parser", "reasoning_parser", "chat_template"),
 )
 """Settings with the same name in SGLang, which chooses a value if ours is None."""
-KV_ONLY = "what it brings back has keys and values alone, not the tokens and drafter states that go with them"
+KV_ONLY = "it brings back keys and values alone, without their tokens and drafter states"
 # Flags of SGLang for its own HTTP server, which does not run here, or in conflict with ours.
 UNAVAILABLE = {
     "tokenizer_worker_num": "one tokenizer process",
-    "enable_dp_attention": "all ranks verify the same drafts, whose lengths the first one decides; "
-    "--engines N gives engines that share nothing",
+    "enable_dp_attention": "all ranks verify the same drafts, with lengths from the first rank; "
+    "--engines N gives separate engines",
     "pp_size": "a step is planned as one forward of all layers; --tp-size spreads every layer instead",
     "grpc_port": "HTTP only",
     "grpc_mode": "HTTP only",
@@ -144,7 +144,7 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
 
 
 def _decoding(settings: Settings, context: int, cache: int | None) -> dict[str, Any]:
-    """The arguments that select our worker, or block diffusion.
+    """Return the arguments that select our worker, or block diffusion.
 
     context: tokens of prompt and answer together. cache: tokens of the KV cache; None: unknown.
     """
@@ -167,7 +167,7 @@ def _decoding(settings: Settings, context: int, cache: int | None) -> dict[str, 
 
 
 def _order(settings: Settings) -> dict[str, Any]:
-    """The argument that has short prompts read first, where prompts are read in chunks of ours."""
+    """Return the argument that has short prompts read first, where prompts are read in chunks of ours."""
     if not settings.reads_in_chunks or settings.disable_radix_cache:
         return {}
     return (
@@ -178,7 +178,7 @@ def _order(settings: Settings) -> dict[str, Any]:
 
 
 def parse_flags(flags: Sequence[str]) -> dict[str, Any]:
-    """Values of the flags given after `--`, by the name of their field."""
+    """Return the values of the flags given after `--`, by the name of their field."""
     if not flags:
         return {}
     from sglang.srt.server_args import ServerArgs

@@ -4,8 +4,6 @@ The choice changes texts, so it must not vary from start to start. It is measure
 and the kinds of a model's blocks. The cache folder keeps the result for later starts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -73,15 +71,15 @@ def with_activations(settings: Settings, model: Model, say: Callable[[str], None
 
 
 def _of_shipped_profile(settings: Settings, model: Model) -> str | None:
-    """Activations by which a model's shipped profile was measured on this processor; None without such a profile."""
+    """Return the activations of a model's shipped profile for this processor; None without such a profile."""
     by_format = {profile_lookup.number_format(replace(settings, activations=name)): name for name in ACTIVATIONS}
     measured = [profile.fingerprint for profile in store.readable(store.SHIPPED)]
-    here = [one for one in measured if one.device == cpu_name() and one.dtype in by_format]
-    return next((by_format[one.dtype] for one in here if one.target == profile_lookup.digest(model)), None)
+    here = [each for each in measured if each.device == cpu_name() and each.dtype in by_format]
+    return next((by_format[each.dtype] for each in here if each.target == profile_lookup.digest(model)), None)
 
 
 def obstacle(settings: Settings, model: Model) -> str | None:
-    """The reason why this engine cannot multiply integers; None if it can."""
+    """Return the reason why this engine cannot multiply integers; None if it can."""
     if settings.resolved_device != "cpu":
         return "it is made for CPUs"
     if settings.quantization != "none":
@@ -106,7 +104,7 @@ def _groups_of(model: Model) -> int:
 
 
 def measured(settings: Settings, model: Model) -> tuple[dict[str, float], Path]:
-    """Milliseconds by activations, for this processor and the model's kinds of blocks, and the file that keeps them.
+    """Return milliseconds by activations, for this processor and the model's kinds of blocks, and their file.
 
     Measures them if the file is missing.
     """
@@ -123,19 +121,19 @@ def measured(settings: Settings, model: Model) -> tuple[dict[str, float], Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_suffix(".lock")):
-            found = _read(path)
-            if found is None:
-                found = _measure(settings, _samples(model))
-                replace_files({path: json.dumps(known | {"milliseconds": found}, indent=1) + "\n"})
+            choice = _read(path)
+            if choice is None:
+                choice = _measure(settings, _samples(model))
+                replace_files({path: json.dumps(known | {"milliseconds": choice}, indent=1) + "\n"})
     except ValueError as error:
         raise UserError(f"{model.name} has a weight that cannot be multiplied: {error}") from None
     except OSError as error:
         raise UserError(f"--activations auto keeps its choice in {path.parent}: {error}; name float or int8") from None
-    return found, path
+    return choice, path
 
 
 def _read(path: Path) -> dict[str, float] | None:
-    """Milliseconds in a file; None if it is missing or damaged."""
+    """Return the milliseconds in a file; None if it is missing or damaged."""
     with contextlib.suppress(FileNotFoundError, ValueError, TypeError, KeyError):
         kept = json.loads(path.read_text())["milliseconds"]
         if all(kept[name] > 0 for name in ACTIVATIONS):
@@ -144,14 +142,14 @@ def _read(path: Path) -> dict[str, float] | None:
 
 
 def _kinds(model: Model) -> list[str]:
-    """Kinds of the blocks that the model multiplies with, sorted."""
+    """Return the kinds of the blocks that the model multiplies with, sorted."""
     if model.folder is not None and is_prepared(model.folder):
         return sorted({kind for kind, _, _ in _multiplied(GgufWeights(model.folder))})
     return [f"GROUPS_{groups}"] if (groups := _groups_of(model)) else []
 
 
 def _multiplied(weights: GgufWeights) -> Iterator[tuple[str, str, int]]:
-    """Kind, name and bytes of each weight of a file that is multiplied in blocks."""
+    """Yield the kind, name and bytes of each weight of a file that is multiplied in blocks."""
     for name, stored in weights.stored.items():
         looked_up = name == f"{EMBEDDING}.weight" and not weights.tied
         if stored.kind in KINDS and len(stored.shape) > 1 and not looked_up:
@@ -159,7 +157,7 @@ def _multiplied(weights: GgufWeights) -> Iterator[tuple[str, str, int]]:
 
 
 def _samples(model: Model) -> dict[str, WeightSample]:
-    """Some rows of the largest weight of each kind of blocks."""
+    """Return some rows of the largest weight of each kind of blocks."""
     if model.folder is None or not is_prepared(model.folder):
         return _sample_of_groups(model)
     weights = GgufWeights(model.folder)
@@ -168,16 +166,16 @@ def _samples(model: Model) -> dict[str, WeightSample]:
     for kind, name, size in _multiplied(weights):
         largest[kind] = max(largest.get(kind, (0, "")), (size, name))
         total[kind] = total.get(kind, 0) + size
-    found = {}
+    samples = {}
     for kind, (_, name) in largest.items():
         depth = weights.stored[name].shape[-1]
         rows = weights.raw(name).view(-1, depth // block_depth(kind) * KINDS[kind])
-        found[kind] = WeightSample(rows[: max(1, SAMPLE_BYTES // rows.shape[1])].clone(), depth, total[kind])
-    return found
+        samples[kind] = WeightSample(rows[: max(1, SAMPLE_BYTES // rows.shape[1])].clone(), depth, total[kind])
+    return samples
 
 
 def _sample_of_groups(model: Model) -> dict[str, WeightSample]:
-    """Random codes in a layer's shape: a checkpoint's own come in several orders, and their values do not matter."""
+    """Return random codes in a layer's shape: a checkpoint's come in several orders, and values do not matter."""
     groups = _groups_of(model)
     depth = -(-int(model.config.get("hidden_size") or 4096) // groups) * groups
     outputs = min(int(model.config.get("intermediate_size") or depth), max(1, SAMPLE_BYTES * 2 // depth))
@@ -188,7 +186,7 @@ def _sample_of_groups(model: Model) -> dict[str, WeightSample]:
 
 
 def _measure(settings: Settings, samples: dict[str, WeightSample]) -> dict[str, float]:
-    """Milliseconds of one row through all blocks of a model, by activations.
+    """Return the milliseconds of one row through all blocks of a model, by activations.
 
     Takes the processor time of one thread, the shortest of several turns: other work on the machine disturbs it least,
     and a busy moment must not decide for good.

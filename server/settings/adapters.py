@@ -1,7 +1,5 @@
 """The LoRA adapters of `--lora-paths`, checked before anything slow begins."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,36 +11,34 @@ from .settings import Settings
 
 
 def with_adapters(settings: Settings, model: Model) -> Settings:
-    """Settings with the adapters' folders made absolute; raises UserError where they cannot be served."""
+    """Return settings with the adapters' folders made absolute; raises UserError where they cannot be served."""
     if not settings.has_adapters:
         return settings
     if settings.resolved_device == "cuda" and not settings.lora_paths:
-        raise UserError(
-            "on a GPU --enable-lora goes with --lora-paths: their ranks and layers are those for which there is room"
-        )
+        raise UserError("on a GPU --enable-lora goes with --lora-paths: memory is reserved for their ranks and layers")
     if settings.parallel.tp_size > 1:
         raise UserError("adapters are not divided over --tp-size ranks; leave one of them out")
     if settings.diffusion is not None:
         raise UserError(f"{model.name} is a block-diffusion model, which takes no adapters; leave --lora-paths out")
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for each in settings.lora_paths:
         name, _, folder = each.partition("=")
         if not name or not folder:
             raise UserError(f"--lora-paths takes NAME=FOLDER, not {each!r}")
-        if name in found or name == (settings.served_model_name or model.name):
+        if name in folders or name == (settings.served_model_name or model.name):
             raise UserError(f"--lora-paths: the name {name} is taken")
-        found[name] = checked(name, folder, settings, model)
-    return replace(settings, lora_paths=tuple(f"{name}={folder}" for name, folder in found.items()))
+        folders[name] = checked(name, folder, settings, model)
+    return replace(settings, lora_paths=tuple(f"{name}={folder}" for name, folder in folders.items()))
 
 
 def checked(name: str, folder: str, settings: Settings, model: Model) -> Path:
-    """The adapter's folder, absolute; raises UserError where it cannot be served."""
+    """Return the adapter's folder, absolute; raises UserError where it cannot be served."""
     path = Path(folder).expanduser().absolute()
     try:
-        found = AdapterFolder.open(path)
-        found.check(model.config)
+        adapter = AdapterFolder.open(path)
+        adapter.check(model.config)
         if settings.resolved_device == "cuda":
-            found.check_for_sglang()
+            adapter.check_for_sglang()
     except ValueError as error:
         raise UserError(f"the adapter {name} in {path}: {error}") from None
     return path

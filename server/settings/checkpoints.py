@@ -1,7 +1,5 @@
 """Choice of the drafter checkpoint for a target."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +19,7 @@ WEIGHTS = Path(outrider.drafters.__file__).parent / "weights"
 
 
 def with_drafter_path(settings: Settings, model: Model) -> Settings:
-    """Settings that name the drafter instead of "auto", and its checkpoint where it needs one; raises UserError."""
+    """Return settings with the drafter in place of "auto", and its checkpoint if it needs one; raises UserError."""
     if settings.drafter == "auto" and settings.drafter_path is None:
         settings = replace(settings, drafter="dspark" if settings.model is None else "ngram")
     if settings.drafter not in (*CHECKPOINT_DRAFTERS, "auto"):
@@ -55,7 +53,7 @@ def with_drafter_path(settings: Settings, model: Model) -> Settings:
 
 
 def own_layer(model: Model) -> Path:
-    """The folder of a model with an MTP layer; raises UserError where it has none that is served."""
+    """Return the folder of a model with an MTP layer; raises UserError where it has none that is served."""
     folder = model.folder or hub.cached(model.path)
     if folder is None:
         raise UserError(
@@ -69,7 +67,7 @@ def own_layer(model: Model) -> Path:
 
 
 def read_config(folder: Path) -> networks.Config:
-    """Shape of a folder's drafter. Raises UserError if the folder has no readable one."""
+    """Return the shape of a folder's drafter. Raises UserError if the folder has no readable one."""
     try:
         return networks.read_config(folder)
     except CheckpointError as error:
@@ -77,7 +75,7 @@ def read_config(folder: Path) -> networks.Config:
 
 
 def find(wanted: str) -> Path:
-    """Folder of a drafter given as a folder or a hub name; downloads it once. Raises UserError."""
+    """Return the folder of a drafter given as a folder or a hub name; downloads it once. Raises UserError."""
     folder = Path(wanted).expanduser()
     if folder.exists() or folder.is_absolute() or wanted.startswith((".", "~")) or not hub.NAME.fullmatch(wanted):
         return folder
@@ -88,5 +86,5 @@ def find(wanted: str) -> Path:
 
 
 def shipped(model: Model, drafter: str) -> Path:
-    """The folder in which our own checkpoint for this target would be."""
+    """Return the folder in which our own checkpoint for this target would be."""
     return WEIGHTS / model.name.lower() / (registry.find(drafter).kind or drafter)

@@ -1,7 +1,5 @@
 """All settings of a server, each with its flag, its bounds and its help."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -70,9 +68,9 @@ class Declared:
     )
     activations: str = _model(
         "auto",
-        "what weights in blocks (GGUF, AWQ, GPTQ) are multiplied with on a CPU. `int8`: activations rounded to 8 bits "
+        "precision of inputs to weights in blocks (GGUF, AWQ, GPTQ) on a CPU. `int8`: activations rounded to 8 bits "
         "in blocks, as llama.cpp does; faster and [less accurate](../docs/performance.md#what-rounding-changes). "
-        "`auto`: as a shipped profile was, else what is faster here, measured once and kept",
+        "`auto`: as in a shipped profile, else the faster one here, measured once and kept",
         choices=("auto", "float", "int8"),
     )
     device: str = _model("auto", "`cpu` or `cuda`", choices=("auto", "cpu", "cuda"))
@@ -89,9 +87,9 @@ class Declared:
     )
     sampling_defaults: str = _model(
         "model",
-        "what requests get that do not set `temperature`, `top_p`, `top_k`, `min_p` or `repetition_penalty`. "
+        "sampling of requests that do not set `temperature`, `top_p`, `top_k`, `min_p` or `repetition_penalty`. "
         "`model`: from `generation_config.json` or the GGUF file (the embedded model: temperature 0.2, top-p 0.9); "
-        "`openai`: 1, 1 and no others. Shown in `/v1/models`",
+        "`openai`: 1, 1 and no more. Shown in `/v1/models`",
         choices=("model", "openai"),
     )
     tool_call_parser: str | None = _model(
@@ -113,20 +111,12 @@ class Declared:
         metavar="PATH_OR_HUB_NAME",
         unset="the shipped one",
     )
-    lookup: bool = _speculation(True, "prompt lookup beside a drafter model, where text repeats itself")
+    lookup: bool = _speculation(True, "prompt lookup with a drafter model, where text repeats itself")
     gamma: int = _speculation(7, "maximum draft tokens per step", bounds=(1, MAX_GAMMA))
-    lookup_gamma: int = _speculation(
-        15, "the same for prompt lookup beside a drafter model, where larger than `--gamma`", bounds=(1, MAX_GAMMA)
-    )
     lookup_across: bool = _speculation(
         True,
         "prompt lookup in [other requests](../docs/learn.md#other-requests-texts) of the API key and `cache_salt` too; "
         "on a CPU",
-    )
-    lookup_tokens: int = _speculation(
-        1 << 18,
-        "their tokens kept for each key (20 bytes each), and as many again under `cache_salt`s; the oldest go first",
-        bounds=(1 << 15, 1 << 28),
     )
     lookup_store: Path | None = _speculation(
         None, "file that keeps them over a restart", metavar="FILE", unset="memory alone"
@@ -136,12 +126,6 @@ class Declared:
         f"forward passes per draft of {' or '.join(DENOISING_DRAFTERS)}, at most `--gamma`: more are slower and "
         "more often right",
         unset="1 for `deer`, 2 for `specdiff`",
-    )
-    denoising_order: str = _speculation(
-        "left",
-        "tokens that each of them reveals: `left` one, the last all others; `even` equally many, left to right; "
-        "`certain` equally many, the most certain first",
-        choices=drafters.DENOISING_ORDERS,
     )
     initial_tokens: int = _speculation(
         0,
@@ -173,7 +157,7 @@ class Declared:
 
     learn: bool = _learning(
         False,
-        "[train the drafter](../docs/learn.md) on finished answers while nobody is served, and use what is better; "
+        "[train the drafter](../docs/learn.md) on finished answers while idle, and use better ones; "
         "without a drafter for the model, make one",
     )
     learn_folder: Path | None = _learning(
@@ -182,12 +166,6 @@ class Declared:
         metavar="FOLDER",
         unset="`learned/` in the cache folder, by model and drafter",
     )
-    learn_tokens: int = _learning(
-        2_000_000, "tokens of answers kept, prompts included; the oldest go first", bounds=(10_000, ANY)
-    )
-    learn_gigabytes: float = _learning(
-        2.0, "disk for what is read from them to train on", metavar="GB", bounds=(0.1, 1 << 20)
-    )
     learn_per: str = _learning(
         "server",
         "[a drafter for each](../docs/learn.md#a-drafter-for-each-key) API key (`key`) or LoRA adapter (`adapter`); "
@@ -195,7 +173,7 @@ class Declared:
         choices=("server", "key", "adapter"),
     )
     learn_keys: int = _learning(
-        8, "keys or adapters whose drafters are in memory, and whose training features are on disk", bounds=(1, 1 << 10)
+        8, "keys or adapters with drafters in memory and training features on disk", bounds=(1, 1 << 10)
     )
     learn_threads: int = _learning(1, "CPU threads of the training", bounds=(1, 1 << 10))
     learn_device: str = _learning(
@@ -219,7 +197,7 @@ class Declared:
 
     engines: int | None = _capacity(
         None,
-        "[engines](#engines) that share the machine's cores, or its GPUs, behind one address",
+        "[engines](#engines) that share the machine's cores, or its GPUs, and one address",
         unset="one per NUMA node of a CPU",
     )
     max_running_requests: int | None = _capacity(
@@ -236,7 +214,7 @@ class Declared:
     )
     max_pause: float | None = _capacity(
         None,
-        "seconds for which answers may stand still while prompts are read: [prompts are read in chunks]"
+        "seconds for which answers may pause while prompts are read: [prompts are read in chunks]"
         "(../docs/scale.md#long-prompts) with decode steps between them, short prompts first; 0: at once, in order",
         unset=f"{MAX_PAUSE['cpu']} on a CPU, {MAX_PAUSE['cuda']} on a GPU",
         bounds=(0, DAY),
@@ -247,7 +225,7 @@ class Declared:
     port: int = _http(30000, "port to listen on", bounds=(1, 65535))
     api_key: str | None = _http(
         None,
-        "an administrator's key without limits, asked for on every route but `/health`, `/ready`, `/docs`, "
+        "an administrator's key without limits, required on every route but `/health`, `/ready`, `/docs`, "
         "`/openapi.json` and the page; `OUTRIDER_API_KEY` keeps it out of the process list",
         metavar="KEY",
         environment=("OUTRIDER_API_KEY",),
@@ -276,7 +254,7 @@ class Declared:
     metrics_host: str = _http("127.0.0.1", "address of `--metrics-port`", metavar="HOST")
     allowed_hosts: tuple[str, ...] = _http(
         (),
-        "further names answered in `Host` (without a key, in `Origin` too); others get 421, foreign pages 403. "
+        "further names answered in `Host` (without a key, in `Origin` too); any other gets 421, foreign pages 403. "
         "`*`: any",
         metavar="NAME,…",
         unset="any; on loopback without a key this machine's own",
@@ -293,7 +271,7 @@ class Declared:
     )
     max_connections: int | None = _http(
         None,
-        "open connections, TLS handshakes included; one more gets 503 (with TLS nothing) and is closed. The "
+        "open connections, TLS handshakes included; one more gets 503 (with TLS no answer) and is closed. The "
         "metrics port has 128 of its own",
         unset="4096, or the hard limit on open files less 512",
         bounds=(1, 1 << 20),
@@ -304,7 +282,7 @@ class Declared:
         bounds=(1, DAY),
     )
     max_stall_seconds: float = _http(
-        60.0, "time in which a client reads nothing of its answer; then connection and request end", bounds=(1, DAY)
+        60.0, "time for which a client does not read its answer; then connection and request end", bounds=(1, DAY)
     )
     max_choices: int = _http(128, "largest `n`", bounds=(1, 1 << 16))
     max_request_tokens: int | None = _http(

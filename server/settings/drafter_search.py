@@ -3,8 +3,6 @@
 `--drafter auto` takes the first that fits, without a download; `outrider drafters` shows them all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,25 +43,25 @@ class Candidate:
 
 
 def candidates(settings: Settings, model: Model) -> list[Candidate]:
-    """All drafters of a model, by preference: drafters in its folder, public ones in the registry's order, and its own
-    MTP layer."""
+    """Return all drafters of a model, by preference: drafters in its folder, public ones in the registry's order, and
+    its own MTP layer."""
     if settings.model is None:
         folders = dict.fromkeys(shipped(model, name) for name in CHECKPOINT_DRAFTERS)
         origin = "comes with Outrider"
         return [_in_folder(folder, folder.name, origin, settings, model) for folder in folders if folder.is_dir()]
     within = sorted(path.parent for path in model.folder.glob("*/config.json")) if model.folder else []
-    found = [_in_folder(folder, str(folder), "in the model's folder", settings, model) for folder in within]
+    listed = [_in_folder(folder, str(folder), "in the model's folder", settings, model) for folder in within]
     for drafter in sorted(_public(settings, model), key=lambda one: _rank(one.kind)):
         here, origin = _here(drafter.repo, settings, model)
         if here is None:
             obstacle = _unserved(drafter.kind, settings, model)
-            found.append(Candidate(drafter.repo, drafter.kind, drafter.source, None, obstacle))
+            listed.append(Candidate(drafter.repo, drafter.kind, drafter.source, None, obstacle))
         else:
-            found.append(_in_folder(here, drafter.repo, origin, settings, model))
+            listed.append(_in_folder(here, drafter.repo, origin, settings, model))
     whole = model.folder or hub.cached(model.path)
     if whole is not None and mtp.is_carried(whole):
-        found.append(_in_folder(whole, str(whole), "in the model's checkpoint", settings, model))
-    return found
+        listed.append(_in_folder(whole, str(whole), "in the model's checkpoint", settings, model))
+    return listed
 
 
 def with_found_drafter(settings: Settings, model: Model, say: Callable[[str], None] = lambda line: None) -> Settings:
@@ -75,17 +73,17 @@ def with_found_drafter(settings: Settings, model: Model, say: Callable[[str], No
         return settings
     if settings.parallel.nnodes > 1:  # all of them have to find the same drafter
         return settings
-    found = candidates(settings, model)
+    listed = candidates(settings, model)
     refused = []
-    for one in found:
-        obstacle = one.obstacle or (_damage(one.folder, model) if one.folder else "")
-        if one.folder is not None and not obstacle:
-            name = registry.serving(one.kind)[0]
-            say(f"Drafter {name}: {one.name}, {one.origin}, fits {model.name} (--drafter ngram does without)")
-            return replace(settings, drafter=name, drafter_path=str(one.folder))
+    for each in listed:
+        obstacle = each.obstacle or (_damage(each.folder, model) if each.folder else "")
+        if each.folder is not None and not obstacle:
+            name = registry.serving(each.kind)[0]
+            say(f"Drafter {name}: {each.name}, {each.origin}, fits {model.name} (--drafter ngram does without)")
+            return replace(settings, drafter=name, drafter_path=str(each.folder))
         if obstacle:
-            refused.append(f"{one.name} does not fit: {obstacle}")
-    elsewhere = [one.name for one in found if one.folder is None and not one.obstacle]
+            refused.append(f"{each.name} does not fit: {obstacle}")
+    elsewhere = [each.name for each in listed if each.folder is None and not each.obstacle]
     reason = f"no drafter of {model.name} is here"
     if elsewhere:
         reason += f"; public: {elsewhere[0]} (--drafter-path fetches it; all: outrider drafters {settings.model})"
@@ -96,7 +94,7 @@ def with_found_drafter(settings: Settings, model: Model, say: Callable[[str], No
 
 
 def _public(settings: Settings, model: Model) -> Iterator[public.PublicDrafter]:
-    """Public drafters for each name of a model: its own, the requested one, its repository in the hub's cache."""
+    """Yield public drafters for each name of a model: its own, the requested one, its repository in the hub's cache."""
     names = [model.name, str(settings.model)]
     if model.folder is not None and model.folder.parent.name == "snapshots":
         names.append(model.folder.parents[1].name.removeprefix(SNAPSHOT).replace("--", "/"))
@@ -105,7 +103,7 @@ def _public(settings: Settings, model: Model) -> Iterator[public.PublicDrafter]:
 
 
 def _here(repo: str, settings: Settings, model: Model) -> tuple[Path | None, str]:
-    """Folder of a repository next to the model or in the hub's cache, and its origin; None if it is in neither."""
+    """Return the folder of a repository next to the model or in the hub's cache, and its origin; None without one."""
     place = Path(str(settings.model)).expanduser().parent if model.folder is not None else None
     if place is not None:
         for folder in (place / repo.rpartition("/")[2], place / repo, place.parent / repo):
@@ -131,7 +129,7 @@ def _in_folder(folder: Path, name: str, origin: str, settings: Settings, model: 
 
 
 def _unserved(kind: str, settings: Settings, model: Model) -> str:
-    """The reason why a kind of drafter does not work with this model and these settings; "" if it does."""
+    """Return the reason why a kind of drafter does not work with this model and these settings; "" if it does."""
     architecture = next(iter(model.config.get("architectures") or ()), "")
     if settings.learns_per_owner and kind not in BLOCK_KINDS:
         return f"--learn-per {settings.learn_per} trains {' and '.join(BLOCK_KINDS)} alone"
@@ -142,7 +140,7 @@ def _unserved(kind: str, settings: Settings, model: Model) -> str:
 
 
 def _damage(folder: Path, model: Model) -> str:
-    """The reason why a drafter's weights cannot be used, "" if they can; reads them."""
+    """Return the reason why a drafter's weights cannot be used, "" if they can; reads them."""
     try:
         networks.check(folder, model.config)
     except (CheckpointError, OSError, ValueError) as error:
@@ -151,5 +149,5 @@ def _damage(folder: Path, model: Model) -> str:
 
 
 def _rank(kind: str) -> int:
-    """Preference of a kind, the smallest first: the registry's order."""
+    """Return the preference of a kind, the smallest first: the registry's order."""
     return registry.names().index(registry.serving(kind)[0])

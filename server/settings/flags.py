@@ -1,6 +1,4 @@
-"""The flags that `outrider serve`, `tune` and `bench` share, and settings from what was given."""
-
-from __future__ import annotations
+"""The flags that `outrider serve`, `tune` and `bench` share, and settings from their values."""
 
 import argparse
 import sys
@@ -13,14 +11,21 @@ from .settings import Settings
 
 TARGET = ("model", "dtype", "quantization", "activations", "device", "threads")
 DRAFTER = (
-    "drafter", "drafter_path", "lookup", "gamma", "lookup_gamma", "denoising_steps", "denoising_order",
-    "initial_tokens", "verification",
+    "drafter", "drafter_path", "lookup", "gamma", "denoising_steps", "initial_tokens", "verification",
 )  # fmt: skip
 UNMASKING = ("unmasking", "unmasking_threshold", "unmasking_tokens", "block_size")
+MOVED = {
+    "--lookup-gamma": "--gamma, which prompt lookup follows from 15 tokens on",
+    "--lookup-tokens": "--no-lookup-across where 5 MB for each key are too much",
+    "--denoising-order": "--denoising-steps; tokens are revealed from left to right",
+    "--learn-tokens": "`outrider learn forget`; 2,000,000 tokens of answers are kept",
+    "--learn-gigabytes": "a --learn-folder with room for 2 GB",
+}
+"""Former flags, and the answer to their question now."""
 
 
 def add_all_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `outrider serve`, in groups."""
+    """Add the flags of `outrider serve`, in groups."""
     for title in groups(Settings):
         group = parser.add_argument_group(title)
         add_flags(group, Settings, [each.name for each, flag in declared(Settings) if flag.group == title])
@@ -28,7 +33,7 @@ def add_all_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_engine_flags(parser: Flags, *, drafter: bool) -> None:
-    """The flags of a command that measures an engine; drafter: it drafts, so who does can be chosen."""
+    """Add the flags of a command that measures an engine; drafter: also those that choose a drafter."""
     add_flags(parser, Settings, TARGET)
     if drafter:
         drafting = [name for name in DRAFTERS if name != "off"]
@@ -36,18 +41,18 @@ def add_engine_flags(parser: Flags, *, drafter: bool) -> None:
 
 
 def add_unmasking_flags(parser: Flags) -> None:
-    """The flags of block-diffusion models."""
+    """Add the flags of block-diffusion models."""
     add_flags(parser, Settings, UNMASKING)
 
 
 def settings_of(args: argparse.Namespace, **fixed: Any) -> Settings:
-    """Settings from the flags that measuring commands share; `fixed` are the command's own. Raises UserError."""
+    """Return settings from the flags that measuring commands share; `fixed` are the command's own. Raises UserError."""
     shared = TARGET + DRAFTER + UNMASKING
     return Settings(**{name: getattr(args, name) for name in shared if hasattr(args, name)} | fixed)
 
 
 def served_settings_of(args: argparse.Namespace) -> Settings:
-    """Settings from the flags of `add_all_flags`; raises UserError where they cannot be."""
+    """Return settings from the flags of `add_all_flags`; raises UserError where they cannot be."""
     given = {each.name: getattr(args, each.name) for each, _ in declared(Settings)}
     return Settings(**given, sglang_flags=tuple(args.sglang_flags))
 

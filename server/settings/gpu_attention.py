@@ -1,6 +1,4 @@
-"""The attention backend of a GPU: chosen by its compute capability and the model, or refused with what to use."""
-
-from __future__ import annotations
+"""The attention backend of a GPU: chosen by its compute capability and the model, or refused with an alternative."""
 
 import re
 from typing import Any
@@ -21,9 +19,9 @@ FLAGS = ("attention_backend", "prefill_attention_backend", "decode_attention_bac
 
 
 def choose(capability: Capability, model: Model, given: dict[str, Any], dtype: str = "auto") -> dict[str, Any]:
-    """SGLang's arguments. given: those of the command line, by the names of their fields. dtype: of `--dtype`.
+    """Choose SGLang's arguments. given: those of the command line, by the names of their fields. dtype: of `--dtype`.
 
-    Raises UserError for a backend that cannot verify requests of different lengths here, naming those that can.
+    Raises UserError for a backend that cannot verify requests of different lengths here, naming backends that can.
     """
     needs = needs_of(model.config, dtype, given.get("kv_cache_dtype"))
     usable = fitting(capability, needs)
@@ -47,9 +45,9 @@ def choose(capability: Capability, model: Model, given: dict[str, Any], dtype: s
 
 
 def graphs(backend: str | None, given: dict[str, Any], *, ranks: int, adapters: bool = False) -> dict[str, Any]:
-    """SGLang's arguments of CUDA graphs: of verifications where their steps have buckets, and of prefills.
+    """Return SGLang's arguments of CUDA graphs: of prefills, and of verifications if their steps have buckets.
 
-    backend: None where nothing is verified. given: as for `choose`. ranks: of tensor parallelism. adapters: are served,
+    backend: None without verification. given: as for `choose`. ranks: of tensor parallelism. adapters: are served,
     with which SGLang starts no graphs of verifications.
     """
     if backend is None or adapters or (ranks > 1 and any(given.get(flag) for flag in SCATTERING)):
@@ -58,7 +56,7 @@ def graphs(backend: str | None, given: dict[str, Any], *, ranks: int, adapters: 
 
 
 def needs_of(config: dict[str, Any], dtype: str = "auto", cache: str | None = None) -> Needs:
-    """A model's needs of attention, by its config.json. cache: SGLang's --kv-cache-dtype."""
+    """Return a model's needs of attention, by its config.json. cache: SGLang's --kv-cache-dtype."""
     heads = config.get("num_attention_heads") or 0
     return Needs(
         latent=bool(config.get("kv_lora_rank")),

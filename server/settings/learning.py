@@ -25,12 +25,12 @@ DRAFTERS = "drafters"
 
 
 def root() -> Path:
-    """Folder of all learners' folders."""
+    """Return the folder of all learners' folders."""
     return cache_root() / "learned"
 
 
 def folder_of(settings: Settings, model: Model, kind: str) -> Path:
-    """The folder of this model's learner."""
+    """Return the folder of this model's learner."""
     if settings.learn_folder is not None:
         return settings.learn_folder.expanduser()
     digest = folder_digest(model.folder) if model.folder else ""
@@ -38,7 +38,7 @@ def folder_of(settings: Settings, model: Model, kind: str) -> Path:
 
 
 def with_start(settings: Settings, model: Model) -> Settings:
-    """Settings with the learner's folder, and with a drafter that learns; raises UserError where none can.
+    """Return settings with the learner's folder, and with a drafter that learns; raises UserError where none can.
 
     A model without a drafter gets an untrained one, which the planner leaves at rest until it has learned.
     """
@@ -83,7 +83,7 @@ def with_start(settings: Settings, model: Model) -> Settings:
 
 
 def _trained_kind(settings: Settings, kind: str) -> str:
-    """Kind of the drafter in --drafter-path; `kind` is that of --drafter. Raises UserError if it cannot be trained."""
+    """Return the kind of the drafter in --drafter-path; kind: --drafter. Raises UserError if it cannot be trained."""
     from outrider.drafters import networks, registry
 
     from .checkpoints import find, read_config
@@ -95,9 +95,9 @@ def _trained_kind(settings: Settings, kind: str) -> str:
 
 
 def in_use(folder: Path) -> str:
-    """Folder of the learned drafter in use; "" while the first one is."""
+    """Return the folder of the learned drafter in use; "" while the first one is."""
     from outrider.drafters.learning.answers import ServerState
 
     name = ServerState.read(folder).in_use
-    found = folder / DRAFTERS / name if name else None
-    return str(found) if found is not None and (found / "config.json").is_file() else ""
+    drafter = folder / DRAFTERS / name if name else None
+    return str(drafter) if drafter is not None and (drafter / "config.json").is_file() else ""

@@ -18,7 +18,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.tx
 
 
 def with_lookup_store(settings: Settings, model: Model) -> Settings:
-    """Settings with the digest of the tokenizer; raises UserError where the file cannot be used."""
+    """Return settings with the digest of the tokenizer; raises UserError where the file cannot be used."""
     if settings.lookup_store is None:
         return settings
     if not settings.looks_across:
@@ -35,11 +35,11 @@ def with_lookup_store(settings: Settings, model: Model) -> Settings:
 
 
 def tokenizer_digest(model: Model) -> str:
-    """16 hex digits that identify a model's tokenizer, from its files, or from the model's name if it has none."""
+    """Return 16 hex digits that identify a model's tokenizer: of its files, or of the model's name without files."""
     digest = hashlib.sha256(str(model.config.get("vocab_size")).encode())
     files = [] if model.folder is None else [model.folder / name for name in TOKENIZER_FILES]
-    found = [file for file in files if file.is_file()]
-    digest.update(b"" if found else model.name.encode())
-    for file in found:
+    present = [file for file in files if file.is_file()]
+    digest.update(b"" if present else model.name.encode())
+    for file in present:
         digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()[:16]

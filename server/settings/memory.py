@@ -1,7 +1,5 @@
 """Memory that a server will take, known before it loads."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +40,7 @@ class MemoryPlan:
 
 
 def kv_bytes_per_token(config: dict[str, Any], float_size: int) -> int:
-    """Bytes that one token takes in the KV cache of all layers together."""
+    """Return the bytes that one token takes in the KV cache of all layers together."""
     layers = int(config.get("num_hidden_layers") or config.get("n_layer") or 0) - recurrent.recurrent_layers(config)
     if rank := config.get("kv_lora_rank"):  # multi-head latent attention keeps one compressed vector
         return layers * (int(rank) + int(config.get("qk_rope_head_dim") or 0)) * float_size
@@ -75,7 +73,7 @@ def plan(settings: Settings, model: Model) -> MemoryPlan:
     else:
         wanted, why = _wanted(settings, settings.context_length or model.context_length, per_token)
         tokens = min(wanted, int(max(0, room * MAX_KV_SHARE) // per_token))
-        why = why if tokens == wanted else "half of what is free"
+        why = why if tokens == wanted else "half of the free memory"
     if tokens < SMALLEST_KV or tokens * per_token > room:
         tokens = max(tokens, SMALLEST_KV)
         raise UserError(
@@ -90,7 +88,7 @@ def plan(settings: Settings, model: Model) -> MemoryPlan:
 
 
 def _wanted(settings: Settings, context: int, per_token: int) -> tuple[int, str]:
-    """Tokens of a cache that memory does not limit, and why: one request of the whole context at least."""
+    """Return the tokens of a cache that memory does not limit, and why: one request of the whole context at least."""
     each, requests = min(context, REQUEST_TOKENS), settings.max_running_requests or REQUESTS
     many = min(requests * each + PREFIX_TOKENS, DEFAULT_KV_BYTES // per_token)
     if many > context:

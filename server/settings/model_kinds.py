@@ -3,8 +3,6 @@
 A CPU serves quantised checkpoints of AWQ and GPTQ with 4-bit codes in groups, and refuses all others.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +15,7 @@ from .parallel import TOGETHER
 from .settings import Settings
 
 GROUP_SIZES = (32, 64, 128)
-OF_DRAFTS = ("drafter_path", "gamma", "lookup_gamma", "lookup", "lookup_store", "denoising_steps", "denoising_order")
+OF_DRAFTS = ("drafter_path", "gamma", "lookup", "lookup_store", "denoising_steps")
 OF_DIFFUSION = ("unmasking", "unmasking_tokens", "unmasking_threshold", "block_size")
 
 
@@ -33,7 +31,7 @@ def check_quantized(settings: Settings, model: Model) -> None:
     if wrong:
         raise UserError(
             f"{model.name} is quantised in a way that is not served on a CPU: {wrong}. Served are AWQ (version gemm) "
-            "and GPTQ without desc_act, 4 bits in groups of 32, 64 or 128; take one of those, or one without"
+            "and GPTQ without desc_act, 4 bits in groups of 32, 64 or 128; take such a checkpoint, or plain weights"
         )
 
 
@@ -112,7 +110,7 @@ def with_diffusion(settings: Settings, model: Model) -> Settings:
 
 
 def _changed(settings: Settings, names: tuple[str, ...]) -> str | None:
-    """The flag of the first setting in `names` that differs from its default."""
+    """Return the flag of the first setting in `names` that differs from its default."""
     defaults = Settings()
     for name in names:
         if getattr(settings, name) != getattr(defaults, name):

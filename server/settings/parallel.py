@@ -50,9 +50,9 @@ class Parallel:
         given = vars(known)
         del given["disaggregation_bootstrap_port"]
         given["role"] = given["role"].replace("null", "")
-        found = cls(**given, others=tuple(others))
-        found._check()
-        return found
+        parsed = cls(**given, others=tuple(others))
+        parsed._check()
+        return parsed
 
     def _check(self) -> None:
         if self.tp_size < 1:
@@ -76,8 +76,8 @@ class Parallel:
         if self.role and self.backend not in BACKENDS:
             raise UserError(
                 f"--disaggregation-mode {self.role} goes with --disaggregation-transfer-backend "
-                f"{' or '.join(BACKENDS)}, not {self.backend}: of others it is not checked whether two servers fit "
-                "together"
+                f"{' or '.join(BACKENDS)}, not {self.backend}: with another backend, Outrider cannot check that two "
+                "servers fit together"
             )
 
     def check_one_server(self, needs_one_server: Mapping[str, bool]) -> None:
@@ -87,8 +87,8 @@ class Parallel:
         """
         if not self.role:
             return
-        if found := next((flag for flag, given in needs_one_server.items() if given), None):
-            raise UserError(f"{found} needs prefill and decode in one server; leave out that, or --disaggregation-mode")
+        if name := next((flag for flag, given in needs_one_server.items() if given), None):
+            raise UserError(f"{name} needs prefill and decode in one server; leave out that, or --disaggregation-mode")
         if importlib.util.find_spec(PACKAGE) is None:
             raise UserError(f"--disaggregation-mode {self.role} needs a package that is not installed: {INSTALL}")
 
@@ -118,20 +118,20 @@ class Parallel:
         return host, int(port)
 
     def interface(self) -> str | None:
-        """Name of this machine's network interface that leads to node 0; None where that cannot be told."""
+        """Return the name of this machine's network interface that leads to node 0; None if it is unknown."""
         try:
             family, kind, _, _, target = socket.getaddrinfo(*self.address, type=socket.SOCK_DGRAM)[0]
             with socket.socket(family, kind) as probe:
-                probe.connect(target)  # sends nothing
-                own = probe.getsockname()[0]
+                probe.connect(target)  # sends no packet
+                address = probe.getsockname()[0]
         except OSError:
             return None
-        return interface_of(own, psutil.net_if_addrs())
+        return interface_of(address, psutil.net_if_addrs())
 
 
 def interface_of(address: str, interfaces: Mapping[str, Sequence[Any]]) -> str | None:
-    """interfaces: as psutil gives them."""
-    return next((name for name, found in interfaces.items() if any(a.address == address for a in found)), None)
+    """Return the interface with this address; None if unknown. interfaces: as psutil gives them."""
+    return next((name for name, places in interfaces.items() if any(a.address == address for a in places)), None)
 
 
 class _ParallelParser(argparse.ArgumentParser):

@@ -1,6 +1,4 @@
-"""Lookup of the measured profile for a server: its fingerprint, the folders, and what is done without one."""
-
-from __future__ import annotations
+"""Lookup of the measured profile for a server: its fingerprint, the folders, and the fallback without one."""
 
 import hashlib
 import json
@@ -30,19 +28,19 @@ from .settings import Settings
 
 
 def roots() -> list[Path]:
-    """Folders of profiles: the user's own, then those that come with Outrider."""
+    """Return the folders of profiles: the user's own, then the ones shipped with Outrider."""
     return [cache_root() / "profiles", store.SHIPPED]
 
 
 def fingerprint(settings: Settings, model: Model) -> Fingerprint:
-    """Fingerprint of the engine that these settings start; they name the drafter's path (`with_drafter_path`) and the
-    activations (`with_activations`)."""
+    """Return the fingerprint of the engine that these settings start; they name the drafter's path
+    (`with_drafter_path`) and the activations (`with_activations`)."""
     on_cpu = settings.resolved_device == "cpu"
     drafter, gamma = settings.drafter, settings.gamma
     if settings.diffusion is not None:
         drafter, gamma = f"spiffy {settings.unmasking_policy} block {settings.diffusion.block_size}", NODES
     if settings.resolved_denoising_steps:
-        drafter += f"+{settings.resolved_denoising_steps}-{settings.denoising_order}"
+        drafter += f"+{settings.resolved_denoising_steps}-left"
     if settings.looks_up:
         drafter += "+lookup"
     return Fingerprint(
@@ -73,12 +71,12 @@ def number_format(settings: Settings) -> str:
 
 
 def digest(model: Model) -> str:
-    """Digest of a model's folder, or its name where it has none here."""
+    """Return the digest of a model's folder, or its name where it has none here."""
     return folder_digest(model.folder) if model.folder else model.path
 
 
 def graph_fingerprint(settings: Settings, model: Model, temperature: str) -> GraphFingerprint:
-    """Fingerprint of a draft graph for requests of this class, one of `TEMPERATURES`, of a block-diffusion model."""
+    """Return the fingerprint of a draft graph of a block-diffusion model for a class, one of `TEMPERATURES`."""
     assert settings.diffusion is not None
     return GraphFingerprint(
         model=digest(model),
@@ -89,13 +87,13 @@ def graph_fingerprint(settings: Settings, model: Model, temperature: str) -> Gra
 
 
 def default_name(here: Fingerprint, model: Model) -> str:
-    """Folder name of the profile that is measured for this engine unless the user names another."""
+    """Return the folder name of the profile that is measured for this engine unless the user names another."""
     short = hashlib.sha256(json.dumps(asdict(here), sort_keys=True).encode()).hexdigest()[:8]
     return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{model.name}-{here.drafter}-{short}".lower()).strip("-.")
 
 
 def with_profile(settings: Settings, model: Model) -> tuple[Settings, bool]:
-    """Settings whose profile is a folder, and whether it has still to be measured.
+    """Return settings with a profile folder, and whether it has still to be measured.
 
     A profile that the user named must fit; without a name the one that fits is found. Planners that know no costs go
     without.
@@ -107,11 +105,11 @@ def with_profile(settings: Settings, model: Model) -> tuple[Settings, bool]:
     here = fingerprint(settings, model)
     if settings.profile is not None:
         try:
-            found = store.load(settings.profile, here, roots())
-            _require_graphs(found, settings, model)
+            profile = store.load(settings.profile, here, roots())
+            _require_graphs(profile, settings, model)
         except ProfileError as error:
             raise UserError(f"--profile {settings.profile}: {error}") from None
-        return replace(settings, profile=str(found.folder)), False
+        return replace(settings, profile=str(profile.folder)), False
     fitting = store.find(here, roots())
     if fitting is not None:
         try:

@@ -27,7 +27,7 @@ class Resolved:
     """Everything that an engine is started with.
 
     settings: as given, with the drafter, its checkpoint and the profile named.
-    model: the target, found. memory: what it will take, known to fit.
+    model: the target, found. memory: its need, known to fit.
     unmeasured: settings.profile is where a profile would go; none that fits is there yet.
     """
 
@@ -37,7 +37,7 @@ class Resolved:
     unmeasured: bool
 
     def to_measure(self, name: str | None) -> Resolved:
-        """A copy that writes the profile to `name`, of the form `store.NAME`; None: made of model, drafter, machine."""
+        """Return a copy that writes the profile to `name`, as `store.NAME`; None: of model, drafter and machine."""
         if name is None:
             name = profile_lookup.default_name(profile_lookup.fingerprint(self.settings, self.model), self.model)
         folder = profile_lookup.roots()[0] / name
@@ -63,7 +63,7 @@ def resolve(settings: Settings, say: Callable[[str], None] = lambda message: Non
 
 
 def resolve_to_measure(settings: Settings, name: str | None = None) -> Resolved:
-    """Like `resolve`, for an engine that is started to measure a profile (`Resolved.to_measure`)."""
+    """Resolve like `resolve`, for an engine that is started to measure a profile (`Resolved.to_measure`)."""
     settings, model, plan = _without_profile(settings)
     return Resolved(settings, model, plan, unmeasured=True).to_measure(name)
 

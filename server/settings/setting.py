@@ -1,7 +1,5 @@
 """One declaration per setting: its default, its flag, its checks and its help, kept in the dataclass field."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import typing
@@ -45,12 +43,12 @@ class Flag:
 
 
 def setting(group: str, default: Any, help: str, **flag: Any) -> Any:
-    """A dataclass field with a flag; `flag` are further fields of `Flag`."""
+    """Return a dataclass field with a flag; `flag` are further fields of `Flag`."""
     return field(default=default, metadata={FLAG: Flag(group=group, help=help, **flag)})
 
 
 def name_of(name: str) -> str:
-    """The flag of a setting, as users write it."""
+    """Return the flag of a setting, as users write it."""
     return "--" + name.replace("_", "-")
 
 
@@ -71,12 +69,12 @@ def require_between(name: str, value: float, least: float, most: float) -> None:
 
 
 def declared(settings: type) -> list[tuple[Field[Any], Flag]]:
-    """The fields that have a flag, in the order in which they are declared."""
+    """Return the fields that have a flag, in the order in which they are declared."""
     return [(each, each.metadata[FLAG]) for each in fields(settings) if FLAG in each.metadata]
 
 
 def groups(settings: type) -> list[str]:
-    """Headings of `outrider serve --help`."""
+    """Return the headings of `outrider serve --help`."""
     return list(dict.fromkeys(flag.group for _, flag in declared(settings)))
 
 
@@ -124,7 +122,7 @@ def _default_in_words(each: Field[Any], flag: Flag) -> str:
 
 
 def _plain(markdown: str) -> str:
-    """The text without the marks of code and links."""
+    """Return the text without the marks of code and links."""
     words = markdown.replace("`", "")
     while "](" in words:
         before, _, rest = words.partition("](")
@@ -133,7 +131,7 @@ def _plain(markdown: str) -> str:
 
 
 def table(settings: type) -> str:
-    """Markdown table of all flags, for server/README."""
+    """Return a Markdown table of all flags, for server/README."""
     lines = ["| flag | default | what it does |", "|---|---|---|"]
     for each, flag in declared(settings):
         negated = f", `{name_of(each.name).replace('--', '--no-')}`" if each.default is True else ""

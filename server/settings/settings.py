@@ -1,7 +1,5 @@
 """The settings of a server, checked in one place before anything slow begins."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from outrider.drafters import registry as drafters
@@ -15,6 +13,9 @@ from . import traces
 from .declared import CHECKPOINT_DRAFTERS, DENOISING_DRAFTERS, MAX_PAUSE, PROFILED_PLANNERS, Declared
 from .parallel import Parallel
 from .setting import check, require_between
+
+LOOKUP_GAMMA = 15
+"""Draft tokens per step of prompt lookup beside a drafter model, where larger than `--gamma`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ class Settings(Declared):
             if name != "*" and not host_names.is_host(name):
                 raise UserError(f"--allowed-hosts takes names and addresses without scheme or port, or *, not {name!r}")
         if self.usage_file is not None and self.api_keys is None:
-            raise UserError("--usage-file keeps what keys have used; it goes with --api-keys")
+            raise UserError("--usage-file keeps the keys' usage; it goes with --api-keys")
         if self.metrics_port == self.port:
             raise UserError("--metrics-port is --port; choose another, or leave it out to serve metrics there")
         if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_ca_certs):
@@ -127,8 +128,8 @@ class Settings(Declared):
     @property
     def reads_in_chunks(self) -> bool:
         """True where prompts are read in chunks that keep `max_pause`."""
-        one_server = self.diffusion is None and not self.parallel.role
-        return one_server and self.chunked_prefill_size != -1 and self.resolved_max_pause > 0
+        reads = self.diffusion is None and self.parallel.role != "decode"
+        return reads and self.chunked_prefill_size != -1 and self.resolved_max_pause > 0
 
     @property
     def resolved_engines(self) -> int:
@@ -204,9 +205,8 @@ class Settings(Declared):
             gamma=self.gamma,
             drafter_path=self.drafter_path or "",
             denoising_steps=self.resolved_denoising_steps,
-            denoising_order=self.denoising_order,
             initial_tokens=self.initial_tokens,
-            lookup_gamma=max(self.gamma, self.lookup_gamma) if self.looks_up else 0,
+            lookup_gamma=max(self.gamma, LOOKUP_GAMMA) if self.looks_up else 0,
             verification=self.verification,
             planner=self.planner,
             threshold=self.threshold,
@@ -219,9 +219,8 @@ class Settings(Declared):
             unmasking_threshold=self.unmasking_threshold,
             learning=str(self.learn_folder) if self.learn else "",
             learned=self.learned,
-            learn_tokens=self.learn_tokens,
             learn_keys=self.learn_keys if self.learns_per_owner else 0,
-            lookup_tokens=self.lookup_tokens if self.looks_across else 0,
+            lookup_across=self.looks_across,
             lookup_store=str(self.lookup_store or ""),
             lookup_tokenizer=self.lookup_tokenizer,
             role=self.parallel.role,

@@ -4,8 +4,6 @@ A request that names a trace (`traceparent`) becomes part of it. Spans per decod
 with SGLANG_TRACE_LEVEL=3.
 """
 
-from __future__ import annotations
-
 import os
 from importlib.util import find_spec
 from typing import Any
@@ -24,10 +22,10 @@ def check(endpoint: str) -> None:
     protocol_of(endpoint)
     for name in ("sdk", "exporter.otlp.proto.grpc", "exporter.otlp.proto.http"):
         try:
-            found = find_spec(f"opentelemetry.{name}")
+            spec = find_spec(f"opentelemetry.{name}")
         except ModuleNotFoundError:
-            found = None
-        if found is None:
+            spec = None
+        if spec is None:
             raise UserError(
                 f"--otlp-endpoint (or {ENVIRONMENT[-1]}) needs OpenTelemetry's exporters; "
                 "pip install --no-deps -r deploy/requirements/traces.txt installs them"
@@ -35,11 +33,11 @@ def check(endpoint: str) -> None:
 
 
 def protocol_of(endpoint: str) -> tuple[str, str]:
-    """OTLP's protocol to a collector, and its address in that protocol; raises UserError.
+    """Return OTLP's protocol to a collector, and its address in that protocol; raises UserError.
 
     HTTP where the address has HTTP's port or route, or OpenTelemetry's environment says so; else gRPC.
     """
-    asked = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "")
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "")
     address = urlsplit(endpoint if "//" in endpoint else f"http://{endpoint}")
     try:
         port, host = address.port, address.hostname
@@ -47,14 +45,14 @@ def protocol_of(endpoint: str) -> tuple[str, str]:
         host = None
     if host is None:
         raise UserError(f"--otlp-endpoint is HOST:4317 for gRPC or HOST:4318 for HTTP, not {endpoint!r}")
-    if not (asked.startswith("http") or port == HTTP_PORT or address.path.rstrip("/").endswith(HTTP_ROUTE)):
+    if not (protocol.startswith("http") or port == HTTP_PORT or address.path.rstrip("/").endswith(HTTP_ROUTE)):
         return "grpc", endpoint
     path = address.path.rstrip("/")
     return "http/protobuf", address._replace(path=path if path.endswith(HTTP_ROUTE) else path + HTTP_ROUTE).geturl()
 
 
 def arguments(endpoint: str) -> dict[str, Any]:
-    """Arguments for SGLang's ServerArgs. Also sets the environment that its processes will read.
+    """Return arguments for SGLang's ServerArgs. Also sets the environment that its processes will read.
 
     endpoint: of a collector; see `protocol_of`.
     """

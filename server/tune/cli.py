@@ -33,6 +33,7 @@ from .. import pictures
 from ..errors import UserError
 from ..processes import session
 from ..prompt_files import read_mixed_questions
+from ..settings.flags import MOVED as MOVED
 from ..settings.flags import add_engine_flags, add_unmasking_flags, settings_of
 from ..settings.resolve import Resolved, resolve_to_measure
 from .effort import THOROUGH, Effort
@@ -50,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--server", metavar="URL", help="measure a server that is running instead of starting an engine")
     add("--api-key", default=os.environ.get("OUTRIDER_API_KEY"), metavar="KEY", help="key (default: OUTRIDER_API_KEY)")
     add("--name", metavar="NAME", help="name of the profile (default: made from model, drafter and machine)")
-    add("--quick", action="store_true", help="what a server without a profile does at its start: under a minute")
+    add("--quick", action="store_true", help="as a server without a profile measures at its start: under a minute")
     most, rounds = THOROUGH.requests[-1], THOROUGH.rounds
     add("--max-requests", type=int, metavar="N", help=f"largest number of requests at a time (default: {most})")
     add("--rounds", type=int, metavar="N", help=f"repetitions of each step shape (default: {rounds})")
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     if args.pictures:
         pictures.require("--pictures")
     resolved = resolve_to_measure(settings_of(args), request.name)
-    # Each once: those that judge the calibration are not among those it is fitted to.
+    # Each once: questions that judge the calibration must not be among the ones it is fitted to.
     questions = list(dict.fromkeys(read_mixed_questions(args.prompts))) if args.prompts else None
 
     async def measurement(engine: Engine) -> None:
@@ -104,13 +105,13 @@ def _request(args: argparse.Namespace) -> TuneRequest:
 
 @contextmanager
 def progress_bars() -> Iterator[Callable[[Progress], None]]:
-    """Shows progress by a bar per thing that is being done."""
+    """Show progress by a bar per task."""
     bars: dict[str, tqdm[Any]] = {}
     with ExitStack() as stack:
 
         def show(progress: Progress) -> None:
             bar = bars.get(progress.what)
-            if bar is None or progress.done < bar.n:  # the same thing again, for another part
+            if bar is None or progress.done < bar.n:  # the same task again, for another part
                 bar = bars[progress.what] = stack.enter_context(tqdm(total=progress.total, desc=progress.what))
             bar.update(progress.done - bar.n)
 
@@ -118,7 +119,7 @@ def progress_bars() -> Iterator[Callable[[Progress], None]]:
 
 
 def _run_there(args: argparse.Namespace, request: TuneRequest) -> int:
-    """Have a running server measure itself, and show what it says."""
+    """Let a running server measure itself, and show its events."""
     if args.prompts or args.pictures:
         raise UserError("--prompts and --pictures go without --server: the server measures with its own prompts")
     if not args.server.startswith(("http://", "https://")):

@@ -1,7 +1,8 @@
-"""Measures a block-diffusion model: what its rounds cost, and which states are worth a draft.
+"""Measures a block-diffusion model: the costs of its rounds, and which states are worth a draft.
 
 Rounds of exact shapes: R requests, each of which has the same number of states in every forward. Draft graphs: base
-decoding of a mixed set of prompts, greedy and sampled; what follows its states is counted (Spiffy, algorithm 2).
+    decoding of a mixed set of prompts, greedy and sampled, counts how often states follow each other (Spiffy, algorithm
+    2).
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ if TYPE_CHECKING:
     from ..settings.resolve import Resolved
 
 PROMPTS = 50
-"""Replayed, at most."""
+"""Most prompts that are replayed."""
 STATES = (1, 2, 3, 4, 6, NODES + 1)
-"""States per request in a forward, the block before included in forwards that hold it."""
+"""States per request in a forward, including the block before if the forward holds it."""
 MOST_ROWS = 128
 """Most states in a forward. Beyond, drafts do not pay."""
 STEP_TOKENS = 4
-"""Tokens that a step under a threshold reveals, at most as a rule: for how long answers are."""
+"""Most tokens that a step under a threshold usually reveals: it decides how long answers are."""
 
 
 async def tune(
@@ -65,15 +66,15 @@ async def tune(
     points = await measure_grid(manager, shapes, rounds.measure, effort, partial, progress, run)
     if refined is not None:
         points = merge_refined(points, refined.points)
-    asked = with_temperatures(list(questions or read_questions(BUILT_IN))[: min(effort.prompts, PROMPTS)])
+    prompts = with_temperatures(list(questions or read_questions(BUILT_IN))[: min(effort.prompts, PROMPTS)])
     counts = {name: NodeCounts() for name in TEMPERATURES}
     count = partial_of(replay, engine, new_tokens=effort.new_tokens)
-    for found in await answer_all(asked, count, effort.answer_seconds, progress, run):
-        for name, own in found.items():
-            counts[name].update(own)
+    for counted in await answer_all(prompts, count, effort.answer_seconds, progress, run):
+        for name, each in counted.items():
+            counts[name].update(each)
     step_tokens = settings.plugin_config.step_tokens
     untuned = untuned_graph(rounds.block, step_tokens)
-    graphs = {name: choose(own, NODES, step_tokens) if own.nodes else untuned for name, own in counts.items()}
+    graphs = {name: choose(each, NODES, step_tokens) if each.nodes else untuned for name, each in counts.items()}
     written = [
         draft_graphs.to_json(graph, graph_fingerprint(settings, resolved.model, name)) for name, graph in graphs.items()
     ]
@@ -84,7 +85,7 @@ async def tune(
 
 
 async def replay(engine: Engine, questions: Sequence[tuple[str, float]], new_tokens: int) -> Mapping[str, NodeCounts]:
-    """Answer every question by base decoding, at temperature 0 and at its own; what was counted, by class."""
+    """Answer every question by base decoding, at temperature 0 and at its own; return the counts by class."""
     manager = engine.tokenizer_manager
     await worker_rpc.command(manager, worker_rpc.FORGET)
     options = RequestOptions(gamma=0, planned=False, replayed=True).to_custom_params()
@@ -103,10 +104,8 @@ async def replay(engine: Engine, questions: Sequence[tuple[str, float]], new_tok
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Rounds of exact shapes, whose tokens are those of all states in the forward.
-
-    block: tokens of a block. mask: the token that no prompt may hold. step: tokens that a step reveals.
-    """
+    """Rounds of exact shapes, with the tokens of all states in the forward. block: tokens of a block. mask: the token
+    that no prompt may hold. step: tokens that a step reveals."""
 
     block: int
     mask: int
@@ -121,29 +120,27 @@ class Rounds:
         return cls(target.block_size, target.mask_token_id, step, vocabulary)
 
     def shapes(self, effort: Effort, capacity: Capacity) -> list[Shape]:
-        """Shapes that fit the engine, in the order of the fields; raises RuntimeError where none does."""
+        """Return shapes that fit the engine, in the order of the fields; raises RuntimeError if none does."""
         each = effort.tokens or STATES
-        behind = self._answer(effort.steps) + self.block  # drafts have slots beside the open block, and its positions
-        found = [
+        behind = self._answer(effort.steps) + self.block  # drafts have their own slots for the open block's positions
+        shapes = [
             Shape(requests, requests * states * self.block, context)
             for context in capacity.prompts(effort.contexts, behind)
             for requests in effort.requests
             for states in each
             if requests * states <= MOST_ROWS and capacity.holds(requests, context + behind + states * self.block)
         ]
-        if not found:
+        if not shapes:
             raise capacity.nothing_fits("round")
-        return found
+        return shapes
 
     def _answer(self, steps: int) -> int:
-        """Tokens of an answer that takes `steps` and some more."""
+        """Return the tokens of an answer that takes `steps` and some more."""
         return (steps + MARGIN_STEPS) * self.step
 
     async def measure(self, manager: Any, shape: Shape, steps: int) -> list[Point]:
-        """Run `shape.requests` requests and time their rounds; nothing where none ran in exactly that shape.
-
-        One state each is the least: rounds that have the blocks before as well stand in where all do.
-        """
+        """Run `shape.requests` requests and time their rounds; return no point if no round had exactly that shape. One
+        state each is the least: if all rounds also hold the blocks before, these count."""
         states = shape.tokens // (shape.requests * self.block)
         options = RequestOptions(gamma=states - 1, planned=False).to_custom_params()
         async with worker_rpc.measuring(manager):
@@ -161,6 +158,6 @@ class Rounds:
         return [Point(shape.requests, rows * self.block, shape.total_context(steps), (middle,))]
 
     def _prompt(self, index: int, length: int) -> list[int]:
-        """The prompt of a request, in which nothing is masked."""
+        """Return the prompt of a request, without masks."""
         drawn = prompt_of(index, length, self.vocabulary)
         return [token - 1 if token == self.mask else token for token in drawn]

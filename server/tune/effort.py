@@ -1,12 +1,10 @@
 """Thoroughness of a measurement, and the step shapes that follow from it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 MARGIN_STEPS = 3
-"""Steps of each request beyond those that are timed: while requests join, and until the last one has started."""
+"""Steps of each request before and after the timed ones: while requests join, and until the last one has started."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -18,11 +16,11 @@ class Shape:
     context: int
 
     def drafted(self, index: int) -> int:
-        """Draft tokens of request `index`, counted from 0: as many for each as can be."""
+        """Return the draft tokens of request `index`, counted from 0: as even as possible."""
         return self.tokens // self.requests + (index < self.tokens % self.requests) - 1
 
     def total_context(self, steps: int) -> float:
-        """Cached tokens of all requests together, in the middle of `steps` steps."""
+        """Return the cached tokens of all requests together, in the middle of `steps` steps."""
         return float(self.requests * (self.context + steps // 2))
 
 
@@ -35,23 +33,23 @@ class Capacity:
     context: int
 
     def prompts(self, lengths: Sequence[int], behind: int) -> list[int]:
-        """The `lengths`, ascending, that leave room in a context for `behind` tokens.
+        """Return the `lengths`, ascending, that leave room in a context for `behind` tokens.
 
-        The longest prompt that does stands in for those that do not, where it is not so near to another that a slope
+        The longest prompt that fits replaces longer ones, unless it is so near to the next shorter one that a slope
         between the two would be noise.
         """
         longest = self.context - behind
-        found = [length for length in lengths if length <= longest]
-        if len(found) < len(lengths) and longest >= max(1, 2 * max(found, default=0)):
-            found.append(longest)
-        return found
+        fitting = [length for length in lengths if length <= longest]
+        if len(fitting) < len(lengths) and longest >= max(1, 2 * max(fitting, default=0)):
+            fitting.append(longest)
+        return fitting
 
     def holds(self, requests: int, each: int) -> bool:
-        """True if `requests` requests fit, each with `each` tokens of the cache."""
+        """Return True if `requests` requests fit, each with `each` tokens of the cache."""
         return requests <= self.requests and requests * each <= self.cache
 
     def nothing_fits(self, what: str) -> RuntimeError:
-        """The error where nothing that was wanted fits."""
+        """Return the error for a measurement in which no shape fits."""
         held = f"a KV cache of {self.cache} tokens and contexts of {self.context}"
         return RuntimeError(f"{held} hold no {what} to measure")
 
@@ -60,11 +58,11 @@ class Capacity:
 class Effort:
     """Thoroughness of a measurement.
 
-    tokens: per request, the anchor included; None: as many as a model drafts, one by one. steps: timed per shape and
-    round. prompts, new_tokens: of the answers that the calibration is fitted on, greedy and sampled. prefill_seconds:
-    of reading prompts, about. seconds: stop measuring shapes after that long; None for no limit. answer_seconds: the
-    same of answers.
-    final: no more is measured in idle time.
+    tokens: per request, the anchor included; None: every number that a model can draft.
+    steps: timed per shape and round.
+    prompts, new_tokens: of the answers that the calibration is fitted on, greedy and sampled.
+    prefill_seconds: of reading prompts, about. seconds: stop measuring shapes after that long; None for no limit.
+    answer_seconds: the same for answers. final: no more is measured in idle time.
     """
 
     requests: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
@@ -80,32 +78,32 @@ class Effort:
     final: bool = True
 
     def shapes(self, gamma: int, longest: int, capacity: Capacity, buckets: Sequence[int] | None = None) -> list[Shape]:
-        """Shapes that fit the engine, in the order of the fields; raises RuntimeError where none does.
+        """Return shapes that fit the engine, in the order of the fields; raises RuntimeError if none does.
 
-        gamma: draft tokens of a model. longest: of a draft, whoever made it. buckets: sizes of which a step has one, on
-        a GPU; without `tokens` each of them is measured. None: any size.
+        gamma: draft tokens of a model. longest: of a draft, by model or lookup.
+        buckets: step sizes on a GPU; without `tokens` each of them is measured. None: any size.
         """
         each = self.tokens or tuple(sorted({*range(1, gamma + 2), longest + 1}))
         behind = (longest + 1) * 2 + self.steps + MARGIN_STEPS
-        found = [
+        shapes = [
             Shape(requests, count, context)
             for context in capacity.prompts(self.contexts, behind)
             for requests in self.requests
             if capacity.holds(requests, context + behind)
-            for count in self._sizes(requests, [own for own in each if own <= longest + 1], longest, buckets)
+            for count in self._sizes(requests, [tokens for tokens in each if tokens <= longest + 1], longest, buckets)
         ]
-        if not found:
+        if not shapes:
             raise capacity.nothing_fits("step")
-        return found
+        return shapes
 
     def _sizes(self, requests: int, each: list[int], longest: int, buckets: Sequence[int] | None) -> list[int]:
-        """Tokens of steps of `requests` requests, of which one has up to longest + 1."""
+        """Return the tokens of steps of `requests` requests, each with up to longest + 1."""
         if buckets is None:
-            return [requests * own for own in each]
+            return [requests * count for count in each]
         able = [bucket for bucket in buckets if requests <= bucket <= requests * (longest + 1)]
         if self.tokens is None:
             return able
-        wanted = (min((bucket for bucket in able if bucket >= requests * own), default=None) for own in each)
+        wanted = (min((bucket for bucket in able if bucket >= requests * count), default=None) for count in each)
         return sorted({bucket for bucket in wanted if bucket is not None})
 
 
@@ -125,9 +123,10 @@ QUICK = Effort(
 """Effort of a server that starts without a profile: well under a minute on two cores with the embedded model.
 
 One context and few numbers of tokens, but every number of requests, because predictions between measured numbers of
-requests are the least reliable. The ends and the middle come first, for machines on which the time does not suffice."""
+requests are the least reliable. The ends and the middle come first, for machines that run out of time.
+"""
 QUICK_ON_GPU = replace(QUICK, requests=(1, 32, 128, 8, 64, 2, 16, 4), steps=12, rounds=2)
-"""The same of a GPU, whose steps take milliseconds and hold more requests; in every other one nothing is drafted."""
+"""The same for a GPU: its steps take milliseconds and hold more requests, and every other one runs without a draft."""
 IDLE = Effort(
     requests=(1, 8, 2, 4, 16, 32),
     tokens=(1, 2, 4, 8),
@@ -139,5 +138,4 @@ IDLE = Effort(
     answer_seconds=45.0,
 )
 """Effort of an idle server: two contexts and more answers than `QUICK`, in little more than two minutes of work.
-
-`outrider tune` measures the rest where somebody wants it."""
+`outrider tune` measures the rest on demand."""

@@ -4,15 +4,13 @@
 {"table": "...", "folder": "..."} or {"error": "..."}, the last one
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, astuple, dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress. what: is being done. done, total: units of it."""
+    """Progress of a task. what: its name. done, total: units of it."""
 
     what: str
     done: int
@@ -21,7 +19,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """table: of what was measured, for people. folder: of the profile, on the machine that measured."""
+    """table: the measurement for people. folder: of the profile, on the machine that measured."""
 
     table: str
     folder: str
@@ -29,7 +27,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """error: why nothing was measured."""
+    """error: why the measurement failed."""
 
     error: str
 
@@ -38,13 +36,13 @@ Event = Progress | Finished | Failed
 
 
 def to_line(event: Event) -> str:
-    """The event as a line of JSON, with its newline."""
+    """Return the event as a line of JSON, with its newline."""
     fields = {"progress": astuple(event)} if isinstance(event, Progress) else asdict(event)
     return json.dumps(fields) + "\n"
 
 
 def from_line(line: str | bytes) -> Event:
-    """Read what `to_line` wrote."""
+    """Read an event from a line of `to_line`."""
     fields = json.loads(line)
     if "progress" in fields:
         return Progress(*fields["progress"])

@@ -1,4 +1,4 @@
-"""Times the steps of an engine by their shapes, in turn, so that a measurement that was killed goes on where it was."""
+"""Times the steps of an engine by their shapes, in turn, so that a killed measurement can continue."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Run(Protocol):
 
 
 def capacity_of(engine: Engine, limit: int | None, refined: Profile | None) -> Capacity:
-    """limit: of requests at a time; None: as many as the cache holds. refined: None where nobody is served meanwhile;
-    else half of the cache is left to them."""
+    """Return the engine's capacity for a measurement. limit: of requests at a time; None: as many as the cache holds.
+    refined: None for an engine without users; else half of the cache is left to them."""
     cache = engine.max_total_tokens // (1 if refined is None else 2)
     return Capacity(cache if limit is None else limit, cache, engine.context_length)
 
 
 def prompt_of(index: int, length: int, vocabulary: int) -> list[int]:
-    """Tokens of no meaning, of which another request's are not the beginning."""
+    """Return meaningless tokens that share no beginning with another request's."""
     first = min(100, vocabulary // 2)
     return [(7919 * index + 104729 * k) % min(997, vocabulary - first) + first for k in range(length)]
 
@@ -52,10 +52,8 @@ async def measure_grid(
     progress: Callable[[Progress], None],
     run: Run,
 ) -> list[Point]:
-    """Time every shape `effort.rounds` times in turn, less what `partial` already holds; all points of these shapes.
-
-    Raises RuntimeError where there are none.
-    """
+    """Time every shape `effort.rounds` times in turn, minus the times in `partial`; return all points of these shapes.
+    Raises RuntimeError if there are none."""
     times = Counter((point.requests, point.tokens, point.context) for point in partial.points)
     total = effort.rounds * len(shapes)
     budget = IdleBudget(effort.seconds, partial.seconds if partial.points else 0.0)
@@ -82,14 +80,14 @@ async def measure_grid(
 
 
 def points_of(points: Sequence[Point], shapes: Sequence[Shape], steps: int) -> list[Point]:
-    """The points of these shapes. An interrupted measurement of another effort left contexts a few tokens apart,
-    between which the slope would be noise."""
+    """Return the points of these shapes. An interrupted measurement of another effort left contexts a few tokens apart,
+    and a slope between those would be noise."""
     wanted = {(shape.requests, shape.total_context(steps)) for shape in shapes}
     return [point for point in points if (point.requests, point.context) in wanted]
 
 
 def merge_refined(points: list[Point], refined: Sequence[Point]) -> list[Point]:
-    """The points, and of those that they replace what these alone know: other numbers of requests."""
+    """Return the points, and replaced points of numbers of requests that the new ones lack."""
     sizes = {point.requests for point in points}
     return points + [point for point in refined if point.requests not in sizes]
 
@@ -101,15 +99,13 @@ async def answer_all(
     progress: Callable[[Progress], None],
     run: Run,
 ) -> list[T]:
-    """Results of `answer`, for a few questions at a time, until `seconds` of work are spent; None: until all have one.
-
-    questions: with their temperatures.
-    """
-    found, budget = [], IdleBudget(seconds)
+    """Return results of `answer`, for a few questions at a time, until `seconds` of work are spent; None: for all.
+    questions: with their temperatures."""
+    results, budget = [], IdleBudget(seconds)
     for start in range(0, len(questions), CONCURRENCY):
         if budget.exhausted:
             break
-        asked = questions[start : start + CONCURRENCY]
-        found.append(await run(budget.timed(partial_of(answer, asked))))
-        progress(Progress("answers", start + len(asked), len(questions)))
-    return found
+        part = questions[start : start + CONCURRENCY]
+        results.append(await run(budget.timed(partial_of(answer, part))))
+        progress(Progress("answers", start + len(part), len(questions)))
+    return results

@@ -1,9 +1,5 @@
-"""Work that is done while nobody is served, piece by piece, and given up at once when a request arrives.
-
-On average it takes one core, at the lowest priority.
-"""
-
-from __future__ import annotations
+"""Work done piece by piece while the server is idle, and interrupted at once when a request arrives. On average it
+takes one core, at the lowest priority."""
 
 import asyncio
 import contextlib
@@ -24,18 +20,15 @@ class Traffic(Protocol):
     """The requests that a server answers."""
 
     async def wait_until_quiet(self, seconds: float) -> None:
-        """Return when nobody has been served for so long."""
+        """Return after `seconds` without a running request."""
 
     async def wait_for_request(self) -> None:
-        """Return when somebody is served, at once where somebody is."""
+        """Return when a request runs, at once if one does."""
 
 
 class Idle:
-    """Runs pieces of work in idle time.
-
-    cores: that a piece keeps busy. After each the engine rests so long that one core is busy on average. processes: ids
-    of those that compute.
-    """
+    """Runs pieces of work in idle time. cores: that a piece keeps busy. After each piece the engine rests so long that
+    one core is busy on average. processes: ids of the computing processes."""
 
     def __init__(
         self, traffic: Traffic, quiet_seconds: float = QUIET_SECONDS, *, cores: int = 1, processes: Sequence[int] = ()
@@ -63,18 +56,18 @@ class Idle:
                         task.cancel()
                     now = time.monotonic()
                     self._rest_until = now + (now - started) * (self.cores - 1)
-            await asyncio.wait({work})  # not `await work`: a cancellation that comes here is the caller's
+            await asyncio.wait({work})  # not `await work`: a cancellation that arrives here is the caller's
             if not work.cancelled():
                 return work.result()
 
 
 async def run_now(piece: Callable[[], Awaitable[T]]) -> T:
-    """Run a piece now, for an engine that serves nobody else."""
+    """Run a piece now, for an engine without users."""
     return await piece()
 
 
 class IdleBudget:
-    """Seconds of work, pauses between its pieces not counted. seconds: None for any number. spent: before."""
+    """Seconds of work, without the pauses between its pieces. seconds: None for any number. spent: earlier."""
 
     def __init__(self, seconds: float | None, spent: float = 0.0) -> None:
         self.seconds, self.spent = seconds, spent
@@ -84,7 +77,7 @@ class IdleBudget:
         return self.seconds is not None and self.spent > self.seconds
 
     def timed(self, piece: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
-        """The piece, its time counted also where it is given up."""
+        """Return the piece with its time counted, even if it is interrupted."""
 
         async def work() -> T:
             started = time.monotonic()
@@ -98,19 +91,19 @@ class IdleBudget:
 
 @contextlib.contextmanager
 def lowest_priority(processes: Sequence[int]) -> Iterator[None]:
-    """Let processes run only where nobody else on the machine wants their cores."""
-    if os.sched_getscheduler(0) == os.SCHED_IDLE:  # as all of this server was started
+    """Let processes run only on cores that no other process on the machine wants."""
+    if os.sched_getscheduler(0) == os.SCHED_IDLE:  # the whole server was started so
         processes = ()
     _schedule(processes, os.SCHED_OTHER, os.SCHED_IDLE)
     try:
         yield
     finally:
-        _schedule(processes, os.SCHED_IDLE, os.SCHED_OTHER)  # also threads that were started meanwhile
+        _schedule(processes, os.SCHED_IDLE, os.SCHED_OTHER)  # also threads started meanwhile
 
 
 def _schedule(processes: Sequence[int], old: int, new: int) -> None:
     for process in processes:
-        with contextlib.suppress(FileNotFoundError):  # which ended
+        with contextlib.suppress(FileNotFoundError):  # it has ended
             for thread in Path(f"/proc/{process}/task").iterdir():
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     if os.sched_getscheduler(int(thread.name)) == old:
@@ -118,17 +111,17 @@ def _schedule(processes: Sequence[int], old: int, new: int) -> None:
 
 
 def can_restore_priority() -> bool:
-    """Tell whether a thread may leave the lowest priority again: Linux asks for RLIMIT_NICE or CAP_SYS_NICE."""
-    found = []
+    """Return True if a thread may leave the lowest priority again: Linux requires RLIMIT_NICE or CAP_SYS_NICE."""
+    restored = []
 
     def attempt() -> None:
         with contextlib.suppress(PermissionError):
             before = os.sched_getscheduler(0)
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
             os.sched_setscheduler(0, before, os.sched_param(0))
-            found.append(True)
+            restored.append(True)
 
     thread = threading.Thread(target=attempt)  # 0 is the calling thread, and this one ends
     thread.start()
     thread.join()
-    return bool(found)
+    return bool(restored)

@@ -1,8 +1,8 @@
-"""Measures what a running engine's steps cost and how well its drafter's confidences hold.
+"""Measures the step costs of a running engine and the accuracy of its drafter's confidences.
 
-Steps of exact shapes: R requests whose drafts are filled up to the same length, timed inside the worker from one decode
-step to the next, so that scheduling and process hops are part of the cost. Confidences: answers to a mixed set of
-prompts, every draft verified; a part of the prompts is held out to judge the calibration.
+Steps of exact shapes: R requests with drafts padded to the same length, timed inside the worker from one decode step to
+    the next, so that scheduling and process hops are part of the cost. Confidences: answers to a mixed set of prompts,
+    every draft verified; a part of the prompts is held out to judge the calibration.
 """
 
 from __future__ import annotations
@@ -41,16 +41,14 @@ T = TypeVar("T")
 
 NO_RECORDS: dict[str, list[Any]] = {"confidence": [], "verify_lens": [], "accepted": [], "classes": []}
 DRAFT_STEPS = 3
-"""Drafts for the same number of requests whose median says something."""
+"""Drafts for the same number of requests that make a meaningful median."""
 LEAST_DRAFT = 1e-6
 """Seconds of a draft that other work hides."""
 
 
 async def measure_shape(manager: Any, shape: Shape, steps: int) -> list[Point]:
     """Run `shape.requests` requests and time their steps: the step without drafting and, where they draft, the draft.
-
-    Nothing comes back where no step ran in exactly that shape, because others were using the engine.
-    """
+    Returns no point if no step had exactly that shape, because the engine was in use."""
     drafted = [shape.drafted(index) for index in range(shape.requests)]
     options = [RequestOptions(enabled=n > 0, gamma=n, planned=False).to_custom_params() for n in drafted]
     vocabulary = manager.model_config.vocab_size
@@ -62,17 +60,17 @@ async def measure_shape(manager: Any, shape: Shape, steps: int) -> list[Point]:
 
 def _points(log: dict[str, list[Any]], shape: Shape, context: float) -> list[Point]:
     shapes = zip(log["requests"], log["tokens"], strict=True)
-    exact = [i for i, found in enumerate(shapes) if found == (shape.requests, shape.tokens)][1:]
+    exact = [i for i, step_shape in enumerate(shapes) if step_shape == (shape.requests, shape.tokens)][1:]
     if not exact:
         return []
     seconds, drafted = log["seconds"], log["draft_seconds"]
-    # On a GPU the seconds of a draft are not known: every other step goes without, and the difference is a draft's.
+    # On a GPU a draft's seconds are not measured: every other step runs without one, and the difference is a draft's.
     steps = [seconds[i] - drafted[i] for i in exact if drafted[i] is not None]
     if not steps:
         return []
     step = statistics.median(steps)
     points = [Point(shape.requests, shape.tokens, context, (step,))]
-    # By the number for which the model drafted: the others' text repeated itself, and lookup found their draft.
+    # By the number of requests that the model drafted for: where text repeats itself, lookup drafts instead.
     drafts: dict[int, list[float]] = {}
     for i in exact:
         drafts.setdefault(log["drafting"][i], []).append(seconds[i] - step if drafted[i] is None else drafted[i])
@@ -86,8 +84,8 @@ def _points(log: dict[str, list[Any]], shape: Shape, context: float) -> list[Poi
 async def record_answers(
     engine: Engine, questions: Sequence[tuple[str, float]], new_tokens: int, gamma: int
 ) -> Records:
-    """Answer every question at temperature 0, at its own, and so with a seed, with all drafts verified; what the worker
-    recorded."""
+    """Answer every question at temperature 0, at its own, and at its own with a seed, with all drafts verified. Returns
+    the worker's records."""
     manager = engine.tokenizer_manager
     await worker_rpc.command(manager, worker_rpc.FORGET)
     gate = asyncio.Semaphore(CONCURRENCY)
@@ -107,7 +105,7 @@ async def record_answers(
 
 
 def to_records(lists: dict[str, list[Any]], gamma: int) -> Records:
-    """Records from `worker_rpc.read` as arrays, with the first `gamma` tokens of longer drafts."""
+    """Return records from `worker_rpc.read` as arrays, with the first `gamma` tokens of longer drafts."""
     rows = [row[:gamma] for row in lists["confidence"]]
     return Records(
         confidence=np.asarray(rows, dtype=np.float64).reshape(-1, gamma),
@@ -118,9 +116,9 @@ def to_records(lists: dict[str, list[Any]], gamma: int) -> Records:
 
 
 def split(questions: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Two thirds to fit on, one third held out: one of each three neighbours, which are often alike.
+    """Split into two thirds to fit on and one third held out: one of each three neighbours, which are often alike.
 
-    Which of the three changes from one three to the next, so that kinds of prompts that come in turn, as the built-in
+    Its place among the three changes from one three to the next. So kinds of prompts that come in turn, as the built-in
     ones do, have equal shares of both parts.
     """
     held_out = {i for i in range(len(questions)) if (i + i // 3) % 3 == 2}
@@ -141,16 +139,17 @@ async def tune(
 ) -> Tuned | TunedGraphs:
     """Measure an engine, write the profile to the folder `resolved.settings.profile` and have the engine plan by it.
 
-    Step times are kept as they come, beside that folder, and a later call goes on from them.
-    refined: the profile that is replaced; what it alone knows is kept, and half of the KV cache left to those served.
-    run: runs the pieces, of a second or a few each. Raises RuntimeError when nothing could be measured.
+    Step times are saved as they come, next to that folder, and a later call continues from them.
+    refined: the profile that is replaced; its points for other numbers of requests are kept, and half of the KV cache
+        is left to users.
+    run: runs the pieces, of a second or a few each. Raises RuntimeError if no step could be measured.
     """
     settings, manager = resolved.settings, engine.tokenizer_manager
     if settings.parallel.role:
         raise RuntimeError("a server that does both, prefill and decode, measures their profile")
     if settings.diffusion is not None:
         return await diffusion.tune(engine, resolved, effort, questions, how, progress, refined, run)
-    asked = list(questions or read_questions(BUILT_IN))[: effort.prompts]
+    prompts = list(questions or read_questions(BUILT_IN))[: effort.prompts]
     partial = result.begin(resolved)
     capacity = capacity_of(engine, settings.max_running_requests, refined)
     buckets = (await worker_rpc.read(manager))["buckets"]
@@ -163,9 +162,9 @@ async def tune(
     none = to_records(NO_RECORDS, settings.gamma)
     parts = [
         Records.concatenate([none, *await answer_all(part, record, seconds, progress, run)])
-        for part, seconds in zip(split(with_temperatures(asked)), _shares(effort.answer_seconds), strict=True)
+        for part, seconds in zip(split(with_temperatures(prompts)), _shares(effort.answer_seconds), strict=True)
     ]
-    dataset = f"{len(asked)} prompts, greedy and sampled"
+    dataset = f"{len(prompts)} prompts, greedy and sampled"
     calibration = fit_table(*parts, dataset=dataset, verification=settings.verification)
     saved = result.write(resolved, points, effort, how, calibration=calibration.to_json(), prefills=prefills)
     partial.discard()
@@ -174,7 +173,7 @@ async def tune(
 
 
 def _shares(seconds: float | None) -> tuple[float | None, float | None]:
-    """Shares of the time for answers, for the two parts of `split`."""
+    """Return the shares of the time for answers, for the two parts of `split`."""
     return (None, None) if seconds is None else (seconds * 2 / 3, seconds / 3)
 
 

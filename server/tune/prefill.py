@@ -1,6 +1,4 @@
-"""Measures what reading prompts costs: prompts of several lengths, alone, timed inside the scheduler chunk by chunk."""
-
-from __future__ import annotations
+"""Measures the cost of reading prompts: several lengths, alone, timed inside the scheduler chunk by chunk."""
 
 import secrets
 import time
@@ -16,24 +14,24 @@ from .grid import Run, prompt_of
 LENGTHS = (32, 128, 512, 2048, 4096)
 """Tokens of the prompts, in the order in which they are measured."""
 GROWTH = 5
-"""Times longer that the next prompt may take."""
+"""Factor by which the next prompt may take longer."""
 
 
 async def measure_prefills(manager: Any, longest: int, seconds: float, run: Run) -> list[PrefillPoint]:
-    """Chunks of prompts of up to `longest` tokens that together take about `seconds`; none where SGLang alone cuts
-    prompts."""
+    """Return chunks of prompts of up to `longest` tokens that together take about `seconds`; none where SGLang alone
+    cuts prompts."""
     await worker_rpc.command(manager, worker_rpc.FORGET)
     began = time.monotonic()
     for length in (length for length in LENGTHS if length <= longest):
-        asked = time.monotonic()
+        started = time.monotonic()
         await run(partial(_read, manager, length))
         now = time.monotonic()
-        if now - began + GROWTH * (now - asked) > seconds:
+        if now - began + GROWTH * (now - started) > seconds:
             break
     return [PrefillPoint.from_json(each) for each in (await worker_rpc.read(manager))["prefills"]]
 
 
 async def _read(manager: Any, length: int) -> None:
-    """Have the engine read a prompt that its cache does not know."""
+    """Let the engine read a prompt that its cache does not know."""
     prompt = prompt_of(secrets.randbits(30), length, manager.model_config.vocab_size)
     await client.generate(manager, prompt, temperature=0.0, max_new_tokens=1)

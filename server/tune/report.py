@@ -1,7 +1,5 @@
 """The result of a measurement for people: a line, tables, pictures."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,11 +28,11 @@ class Tuned:
     @property
     def summary(self) -> str:
         """One line for people."""
-        times, weights = len(self.profile.points), [sum(found.samples) for found in self.calibration.by_class]
+        times, weights = len(self.profile.points), [sum(fit.samples) for fit in self.calibration.by_class]
         if not any(weights):
-            return f"{times} step times; nothing was drafted for the prompts held out, confidences are kept as they are"
+            return f"{times} step times; no drafts for the prompts held out, confidences stay as they are"
         before, after, by_chance = (
-            np.average([statistics.mean(getattr(found, key)) for found in self.calibration.by_class], weights=weights)
+            np.average([statistics.mean(getattr(fit, key)) for fit in self.calibration.by_class], weights=weights)
             for key in ("ece_before", "ece_after", "ece_by_chance")
         )
         return (
@@ -43,7 +41,7 @@ class Tuned:
         )
 
     def table(self) -> str:
-        """Step times by shape, and the calibration by position."""
+        """Return step times by shape, and the calibration by position, as text."""
         times = {(p.requests, p.tokens, p.context): p for p in self.profile.points if p.tokens}
         lines = [f"{'requests':>8} {'tokens':>7} {'context':>8} {'step ms':>8} {'spread':>7} {'draft ms':>9}"]
         cost = self.profile.cost()
@@ -53,11 +51,11 @@ class Tuned:
                 f"{requests:>8} {tokens:>7} {context:>8.0f} {point.median * 1e3:8.1f} {point.spread:7.0%} {draft}"
             )
         lines += ["", "Calibration error (ECE) of prefix survival on prompts held out, by position"]
-        for case, found in zip(CLASSES, self.calibration.by_class, strict=True):
-            kept = "raw confidences are kept" if found.is_identity else "calibrated"
-            lines.append(f"{case}: {max(found.samples)} drafts, {kept}")
+        for case, fit in zip(CLASSES, self.calibration.by_class, strict=True):
+            kept = "raw confidences are kept" if fit.is_identity else "calibrated"
+            lines.append(f"{case}: {max(fit.samples)} drafts, {kept}")
             for title, errors in (
-                ("before", found.ece_before), ("after", found.ece_after), ("by chance", found.ece_by_chance)
+                ("before", fit.ece_before), ("after", fit.ece_after), ("by chance", fit.ece_by_chance)
             ):  # fmt: skip
                 lines.append(f"{title:>12} " + " ".join(f"{error:6.1%}" for error in errors))
         return "\n".join(lines)
@@ -69,10 +67,8 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True)
 class TunedGraphs:
-    """A measured profile with the counts that its draft graphs were chosen by.
-
-    block: tokens of a block. graphs, counts: by temperature class. untuned: the graph without a profile.
-    """
+    """A measured profile with the counts from which its draft graphs were chosen. block: tokens of a block. graphs,
+    counts: by temperature class. untuned: the graph without a profile."""
 
     profile: Profile
     block: int
@@ -88,12 +84,12 @@ class TunedGraphs:
     def _ahead(self, name: str) -> str:
         counts = self.counts[name]
         if not counts.roots:
-            return f"nothing to count {name}"
+            return f"no states to count {name}"
         chosen, untuned = (steps_ahead(graph, counts) for graph in (self.graphs[name], self.untuned))
         return f"{chosen:.2f} steps ahead {name} ({untuned:.2f} by the untuned graph)"
 
     def table(self) -> str:
-        """Times of rounds by shape, and the draft graphs."""
+        """Return the times of rounds by shape, and the draft graphs."""
         lines = [f"{'requests':>8} {'states':>7} {'context':>8} {'round ms':>9} {'spread':>7}"]
         for point in self.profile.points:
             states = point.tokens // self.block

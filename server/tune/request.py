@@ -1,7 +1,5 @@
 """Options of a measurement: flags of `outrider tune`, and the body of POST /outrider/tune."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from outrider.profiles import store
@@ -10,7 +8,7 @@ from .effort import QUICK, THOROUGH, Effort
 
 
 class BadOption(ValueError):
-    """An option that cannot be what it is. option: its name in TuneRequest. problem: what would do, what was found."""
+    """An invalid option. option: its name in TuneRequest. problem: the valid values and the given one."""
 
     def __init__(self, option: str, problem: str) -> None:
         super().__init__(f"{option!r} {problem}")
@@ -20,11 +18,12 @@ class BadOption(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneRequest:
-    """One measurement. Raises BadOption for a value that cannot be.
+    """One measurement. Raises BadOption for an invalid value.
 
-    quick: what a server without a profile does at its start. max_requests: largest number of requests at a time.
-    rounds: repetitions of each step shape. name: of the profile. None: the effort's own, and a name made from model,
-    drafter and machine.
+    quick: the measurement of a server that starts without a profile. max_requests: largest number of requests at a
+        time.
+    rounds: repetitions of each step shape. name: of the profile.
+    None: the effort's own, and a name made from model, drafter and machine.
     """
 
     quick: bool = False

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 def begin(resolved: Resolved) -> PartialMeasurement:
-    """Open the log beside the folder `resolved.settings.profile`, with what an interrupted measurement left."""
+    """Open the log next to the folder `resolved.settings.profile`, with the points of an interrupted measurement."""
     folder = _folder(resolved)
     here = profile_lookup.fingerprint(resolved.settings, resolved.model)
     return PartialMeasurement(folder.parent / f".{folder.name}.partial.jsonl", here)
 
 
 def write(resolved: Resolved, points: Iterable[Point], effort: Effort, how: str, **beside: Any) -> Profile:
-    """Save what was measured to the folder `resolved.settings.profile`. how: the command, for people.
-    beside: `prefills` of the profile, `calibration` and `graphs` of `store.save`."""
+    """Save the measurement to the folder `resolved.settings.profile`. how: the command, for people. beside: `prefills`
+    of the profile, `calibration` and `graphs` of `store.save`."""
     folder = _folder(resolved)
     profile = Profile(
         name=folder.name,

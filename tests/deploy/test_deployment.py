@@ -1,9 +1,4 @@
-"""This version understands what `deploy/` starts: flags, routes, times and names agree with the program.
-
-Schemas and linters, which need packages of their own, and the images are `make check-deploy`'s.
-"""
-
-from __future__ import annotations
+"""`deploy/` fits this version. `make check-deploy` runs schemas and linters, and the images."""
 
 import argparse
 import json
@@ -30,7 +25,6 @@ ANY_ADDRESS = "0.0.0.0"
 
 
 def settings(command: list[str]) -> Settings:
-    """Settings of a server that is started so."""
     assert command.pop(0) == "serve"
     parser = argparse.ArgumentParser(exit_on_error=False)
     serve.add_arguments(parser)
@@ -44,7 +38,7 @@ def instructions(dockerfile: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.stem)
-def test_an_image_is_made_of_what_is_named_by_hash(dockerfile: Path) -> None:
+def test_images_pin_their_parts_by_hash(dockerfile: Path) -> None:
     text = dockerfile.read_text().replace("\\\n", " ")
     stages = re.findall(r"^FROM \S+ AS (\S+)$", text, re.MULTILINE)
     for base in re.findall(r"^FROM (\S+)", text, re.MULTILINE):
@@ -55,19 +49,19 @@ def test_an_image_is_made_of_what_is_named_by_hash(dockerfile: Path) -> None:
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.stem)
-def test_an_image_serves_and_is_asked_whether_it_does(dockerfile: Path) -> None:
-    found = instructions(dockerfile)
-    server = settings(json.loads(found["CMD"]))
+def test_images_serve_and_have_a_health_check(dockerfile: Path) -> None:
+    last = instructions(dockerfile)
+    server = settings(json.loads(last["CMD"]))
     assert server.host == ANY_ADDRESS
-    assert found["EXPOSE"] == str(server.port)
-    user, group = found["USER"].split(":")
+    assert last["EXPOSE"] == str(server.port)
+    user, group = last["USER"].split(":")
     assert user.isdigit()  # Kubernetes cannot tell that a name is not root
     assert user == group != "0"
-    (path,) = re.findall(rf"http://127.0.0.1:{server.port}(/\w+)", found["HEALTHCHECK"])
+    (path,) = re.findall(rf"http://127.0.0.1:{server.port}(/\w+)", last["HEALTHCHECK"])
     assert path in OPEN_PATHS
 
 
-def test_compose_starts_what_is_there() -> None:
+def test_compose_starts_existing_services() -> None:
     compose = yaml.safe_load((DEPLOY / "compose/compose.yaml").read_text())
     service = compose["services"]["server"]
     server = settings(list(service["command"]))
@@ -91,7 +85,6 @@ def test_compose_starts_what_is_there() -> None:
 
 @pytest.fixture(scope="module", params=OVERLAYS, ids=lambda path: path.name)
 def objects(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Objects that an overlay comes to, by kind."""
     if shutil.which("kubectl"):
         command = ["kubectl", "kustomize", str(request.param)]
     elif shutil.which("kustomize"):

@@ -1,6 +1,4 @@
-"""The folder that `make gpu-proof` makes, and the command that runs on the GPU machine: without a GPU."""
-
-from __future__ import annotations
+"""The folder of `make gpu-proof`, and its command, without a GPU."""
 
 import hashlib
 import importlib.util
@@ -21,7 +19,6 @@ FOLDER = ROOT / "deploy" / "gpu"
 
 
 def load(path: Path) -> ModuleType:
-    """A script of deploy/gpu as a module."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -64,7 +61,7 @@ def test_the_kernels_of_the_proofs_models_stay(program: bytes, kept: bool) -> No
 
 
 def write_folder(folder: Path, scripts: dict[str, str]) -> None:
-    """A folder as `make gpu-proof` makes it, with these scripts as its steps."""
+    """A folder of `make gpu-proof` with these scripts as its steps."""
     steps = [(f"steps/{name}", text.encode()) for name, text in scripts.items()]
     archives = {"tree.tar.xz": ("code", pack.archive(steps, ""))}
     for number in (0, 1):
@@ -99,7 +96,7 @@ time.sleep(300)
 """
 
 
-def test_without_minutes_it_says_what_it_will_do(tmp_path: Path) -> None:
+def test_without_minutes_it_prints_its_plan(tmp_path: Path) -> None:
     write_folder(tmp_path, {})
     ran = prove(tmp_path)
     assert ran.returncode == 0
@@ -112,7 +109,7 @@ def test_a_step_that_fails_or_hangs_does_not_stop_the_next(tmp_path: Path) -> No
     ran = prove(tmp_path, "--minutes", "0.3", "--tiny", "--steps", "launches", "drafts", "kernels")
     assert ran.returncode == 1
     assert "launches     failed with -9" in ran.stdout
-    assert "broken here" in ran.stdout  # the log's end
+    assert "broken here" in ran.stdout
     assert "drafts       failed with 1" in ran.stdout
     assert "kernels      done" in ran.stdout
     assert "a graph launch takes the host 3.5 µs" in ran.stdout
@@ -141,7 +138,7 @@ def test_the_trees_metadata_names_our_plugins() -> None:
     assert "outrider.server.plugin.hooks.register:register" in written["entry_points.txt"]
 
 
-def test_simulated_acceptance_keeps_as_many_as_it_says_and_no_more_than_were_verified() -> None:
+def test_simulated_acceptance_has_the_stated_rate_and_keeps_only_verified_drafts() -> None:
     generator = torch.Generator().manual_seed(1)
     requests, gamma = 20_000, 7
     drafts = torch.randint(100, 200, (requests, gamma), generator=generator)
@@ -153,9 +150,9 @@ def test_simulated_acceptance_keeps_as_many_as_it_says_and_no_more_than_were_ver
     assert bool((kept <= lens).all())
     for verified in (1, 4, 7):
         chances = torch.tensor([simulated.CONFIDENCE**k for k in range(1, verified + 1)], dtype=torch.float64)
-        found = kept[lens == verified].double()
-        spread = float(found.std()) / len(found) ** 0.5
-        assert abs(float(found.mean()) - float(chances.sum())) < 5 * spread
+        share = kept[lens == verified].double()
+        spread = float(share.std()) / len(share) ** 0.5
+        assert abs(float(share.mean()) - float(chances.sum())) < 5 * spread
     row = int((kept == 3).nonzero()[0])
     assert tokens[row, :4].tolist() == [*drafts[row, :3].tolist(), 999]
 

@@ -1,6 +1,4 @@
-"""Grafana's dashboards: their panels, and every query on a Prometheus that scrapes the server under load."""
-
-from __future__ import annotations
+"""Grafana's dashboards, and their queries on a Prometheus that scrapes a server under load."""
 
 import json
 import math
@@ -24,35 +22,34 @@ FOLDER = Path(__file__).parents[2] / "deploy" / "grafana"
 DASHBOARDS = {path.stem: json.loads(path.read_text()) for path in sorted((FOLDER / "dashboards").glob("*.json"))}
 VARIABLES = {"$job": "outrider", "$instance": ".*", "$__rate_interval": "30s"}
 SILENT = {"Drafter collapsed", "Error of the predicted step time", "Step time, predicted and taken"}
-"""Panels that may stay empty or at 0: an alarm, and what needs a measured profile that fits this machine."""
+"""Panels that may stay empty or at 0: an alarm, and two that need a profile of this machine."""
 
 OF_OTHERS = {"Block-diffusion models", "Keys", "Learning"}
-"""Rows of panels that stay empty with other models (tests/lossless/test_spiffy.py), without keys
-(tests/server/http/test_limits.py), and on a server that does not learn (tests/lossless/test_learning.py)."""
+"""Rows of panels that stay empty with other models, without keys, and on a server that does not learn
+(tests/lossless/test_spiffy.py, test_learning.py, tests/server/http/test_limits.py)."""
 
 
 def targets() -> list[tuple[str, str, str]]:
-    """Title of the panel, legend and expression of every query that other models answer."""
-    found, row = [], ""
+    """Panel title, legend and expression of every query that most models answer."""
+    queries, row = [], ""
     for dashboard in DASHBOARDS.values():
         for panel in dashboard["panels"]:
             row = panel["title"] if panel["type"] == "row" else row
             if row not in OF_OTHERS:
-                found += [
+                queries += [
                     (panel["title"], target["legendFormat"], target["expr"]) for target in panel.get("targets", ())
                 ]
-    return found
+    return queries
 
 
 def choices(dashboard: dict[str, Any]) -> dict[str, str]:
-    """The first value of every variable whose values stand in the dashboard."""
+    """The first value of every variable with values in the dashboard."""
     variables = dashboard["templating"]["list"]
     return {f"${found['name']}": found["query"].split(",")[0] for found in variables if found["type"] == "custom"}
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)
 def test_every_field_is_of_grafanas_schema(name: str) -> None:
-    """Grafana's SDK reads and writes what it knows."""
     plugins.register_default_plugins()
     written = json.loads(JSONEncoder().encode(Dashboard.from_json(DASHBOARDS[name])), object_pairs_hook=_without_nulls)
     assert written == DASHBOARDS[name]
@@ -62,7 +59,7 @@ def _without_nulls(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return {name: value for name, value in pairs if value is not None}
 
 
-def test_panels_are_asked_for_what_is_there() -> None:
+def test_panels_query_existing_metrics() -> None:
     assert list(DASHBOARDS) == ["overview", "sla", "speculation"]
     for dashboard in DASHBOARDS.values():
         titles = [panel["title"] for panel in dashboard["panels"]]
@@ -73,12 +70,12 @@ def test_panels_are_asked_for_what_is_there() -> None:
                 assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
                 place = panel["gridPos"]
                 assert place["x"] + place["w"] <= 24
-                for target in panel["targets"]:  # of the servers that were chosen, metric by metric
+                for target in panel["targets"]:
                     metrics = re.findall(r"(?:outrider_|sglang:)\w+", target["expr"])
                     assert target["expr"].count('{job=~"$job",instance=~"$instance"') == len(metrics) > 0
 
 
-def test_what_is_asked_of_a_server_that_learns_is_documented() -> None:
+def test_queries_of_a_learning_server_are_documented() -> None:
     made = documented("metric of a server that learns")
     named = {f"{name}_total" if kind == "counter" else name for name, (kind, _) in made.items()}
     for file in ("grafana/dashboards/speculation.json", "prometheus/alerts.yml"):
@@ -87,7 +84,7 @@ def test_what_is_asked_of_a_server_that_learns_is_documented() -> None:
         assert asked <= named
 
 
-def test_provisioning_names_what_is_there() -> None:
+def test_provisioning_names_existing_files() -> None:
     (source,) = yaml.safe_load((FOLDER / "provisioning/datasources/prometheus.yml").read_text())["datasources"]
     assert source["type"] == "prometheus"
     (provider,) = yaml.safe_load((FOLDER / "provisioning/dashboards/outrider.yml").read_text())["providers"]
@@ -96,7 +93,7 @@ def test_provisioning_names_what_is_there() -> None:
 
 
 def load(server: Server) -> None:
-    """Something of everything: streamed and not, greedy, sampled and seeded, repeated text, levels, a mistake."""
+    """Requests of all kinds, and an error."""
     kinds: list[dict[str, Any]] = [
         {"temperature": 0, "stream": False},
         {"temperature": 1.0},
@@ -121,12 +118,12 @@ def load(server: Server) -> None:
 
 @pytest.fixture(scope="module")
 def prometheus(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """It has scraped the server before the load, in between and after it."""
+    """It has scraped the server before, during and after the load."""
     started = Prometheus(tmp_path_factory.mktemp("prometheus"), server.url.removeprefix("http://"))
     try:
         started.wait_for_scrapes(2)
         for scrapes in (1, 2):
-            load(server)  # a rate needs two scrapes of a series, the first of which may be made by this
+            load(server)  # a rate needs two scrapes of a series
             started.wait_for_scrapes(scrapes)
         yield started
     finally:
@@ -148,7 +145,7 @@ def test_every_query_returns_data_of_a_server_under_load(prometheus: Prometheus)
     assert not empty
 
 
-def test_rules_are_evaluated_and_nothing_alarms(prometheus: Prometheus) -> None:
+def test_rules_are_evaluated_without_an_alarm(prometheus: Prometheus) -> None:
     prometheus.wait_for_scrapes(2)
     for rule in yaml.safe_load((FOLDER.parent / "prometheus/rules.yml").read_text())["groups"][0]["rules"]:
         if "step_prediction" not in rule["record"]:

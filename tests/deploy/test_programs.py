@@ -1,6 +1,4 @@
-"""`make test` gets the Debian packages that tests use, once, and goes on without them where it cannot."""
-
-from __future__ import annotations
+"""`make test` installs the Debian packages of tests once, if it can."""
 
 import shutil
 import subprocess
@@ -14,7 +12,7 @@ INSTALLS = 'for name; do :; done; cp {folder}/true {folder}/"$name"'
 
 
 class Machine:
-    """A PATH of its own, with an apt-get that does what it is told."""
+    """A private PATH with a scripted apt-get."""
 
     def __init__(self, folder: Path, apt_get: str) -> None:
         self.folder = folder / "bin"
@@ -31,7 +29,6 @@ class Machine:
         self.venv = folder / "venv"
 
     def make(self) -> str:
-        """Output of make, which never fails."""
         command = [str(shutil.which("make")), "-s", "programs", "PROGRAMS=browser", f"VENV={self.venv}"]
         environment = {"PATH": str(self.folder)}
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
@@ -40,7 +37,7 @@ class Machine:
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
 
-def test_what_is_missing_is_installed(tmp_path: Path) -> None:
+def test_missing_packages_are_installed(tmp_path: Path) -> None:
     machine = Machine(tmp_path, INSTALLS)
     assert machine.make() == "Installing Debian's browser, which tests use (once)\n"
     update, install = machine.calls.read_text().splitlines()
@@ -49,7 +46,7 @@ def test_what_is_missing_is_installed(tmp_path: Path) -> None:
     assert machine.make() == ""
 
 
-def test_a_machine_without_a_network_is_asked_once(tmp_path: Path) -> None:
+def test_a_machine_without_a_network_is_tried_once(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "exit 100")
     skipped = "Tests of browser are skipped: not installed (apt-get install browser)\n"
     assert machine.make().endswith(skipped)
@@ -58,7 +55,7 @@ def test_a_machine_without_a_network_is_asked_once(tmp_path: Path) -> None:
     assert len(machine.calls.read_text().splitlines()) == 1
 
 
-def test_without_apt_get_it_is_said(tmp_path: Path) -> None:
+def test_a_missing_apt_get_is_reported(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "")
     (machine.folder / "apt-get").unlink()
     assert machine.make() == "Tests of browser are skipped: not installed (apt-get install browser)\n"

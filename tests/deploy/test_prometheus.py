@@ -1,7 +1,5 @@
 """Prometheus' rules and alerts, by promtool's own checks and unit tests."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -40,7 +38,7 @@ def test_every_alert_is_shown_firing_and_not_firing() -> None:
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
-def test_alerts_say_what_is_wrong_and_what_to_do(alert: dict) -> None:
+def test_alerts_name_the_fault_and_the_remedy(alert: dict) -> None:
     assert alert["labels"]["severity"] in ("critical", "warning", "info")
     assert "$labels.instance" in alert["annotations"]["summary"]
     assert len(alert["annotations"]["description"]) > 100

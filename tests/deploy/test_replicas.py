@@ -1,6 +1,4 @@
-"""Two servers behind SGLang's router, and behind HAProxy, as `deploy/replicas` starts them."""
-
-from __future__ import annotations
+"""Two servers with SGLang's router or HAProxy in front (`deploy/replicas`)."""
 
 import asyncio
 import contextlib
@@ -36,7 +34,6 @@ STORY = " ".join(
 
 @pytest.fixture(scope="module")
 def replica_server(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A second server beside the shared one."""
     # The router needs a moment to see that it leaves.
     flags = ("--max-total-tokens", "4096", "--lame-duck-seconds", "3")
     started = ForkedServer(tmp_path_factory.mktemp("replica") / "log", *flags)
@@ -48,7 +45,6 @@ def replica_server(server: Server, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @contextmanager
 def balancer(kind: str, *servers: Server | SmallServer) -> Iterator[str]:
-    """Address of a load balancer in front of them."""
     port = free_port()
     if kind == "haproxy":
         command: list[str | Path] = ["haproxy", "-f", REPLICAS / "haproxy.cfg"]
@@ -77,7 +73,7 @@ def answers(url: str) -> bool:
 
 @pytest.fixture(scope="module")
 def fronts(server: Server, replica_server: Server) -> Iterator[dict[str, str]]:
-    """Addresses of the load balancers that can be had here, by kind."""
+    """Addresses of the installed load balancers, by kind."""
     with contextlib.ExitStack() as stack:
         kinds = [kind for kind in KINDS if kind != "haproxy" or shutil.which("haproxy")]
         yield {kind: stack.enter_context(balancer(kind, server, replica_server)) for kind in kinds}
@@ -97,8 +93,8 @@ def chat(url: str, model: str, messages: list[dict[str, str]], **fields: object)
     return answer.json()
 
 
-def test_a_conversation_stays_where_it_is_cached(front: str, model: str) -> None:
-    """Each turn finds the whole of those before it, though conversations take turns and there are two servers."""
+def test_a_conversation_stays_on_its_server(front: str, model: str) -> None:
+    """Each turn is cached, though conversations alternate between two servers."""
     talks = [[{"role": "user", "content": f"Story {front[-5:]}-{index}. {STORY}"}] for index in range(CONVERSATIONS)]
     known = [0] * CONVERSATIONS
     for turn in range(TURNS):
@@ -122,18 +118,18 @@ def test_it_answers_as_a_server_does(front: str, server: Server, model: str) -> 
 
 
 def test_which_fields_come_through(front: str, model: str, request: pytest.FixtureRequest) -> None:
-    """docs/scale.md says so. A field that comes through is checked, and its wrong type refused."""
+    """docs/scale.md documents them. The wrong type of a passed field is refused."""
     wrong = {"model": model, "max_tokens": 4, "speculation": "no"}
     chats = HTTP.post(f"{front}/v1/chat/completions", json=wrong | {"messages": [{"role": "user", "content": "Hi"}]})
     texts = HTTP.post(f"{front}/v1/completions", json=wrong | {"prompt": "Hi"}, timeout=60)
     assert texts.status_code == 400
     assert "speculation" in texts.text
     router = request.node.callspec.params["front"] == "sglang-router"
-    assert chats.status_code == (200 if router else 400)  # sglang-router 0.3.2 drops what it does not know of a chat
+    assert chats.status_code == (200 if router else 400)  # sglang-router 0.3.2 drops unknown fields of a chat
 
 
 async def as_told(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    """Does what the message says: to die is to close the connection without an answer."""
+    """Acts as the message says; to die is to close the connection."""
     told = body["messages"][0]["content"].split()[0]
     if told == "die":
         assert request.transport is not None
@@ -144,21 +140,21 @@ async def as_told(request: web.Request, body: dict[str, Any]) -> web.StreamRespo
 
 @pytest.fixture(scope="module", params=KINDS)
 def small_front(request: pytest.FixtureRequest) -> Iterator[tuple[str, str, list[SmallServer]]]:
-    """Kind and address of a load balancer before two servers that do as they are told, and these."""
+    """Kind and address of a load balancer in front of two scripted servers, and the servers."""
     if request.param == "haproxy" and not shutil.which("haproxy"):
         pytest.skip("needs haproxy")
     with SmallServer(as_told) as one, SmallServer(as_told) as two, balancer(request.param, one, two) as url:
         yield request.param, url, [one, two]
 
 
-@pytest.mark.server  # the router's process has the title of an engine's
+@pytest.mark.server  # the router's process title is an engine's
 @pytest.mark.parametrize("told", ["die", "500", "502", "504", "429"])
-def test_what_a_server_took_and_failed_at_is_sent_to_no_other(
+def test_a_request_that_failed_on_a_server_is_not_retried_elsewhere(
     small_front: tuple[str, str, list[SmallServer]], told: str
 ) -> None:
     """A request that ended one engine would end the next."""
     _, front, servers = small_front
-    for number in range(4):  # to one, or the other
+    for number in range(4):
         before = sum(len(each.asked) for each in servers)
         body = {"model": "small", "max_tokens": 4, "messages": [{"role": "user", "content": f"{told} {number}"}]}
         status = HTTP.post(f"{front}/v1/chat/completions", json=body, timeout=60).status_code
@@ -167,7 +163,7 @@ def test_what_a_server_took_and_failed_at_is_sent_to_no_other(
 
 
 @pytest.mark.server
-def test_what_a_server_refused_haproxy_sends_to_the_other(small_front: tuple[str, str, list[SmallServer]]) -> None:
+def test_haproxy_retries_refused_requests_on_the_other_server(small_front: tuple[str, str, list[SmallServer]]) -> None:
     kind, front, servers = small_front
     if kind != "haproxy":
         pytest.skip("the router cannot tell it from what failed")
@@ -184,14 +180,14 @@ def test_what_a_server_refused_haproxy_sends_to_the_other(small_front: tuple[str
     assert all(each.asked for each in servers)
 
 
-def test_nothing_is_lost_when_a_server_leaves(fronts: dict[str, str], replica_server: Server, model: str) -> None:
-    """The last test: the replica is gone afterwards."""
+def test_no_request_is_lost_when_a_server_leaves(fronts: dict[str, str], replica_server: Server, model: str) -> None:
+    """The last test, as the replica ends."""
     replica_server.process.send_signal(signal.SIGTERM)
     for number in itertools.count():
         gone = replica_server.process.poll() is not None
         for front in fronts.values():
             chat(front, model, [{"role": "user", "content": f"Question {number}"}])
-        if gone and number > 8:  # they would be about evenly on both
+        if gone and number > 8:
             break
     assert replica_server.process.returncode == 0
 

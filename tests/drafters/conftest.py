@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,13 +26,12 @@ def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, flat: FlatBatch, **how: Any) -> torch.Tensor:
-    """Kernels as on a device without Triton."""
     return (torch_attention if flat.longest is None else bounded_attention)(q, k, v, flat, **how)
 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafters work as on a GPU: what is encoded, the host does not know."""
+    """Drafters work as on a GPU, where the host does not know which texts are encoded."""
     for kind in (DiffusionDrafter, ChainDrafter):
         monkeypatch.setattr(kind, "__init__", _made_elsewhere(kind.__init__))
     for module in (drafter, network):
@@ -42,8 +39,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _made_elsewhere(made: Callable[..., None]) -> Callable[..., None]:
-    """A drafter's constructor, as on a GPU."""
-
     def make_one(self: Any, *args: Any, **how: Any) -> None:
         made(self, *args, **how)
         self.on_host, self.compiled, self.shortens = False, None, False
@@ -53,7 +48,6 @@ def _made_elsewhere(made: Callable[..., None]) -> Callable[..., None]:
 
 @pytest.fixture(params=["host", "device"])
 def place(request: pytest.FixtureRequest) -> str:
-    """The place where drafters work."""
     if request.param == "device":
         request.getfixturevalue("device")
     return request.param

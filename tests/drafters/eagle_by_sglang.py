@@ -1,13 +1,10 @@
-"""Draft with SGLang's own EAGLE-3 module; prints a JSON list: the greedy tokens of each text for each folder.
+"""Drafts with SGLang's own EAGLE-3 module; prints the greedy tokens of each text for each folder as JSON:
+eagle_by_sglang.py TARGET TEXTS FOLDER…
 
-A program of its own, since SGLang's configuration is global to a process: eagle_by_sglang.py TARGET TEXTS FOLDER…
-
-TEXTS is what torch saved: embedding and head [V, d] of the target, texts [(ids, hidden [n, m*d])], gamma. The rows of a
-text go in as SGLang's worker sends them: all of the prompt's with the target's hidden states, then one by one with the
-module's own. Attention over them stands in for SGLang's backend; all else is the module's.
+TEXTS is saved by torch: embedding and head [V, d] of the target, texts [(ids, hidden [n, m*d])], gamma. Rows arrive as
+from SGLang's worker: the prompt's with the target's hidden states, then one by one with the module's own. Only the
+attention backend is replaced.
 """
-
-from __future__ import annotations
 
 import json
 import sys
@@ -41,38 +38,38 @@ class Attention(torch.nn.Module):
         keys, values = torch.cat(self.keys).transpose(0, 1), torch.cat(self.values).transpose(0, 1)
         queries = q.unflatten(-1, (-1, self.width)).transpose(0, 1)
         seen = torch.ones(len(q), keys.shape[1]).tril(keys.shape[1] - len(q)).bool()
-        found = F.scaled_dot_product_attention(
+        output = F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=seen, scale=self.scaling, enable_gqa=True
         )
-        return found.transpose(0, 1).flatten(1)
+        return output.transpose(0, 1).flatten(1)
 
 
 def draft(model: Any, given: dict[str, Any], ids: list[int], hidden: torch.Tensor) -> list[int]:
-    """Greedy tokens behind `ids`, whose last token the target has not read."""
+    """Greedy tokens after `ids`; the target has not read their last token."""
     model.model.layers[0].self_attn.attn.clear()
-    tokens, positions, found = torch.tensor(ids[1:]), torch.arange(len(ids) - 1), []
+    tokens, positions, drafted = torch.tensor(ids[1:]), torch.arange(len(ids) - 1), []
     for _ in range(given["gamma"]):
         batch = SimpleNamespace(spec_info=SimpleNamespace(hidden_states=hidden))
         out, (state,) = model.model(tokens, positions, batch, given["embedding"][tokens])
         head = given["head"] if model.load_lm_head_from_target else model.lm_head.weight
         best = int((head @ out[-1]).argmax())
         token = best if model.hot_token_id is None else int(model.hot_token_id[best])
-        found.append(token)
+        drafted.append(token)
         tokens, positions, hidden = torch.tensor([token]), positions[-1:] + 1, state[-1:]
-    return found
+    return drafted
 
 
 def main(target: str, texts: str, *folders: str) -> None:
     publish_alone(model_path=target, dtype="float32")
-    given, found = torch.load(texts), []
+    given, drafts = torch.load(texts), []
     for folder in folders:
         config = LlamaConfig(**json.loads((Path(folder) / "config.json").read_text()))
         model = LlamaForCausalLMEagle3(config).float().eval()
         model.load_weights(iter(load_file(Path(folder) / "model.safetensors").items()))
         model.model.layers[0].self_attn.attn = Attention(config)
         with torch.inference_mode():
-            found.append([draft(model, given, ids, hidden) for ids, hidden in given["texts"]])
-    print(json.dumps(found))
+            drafts.append([draft(model, given, ids, hidden) for ids, hidden in given["texts"]])
+    print(json.dumps(drafts))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 """EAGLE-3's chain from the paper (arXiv 2503.01840, section 3.1), one request and one row at a time, in float64.
 
-It shares nothing with the drafter but the tensors: attention over a whole list of rows, no cache, no slots.
+It shares only the tensors with the drafter: no cache, no slots.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -53,14 +51,14 @@ class Reference:
         return self.linear(hidden, "fc")
 
     def rotate(self, x: torch.Tensor) -> torch.Tensor:
-        """Rows x [n, H, D] rotated by their places."""
+        """Rows x [n, H, D] rotated by their positions."""
         cos, sin = self.rotary(x.float(), torch.arange(len(x))[None])
         half = x.shape[-1] // 2
         turned = torch.cat([-x[..., half:], x[..., :half]], -1)
         return x * cos[0].double()[:, None] + turned * sin[0].double()[:, None]
 
     def last(self, tokens: list[int], features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [V'] behind rows of tokens and features [n, d], and the state that the next row is paired with."""
+        """Logits [V'] after rows of tokens and features [n, d], and the state paired with the next row."""
         config, n, width = self.config, len(tokens), self.config["head_dim"]
         normed = self.norm(features, "hidden_norm")
         x = torch.cat([self.norm(self.embedding[tokens], "input_layernorm"), normed], -1)
@@ -82,18 +80,18 @@ class Reference:
         return self.head @ out, out if config.get("norm_output") else residual
 
     def draft(self, text: list[int], hidden: torch.Tensor, gamma: int) -> tuple[list[int], list[torch.Tensor]]:
-        """gamma greedy tokens behind a text whose last token the target has not read, and the logits of each.
+        """gamma greedy tokens and their logits after a text with an unread last token.
 
         hidden: [n, m*d] of all tokens but the last.
         """
         rows, features = list(text[1:]), self.fuse(hidden)
         drafted, logits = [], []
         for _ in range(gamma):
-            found, state = self.last(rows, features)
-            best = int(found.argmax())
+            last, state = self.last(rows, features)
+            best = int(last.argmax())
             token = best + int(self.w["d2t"][best]) if "d2t" in self.w else best
             drafted.append(token)
-            logits.append(found)
+            logits.append(last)
             rows.append(token)
             features = torch.cat([features, state[None]])
         return drafted, logits

@@ -1,6 +1,4 @@
-"""A learner in a process of its own that dies where a test wants it to, for `multiprocessing`'s fork server."""
-
-from __future__ import annotations
+"""A learner in a separate process that dies where a test wants it to."""
 
 import json
 import multiprocessing
@@ -30,7 +28,6 @@ HURRIED = {
 
 
 def keep(folder: Path, answers: list[Answer]) -> None:
-    """Append answers as a server does."""
     store = AnswerStore(folder, 10**6)
     for answer in answers:
         store.append(answer.prompt_ids, answer.response_ids, answer.temperature)
@@ -42,7 +39,7 @@ def die() -> None:
 
 
 def nth(owner: Any, name: str, count: int, *, after: bool = False) -> None:
-    """Die at the n-th call of a function, before it or after it."""
+    """Die before or after the n-th call of a function."""
     real, calls = getattr(owner, name), []
 
     def mortal(*given: Any, **named: Any) -> Any:
@@ -58,7 +55,7 @@ def nth(owner: Any, name: str, count: int, *, after: bool = False) -> None:
 
 
 def half_a_checkpoint() -> None:
-    """Die in the second checkpoint's file."""
+    """Die while writing the second checkpoint's file."""
     real, calls = torch.save, []
 
     def save(state: Any, path: Path) -> None:
@@ -84,9 +81,12 @@ FAULTS: dict[str, Callable[[], None]] = {
 
 
 def learn(command: list[str], fault: str, settings: dict[str, Any], trained: str) -> None:
-    """Run the learner; settings: constants of its modules by "module.NAME"; trained: file of steps and tokens, beside
-    it `followed` with the answers that each drafter followed, and a line "gate" where they are compared."""
-    os.sched_setscheduler = lambda *_: None  # type: ignore[assignment] - beside other tests it would hardly run
+    """Run the learner.
+
+    settings: constants of its modules by "module.NAME". trained: file of steps and tokens; next to it, `followed` gets
+    the answers that each drafter followed, and a line "gate" for each comparison.
+    """
+    os.sched_setscheduler = lambda *_: None  # type: ignore[assignment] - at a low priority it would hardly run
     os.nice = lambda _: 0  # type: ignore[assignment]
     modules = {"gate": gate, "learner": learner, "start": start, "supply": supply}
     for (module, name), value in HURRIED.items():
@@ -123,7 +123,7 @@ def learn(command: list[str], fault: str, settings: dict[str, Any], trained: str
 
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["outrider.drafters.learning.process"])  # this module the server would not find
+CONTEXT.set_forkserver_preload(["outrider.drafters.learning.process"])  # the server would not find this module
 
 
 def run(
@@ -134,8 +134,8 @@ def run(
     seconds: float = 240,
     **settings: Any,
 ) -> int:
-    """Exit status of a learner, negative for a signal; it gets SIGTERM when `until` is true. The folder's parent has
-    `trained`, the number of every step and the tokens it trained on. Settings: `module__NAME=value`."""
+    """Exit status of a learner, negative for a signal; it gets SIGTERM when `until` is true. `trained`, next to the
+    folder, gets each step's number and tokens. Settings: `module__NAME=value`."""
     folder = Path(command[command.index("--folder") + 1])
     named = {name.replace("__", "."): value for name, value in settings.items()}
     process = CONTEXT.Process(target=learn, args=(command, fault, named, str(folder.parent / "trained")))

@@ -1,11 +1,9 @@
-"""Draft with SGLang's own module for Qwen3.5's MTP layer; prints a JSON list: the greedy tokens of each text.
+"""Drafts with SGLang's own module for Qwen3.5's MTP layer; prints the greedy tokens of each text as JSON:
+mtp_by_sglang.py TARGET FOLDER TEXTS
 
-A program of its own, as `eagle_by_sglang.py`, whose attention and whose order of rows it has: mtp_by_sglang.py TARGET
-FOLDER TEXTS. TARGET is any that SGLang knows, FOLDER holds the layer. TEXTS is what torch saved: embedding and head
-[V, d] of the target, texts [(ids, hidden [n, d])], gamma.
+TARGET is any that SGLang knows, FOLDER holds the layer. Attention, order of rows and TEXTS are as in
+`eagle_by_sglang.py`.
 """
-
-from __future__ import annotations
 
 import json
 import sys
@@ -24,30 +22,30 @@ from single_rank import publish_alone
 
 
 class States(torch.nn.Module):
-    """Stands for the logits processor: the states themselves."""
+    """Returns the states in place of logits."""
 
     def forward(self, ids: torch.Tensor, hidden: torch.Tensor, head: Any, batch: Any) -> torch.Tensor:
         return hidden
 
 
 def gate(x: torch.Tensor, gate: torch.Tensor, inplace: bool = False, quant: bool = False) -> torch.Tensor:
-    """SGLang has it for GPUs."""
+    """Replaces SGLang's kernel for GPUs."""
     return x * torch.sigmoid(gate.reshape(x.shape))
 
 
 def draft(model: Any, given: dict[str, Any], ids: list[int], hidden: torch.Tensor) -> list[int]:
-    """Greedy tokens behind `ids`, whose last token the target has not read."""
+    """Greedy tokens after `ids`; the target has not read their last token."""
     model.model.layers[0].attn.clear()
-    tokens, positions, found = torch.tensor(ids[1:]), torch.arange(len(ids) - 1), []
+    tokens, positions, drafted = torch.tensor(ids[1:]), torch.arange(len(ids) - 1), []
     for _ in range(given["gamma"]):
         batch = SimpleNamespace(
             spec_info=SimpleNamespace(hidden_states=hidden), mm_input_embeds=None, forward_mode=ForwardMode.DECODE,
             contains_mm_inputs=lambda: False, mrope_positions=positions,
         )  # fmt: skip
         out = model(tokens, positions, batch)
-        found.append(int((given["head"] @ out[-1]).argmax()))
-        tokens, positions, hidden = torch.tensor(found[-1:]), positions[-1:] + 1, out[-1:]
-    return found
+        drafted.append(int((given["head"] @ out[-1]).argmax()))
+        tokens, positions, hidden = torch.tensor(drafted[-1:]), positions[-1:] + 1, out[-1:]
+    return drafted
 
 
 def main(target: str, folder: str, texts: str) -> None:

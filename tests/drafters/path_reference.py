@@ -1,6 +1,4 @@
-"""DFlash 2 and LiLiCorr of one request in plain loops, from the published tensors of a folder."""
-
-from __future__ import annotations
+"""DFlash 2 and LiLiCorr for one request in plain loops."""
 
 from typing import Any
 
@@ -15,7 +13,7 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 class Reference:
-    """A folder's drafter beside a target's embedding and head [V, d]."""
+    """A folder's drafter with a target's embedding and head [V, d]."""
 
     def __init__(self, config: dict[str, Any], tensors: Tensors, embedding: torch.Tensor, head: torch.Tensor) -> None:
         self.config, self.own = config, config["dflash_config"]
@@ -26,7 +24,6 @@ class Reference:
         return F.linear(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
 
     def rotated(self, x: torch.Tensor, position: int) -> torch.Tensor:
-        """x [H, D] at a position."""
         half = x.shape[-1] // 2
         angles = position / self.config["rope_theta"] ** (torch.arange(half).double() / half)
         turned = torch.complex(x[:, :half].double(), x[:, half:].double()) * torch.polar(angles * 0 + 1, angles)
@@ -53,7 +50,7 @@ class Reference:
         return out
 
     def hidden(self, anchor: int, features: torch.Tensor, gamma: int) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Final hidden states of the rows behind the anchor's, and the context [N, d]."""
+        """Final hidden states of the rows after the anchor's, and the context [N, d]."""
         context = norm(self.linear("fc", features), self.tensors["hidden_norm.weight"], self.eps)
         rows = [self.embedding[anchor]] + [self.embedding[self.own["mask_token_id"]]] * gamma
         for i in range(self.config["num_hidden_layers"]):
@@ -74,13 +71,13 @@ class Reference:
                     self.heads(f"{attention}.q_proj", row), self.tensors[f"{attention}.q_norm.weight"], self.eps
                 )
                 query = self.rotated(query, len(context) + j)
-                found = []
+                heads = []
                 first = self.first_seen(i, len(context) + j)
                 for h, q in enumerate(query):
                     group = h * len(keys[0]) // len(query)
                     scores = torch.stack([q @ key[group] for key in keys[first:]]) / self.config["head_dim"] ** 0.5
-                    found.append(scores.softmax(0) @ torch.stack([value[group] for value in values[first:]]))
-                out.append(self.linear(f"{attention}.o_proj", torch.cat(found)))
+                    heads.append(scores.softmax(0) @ torch.stack([value[group] for value in values[first:]]))
+                out.append(self.linear(f"{attention}.o_proj", torch.cat(heads)))
             out = self.convolved(f"{layer}.attention_conv", out, normed, 1)
             rows = [row + more for row, more in zip(rows, out, strict=True)]
             normed = [norm(row, self.tensors[f"{layer}.post_attention_layernorm.weight"], self.eps) for row in rows]
@@ -103,7 +100,7 @@ class Reference:
         return max(0, position + 1 - self.config["sliding_window"])
 
     def lattice(self, anchor: int, features: torch.Tensor, gamma: int) -> tuple[list[list[int]], list[torch.Tensor]]:
-        """Candidates of each position, and scores [K, K] of each behind each of the one before."""
+        """Candidates of each position, and scores [K, K] of each after each earlier candidate."""
         hidden, context = self.hidden(anchor, features, gamma)
         logits = [(self.head @ row) * self.own.get("output_multiplier", 1.0) for row in hidden]
         if cap := self.own.get("final_logit_softcapping"):
@@ -157,15 +154,15 @@ class Reference:
             qkv = F.linear(
                 normed, self.tensors[f"{name}.attn.in_proj_weight"], self.tensors[f"{name}.attn.in_proj_bias"]
             )
-            found = []
+            rows = []
             for h, (q, k, v) in enumerate(
                 zip(*(part.chunk(own["num_heads"], -1) for part in qkv.chunk(3, -1)), strict=True)
             ):
                 bias = torch.tensor(
                     [[relative[h, a - b + block - 1] + (same[h] if a == b else 0) for b in slot] for a in slot]
                 )
-                found.append((q @ k.T / q.shape[1] ** 0.5 + bias).softmax(-1) @ v)
-            states = states + self.linear(f"{name}.attn.out_proj", torch.cat(found, -1))
+                rows.append((q @ k.T / q.shape[1] ** 0.5 + bias).softmax(-1) @ v)
+            states = states + self.linear(f"{name}.attn.out_proj", torch.cat(rows, -1))
             states = states + self.mlp(f"{name}.mlp", norm(states, self.tensors[f"{name}.mlp_norm.weight"], self.eps))
         states = norm(states, self.tensors["lilicorr.output_norm.weight"], self.eps)
         anchor = self.linear("lilicorr.context_proj", last)

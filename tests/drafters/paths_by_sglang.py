@@ -1,10 +1,8 @@
-"""Compute with SGLang's own convolution, selector and LiLiCorr head: paths_by_sglang.py GIVEN FOUND.
+"""Computes with SGLang's own convolution, selector and LiLiCorr head: paths_by_sglang.py GIVEN FOUND.
 
-GIVEN is what torch saved: tensors by model, LiLiCorr's config, and inputs. FOUND gets the outputs. A program of its
-own, since SGLang's configuration is global to a process; without compilation, which would take a minute.
+GIVEN is saved by torch: tensors by model, LiLiCorr's config, and inputs. FOUND gets the outputs. Uncompiled, since
+compilation takes a minute.
 """
-
-from __future__ import annotations
 
 import os
 import sys
@@ -61,8 +59,8 @@ def main(file: str, outputs: str) -> None:
             anchor_valid=torch.ones(len(ids), 1, dtype=torch.bool),
         )
         first, pairs = head.log_factors(start[:, 0], pairs[:, 0])
-    found = {"convolved": [before, behind], "selector": scores, "first": first, "pairs": pairs}
-    torch.save(found, outputs)
+    results = {"convolved": [before, behind], "selector": scores, "first": first, "pairs": pairs}
+    torch.save(results, outputs)
     print("null")
 
 

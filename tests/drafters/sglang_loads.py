@@ -1,9 +1,5 @@
-"""Load drafter folders with SGLang's own classes; prints a JSON list of what each holds afterwards.
-
-A program of its own, since SGLang's configuration is global to a process: sglang_loads.py TARGET FOLDER…
-"""
-
-from __future__ import annotations
+"""Loads drafter folders with SGLang's own classes; prints the loaded parameters as JSON: sglang_loads.py TARGET
+FOLDER…"""
 
 import hashlib
 import json
@@ -25,9 +21,9 @@ def digest(value: torch.Tensor) -> str:
 
 
 def main(target: str, *folders: str) -> None:
-    os.environ["SGLANG_RAGGED_VERIFY_MODE"] = "compact"  # which reads the confidence head
+    os.environ["SGLANG_RAGGED_VERIFY_MODE"] = "compact"  # this mode reads the confidence head
     publish(ServerArgs(model_path=target, device="cpu"), role="scheduler")
-    found = []
+    loaded = []
     with get_parallel().override(tp_rank=0):
         for folder in folders:
             config = AutoConfig.from_pretrained(folder)
@@ -35,9 +31,9 @@ def main(target: str, *folders: str) -> None:
             model = classes[config.architectures[0]](config)
             with torch.no_grad():
                 for parameter in model.parameters():
-                    parameter.fill_(float("nan"))  # whatever the checkpoint does not fill stays visible
+                    parameter.fill_(float("nan"))  # shows parameters that the checkpoint does not fill
             model.load_weights(iter(load_file(Path(folder) / "model.safetensors").items()))
-            found.append(
+            loaded.append(
                 {
                     "block_size": model.block_size,
                     "sample_from_anchor": getattr(model, "sample_from_anchor", True),
@@ -46,7 +42,7 @@ def main(target: str, *folders: str) -> None:
                     "digests": {n: digest(p) for n, p in model.named_parameters()},
                 }
             )
-    print(json.dumps(found))
+    print(json.dumps(loaded))
 
 
 if __name__ == "__main__":

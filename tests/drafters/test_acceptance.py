@@ -1,6 +1,4 @@
-"""Counting accepted lengths: unverified positions stay unobserved, tau counts the bonus."""
-
-from __future__ import annotations
+"""Accepted lengths: unverified positions stay unobserved, tau counts the bonus."""
 
 import pytest
 
@@ -8,13 +6,13 @@ from outrider.drafters.acceptance import Acceptance, acceptance_table
 
 
 def test_unverified_positions_are_unobserved() -> None:
-    # all of two kept; rejected at once; nothing verified; rejected at the third
-    found = Acceptance.from_steps(verified=[2, 4, 0, 4], accepted=[2, 0, 0, 2], gamma=4)
-    assert found.cycles == 4
-    assert found.accepted_length == (3 + 1 + 1 + 3) / 4
-    assert found.tried == (3, 2, 1, 0)
-    assert found.kept == (2, 2, 0, 0)
-    assert found.conditional == [2 / 3, 1.0, 0.0, None]
+    # both of two kept; rejected at once; none verified; rejected at the third
+    acceptance = Acceptance.from_steps(verified=[2, 4, 0, 4], accepted=[2, 0, 0, 2], gamma=4)
+    assert acceptance.cycles == 4
+    assert acceptance.accepted_length == (3 + 1 + 1 + 3) / 4
+    assert acceptance.tried == (3, 2, 1, 0)
+    assert acceptance.kept == (2, 2, 0, 0)
+    assert acceptance.conditional == [2 / 3, 1.0, 0.0, None]
 
 
 def test_counts_add() -> None:

@@ -1,6 +1,4 @@
-"""A target with a LoRA adapter, as the trainer has it, against the model with the adapter merged into its weights."""
-
-from __future__ import annotations
+"""The trainer's target with a LoRA adapter equals the model with merged weights."""
 
 from pathlib import Path
 
@@ -35,19 +33,19 @@ def greedy(target: TargetModel) -> list[int]:
 
 
 @pytest.mark.parametrize("about", [{"rank": 4}, {"rank": 7, "use_rslora": True, "lora_alpha": 5.3}])
-def test_it_says_what_the_merged_model_says(
+def test_it_equals_the_merged_model(
     target: TargetModel, small_target: SmallTarget, tmp_path: Path, about: dict[str, float]
 ) -> None:
     folder = write_adapter(tmp_path / "sql", small_target.model, 1, strength=1.0, **about)
     before, said = features(target), greedy(target)
     exact = TargetModel(merged(small_target.folder, folder), target.tokenizer, target.path)
     with target.adapted(AdapterFolder.open(folder)):
-        found = features(target)
+        states = features(target)
         assert greedy(target) == greedy(exact) != said
     wanted = features(exact)
-    assert_near(found.features, wanted.features, TERMS)
-    assert_near(found.top_probs, wanted.top_probs, TERMS)
-    assert float((found.features - before.features).abs().max()) > float(before.features.std())
+    assert_near(states.features, wanted.features, TERMS)
+    assert_near(states.top_probs, wanted.top_probs, TERMS)
+    assert float((states.features - before.features).abs().max()) > float(before.features.std())
     after = features(target)
     assert torch.equal(after.features, before.features)
     assert torch.equal(after.top_probs, before.top_probs)

@@ -1,6 +1,4 @@
-"""Folders of LoRA adapters: what is read of them, and what is refused with the reason."""
-
-from __future__ import annotations
+"""Folders of LoRA adapters, and refusals."""
 
 import json
 from pathlib import Path
@@ -32,7 +30,7 @@ def folder(model: PreTrainedModel, tmp_path: Path) -> Path:
     return write_adapter(tmp_path / "one", model, 1)
 
 
-def test_a_digest_tells_what_a_folder_holds(folder: Path, model: PreTrainedModel, tmp_path: Path) -> None:
+def test_a_digest_depends_on_the_content(folder: Path, model: PreTrainedModel, tmp_path: Path) -> None:
     digest = AdapterFolder.open(folder).digest()
     same, other, scaled = (tmp_path / name for name in ("same", "other", "scaled"))
     assert AdapterFolder.open(write_adapter(same, model, 1)).digest() == digest
@@ -41,12 +39,12 @@ def test_a_digest_tells_what_a_folder_holds(folder: Path, model: PreTrainedModel
 
 
 def test_weights_and_their_scale(folder: Path) -> None:
-    found = AdapterFolder.open(folder)
-    found.check(CONFIG)
-    assert len(found.shapes) == 14
-    weights = found.weights()
-    assert {name: (down.shape, up.shape) for name, (down, up) in weights.items()} == found.shapes
-    assert found.scale(4) == 2.0
+    adapter = AdapterFolder.open(folder)
+    adapter.check(CONFIG)
+    assert len(adapter.shapes) == 14
+    weights = adapter.weights()
+    assert {name: (down.shape, up.shape) for name, (down, up) in weights.items()} == adapter.shapes
+    assert adapter.scale(4) == 2.0
     by_root = write_adapter(
         folder.parent / "two", LlamaForCausalLM(LlamaConfig(vocab_size=8, **CONFIG)), 2, use_rslora=True
     )
@@ -64,7 +62,7 @@ def test_weights_and_their_scale(folder: Path) -> None:
         ("lora_alpha", None, "no number lora_alpha"),
     ],
 )
-def test_what_is_not_served_is_refused(folder: Path, field: str, value: Any, message: str) -> None:
+def test_unsupported_adapters_are_refused(folder: Path, field: str, value: Any, message: str) -> None:
     config = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps(config | {field: value}))
     with pytest.raises(ValueError, match=message):
@@ -96,11 +94,11 @@ def test_damaged_folders(folder: Path) -> None:
 
 
 def test_adapters_of_another_model(folder: Path) -> None:
-    found = AdapterFolder.open(folder)
+    adapter = AdapterFolder.open(folder)
     with pytest.raises(ValueError, match="it changes layer 1 of 1"):
-        found.check(CONFIG | {"num_hidden_layers": 1})
+        adapter.check(CONFIG | {"num_hidden_layers": 1})
     with pytest.raises(ValueError, match="has 16 hidden numbers, the model 32"):
-        found.check(CONFIG | {"hidden_size": 32})
+        adapter.check(CONFIG | {"hidden_size": 32})
 
 
 def test_flags(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +127,7 @@ def test_flags(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         given(enable_lora=True, device="cuda")
 
 
-def test_what_sglang_would_misread_is_refused_on_gpus(model: PreTrainedModel, tmp_path: Path) -> None:
+def test_adapters_that_sglang_would_misread_are_refused_on_gpus(model: PreTrainedModel, tmp_path: Path) -> None:
     options: dict[str, Any]
     for name, options, message in (
         ("root", {"use_rslora": True}, "rank-stabilised"),

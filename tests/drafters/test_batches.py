@@ -1,7 +1,5 @@
 """Training steps cut from a store."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -28,14 +26,14 @@ def test_steps_depend_on_seed_and_number_only(tmp_path: Path) -> None:
     next(first)
     one, other = next(first), next(later)
     assert torch.equal(one.tokens, other.tokens)
-    # a block holds the tokens behind its anchor, and a tile hides everything from the anchor on
+    # a block holds the tokens after its anchor, and a tile hides all from the anchor on
     assert torch.equal(one.tokens[:, 0], one.anchor_positions)
     for tile in one.tiles:
         seen = (~tile.hidden).sum(-1).flatten()
         assert torch.equal(seen, one.anchor_positions[tile.blocks])
 
 
-def test_empty_context_rows_teach_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_context_rows_have_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     sequences = [make_sequence(length, 4, 96) for length in (70, 20)]
     frozen = FrozenTarget(torch.randn(96, 32), torch.randn(96, 32))

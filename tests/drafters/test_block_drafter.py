@@ -1,6 +1,4 @@
-"""BlockDrafter against the training forward, and the promises of the drafter contract."""
-
-from __future__ import annotations
+"""BlockDrafter equals the training forward and keeps the drafter contract."""
 
 import dataclasses
 from pathlib import Path
@@ -57,7 +55,7 @@ def prepared(config: BlockConfig) -> tuple[BlockDrafter, torch.Tensor]:
     return drafter, table
 
 
-def test_drafts_what_the_training_forward_predicts(config: BlockConfig) -> None:
+def test_drafts_equal_the_training_forward(config: BlockConfig) -> None:
     drafter, table = prepared(config)
     draft = drafter.propose(batch(table, [0, 1, 2], list(LENGTHS)))
     maker = BatchMaker(config, drafter.model.vocab, device=torch.device("cpu"))
@@ -74,7 +72,7 @@ def test_drafts_what_the_training_forward_predicts(config: BlockConfig) -> None:
 
 
 def test_weights_exchanged_while_it_serves(config: BlockConfig, tmp_path: Path) -> None:
-    """It then drafts as a drafter made with them does; tokens that it may draft are others, but as many."""
+    """The new draft vocabulary has other tokens, but as many."""
     drafter, table = prepared(config)
     steps = batch(table, [0, 1, 2], list(LENGTHS))
     before = drafter.propose(steps)
@@ -111,7 +109,7 @@ def test_state_of_chunks_equals_state_of_one_pass(config: BlockConfig) -> None:
         for start in range(0, length, 4):
             stop = min(start + 4, length)
             observe(chunked, table, row, hidden, start, stop)
-            chunked.propose(batch(table, [row], [stop]))  # must leave no trace
+            chunked.propose(batch(table, [row], [stop]))
     for row, length in enumerate(LENGTHS):
         slots = table[row, :length].long()
         for one, other in zip(once.pools, chunked.pools, strict=True):
@@ -120,7 +118,7 @@ def test_state_of_chunks_equals_state_of_one_pass(config: BlockConfig) -> None:
 
 
 def test_block_state_is_replaced_by_features(config: BlockConfig) -> None:
-    """After a step that verified nothing, then one that kept tokens, the draft is that of a fresh prefill."""
+    """After a step that verified no draft, then one that kept tokens."""
     drafter, table = prepared(config)
     hidden = torch.cat([features(config, 9, 0), features(config, 6, 77)])
     for length in (9, 10, 14):
@@ -214,8 +212,7 @@ def test_smaller_gamma_and_refusals() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_draft_of_fewer_tokens_is_that_of_a_smaller_block(config: BlockConfig, temperature: float) -> None:
-    """Bit for bit, q included, so that what is shown of one holds for the other."""
+def test_a_draft_of_fewer_tokens_equals_a_smaller_blocks(config: BlockConfig, temperature: float) -> None:
     (drafter, table), (smaller, _) = prepared(config), prepared(config)
     smaller.gamma = 2
     asking = batch(table, [2, 0, 1], [1, 9, 30], temperature)
@@ -233,7 +230,7 @@ def test_a_draft_of_fewer_tokens_is_that_of_a_smaller_block(config: BlockConfig,
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_those_that_are_not_asked_get_no_draft(config: BlockConfig, temperature: float) -> None:
+def test_unselected_requests_get_no_draft(config: BlockConfig, temperature: float) -> None:
     drafter, table = prepared(config)
     asking = batch(table, [2, 0, 1], [1, 9, 30], temperature)
     everyone = drafter.propose(asking)

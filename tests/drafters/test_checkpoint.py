@@ -1,6 +1,4 @@
-"""Checkpoint folders: both storages, refusals, and agreement with SGLang's own loaders."""
-
-from __future__ import annotations
+"""Checkpoint folders: both storages, refusals, and agreement with SGLang's loaders."""
 
 import dataclasses
 import hashlib
@@ -59,7 +57,7 @@ def test_compact_folder_keeps_one_part_in_254(config: BlockConfig, tmp_path: Pat
 
 
 def test_public_folders_load(tmp_path: Path) -> None:
-    """Prefixed names, shared weights inside, settings in `dflash_config`, as public checkpoints have them."""
+    """They have prefixed names, shared weights inside, and settings in `dflash_config`."""
     model = make_model(DFLASH)
     save_plain(model, tmp_path)
     tensors = {f"model.{n}": v for n, v in load_file(tmp_path / WEIGHTS).items()}
@@ -127,7 +125,7 @@ def test_weights_that_are_no_numbers_are_noticed(tmp_path: Path) -> None:
     model = make_model(DFLASH)
     model.fc.weight[3, 5] = torch.nan
     save_plain(model, tmp_path)
-    with pytest.raises(CheckpointError, match=r"fc\.weight holds what is no number"):
+    with pytest.raises(CheckpointError, match=r"fc\.weight has values that are not finite"):
         load(tmp_path)
 
 
@@ -138,7 +136,7 @@ def test_damaged_config_is_noticed(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_wrong_target_is_refused_by_what_differs(tmp_path: Path) -> None:
+def test_a_wrong_target_is_refused_with_the_difference(tmp_path: Path) -> None:
     embedding = torch.randn(96, 32)
     identity = target_identity(target_config(), embedding)
     save_compact(make_model(dataclasses.replace(TRUNCATED, target=identity)), tmp_path)
@@ -152,8 +150,8 @@ def test_wrong_target_is_refused_by_what_differs(tmp_path: Path) -> None:
         check_target(TINY, {"hidden_size": 64, "vocab_size": 100, "num_hidden_layers": 6})
 
 
-def test_a_target_whose_last_layer_it_reads_is_refused() -> None:
-    """Also by a checkpoint that does not say how many layers its target had: nobody captures the last one's output."""
+def test_a_drafter_that_reads_the_last_layer_is_refused() -> None:
+    """Even if the checkpoint lacks its target's number of layers: the last layer's output cannot be captured."""
     unsaid = dataclasses.replace(TINY, num_target_layers=0)
     target = {"hidden_size": 32, "vocab_size": 96}
     check_target(unsaid, target | {"num_hidden_layers": 6})
@@ -169,7 +167,6 @@ def test_identity_does_not_depend_on_dtype() -> None:
 
 @pytest.mark.slow
 def test_stock_sglang_loads_our_folders(tmp_path: Path) -> None:
-    """Every parameter of SGLang's classes is filled by our export, with our numbers."""
     pytest.importorskip("sglang")
     target = tmp_path / "target"
     LlamaConfig(

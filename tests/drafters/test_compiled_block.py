@@ -1,6 +1,4 @@
-"""The compiled block against the plain model: the same state, the same draft, and where it steps aside."""
-
-from __future__ import annotations
+"""The compiled block equals the plain model, and declines unknown models."""
 
 import dataclasses
 from unittest.mock import patch
@@ -41,7 +39,7 @@ VARIANTS = {
     "not sampled from the anchor": dataclasses.replace(WIDE, sample_from_anchor=False),
     "odd widths": dataclasses.replace(WIDE, intermediate_size=80, draft_vocab_size=37, num_layers=1, num_kv_heads=1),
     "dflash": WIDE_DFLASH,
-    "blocks behind the last position": dataclasses.replace(WIDE, max_positions=40),  # as many as the longest has
+    "blocks behind the last position": dataclasses.replace(WIDE, max_positions=40),
 }
 PATHS = {
     "dflash2": WIDE_DFLASH2,
@@ -51,7 +49,7 @@ PATHS = {
     "no convolution": dataclasses.replace(WIDE_DFLASH2, convolution=None),
     "scaled and capped": dataclasses.replace(WIDE_DFLASH2, logit_scale=0.5, logit_cap=5.0),
 }
-"""Drafters whose tokens are drawn outside the call."""
+"""Drafters that draw their tokens outside the call."""
 EACH = pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
 LENGTHS = torch.tensor([40, 1, 23, 17])
 
@@ -59,7 +57,7 @@ LENGTHS = torch.tensor([40, 1, 23, 17])
 def drafts(
     config: BlockConfig, dtype: torch.dtype, temperatures: list[float], **rules: torch.Tensor | bool
 ) -> tuple[list[Draft], list[torch.Tensor]]:
-    """The compiled and the plain draft of four requests with the same state, and the pools of both."""
+    """The compiled and the plain draft of four requests with the same state, and both pools."""
     model = make_model(config).to(dtype)
     shared = (torch.randn(config.vocab_size, config.hidden_size) * 0.3).to(dtype)
     width = int(LENGTHS.max()) + config.queries
@@ -76,7 +74,7 @@ def drafts(
     slots = torch.cat([table[row, :length] for row, length in zip(batch.rows, LENGTHS, strict=True)]).long()
     positions = torch.cat([torch.arange(int(length)) for length in LENGTHS])
     hidden = torch.randn(len(slots), len(config.target_layers) * config.hidden_size).to(dtype)
-    found, states = [], []
+    drafted, states = [], []
     for compiled in (True, False):
         drafter = BlockDrafter(model, embedding=shared, head=shared)
         assert drafter.compiled is not None
@@ -85,12 +83,12 @@ def drafts(
         drafter.allocate(table.numel())
         drafter.observe(Features(hidden, torch.zeros_like(slots), positions, slots))
         states.append(torch.stack([pool for pair in drafter.pools for pool in pair]))
-        found.append(drafter.propose(batch))
-    return found, states
+        drafted.append(drafter.propose(batch))
+    return drafted, states
 
 
 @pytest.mark.parametrize("config", (VARIANTS | PATHS).values(), ids=VARIANTS | PATHS)
-def test_float32_drafts_are_those_of_the_plain_model(config: BlockConfig) -> None:
+def test_float32_drafts_equal_the_plain_model(config: BlockConfig) -> None:
     filters = {"top_ks": torch.tensor([1, 5, 2**30, 2**30]), "top_ps": torch.tensor([1.0, 0.8, 0.5, 1.0])}
     for heat, rules in (([0.0] * 4, {}), ([0.0, 0.7, 1.0, 1.3], {}), ([0.0, 0.7, 1.0, 1.3], filters)):
         (ours, plain), states = drafts(config, torch.float32, heat, **rules)
@@ -125,7 +123,6 @@ def test_bfloat16_drafts_in_eight_bits_are_near_the_plain_model(
 
 
 def plain_pass(drafter: BlockDrafter, asked: DraftBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits and hidden states from which the plain model draws."""
     with patch.object(drafter, "_draw", return_value=(None, None, None)) as draw:
         drafter._propose(asked)
     logits, hidden, _ = draw.call_args.args
@@ -135,12 +132,12 @@ def plain_pass(drafter: BlockDrafter, asked: DraftBatch) -> tuple[torch.Tensor, 
 @pytest.mark.parametrize("config", PATHS.values(), ids=PATHS)
 @pytest.mark.parametrize("name", SETS.values())
 def test_states_and_logits_before_a_path_is_drawn(config: BlockConfig, name: str) -> None:
-    """They are those of the plain model in float32, near them in 8 bits; a request's do not depend on the others."""
+    """They are equal in float32, near in 8 bits, and independent of other requests."""
     with using(name):
         for dtype, close in ((torch.float32, 1e-4), (torch.bfloat16, 0.1)):
             model = make_model(config).to(dtype)
             for convolution in model.modules():
-                if isinstance(convolution, RowConvolution):  # as trained ones, not far from what they begin with
+                if isinstance(convolution, RowConvolution):  # near their initial values, as in training
                     convolution.kernel_projection.weight.mul_(0.2)
                     convolution.base_kernel[:, 0] += 1
             shared = (torch.randn(config.vocab_size, config.hidden_size) * 0.3).to(dtype)
@@ -167,8 +164,8 @@ def test_states_and_logits_before_a_path_is_drawn(config: BlockConfig, name: str
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_draws_are_those_of_the_keys(dtype: torch.dtype) -> None:
-    """At each position, given the tokens before it, each key draws what it draws from q; q is the same for all keys."""
+def test_keys_decide_the_draws(dtype: torch.dtype) -> None:
+    """Given the earlier tokens, each key draws from q, which is the same for all keys."""
     config, count = WIDE, 400
     drafter = BlockDrafter(make_model(config).to(dtype), embedding=(e := torch.randn(96, 64).to(dtype)), head=e)
     drafter.allocate(64)
@@ -185,13 +182,13 @@ def test_draws_are_those_of_the_keys(dtype: torch.dtype) -> None:
                 keys=keys,
             )
         )
-        assert torch.equal(draft.probs[:, k], draft.probs[:1, k].expand(count, -1))  # it was known before the draw
+        assert torch.equal(draft.probs[:, k], draft.probs[:1, k].expand(count, -1))  # q is known before the draw
         drawn = torch_gumbel_argmax(draft.probs[:, k], keys[:, k], draft.vocab)
         assert len(set(drawn.tolist())) > 5
         assert torch.equal(draft.tokens[:, k], draft.vocab[drawn])
 
 
-def test_steps_aside_for_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_declines_unknown_models(monkeypatch: pytest.MonkeyPatch) -> None:
     def compiled(config: BlockConfig) -> bool:
         shared = torch.randn(config.vocab_size, config.hidden_size)
         return BlockDrafter(make_model(config), embedding=shared, head=shared).compiled is not None
@@ -206,7 +203,7 @@ def test_steps_aside_for_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) 
     assert not compiled(WIDE)
 
 
-def test_what_does_not_fit_is_explained() -> None:
+def test_mismatches_are_explained() -> None:
     drafter = BlockDrafter(make_model(WIDE), embedding=(e := torch.randn(96, 64)), head=e)
     drafter.allocate(64)
     batch = DraftBatch(

@@ -1,6 +1,4 @@
-"""The compiled chain against passes of the plain network: the same state, the same draft, and where it steps aside."""
-
-from __future__ import annotations
+"""The compiled chain equals passes of the plain network, and declines unknown models."""
 
 import dataclasses
 from pathlib import Path
@@ -24,13 +22,13 @@ pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kern
 
 GAMMA = 4
 LENGTHS = torch.tensor([70, 1, 23, 17])
-"""The first is longer than the positions that the heads were trained for."""
+"""The first is longer than the heads' trained positions."""
 FILTERS = {"top_ks": torch.tensor([1, 5, 2**30, 2**30]), "top_ps": torch.tensor([1.0, 0.8, 0.5, 1.0])}
 EACH = pytest.mark.parametrize("layout", WIDE)
 
 
 def prepared(layout: str, folder: Path, dtype: torch.dtype = torch.float32) -> tuple[EagleDrafter, DraftBatch]:
-    """A drafter that has observed four texts, and what asks it for greedy drafts of them."""
+    """A drafter that has observed four texts, and a batch for their greedy drafts."""
     draw = torch.Generator().manual_seed(1)
     target = target_of(layout)
     weights = tuple(rows.to(dtype) for rows in target.weights())
@@ -53,7 +51,6 @@ def prepared(layout: str, folder: Path, dtype: torch.dtype = torch.float32) -> t
 
 
 def both(made: EagleDrafter, asked: DraftBatch) -> tuple[Draft, Draft]:
-    """The compiled and the plain draft."""
     compiled = made.compiled
     assert compiled is not None
     ours = made.propose(asked)
@@ -65,7 +62,7 @@ def both(made: EagleDrafter, asked: DraftBatch) -> tuple[Draft, Draft]:
 
 @EACH
 @pytest.mark.parametrize("name", SETS.values())
-def test_float32_drafts_are_those_of_the_plain_network(layout: str, name: str, tmp_path: Path) -> None:
+def test_float32_drafts_equal_the_plain_network(layout: str, name: str, tmp_path: Path) -> None:
     with using(name):
         made, asked = prepared(layout, tmp_path)
         for heat, rules in (([0.0] * 4, {}), ([0.0, 0.7, 1.0, 1.3], {}), ([0.0, 0.7, 1.0, 1.3], FILTERS)):
@@ -91,7 +88,6 @@ def test_float32_drafts_are_those_of_the_plain_network(layout: str, name: str, t
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", SETS.values())
 def test_a_draft_does_not_depend_on_its_batch(layout: str, dtype: torch.dtype, name: str, tmp_path: Path) -> None:
-    """Tokens, what they were drawn from, and confidences are the same to the bit."""
     with using(name):
         made, asked = prepared(layout, tmp_path, dtype)
         asked = dataclasses.replace(asked, temperatures=torch.tensor([0.5, 0.7, 1.0, 1.3]))
@@ -130,10 +126,10 @@ def test_fewer_tokens_are_the_first_of_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_draws_are_those_of_the_keys(dtype: torch.dtype, tmp_path: Path) -> None:
-    """At each position, given the tokens before it, each key draws what it draws from q; q is the same for all keys."""
+def test_keys_decide_the_draws(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Given the earlier tokens, each key draws from q, which is the same for all keys."""
     made, asked = prepared("wide", tmp_path, dtype)
-    made.propose(asked)  # encodes the texts
+    made.propose(asked)
     count = 400
     for k in range(GAMMA):
         keys = torch.full((count, GAMMA), 37)
@@ -144,13 +140,13 @@ def test_draws_are_those_of_the_keys(dtype: torch.dtype, tmp_path: Path) -> None
         draft = made.propose(many)
         assert draft.probs is not None
         assert draft.vocab is not None
-        assert torch.equal(draft.probs[:, k], draft.probs[:1, k].expand(count, -1))  # it was known before the draw
+        assert torch.equal(draft.probs[:, k], draft.probs[:1, k].expand(count, -1))  # q is known before the draw
         drawn = torch_gumbel_argmax(draft.probs[:, k], keys[:, k], draft.vocab)
         assert len(set(drawn.tolist())) > 5
         assert torch.equal(draft.tokens[:, k], draft.vocab[drawn])
 
 
-def test_an_embedding_in_blocks_gives_the_rows_that_it_stands_for(tmp_path: Path) -> None:
+def test_an_embedding_in_blocks_gives_its_expanded_rows(tmp_path: Path) -> None:
     made, asked = prepared("wide", tmp_path, torch.bfloat16)
     embedding, head = target_of("wide").weights()
     blocks = BlockRows(quantise_q8_0(embedding), "Q8_0", embedding.shape[1])
@@ -164,7 +160,7 @@ def test_an_embedding_in_blocks_gives_the_rows_that_it_stands_for(tmp_path: Path
     assert torch.equal(drafts[0].confidence, drafts[1].confidence)
 
 
-def test_other_weights_serve_on_the_state_of_those_before(tmp_path: Path) -> None:
+def test_new_weights_continue_on_the_old_weights_state(tmp_path: Path) -> None:
     made, asked = prepared("wide", tmp_path / "one")
     before = made.propose(asked)
     made.reload(str(save_eagle(tmp_path / "other", "wide", seed=7)))
@@ -173,10 +169,10 @@ def test_other_weights_serve_on_the_state_of_those_before(tmp_path: Path) -> Non
     assert not torch.equal(ours.tokens, before.tokens)
 
 
-def test_steps_aside_for_what_it_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_declines_unknown_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, _ = prepared("wide", tmp_path / "wide")
     embedding, head = made._target_rows
-    for rows in (embedding.bfloat16(), embedding.T.contiguous().T):  # of another type; not side by side
+    for rows in (embedding.bfloat16(), embedding.T.contiguous().T):  # another type, or strided
         made._target_rows = rows, head
         made.reload(str(tmp_path / "wide"))
         assert made.compiled is None
@@ -186,7 +182,7 @@ def test_steps_aside_for_what_it_does_not_know(tmp_path: Path, monkeypatch: pyte
     assert EagleDrafter.load(target_of("wide"), tmp_path / "wide", gamma=GAMMA).compiled is None
 
 
-def test_what_does_not_fit_is_explained(tmp_path: Path) -> None:
+def test_mismatches_are_explained(tmp_path: Path) -> None:
     made, asked = prepared("wide", tmp_path)
     made.propose(asked)
     short = dataclasses.replace(asked, page_table=asked.page_table[:, : int(LENGTHS.max()) + 2].contiguous())

@@ -1,7 +1,5 @@
 """Confidences from a draft's own distribution."""
 
-from __future__ import annotations
-
 import torch
 
 from outrider.drafters.confidence import GREEDY, SAMPLED, own_confidence
@@ -20,6 +18,6 @@ def test_surer_drafts_have_larger_ones_and_all_are_finite() -> None:
     point = torch.zeros(50).index_fill_(0, torch.tensor(3), 1)
     rows = torch.stack([torch.ones(50) / 50, torch.arange(50.0).softmax(-1), point])
     for temperature in (0.0, 1.0):
-        found = own_confidence(rows, torch.full((3,), temperature))
-        assert bool(((found > 0) & (found < 1)).all())
-        assert bool((found.diff() > 0).all())
+        confidence = own_confidence(rows, torch.full((3,), temperature))
+        assert bool(((confidence > 0) & (confidence < 1)).all())
+        assert bool((confidence.diff() > 0).all())

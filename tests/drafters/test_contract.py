@@ -1,6 +1,4 @@
-"""Every drafter of the registry keeps the contract of `drafters/base.py`. A new entry is tested here by itself."""
-
-from __future__ import annotations
+"""Every drafter of the registry keeps the contract of `drafters/base.py`."""
 
 import dataclasses
 from pathlib import Path
@@ -28,11 +26,11 @@ from outrider.drafters.block.checkpoint import save_compact
 LENGTHS = (9, 20, 1)
 CONTEXT, SLOTS, VOCABULARY, WIDTH = 32, 128, 96, 32
 TEXTS = [torch.tensor([3, 5, 7, 11] * (CONTEXT // 4)) + row for row in range(len(LENGTHS))]
-"""Texts that repeat themselves, so that prompt lookup finds something."""
+"""Repetitive texts, so that prompt lookup finds matches."""
 
 
 def pages(seed: int) -> torch.Tensor:
-    """A page table with slots in random order; slot 0 belongs to nobody."""
+    """A page table with slots in random order; slot 0 is unused."""
     order = 1 + torch.randperm(SLOTS - 1, generator=torch.Generator().manual_seed(seed))
     return order[: len(LENGTHS) * CONTEXT].view(-1, CONTEXT).int()
 
@@ -45,7 +43,7 @@ def hidden_of(drafter: Drafter, row: int, length: int) -> torch.Tensor | None:
 
 
 def read(drafter: Drafter, table: torch.Tensor) -> None:
-    """The target has processed all texts but their anchors."""
+    """Observe all texts except their anchors."""
     for row, length in enumerate(LENGTHS):
         slots = table[row, :length].long()
         drafter.observe(Features(hidden_of(drafter, row, length), TEXTS[row][:length], torch.arange(length), slots))
@@ -103,7 +101,7 @@ def test_keys_are_the_only_randomness(drafter: Drafter, temperature: float) -> N
 def test_a_confidence_knows_neither_its_token_nor_later_ones(drafter: Drafter, temperature: float) -> None:
     read(drafter, table := pages(0))
     batch = asked(table, temperature)
-    drafter.propose(batch)  # takes in what was read: a pass of more rows rounds otherwise
+    drafter.propose(batch)  # takes in all tokens now: a later, larger pass would round differently
     seen = drafter.propose(batch)
     for k in range(GAMMA):
         keys = batch.keys.clone()
@@ -115,7 +113,7 @@ def test_a_confidence_knows_neither_its_token_nor_later_ones(drafter: Drafter, t
 
 
 def test_state_lies_at_the_slots(drafter: Drafter) -> None:
-    """Other slots, other rows of the page table and what others wrote elsewhere change nothing."""
+    """Neither other slots and page-table rows nor writes elsewhere matter."""
     read(drafter, table := pages(0))
     first = drafter.propose(asked(table, 1.0))
     free = torch.tensor(sorted({*range(SLOTS)} - {*table.flatten().tolist()}))
@@ -127,8 +125,7 @@ def test_state_lies_at_the_slots(drafter: Drafter) -> None:
 
 
 @pytest.mark.parametrize("name", registry.DRAFTERS)
-def test_state_of_slots_is_all_that_another_server_needs(name: str, tmp_path: Path) -> None:
-    """Copied to other slots of a drafter that has read nothing, it has that one draft the same."""
+def test_the_state_of_slots_suffices_for_another_server(name: str, tmp_path: Path) -> None:
     made = []
     for folder in ("reader", "writer"):
         torch.manual_seed(0)
@@ -154,14 +151,14 @@ def test_requests_are_drafted_each_by_itself(drafter: Drafter) -> None:
 
 @pytest.mark.parametrize("name", [name for name in registry.names() if registry.find(name).needs_checkpoint])
 def test_weights_are_exchanged_while_it_serves(name: str, tmp_path: Path) -> None:
-    """It drafts as one that began with them; of what does not fit nothing is taken, and draft state stays."""
+    """Mismatched weights are not applied, and draft state stays."""
     folders = [tmp_path / "one", tmp_path / "other"]
     made = []
     for seed, folder in enumerate(folders):
         torch.manual_seed(0)
         made.append(make_registered(name, folder, seed=seed)[0])
     exchanged, wanted = made
-    exchanged.reload(str(folders[1]))  # before there is any state, as a server that starts with what it learned
+    exchanged.reload(str(folders[1]))  # without any state yet, as in a starting server
     exchanged.reload(str(folders[0]))
     for each in made:
         each.allocate(SLOTS)

@@ -1,6 +1,4 @@
-"""`outrider train dllm` at tiny size, against transformers' own network with dense masks."""
-
-from __future__ import annotations
+"""`outrider train dllm` at tiny size, compared with transformers' network with dense masks."""
 
 import argparse
 import csv
@@ -49,7 +47,7 @@ def target(target_folder: Path) -> TargetModel:
 
 @pytest.fixture
 def model(layout: Layout, target: TargetModel) -> ConvertedModel:
-    """Deltas that matter in every layer."""
+    """Deltas large enough to matter in every layer."""
     torch.manual_seed(1)
     made = convert(target, SHAPE, layout, 3)
     with torch.no_grad():
@@ -89,7 +87,7 @@ def pack_of(layout: Layout, sequences: list[Sequence], streams: int = 2) -> Pack
 
 
 def dense(layout: Layout, length: int, start: int | None) -> torch.Tensor:
-    """[length, length] bool, row by row as the layout says it; from `start` on the block is open."""
+    """[length, length] bool, row by row from the definition; the block from `start` on is open."""
     seen = torch.zeros(length, length, dtype=torch.bool)
     for i in range(length):
         for j in range(length):
@@ -100,7 +98,7 @@ def dense(layout: Layout, length: int, start: int | None) -> torch.Tensor:
 
 
 def merged_weights(model: ConvertedModel) -> dict[str, torch.Tensor]:
-    """The merged weights by Hugging Face's names; gradients reach the factors through them."""
+    """By Hugging Face's names; they pass gradients on to the factors."""
     out = {}
     for name, module in model.projections().items():
         _, layer, ours = name.split(".")
@@ -116,7 +114,7 @@ def merged_weights(model: ConvertedModel) -> dict[str, torch.Tensor]:
 
 
 def reference(model: ConvertedModel, target: TargetModel, ids: torch.Tensor, start: int | None) -> torch.Tensor:
-    """Logits [S, V] of one text, whose block from `start` on is open, by transformers with a dense mask."""
+    """Logits [S, V] of one text with an open block from `start` on, by transformers."""
     embedded = torch.where((ids == MASK)[:, None], model.mask, target.embedding[ids])
     seen = dense(model.layout, len(ids), start)
     bias = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
@@ -214,7 +212,7 @@ def test_masks_rise_with_position() -> None:
 def generate(
     model: ConvertedModel, frozen: FrozenTarget, prompt: list[int], *, tokens: int, stops: set[int], per_step: int = 1
 ) -> list[int]:
-    """The model's own continuation at temperature 0, at most so many tokens, its stop token included."""
+    """The greedy continuation of at most `tokens` tokens, including its stop token."""
     ids, size, config = list(prompt), model.layout.block_size, model.config
     empty = torch.zeros(0, config.num_kv_heads, config.head_dim)
     while len(ids) < len(prompt) + tokens:
@@ -237,7 +235,7 @@ def generate(
 
 @pytest.mark.parametrize("per_step", [1, 2])
 @pytest.mark.parametrize("prompt", [1, 6, 8])
-def test_generation_is_unmasking_with_everything_read_anew(
+def test_generation_equals_unmasking_without_a_cache(
     model: ConvertedModel, frozen: FrozenTarget, target: TargetModel, per_step: int, prompt: int
 ) -> None:
     ids = torch.randint(3, MASK, (prompt,), generator=torch.Generator().manual_seed(prompt)).tolist()
@@ -250,9 +248,7 @@ def test_generation_is_unmasking_with_everything_read_anew(
             while MASK in text:
                 state = torch.tensor(text)
                 logits = reference(model, target, state, start)
-                if (
-                    model.layout.shift
-                ):  # the first is predicted by a row of the context, which the block does not change
+                if model.layout.shift:  # a row of the context predicts the first token
                     logits = torch.cat([logits[:1], logits[:-1]])
                 logits[:, MASK] = -torch.inf
                 best = logits.log_softmax(-1).max(-1)
@@ -267,7 +263,7 @@ def test_generation_is_unmasking_with_everything_read_anew(
     )
 
 
-def test_a_text_of_its_own_agrees(model: ConvertedModel, frozen: FrozenTarget) -> None:
+def test_the_models_own_text_agrees(model: ConvertedModel, frozen: FrozenTarget) -> None:
     prompt = list(range(10, 18))
     made = generate(model, frozen, prompt, tokens=12, stops=set())
     s = Sequence(
@@ -313,7 +309,7 @@ def test_training_learns_and_survives_stops(target_folder: Path, prompts: Path, 
         train.run(arguments(target_folder, prompts, tmp_path / "pieces", *more, "--layout", "sdar"))
 
 
-def test_a_target_without_a_spare_token_says_so(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
+def test_a_target_without_a_spare_token_is_refused(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
     args = arguments(target_folder, prompts, tmp_path / "out")
     args.mask_token = None
     with pytest.raises(ValueError, match="--mask-token"):
@@ -328,7 +324,7 @@ def test_merged_folder_is_the_model_with_its_delta(
     delta.save(model, tmp_path / "delta")
     stored = load_file(tmp_path / "delta" / "model.safetensors")
     assert all(stored[name].dtype == torch.int8 for name in model.deltas())
-    with torch.no_grad():  # the model as stored
+    with torch.no_grad():
         for name, factor in model.deltas().items():
             kept = stored[name].float() * stored[f"{name}.scale"]
             torch.testing.assert_close(kept.T if name.endswith(".b") else kept, factor, atol=0.01, rtol=0)
@@ -350,9 +346,9 @@ def test_merged_folder_is_the_model_with_its_delta(
     seen = dense(model.layout, len(ids), None)
     bias = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
     with torch.no_grad():
-        found = merged(input_ids=ids[None], attention_mask=bias[None, None]).logits[0]
-    others = torch.arange(VOCABULARY) != MASK  # whose logit is the new embedding's where it is shared
-    assert_near(found[:, others], expected[:, others], TERMS)
+        logits = merged(input_ids=ids[None], attention_mask=bias[None, None]).logits[0]
+    others = torch.arange(VOCABULARY) != MASK  # a shared embedding changes the mask's logit
+    assert_near(logits[:, others], expected[:, others], TERMS)
 
 
 def test_a_delta_of_another_target_is_refused(model: ConvertedModel, target_folder: Path, tmp_path: Path) -> None:
@@ -378,5 +374,5 @@ def test_the_default_rank_of_the_embedded_model_takes_six_megabytes_at_most() ->
         model = ConvertedModel(smollm2, Layout(SIZE, 16, True), rank)
     factors = model.deltas().values()
     assert len(factors) == 2 * len(PROJECTIONS) * 30
-    described = 200 * 2 * len(factors)  # of each tensor in the file's header
+    described = 200 * 2 * len(factors)
     assert sum(f.numel() + 4 * rank for f in factors) + 2 * 576 + described < 6_000_000

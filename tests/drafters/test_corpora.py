@@ -1,4 +1,4 @@
-"""Lookup across requests: what is found, that corpora are apart and bounded, and that drafts stay proposals."""
+"""Lookup across requests: matches, separate and bounded corpora."""
 
 import random
 import threading
@@ -19,7 +19,7 @@ GAMMA, CONTEXT = 5, 256
 
 
 def drafts(corpora, texts, names, gamma=GAMMA):
-    """Draft after each of `texts`, whose last token is the anchor, from the corpora of these names."""
+    """Draft after each of `texts`, ended by its anchor, from the corpora of these names."""
     drafter = NgramDrafter(gamma, corpora=corpora)
     drafter.allocate(CONTEXT * len(texts))
     table = torch.arange(CONTEXT * len(texts)).view(len(texts), CONTEXT)
@@ -46,8 +46,8 @@ def own_match(text, longest=32):
 
 
 def expected(texts, end, longest=32, compared=16):
-    """The rule in words: of the last 16 places in `texts` that share the last 8 tokens of `end`, else the last 3, the
-    latest of the longest matches, continued to the end of its text. None: there is none longer than in `end`."""
+    """The rule in plain code: among the last 16 places in `texts` that share the last 8 tokens of `end`, else the last
+    3, take the latest of the longest matches, to the end of its text. None if `end` itself has a match as long."""
     for size in (8, 3):
         places = [
             (t, i) for t, text in enumerate(texts) for i in range(size, len(text)) if text[i - size : i] == end[-size:]
@@ -65,16 +65,15 @@ def expected(texts, end, longest=32, compared=16):
 
 
 def some_texts(count, tokens, seed):
-    """Texts that share passages."""
     draw = random.Random(seed)
     passages = [[draw.randrange(tokens) for _ in range(draw.randrange(3, 50))] for _ in range(20)]
     return [[token for _ in range(4) for token in draw.choice(passages)][:CONTEXT] for _ in range(count)]
 
 
-def test_finds_what_a_plain_search_finds():
+def test_matches_equal_a_plain_search():
     corpora, texts = Corpora(1 << 16), some_texts(40, 50, seed=1)
     kept = []
-    for text in texts:  # none so like another that it would be left out
+    for text in texts:
         if not any(
             other[i : i + 48] == text[j : j + 48]
             for other in kept
@@ -88,20 +87,20 @@ def test_finds_what_a_plain_search_finds():
         text[: random.Random(row).randrange(2, len(text))] for row, text in enumerate(some_texts(200, 50, seed=1)[::-1])
     ]
     draft = drafts(corpora, ends, [ME] * len(ends))
-    found = 0
+    matches = 0
     for row, end in enumerate(ends):
         want = expected(kept, end)
         assert bool(draft.across[row]) == (want is not None), row
         if want is not None:
-            found += 1
+            matches += 1
             assert draft.tokens[row, : draft.lens[row]].tolist() == want
             assert (draft.confidence[row, : len(want)] > 0).all()
             assert not draft.confidence[row, len(want) :].any()
-    assert 20 < found < 190
+    assert 20 < matches < 190
 
 
-def test_nothing_is_found_in_another_corpus():
-    """Neither of another owner nor of another salt, by any draft or number."""
+def test_no_match_is_found_in_another_corpus():
+    """The lookups use another owner or another salt."""
     text, end = list(range(100)), list(range(20))
     salted, names = Name.of("me", "salt"), [ME, YOU, Name.of("me", "salt")]
     assert len({ME, YOU, salted, Name.of("mes", "alt")}) == 4
@@ -117,8 +116,7 @@ def test_nothing_is_found_in_another_corpus():
             assert torch.equal(getattr(ours, field), getattr(theirs, field))
 
 
-def test_work_in_a_corpus_does_not_move_anothers_texts():
-    """However much another owner writes, and under however many salts."""
+def test_writing_to_a_corpus_keeps_other_owners_texts():
     corpora = Corpora(4096)
     corpora.insert(ME, list(range(100)))
     for salt in range(100):
@@ -156,20 +154,20 @@ def test_memory_is_bounded_and_the_oldest_goes_first():
     assert draft.tokens[1].tolist() == texts[-1][50 : 50 + GAMMA]
 
 
-def test_what_is_there_is_not_added_again():
+def test_stored_texts_are_not_added_again():
     corpora, draw = Corpora(1 << 14), random.Random(3)
     text = [draw.randrange(5000) for _ in range(1000)]
     corpora.insert(ME, text)
     once = len(next(corpora.contents())[1])
-    for turn in range(20):  # a chat's turns
+    for turn in range(20):
         corpora.insert(ME, [*text, *range(turn * 10, turn * 10 + 10)])
     assert len(next(corpora.contents())[1]) < once + 20 * 60
     draft = drafts(corpora, [text[-40:]], [ME])
     assert draft.tokens[0].tolist() == [190, 191, 192, 193, 194]
 
 
-def test_what_is_asked_again_stays():
-    """A text that returns is added again before it would be dropped."""
+def test_recurring_texts_stay():
+    """A recurring text is added again before it would be dropped."""
     corpora, draw = Corpora(4096), random.Random(4)
     text = [draw.randrange(5000) for _ in range(200)]
     for _ in range(40):
@@ -178,8 +176,8 @@ def test_what_is_asked_again_stays():
     assert drafts(corpora, [text[:50]], [ME]).tokens[0].tolist() == text[50 : 50 + GAMMA]
 
 
-def test_a_collision_of_hashes_shows_nothing_that_does_not_match():
-    """Every draft follows its text's last three tokens, though a full ring has lists with other n-grams too."""
+def test_a_hash_collision_yields_no_false_match():
+    """A full ring mixes lists of n-grams, but every draft continues its text's last three tokens."""
     corpora, draw = Corpora(4096), random.Random(5)
     text = [draw.randrange(40) for _ in range(6000)]
     corpora.insert(ME, text)
@@ -208,7 +206,7 @@ def test_a_file_brings_the_texts_back(tmp_path):
     before, after = drafts(corpora, ends, names), drafts(again, ends, names)
     assert before.across[:-1].sum() > 30
     assert torch.equal(before.tokens[:-1], after.tokens[:-1])
-    assert (bool(before.across[-1]), bool(after.across[-1])) == (True, False)  # not to be written
+    assert (bool(before.across[-1]), bool(after.across[-1])) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +221,7 @@ def test_a_file_brings_the_texts_back(tmp_path):
         (lambda found: found.replace(b'"mine"', b'"other"'), "another model's tokenizer"),
     ],
 )
-def test_a_file_of_others_or_a_damaged_one_is_refused(tmp_path, damage, message):
+def test_a_foreign_or_damaged_file_is_refused(tmp_path, damage, message):
     corpora, path = Corpora(4096), tmp_path / "texts"
     corpora.insert(ME, list(range(50)))
     corpora_file.write(path, corpora.contents(), "mine")
@@ -253,14 +251,14 @@ def test_a_writer_that_is_killed_leaves_the_file_before(tmp_path):
 
     with pytest.raises(Killed):
         corpora_file.write(path, [(ME, Contents())], "mine")
-    (tmp_path / ".texts.abc").write_bytes(b"half")  # of one that was killed while it wrote
+    (tmp_path / ".texts.abc").write_bytes(b"half")
     assert path.read_bytes() == before
     corpora_file.write(path, corpora.contents(), "mine")
     assert [each.name for each in tmp_path.iterdir()] == ["texts"]
 
 
 def test_texts_are_written_while_requests_ask():
-    """A thread of their own does it: an owner that asks is the latest from then on."""
+    """An owner that reads counts as the latest."""
     corpora, names, done = Corpora(1 << 12), [Name.of(str(k), "") for k in range(8)], threading.Event()
     for name in names:
         corpora.insert(name, list(range(1000)))

@@ -1,6 +1,4 @@
-"""The target writing many texts at once: the same texts, the right distribution, nothing lost."""
-
-from __future__ import annotations
+"""The target writes many texts at once, with the right distribution."""
 
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from outrider.kernels.flat_batch import FlatBatch
 
 
 def test_texts_written_together_equal_single_ones(target_folder: Path) -> None:
-    """More prompts than rows, so rows and slots change hands; whole prompts and single tokens share steps."""
+    """Rows and slots are reused; whole prompts and single tokens share steps."""
     target = TargetModel.load(str(target_folder), dtype=torch.float32)
     prompts = [[1, 3, 10], [1, 3, *range(20, 29)], [5], [9, 8, 7, 6], [4, 40], [11, 12, 13], [50, 51]]
     options = {"max_new_tokens": 12, "stop_ids": {2, 30, 31, 32, 33, 34, 35}}
@@ -59,7 +57,7 @@ def test_written_tokens_follow_the_targets_distribution(target_folder: Path) -> 
 
 def test_answers_go_on_where_a_kill_left_them(target_folder: Path, tmp_path: Path) -> None:
     target = TargetModel.load(str(target_folder), dtype=torch.float32)
-    samples = [AnsweredPrompt((f"w{i % 5} w9",)) for i in range(12)]  # some prompts twice
+    samples = [AnsweredPrompt((f"w{i % 5} w9",)) for i in range(12)]
     options = {"temperatures": [0.0, 1.0], "max_new_tokens": 9, "seed": 3, "rows": 4}
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     answer(target, samples, whole, **options)
@@ -71,7 +69,7 @@ def test_answers_go_on_where_a_kill_left_them(target_folder: Path, tmp_path: Pat
     assert sorted(cut.read_text().splitlines()) == sorted(whole.read_text().splitlines())
 
 
-def test_features_kept_while_writing_are_those_of_a_pass_over_the_answer(target_folder: Path, tmp_path: Path) -> None:
+def test_features_kept_while_writing_equal_a_pass_over_the_answer(target_folder: Path, tmp_path: Path) -> None:
     target = TargetModel.load(str(target_folder), dtype=torch.float32)
     samples = [AnsweredPrompt((f"w{i} w9 w{i + 20}",), "here") for i in range(10)]
     wanted, cut = FeatureSpec((1, 4, 5), 6), 12
@@ -91,20 +89,19 @@ def test_features_kept_while_writing_are_those_of_a_pass_over_the_answer(target_
         assert one.prompt == other.prompt
         assert torch.equal(one.tokens, other.tokens)
         assert_near(one.features[:-1], other.features[:-1], TERMS)
-        assert_near(one.top_probs.half(), other.top_probs.half(), TERMS)  # as they are stored
+        assert_near(one.top_probs.half(), other.top_probs.half(), TERMS)
         assert torch.equal(one.top_ids[:, 0], other.top_ids[:, 0])
     build_store(target, sample_texts(target, answers), kept, layers=wanted.layers, top=wanted.top, max_tokens=cut)
-    assert len(kept) == len(later)  # nothing was missing
+    assert len(kept) == len(later)
 
 
-def test_all_ways_through_the_target_agree(tmp_path: Path) -> None:
-    """Prompts and single tokens of three texts, whose slots lie anywhere, two steps."""
+def test_all_implementations_of_the_target_agree(tmp_path: Path) -> None:
     folder = save_target(tmp_path, hidden_size=64, intermediate_size=96, heads=2)
     target = TargetModel.load(str(folder), dtype=torch.float32)
     ways = [ModuleLayers(target, 40)]
     ways += [CompiledLayers(target, 40, 20)] if native.available() else []
     assert isinstance(flat_layers(target, 40, 20, (1, 4)), CompiledLayers if native.available() else ModuleLayers)
-    assert isinstance(flat_layers(target, 40, 20, (1, 5)), ModuleLayers)  # the last layer's output
+    assert isinstance(flat_layers(target, 40, 20, (1, 5)), ModuleLayers)
     table = torch.randperm(40)[:36].view(3, 12).int()
     for lens, queries in (([5, 1, 9], [5, 1, 9]), ([6, 2, 10], [1, 1, 1])):
         batch = FlatBatch(
@@ -113,8 +110,8 @@ def test_all_ways_through_the_target_agree(tmp_path: Path) -> None:
         slots = table[batch.rows[batch.requests_of_tokens], batch.positions].long()
         ids = torch.randint(3, 96, (sum(queries),))
         with torch.inference_mode():
-            expected, *found = ((way, *way.forward(ids, slots, batch, (4, 1))) for way in ways)
-            for way, hidden, kept in found:
+            expected, *results = ((way, *way.forward(ids, slots, batch, (4, 1))) for way in ways)
+            for way, hidden, kept in results:
                 assert_near(hidden, expected[1], TERMS)
                 assert_near(kept, expected[2], TERMS)
                 logits = expected[0].logits(expected[1])

@@ -1,6 +1,4 @@
-"""A drafter that takes in later what it was shown drafts the same, and reads nothing meanwhile."""
-
-from __future__ import annotations
+"""A drafter that takes observed tokens in later drafts the same."""
 
 from dataclasses import replace
 
@@ -17,7 +15,7 @@ NAMES = ("hidden", "tokens", "positions", "slots")
 
 
 def features(slots: torch.Tensor) -> Features:
-    """Features of tokens at these slots, whose positions are the slots modulo 100."""
+    """Features at these slots, with the slots modulo 100 as positions."""
     hidden = torch.randn(len(slots), len(WIDE.target_layers) * WIDE.hidden_size)
     return Features(hidden, slots + 1, slots % 100, slots)
 
@@ -50,8 +48,8 @@ class Spy(Drafter):
         return self.drafter.propose(batch)
 
 
-def test_drafts_are_those_of_a_drafter_that_takes_everything_in_at_once() -> None:
-    """Tokens come one and many at a time, and slots are given to other tokens before anybody drafts."""
+def test_drafts_equal_an_immediate_drafters() -> None:
+    """Slots are reused before any draft."""
     at_once, deferred = make_drafter(WIDE, slots=SLOTS), DeferredObserve(make_drafter(WIDE, slots=SLOTS))
     torch.manual_seed(1)
     for _ in range(6):
@@ -67,7 +65,7 @@ def test_drafts_are_those_of_a_drafter_that_takes_everything_in_at_once() -> Non
             assert torch.equal(torch.stack(mine), torch.stack(right))
 
 
-def test_the_model_is_left_alone_until_somebody_drafts_or_much_waits() -> None:
+def test_the_model_runs_only_when_a_request_drafts_or_much_waits() -> None:
     spy = Spy(make_drafter(WIDE, slots=SLOTS))
     deferred = DeferredObserve(spy)
     for slot in range(ROWS):
@@ -82,8 +80,6 @@ def test_the_model_is_left_alone_until_somebody_drafts_or_much_waits() -> None:
 
 
 class Operations(TorchDispatchMode):
-    """Counts operations of torch while it is entered."""
-
     count = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -93,15 +89,15 @@ class Operations(TorchDispatchMode):
 
 @pytest.mark.parametrize("sets", [None, torch.tensor([1])])
 def test_a_step_without_drafts_copies_its_tokens_and_no_more(sets: torch.Tensor | None) -> None:
-    """A server that rests pays for these operations at every step."""
+    """A resting server pays for these operations at every step."""
     deferred, shown = DeferredObserve(Spy(make_drafter(WIDE, slots=SLOTS))), features(torch.tensor([3]))
     with Operations() as operations:
         deferred.observe(replace(shown, sets=sets))
     assert operations.count == 2, "hidden states, and the other numbers together"
 
 
-def test_drafts_after_a_rest_are_those_of_a_server_that_drafted_at_every_step() -> None:
-    """A long text comes in steps of a few tokens, on which one drafts each time and the other at the end alone."""
+def test_drafts_after_a_rest_equal_those_without_a_rest() -> None:
+    """A long text comes in small steps; one drafter drafts each time, the other only at the end."""
     resting, drafting = (DeferredObserve(make_drafter(WIDE, slots=SLOTS)) for _ in range(2))
     torch.manual_seed(2)
     ends = torch.cumsum(torch.tensor([90, *[1, 3, 1, 8, 2] * 2]), 0).tolist()
@@ -118,7 +114,7 @@ def test_drafts_after_a_rest_are_those_of_a_server_that_drafted_at_every_step() 
     assert torch.equal(after_rest.confidence, every_step.confidence)
 
 
-def test_what_is_shown_may_be_overwritten_afterwards() -> None:
+def test_observed_tensors_may_be_overwritten() -> None:
     """An engine uses the same memory for every step."""
     at_once, deferred = make_drafter(WIDE, slots=SLOTS), DeferredObserve(make_drafter(WIDE, slots=SLOTS))
     shown = features(torch.arange(4))

@@ -1,6 +1,4 @@
-"""Several denoising steps: q by the rule of `denoise.py` keeps the target's distribution, the obvious q does not."""
-
-from __future__ import annotations
+"""Several denoising steps keep the target's distribution, by every draw enumerated and by many samples."""
 
 import random
 from collections import Counter, defaultdict
@@ -8,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from chi_square import p_value
 from margins import assert_near
 
 from outrider.drafters.diffusion import denoise as module
-from outrider.drafters.diffusion.denoise import Schedule, denoise, keeps_distribution, make_schedule, most_certain
+from outrider.drafters.diffusion.denoise import Schedule, denoise, make_schedule
 from outrider.kernels.acceptance import Verification, accept
 from outrider.kernels.noise import Purpose, gumbel_argmax, streams, uniforms
 from outrider.kernels.sampling import Rules
@@ -25,22 +24,7 @@ from outrider.kernels.sampling import Rules
 GAMMA, TOKENS = 3, (0, 1)
 State = tuple[int | None, ...]
 Dist = tuple[Fraction, ...]
-
-
-def least_certain(masked: torch.Tensor, certainty: torch.Tensor, count: int) -> torch.Tensor:
-    return most_certain(masked, 1 - certainty, count)
-
-
-def rightmost(masked: torch.Tensor, certainty: torch.Tensor, count: int) -> torch.Tensor:
-    return most_certain(masked, torch.arange(masked.shape[1]).expand(masked.shape) / 100, count)
-
-
-ORDERS = {
-    **{f"{name} {steps}": make_schedule(name, GAMMA, steps) for name in module.SCHEDULES for steps in (1, 2, 3)},
-    "least certain": Schedule((1, 1, 1), least_certain),
-    "right to left": Schedule((1, 1, 1), rightmost),
-    "right two first": Schedule((2, 1), rightmost),
-}
+SCHEDULES = {steps: make_schedule(GAMMA, steps) for steps in (1, 2, 3)}
 
 
 class Tables:
@@ -68,58 +52,42 @@ class Tables:
 
 @dataclass(frozen=True)
 class Drafted:
-    """A finished block: its chance, tokens, and by position the step, its distribution and its confidence."""
+    """A finished block: its chance, its tokens, and by position its distribution and its confidence."""
 
     chance: Fraction
     tokens: State = (None,) * GAMMA
-    at: tuple[int, ...] = (-1,) * GAMMA
     drawn_from: dict[int, Dist] = field(default_factory=dict)
     sure: dict[int, Fraction] = field(default_factory=dict)
 
 
 def blocks(tables: Tables, schedule: Schedule, so_far: Drafted, step: int = 0) -> Iterator[Drafted]:
     """Every block that the schedule can draft, with its chance."""
-    if step == len(schedule.counts):
+    if step == len(schedule):
         yield so_far
         return
-    state = so_far.tokens
-    masked = torch.tensor([[token is None for token in state]])
-    rows = {i: tables.draft(state, i) for i in range(GAMMA) if state[i] is None}
-    certainty = torch.tensor([[float(max(rows[i])) if i in rows else 0.0 for i in range(GAMMA)]])
-    if schedule.pick is None:
-        picked = list(rows)[: schedule.counts[step]]
-    else:
-        picked = schedule.pick(masked, certainty, schedule.counts[step])[0].nonzero()[:, 0].tolist()
+    state, done = so_far.tokens, sum(schedule[:step])
+    picked = range(done, done + schedule[step])
+    rows = {i: tables.draft(state, i) for i in picked}
     for draws in product(TOKENS, repeat=len(picked)):
-        tokens, at, chance = list(state), list(so_far.at), so_far.chance
+        tokens, chance = list(state), so_far.chance
         for i, token in zip(picked, draws, strict=True):
-            tokens[i], at[i] = token, step
+            tokens[i] = token
             chance *= rows[i][token]
-        drawn_from = so_far.drawn_from | {i: rows[i] for i in picked}
         sure = so_far.sure | {i: tables.confidence(state, i) for i in picked}
-        yield from blocks(tables, schedule, Drafted(chance, tuple(tokens), tuple(at), drawn_from, sure), step + 1)
+        yield from blocks(tables, schedule, Drafted(chance, tuple(tokens), so_far.drawn_from | rows, sure), step + 1)
 
 
-def point(token: int | None) -> Dist:
-    return tuple(Fraction(token == other) for other in TOKENS)
-
-
-def by_the_rule(block: Drafted) -> list[Dist]:
-    kept = keeps_distribution(torch.tensor([block.at]))[0].tolist()
-    return [block.drawn_from[i] if kept[i] else point(block.tokens[i]) for i in range(GAMMA)]
-
-
-def naive(block: Drafted) -> list[Dist]:
-    return [block.drawn_from[i] for i in range(GAMMA)]
+def its_own(block: Drafted, i: int) -> Dist:
+    return block.drawn_from[i]
 
 
 def said(
     tables: Tables,
     schedule: Schedule,
-    q_of: Callable[[Drafted], list[Dist]],
+    q_of: Callable[[Drafted, int], Dist] = its_own,
     sure_of: Callable[[Drafted, int], Fraction] = lambda block, i: block.sure[i],
 ) -> dict[tuple[int, ...], Fraction]:
-    """The distribution of the first GAMMA tokens that come out, where token k is verified if c_1 ... c_k are enough."""
+    """The distribution of the first GAMMA output tokens; c_1 ... c_k decide whether token k is verified."""
     out: dict[tuple[int, ...], Fraction] = defaultdict(Fraction)
 
     def go_on(prefix: tuple[int, ...], chance: Fraction) -> None:
@@ -129,23 +97,24 @@ def said(
         for token in TOKENS:
             go_on((*prefix, token), chance * tables.target(prefix)[token])
 
-    def verify(block: Drafted, q: list[Dist], i: int, survival: Fraction, chance: Fraction) -> None:
+    def verify(block: Drafted, i: int, survival: Fraction, chance: Fraction) -> None:
         prefix = block.tokens[:i]
         survival = survival * sure_of(block, i) if i < GAMMA else Fraction(0)
         if survival < Fraction(1, 6):
             go_on(prefix, chance)  # type: ignore[arg-type]
             return
         p, token = tables.target(prefix), block.tokens[i]  # type: ignore[arg-type]
-        kept = min(Fraction(1), p[token] / q[i][token])  # type: ignore[index]
-        verify(block, q, i + 1, survival, chance * kept)
-        rest = [max(Fraction(0), a - b) for a, b in zip(p, q[i], strict=True)]
+        q = q_of(block, i)
+        kept = min(Fraction(1), p[token] / q[token])  # type: ignore[index]
+        verify(block, i + 1, survival, chance * kept)
+        rest = [max(Fraction(0), a - b) for a, b in zip(p, q, strict=True)]
         for other in TOKENS:
             if kept < 1 and rest[other]:
                 go_on((*prefix, other), chance * (1 - kept) * rest[other] / sum(rest))  # type: ignore[arg-type]
 
     for block in blocks(tables, schedule, Drafted(Fraction(1))):
         if block.chance:
-            verify(block, q_of(block), 0, Fraction(1), block.chance)
+            verify(block, 0, Fraction(1), block.chance)
     return out
 
 
@@ -160,46 +129,30 @@ def distance(tables: Tables, found: dict[tuple[int, ...], Fraction]) -> Fraction
     return total / 2
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_what_comes_out_is_the_targets(order: str) -> None:
+@pytest.mark.parametrize("steps", SCHEDULES)
+def test_what_comes_out_is_the_targets(steps: int) -> None:
     for seed in range(20):
         tables = Tables(seed)
-        assert distance(tables, said(tables, ORDERS[order], by_the_rule)) == 0
+        assert distance(tables, said(tables, SCHEDULES[steps])) == 0
 
 
-@pytest.mark.parametrize("order", ["certain 2", "certain 3", "least certain", "right to left", "right two first"])
-def test_the_softmax_of_each_tokens_own_step_is_wrong(order: str) -> None:
-    off = [distance(tables, said(tables, ORDERS[order], naive)) for tables in map(Tables, range(20))]
-    assert max(off) > Fraction(1, 20)
+def test_the_q_of_another_step_is_wrong() -> None:
+    """The last tokens with the distribution that the first step predicted for them."""
+    for steps in (2, 3):
+        off = []
+        for tables in map(Tables, range(20)):
+            found = said(tables, SCHEDULES[steps], lambda _, i, tables=tables: tables.draft((None,) * GAMMA, i))
+            off.append(distance(tables, found))
+        assert max(off) > Fraction(1, 20)
 
 
 def test_a_confidence_that_sees_its_own_token_is_wrong() -> None:
     def late(tables: Tables) -> Callable[[Drafted, int], Fraction]:
         return lambda block, i: tables.confidence(block.tokens, i)
 
-    for order in ("left 1", "left 3", "certain 3"):
-        off = [distance(t, said(t, ORDERS[order], by_the_rule, late(t))) for t in map(Tables, range(20))]
+    for schedule in SCHEDULES.values():
+        off = [distance(t, said(t, schedule, sure_of=late(t))) for t in map(Tables, range(20))]
         assert max(off) > Fraction(1, 20)
-
-
-def test_two_tokens_of_which_the_second_comes_first() -> None:
-    """x_2 is a coin, then x_1 copies it: taken for certain, x_1 = x_2 comes out too often."""
-    half, nothing = (Fraction(1, 2),) * 2, Fraction(0)
-    tables = Tables(0)
-    tables.target = lambda prefix: half  # type: ignore[method-assign]
-    tables.confidence = lambda state, i: Fraction(i < 2)  # type: ignore[method-assign]
-    copies = {(None, None): half, (None, 0): point(0), (None, 1): point(1)}
-    tables.draft = lambda state, i: copies[state[:2]] if i < 2 else half  # type: ignore[method-assign]
-    two_first = Schedule((1, 1, 1), lambda masked, certainty, count: _column(masked, [1, 0, 2]))
-    found = said(tables, two_first, naive)
-    assert sum((chance for text, chance in found.items() if text[:2] == (0, 0)), nothing) == Fraction(3, 8)
-    assert distance(tables, found) == Fraction(1, 4)
-    assert distance(tables, said(tables, two_first, by_the_rule)) == 0
-
-
-def _column(masked: torch.Tensor, order: list[int]) -> torch.Tensor:
-    first = next(i for i in order if masked[0, i])
-    return torch.arange(masked.shape[1])[None] == first
 
 
 # -- the function itself, with its keys, and the acceptance that serves -----------------------------------------------
@@ -208,7 +161,7 @@ SAMPLES, WORDS = 60_000, 4
 
 
 def tensors(seed: int) -> tuple[module.Predict, torch.Tensor]:
-    """A drafter by a table of logits, and the target's distributions [prefix, WORDS] (numbered in base WORDS + 1)."""
+    """A drafter from a table of logits, and the target's distributions [prefix, WORDS] (prefixes in base WORDS + 1)."""
     generator = torch.Generator().manual_seed(seed)
     table = 2 * torch.randn((WORDS + 1) ** GAMMA, GAMMA, WORDS, generator=generator)
     target = (2 * torch.randn((WORDS + 1) ** GAMMA, WORDS, generator=generator)).softmax(-1)
@@ -220,7 +173,7 @@ def number(tokens: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
 
 
 def texts(predict: module.Predict, target: torch.Tensor, schedule: Schedule) -> tuple[Counter, dict]:
-    """Many texts of GAMMA tokens by speculation, counted, and the target's chance of each."""
+    """Counts of texts of GAMMA tokens, and the target's chance of each."""
     each = torch.arange(SAMPLES)
     keys = streams(each[:, None].repeat(1, GAMMA), torch.arange(GAMMA).repeat(SAMPLES, 1), Purpose.DRAFT)
     rules = Rules(torch.ones(SAMPLES))
@@ -253,27 +206,36 @@ def texts(predict: module.Predict, target: torch.Tensor, schedule: Schedule) -> 
     return Counter(map(tuple, out.tolist())), chances
 
 
-@pytest.mark.parametrize("order", ["left 3", "even 2", "certain 2", "certain 3"])
-def test_sampled_texts_follow_the_target(order: str) -> None:
+@pytest.mark.parametrize("steps", [2, 3])
+def test_sampled_texts_follow_the_target(steps: int) -> None:
     predict, target = tensors(3)
-    assert p_value(*texts(predict, target, ORDERS[order]), SAMPLES) > 1e-4
+    assert p_value(*texts(predict, target, SCHEDULES[steps]), SAMPLES) > 1e-4
 
 
 def test_the_sampled_check_sees_a_wrong_q(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "keeps_distribution", lambda at: torch.ones_like(at, dtype=torch.bool))
+    """Each token with the distribution of the one before."""
+    draw = module.draw_independently
+
+    def of_the_step_before(*args: Any, **given: Any) -> Any:
+        tokens, q, certainty = draw(*args, **given)
+        before, latest[0] = latest[0], q
+        return tokens, q if before is None else before, certainty
+
+    latest: list[torch.Tensor | None] = [None]
+    monkeypatch.setattr(module, "draw_independently", of_the_step_before)
     predict, target = tensors(3)
-    assert p_value(*texts(predict, target, ORDERS["certain 3"]), SAMPLES) < 1e-9
+    assert p_value(*texts(predict, target, SCHEDULES[3]), SAMPLES) < 1e-9
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("steps", SCHEDULES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_block_depends_on_its_keys_alone(order: str, temperature: float) -> None:
+def test_a_block_depends_on_its_keys_alone(steps: int, temperature: float) -> None:
     predict, _ = tensors(5)
     keys = torch.randint(2**62, (6, GAMMA), generator=torch.Generator().manual_seed(0))
     heat = torch.tensor([temperature, 1.0, 0.7, 0.0, temperature, 1.0])
-    together = denoise(predict, ORDERS[order], Rules(heat), keys, vocab=None, wants_probs=True)
+    together = denoise(predict, SCHEDULES[steps], Rules(heat), keys, vocab=None, wants_probs=True)
     for i in range(6):
-        alone = denoise(predict, ORDERS[order], Rules(heat[[i]]), keys[[i]], vocab=None, wants_probs=True)
+        alone = denoise(predict, SCHEDULES[steps], Rules(heat[[i]]), keys[[i]], vocab=None, wants_probs=True)
         assert torch.equal(alone[0][0], together[0][i])
         assert_near(alone[2][0], together[2][i], WORDS)
         if heat[i]:
@@ -285,11 +247,8 @@ def test_a_block_depends_on_its_keys_alone(order: str, temperature: float) -> No
 
 
 def test_schedules_reveal_every_token_once() -> None:
-    assert make_schedule("left", 7, 1).counts == (7,)
-    assert make_schedule("left", 7, 2).counts == (1, 6)
-    assert make_schedule("even", 7, 3).counts == (2, 2, 3)
-    assert make_schedule("certain", 7, 7).counts == (1,) * 7
+    assert make_schedule(7, 1) == (7,)
+    assert make_schedule(7, 2) == (1, 6)
+    assert make_schedule(7, 7) == (1,) * 7
     with pytest.raises(ValueError, match=r"1\.\.7.*got 8"):
-        make_schedule("left", 7, 8)
-    with pytest.raises(ValueError, match="left, even, certain, not 'random'"):
-        make_schedule("random", 7, 2)
+        make_schedule(7, 8)

@@ -1,6 +1,4 @@
-"""Texts that a DiffusionDrafter has not read yet: how much of them a step reads, and who drafts meanwhile."""
-
-from __future__ import annotations
+"""Texts that a DiffusionDrafter has not encoded yet: how much a step encodes, and which requests draft meanwhile."""
 
 import dataclasses
 from typing import Any
@@ -16,14 +14,14 @@ from outrider.drafters.diffusion.drafter import DiffusionDrafter
 
 
 def observe_one_each(to: DiffusionDrafter, table: torch.Tensor, texts: torch.Tensor, length: int) -> None:
-    """Steps in which every request gets a token and nobody drafts."""
+    """Steps in which every request gets a token and none drafts."""
     for step in range(length):
         slots = table[:, step].long()
         to.observe(Features(None, texts[:, step], torch.full_like(slots, step), slots))
 
 
 def rows_of_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Rows of each pass from now on."""
+    """Rows of each pass."""
     rows: list[int] = []
     run = DiffusionDrafter._pass
 
@@ -50,7 +48,7 @@ def test_after_a_thousand_steps_without_drafts_a_probe_is_bounded(
     assert max(rows) <= bound + GAMMA * requests
     assert len(rows) == len(drafts)  # no second pass to catch up
     assert not drafts[0].lens.any()
-    assert drafts[0].drafting == requests  # it took its time
+    assert drafts[0].drafting == requests  # the passes take time
     assert drafts[-1].lens.tolist() == [GAMMA] * requests
     whole = make(dataclasses.replace(DIFFUSION, max_positions=2048), slots=requests * 1100)
     for row in range(requests):
@@ -66,7 +64,7 @@ def test_short_backlogs_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     observe(made, table, 3, text(40, 3), 0, 40)
     asking = batch(table, [0, 1, 2, 3], [*LENGTHS, 40])
     lens = [made.propose(asking).lens.ne(0).tolist() for _ in range(4)]
-    assert lens[0] == [True, False, True, False]  # 9, 30, 1 and 40 tokens wait, 32 of them go
+    assert lens[0] == [True, False, True, False]  # 9, 30, 1 and 40 tokens wait; 32 of them are encoded
     assert lens[1:] == [[True, True, True, False], [True] * 4, [True] * 4]
 
 
@@ -87,11 +85,11 @@ def test_on_a_device_a_backlog_is_worked_off_in_steps_of_one_size(
     rows = rows_of_passes(monkeypatch)
     asking = batch(table, list(range(requests)), [150] * requests)
     room = rows_of_a_step(requests)
-    at_most = -(-150 * requests // room) + -(-150 // encoding.MOST)  # the last one's share is not the whole room
+    at_most = -(-150 * requests // room) + -(-150 // encoding.MOST)
     drafts = [made.propose(asking) for _ in range(at_most + 1)]
     assert rows == [room + GAMMA * requests] * len(drafts)
     assert not drafts[0].lens.any()
-    assert drafts[0].drafting == requests  # it took its time
+    assert drafts[0].drafting == requests
     ready = torch.stack([draft.lens for draft in drafts])
     assert ready[-1].tolist() == [GAMMA] * requests
     assert (ready.diff(dim=0) >= 0).all()
@@ -105,9 +103,9 @@ def rows_of_a_step(requests: int) -> int:
 
 
 @pytest.mark.usefixtures("device")
-def test_on_a_device_those_that_keep_up_draft_whatever_others_lack(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that commit as much as they can, beside one request that has a long way to go."""
-    monkeypatch.setattr(encoding, "ROOM", 8)  # for no more than is committed
+def test_on_a_device_a_backlog_does_not_stop_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other requests commit as much as they can, while one has much to catch up."""
+    monkeypatch.setattr(encoding, "ROOM", 8)  # no room beyond committed tokens
     monkeypatch.setattr(encoding, "MOST", 8)
     made, others = make(dataclasses.replace(DIFFUSION, max_positions=512)), 7
     table = page_table(rows=8, context=200)
@@ -118,7 +116,7 @@ def test_on_a_device_those_that_keep_up_draft_whatever_others_lack(monkeypatch: 
     for step in range(30):
         lagging = made.propose(batch(table, list(range(8)), lens)).lens.tolist()
         assert lagging[:others] == [GAMMA] * others
-        assert (lagging[others] == GAMMA) == (step >= 60 / (GAMMA + 1) - 1)  # its share is what nobody else commits
+        assert (lagging[others] == GAMMA) == (step >= 60 / (GAMMA + 1) - 1)
         for row in range(others):
             observe(made, table, row, texts[row], lens[row], lens[row] + GAMMA + 1)
             lens[row] += GAMMA + 1
@@ -126,7 +124,7 @@ def test_on_a_device_those_that_keep_up_draft_whatever_others_lack(monkeypatch: 
 
 @pytest.mark.usefixtures("device")
 def test_on_a_device_prompts_are_encoded_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whole, and one behind a prefix that nobody has encoded: its new tokens' share goes to the prefix first."""
+    """One whole prompt, and one after an unencoded prefix, which is encoded first."""
     monkeypatch.setattr(encoding, "BACKLOG", 1000)
     made, whole, table = make(DIFFUSION), make(DIFFUSION), page_table(context=160)
     whole.on_host = True
@@ -136,7 +134,7 @@ def test_on_a_device_prompts_are_encoded_when_they_are_read(monkeypatch: pytest.
         observe(one, table, 0, texts[0], 0, 150)
         observe(one, table, 1, texts[1], 0, 120)
     made.prefilled(Prefilled(table, rows, torch.tensor(lens), [150, 20], 150))
-    assert [int(made.encoded[table[row, :160].long()].sum()) for row in (0, 1)] == [50, 120]  # short ones first
+    assert [int(made.encoded[table[row, :160].long()].sum()) for row in (0, 1)] == [50, 120]
     assert not made.encoded[table[0, 50:].long()].any()
     made.prefilled(Prefilled(table, rows[:1], torch.tensor([150]), [100], 150))
     asking = batch(table, [0, 1], lens, 0.9)
@@ -146,7 +144,7 @@ def test_on_a_device_prompts_are_encoded_when_they_are_read(monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("device")
-def test_on_a_device_padding_goes_to_the_slot_of_nobody() -> None:
+def test_on_a_device_padding_goes_to_the_unused_slot() -> None:
     made, table = observed(DIFFUSION)
     for keys, values in made.pools:
         keys.normal_()

@@ -1,6 +1,4 @@
-"""Drafting by graphs, where a graph is what would be captured, run again on the same buffers."""
-
-from __future__ import annotations
+"""Drafting by graphs; a replay runs the captured function again on the same buffers."""
 
 from dataclasses import replace
 
@@ -18,7 +16,7 @@ SIZES, REQUESTS, CONTEXT = (1, 2, 4, 7), 7, 32
 
 
 def record(forward):
-    """Replacement of a capture by CUDA; results lie where those of the first run do, as a graph's."""
+    """Replaces CUDA's capture; results go to the first run's buffers."""
     made = forward()
 
     def replay():
@@ -41,7 +39,7 @@ def drafter(request):
 
 
 def batch_of(count: int, table: torch.Tensor, gamma: int, kinds: torch.Tensor, *names: str) -> DraftBatch:
-    """Greedy and sampled requests with rules of these names; keys for longer drafts, as beside a lookup."""
+    """Greedy and sampled requests with these rules; keys for longer drafts, as with a lookup."""
     filters = {
         "top_ks": torch.randint(1, 9, (count,)),
         "top_ps": torch.rand(count),
@@ -65,12 +63,12 @@ def room_of(drafter) -> torch.Tensor:
     return torch.full((REQUESTS, drafter.gamma, drafter.model.config.logit_size), torch.nan)
 
 
-def test_a_replay_drafts_what_drafting_does(drafter):
+def test_a_replay_gives_the_drafters_drafts(drafter):
     table = torch.zeros(REQUESTS + 1, CONTEXT, dtype=torch.int32)
     table[1:] = 1 + torch.randperm(REQUESTS * CONTEXT).view(-1, CONTEXT)
     graphs = DraftGraphs(drafter._propose, SIZES, table, drafter.gamma, room_of(drafter), record)
     kinds = [(), ("decided",), ("top_ks", "top_ps", "decided"), ("top_ps",), ("top_ks", "min_ps", "decided")]
-    for step, count in enumerate((7, 1, 3, 2, 5, 1, 4, 6)):  # what a larger batch has left must not show
+    for step, count in enumerate((7, 1, 3, 2, 5, 1, 4, 6)):  # leftovers of a larger batch must not matter
         batch = batch_of(count, table, drafter.gamma, torch.rand(count) < 0.7, *kinds[step % len(kinds)])
         before = [pool.clone() for pair in drafter.pools for pool in pair]
         tokens, probs, confidence = drafter._propose(batch)
@@ -85,14 +83,13 @@ def test_a_replay_drafts_what_drafting_does(drafter):
             assert_near(replayed[1][:count][~batch.decided], probs[~batch.decided], TERMS)
         assert_near(replayed[2], confidence, TERMS)
         for pool, wanted in zip((pool for pair in drafter.pools for pool in pair), after, strict=True):
-            assert_near(pool[1:], wanted[1:], TERMS)  # slot 0 is nobody's
+            assert_near(pool[1:], wanted[1:], TERMS)
         kept = replayed[0].clone()
         graphs.propose(batch_of(count, table, drafter.gamma, torch.ones(count, dtype=torch.bool)))
-        assert torch.equal(replayed[0], kept)  # the next replay does not write into the tokens that this one gave
+        assert torch.equal(replayed[0], kept)
 
 
-def test_rules_that_are_the_same_tensors_are_taken_once(drafter):
-    """And others at once."""
+def test_rules_are_copied_only_when_their_tensors_change(drafter):
     table = 1 + torch.randperm((REQUESTS + 1) * CONTEXT).view(-1, CONTEXT).int() % (REQUESTS * CONTEXT)
     graphs = DraftGraphs(drafter._propose, SIZES, table, drafter.gamma, room_of(drafter), record)
     batch = batch_of(3, table, drafter.gamma, torch.ones(3, dtype=torch.bool), "top_ks", "decided")
@@ -100,11 +97,11 @@ def test_rules_that_are_the_same_tensors_are_taken_once(drafter):
     greedy = drafter._propose(replace(one, temperatures=torch.zeros(3), all_greedy=True))[0]
     for given, expected in ((batch, drafter._propose(batch)[0]), (one, greedy), (one, greedy)):
         assert torch.equal(graphs.propose(given)[0], expected)
-    one.top_ks.fill_(1 << 30)  # a running request's do not change; were they read again, this would show
+    one.top_ks.fill_(1 << 30)  # the change shows if rules are read again
     assert torch.equal(graphs.propose(one)[0], greedy)
 
 
-def test_what_no_graph_fits_is_drafted_without(drafter):
+def test_batches_without_a_graph_are_drafted_directly(drafter):
     table = torch.zeros(REQUESTS + 2, CONTEXT, dtype=torch.int32)
     graphs = DraftGraphs(drafter._propose, SIZES, table, drafter.gamma, room_of(drafter), record)
     plain = batch_of(3, table, drafter.gamma, torch.ones(3, dtype=torch.bool))
@@ -120,7 +117,7 @@ def test_on_a_gpu_heads_of_any_published_size_are_drafted_by_graphs(dim, monkeyp
     assert made.reserve_probs(4) is not None
 
 
-def test_on_a_cpu_nothing_is_captured(drafter):
+def test_on_a_cpu_no_graph_is_captured(drafter):
     assert drafter.reserve_probs(SIZES[-1]) is None
     drafter.capture(SIZES, torch.zeros(2, CONTEXT, dtype=torch.int32))
     assert drafter.graphs is None

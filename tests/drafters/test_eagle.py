@@ -1,6 +1,4 @@
-"""EagleDrafter: the chain of the paper, whatever came before, for folders of every layout."""
-
-from __future__ import annotations
+"""EagleDrafter: the chain of the paper, for folders of every layout."""
 
 import dataclasses
 import json
@@ -74,7 +72,7 @@ def observed(layout: str, folder: Path) -> tuple[EagleDrafter, torch.Tensor]:
 
 
 @pytest.mark.usefixtures("compiled", "place")
-def test_drafts_are_the_papers(layout: str, tmp_path: Path) -> None:
+def test_drafts_equal_the_paper(layout: str, tmp_path: Path) -> None:
     made, table = observed(layout, tmp_path)
     asking = batch(table, [0, 1, 2], list(LENGTHS))
     draft = made.propose(asking)
@@ -90,7 +88,7 @@ def test_drafts_are_the_papers(layout: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_drafts_are_those_of_sglangs_module(tmp_path: Path) -> None:
+def test_drafts_equal_sglangs_module(tmp_path: Path) -> None:
     """SGLang reads no `speculators` folders."""
     names = ["authors", "specforge", "whole"]
     folders = [save_eagle(tmp_path / name, name) for name in names]
@@ -110,9 +108,9 @@ def test_drafts_are_those_of_sglangs_module(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("place")
-def test_whatever_came_before_drafts_are_those_of_a_fresh_start(layout: str, tmp_path: Path) -> None:
-    """Prompts in chunks, steps with and without drafts, drafts that were not taken, a prefix of another request, slots
-    that others had before, and a request that lost its place and comes back in other slots."""
+def test_drafts_do_not_depend_on_earlier_requests(layout: str, tmp_path: Path) -> None:
+    """Chunks, steps with and without drafts, rejected drafts, another request's prefix, reused slots, and a retracted
+    request."""
     used, slots = make(layout, tmp_path), pages().flatten()
     generator = torch.Generator().manual_seed(0)
 
@@ -120,7 +118,7 @@ def test_whatever_came_before_drafts_are_those_of_a_fresh_start(layout: str, tmp
         return int(torch.randint(sides, (), generator=generator))
 
     for _ in range(3):
-        table = slots[torch.randperm(len(slots), generator=generator)].view(4, -1)  # the same slots, of other requests
+        table = slots[torch.randperm(len(slots), generator=generator)].view(4, -1)  # the same slots, reused
         lens = dict.fromkeys(range(3), 0)
         while min(lens.values()) < 40:
             row = dice(len(lens))
@@ -146,7 +144,7 @@ def test_whatever_came_before_drafts_are_those_of_a_fresh_start(layout: str, tmp
 
 @pytest.mark.usefixtures("place")
 def test_a_prefix_is_shared_by_requests_that_go_on_differently(tmp_path: Path) -> None:
-    """The row of the first token of one's own is not at a shared slot, although its features are."""
+    """The row of its first own token is not at a shared slot, although its features are."""
     used, table = make("wide", tmp_path), pages()
     observe(used, "wide", table, 0, 0, 20)
     table[1, :20] = table[0, :20]
@@ -183,7 +181,7 @@ def test_a_depth_shortens_the_same_draft(layout: str, temperature: float, tmp_pa
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.usefixtures("place")
-def test_those_that_are_not_asked_get_no_draft(layout: str, temperature: float, tmp_path: Path) -> None:
+def test_unselected_requests_get_no_draft(layout: str, temperature: float, tmp_path: Path) -> None:
     made, table = observed(layout, tmp_path)
     asking = batch(table, [2, 0, 1], [1, 9, 30], temperature)
     everyone = made.propose(asking)
@@ -218,7 +216,7 @@ def test_tokens_follow_q_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_bfloat16_heads_draft_like_float32_ones(tmp_path: Path) -> None:
-    """Their weights are rounded to 8 bits on a CPU."""
+    """On a CPU their weights are rounded to 8 bits."""
     folder = save_eagle(tmp_path, "wide")
     drafts = []
     for dtype in (torch.float32, torch.bfloat16):
@@ -231,7 +229,7 @@ def test_bfloat16_heads_draft_like_float32_ones(tmp_path: Path) -> None:
 
 
 def test_a_draft_vocabulary_in_another_order_is_sorted(tmp_path: Path) -> None:
-    """A strictly increasing one is what acceptance asks for."""
+    """Acceptance needs a strictly increasing one."""
     from safetensors.torch import save_file
 
     made, table = observed("authors", tmp_path)
@@ -255,8 +253,8 @@ def test_layers_and_kind_of_each_layout(layout: str, tmp_path: Path) -> None:
     assert EagleDrafter.load(target_of(layout), folder, gamma=GAMMA).target_layers == tuple(LAYER_IDS)
 
 
-def test_default_layers_are_those_of_sglang_and_vllm(tmp_path: Path) -> None:
-    """They enter layers 2, n / 2 and n - 3."""
+def test_default_layers_equal_sglangs_and_vllms(tmp_path: Path) -> None:
+    """The inputs of layers 2, n / 2 and n - 3."""
     folder = save_eagle(tmp_path, "authors", eagle_config=None)
     made = EagleDrafter.load(target_of("authors", num_hidden_layers=32), folder, gamma=GAMMA)
     assert made.target_layers == (1, 15, 28)
@@ -279,14 +277,14 @@ def test_default_layers_are_those_of_sglang_and_vllm(tmp_path: Path) -> None:
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}}, r"must rise within 0\.\.4"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_mismatches_are_refused_by_name(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     folder = save_eagle(tmp_path, "authors", **changes)
     with pytest.raises(CheckpointError, match=message) as refused:
         EagleDrafter.load(target_of("authors"), folder, gamma=GAMMA)
     assert "\n" not in str(refused.value)
 
 
-def test_tensors_that_lack_or_are_not_known_are_refused_by_name(tmp_path: Path) -> None:
+def test_missing_and_unknown_tensors_are_refused_by_name(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     save_eagle(tmp_path, "authors")
@@ -315,7 +313,7 @@ def test_the_first_folders_call_themselves_a_llama(tmp_path: Path) -> None:
         networks.kind_of(folder)
 
 
-def test_memory_is_what_the_drafter_has(layout: str, tmp_path: Path) -> None:
+def test_the_estimated_memory_is_the_drafters(layout: str, tmp_path: Path) -> None:
     made, network = make(layout, tmp_path), None
     network = made.network
     told = registry.memory("eagle3", str(tmp_path), lookup_gamma=4, dtype=torch.float32)

@@ -1,6 +1,4 @@
-"""`outrider train eagle3`: steps of training are those of drafting, runs, and folders that load."""
-
-from __future__ import annotations
+"""`outrider train eagle3`: training steps equal drafting steps; runs; folders that load."""
 
 import argparse
 import csv
@@ -52,15 +50,15 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def target_of(layout: str) -> Any:
-    """Embedding and head; what the training forward takes of a target, and what the drafter does."""
+    """For the training forward, and for the drafter."""
     size = flat(layout)["hidden_size"]
     embedding, head = torch.randn(2, VOCAB, size, generator=torch.Generator().manual_seed(7))
     return SimpleNamespace(embedding=embedding, head=head, device=torch.device("cpu"))
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
-def test_each_step_of_training_is_that_of_the_served_drafter(layout: str, tmp_path: Path) -> None:
-    """Texts of several lengths, drafted for at a temperature; the drafted tokens are then the answer trained on."""
+def test_each_training_step_equals_the_served_drafters(layout: str, tmp_path: Path) -> None:
+    """Drafts of texts of several lengths serve as training answers."""
     folder, target = save_eagle(tmp_path, layout), target_of(layout)
     config = SimpleNamespace(model_type="llama", num_hidden_layers=6, vocab_size=VOCAB)
     served = EagleDrafter.load(make_target(config, target.embedding, target.head), folder, gamma=GAMMA)
@@ -81,30 +79,30 @@ def test_each_step_of_training_is_that_of_the_served_drafter(layout: str, tmp_pa
     maker, sequences = BatchMaker(model.config, model.vocab, device=torch.device("cpu"), tile=2), []
     for row, text in enumerate(texts):
         tokens = torch.cat([text, asking.anchors[row : row + 1], drafted.tokens[row]])
-        later = torch.randn(GAMMA + 1, width, generator=draw) * 100  # no step may look at them
+        later = torch.randn(GAMMA + 1, width, generator=draw) * 100  # no step may read them
         none = torch.zeros(len(tokens) - 1, 1)
         sequences.append(Sequence(tokens, 1, torch.cat([hidden[row], later]), none.long(), none))
     anchors = [torch.tensor([5, 20, 30]), torch.tensor([1]), torch.tensor([2, 9]), torch.tensor([100, 190, 200])]
     step = maker.cut(sequences, anchors, GAMMA)
     states = hidden_states(model, frozen, step, GAMMA)
-    found = (states.detach() @ frozen.head.T / TEMPERATURE).softmax(-1)[[2, 3, 5, 8]]
-    assert_near(found, drafted.probs, TERMS)
-    assert float((found[:, 0] - found[:, 1]).abs().max()) > 0.01
+    q = (states.detach() @ frozen.head.T / TEMPERATURE).softmax(-1)[[2, 3, 5, 8]]
+    assert_near(q, drafted.probs, TERMS)
+    assert float((q[:, 0] - q[:, 1]).abs().max()) > 0.01
 
 
-def test_a_head_in_bfloat16_says_what_one_in_float32_says(tmp_path: Path) -> None:
-    """`bench drafters` runs it without autocast: its rotary table has to be of its weights' type."""
+def test_bfloat16_and_float32_heads_agree(tmp_path: Path) -> None:
+    """Without autocast the rotary table must have the weights' type."""
     folder, target = save_eagle(tmp_path), target_of("authors")
     tokens, draw = torch.arange(3, 33), torch.Generator().manual_seed(5)
     hidden = torch.randn(len(tokens) - 1, len(LAYER_IDS) * target.embedding.shape[1], generator=draw)
-    none, found = torch.zeros(len(tokens) - 1, 1), []
+    none, outputs = torch.zeros(len(tokens) - 1, 1), []
     for dtype in (torch.float32, torch.bfloat16):
         model = EagleModel.load(folder, 6, target.embedding.shape, dtype=dtype)
         given = {"embedding": target.embedding.to(dtype), "head": target.head.to(dtype), "device": target.device}
         maker = BatchMaker(model.config, model.vocab, device=target.device, tile=2)
         step = maker.cut([Sequence(tokens, 1, hidden, none.long(), none)], [torch.tensor([4, 20])], GAMMA)
-        found.append(hidden_states(model, frozen_part(model, SimpleNamespace(**given)), step, GAMMA).float())
-    assert torch.cosine_similarity(*found, dim=-1).min() > 0.99
+        outputs.append(hidden_states(model, frozen_part(model, SimpleNamespace(**given)), step, GAMMA).float())
+    assert torch.cosine_similarity(*outputs, dim=-1).min() > 0.99
 
 
 @pytest.mark.slow
@@ -156,7 +154,7 @@ def test_sglangs_module_drafts_the_same_with_the_folder(
 
 @pytest.mark.slow
 def test_a_published_head_goes_on(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
-    """One with biases, norms of queries and keys, and an embedding and a head of its own, which stay as they are."""
+    """With biases, norms of queries and keys, and its own embedding and head."""
     first = save_eagle(tmp_path / "published", "speculators")
     args = arguments(target_folder, prompts, tmp_path / "run", "--start", str(first), "--steps", "4")
     args.target_layers = None
@@ -174,7 +172,7 @@ def test_a_published_head_goes_on(target_folder: Path, prompts: Path, tmp_path: 
         train.run(args)
 
 
-def test_what_cannot_be_trained_is_refused(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
+def test_untrainable_heads_are_refused(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="an EAGLE-3 head has one layer, not --draft-layers 2"):
         train.run(arguments(target_folder, prompts, tmp_path / "run", "--draft-layers", "2"))
     wide = save_eagle(tmp_path / "wide", "wide")
@@ -198,7 +196,7 @@ def test_what_cannot_be_trained_is_refused(target_folder: Path, prompts: Path, t
 
 @pytest.mark.parametrize("layout", ["authors", "specforge", "whole"])
 def test_a_folder_of_speculators_drafts_the_same(layout: str, target_folder: Path, tmp_path: Path) -> None:
-    """It has an embedding and a head of its own, and every field that vLLM asks for."""
+    """It has every field that vLLM requires."""
     folder, made = save_eagle(tmp_path / "head", layout), tmp_path / "made"
     parser = argparse.ArgumentParser()
     add_export_arguments(parser)

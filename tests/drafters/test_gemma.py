@@ -1,6 +1,4 @@
-"""DSpark drafters for Gemma 4 targets, and scaled rotary embeddings, beside transformers' own modules."""
-
-from __future__ import annotations
+"""DSpark drafters for Gemma 4 targets, compared with transformers' modules."""
 
 import dataclasses
 from pathlib import Path
@@ -38,9 +36,9 @@ GEMMA_12B: dict[str, Any] = {
     },
     "tie_word_embeddings": False, "use_double_wide_mlp": False, "vocab_size": 262144,
 }  # fmt: skip
-"""config.json of deepseek-ai/dspark_gemma4_12b_block7, as far as a loader reads it."""
+"""config.json of deepseek-ai/dspark_gemma4_12b_block7, the fields that a loader reads."""
 STORED_BYTES = 6_860_897_028
-"""Tensors of its model.safetensors."""
+"""Tensor bytes of its model.safetensors."""
 SMALL = GEMMA_12B | {
     "global_head_dim": 32, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "markov_rank": 8,
     "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2, "target_layer_ids": [1, 3], "num_target_layers": 6,
@@ -62,24 +60,24 @@ def test_its_tensors_are_as_many_bytes_as_the_published_file() -> None:
     with torch.device("meta"):
         model = BlockModel(BlockConfig.from_json(GEMMA_12B | {"max_position_embeddings": 8}))
     numbers = sum(value.numel() for value in model.state_dict().values())
-    shared = 2 * model.config.vocab_size * model.config.hidden_size  # embedding and head
-    assert 0 < STORED_BYTES - 2 * (numbers + shared) < 10_000  # its header
+    shared = 2 * model.config.vocab_size * model.config.hidden_size
+    assert 0 < STORED_BYTES - 2 * (numbers + shared) < 10_000  # the file's header
     stored = {name: value for name, value in to_plain(made(SMALL)).items() if "layers.0.self_attn" in name}
     assert [name.split(".")[3] for name in stored] == ["q_proj", "k_proj", "q_norm", "k_norm", "o_proj"]
 
 
 @pytest.mark.parametrize("config", [SMALL, SEPARATE], ids=["values are keys", "values of their own"])
-def test_a_draft_is_what_transformers_modules_give(config: dict[str, Any]) -> None:
+def test_a_draft_equals_transformers_modules(config: dict[str, Any]) -> None:
     model, generator = made(config), torch.Generator().manual_seed(1)
     ours = model.config
     rows = torch.randn(96, 64, generator=generator) * 0.3
     states = torch.randn(POSITIONS, 128, generator=generator)
     drafter = BlockDrafter(model, embedding=rows, head=rows)
-    assert drafter.compiled is None  # whose kernels know no such layers
+    assert drafter.compiled is None  # the kernels lack these layers
     drafter.allocate(64)
     place, one = torch.arange(POSITIONS), torch.tensor([0])
     drafter.observe(Features(states, place, place, place))
-    found = drafter.propose(
+    draft = drafter.propose(
         DraftBatch(
             anchors=one + 3, seq_lens=one + POSITIONS, page_table=torch.arange(64).int()[None], rows=one,
             temperatures=torch.ones(1), keys=torch.arange(7)[None],
@@ -90,9 +88,9 @@ def test_a_draft_is_what_transformers_modules_give(config: dict[str, Any]) -> No
     logits = torch.tanh(logits / ours.logit_cap) * ours.logit_cap if ours.logit_cap else logits
     markov = model.markov_head
     assert markov is not None
-    before = torch.cat([one + 3, found.tokens[0, :-1]])
+    before = torch.cat([one + 3, draft.tokens[0, :-1]])
     logits = logits + markov.w1.weight[before] @ markov.w2.weight.T
-    assert_near(found.probs[0], logits.softmax(-1), TERMS)
+    assert_near(draft.probs[0], logits.softmax(-1), TERMS)
 
 
 def reference(
@@ -135,7 +133,7 @@ def reference(
 
 
 @pytest.mark.parametrize("save", [save_plain, save_compact])
-def test_it_survives_being_stored(save: Any, tmp_path: Path) -> None:
+def test_folders_round_trip(save: Any, tmp_path: Path) -> None:
     model = made(SMALL).bfloat16()
     save(model, tmp_path)
     again = load(tmp_path)
@@ -153,7 +151,7 @@ ROPES = [
 
 
 @pytest.mark.parametrize("rope", ROPES, ids=lambda rope: rope["rope_type"])
-def test_a_scaled_rotary_embedding_is_transformers_own(rope: dict[str, Any]) -> None:
+def test_a_scaled_rotary_embedding_equals_transformers(rope: dict[str, Any]) -> None:
     config = BlockConfig.from_json(TINY.to_json() | {"rope_parameters": rope | {"rope_theta": 5e4}})
     assert BlockConfig.from_json(config.to_json()) == config
     other = LlamaConfig(
@@ -162,10 +160,10 @@ def test_a_scaled_rotary_embedding_is_transformers_own(rope: dict[str, Any]) -> 
     )  # fmt: skip
     positions = torch.arange(config.max_positions)
     cos, sin = LlamaRotaryEmbedding(other)(torch.zeros(1), positions[None])
-    found = Rotary(config).rows(positions)
+    rows = Rotary(config).rows(positions)
     half = config.head_dim // 2
-    torch.testing.assert_close(found[0][:, 0], cos[0])
-    torch.testing.assert_close(found[1][:, 0, half:], sin[0, :, half:])
+    torch.testing.assert_close(rows[0][:, 0], cos[0])
+    torch.testing.assert_close(rows[1][:, 0, half:], sin[0, :, half:])
     assert not torch.allclose(cos[0], Rotary(dataclasses.replace(config, rope={})).rows(positions)[0][:, 0])
 
 
@@ -179,6 +177,6 @@ def test_a_scaled_rotary_embedding_is_transformers_own(rope: dict[str, Any]) -> 
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "rotates a part of each head"),
     ],
 )
-def test_what_is_not_built_is_refused_by_name(change: dict[str, Any], message: str) -> None:
+def test_unsupported_settings_are_refused_by_name(change: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         BlockConfig.from_json(SMALL | change)

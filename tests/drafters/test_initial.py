@@ -1,6 +1,4 @@
-"""Sequence initialisation: who drafts follows from the length of each answer, and drafts are the model's own."""
-
-from __future__ import annotations
+"""Sequence initialisation: each answer's length decides whether the model drafts."""
 
 import dataclasses
 from pathlib import Path
@@ -21,7 +19,6 @@ ANSWERED = [15, 16, 1]
 
 
 def diffusion(folder: Path, **options: int) -> Drafter:
-    """The drafter that the registry makes."""
     save_compact(make_diffusion(DIFFUSION), folder)
     config = SimpleNamespace(model_type="llama", hidden_size=32, num_hidden_layers=6, vocab_size=96)
     target = make_target(config, torch.randn(96, 32, generator=torch.Generator().manual_seed(2)))
@@ -29,7 +26,7 @@ def diffusion(folder: Path, **options: int) -> Drafter:
 
 
 def batch(drafter: Drafter, *, temperature: float = 1.0) -> DraftBatch:
-    """Three requests whose texts the drafter has observed, the second of which repeats itself."""
+    """Three requests with observed texts, the second repetitive."""
     drafter.allocate(1024)
     table = torch.arange(3 * 48).view(3, 48).int()
     for row, length in enumerate(LENGTHS):

@@ -1,6 +1,4 @@
-"""Lookup beside a model: who drafts, that q is what was drawn from, and that a choice never looks at the draw."""
-
-from __future__ import annotations
+"""Lookup together with a model: q is the drawn distribution, and choices never depend on the draw."""
 
 import pytest
 import torch
@@ -18,7 +16,7 @@ OUTSIDE = [5, 2, 9] * 8  # 2 is not in the model's vocabulary
 
 
 class Model(Drafter):
-    """Draws 7 whatever stands before, and says how sure it is of it."""
+    """Always draws 7, with a confidence that depends on the token before."""
 
     def __init__(self, sure: float):
         self.gamma, self.sure = GAMMA, sure
@@ -71,7 +69,7 @@ def propose(
     return draft, model
 
 
-def test_the_model_is_asked_only_where_the_text_does_not_repeat_itself():
+def test_the_model_drafts_only_where_the_text_does_not_repeat():
     draft, model = propose([LOOPING, FRESH, LOOPING], [0.0, 0.0, 0.0])
     assert model.asked == [1]
     assert draft.tokens.tolist() == [[5, 7, 9, 5], [7, 7, 7, 7], [5, 7, 9, 5]]
@@ -81,12 +79,11 @@ def test_the_model_is_asked_only_where_the_text_does_not_repeat_itself():
 
 
 def test_an_unsure_lookup_gives_way_to_a_surer_model():
-    once = [5, 7, 9, 1, 2, 3, 4, 5, 7]  # seen once, two tokens long
+    once = [5, 7, 9, 1, 2, 3, 4, 5, 7]
     assert propose([once], [1.0], sure=0.05)[0].tokens[0, 0] == 9
     assert propose([once], [1.0], sure=0.99)[0].tokens[0, 0] == 7
-    assert (
-        propose([once], [1.0], sure=0.99, expected_run_length=0.1)[0].tokens[0, 0] == 9
-    )  # nothing follows its first token
+    draft = propose([once], [1.0], sure=0.99, expected_run_length=0.1)[0]
+    assert draft.tokens[0, 0] == 9  # the model's drafts end after one token
 
 
 def test_q_is_a_point_mass_where_the_lookup_drafted():
@@ -97,7 +94,7 @@ def test_q_is_a_point_mass_where_the_lookup_drafted():
     assert torch.equal(draft.probs[1, :, 3], torch.full((GAMMA,), 0.5))
 
 
-def test_a_sampled_lookup_ends_before_a_token_that_q_cannot_name():
+def test_a_sampled_lookup_ends_before_a_token_outside_q():
     draft, _ = propose([OUTSIDE, FRESH], [1.0, 1.0])
     assert draft.tokens[0].tolist() == [5, 2, 9, 5]
     assert draft.lens.tolist() == [1, GAMMA]
@@ -106,7 +103,7 @@ def test_a_sampled_lookup_ends_before_a_token_that_q_cannot_name():
 
 
 def test_the_choice_depends_on_the_first_confidence_alone():
-    """Confidence in later tokens depends on the first draw; choosing by it would bias that draw."""
+    """Later confidences depend on the first draw; choosing by them would bias it."""
 
     class Hopeful(Model):
         def propose(self, batch: DraftBatch) -> Draft:
@@ -145,7 +142,7 @@ def test_a_lookup_may_be_longer_than_the_models_drafts():
     assert propose([LOOPING], [1.0], length=LONG)[0].lens.tolist() == [LONG]
 
 
-def test_lookups_beside_drafts_with_q_are_as_short_as_q():
+def test_lookups_in_a_batch_with_q_are_as_short_as_q():
     draft, _ = propose([LOOPING, LOOPING, FRESH], [0.0, 1.0, 1.0], length=LONG)
     assert draft.probs.shape == (3, GAMMA, len(VOCAB))
     assert draft.tokens.shape == draft.confidence.shape == (3, LONG)
@@ -155,11 +152,10 @@ def test_lookups_beside_drafts_with_q_are_as_short_as_q():
 
 
 def test_q_may_be_shorter_than_the_models_drafts():
-    """The model drafted fewer tokens than it can."""
-    found, _ = propose([LOOPING, LOOPING, LOOPING], [0.0] * 3, length=LONG)
+    draft, _ = propose([LOOPING, LOOPING, LOOPING], [0.0] * 3, length=LONG)
     q = torch.full((1, 2, len(VOCAB)), 0.1)
     drafted = Draft(torch.full((1, 2), 7), torch.tensor([2]), torch.full((1, 2), 0.5), q, VOCAB).widened(GAMMA)
-    merged = merge(found, drafted, torch.tensor([2]), torch.tensor([True]), torch.tensor([0.0, 1.0, 1.0]))
+    merged = merge(draft, drafted, torch.tensor([2]), torch.tensor([True]), torch.tensor([0.0, 1.0, 1.0]))
     assert merged.lens.tolist() == [2, 2, 2]
     assert merged.probs.shape == (3, 2, len(VOCAB))
     column = torch.searchsorted(VOCAB, merged.tokens[1, :2])
@@ -172,8 +168,8 @@ def test_lookups_shorter_than_the_models_drafts_are_refused():
         LookupFirst(NgramDrafter(3), Model(0.5), expected_run_length=2.0)
 
 
-def test_the_model_drafts_only_for_those_that_are_asked() -> None:
-    """Lookups are there all the same; the others' drafts are what they would be among all."""
+def test_the_model_drafts_only_for_selected_requests() -> None:
+    """Lookups remain, and drafts do not depend on the selection."""
     texts, heat = [FRESH, LOOPING, FRESH, LOOPING], [0.0] * 4
     everyone, _ = propose(texts, heat)
     some, model = propose(texts, heat, draft_mask=[True, True, False, False])
@@ -191,10 +187,10 @@ def test_the_model_drafts_only_for_those_that_are_asked() -> None:
 
 @pytest.mark.parametrize("with_probs", [True, False])
 def test_on_a_device_the_choice_is_the_same(with_probs):
-    """There the model drafts for all, and who takes its draft is decided for each."""
+    """On a device the model drafts for all."""
     generator = torch.Generator().manual_seed(0)
     count, wide = 40, LONG if not with_probs else GAMMA
-    found = Draft(
+    draft = Draft(
         torch.randint(0, 10, (count, wide), generator=generator),
         torch.randint(0, wide + 1, (count,), generator=generator),
         torch.rand(count, wide, generator=generator),
@@ -209,11 +205,11 @@ def test_on_a_device_the_choice_is_the_same(with_probs):
     )
     better = torch.rand(count, generator=generator) < 0.5
     temperatures = torch.rand(count, generator=generator).round()
-    expected = merge(found, drafted, torch.arange(count), better, temperatures)
-    got = choose_each(found, drafted, better)
+    expected = merge(draft, drafted, torch.arange(count), better, temperatures)
+    got = choose_each(draft, drafted, better)
     drafts = torch.arange(wide) < expected.lens[:, None]
-    assert torch.equal(got.lens, torch.where(better, GAMMA, found.lens))
-    assert (got.lens >= expected.lens).all()  # a lookup said to be a point mass may have tokens that q cannot
+    assert torch.equal(got.lens, torch.where(better, GAMMA, draft.lens))
+    assert (got.lens >= expected.lens).all()  # a point-mass lookup may have tokens that q lacks
     assert torch.equal(got.tokens[drafts], expected.tokens[drafts])
     assert torch.equal(got.confidence, expected.confidence)
     assert torch.equal(got.looked_up, expected.looked_up)

@@ -1,6 +1,4 @@
-"""The fused loss and its gradients against dense distributions and autograd."""
-
-from __future__ import annotations
+"""The fused loss and its gradients, compared with dense distributions and autograd."""
 
 import pytest
 import torch
@@ -84,13 +82,13 @@ def test_survival_is_the_chance_that_verification_gets_there() -> None:
     torch.testing.assert_close(survival(accept, place), expected, atol=1e-6, rtol=1e-6)
 
 
-def test_position_weights_fall_as_told() -> None:
+def test_position_weights_decay() -> None:
     torch.testing.assert_close(position_weights(3, 2.0), torch.tensor([1.0, 0.606531, 0.367879]))
     assert torch.equal(position_weights(3, float("inf")), torch.ones(3))
 
 
 def test_log_partitions_are_not_rounded_to_bfloat16() -> None:
-    """Rows whose logits are exact in bfloat16 and far from 0: only the partition could be wrong."""
+    """The logits are exact in bfloat16 and far from 0."""
     torch.manual_seed(0)
     hidden = torch.full((64, 1), 16.0).bfloat16()
     head = (torch.randint(-8, 9, (4000, 1)) / 16).bfloat16()  # logits -8, -7, …, 8

@@ -1,6 +1,4 @@
-"""MtpDrafter: the chain of Transformers' own layer, for checkpoints of every layout; what it refuses."""
-
-from __future__ import annotations
+"""MtpDrafter: the chain of Transformers' layer, for checkpoints of every layout, and its refusals."""
 
 import dataclasses
 import json
@@ -66,7 +64,7 @@ def observed(layout: str, folder: Path) -> tuple[MtpDrafter, torch.Tensor]:
 
 
 @pytest.mark.usefixtures("compiled", "place")
-def test_drafts_are_those_of_transformers_layer(layout: str, tmp_path: Path) -> None:
+def test_drafts_equal_transformers_layer(layout: str, tmp_path: Path) -> None:
     made, table = observed(layout, tmp_path)
     asking = batch(table, [0, 1, 2], list(LENGTHS))
     draft = made.propose(asking)
@@ -81,7 +79,7 @@ def test_drafts_are_those_of_transformers_layer(layout: str, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_drafts_are_those_of_sglangs_module(tmp_path: Path) -> None:
+def test_drafts_equal_sglangs_module(tmp_path: Path) -> None:
     made, table = observed("qwen3.5", folder := tmp_path / "target")
     asking = batch(table, [0, 1, 2], list(LENGTHS))
     texts = [
@@ -95,11 +93,11 @@ def test_drafts_are_those_of_sglangs_module(tmp_path: Path) -> None:
     assert found_by_fork(program, *words) == made.propose(asking).tokens.tolist()
 
 
-def test_a_text_goes_on_with_what_was_committed(layout: str, tmp_path: Path) -> None:
-    """Drafted tokens leave nothing behind; another's prefix, read in pieces, is as good as one's own."""
+def test_only_committed_tokens_leave_state(layout: str, tmp_path: Path) -> None:
+    """Another request's prefix, read in pieces, is as good as one's own."""
     made, table = observed(layout, tmp_path)
     made.propose(batch(table, [0], [9]))
-    table[3, :20] = table[1, :20]  # a prefix of the text of row 1
+    table[3, :20] = table[1, :20]
     for start, stop in ((20, 21), (21, 30)):
         slots, positions = table[3, start:stop].long(), torch.arange(start, stop)
         made.observe(Features(hidden(layout, 1)[start:stop], text(1)[start:stop], positions, slots))
@@ -107,16 +105,16 @@ def test_a_text_goes_on_with_what_was_committed(layout: str, tmp_path: Path) -> 
     fresh, other = observed(layout, tmp_path)
     observe(fresh, layout, other, 0, 9, 12)
     for row, of, length in ((0, 0, 12), (3, 1, 30)):
-        found = made.propose(dataclasses.replace(batch(table, [row], [length]), anchors=torch.tensor([5])))
+        draft = made.propose(dataclasses.replace(batch(table, [row], [length]), anchors=torch.tensor([5])))
         wanted = fresh.propose(dataclasses.replace(batch(other, [of], [length]), anchors=torch.tensor([5])))
-        assert found.tokens.tolist() == wanted.tokens.tolist()
+        assert draft.tokens.tolist() == wanted.tokens.tolist()
 
 
 def test_tokens_follow_q(layout: str, tmp_path: Path) -> None:
     check_tokens_follow_q(*observed(layout, tmp_path), positions=(0, 1), draws=4000)
 
 
-def test_shorter_drafts_are_the_beginnings_of_longer_ones(tmp_path: Path) -> None:
+def test_shorter_drafts_are_prefixes_of_longer_ones(tmp_path: Path) -> None:
     made, table = observed("qwen3-next", tmp_path)
     asking = batch(table, [0, 1, 2], list(LENGTHS), 1.0)
     whole, short = made.propose(asking), made.propose(dataclasses.replace(asking, depth=2))
@@ -141,7 +139,7 @@ def test_a_rounded_layer_drafts_nearly_the_same(layout: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("layout", ["qwen3-next", "qwen3.5 with experts", "glm with groups"])
 def test_a_gpus_path_drafts_the_same(layout: str, tmp_path: Path) -> None:
-    """Experts whose weights lie together, and steps of which the host knows no lengths."""
+    """The experts' weights are adjacent, and the host does not know the steps' lengths."""
     (made, table), (other, _) = observed(layout, tmp_path), observed(layout, tmp_path)
     other.on_host = other.shortens = False
     experts, weights = other.network.mlp, load(tmp_path, dtype=torch.float32)  # type: ignore[attr-defined]
@@ -149,29 +147,27 @@ def test_a_gpus_path_drafts_the_same(layout: str, tmp_path: Path) -> None:
     assert layout == JOINED or not any(".experts." in name for name in weights.tensors)
     for temperature in (0.0, 1.0):
         asking = batch(table, [0, 1, 2], list(LENGTHS), temperature)
-        found, wanted = other.propose(asking), made.propose(asking)
-        assert_same_draft(found, wanted)
+        draft, wanted = other.propose(asking), made.propose(asking)
+        assert_same_draft(draft, wanted)
 
 
 def test_only_the_layer_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder may have several files."""
     folder = save_mtp(tmp_path, "qwen3.5")
     tensors = {name: value for name, value in load_file(folder / "model.safetensors").items() if "mtp" in name}
     save_file({"model.embed_tokens.weight": torch.full((4,), torch.nan)}, folder / "model.safetensors")
     assert not is_carried(folder)
     add_mtp(folder, tensors)
     assert is_carried(folder)
-    load(folder)  # would say that the embedding holds what is no number
+    load(folder)  # it would report that the embedding is NaN
 
 
 def changed(folder: Path, **tensors: torch.Tensor | None) -> None:
-    """Add tensors to a folder, or take them out."""
-    found = load_file(folder / "model.safetensors")
+    stored = load_file(folder / "model.safetensors")
     for name, value in tensors.items():
-        found.pop(name, None)
+        stored.pop(name, None)
         if value is not None:
-            found[name] = value
-    save_file(found, folder / "model.safetensors")
+            stored[name] = value
+    save_file(stored, folder / "model.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -187,10 +183,10 @@ def changed(folder: Path, **tensors: torch.Tensor | None) -> None:
         ("qwen3-next", {"mtp.layers.0.mlp.experts.7.up_proj.weight": None}, "lacks layers.0.mlp.experts.7.up_proj.w"),
         ("glm-4.5", {"model.layers.6.self_attn.q_norm.weight": None}, "lacks layers.0.self_attn.q_norm.weight"),
         ("glm-4.5", {"model.layers.6.eh_proj.weight": torch.ones(4, 4)}, r"fc.weight: \[4, 4\] in the checkpoint"),
-        ("glm-4.5", {"model.layers.6.enorm.weight": torch.full((32,), torch.nan)}, "holds what is no number"),
+        ("glm-4.5", {"model.layers.6.enorm.weight": torch.full((32,), torch.nan)}, "has values that are not finite"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_mismatches_are_refused(
     tmp_path: Path, layout: str, tensors: dict[str, torch.Tensor | None], message: str
 ) -> None:
     changed(save_mtp(tmp_path, layout), **tensors)
@@ -201,7 +197,7 @@ def test_what_does_not_fit_is_refused(
 def test_layers_that_are_not_built_here_are_refused_by_name(tmp_path: Path) -> None:
     save_mtp(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MiMoForCausalLM"]}))
-    with pytest.raises(CheckpointError, match="MTP layers of MiMoForCausalLM are not built here, but those of Qwen3N"):
+    with pytest.raises(CheckpointError, match="MTP layers of MiMoForCausalLM are not supported; supported are Qwen3N"):
         load(tmp_path)
     assert not is_carried(tmp_path)
 

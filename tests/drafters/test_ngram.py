@@ -1,4 +1,4 @@
-"""Prompt lookup: what it finds, what it leaves alone, and that radix-cache hits keep its text."""
+"""Prompt lookup: matches, confidence, and text after radix-cache hits."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ CONTEXT = 96
 
 
 def propose(texts, gamma=4):
-    """Draft after each of `texts`; its last token is the anchor."""
+    """Draft after each of `texts`, ended by its anchor."""
     drafter = NgramDrafter(gamma)
     drafter.allocate(1 + CONTEXT * len(texts))
     table = (1 + torch.arange(CONTEXT * len(texts))).view(len(texts), CONTEXT)
@@ -33,7 +33,7 @@ def propose(texts, gamma=4):
 
 
 def expected(text, gamma=4, longest=32, shortest=2):
-    """The rule in words: the latest earlier occurrence of the longest matching suffix, continued."""
+    """The rule in plain code: the latest earlier occurrence of the longest matching suffix, continued."""
     for n in range(longest, shortest - 1, -1):
         for start in range(len(text) - n - 1, -1, -1):
             if text[start : start + n] == text[-n:] and len(text) > n:
@@ -45,7 +45,6 @@ def expected(text, gamma=4, longest=32, shortest=2):
 
 
 def some_texts(count, tokens, seed):
-    """Every third repeats itself, so that matches are of any length."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, CONTEXT + 1, (count,), generator=generator).tolist()
     texts = [torch.randint(0, tokens, (length,), generator=generator).tolist() for length in lengths]
@@ -55,7 +54,7 @@ def some_texts(count, tokens, seed):
     return texts
 
 
-def test_finds_what_a_plain_search_finds():
+def test_matches_equal_a_plain_search():
     texts = some_texts(200, 4, seed=3)
     draft = propose(texts)
     assert any(n == 0 for n in draft.lens.tolist())
@@ -76,27 +75,27 @@ def test_compiled_and_plain_search_find_the_same(monkeypatch):
             plainly.setattr(native, "available", lambda: False)
             plain = propose(texts, gamma)
         assert torch.equal(ours.lens, plain.lens)
-        found = plain.lens > 0
-        assert torch.equal(ours.tokens[found], plain.tokens[found])
+        matched = plain.lens > 0
+        assert torch.equal(ours.tokens[matched], plain.tokens[matched])
         torch.testing.assert_close(ours.confidence, plain.confidence)
 
 
-def test_repetition_goes_on_periodically():
+def test_repetition_continues_periodically():
     draft = propose([[9, 1, 2, 1, 2, 1, 2]], gamma=6)
     assert draft.tokens[0].tolist() == [1, 2, 1, 2, 1, 2]
 
 
-def test_a_longer_match_and_one_that_always_went_on_so_are_surer():
+def test_longer_and_consistent_matches_have_more_confidence():
     def first(text):
         return float(propose([text]).confidence[0, 0])
 
     text = list(range(40))
     by_length = [first([*text, *text[:length]]) for length in (2, 8, 9, 20, 32, 35)]
     assert by_length[:5] == sorted(set(by_length[:5]))
-    assert by_length[5] == by_length[4]  # of the longest that is told apart
+    assert by_length[5] == by_length[4]  # longer matches are not distinguished
     once = first([1, 2, 3, 9, 1, 2])
     assert first([1, 2, 3, 9, 1, 2, 3, 9, 1, 2]) > once > first([1, 2, 5, 9, 1, 2, 3, 9, 1, 2])
-    assert once > first([1, 2, 3, 2, 4, 1, 2])  # elsewhere another followed the last token
+    assert once > first([1, 2, 3, 2, 4, 1, 2])  # elsewhere another token followed
 
 
 def test_confidence_is_a_probability_and_zero_without_a_draft():
@@ -106,7 +105,7 @@ def test_confidence_is_a_probability_and_zero_without_a_draft():
 
 
 def test_a_prefix_from_the_radix_cache_brings_its_text():
-    """The second request never showed its prefix to the drafter; its page table points at the first one's slots."""
+    """The drafter never observes the second request's prefix; its page table points at the first one's slots."""
     drafter = NgramDrafter(4)
     drafter.allocate(2 * CONTEXT)
     table = torch.arange(2 * CONTEXT).view(2, CONTEXT)

@@ -1,7 +1,5 @@
 """Training steps stay on their device."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -18,7 +16,7 @@ from outrider.drafters.training.loss import LossWeights
 from outrider.drafters.training.store import Sequence
 
 META = torch.device("meta")
-"""Knows shapes alone: a tensor on another device beside it raises, and so does any number read back."""
+"""Knows only shapes: reading a number raises, and so do tensors of two devices."""
 
 
 WEIGHTS = LossWeights(ce=0.1, tv=0.9, kl=0.5, kl_falloff=3.0, survival=True)
@@ -28,8 +26,8 @@ STEPS = {"dspark": TRUNCATED, "gated": GATED, "dflash": DFLASH, "dflash2": DFLAS
 
 
 @pytest.mark.parametrize("config", STEPS.values(), ids=STEPS)
-def test_a_training_step_on_a_gpu_waits_for_nothing(config: BlockConfig) -> None:
-    """Nothing is read back and nothing lies elsewhere, forward and backward."""
+def test_a_training_step_on_a_gpu_never_waits(config: BlockConfig) -> None:
+    """No number is read back and no tensor lies elsewhere."""
     model = BlockModel(config, torch.arange(config.logit_size))
     maker = BatchMaker(config, model.vocab, device=torch.device("cpu"), tile=3)
     sequence = Sequence(
@@ -47,7 +45,6 @@ def test_a_training_step_on_a_gpu_waits_for_nothing(config: BlockConfig) -> None
 
 
 def _moved(x: Any) -> Any:
-    """The same, with the shapes of its tensors alone."""
     if isinstance(x, torch.Tensor):
         return x.to(META)
     if isinstance(x, list):

@@ -1,6 +1,4 @@
-"""`outrider train dflash2`: paths are trained as they are drafted, runs learn, and folders load; one store for all."""
-
-from __future__ import annotations
+"""`outrider train dflash2`: training paths equal drafted ones; runs; folders; a common store."""
 
 import argparse
 import csv
@@ -56,14 +54,14 @@ def prompts(tmp_path: Path) -> Path:
 def drafted_steps(
     config: BlockConfig, temperature: float
 ) -> tuple[BlockDrafter, torch.Tensor, torch.Tensor, TrainingStep]:
-    """A drafter, what it drafted with which q behind texts of several lengths, and a step of training on just that."""
+    """A drafter, its drafts and q after texts of several lengths, and a training step on these drafts."""
     drafter, table = prepared(config)
     asking = batch(table, [0, 1, 2], list(LENGTHS), temperature)
     drafted = drafter.propose(asking)
     sequences, none = [], torch.zeros(config.gamma + 1, 2)
     for row, length in enumerate(LENGTHS):
         text = torch.cat([torch.zeros(length).long(), asking.anchors[row : row + 1], drafted.tokens[row]])
-        whole = torch.cat([features(config, length, row), torch.full((config.gamma + 1, 96), 100.0)])  # not looked at
+        whole = torch.cat([features(config, length, row), torch.full((config.gamma + 1, 96), 100.0)])
         sequences.append(Sequence(text, length, whole, none.long(), none))
     maker = BatchMaker(config, drafter.model.vocab, device=CPU, tile=2)
     step = maker.cut(sequences, [torch.tensor([length]) for length in LENGTHS], config.gamma)
@@ -72,7 +70,7 @@ def drafted_steps(
 
 @pytest.mark.parametrize("name", TRAINED)
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_a_step_of_training_has_the_paths_that_are_drafted(name: str, temperature: float) -> None:
+def test_a_training_step_has_the_drafted_paths(name: str, temperature: float) -> None:
     config = TRAINED[name]
     drafter, tokens, probs, step = drafted_steps(config, temperature)
     frozen = FrozenTarget(drafter.embedding, drafter.head)
@@ -82,13 +80,13 @@ def test_a_step_of_training_has_the_paths_that_are_drafted(name: str, temperatur
     ids, scores = lattice(drafter.model, frozen, step, hidden_states(drafter.model, frozen, step, config.gamma))
     behind, known = scores_behind(step.tokens[:, :-1], ids, scores)
     assert known.all()
-    found = torch.zeros_like(probs).scatter(-1, ids, (behind / temperature).softmax(-1))
-    assert_near(found, probs, TERMS)
+    q = torch.zeros_like(probs).scatter(-1, ids, (behind / temperature).softmax(-1))
+    assert_near(q, probs, TERMS)
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_the_loss_is_that_of_each_position_by_itself(name: str) -> None:
-    """The loss in plain loops, over an answer of which some tokens are no candidates; none teaches what follows it."""
+def test_the_loss_is_the_sum_over_positions(name: str) -> None:
+    """In plain loops; tokens after a non-candidate have no part in it."""
     config = dataclasses.replace(TRAINED[name], choosing=dataclasses.replace(TRAINED[name].choosing, candidates=5))
     model = make_model(config).requires_grad_(True)
     draw = torch.Generator().manual_seed(5)
@@ -132,8 +130,8 @@ def test_the_loss_is_that_of_each_position_by_itself(name: str) -> None:
     assert all(p.grad is not None and p.grad.any() for n, p in model.named_parameters() if n.startswith(("cand", "fc")))
 
 
-def test_training_begins_as_dflash_does(target_folder: Path) -> None:
-    """The convolution leaves rows as they are, and the best path is that of the likeliest tokens."""
+def test_training_starts_from_dflash(target_folder: Path) -> None:
+    """The convolution is the identity, and the best path has the likeliest tokens."""
     torch.manual_seed(0)
     model = BlockModel(dataclasses.replace(DFLASH2, choosing=CodebookChoosing(16, 8)))
     layer = model.draft_layers[0]
@@ -177,13 +175,13 @@ def test_a_drafter_with_the_head_of_lilicorr_goes_on(target_folder: Path, prompt
     shape = train.make_config(args, "dflash2", target, (1, 2, 3, 4))
     save_compact(BlockModel(dataclasses.replace(shape, choosing=LILICORR.choosing)), tmp_path / "published")
     assert train.run(args) == 0
-    found = networks.load_any(tmp_path / "run" / "drafter", dtype=torch.float32)
-    assert found.config.choosing == LILICORR.choosing
+    network = networks.load_any(tmp_path / "run" / "drafter", dtype=torch.float32)
+    assert network.config.choosing == LILICORR.choosing
     rows = list(csv.DictReader((tmp_path / "run" / "losses.csv").open()))
     assert float(rows[-1]["loss"]) < 0.9 * float(rows[0]["loss"])
     capped = dataclasses.replace(shape, logit_cap=5.0)
     save_compact(BlockModel(capped), tmp_path / "published")
-    with pytest.raises(ValueError, match="has scaled or capped logits, which are served and not trained here"):
+    with pytest.raises(ValueError, match="has scaled or capped logits: Outrider serves them and cannot train them"):
         train.run(args)
     with pytest.raises(CheckpointError, match="scaled or capped logits, which a server measures"):
         measure.arms_of([tmp_path / "published"], [1], "left")
@@ -191,7 +189,7 @@ def test_a_drafter_with_the_head_of_lilicorr_goes_on(target_folder: Path, prompt
 
 @pytest.mark.slow
 def test_all_kinds_train_on_the_answers_of_one_store(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
-    """Each reads the layers that it would have stored itself, and writes nothing."""
+    """Each reads its own layers, and writes no data."""
     data = tmp_path / "data"
     assert train.run(arguments("dspark", target_folder, prompts, data, "--steps", "0")) == 0
     before = {path: path.stat().st_mtime_ns for path in (data / "features").iterdir()}

@@ -1,6 +1,4 @@
-"""DFlash 2 and LiLiCorr: drafts are those of the published tensors, on paths whose q is what tokens are drawn from."""
-
-from __future__ import annotations
+"""DFlash 2 and LiLiCorr: drafts follow the published tensors, on paths drawn from their q."""
 
 import dataclasses
 import json
@@ -16,12 +14,12 @@ from test_block_drafter import (  # noqa: F401 - they run here too, with the con
     LENGTHS,
     features,
     prepared,
-    test_a_draft_of_fewer_tokens_is_that_of_a_smaller_block,
+    test_a_draft_of_fewer_tokens_equals_a_smaller_blocks,
     test_batch_equals_singles,
     test_block_state_is_replaced_by_features,
     test_draft_honours_the_contract,
     test_state_of_chunks_equals_state_of_one_pass,
-    test_those_that_are_not_asked_get_no_draft,
+    test_unselected_requests_get_no_draft,
     test_weights_exchanged_while_it_serves,
     test_weights_of_another_shape_are_refused,
 )
@@ -46,7 +44,7 @@ QWEN38: dict[str, Any] = {
     "rope_parameters": {"rope_theta": 10000000, "rope_type": "default"}, "sliding_window": 2048,
     "tie_word_embeddings": False, "use_sliding_window": True, "vocab_size": 248320,
 }  # fmt: skip
-"""config.json of z-lab/Qwen3.8-27B-DFlash2, as far as a loader reads it."""
+"""config.json of z-lab/Qwen3.8-27B-DFlash2, the fields that a loader reads."""
 
 
 @pytest.fixture(params=sorted(PATHS | WIDE_PATHS))
@@ -59,16 +57,16 @@ def reference(config: BlockConfig, drafter: Any) -> Reference:
     return Reference(config.to_json(), tensors, drafter.embedding, drafter.head)
 
 
-def test_drafts_are_those_of_the_published_tensors(config: BlockConfig) -> None:
+def test_drafts_follow_the_published_tensors(config: BlockConfig) -> None:
     drafter, table = prepared(config)
     asking = batch(table, [0, 1, 2], list(LENGTHS))
     greedy = drafter.propose(asking)
     sampled = drafter.propose(dataclasses.replace(asking, temperatures=torch.full((3,), 0.7)))
     assert sampled.probs is not None
     for row, length in enumerate(LENGTHS):
-        found = reference(config, drafter).lattice(3 + row, features(config, length, row), config.gamma)
+        lattice = reference(config, drafter).lattice(3 + row, features(config, length, row), config.gamma)
         best, drawn = 0, 0
-        for k, (ids, scores) in enumerate(zip(*found, strict=True)):
+        for k, (ids, scores) in enumerate(zip(*lattice, strict=True)):
             best = int(scores[best].argmax())
             assert int(greedy.tokens[row, k]) == ids[best]
             wanted = torch.zeros(config.vocab_size)
@@ -99,9 +97,9 @@ def test_folders_of_both_storages(config: BlockConfig, tmp_path: Path) -> None:
     save_plain(model, tmp_path / "plain", torch.float32)
     checkpoint.save_compact(model, tmp_path / "compact")
     for name, close in (("plain", 1e-6), ("compact", 0.05)):
-        found = checkpoint.load(tmp_path / name, dtype=torch.float32)
-        assert found.config == config
-        for one, other in zip(found.parameters(), model.parameters(), strict=True):
+        loaded = checkpoint.load(tmp_path / name, dtype=torch.float32)
+        assert loaded.config == config
+        for one, other in zip(loaded.parameters(), model.parameters(), strict=True):
             torch.testing.assert_close(one, other, atol=close, rtol=close)
     assert networks.kind_of(tmp_path / "plain") == "dflash2"
     _, state = networks.memory(tmp_path / "plain", torch.float32)
@@ -134,7 +132,7 @@ def test_a_published_config() -> None:
         (LILICORR, {"output_multiplier": 2.0}, "uses output_multiplier"),
     ],
 )
-def test_fields_that_are_missing_or_not_known_are_refused_by_name(
+def test_missing_and_unknown_fields_are_refused_by_name(
     base: BlockConfig, change: dict[str, Any], message: str
 ) -> None:
     made = base.to_json()
@@ -143,7 +141,7 @@ def test_fields_that_are_missing_or_not_known_are_refused_by_name(
         BlockConfig.from_json(made)
 
 
-def test_tensors_that_lack_are_named(tmp_path: Path) -> None:
+def test_missing_tensors_are_named(tmp_path: Path) -> None:
     save_plain(make_model(LILICORR), tmp_path)
     made = LILICORR.to_json()
     made["dflash_config"] |= {"conv_kernel_size": 0, "conv_group_size": 0}
@@ -157,8 +155,8 @@ def test_tensors_that_lack_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_parts_are_those_of_sglangs_modules(tmp_path: Path) -> None:
-    """Convolution, selector and LiLiCorr's head beside SGLang's own, with the same tensors and inputs."""
+def test_parts_equal_sglangs_modules(tmp_path: Path) -> None:
+    """Convolution, selector and LiLiCorr's head, with the same inputs."""
     draw = torch.Generator().manual_seed(3)
     rows, slots = LILICORR.gamma + 1, LILICORR.gamma
     hidden, context, embedding, logits, x = (

@@ -1,6 +1,4 @@
-"""Configs and tensors of public DSpark and DFlash checkpoints, with random weights: the facts are theirs, by name."""
-
-from __future__ import annotations
+"""Configs and tensors of public DSpark and DFlash checkpoints, with random weights."""
 
 import dataclasses
 from typing import Any
@@ -58,11 +56,10 @@ PUBLIC = {
         dflash_config={"block_size": 16, "mask_token_id": 248077, "target_layer_ids": [1, 7, 14, 20, 26, 32, 39, 45]},
     ),
 }  # fmt: skip
-"""In the last one the kinds of the layers are made up; the rest is as it is published."""
+"""The kinds of the last one's layers are made up."""
 
 
 def tensors(config: dict[str, Any], device: str) -> dict[str, torch.Tensor]:
-    """Those that such a checkpoint stores, as published."""
     size, inner = config["hidden_size"], config["intermediate_size"]
     q, kv = config["num_attention_heads"] * 128, config["num_key_value_heads"] * 128
     ids = config.get("target_layer_ids") or config["dflash_config"]["target_layer_ids"]
@@ -108,8 +105,7 @@ def test_every_tensor_finds_its_place_in_its_exact_shape(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PUBLIC if "8b" not in name and "14b" not in name])
 def test_drafts_with_random_weights(name: str) -> None:
-    """A model of its own shape but for two layers, fewer tokens and a narrower MLP, for the sake of time and memory;
-    of the DSpark ones, which differ in nothing but their sizes, the smallest."""
+    """The models have two layers, fewer tokens and a narrower MLP; one DSpark model stands for all sizes."""
     small = {"num_hidden_layers": 2, "vocab_size": 512, "intermediate_size": 256, "max_position_embeddings": 64}
     public = PUBLIC[name] | small | {"layer_types": PUBLIC[name]["layer_types"][-2:]}
     nested = PUBLIC[name].get("dflash_config")
@@ -125,7 +121,7 @@ def test_drafts_with_random_weights(name: str) -> None:
 
 
 def drafted(drafter: BlockDrafter, other: torch.Tensor) -> Any:
-    """A draft behind 40 tokens, those of `other` [40] with other states than they have elsewhere."""
+    """A draft after 40 tokens; the tokens of `other` [40] have changed states."""
     drafter.allocate(64)
     generator = torch.Generator().manual_seed(1)
     width = len(drafter.target_layers) * drafter.model.config.hidden_size
@@ -141,22 +137,22 @@ def drafted(drafter: BlockDrafter, other: torch.Tensor) -> Any:
     )  # fmt: skip
 
 
-def test_a_window_hides_what_lies_before_it() -> None:
-    """The block's first row, position 40, sees 36 … 40 through a window that counts five, so no row sees 35."""
+def test_a_window_hides_earlier_tokens() -> None:
+    """Position 40 sees 36 … 40 through a window of five, so no row sees 35."""
     rows = torch.randn(96, 32, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
     model = BlockModel(dataclasses.replace(TINY, windows=(4, 4), target_layers=(1,)))
     for p in model.parameters():
         torch.nn.init.normal_(p, mean=float(p.ndim == 1), std=0.3)
     drafter, place = BlockDrafter(model, embedding=rows, head=rows), torch.arange(40)
-    assert drafter.compiled is None  # whose kernels know no windows
+    assert drafter.compiled is None
     confidence = [drafted(drafter, other).confidence for other in (place < 0, place < 36, place < 37)]
     assert torch.equal(confidence[0], confidence[1])
     assert not torch.equal(confidence[0], confidence[2])
 
 
-def test_a_window_hides_what_lies_behind_a_token() -> None:
-    """A block's rows are causal with windows: the first one's token is the same however long the block is."""
+def test_a_window_hides_later_tokens() -> None:
+    """With windows, a block's rows are causal."""
     config = dataclasses.replace(TINY, windows=(30, 30), target_layers=(1,))
     torch.manual_seed(0)
     rows, model = torch.randn(96, 32), BlockModel(config)
@@ -169,7 +165,7 @@ def test_a_window_hides_what_lies_behind_a_token() -> None:
     assert_near(short.confidence[:, 0], long.confidence[:, 0], TERMS)
 
 
-def test_layers_and_architectures_that_are_not_known_are_refused() -> None:
+def test_unknown_layers_and_architectures_are_refused() -> None:
     public = PUBLIC["Qwen3.5-122B-A10B-DFlash"]
     for change, message in (
         ({"layer_types": ["linear_attention"] * 6}, "expected full_attention or sliding_attention"),
@@ -183,5 +179,5 @@ def test_layers_and_architectures_that_are_not_known_are_refused() -> None:
 def test_windows_survive_the_config() -> None:
     config = BlockConfig.from_json(PUBLIC["Qwen3.5-122B-A10B-DFlash"])
     assert config.windows == (4095,) * 5 + (-1,)
-    assert config.num_target_layers == 0  # it does not say
+    assert config.num_target_layers == 0
     assert BlockConfig.from_json(config.to_json()) == config

@@ -1,6 +1,4 @@
-"""Drafts along an answer are those that each of its positions has alone."""
-
-from __future__ import annotations
+"""Drafts along an answer equal the drafts of each position alone."""
 
 import numpy as np
 import pytest
@@ -19,7 +17,7 @@ def test_positions_are_drafted_as_if_each_were_alone(config: BlockConfig, monkey
     monkeypatch.setattr(recording, "AT_A_TIME", 7)
     generator = torch.Generator().manual_seed(3)
     length, prompt = 40, 6
-    text = torch.randint(0, 12, (9,), generator=generator).repeat(5)[:length]  # so that lookups are right
+    text = torch.randint(0, 12, (9,), generator=generator).repeat(5)[:length]  # repeats, so that lookups are right
     features = torch.randn(length, 3 * config.hidden_size, generator=generator)
     embedding, head = torch.randn(2, config.vocab_size, config.hidden_size, generator=generator)
 

@@ -1,6 +1,4 @@
-"""The registry of drafters: every entry makes what it says, and an unknown name is answered with the known ones."""
-
-from __future__ import annotations
+"""The registry of drafters."""
 
 from pathlib import Path
 
@@ -24,7 +22,7 @@ def test_every_entry_makes_its_drafter(name: str, tmp_path: Path) -> None:
     assert entry.help
 
 
-def test_lookup_stands_beside_drafters_with_a_checkpoint(tmp_path: Path) -> None:
+def test_lookup_is_combined_with_drafters_with_a_checkpoint(tmp_path: Path) -> None:
     drafter, captured = make_registered("dspark", tmp_path, lookup_gamma=GAMMA + 3)
     assert isinstance(drafter, LookupFirst)
     assert drafter.lookup.gamma == drafter.gamma == GAMMA + 3

@@ -1,6 +1,4 @@
-"""Steps cut in a device's memory teach what those cut on the host do, at the same anchors."""
-
-from __future__ import annotations
+"""Steps cut in a device's memory equal those cut on the host."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -38,21 +36,19 @@ def filled(folder: Path, width: int) -> FeatureStore:
 
 
 def both_steps(store: FeatureStore, maker: BatchMaker, size: int) -> tuple[TrainingStep, TrainingStep]:
-    """A step of five anchors of each chosen sequence, some of which reach beyond the answer's end, cut here and there.
-
-    The answers are longer than five parts of two tokens, so no anchor comes twice.
-    """
+    """A step of five anchors of each chosen sequence, some reaching past the answer's end, cut in both places. Answers
+    are so long that no anchor occurs twice."""
     points = torch.rand(len(CHOSEN), 5, generator=torch.Generator().manual_seed(1))
-    points[:, -1] = 0.99  # the last one that there is
-    found = ResidentStore(store, CPU).cut(CHOSEN, points, maker, size)
-    anchors = list(found.anchor_positions.view(points.shape))
-    assert not found.valid.all()
+    points[:, -1] = 0.99  # the last possible anchor
+    resident = ResidentStore(store, CPU).cut(CHOSEN, points, maker, size)
+    anchors = list(resident.anchor_positions.view(points.shape))
+    assert not resident.valid.all()
     assert all(len(at.unique()) == 5 for at in anchors)
-    return maker.cut([store[i] for i in CHOSEN], anchors, size), found
+    return maker.cut([store[i] for i in CHOSEN], anchors, size), resident
 
 
 @pytest.mark.parametrize("kind", ["dspark", "dflash2", "lilicorr", "eagle3", "diffusion"])
-def test_same_anchors_teach_the_same(kind: str, tmp_path: Path) -> None:
+def test_both_cuts_give_the_same_steps(kind: str, tmp_path: Path) -> None:
     width = {"eagle3": len(LAYER_IDS) * 32, "diffusion": 0}.get(kind, 96)
     blocks = {"dspark": TINY, "dflash2": DFLASH2, "lilicorr": LILICORR}
     store = filled(tmp_path / "features", width)
@@ -100,10 +96,10 @@ def test_steps_depend_on_seed_and_number_only(tmp_path: Path) -> None:
     assert not torch.equal(seen[2].tokens, seen[1].tokens)
     (tile,) = seen[0].tiles
     assert torch.equal((~tile.hidden).sum(-1).flatten(), seen[0].anchor_positions)
-    assert torch.equal(seen[0].tokens[:, 0], seen[0].anchor_positions)  # tokens of a sequence are 0, 1, 2 ...
+    assert torch.equal(seen[0].tokens[:, 0], seen[0].anchor_positions)
 
 
-def test_more_sequences_than_there_are(tmp_path: Path) -> None:
+def test_requesting_more_sequences_than_exist(tmp_path: Path) -> None:
     store = filled(tmp_path / "features", 96)
     maker = BatchMaker(TINY, torch.arange(VOCAB), device=CPU)
     steps = ResidentStore(store, CPU).steps([0, 1], maker, sequences=64, anchors=9, size=4, seed=0, step=0)

@@ -1,7 +1,4 @@
-"""DSpark and DFlash folders as vLLM's speculators writes them, with random weights: they hold the same drafters as
-folders in our own layout."""
-
-from __future__ import annotations
+"""DSpark and DFlash folders of vLLM's speculators hold the same drafters as our own layout."""
 
 import dataclasses
 import json
@@ -21,7 +18,7 @@ from outrider.drafters.config_file import CheckpointError
 
 
 def config_json(config: BlockConfig, **changes: Any) -> dict[str, Any]:
-    """`config.json` of a drafter of this shape; a field changed to None is left out."""
+    """`config.json` of a drafter of this shape; None removes a field."""
     dspark = config.kind == "dspark"
     heads = {
         "markov_rank": config.markov_rank, "markov_head_type": config.markov_head,
@@ -54,7 +51,7 @@ def config_json(config: BlockConfig, **changes: Any) -> dict[str, Any]:
 
 
 def save(model: BlockModel, folder: Path, order: torch.Tensor | None = None, **changes: Any) -> Path:
-    """Write a model in that layout; order: of the draft tokens, rising where it is None."""
+    """Write a model in that layout; order: of the draft tokens, ascending by default."""
     config, tensors = model.config, checkpoint.to_plain(model)
     tensors["embed_tokens.weight"] = torch.randn(config.vocab_size, config.hidden_size)
     tensors["lm_head.weight"] = torch.randn(config.logit_size, config.hidden_size)
@@ -78,7 +75,6 @@ def same(found: BlockModel, model: BlockModel) -> None:
 
 
 def test_a_folder_holds_the_drafter_that_was_written(config: BlockConfig, tmp_path: Path) -> None:
-    """Hence it drafts the same: what a model drafts follows from its config and its tensors."""
     model = make_model(config)
     folder = save(model, tmp_path / "drafter")
     assert networks.kind_of(folder) == config.kind
@@ -97,11 +93,11 @@ def test_draft_tokens_in_another_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["dspark", "behind", "dflash"])
-def test_versions_that_do_not_say_what_the_first_row_predicts_say_how_many_tokens_there_are(name: str) -> None:
+def test_versions_without_the_first_rows_meaning_state_the_number_of_tokens(name: str) -> None:
     config = CONFIGS[name]
-    found = BlockConfig.from_json(config_json(config, sample_from_anchor=None))
-    assert found == dataclasses.replace(config, num_target_layers=0)
-    assert found.queries == config_json(config)["block_size"]
+    read = BlockConfig.from_json(config_json(config, sample_from_anchor=None))
+    assert read == dataclasses.replace(config, num_target_layers=0)
+    assert read.queries == config_json(config)["block_size"]
 
 
 def test_sliding_layers_are_causal() -> None:
@@ -109,7 +105,7 @@ def test_sliding_layers_are_causal() -> None:
     slides = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
     shape = config_json(config)["transformer_layer_config"]
     assert BlockConfig.from_json(config_json(config, transformer_layer_config=shape | slides)) == config
-    assert BlockConfig.from_json(config_json(config, **slides)) == config  # beside the section, as some have them
+    assert BlockConfig.from_json(config_json(config, **slides)) == config  # some have them outside the section
     for said in (True, None):
         with pytest.raises(CheckpointError, match="sliding_window_non_causal: false"):
             BlockConfig.from_json(config_json(config, **slides, sliding_window_non_causal=said))
@@ -125,14 +121,14 @@ def test_sliding_layers_are_causal() -> None:
         ("dspark", {"aux_hidden_state_layer_ids": None}, "no 'aux_hidden_state_layer_ids'"),
         ("dspark", {"aux_hidden_state_layer_ids": [0, 3]}, "must rise from 0"),
         ("dspark", {"transformer_layer_config": None}, "no 'transformer_layer_config'"),
-        ("dspark", {"target_hidden_size": 64}, "target_hidden_size 64 beside hidden_size 32"),
+        ("dspark", {"target_hidden_size": 64}, "target_hidden_size 64 with hidden_size 32"),
         ("dspark", {"markov_rank": 0}, "markov_rank of at least 1"),
-        ("dspark", {"sample_from_anchor": None, "speculators_config": {}}, "what the first row of a block predicts"),
-        ("dspark", {"sample_from_anchor": None, "block_size": 9}, "what the first row of a block predicts"),
+        ("dspark", {"sample_from_anchor": None, "speculators_config": {}}, "which token the first row of a block"),
+        ("dspark", {"sample_from_anchor": None, "block_size": 9}, "which token the first row of a block"),
         ("dflash", {"sample_from_anchor": True}, "DFlash drafter uses sample_from_anchor"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_name(name: str, changes: dict[str, Any], message: str) -> None:
+def test_unreadable_folders_are_refused_by_name(name: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         BlockConfig.from_json(config_json(CONFIGS[name], **changes))
 
@@ -145,7 +141,7 @@ def test_layers_that_are_not_built_are_refused_by_name(key: str, value: Any) -> 
         BlockConfig.from_json(made)
 
 
-def test_draft_tokens_that_are_none_are_refused(tmp_path: Path) -> None:
+def test_invalid_draft_tokens_are_refused(tmp_path: Path) -> None:
     model = make_model(CONFIGS["truncated"])
     save(model, tmp_path)
     tensors = checkpoint.read_tensors(tmp_path)

@@ -1,6 +1,4 @@
-"""The store of answers and their features: appended, read while it grows, cut after a kill."""
-
-from __future__ import annotations
+"""The store of answers and their features."""
 
 import os
 from collections.abc import Callable
@@ -14,7 +12,7 @@ from outrider.drafters.training import store as stores
 from outrider.drafters.training.store import FeatureStore
 
 
-def test_store_keeps_what_it_was_given_and_drops_half_written_rows(tmp_path: Path) -> None:
+def test_store_keeps_appended_rows_and_drops_half_written_ones(tmp_path: Path) -> None:
     def opened(*layers: int) -> FeatureStore:
         return FeatureStore(tmp_path / "f", width=4, top=3, meta={"layers": list(layers) or [1]})
 
@@ -47,7 +45,7 @@ def test_store_keeps_what_it_was_given_and_drops_half_written_rows(tmp_path: Pat
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch, note: Callable[[str], None]) -> None:
-    """Call `note` with a file's name before each fsync, which is done."""
+    """Call `note` with a file's name before each fsync."""
     fsync = os.fsync
 
     def noting(handle: int) -> None:
@@ -58,7 +56,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, note: Callable[[str], None]) -> No
 
 
 def test_rows_are_on_the_disk_before_the_lines_that_name_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once for several sequences, and what comes after the last flush when the run ends, as it may."""
+    """For several sequences at once, and at the end of the run."""
     monkeypatch.setattr(stores, "FLUSH_TOKENS", 30)
     synced: list[tuple[str, int]] = []
     store = FeatureStore(tmp_path, width=4, top=3, meta={})
@@ -85,7 +83,7 @@ def test_rows_are_on_the_disk_before_the_lines_that_name_them(tmp_path: Path, mo
 
 
 def test_a_store_without_its_last_lines_goes_on(tmp_path: Path) -> None:
-    """A power failure can leave the columns of a flush, and none of its lines."""
+    """A power failure can keep the columns of a flush and lose its lines."""
     store = FeatureStore(tmp_path, width=4, top=3, meta={})
     with store.writing():
         store.append(make_sequence(9, 4), temperature=0.0, source="x")

@@ -1,6 +1,4 @@
-"""The training stages at tiny size: losses, data files, the whole command, a kill in the middle."""
-
-from __future__ import annotations
+"""The training stages at tiny size: losses, data files, the whole command, a kill."""
 
 import argparse
 import csv
@@ -119,10 +117,10 @@ def test_train_learns_survives_a_kill_and_drafts(
     )
 
 
-def test_answers_for_which_the_disk_has_no_room_are_written_again(
+def test_answers_are_written_again_after_a_full_disk(
     target_folder: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """capsys: keeps what is shown out of files."""
+    """capsys keeps the output out of files."""
     target = TargetModel.load(str(target_folder), dtype=torch.float32)
     asked = {"count": 2, "new_tokens": 20, "temperature": 0.0, "kept": tmp_path / "answers"}
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -136,8 +134,8 @@ def test_answers_for_which_the_disk_has_no_room_are_written_again(
 
 
 @pytest.mark.slow
-def test_measured_tau_is_that_of_decoding_with_the_drafter(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
-    """`measure` must count what draft, verify, accept would: here step by step, with the drafter itself."""
+def test_measured_tau_equals_decoding_with_the_drafter(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
+    """`measure` must count as draft, verify and accept do."""
     folder = tmp_path / "run"
     train.run(arguments(target_folder, prompts, folder, "--temperatures", "0"))
     target = TargetModel.load(str(target_folder), dtype=torch.float32)
@@ -152,9 +150,9 @@ def test_measured_tau_is_that_of_decoding_with_the_drafter(target_folder: Path, 
 
 
 @pytest.mark.slow
-def test_measured_acceptance_at_a_temperature_is_that_of_speculative_sampling(target_folder: Path) -> None:
-    """Walking drawn answers must accept as often as drafts drawn from q are: sum over tokens of min(p, q)."""
-    temperature, prompt = 4.0, [1, 4, 6, 7, 2, 9]  # the last token is the anchor, the answer's first
+def test_measured_acceptance_at_a_temperature_equals_speculative_sampling(target_folder: Path) -> None:
+    """Answers must be accepted as often as drafts drawn from q: sum over tokens of min(p, q)."""
+    temperature, prompt = 4.0, [1, 4, 6, 7, 2, 9]  # the last token is the anchor
     target = TargetModel.load(str(target_folder), dtype=torch.float32)
     torch.manual_seed(0)
     vocab = torch.arange(3, 96, 2)
@@ -162,7 +160,7 @@ def test_measured_acceptance_at_a_temperature_is_that_of_speculative_sampling(ta
     shape = shapes.make_config(args, "dspark", target, (1, 4))
     model = BlockModel(shape, vocab)
     for weight in (model.markov_head.w1.weight, model.markov_head.w2.weight):
-        weight.data *= 60  # q of a position depends on the token before it
+        weight.data *= 60  # q depends on the previous token
     frozen = FrozenTarget(target.embedding, target.head[vocab])
     maker = BatchMaker(shape, vocab, device=torch.device("cpu"))
 
@@ -200,16 +198,16 @@ def test_measured_acceptance_at_a_temperature_is_that_of_speculative_sampling(ta
             logits = hidden @ frozen.head.T + model.markov_head.w2(model.markov_head.latents(tokens[:, :-1], hidden))
             hits = kept(logits, drawn_step, maker.columns, how)
             counted += hits[0].long().cumprod(0)
-        found = answer_chances(target, ids[0].tolist(), len(prompt), temperature)
-        assert_near(found, torch.stack(probs, 1)[0, 1:], TERMS)
-    assert 0.05 < expected[1] < 0.8 * expected[0], expected  # the second position's own acceptance matters
-    for found, wanted in zip((counted / trials).tolist(), expected, strict=True):
-        assert abs(found - wanted) < 4 * (wanted * (1 - wanted) / trials) ** 0.5, (found, wanted)
+        walked = answer_chances(target, ids[0].tolist(), len(prompt), temperature)
+        assert_near(walked, torch.stack(probs, 1)[0, 1:], TERMS)
+    assert 0.05 < expected[1] < 0.8 * expected[0], expected
+    for walked, wanted in zip((counted / trials).tolist(), expected, strict=True):
+        assert abs(walked - wanted) < 4 * (wanted * (1 - wanted) / trials) ** 0.5, (walked, wanted)
 
 
 @pytest.mark.slow
 def test_a_run_goes_on_from_a_drafter_with_averaged_weights(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
-    """Every flag of the recipe at once, a kill in the middle; what is saved is the mean, not the last weights."""
+    """Every flag of the recipe at once, and a kill; the mean is saved, not the last weights."""
     first = arguments(target_folder, prompts, tmp_path / "first", "--temperatures", "0", "--steps", "20")
     train.run(first)
     more = ["--start", str(tmp_path / "first" / "drafter"), "--data", str(tmp_path / "first"), "--ema", "0.9"]
@@ -241,7 +239,7 @@ def test_a_run_goes_on_from_a_drafter_with_averaged_weights(target_folder: Path,
 def test_a_run_follows_another_that_writes_answers(
     target_folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """New answers are trained on from the next checkpoint on; those held out at the beginning stay so."""
+    """New answers are trained on from the next checkpoint on; held-out ones stay held out."""
     more = ["--follow", "--data", str(tmp_path / "data"), "--steps", "20", "--save-seconds", "0", "--start", "fresh"]
     args = arguments(target_folder, prompts, tmp_path / "out", *more)
     with pytest.raises(ValueError, match="has no answers yet"):
@@ -267,7 +265,7 @@ def test_a_run_follows_another_that_writes_answers(
 
 @pytest.mark.slow
 def test_both_are_trained_in_calls_of_a_few_minutes(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
-    """Stopped after every answer and every step, the command gets as far as one that never is, by the same answers."""
+    """Stopped after every answer and step, the command gets as far as an uninterrupted one."""
     more = ["--loss", "authors", "--steps", "6", "--decay-steps", "2", "--short-steps", "2"]
     whole, pieces = (arguments(target_folder, prompts, tmp_path / name, *more) for name in ("whole", "pieces"))
     whole.kind = pieces.kind = "both"
@@ -339,7 +337,7 @@ def test_bad_lines_say_file_line_and_reason(line: str, reason: str, tmp_path: Pa
 
 
 def test_markov_head_starts_from_token_pairs(tmp_path: Path) -> None:
-    """Token t is always followed by t + 1 in the store and by 5 in other answers, more often: both must be learnt."""
+    """In the store t + 1 follows t; in other answers 5 does, more often. Both must be learnt."""
     store = FeatureStore(tmp_path / "f", width=4, top=1, meta={})
     tokens = torch.arange(10, 30)
     ids = tokens[5:, None]

@@ -1,6 +1,4 @@
-"""Requests drafted with sets of weights of their own, in one batch: each as a drafter with that set alone drafts it."""
-
-from __future__ import annotations
+"""Requests drafted with different sets of weights in one batch, each as by a drafter with this set alone."""
 
 import dataclasses
 from pathlib import Path
@@ -33,7 +31,7 @@ from outrider.drafters.wrappers import DeferredObserve
 SLOTS, CONTEXT = 256, 48
 LENGTHS = [9, 30, 1, 17, 12]
 SETS = [1, 0, 2, 1, 7]
-"""Each request's; set 7 is not there."""
+"""For each request; set 7 does not exist."""
 CONFIGS = {"dspark": TINY, "truncated": TRUNCATED, "dflash": DFLASH}
 
 
@@ -43,7 +41,6 @@ def page_table() -> torch.Tensor:
 
 
 def observe(drafter: Drafter, table: torch.Tensor, rows: list[int], sets: list[int] | None = None) -> None:
-    """Show the prompts of these rows in one batch."""
     hidden = [torch.randn(n, len(drafter.target_layers) * 32, generator=torch.Generator().manual_seed(n)) for n in
               (LENGTHS[row] for row in rows)]  # fmt: skip
     positions = torch.cat([torch.arange(LENGTHS[row]) for row in rows])
@@ -54,18 +51,17 @@ def observe(drafter: Drafter, table: torch.Tensor, rows: list[int], sets: list[i
 
 def asked(table: torch.Tensor, rows: list[int], temperature: float) -> DraftBatch:
     made = batch(table, rows, [LENGTHS[row] for row in rows], temperature)
-    if temperature:  # one greedy request among the sampled ones
+    if temperature:
         made.temperatures[rows.index(0) if 0 in rows else 0] = 0.0
     return made
 
 
 def whole(draft: Draft) -> torch.Tensor | None:
-    """q over the target's vocabulary."""
     if draft.probs is None or draft.vocab is None:
         return draft.probs
-    found = draft.probs.new_zeros(*draft.probs.shape[:2], 96)
-    found[:, :, draft.vocab] = draft.probs
-    return found
+    q = draft.probs.new_zeros(*draft.probs.shape[:2], 96)
+    q[:, :, draft.vocab] = draft.probs
+    return q
 
 
 @pytest.fixture(params=CONFIGS)
@@ -75,7 +71,7 @@ def config(request: pytest.FixtureRequest) -> BlockConfig:
 
 @pytest.fixture
 def folders(config: BlockConfig, tmp_path: Path) -> list[str]:
-    """Checkpoints of three sets, whose draft vocabularies differ where they are truncated."""
+    """Checkpoints of three sets; truncated draft vocabularies differ."""
     for number in range(3):
         checkpoint.save_compact(make_model(config, seed=number), tmp_path / str(number))
     return [str(tmp_path / str(number)) for number in range(3)]
@@ -102,31 +98,31 @@ def test_each_request_is_drafted_by_its_own_set(config: BlockConfig, folders: li
     drafter, table, rows = several(config, folders), page_table(), list(range(len(LENGTHS)))
     observe(drafter, table, rows, SETS)
     batched = dataclasses.replace(asked(table, rows, temperature), sets=torch.tensor(SETS))
-    found = drafter.propose(batched)
-    assert found.drafting == len(rows)
+    joint = drafter.propose(batched)
+    assert joint.drafting == len(rows)
     distinct = set()
     for number in range(3):
         mine = [row for row, own in enumerate(SETS) if (own if own < 3 else 0) == number]
         single = alone(drafter, folders[number])
         observe(single, table, rows)
         wanted = single.propose(batched.select(torch.tensor(mine)))
-        assert torch.equal(found.tokens[mine], wanted.tokens)
-        assert torch.equal(found.lens[mine], wanted.lens)
-        assert_near(found.confidence[mine], wanted.confidence, TERMS)
-        if temperature and (q := whole(found)) is not None and (own := whole(wanted)) is not None:
+        assert torch.equal(joint.tokens[mine], wanted.tokens)
+        assert torch.equal(joint.lens[mine], wanted.lens)
+        assert_near(joint.confidence[mine], wanted.confidence, TERMS)
+        if temperature and (q := whole(joint)) is not None and (own := whole(wanted)) is not None:
             sampled = batched.temperatures[mine] > 0
             assert_near(q[mine][sampled], own[sampled], TERMS)
             assert (q[mine][sampled].gather(2, wanted.tokens[sampled][:, :, None]) > 0).all()
         distinct.add(tuple(single.propose(batched).tokens.flatten().tolist()))
-    assert len(distinct) == 3  # else any set would do
+    assert len(distinct) == 3  # otherwise any set would do
     if temperature:
-        assert found.probs is not None
-    if found.vocab is not None:
-        assert (found.vocab.diff() > 0).all()
+        assert joint.probs is not None
+    if joint.vocab is not None:
+        assert (joint.vocab.diff() > 0).all()
 
 
-def test_others_change_nothing_of_a_requests_draft(config: BlockConfig, folders: list[str]) -> None:
-    """Drafts are equal to the bit, though others' texts, sets and number differ."""
+def test_a_draft_does_not_depend_on_other_requests(config: BlockConfig, folders: list[str]) -> None:
+    """Other texts, sets and numbers of requests give the same bits."""
     table = page_table()
     seen = []
     for others in ([], [1], [1, 2, 3]):
@@ -141,7 +137,7 @@ def test_others_change_nothing_of_a_requests_draft(config: BlockConfig, folders:
         assert torch.equal(confidence, seen[0][1])
 
 
-def test_only_those_asked_for_are_drafted(config: BlockConfig, folders: list[str]) -> None:
+def test_only_selected_requests_are_drafted(config: BlockConfig, folders: list[str]) -> None:
     drafter, table, rows = several(config, folders), page_table(), list(range(len(LENGTHS)))
     observe(drafter, table, rows, SETS)
     everyone = dataclasses.replace(asked(table, rows, 1.0), sets=torch.tensor(SETS))

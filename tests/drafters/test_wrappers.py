@@ -1,6 +1,4 @@
-"""Drafters around a drafter leave out nothing of it: every method and attribute of the contract reaches the model."""
-
-from __future__ import annotations
+"""Wrappers of drafters pass on every method and attribute of the contract."""
 
 from typing import Any
 
@@ -37,7 +35,7 @@ ANSWERS = {"propose": DRAFT, "look_up": DRAFT, "slot_state": [torch.zeros(1)], "
 
 
 class Model(Drafter):
-    """Writes down what it is called for."""
+    """Records its calls."""
 
     gamma, target_layers = 4, (1, 3)
     looks_up, shortens, assesses_itself, reads_output = (True,) * 4
@@ -70,7 +68,7 @@ MAKERS = {
     WeightSets: WeightSets,
 }
 OWN = {LookupFirst: {"look_up", "corpora"}, WeightSets: {"drop"}}
-"""Parts of the contract that a wrapper answers without its model."""
+"""Parts of the contract that a wrapper implements without its model."""
 
 
 def kinds(base: type[Wrapper]) -> list[type[Wrapper]]:

@@ -1,7 +1,5 @@
 """Tiny random drafters and a tiny target."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable
@@ -65,7 +63,7 @@ LILICORR = dataclasses.replace(
         candidates=16, width=24, layers=2, heads=2, mlp_ratio=1.5, factors=6, eps=1e-4, scale=40.0
     ),
 )  # fmt: skip
-# What the compiled kernels take: heads of 32, convolutions of 16 channels.
+# The kernels need heads of 32 and convolutions of 16 channels.
 WIDE = dataclasses.replace(TRUNCATED, hidden_size=64, intermediate_size=96, head_dim=32)
 WIDE_DFLASH = dataclasses.replace(DFLASH, hidden_size=64, intermediate_size=96, head_dim=32)
 WIDE_DFLASH2 = dataclasses.replace(
@@ -82,13 +80,12 @@ PATHS = {
         LILICORR, convolution=None, choosing=dataclasses.replace(LILICORR.choosing, width=0)
     ),
 }
-"""Drafters that draw a path through candidates."""
 WIDE_PATHS = {"wide dflash2": WIDE_DFLASH2, "wide lilicorr": WIDE_LILICORR}
 DIFFUSION = dataclasses.replace(
     TINY, kind="diffusion", target_layers=(), mask_token_id=0, markov_rank=0, confidence_with_markov=False
 )
 FEW_DIFFUSION = dataclasses.replace(DIFFUSION, draft_vocab_size=40)
-# As one that starts from a Llama, and what the compiled kernels take.
+# As started from a Llama, with shapes that the compiled kernels take.
 WIDE_DIFFUSION = dataclasses.replace(
     DIFFUSION, hidden_size=64, intermediate_size=96, head_dim=32, qk_norm=False, draft_vocab_size=40
 )
@@ -101,7 +98,7 @@ CONFIGS = {
 
 
 def make_sequence(length: int, prompt: int, width: int = 4) -> Sequence:
-    """Tokens 0, 1, 2 ... of which the first `prompt` are the prompt's, with random features and likeliest tokens."""
+    """Tokens 0, 1, 2 ..., the first `prompt` of them the prompt's, with random features."""
     answer = length - prompt
     return Sequence(
         torch.arange(length), prompt, torch.randn(length, width).bfloat16(),
@@ -110,7 +107,7 @@ def make_sequence(length: int, prompt: int, width: int = 4) -> Sequence:
 
 
 def make_model(config: BlockConfig, seed: int = 0) -> BlockModel:
-    """A model whose every weight, norms and confidence included, is random and large enough to matter."""
+    """A model with random weights, all large enough to matter."""
     return _random(BlockModel, config, seed)
 
 
@@ -137,19 +134,19 @@ def make_drafter(config: BlockConfig, seed: int = 0, slots: int = 256) -> BlockD
 
 
 def make_target(config: Any, embedding: torch.Tensor, head: torch.Tensor | None = None) -> Target:
-    """The target as an engine would describe it; without a head of its own it shares the embedding."""
+    """The target for the registry; without a head it shares the embedding."""
     weights = (embedding, embedding if head is None else head)
     return Target(config=config, weights=lambda: weights, dtype=torch.float32, device="cpu")
 
 
 TERMS = 4000
-"""More numbers than are added one behind the other in these models: 600 in each of the target's six layers or of the
-four passes of a chain, 192 where features are projected, 64 in a head. A confidence moves by up to 1,600 epsilons where
-the largest chance moves by one, near 1 (`drafters/confidence.py`)."""
+"""A bound on consecutive additions in these models: 600 in each of six layers or of a chain's four passes, 192 in the
+projection of features, 64 in a head. Near 1, a confidence moves by up to 1,600 epsilons per epsilon of the largest
+chance (`drafters/confidence.py`)."""
 
 
 def assert_same_draft(one: Draft, other: Draft) -> None:
-    """Equal but for the order of sums: tokens that are drafted, how sure of them the drafters are, and q."""
+    """Equal up to the order of sums: drafted tokens, confidences and q."""
     assert torch.equal(one.lens, other.lens)
     drafted = torch.arange(one.tokens.shape[1]) < one.lens[:, None]
     assert torch.equal(one.tokens[drafted], other.tokens[drafted])
@@ -161,7 +158,6 @@ def assert_same_draft(one: Draft, other: Draft) -> None:
 
 
 def row_of(draft: Draft, row: int) -> Draft:
-    """The draft of one request."""
     probs = None if draft.probs is None else draft.probs[[row]]
     tokens, lens, confidence = draft.tokens[[row]], draft.lens[[row]], draft.confidence[[row]]
     return dataclasses.replace(draft, tokens=tokens, lens=lens, confidence=confidence, probs=probs)
@@ -174,7 +170,7 @@ GAMMA = 3
 def make_registered(
     name: str, folder: Path, *, lookup_gamma: int = 0, several_sets: bool = False, deferred: bool = True, seed: int = 0
 ) -> tuple[Drafter, list[int]]:
-    """The registry's drafter of that name for a tiny target, and the layers that it had captured."""
+    """The registry's drafter of that name, and the layers that it captures."""
     captured: list[int] = []
     config = SimpleNamespace(model_type="llama", hidden_size=32, num_hidden_layers=6, vocab_size=96)
     target = dataclasses.replace(make_target(config, torch.randn(96, 32)), capture_layers=captured.extend)
@@ -187,7 +183,7 @@ def make_registered(
 
 
 def save_registered(name: str, folder: Path, seed: int = 0) -> Path:
-    """Write random weights for the registry's drafter of that name; returns `folder`."""
+    """Write a random drafter of that name; returns `folder`."""
     if name == "eagle3":
         return save_eagle(folder, seed=seed)
     if name == "mtp":
@@ -201,7 +197,7 @@ WORDS = ["<unk>", "<s>", "</s>", "user", "assistant", *(f"w{i}" for i in range(9
 
 
 def save_target(folder: Path, *, hidden_size: int = 32, intermediate_size: int = 48, heads: int = 4) -> Path:
-    """A random Llama, by default one that the configs above fit, with a tokenizer of 96 words; returns `folder`."""
+    """A random Llama, by default one for the configs above, with a tokenizer of 96 words."""
     torch.manual_seed(3)
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -236,9 +232,9 @@ def batch(table: torch.Tensor, rows: list[int], lengths: list[int], temperature:
 
 
 def check_tokens_follow_q(drafter: Drafter, table: torch.Tensor, *, positions: Iterable[int], draws: int) -> None:
-    """Tokens of many keys at position k must come in proportion to q_k, given the prefix; q follows the rules.
+    """Check that tokens of many keys follow q_k, given the prefix, and that q follows the rules.
 
-    The request is that of row 0 of the page table, with 9 tokens.
+    The request is row 0 of the page table, with 9 tokens.
     """
     for k in positions:
         keys = torch.full((draws, drafter.gamma), 37)
@@ -263,8 +259,9 @@ def check_tokens_follow_q(drafter: Drafter, table: torch.Tensor, *, positions: I
 
 
 def check_what_measuring_finds(drafter: Drafter, target: TargetModel, folder: Path, prompts: Path) -> None:
-    """The accepted length measured of a trained folder is that of decoding step by step, and shows that it learned."""
-    prompts.write_text("".join(reversed(prompts.read_text().splitlines(keepends=True))))  # the first are held out
+    """Check that a trained folder's measured accepted length equals decoding step by step, and shows that it
+    learned."""
+    prompts.write_text("".join(reversed(prompts.read_text().splitlines(keepends=True))))  # the first ones are held out
     answers = measure.target_answers(target, str(prompts), count=6, new_tokens=20, temperature=0.0, kept=None)
     (found,) = measure.measure(target, measure.arms_of([folder], [1], "left"), answers)
     assert found.cycles == sum(decode_with(drafter, target, ids, prompt) for ids, prompt in answers)
@@ -272,7 +269,7 @@ def check_what_measuring_finds(drafter: Drafter, target: TargetModel, folder: Pa
 
 
 def decode_with(drafter: Drafter, target: TargetModel, ids: list[int], prompt: int) -> int:
-    """Verification steps that greedy decoding of a known answer takes with the drafter."""
+    """Steps of greedy decoding of a known answer with the drafter."""
     drafter.allocate(256)
     table = torch.arange(256, dtype=torch.int32)[None]
     whole = sequence_features(target, [(ids, prompt)], drafter.target_layers, 1)[0]

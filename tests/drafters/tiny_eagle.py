@@ -1,6 +1,4 @@
-"""Tiny random EAGLE-3 folders in the layouts of published ones, for the tiny target of `tiny_drafters`."""
-
-from __future__ import annotations
+"""Tiny random EAGLE-3 folders in published layouts, for the target of `tiny_drafters`."""
 
 import json
 from pathlib import Path
@@ -11,7 +9,7 @@ from safetensors.torch import save_file
 
 VOCAB, WIDTH, DRAFTED = 96, 32, 40
 LAYER_IDS = [1, 3, 4]
-"""Target layers, whose outputs are read."""
+"""Target layers with captured outputs."""
 
 SHAPE: dict[str, Any] = {
     "attention_bias": False, "hidden_act": "silu", "hidden_size": WIDTH, "intermediate_size": 48,
@@ -19,7 +17,7 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 64, "vocab_size": VOCAB, "tie_word_embeddings": False,
 }  # fmt: skip
 
-AUTHORS = SHAPE | {  # yuhuili/EAGLE3-LLaMA3.1-Instruct-8B; the layers are the default ones there
+AUTHORS = SHAPE | {  # yuhuili/EAGLE3-LLaMA3.1-Instruct-8B; these layers are its default
     "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "rms_norm_eps": 1e-5, "rope_scaling": None,
     "pretraining_tp": 1, "draft_vocab_size": DRAFTED, "eagle_config": {"eagle_aux_hidden_state_layer_ids": LAYER_IDS},
 }  # fmt: skip
@@ -31,7 +29,7 @@ SPECFORGE = AUTHORS | {  # SpecForge's for Qwen3
         "original_max_position_embeddings": 16,
     },
 }  # fmt: skip
-SPECULATORS: dict[str, Any] = {  # RedHatAI/Qwen3-8B-speculator.eagle3; what enters a layer is what left the one before
+SPECULATORS: dict[str, Any] = {  # RedHatAI/Qwen3-8B-speculator.eagle3; a layer's input is the previous one's output
     "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "draft_vocab_size": DRAFTED,
     "norm_before_residual": True, "target_hidden_size": None, "speculators_version": "0.3.0",
     "eagle_aux_hidden_state_layer_ids": [i + 1 for i in LAYER_IDS],
@@ -44,7 +42,7 @@ SPECULATORS: dict[str, Any] = {  # RedHatAI/Qwen3-8B-speculator.eagle3; what ent
 WHOLE = AUTHORS | {"draft_vocab_size": None}
 """Drafts from the target's whole vocabulary, with the target's head."""
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
-"""Those of heads that the compiled kernels take."""
+"""The compiled kernels need these sizes."""
 LAYOUTS = {"authors": AUTHORS, "specforge": SPECFORGE, "speculators": SPECULATORS, "whole": WHOLE}
 WIDE = {"wide": AUTHORS | SIZES, **{f"wide {name}": LAYOUTS[name] | SIZES for name in LAYOUTS if name != "authors"}}
 LAYOUTS |= WIDE
@@ -57,7 +55,7 @@ def flat(layout: str) -> dict[str, Any]:
 
 
 def tensors_of(layout: str, seed: int = 0) -> dict[str, torch.Tensor]:
-    """The random tensors of a folder, named as there; every weight is large enough to matter."""
+    """The random tensors of a folder by name, large enough to matter."""
     draw, config = torch.Generator().manual_seed(seed), flat(layout)
     layout = layout.removeprefix("wide ")
     layer = "layers.0." if layout == "speculators" else "midlayer."
@@ -89,7 +87,7 @@ def tensors_of(layout: str, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def save_eagle(folder: Path, layout: str = "authors", seed: int = 0, **changes: Any) -> Path:
-    """Write a folder of a layout, with these changes of its config; returns it."""
+    """Write a folder of a layout, with changes of its config."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(LAYOUTS[layout] | changes))
     save_file(tensors_of(layout, seed), folder / "model.safetensors")

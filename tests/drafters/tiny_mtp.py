@@ -1,10 +1,8 @@
-"""Tiny random MTP layers in the layouts of published checkpoints, and what Transformers makes of them.
+"""Tiny random MTP layers in published layouts, and their reference.
 
-Transformers leaves MTP layers out, but has the decoder layer that each is: a model of that layer alone is the
-reference, which reads joined rows as its embeddings and ends with the layer's norm.
+Transformers ignores MTP layers, but has the decoder layer in them. The reference is a model of that layer, with the
+joined rows as embeddings and the MTP layer's final norm.
 """
-
-from __future__ import annotations
 
 import json
 from collections.abc import Mapping
@@ -39,14 +37,14 @@ LAYOUTS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
     "glm-4.5-air": ("Glm4MoeForCausalLM", "Glm4MoeConfig", ROPE | GLM),
     "glm-4.5": ("Glm4MoeForCausalLM", "Glm4MoeConfig", ROPE | GLM | {"use_qk_norm": True}),
     "glm with groups": ("Glm4MoeForCausalLM", "Glm4MoeConfig", ROPE | GLM | {"n_group": 4, "topk_group": 2}),
-    # What the compiled kernels take: heads of 32 numbers
+    # The compiled kernels need heads of 32 numbers.
     "wide": (
         "Qwen3NextForCausalLM", "Qwen3NextConfig",
         ROPE | QWEN_MOE | {"hidden_size": 64, "intermediate_size": 96, "head_dim": 64},
     ),
 }  # fmt: skip
 JOINED = "qwen3.5 with experts"
-"""Its experts lie together."""
+"""Its experts are stored jointly."""
 FIELDS = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps")
 FIELDS += ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
 """Fields of a config in which a target and its layer agree."""
@@ -59,7 +57,7 @@ def width_of(layout: str) -> int:
 
 
 def layer_model(layout: str, seed: int = 0, **changes: Any) -> Any:
-    """The layer as a model of Transformers'; every weight is random and large enough to matter."""
+    """The layer as a Transformers model, with random weights large enough to matter."""
     fields = SHAPE | LAYOUTS[layout][2] | changes
     alone = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "first_k_dense_replace": 0}
     config = getattr(transformers, LAYOUTS[layout][1])(**fields | alone, attn_implementation="eager")
@@ -73,12 +71,12 @@ def layer_model(layout: str, seed: int = 0, **changes: Any) -> Any:
 
 
 def around(name: str, layout: str) -> float:
-    """The middle of a weight's numbers: Qwen's norms are stored less 1."""
+    """The mean of a weight's numbers: Qwen stores norms less 1."""
     return float("norm" in name and layout.startswith("glm"))
 
 
 def joint(layout: str, seed: int = 0, size: int = 0) -> dict[str, torch.Tensor]:
-    """The layer's own tensors beside a decoder layer's, by our names. size: width of the target; 0: the layout's."""
+    """The MTP layer's own tensors, by our names. size: width of the target; 0: the layout's."""
     draw, size = torch.Generator().manual_seed(100 + seed), size or width_of(layout)
     shapes = {"fc": (size, 2 * size), "embedding_norm": (size,), "hidden_norm": (size,)}
     return {name: torch.randn(shape, generator=draw) * 0.3 + around(name, layout) for name, shape in shapes.items()}
@@ -87,31 +85,31 @@ def joint(layout: str, seed: int = 0, size: int = 0) -> dict[str, torch.Tensor]:
 def published(
     layout: str, model: Any, own: Mapping[str, torch.Tensor], layers: int = LAYERS
 ) -> dict[str, torch.Tensor]:
-    """Names and tensors of a checkpoint. model: as of `layer_model`. own: as of `joint`. layers: the target's."""
+    """Names and tensors of a checkpoint. model: from `layer_model`. own: from `joint`. layers: the target's."""
     glm = layout.startswith("glm")
     prefix, names = (f"model.layers.{layers}.", GLM_NAMES) if glm else ("mtp.", QWEN_NAMES)
     layer = prefix if glm else f"{prefix}layers.0."
-    found = {f"{prefix}{names.get(name, name)}.weight": value for name, value in own.items()}
+    tensors = {f"{prefix}{names.get(name, name)}.weight": value for name, value in own.items()}
     for name, value in model.state_dict().items():
         name = name.removeprefix("model.")
         if name == "norm.weight":
-            found[f"{prefix}{names.get('norm', 'norm')}.weight"] = value
+            tensors[f"{prefix}{names.get('norm', 'norm')}.weight"] = value
         elif name.startswith("layers.0.mlp.experts.") and layout != JOINED:
             for i, part in enumerate(value):
                 parts = part.chunk(2) if "gate_up" in name else [part]
                 kinds = ("gate_proj", "up_proj") if "gate_up" in name else ("down_proj",)
                 for kind, rows in zip(kinds, parts, strict=True):
-                    found[f"{layer}mlp.experts.{i}.{kind}.weight"] = rows
+                    tensors[f"{layer}mlp.experts.{i}.{kind}.weight"] = rows
         elif name.startswith("layers.0."):
-            found[layer + name.removeprefix("layers.0.")] = value
+            tensors[layer + name.removeprefix("layers.0.")] = value
     if glm:  # the target's, again
         for name in ("embed_tokens", "shared_head.head"):
-            found[f"{prefix}{name}.weight"] = torch.zeros(model.config.vocab_size, model.config.hidden_size)
-    return {name: value.clone().contiguous() for name, value in found.items()}
+            tensors[f"{prefix}{name}.weight"] = torch.zeros(model.config.vocab_size, model.config.hidden_size)
+    return {name: value.clone().contiguous() for name, value in tensors.items()}
 
 
 def save_mtp(folder: Path, layout: str = "qwen3-next", seed: int = 0, **changes: Any) -> Path:
-    """Write a target's folder of which only the MTP layer is there; returns it."""
+    """Write a target's folder with only the MTP layer."""
     folder.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = {**SHAPE, **LAYOUTS[layout][2], **changes, "num_hidden_layers": LAYERS}
     if LAYOUTS[layout][0].endswith("ForConditionalGeneration"):
@@ -123,7 +121,7 @@ def save_mtp(folder: Path, layout: str = "qwen3-next", seed: int = 0, **changes:
 
 
 def add_mtp(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Put an MTP layer into a target's folder, in a file of its own, as Qwen's are."""
+    """Add an MTP layer in a separate file, as Qwen does."""
     (file,) = folder.glob("*.safetensors")
     save_file(dict(tensors), folder / "mtp.safetensors")
     names = dict.fromkeys(load_file(file), file.name) | dict.fromkeys(tensors, "mtp.safetensors")
@@ -132,7 +130,7 @@ def add_mtp(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 class Reference:
-    """A chain drafted by Transformers' layer, one request and one token at a time, without a cache."""
+    """A chain by Transformers' layer, one request and one token at a time, without a cache."""
 
     def __init__(self, layout: str, embedding: torch.Tensor, head: torch.Tensor, seed: int = 0):
         self.model, self.own = layer_model(layout, seed), joint(layout, seed)
@@ -145,7 +143,7 @@ class Reference:
 
     @torch.inference_mode()
     def draft(self, text: list[int], hidden: torch.Tensor, gamma: int) -> tuple[list[int], list[torch.Tensor]]:
-        """gamma greedy tokens behind a text whose last token the target has not read, and the logits of each.
+        """gamma greedy tokens and their logits after a text with an unread last token.
 
         hidden: [n, d] of all tokens but the last.
         """

@@ -1,9 +1,7 @@
-"""Tests that need an NVIDIA GPU. Elsewhere their modules are skipped without being imported.
+"""Tests that need an NVIDIA GPU; without one their modules are not imported.
 
-Those of kernels/ also run through Triton's interpreter: `TRITON_INTERPRET=1 pytest tests/gpu/kernels`.
+The tests of kernels/ also run in Triton's interpreter: `TRITON_INTERPRET=1 pytest tests/gpu/kernels`.
 """
-
-from __future__ import annotations
 
 from pathlib import Path
 
@@ -14,8 +12,6 @@ HERE = Path(__file__).parent
 
 
 class Skipped(pytest.File):
-    """A module of which nothing can run here."""
-
     def collect(self) -> list[pytest.Item]:
         pytest.skip(f"{gpu_device.missing()} (docs/gpu.md)", allow_module_level=True)
 

@@ -1,9 +1,7 @@
-"""Servers on a GPU by each attention backend under mixed load: nothing breaks, memory stays flat, steps run as graphs.
+"""Servers on a GPU with each attention backend under mixed load: no failures, flat memory, graphs.
 
-tests/lossless, which `make test-gpu` runs as well, compares their answers with the exact target.
+`make test-gpu` also compares answers, by tests/lossless.
 """
-
-from __future__ import annotations
 
 import re
 import subprocess
@@ -23,18 +21,18 @@ pytestmark = pytest.mark.server
 PASSES = re.compile(r'^sglang:cuda_graph_passes_total\{[^}]*mode="([a-z_]+)"[^}]*\} (\S+)', re.MULTILINE)
 OVERLAP = re.compile(r"disable_overlap_schedule'?(=|: )False")
 MOST_GROWTH = 64 << 20
-"""Bytes of the GPU: SGLang takes its memory at the start, and torch keeps what it once had."""
+"""Bytes: SGLang takes its memory at the start, and torch keeps its peak."""
 
 
 def soak(server: Server, minutes: float) -> None:
-    """Mixed load, with requests that are given up; fails where anything breaks or a process grows."""
+    """Mixed load, with aborted requests; fails if a request fails or a process grows."""
     command = [OUTRIDER, "bench", "soak", "--url", server.url, "--minutes", str(minutes), "--no-compare"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
 
 
 def used() -> int:
-    """Bytes of the GPU's memory that any process holds."""
+    """Bytes of the GPU's memory held by any process."""
     free, whole = torch.cuda.mem_get_info()
     return whole - free
 

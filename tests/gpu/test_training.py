@@ -1,6 +1,4 @@
-"""Training on a GPU: every kind for two steps, on answers that the embedded model writes there."""
-
-from __future__ import annotations
+"""Training on a GPU: every kind for two steps."""
 
 import json
 import subprocess

@@ -1,9 +1,7 @@
-"""Random ragged batches, on which kernels are compared with their references, and a decoder run on them.
+"""Random ragged batches for kernels and their references, and a decoder on them.
 
-All are made on the host from a seed, so that every machine sees the same.
+They are made on the host from a seed, so every machine gets the same.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +24,7 @@ def ragged_attention(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, FlatBatch]:
-    """q, k_pool, v_pool and a batch whose slots are scattered; unused page-table entries point outside the
+    """q, k_pool, v_pool and a batch with scattered slots; unused page-table entries point outside the
     pool."""
     generator = torch.Generator().manual_seed(seed)
     requests, slots = len(q_lens), sum(kv_lens) + 16
@@ -50,14 +48,14 @@ def ragged_attention(
 
 
 def alone(batch: FlatBatch, token: int) -> FlatBatch:
-    """The batch in which query `token` is decoded by itself."""
+    """The batch that decodes only query `token`."""
     row = batch.rows[batch.requests_of_tokens[token], None]
     indptr = torch.tensor([0, 1], dtype=torch.int32, device=row.device)
     return FlatBatch(indptr, batch.positions[token, None].int() + 1, row, batch.page_table)
 
 
 def some_rules(rows: int, width: int, generator: torch.Generator) -> Rules:
-    """Requests of every kind: greedy, unfiltered, each filter alone, all of them, and filters that keep all or one."""
+    """Greedy, unfiltered, each filter alone, all filters, and filters that keep all tokens or one."""
 
     def choose(values: Sequence[float]) -> torch.Tensor:
         return torch.tensor(values)[torch.randint(len(values), (rows,), generator=generator)]
@@ -73,13 +71,13 @@ def some_rules(rows: int, width: int, generator: torch.Generator) -> Rules:
 def flattening(
     requests: int, gamma: int, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The first six arguments of `ragged.flatten_bucket`: lengths from 0 to gamma, scattered slots."""
+    """The first six arguments of `ragged.flatten_bucket`: random lengths, scattered slots."""
     generator = torch.Generator().manual_seed(seed)
     context = 2 * gamma + 5
     lens = torch.randint(0, gamma + 1, (requests,), generator=generator)
     return (
         torch.randint(1000, (requests,), generator=generator),
-        torch.randint(1000, (gamma, requests), generator=generator).T,  # not dense, as a drafter may give them
+        torch.randint(1000, (gamma, requests), generator=generator).T,  # strided, as a drafter may give them
         lens,
         torch.randint(context - gamma, (requests,), generator=generator),
         torch.randperm((requests + 3) * context, generator=generator).view(-1, context).int(),
@@ -90,8 +88,8 @@ def flattening(
 def admission(
     requests: int, gamma: int, seed: int, *, hurried: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Confidences [R, gamma] with many ties and what is no number, drafted lengths [R], and with `hurried` requests
-    that come first [R] bool."""
+    """Confidences [R, gamma] with ties and NaN, drafted lengths [R], and with `hurried` the urgent requests [R]
+    bool."""
     generator = torch.Generator().manual_seed(seed)
     confidence = torch.tensor([0.0, 0.25, 0.5, 0.5, 0.9, 1.0, 1.5, -1.0, torch.nan])
     confidence = confidence[torch.randint(9, (gamma, requests), generator=generator)].T
@@ -103,8 +101,8 @@ def admission(
 def verification(
     requests: int, gamma: int, width: int, q_kind: str, dtype: torch.dtype, seed: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A verification from logits, three rows of padding at the end: tokens, verify_lens, qo_indptr, request, logits and
-    rules, and the rest by name.
+    """Arguments of a verification with three rows of padding: tokens, verify_lens, qo_indptr, request, logits and
+    rules; the rest by name.
 
     q_kind: "full", "truncated" (every second token) or "point mass".
     """
@@ -125,7 +123,7 @@ def verification(
     tokens = torch_gumbel_argmax(q.flatten(0, 1), keys(requests * gamma)).view(requests, gamma)
     tokens = tokens if vocab is None else vocab[tokens]
     row_keys, probs = keys(total), reference_target_probs(logits, *given.of(request))
-    # Of requests that are decided, most drafts are what will be wanted.
+    # In decided requests, most drafts are the wanted tokens.
     wanted = torch_gumbel_argmax(probs.nan_to_num(1.0), row_keys)
     agree = wanted[qo_indptr[:-1, None] + torch.arange(gamma).clamp(max=verify_lens[:, None])]
     lucky = torch.rand(tokens.shape, generator=generator) < 0.7
@@ -143,9 +141,10 @@ def verification(
 
 
 def assert_same_bits(layers: list[DecoderLayer], dtype: torch.dtype, batches: dict[str, tuple]) -> None:
-    """A decoder of these layers has the bits of its single operations: states, kept sums, residual and pools.
+    """Check that a decoder of these layers has the bits of its single operations.
 
-    batches: queries and cached positions of each request, by name. Widths are multiples of 32, keys' and values' alike.
+    batches: queries and cached positions of each request, by name. Widths are multiples of 32; keys and values have one
+    width.
     """
     qkv, out = layers[0].weights[:2]
     hidden, heads = qkv.depth, (out.depth // 32, (qkv.outputs - out.depth) // 64)
@@ -156,24 +155,24 @@ def assert_same_bits(layers: list[DecoderLayer], dtype: torch.dtype, batches: di
         x = torch.randn(batch.tokens, hidden).to(dtype)
         captures = [([], True)] if len(layers) < 3 else [([], True), ([1], False), ([1, 2], True)]
         for captured, causal in captures:
-            found = []
+            results = []
             for run in (Decoder.forward, forward_by_operations):
                 pools = [(k_pool.to(dtype, copy=True), v_pool.to(dtype, copy=True)) for _ in layers]
                 decoder, residual = Decoder(layers, pools, norm, cos_sin), x.clone()
                 normed, kept = run(decoder, residual, batch.positions, slots, batch, captured, causal)
-                found.append((normed, kept, residual, *(pool for pair in pools for pool in pair)))
-            assert found[0][1].shape == (batch.tokens, len(captured), hidden)
+                results.append((normed, kept, residual, *(pool for pair in pools for pool in pair)))
+            assert results[0][1].shape == (batch.tokens, len(captured), hidden)
             for read in (batch.qo_indptr[1:].long() - 1, torch.arange(0, batch.tokens, 3)) if causal else ():
                 pools = [(k_pool.to(dtype, copy=True), v_pool.to(dtype, copy=True)) for _ in layers]
                 decoder = Decoder(layers, pools, norm, cos_sin)
                 some = decoder.forward(x.clone(), batch.positions, slots, batch, captured, read=read)
-                all_rows = found[0][0][read], found[0][1], *found[0][3:]
+                all_rows = results[0][0][read], results[0][1], *results[0][3:]
                 assert_equal((*some, *(pool for pair in pools for pool in pair)), all_rows, f"{name}, read {read}")
-            assert_equal(*found, f"{name}, captured {captured}, causal {causal}")
+            assert_equal(*results, f"{name}, captured {captured}, causal {causal}")
 
 
 def assert_equal(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], case: str) -> None:
-    """Equal bits; slots nobody owns hold NaN."""
+    """Check for equal bits; unused slots hold NaN."""
     for got, wanted in zip(found, expected, strict=True):
         assert got.dtype == wanted.dtype
         assert ((got == wanted) | (got.isnan() & wanted.isnan())).all(), case

@@ -11,7 +11,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 @pytest.fixture(autouse=True)
 def all_threads() -> Iterator[None]:
-    """Kernels share their work among the threads of all cores, as in a server."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     yield
     torch.set_num_threads(1)
@@ -19,7 +18,6 @@ def all_threads() -> Iterator[None]:
 
 @pytest.fixture
 def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Use the variant named by the parameter; skipped where the processor does not run it."""
     from instruction_sets import using
 
     with using(request.param):

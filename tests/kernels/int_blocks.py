@@ -1,25 +1,24 @@
-"""Integer products of weights in blocks: their definition, and its reference to the last bit.
+"""Integer products of weights in blocks: their definition and bit-exact reference.
 
-Rows are rounded to signed bytes, as llama.cpp does, so that a processor multiplies bytes and a few rows take the time
-of reading the weights. The model is then the file's with 8-bit activations.
+Rows are rounded to signed bytes, as in llama.cpp, so that a processor multiplies bytes, and a few rows take the time of
+reading the weights. The model is then the file's with 8-bit activations.
 
-A row's block of A neighbours in depth has codes a = x / s, held within -127 .. 127 and rounded to the nearest integer,
-ties to even, with s = max |x| / 127, both divisions in float32. A block that holds a NaN or an infinity has the scale
-NaN, and makes the row NaN. A is 256 where the weight's kind has superblocks, else 32. Within a block of the weight,
-with codes q, everything is an integer:
+A row's block of A neighbours in depth has codes a = x / s, clamped to -127 .. 127 and rounded to the nearest integer,
+ties to even, with s = max |x| / 127, both divisions in float32. A block with a NaN or an infinity has the scale NaN,
+and makes the row NaN. A is 256 if the weight's kind has superblocks, else 32. Within a block of the weight, with codes
+q, all terms are integers:
 
-- Q4_0, Q5_0, Q8_0, IQ4_NL, MXFP4: t = d * (sum q a), q being the table's number where there is one. GROUPS:
-  t = d * (sum (q - z) a), for each 32 of a group.
-- Q4_1, Q5_1: t = fma(d, sum q a, m * (sum a)).
-- Q2_K, Q4_K, Q5_K: with sub-blocks' scales c and minima n, t = fma(d, sum_k c_k (sum q a), -(m * (sum_k n_k (sum a)))).
-- Q3_K, Q6_K, IQ4_XS: t = d * (sum_k c_k (sum q a)), signed q.
+  - Q4_0, Q5_0, Q8_0, IQ4_NL, MXFP4: t = d * (sum q a), where q is the table's number if the kind has a table.
+    GROUPS: t = d * (sum (q - z) a), for each 32 of a group.
+  - Q4_1, Q5_1: t = fma(d, sum q a, m * (sum a)).
+  - Q2_K, Q4_K, Q5_K: with sub-blocks' scales c and minima n,
+    t = fma(d, sum_k c_k (sum q a), -(m * (sum_k n_k (sum a)))).
+  - Q3_K, Q6_K, IQ4_XS: t = d * (sum_k c_k (sum q a)), signed q.
 
-An output is fma(s, t, total) over the blocks from the first to the last, from 0, then plus the bias, all in float32
-(integers become the nearest float32), and at last rounded to the type of x. No step depends on other rows, and none on
-the order of a sum, so all instruction sets and numbers of rows and threads give these bits.
+An output is fma(s, t, total) over the blocks in order, starting at 0, then plus the bias, all in float32 (integers
+become the nearest float32), and finally rounded to the type of x. No step depends on other rows or on the order of a
+sum, so all instruction sets and numbers of rows and threads give these bits.
 """
-
-from __future__ import annotations
 
 from typing import NamedTuple
 
@@ -48,7 +47,7 @@ class Unpacked(NamedTuple):
 
 
 def unpack(raw: torch.Tensor, kind: str, outputs: int, depth: int) -> Unpacked:
-    """The numbers in these blocks, as they are stored; codes looked up in their table."""
+    """The numbers in these blocks."""
     blocks = rows_of_blocks(raw, kind, outputs, depth).view(outputs, -1, KINDS[kind])
     d, m = _shared(blocks, kind)
     scales = minima = None
@@ -85,7 +84,7 @@ def unpack(raw: torch.Tensor, kind: str, outputs: int, depth: int) -> Unpacked:
 
 
 def _fields(x: torch.Tensor, bits: int, width: int) -> torch.Tensor:
-    """Bytes [..., n] as [..., n * 8 / bits] numbers: the lowest bits of `width` bytes, then their next, and so on."""
+    """Bytes [..., n] as [..., n * 8 / bits] numbers: the lowest bits of `width` bytes first."""
     fields = x.int().unflatten(-1, (-1, 1, width)) >> torch.arange(0, 8, bits, dtype=torch.int32)[:, None]
     return (fields & ((1 << bits) - 1)).flatten(-3)
 
@@ -105,7 +104,7 @@ class RoundedRows(NamedTuple):
 
 
 def rounded_depth(kind: str) -> int:
-    """Neighbours in depth of a row that share a scale, where the weight is of this kind."""
+    """Neighbours in depth of a row that share a scale, for this kind of weight."""
     return 256 if block_depth(kind) == 256 else BLOCK
 
 
@@ -121,8 +120,8 @@ def round_rows(x: torch.Tensor, size: int) -> RoundedRows:
 def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """a * b + c of float32, rounded once.
 
-    In float64 the product is exact. The sum is rounded to odd (Boldo and Melquiond, "Emulation of a FMA and correctly
-    rounded sums", 2008), so that rounding it to float32 afterwards is rounding the exact sum.
+    The product is exact in float64; the sum is rounded to odd (Boldo and Melquiond, "Emulation of a FMA and correctly
+    rounded sums", 2008), so that the final rounding is right.
     """
     product, c = a.double() * b.double(), c.double()
     total = product + c
@@ -137,7 +136,7 @@ def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
 def reference_int_block_linear(
     x: torch.Tensor, raw: torch.Tensor, kind: str, outputs: int, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Reference of `block_linear` on `pack_blocks(raw, kind, outputs, depth, bias, activations="int8")`: its bits."""
+    """Reference of `block_linear` on `pack_blocks(…, activations="int8")`, bit for bit."""
     depth = x.shape[-1]
     rows, weight = round_rows(x, rounded_depth(kind)), unpack(raw, kind, outputs, depth)
     blocks = rows.scales.shape[-1]
@@ -149,7 +148,7 @@ def reference_int_block_linear(
 
 
 def _of_block(codes: torch.Tensor, weight: Unpacked, kind: str, start: int) -> torch.Tensor:
-    """t of the module's docstring [rows, outputs], of a row's block [rows, A] that begins at `start` in depth."""
+    """t of the module's docstring [rows, outputs], for row blocks [rows, A] at `start` in depth."""
     size = codes.shape[1]
     block = start // block_depth(kind)
     q = weight.codes[:, start : start + size]

@@ -1,6 +1,4 @@
-"""Operations of the kernels by their definition, one request or row at a time: what tests compare the kernels with."""
-
-from __future__ import annotations
+"""References of the kernels, by definition, one request or row at a time."""
 
 from collections.abc import Sequence
 
@@ -28,16 +26,15 @@ def reference_block_linear(
 
 
 def reference_int8_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Reference of `int8_linear(x, pack_int8(weight, bias))`."""
     out = (rounded(x).double() @ rounded(weight).double().T).float()
     return (out if bias is None else out + bias.float()).to(x.dtype)
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
-    """x [..., depth] as its 8-bit codes say, in float32."""
+    """x [..., depth] rounded to its 8-bit codes, in float32."""
     groups = torch.nn.functional.pad(x.float(), (0, -x.shape[-1] % GROUP)).unflatten(-1, (-1, GROUP))
     scales = groups.abs().amax(-1, keepdim=True) / 127
-    codes = (groups.double() * torch.where(scales > 0, 1 / scales, 0).double()).round()  # one rounding, as fused
+    codes = (groups.double() * torch.where(scales > 0, 1 / scales, 0).double()).round()  # rounded once, as with FMA
     return (codes.float() * scales).flatten(-2)[..., : x.shape[-1]]
 
 
@@ -108,7 +105,7 @@ def reference_target_probs(
 
 
 def reference_accept(batch: Verification) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reference of `accept`: one request after the other, with q spread over the whole vocabulary."""
+    """Reference of `accept`, with q spread over the whole vocabulary."""
     tokens, _, qo_indptr, _, _, wanted, probs, *_ = batch
     decided = torch.full((len(tokens),), probs is None) if batch.decided is None else batch.decided
     lens = torch.ones_like(batch.verify_lens, dtype=torch.int64)
@@ -145,7 +142,7 @@ def _spread(batch: Verification, r: int, drafts: list[int]) -> torch.Tensor:
 def _kept_by_token(
     drafts: list[int], p: torch.Tensor, q: torch.Tensor, uniforms: list[float]
 ) -> tuple[int, torch.Tensor]:
-    """Number of drafts that one request keeps, and the weights [V] of the token behind them: p [N + 1, V], q [N, V]."""
+    """Number of drafts kept, and weights [V] of the next token: p [N + 1, V], q [N, V]."""
     for k, x in enumerate(drafts):
         if uniforms[k] * q[k, x].item() >= p[k, x].item():
             rest = (p[k] - q[k]).clamp(min=0)
@@ -156,7 +153,6 @@ def _kept_by_token(
 def _kept_by_block(
     drafts: list[int], p: torch.Tensor, q: torch.Tensor, uniforms: list[float]
 ) -> tuple[int, torch.Tensor]:
-    """The same by block."""
     scale, kept, weights = torch.ones(()), 0, p[0]
     for k in range(len(drafts) + 1):
         last = k == len(drafts)

@@ -1,4 +1,4 @@
-"""Acceptance: fast against reference, and both against the distribution they must preserve."""
+"""Acceptance: fast against reference, and both against the distribution to preserve."""
 
 import pytest
 import torch
@@ -70,7 +70,7 @@ def test_equals_reference(seed, q_kind, by_block):
 @pytest.mark.parametrize("by_block", [True, False], ids=["block", "token"])
 @pytest.mark.parametrize("q_kind", ["full", "truncated", "point mass"])
 @pytest.mark.parametrize("seed", range(3))
-def test_what_a_device_draws_equals_reference(seed, q_kind, by_block):
+def test_draws_on_a_device_equal_the_reference(seed, q_kind, by_block):
     (tokens, verify_lens, qo_indptr), keywords = verify_batch(seed, 150, 24, q_kind)
     keywords["by_block"] = by_block
     lens, out = reference_accept(Verification(tokens, verify_lens, qo_indptr, **keywords))
@@ -85,7 +85,7 @@ def test_what_a_device_draws_equals_reference(seed, q_kind, by_block):
 
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("seed", range(3))
-def test_decided_requests_need_only_the_tokens_wanted(seed):
+def test_decided_requests_need_only_the_wanted_tokens(seed):
     arrays, keywords = verify_batch(seed, 60, 24, "point mass")
     agree = torch.rand(arrays[0].shape, generator=torch.Generator().manual_seed(seed)) < 0.7
     rows = arrays[2][:-1, None].long() + torch.arange(GAMMA).clamp(max=arrays[1][:, None])
@@ -98,7 +98,7 @@ def test_decided_requests_need_only_the_tokens_wanted(seed):
 
 
 @pytest.mark.usefixtures("compiled")
-def test_wanted_rows_that_are_not_those_of_the_lengths_are_an_error():
+def test_wanted_rows_must_match_the_lengths():
     arrays, keywords = verify_batch(0, 5, 24, "point mass")
     with pytest.raises((ValueError, RuntimeError), match=r"verify_lens \+ 1 rows"):
         accept(Verification(arrays[0], arrays[1] + 1, arrays[2], wanted=keywords["wanted"]))
@@ -125,7 +125,7 @@ def test_without_drafts_every_token_comes_from_p():
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("by_block", [True, False], ids=["block", "token"])
 def test_vanishing_residual_falls_back_to_p(by_block):
-    """p lies below q by rounding alone, and the draft is rejected for it."""
+    """The draft is rejected although p lies below q only by rounding."""
     count = 20
     p, final_keys = torch.tensor([[0.49999997, 0.5, 0.0]]), keys(count, torch.Generator().manual_seed(0))
     given = Verification(
@@ -151,8 +151,8 @@ def test_mistakes_are_explained():
         accept(Verification(*arrays, **(keywords | {"uniforms": None})))
 
 
-# Distribution: with 400,000 samples a shift of 1 % of the mass lifts the statistic far beyond the threshold,
-# which a correct acceptor crosses once in 10^6 runs.
+# With 400,000 samples a shift of 1 % of the mass raises the statistic far above the threshold, which a correct acceptor
+# crosses once in 10^6 runs.
 
 SAMPLES, TARGET_VOCAB = 400_000, 8
 
@@ -166,8 +166,7 @@ def chi_square_ok(counts: torch.Tensor, p: torch.Tensor) -> bool:
 
 
 def first_two(q_kind: str, seed: int, acceptor=accept):
-    """Counts of the first token, and of the second where the first draft was kept, beside their
-    distributions."""
+    """Counts and distributions of the first token, and of the second where the first draft was kept."""
     generator = torch.Generator().manual_seed(seed)
     p = simplex(2, TARGET_VOCAB, generator=generator, sharp=1.0)
     p[0, 3] = 0
@@ -228,7 +227,7 @@ def test_partly_verified_blocks_are_distributed_as_p():
 
 
 def one_percent_too_willing(batch):
-    """Keeps a draft in 1 % of the cases whatever p says."""
+    """Keeps a draft in 1 % of the cases, whatever p."""
     return accept(batch._replace(uniforms=(batch.uniforms - 0.01).clamp(min=0)))
 
 
@@ -246,7 +245,7 @@ def test_the_chi_square_test_has_power(acceptor, q_kind):
     assert not all(chi_square_ok(counts, p) for counts, p in first_two(q_kind, 1, acceptor))
 
 
-def test_the_chi_square_test_sees_one_percent():
+def test_the_chi_square_test_detects_one_percent():
     p = torch.full((TARGET_VOCAB,), 1 / TARGET_VOCAB)
     shifted = p.clone()
     shifted[0] += 0.01

@@ -26,7 +26,7 @@ OPTIONS = [
 
 
 def with_sinks(options, q):
-    """The options, with a sink for each head of q [N, Hq, D] in place of the largest one."""
+    """The options with a sink for each head of q [N, Hq, D] instead of the largest one."""
     return options | {"sinks": options["sinks"] * torch.linspace(-1, 1, q.shape[1])} if "sinks" in options else options
 
 
@@ -48,23 +48,23 @@ def test_equals_reference(options, heads, dtype, tolerance, attention):
 
 @PATHS
 @pytest.mark.parametrize("size", [1, 37, 128, 400])
-def test_in_chunks_nothing_before_the_own_chunk_is_seen(size, attention):
+def test_in_chunks_no_query_sees_earlier_chunks(size, attention):
     q, k, v, batch = ragged_attention(*RAGGED, heads=(4, 2), dims=(32, 48))
-    found = attention(q, k, v, batch.chunked(size), scale=0.2)
+    output = attention(q, k, v, batch.chunked(size), scale=0.2)
     for token, (request, position) in enumerate(
         zip(batch.requests_of_tokens.tolist(), batch.positions.tolist(), strict=True)
     ):
         slots = batch.page_table[batch.rows[request], position // size * size : position + 1].long()
         scores = torch.einsum("hgd,nhd->hgn", q[token].view(2, 2, -1), k[slots]) * 0.2
         expected = torch.einsum("hgn,nhd->hgd", scores.softmax(-1), v[slots]).flatten(0, 1)
-        torch.testing.assert_close(found[token], expected, rtol=SUMS, atol=SUMS)
+        torch.testing.assert_close(output[token], expected, rtol=SUMS, atol=SUMS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, SUMS), (torch.bfloat16, 1e-2)], ids=str)
 def test_with_bounds_in_place_of_lengths_equals_reference(options, dtype, tolerance):
-    """Bounds that are not reached, and rows of padding behind the last request."""
+    """The bounds are not reached, and there is padding."""
     q, k, v, batch = ragged_attention(*RAGGED, dims=(32, 48), dtype=dtype)
     options = with_sinks(options, q)
     expected = reference_attention(q, k, v, batch, scale=0.2, **options)
@@ -76,13 +76,13 @@ def test_with_bounds_in_place_of_lengths_equals_reference(options, dtype, tolera
 
 
 def test_a_sink_takes_its_share_of_the_weights():
-    """Softmax over the scores and the sink, whose column is then left out, as in gpt-oss."""
+    """Softmax with the sink as another column, which is dropped, as in gpt-oss."""
     q, k, v, batch = ragged_attention([1], [3], heads=(1, 1))
     slots = batch.page_table[batch.rows[0], :3].long()
     scores = torch.cat([(k[slots, 0] @ q[0, 0]) * 0.2, torch.tensor([0.7])])
     expected = scores.softmax(0)[:3] @ v[slots, 0]
-    found = reference_attention(q, k, v, batch, scale=0.2, sinks=torch.tensor([0.7]))
-    torch.testing.assert_close(found[0, 0], expected)
+    output = reference_attention(q, k, v, batch, scale=0.2, sinks=torch.tensor([0.7]))
+    torch.testing.assert_close(output[0, 0], expected)
 
 
 def test_reference_is_plain_attention():
@@ -138,7 +138,7 @@ def test_compiled_result_does_not_depend_on_the_threads(set_threads):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("requests", [3, 7, 8, 9, 17])
 def test_requests_with_one_query_each_do_not_depend_on_how_many_there_are(requests, dtype, set_threads):
-    """All heads of a position are taken together where there are enough of them."""
+    """With enough heads, a position's heads are computed together."""
     kv_lens = [1 + 83 * r % 400 for r in range(requests)]
     q, k, v, batch = ragged_attention([1] * requests, kv_lens, dtype=dtype)
     set_threads(2)
@@ -149,7 +149,7 @@ def test_requests_with_one_query_each_do_not_depend_on_how_many_there_are(reques
 
 
 @PATHS
-def test_batch_of_nothing(attention):
+def test_an_empty_batch(attention):
     q, k, v, _ = ragged_attention([1], [4])
     empty = FlatBatch(torch.tensor([0, 0]).int(), torch.tensor([4]).int(), torch.tensor([0]), torch.zeros(1, 4).int())
     assert attention(q[:0], k, v, empty, scale=1.0).shape == (0, 9, 64)

@@ -1,4 +1,4 @@
-"""Weights in a checkpoint's blocks: the numbers of the package gguf, the bits of `packed_linear` on those."""
+"""Weights in blocks: the numbers of the package gguf, and the bits of `packed_linear`."""
 
 from functools import cache
 
@@ -40,12 +40,12 @@ SIZES = {
     "IQ4_NL": 0.002,
     "IQ4_XS": 0.0001,
 }
-"""Scales for weights about 0.1; otherwise 0.01."""
+"""Scales for weights about 0.1; the default is 0.01."""
 TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
 
 def random_blocks(kind: str, outputs: int, depth: int, size: float | None = None) -> torch.Tensor:
-    """Any codes; scales and minima of both signs around `size`, by default for weights about 0.1: rows of bytes."""
+    """Blocks with any codes; scales and minima of both signs and magnitude `size`, by default for weights about 0.1."""
     generator = torch.Generator().manual_seed(outputs + depth)
     blocks = depth // block_depth(kind)
     raw = torch.randint(0, 256, (outputs, blocks, KINDS[kind]), generator=generator, dtype=torch.uint8)
@@ -58,9 +58,9 @@ def random_blocks(kind: str, outputs: int, depth: int, size: float | None = None
 
 
 def with_scales(blocks: torch.Tensor, kind: str, scales: torch.Tensor) -> None:
-    """Write scales [..., 2] over those of a GGUF's blocks [..., bytes], the second one where there are minima."""
+    """Overwrite the scales of a GGUF's blocks [..., bytes] by scales [..., 2]; the second is for minima."""
     at, halves = SCALES_AT.get(kind, 0), 2 if kind in MINIMA else 1
-    if kind == "MXFP4":  # nearest powers of two, doubled numbers
+    if kind == "MXFP4":  # nearest powers of two; the numbers are doubled
         exponents = scales[..., 0].float().frexp().exponent.clamp(-32, 99) + 128
         blocks[..., 0] = exponents.where(scales[..., 0].isfinite(), 255)
     else:
@@ -125,7 +125,7 @@ def test_rows_are_checked_once_and_must_be_there():
 
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_groups_are_what_they_say(group, dtype):
+def test_groups_have_the_declared_numbers(group, dtype):
     generator = torch.Generator().manual_seed(group)
     codes, zeros = torch.randint(0, 16, (40, 256), generator=generator), torch.randint(0, 17, (40, 256 // group))
     scales = (torch.randn(zeros.shape, generator=generator) / 10).to(dtype)
@@ -151,7 +151,7 @@ def test_quantised_rows_are_half_a_step_away_at_most(dtype):
 @COMPILED
 @EACH_SET
 def test_every_exponent(instruction_set):
-    """Scales of MXFP4: all that the kernels take; the three lowest count as 0, the next ones still are gguf's."""
+    """The three lowest scales of MXFP4 count as 0, the rest equal gguf's."""
     gguf = pytest.importorskip("gguf")
     raw = random_blocks("MXFP4", 228, BLOCK)
     raw[:, 0] = torch.arange(228)
@@ -167,7 +167,6 @@ def test_every_exponent(instruction_set):
 
 @cache  # the same for all instruction sets
 def usual(kind: str, outputs: int, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Blocks, and the weight that they expand to."""
     raw = random_blocks(kind, outputs, depth)
     return raw, expand(raw, kind, outputs, depth)
 
@@ -207,7 +206,7 @@ def extreme(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
 @EACH_SET
 @pytest.mark.parametrize("kind", GGUF_KINDS)
 def test_extreme_scales(instruction_set, kind):
-    """One row of the identity after another reads the expanded weight itself."""
+    """Multiplying the identity reads the expanded weight."""
     raw, expanded = extreme(kind)
     depth = expanded.shape[1]
     for dtype in (torch.float32, torch.bfloat16):
@@ -217,7 +216,7 @@ def test_extreme_scales(instruction_set, kind):
 
 @cache
 def every_scale(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales of every float16 beside minima of every other."""
+    """Every float16 as a scale, with every other one as a minimum."""
     depth = block_depth(kind)
     scales = torch.arange(-(2**15), 2**15, depth // BLOCK).to(torch.int16).view(torch.float16)
     scales = scales[scales.isfinite()]
@@ -232,7 +231,7 @@ def every_scale(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
 @EACH_SET
 @pytest.mark.parametrize("kind", GGUF_KINDS)
 def test_every_scale(instruction_set, kind):
-    """No sum is rounded to bfloat16 otherwise than torch does."""
+    """Sums are rounded to bfloat16 as by torch."""
     raw, expanded = every_scale(kind)
     got = block_linear(torch.eye(block_depth(kind)).bfloat16(), pack_blocks(raw, kind, *expanded.shape))
     assert torch.equal(got, expanded.T)
@@ -266,8 +265,7 @@ def test_a_layer_has_the_bits_of_its_operations(dtype):
 @COMPILED
 @EACH_SET
 @EACH_KIND
-def test_nothing_past_the_end_is_read(instruction_set, kind):
-    """Packed blocks, rows and the file's bytes that end where a page ends; the next page may not be touched."""
+def test_no_byte_past_the_end_is_read(instruction_set, kind):
     outputs, depth = 70, 3 * block_depth(kind)
     raw = before_a_guard(random_blocks(kind, outputs, depth))
     packed = pack_blocks(raw, kind, outputs, depth)
@@ -292,7 +290,7 @@ def test_without_compiled_kernels(kind, monkeypatch):
         assert_near(block_linear(x, weight), expected, 256)
 
 
-def test_what_does_not_fit_is_explained():
+def test_mismatches_are_explained():
     raw = random_blocks("Q4_1", 8, 64)
     with pytest.raises(ValueError, match="multiple of 32, got 48"):
         pack_blocks(raw, "Q4_1", 8, 48)

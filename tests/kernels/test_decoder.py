@@ -26,7 +26,6 @@ BATCHES = {  # queries and cached positions of each request
 
 
 def blocks(weight: torch.Tensor):
-    """Q8_0 blocks of about this weight."""
     groups = weight.float().unflatten(1, (-1, 32))
     scales = (groups.abs().amax(-1, keepdim=True) / 127).half()
     codes = (groups / scales.float()).round().clamp(-127, 127).to(torch.int8)
@@ -82,7 +81,7 @@ def test_same_bits_where_each_thread_takes_rows_of_its_own(instruction_set, mlp,
 
 
 def test_the_same_call_again_gives_the_same(threads):
-    """Counters and barriers are left as they were found, whichever thread came last."""
+    """Counters and barriers are reset, whichever thread came last."""
     layers = make_layers(pack, torch.bfloat16)
     _, k_pool, v_pool, batch = ragged_attention([1, 2], [400, 300], heads=(HEADS, KV_HEADS), dims=(WIDTH, WIDTH))
     pools = [(k_pool.bfloat16(), v_pool.bfloat16()) for _ in layers]
@@ -94,7 +93,7 @@ def test_the_same_call_again_gives_the_same(threads):
         assert torch.equal(decoder.forward(x.clone(), batch.positions, slots, batch)[0], first)
 
 
-def test_what_does_not_fit_is_explained():
+def test_mismatches_are_explained():
     layers = make_layers(pack, torch.float32)
     pools = [(torch.zeros(9, KV_HEADS, WIDTH), torch.zeros(9, KV_HEADS, WIDTH)) for _ in layers]
     norm, cos_sin = torch.ones(HIDDEN), torch.zeros(8, WIDTH)

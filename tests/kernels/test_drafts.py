@@ -1,5 +1,4 @@
-"""Calibrated confidences, the ends of answers and what is admitted: compiled against torch and the planner on random
-drafts, and by hand."""
+"""Calibrated confidences, ends of answers and admission: compiled kernels against torch and the planner."""
 
 from functools import partial
 from unittest import mock
@@ -19,7 +18,6 @@ needs_compiled = pytest.mark.skipif(not native.available(), reason="no compiled 
 
 
 def by_torch(operation, *arguments, **options):
-    """The operation without compiled kernels."""
     with mock.patch.object(native, "available", return_value=False):
         return operation(*arguments, **options)
 
@@ -38,7 +36,7 @@ def drafts(generator, requests, ends):
     confidence[draw(6, requests, GAMMA) == 0] = 1.0
     confidence[draw(9, requests, GAMMA) == 0] = torch.nan
     return (
-        draw(8, GAMMA, requests).T,  # not dense, as a drafter may give them
+        draw(8, GAMMA, requests).T,  # strided, as a drafter may give them
         confidence,
         draw(CASES, requests),
         draw(ROWS, requests),
@@ -65,8 +63,8 @@ def test_a_draft_reaches_to_the_first_token_that_ends_its_answer(weigh):
     tokens = torch.tensor([[1, STOP, END, END]]).expand(4, 4)
     ends = torch.tensor([[END, -1], [END, STOP], [-1, -1], [1, 2]])
     rows, zeros = torch.tensor([0, 1, 2, 3]), torch.zeros(4, dtype=torch.int64)
-    _, found = weigh(tokens, torch.rand(4, 4), zeros, rows, ends, None)
-    assert found.tolist() == [3, 2, 5, 1]
+    _, lens = weigh(tokens, torch.rand(4, 4), zeros, rows, ends, None)
+    assert lens.tolist() == [3, 2, 5, 1]
 
 
 @both
@@ -74,18 +72,18 @@ def test_certainty_can_be_softened_and_zeros_and_nan_stay(weigh):
     confidence = torch.tensor([[1.0, 0.0, torch.nan, 0.5]])
     one = torch.zeros(1, dtype=torch.int64)
     parameters = torch.tensor([[0.5, 0.5, 0.5, 0.5]]), torch.tensor([[0.0, 3.0, 0.0, 1.0]])
-    found, _ = weigh(torch.zeros(1, 4, dtype=torch.int64), confidence, one, one, torch.tensor([[-1]]), parameters)
-    assert 0.99 < float(found[0, 0]) < 1.0
-    assert float(found[0, 1]) == 0.0
-    assert bool(found[0, 2].isnan())
-    assert float(found[0, 3]) == pytest.approx(float(torch.tensor(1.0).sigmoid()))
-    assert confidence[0, 0] == 1.0  # what was given stays as it was
+    softened, _ = weigh(torch.zeros(1, 4, dtype=torch.int64), confidence, one, one, torch.tensor([[-1]]), parameters)
+    assert 0.99 < float(softened[0, 0]) < 1.0
+    assert float(softened[0, 1]) == 0.0
+    assert bool(softened[0, 2].isnan())
+    assert float(softened[0, 3]) == pytest.approx(float(torch.tensor(1.0).sigmoid()))
+    assert confidence[0, 0] == 1.0  # the input is unchanged
 
 
 @needs_compiled
 @pytest.mark.parametrize(("index", "name"), [(2, "classes"), (3, "rows")])
 @pytest.mark.parametrize("value", [-1, 99])
-def test_nothing_outside_the_tables_is_read(index, name, value):
+def test_no_number_outside_the_tables_is_read(index, name, value):
     *batch, parameters = drafts(torch.Generator().manual_seed(1), 3, 1)
     batch[index] = batch[index].clone()
     batch[index][-1] = value
@@ -95,11 +93,11 @@ def test_nothing_outside_the_tables_is_read(index, name, value):
 
 @needs_compiled
 @given(cases())
-def test_admits_what_the_planner_admits(case):
+def test_admits_the_same_tokens_as_the_planner(case):
     arguments = case.confidence, case.draft_lens, torch.tensor([case.tokens])
-    found = admit(*arguments, bounds=case.bounds, first=case.first)
+    admitted = admit(*arguments, bounds=case.bounds, first=case.first)
     plain = by_torch(admit, *arguments, bounds=case.bounds, first=case.first)
-    for one, planned, other in zip(found, case.planned(), plain, strict=True):
+    for one, planned, other in zip(admitted, case.planned(), plain, strict=True):
         assert torch.equal(one, planned)
         assert torch.equal(one, other)
 

@@ -1,6 +1,4 @@
-"""Gated delta networks: Transformers' rule, one request at a time, is the reference; compiled kernels and torch."""
-
-from __future__ import annotations
+"""Gated delta networks: compiled kernels and torch against Transformers' rule."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -37,8 +35,6 @@ EVERY = [SMALL, Sizes(1, 3, 48, 16), Sizes(2, 2, 32, 112), Sizes(1, 2, 128, 128)
 
 
 class Tokens(NamedTuple):
-    """Those of one layer, of one request after the other."""
-
     inputs: torch.Tensor
     a: torch.Tensor
     b: torch.Tensor
@@ -62,14 +58,13 @@ def layer_of(sizes: Sizes) -> DeltaLayer:
 
 
 def tokens(sizes: Sizes, count: int, dtype: torch.dtype = torch.float32) -> Tokens:
-    """Tokens whose rows do not lie side by side, as projections of several things together give them."""
+    """Tokens in rows that are not adjacent, as joint projections give them."""
     draw = torch.Generator().manual_seed(1)
     rows = torch.randn(count, sizes.channels + 2 * sizes.heads + 7, generator=draw).to(dtype)
     return Tokens(*rows[:, 7:].split([sizes.channels, sizes.heads, sizes.heads], -1))
 
 
 def states_of(sizes: Sizes, lens: list[int], slots: torch.Tensor = SLOTS) -> States:
-    """Those of more slots than requests."""
     draw = torch.Generator().manual_seed(2)
     windows = torch.randn(len(LENS) + 3, TAPS - 1, sizes.channels, generator=draw).bfloat16().float()
     pool = torch.randn(len(LENS) + 3, sizes.heads, sizes.key, sizes.value, generator=draw)
@@ -77,12 +72,12 @@ def states_of(sizes: Sizes, lens: list[int], slots: torch.Tensor = SLOTS) -> Sta
 
 
 def advance(given: Tokens, layer: DeltaLayer, states: States, *, write: bool) -> tuple[torch.Tensor, Corrections]:
-    """Outputs of a layer; windows follow where states do."""
+    """Outputs of a layer; windows and states are updated."""
     mixed = gated_delta.convolve(given.inputs, layer, states)
-    found = gated_delta.gated_delta(mixed, given.a, given.b, layer, states, write=write)
+    outputs = gated_delta.gated_delta(mixed, given.a, given.b, layer, states, write=write)
     if write:
         gated_delta.slide(given.inputs, states, states.indptr.diff())
-    return found
+    return outputs
 
 
 @pytest.mark.parametrize("sizes", EVERY, ids=str)
@@ -121,7 +116,7 @@ def test_numbers_of_16_bits_are_computed_in_32(arithmetic: str) -> None:
 
 
 def test_large_and_lost_numbers() -> None:
-    """Gates that are closed or open, and what is no number stays with its request."""
+    """Gates are open or closed, and NaN stays within its request."""
     given, layer = tokens(SMALL, 30), layer_of(SMALL)
     given.a[3], given.a[4], given.b[5], given.b[6] = 1e4, -1e4, 1e4, -1e4
     outputs, _ = advance(given, layer, states_of(SMALL, [10, 20], SLOTS[:2]), write=True)
@@ -135,7 +130,7 @@ def test_large_and_lost_numbers() -> None:
 @pytest.mark.parametrize("sizes", EVERY, ids=str)
 @pytest.mark.parametrize("kept", [LENS, [1, 1, 1, 1], [2, 5, 0, 37]], ids=str)
 def test_states_follow_the_tokens_that_stay(kept: list[int], sizes: Sizes) -> None:
-    """The bits are those where the others were never there."""
+    """The bits are as if the dropped tokens had never been there."""
     layer, given, counts = layer_of(sizes), tokens(sizes, sum(LENS)), torch.tensor(kept)
     states, alone = states_of(sizes, LENS), states_of(sizes, kept)
     outputs, made = advance(given, layer, states, write=False)
@@ -143,8 +138,8 @@ def test_states_follow_the_tokens_that_stay(kept: list[int], sizes: Sizes) -> No
     gated_delta.replay(made, states, counts)
     gated_delta.slide(given.inputs, states, counts)
     stays = torch.cat([torch.arange(n) + begin for n, begin in zip(kept, states.indptr.tolist(), strict=False)])
-    found, _ = advance(Tokens(*(x[stays] for x in given)), layer, alone, write=True)
-    assert torch.equal(found, outputs[stays])
+    results, _ = advance(Tokens(*(x[stays] for x in given)), layer, alone, write=True)
+    assert torch.equal(results, outputs[stays])
     assert torch.equal(states.pool, alone.pool)
     assert torch.equal(states.windows, alone.windows)
 
@@ -152,23 +147,22 @@ def test_states_follow_the_tokens_that_stay(kept: list[int], sizes: Sizes) -> No
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_token_does_not_depend_on_the_batch(threads: int, dtype: torch.dtype) -> None:
-    """Alone, and with its request cut in pieces, it has the same bits."""
     torch.set_num_threads(threads)
     layer, given, states = layer_of(SMALL), tokens(SMALL, sum(LENS), dtype), states_of(SMALL, LENS)
     outputs, _ = advance(given, layer, states, write=True)
     alone = states_of(SMALL, LENS)
     for piece in torch.arange(sum(LENS[:3]), sum(LENS)).split([1, 2, 101, 1, 195]):
         own = States(alone.windows, alone.pool, SLOTS[3:], torch.tensor([0, len(piece)]))
-        found, _ = advance(Tokens(*(x[piece] for x in given)), layer, own, write=True)
-        assert torch.equal(found, outputs[piece])
+        results, _ = advance(Tokens(*(x[piece] for x in given)), layer, own, write=True)
+        assert torch.equal(results, outputs[piece])
     assert torch.equal(alone.pool[SLOTS[3]], states.pool[SLOTS[3]])
     assert torch.equal(alone.windows[SLOTS[3]], states.windows[SLOTS[3]])
 
 
 @pytest.mark.parametrize("sizes", EVERY, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_nothing_behind_a_buffer_is_touched(sizes: Sizes, dtype: torch.dtype) -> None:
-    """The last slot, whose memory ends where a page ends, is used, and so is the last row."""
+def test_no_byte_past_a_buffer_is_touched(sizes: Sizes, dtype: torch.dtype) -> None:
+    """The last slot and row end at an unreadable page."""
     layer, given, slots = layer_of(sizes), tokens(sizes, 7, dtype), torch.tensor([len(LENS) + 2, 0])
 
     def run(guarded: bool) -> list[torch.Tensor]:
@@ -198,8 +192,8 @@ def test_nothing_behind_a_buffer_is_touched(sizes: Sizes, dtype: torch.dtype) ->
         ({"indptr": torch.tensor([0, 3, 12, 13, 313]).int()}, "indptr must be dense Long"),
     ],
 )
-@pytest.mark.parametrize("arithmetic", SETS.values(), indirect=True)  # which check what selects memory
-def test_requests_that_contradict_their_rows(change: dict[str, torch.Tensor], message: str) -> None:
+@pytest.mark.parametrize("arithmetic", SETS.values(), indirect=True)
+def test_requests_that_contradict_their_rows_are_refused(change: dict[str, torch.Tensor], message: str) -> None:
     given, layer, states = tokens(SMALL, sum(LENS)), layer_of(SMALL), states_of(SMALL, LENS)
     mixed, made = given.inputs.contiguous(), advance(given, layer, states, write=False)[1]
     wrong, counts = States(**({n: getattr(states, n) for n in States.__slots__} | change)), torch.tensor(LENS)

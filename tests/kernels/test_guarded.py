@@ -1,7 +1,7 @@
-"""Nothing past the end of a buffer is read or written: each ends where a page ends, and the next may not be touched.
+"""No byte past a buffer is read or written: each buffer ends at an inaccessible page.
 
-Sanitizers do not see loads of tiles and of masked vectors; the processor sees all. Every set of instructions, both
-types, sizes that no vector divides. What is computed is that of buffers with room behind them.
+Sanitizers miss loads of tiles and masked vectors. Runs every instruction set, both types, and sizes that no vector
+divides.
 """
 
 import pytest
@@ -19,7 +19,7 @@ TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=st
 
 
 def check(operation, *arguments) -> None:
-    """The operation gives the same, and leaves the same in its arguments, before guards."""
+    """Check that results and arguments are the same when buffers end at guard pages."""
     plain = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
     behind = [before_a_guard(a) if isinstance(a, torch.Tensor) else a for a in arguments]
     expected, got = operation(*plain), operation(*behind)
@@ -37,7 +37,7 @@ def _tensors(x) -> list[torch.Tensor]:
 @TYPES
 @pytest.mark.parametrize("queries", [1, 2, 5, 40], ids="{} queries".format)
 def test_attention(instruction_set, dtype, queries):
-    """Keys and values of the pool's last slot are used, and q ends with the last query."""
+    """The pool's last slot is used, and q ends with the last query."""
     for dims in ((64, 64), (32, 48), (16, 16)):
         length = queries + 29
         q, k, v, batch = ragged_attention([queries, 1], [length, 17], dims=dims, dtype=dtype)

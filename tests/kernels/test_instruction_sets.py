@@ -1,4 +1,4 @@
-"""Every compiled variant this processor runs gives what the references give, not only the one chosen here."""
+"""Every compiled variant that this processor runs agrees with the references."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def test_attention(dtype, tolerance):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("dims", [(64, 80), (48, 64)], ids=str)
 def test_decoding_many_requests_has_the_bits_of_their_prompts(dtype, dims):
-    """A token's few rows meet the cache as it lies, heads together; a prompt's many rows meet a packed one."""
+    """A token's few rows read the cache in place; a prompt's many rows read a packed copy."""
     q, k, v, batch = ragged_attention([7, 9, 25, 40], [7, 270, 33, 530], heads=(6, 2), dims=dims, dtype=dtype)
     q, k, v = (before_a_guard(x) for x in (q, k, v))
     rows, lens = batch.rows[batch.requests_of_tokens], (batch.positions + 1).int()
@@ -59,7 +59,7 @@ def test_linear(dtype, tolerance):
         (packed_linear(x, pack(weight)), reference_linear(x, weight)),
         (int8_linear(x, pack_int8(weight)), reference_int8_linear(x, weight)),
     ):
-        # Without fused multiply-add a number halfway between two codes may take the other one.
+        # Without fused multiply-add a number halfway between two codes may be rounded the other way.
         torch.testing.assert_close(got, expected, rtol=max(tolerance, 1e-4), atol=max(tolerance, 1e-3))
 
 

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kern
 
 
 def weight_and_rows(outputs: int, depth: int, rows: int, dtype: torch.dtype):
-    """Quarters of a code with scales that are powers of two: which code is nearest does not hang on a rounding."""
+    """Quarters of a code with power-of-two scales, so that rounding is exact."""
     generator = torch.Generator().manual_seed(outputs + depth)
     matrices = []
     for count in (outputs, rows):

@@ -1,4 +1,4 @@
-"""Integer products of blocks: the bits of their reference, in every instruction set, for any rows and threads."""
+"""Integer products of blocks have the bits of their reference, in every instruction set."""
 
 from functools import cache
 
@@ -20,7 +20,6 @@ BOTH_TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], i
 
 
 def check(got: torch.Tensor, expected: torch.Tensor, about: str = "") -> None:
-    """The same bits, or both NaN."""
     whole = torch.int16 if got.dtype == torch.bfloat16 else torch.int32
     assert got.dtype == expected.dtype
     same = (got.view(whole) == expected.view(whole)) | (got.isnan() & expected.isnan())
@@ -29,7 +28,7 @@ def check(got: torch.Tensor, expected: torch.Tensor, about: str = "") -> None:
 
 @cache  # the same for all instruction sets
 def usual(kind: str, outputs: int, depth: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """Blocks, rows, a bias, and their product by the reference."""
+    """Blocks, rows, a bias, and the reference's product."""
     raw, x, bias = random_blocks(kind, outputs, depth), rows_of(70, depth, dtype), torch.linspace(-1, 1, outputs)
     x[3] = 0
     return raw, x, bias, reference_int_block_linear(x, raw, kind, outputs, bias)
@@ -39,7 +38,7 @@ def usual(kind: str, outputs: int, depth: int, dtype: torch.dtype) -> tuple[torc
 @EACH_KIND
 @BOTH_TYPES
 def test_bits_of_the_reference(instruction_set, kind, dtype):
-    """The emulation of tiles, which is slow, for rows around whole tiles."""
+    """The slow emulation runs only on rows around whole tiles."""
     emulated = instruction_set.endswith("emulated")
     counts = (1, 16, 17, 18, 33, 64, 70) if emulated else (*range(1, 18), 33, 64, 70)
     for outputs, blocks in ((193, 3), (70, 2), (1, 1)):
@@ -57,7 +56,7 @@ def test_bits_of_the_reference(instruction_set, kind, dtype):
 
 @cache
 def limits(kind: str, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """Blocks, rows of codes of the largest sums, NaN, infinities, subnormal numbers and ties; their product."""
+    """The largest sums, NaN, infinities, subnormal numbers and ties; their product."""
     depth = 2 * block_depth(kind)
     raw = random_blocks(kind, 40, depth)
     x = rows_of(9, depth, dtype)
@@ -72,7 +71,6 @@ def limits(kind: str, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
 @EACH_KIND
 @BOTH_TYPES
 def test_numbers_at_the_limits(instruction_set, kind, dtype):
-    """They do not change the rows beside them."""
     raw, x, expected = limits(kind, dtype)
     got = block_linear(x, pack_blocks(raw, kind, 40, x.shape[1], activations="int8"))
     check(got, expected)
@@ -83,7 +81,7 @@ def test_numbers_at_the_limits(instruction_set, kind, dtype):
 @EACH_SET
 @pytest.mark.parametrize("kind", GGUF_KINDS)
 def test_codes_at_the_limits(instruction_set, kind):
-    """All codes and scales of sub-blocks at their ends, times all rows' codes at theirs: no sum may saturate."""
+    """No sum may saturate."""
     fills, depth = (0x00, 0x77, 0x7F, 0x80, 0xFF), 2 * block_depth(kind)
     raw = torch.tensor(fills, dtype=torch.uint8)[:, None, None].repeat(8, 2, KINDS[kind])
     with_scales(raw, kind, torch.tensor([0.01, 0.02]).half().expand(len(raw), 2, 2))
@@ -95,7 +93,7 @@ def test_codes_at_the_limits(instruction_set, kind):
 
 @EACH_SET
 @EACH_KIND
-def test_nothing_past_the_end_is_read(instruction_set, kind):
+def test_no_byte_past_the_end_is_read(instruction_set, kind):
     outputs, depth = 70, 3 * block_depth(kind)
     raw = before_a_guard(random_blocks(kind, outputs, depth))
     packed = pack_blocks(raw, kind, outputs, depth, activations="int8")
@@ -118,7 +116,7 @@ def test_fma_rounds_once():
     generator = torch.Generator().manual_seed(0)
     a, b = torch.randn(2, 2**16, generator=generator)
     c = (-a.double() * b.double()).float() * (1 + torch.randint(-2, 3, a.shape, generator=generator) * 2.0**-23)
-    exact = [float(x) * float(y) + float(z) for x, y, z in zip(a[:9], b[:9], c[:9], strict=True)]  # no bit is lost here
+    exact = [float(x) * float(y) + float(z) for x, y, z in zip(a[:9], b[:9], c[:9], strict=True)]  # exact
     assert fma(a, b, c)[:9].tolist() == torch.tensor(exact, dtype=torch.float64).float().tolist()
     assert fma(a, b, c).ne(a * b + c).any()
 

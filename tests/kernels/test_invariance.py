@@ -1,9 +1,7 @@
-"""Rows do not depend on each other whatever a BLAS makes the order of its sums depend on: here on all that it may.
+"""Rows do not depend on each other, even if a BLAS chooses the order of its sums by shape and place.
 
-Numbers are small integers, whose sums are exact in any order; what a made-up BLAS adds to them is all that differs.
+Small integers sum exactly in any order; a made-up BLAS adds deviations.
 """
-
-from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
@@ -21,8 +19,7 @@ DEPTH, OUTPUTS = 24, 10
 
 
 @pytest.fixture(autouse=True)
-def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The state of a process that has not multiplied yet."""
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(linear, "_found", {})
     linear._warn_slow.cache_clear()
     yield
@@ -34,11 +31,11 @@ def integers(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 Bias = Callable[[torch.Tensor], torch.Tensor]
-"""Rows [M, K] to what is added to each row's products [M, 1]."""
+"""Rows [M, K] -> the numbers added to each row's products [M, 1]."""
 
 
 def by_place(period: int) -> Bias:
-    """Places 0 .. period - 1 give the same, the next others."""
+    """Places 0 .. period - 1 get the same deviation, the next ones another."""
     return lambda rows: (torch.arange(len(rows)) // period)[:, None] * 0.25
 
 
@@ -67,7 +64,7 @@ def test_linear(bias: Bias) -> None:
 
     weight, x = integers(OUTPUTS, DEPTH), integers(50, DEPTH, seed=1)
     together = invariant_linear(x, weight, product=product)
-    assert (together - reference_linear(x, weight)).abs().max() <= 4  # what the made-up BLAS adds
+    assert (together - reference_linear(x, weight)).abs().max() <= 4  # the made-up BLAS adds this
     for first in (0, 1, 2, 15, 16, 33):
         for rows in (1, 2, 3, 7, 8, 9, 16, 17):
             assert torch.equal(
@@ -75,8 +72,8 @@ def test_linear(bias: Bias) -> None:
             )
 
 
-def test_a_made_up_blas_would_be_seen() -> None:
-    """Otherwise the tests here prove nothing: used plainly, each gives rows that depend on others."""
+def test_a_made_up_blas_would_be_detected() -> None:
+    """Power of these tests: used directly, each made-up BLAS makes rows depend on others."""
     x = integers(50, DEPTH, seed=1)
     for bias in (by_place(8), by_number, by_the_row_before, by_alignment):
         assert any(not torch.equal(bias(x[first:])[0], bias(x)[first]) for first in range(20))
@@ -96,13 +93,13 @@ def test_attention(bias: Bias) -> None:
 
 
 @pytest.mark.parametrize(("bias", "places"), [(by_place(16), 16), (by_place(8), 8), (by_place(3), 3), (by_place(1), 1)])
-def test_as_many_places_are_used_as_can_be(bias: Bias, places: int) -> None:
+def test_as_many_places_are_used_as_possible(bias: Bias, places: int) -> None:
     weight = integers(OUTPUTS, DEPTH)
     assert count_places(lambda rows: rows @ weight.T + bias(rows), torch.empty(ROW_BLOCK, DEPTH)) == places
     assert count_places(lambda rows: rows @ weight.T + by_the_row_before(rows), torch.empty(4, DEPTH)) == 1
 
 
-def test_a_shape_is_tried_once_and_slowness_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_shape_is_tried_once_and_slowness_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     calls = 0
 
     def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -37,7 +37,7 @@ def test_leading_dimensions_and_strided_rows():
     torch.testing.assert_close(packed_linear(wide[:, :64], pack(weight)), expected)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 4])  # with four, MKL's sums depend on a row's place in some of these shapes
+@pytest.mark.parametrize("threads", [1, 2, 4])  # with four, MKL's sums depend on a row's place in some shapes
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if native.available() else [torch.float32], ids=str)
 @pytest.mark.parametrize(("outputs", "depth"), [(960, 576), (576, 1536), (37, 18)])
 def test_a_row_does_not_depend_on_its_batch(outputs, depth, dtype, threads):

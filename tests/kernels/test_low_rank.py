@@ -1,4 +1,4 @@
-"""Low-rank products: right, and alike whatever rows are beside a row."""
+"""Low-rank products: correct, and independent of other rows."""
 
 import pytest
 import torch
@@ -9,13 +9,13 @@ from outrider.kernels.low_rank import Part, low_rank_product, pack_low_rank
 
 
 def parts_of(ranks: list[int], sizes: list[int], depth: int) -> list[Part]:
-    draw, first, found = torch.Generator().manual_seed(sum(ranks)), 0, []
+    draw, first, parts = torch.Generator().manual_seed(sum(ranks)), 0, []
     for rank, size in zip(ranks, sizes, strict=True):
         down, up = (torch.randn(shape, generator=draw) / shape[1] ** 0.5 for shape in ((rank, depth), (size, rank)))
         if rank:
-            found.append(Part(first, down, up, 0.5 + rank))
+            parts.append(Part(first, down, up, 0.5 + rank))
         first += size
-    return found
+    return parts
 
 
 @pytest.mark.parametrize("ranks", [[1], [4, 0, 7], [0, 3], [64, 64, 64]], ids=str)

@@ -1,4 +1,4 @@
-"""Counter-based numbers: uniform, independent across everything that keys them; tokens drawn with them follow p."""
+"""Counter-based noise: uniform, and independent in every part of its key; drawn tokens follow p."""
 
 import math
 
@@ -58,7 +58,7 @@ def some_keys(count, seed=0):
 
 
 @pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
-def test_compiled_numbers_are_those_of_torch(monkeypatch):
+def test_compiled_numbers_equal_torch(monkeypatch):
     seeds, keys = some_keys(1000), some_keys(1000, 1)
     positions = torch.randint(0, 2**40, (1000,), generator=torch.Generator().manual_seed(2))
     compiled = [streams(seeds, positions, purpose) for purpose in Purpose]
@@ -79,7 +79,7 @@ def test_noise_is_the_negative_logarithm():
 
 
 def weights_of(rows, columns, seed=0):
-    """Some flat, some sharp, some with a small support, not normalised."""
+    """Unnormalised: some flat, some sharp, some with a small support."""
     generator = torch.Generator().manual_seed(seed)
     sharp = torch.tensor([0.0, 1.0, 4.0, 12.0])[torch.randint(4, (rows, 1), generator=generator)]
     weights = (torch.randn(rows, columns, generator=generator) * sharp).exp()
@@ -92,7 +92,7 @@ def weights_of(rows, columns, seed=0):
 @EACH_SET
 @pytest.mark.parametrize("columns", [1, 5, 16, 1000, 4099])
 @pytest.mark.parametrize("mapped", [False, True])
-def test_draws_are_those_of_torch(instruction_set, columns, mapped):
+def test_draws_equal_torch(instruction_set, columns, mapped):
     weights, keys = weights_of(200, columns), some_keys(200)
     tokens = torch.randperm(10 * columns)[:columns].sort().values if mapped else None
     got = gumbel_argmax(weights, keys, tokens)
@@ -110,7 +110,7 @@ def test_never_a_token_of_weight_zero(draw_one):
 
 
 def test_draws_follow_the_weights():
-    """Neighbouring seeds and positions, and tokens so rare that 24 bits could not tell them apart."""
+    """For neighbouring seeds and positions, and tokens too rare for 24 bits."""
     seeds, positions = torch.arange(400).repeat_interleave(1000), torch.arange(1000).repeat(400)
     p = torch.tensor([0.5, 0.2, 0.1, 0.1, 0.06, 0.03, 0.01])
     counts = torch.bincount(gumbel_argmax(p.expand(400_000, -1), streams(seeds, positions, Purpose.TOKEN)), minlength=7)
@@ -118,13 +118,13 @@ def test_draws_follow_the_weights():
     rare = 10_000
     weights = torch.cat([torch.full((rare,), 1e-8), torch.ones(1)]).expand(100_000, -1)
     drawn = torch.cat([gumbel_argmax(part, some_keys(5000, i)) for i, part in enumerate(weights.split(5000))])
-    found = int((drawn < rare).sum())
-    assert abs(found - 10) < 5 * math.sqrt(10)  # 1e-4 of 100,000
-    assert len(set(drawn[drawn < rare].tolist())) == found  # not the same few
+    count = int((drawn < rare).sum())
+    assert abs(count - 10) < 5 * math.sqrt(10)  # 1e-4 of 100,000
+    assert len(set(drawn[drawn < rare].tolist())) == count  # different tokens
 
 
 def test_one_key_makes_two_distributions_agree():
-    """They agree with a chance of at least (1 - TV) / (1 + TV), of about that here, as each has a part of its own."""
+    """They agree with a chance of at least (1 - TV) / (1 + TV)."""
     p = torch.tensor([0.6, 0.4, 0.0]).expand(100_000, -1)
     q = torch.tensor([0.6, 0.0, 0.4]).expand(100_000, -1)
     keys = some_keys(100_000)

@@ -1,7 +1,5 @@
 """The likeliest tokens of a row, and paths drawn through them, against plain torch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from instruction_sets import EACH_SET
@@ -17,11 +15,11 @@ pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kern
 @EACH_SET
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("columns", "count"), [(16, 16), (17, 1), (1000, 16), (4099, 40)])
-def test_likeliest_are_those_of_a_stable_sort(
+def test_likeliest_tokens_equal_a_stable_sort(
     instruction_set: str, dtype: torch.dtype, columns: int, count: int
 ) -> None:
     logits = torch.randn(3, 5, columns, generator=torch.Generator().manual_seed(columns)).mul(3).round().to(dtype)
-    logits[0, 0] = torch.arange(columns).to(dtype)  # each is the largest so far
+    logits[0, 0] = torch.arange(columns).to(dtype)
     logits[0, 1] = -torch.inf
     values, ids = likeliest(logits, count)
     wanted, order = logits.float().sort(dim=-1, descending=True, stable=True)
@@ -29,7 +27,7 @@ def test_likeliest_are_those_of_a_stable_sort(
     assert torch.equal(ids, order[..., :count])
 
 
-def test_what_is_no_number_is_never_likely() -> None:
+def test_nan_is_never_likely() -> None:
     logits = torch.full((1, 40), torch.nan)
     logits[0, 30] = 1.0
     assert likeliest(logits, 3)[1][0, 0] == 30
@@ -40,7 +38,7 @@ def test_what_is_no_number_is_never_likely() -> None:
 
 @EACH_SET
 @pytest.mark.parametrize("filtered", [False, True])
-def test_a_path_is_that_of_plain_torch(instruction_set: str, filtered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_equals_plain_torch(instruction_set: str, filtered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     requests, positions, candidates, vocab = 40, 6, 16, 300
     draw = torch.Generator().manual_seed(5)
     ids = torch.stack([torch.randperm(vocab, generator=draw)[:candidates] for _ in range(requests * positions)])

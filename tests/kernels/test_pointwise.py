@@ -1,6 +1,4 @@
-"""Functions of single numbers: torch's values, and the same bits wherever a number stands."""
-
-from __future__ import annotations
+"""Elementwise functions: torch's values, and the same bits at every place."""
 
 from collections.abc import Callable, Iterator
 
@@ -34,20 +32,19 @@ TORCHS: dict[str, Function] = {
     "sin": torch.sin,
     "tanh": torch.tanh,
 }
-"""Functions of torch's own that served models call (tests/server/model/test_families_invariance.py), or ours."""
+"""Torch's functions in served models (tests/server/model/test_families_invariance.py), or ours."""
 PLACED = {name: ours for name, (ours, _) in FUNCTIONS.items()} | TORCHS
 ALL = pytest.mark.parametrize("name", FUNCTIONS)
 TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 
 
 def numbers(dtype: torch.dtype) -> torch.Tensor:
-    """So many that torch divides them among three threads, within a vector."""
+    """Enough for three threads that split within a vector."""
     return (4 * torch.randn(100_003, generator=torch.Generator().manual_seed(0))).to(dtype)
 
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
-    """As many as before."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -80,7 +77,6 @@ def test_bits_do_not_depend_on_the_place(name: str, dtype: torch.dtype) -> None:
 
 
 def test_gradients() -> None:
-    """Training goes through them."""
     for ours, theirs in FUNCTIONS.values():
         x, y = (torch.linspace(-5, 5, 41, dtype=torch.float64).requires_grad_() for _ in range(2))
         ours(x).sum().backward()

@@ -1,6 +1,4 @@
-"""`make test-processors` goes through all processors and tells of each."""
-
-from __future__ import annotations
+"""`make test-processors`."""
 
 import subprocess
 import sys
@@ -16,7 +14,7 @@ pytestmark = [
 ]
 
 
-def test_a_failure_on_one_processor_ends_neither_the_others_nor_well() -> None:
+def test_a_failure_on_one_processor_fails_the_run_after_all_have_run() -> None:
     command = 'test "$ATEN_CPU_CAPABILITY" != avx2'
     done = subprocess.run(
         [sys.executable, processors.__file__, "sh", "-c", command], capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""Flattening a ragged verify and writing page tables: compiled against torch on random batches, both against loops."""
+"""Flattening and page-table writes: compiled kernels against torch, both against loops."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def verify_batch(generator):
     page_table = torch.randperm(12 * CONTEXT, generator=generator).view(12, CONTEXT).to(torch.int32)
     return (
         draw(1000, requests),
-        draw(1000, GAMMA, requests).T,  # not dense, as a drafter may give them
+        draw(1000, GAMMA, requests).T,  # strided, as a drafter may give them
         draw(GAMMA + 1, requests),
         draw(CONTEXT - GAMMA - 1, requests),
         page_table,
@@ -41,7 +41,7 @@ def test_flattened_as_by_torch():
 @needs_compiled
 @pytest.mark.parametrize("index", [2, 3, 5], ids=["verify_lens", "seq_lens", "rows"])
 @pytest.mark.parametrize("value", [-1, CONTEXT])
-def test_nothing_outside_the_page_table_is_read(index, value):
+def test_no_number_outside_the_page_table_is_read(index, value):
     batch = list(verify_batch(torch.Generator().manual_seed(1)))
     batch[index] = batch[index].clone()
     batch[index][-1] = value
@@ -69,7 +69,7 @@ def test_page_table_writes(compiled, lens, monkeypatch):
 
 @needs_compiled
 @pytest.mark.parametrize(("first", "last", "slots"), [(8, 11, 3), (-1, 2, 3), (0, 3, 2), (3, 0, 3)])
-def test_nothing_outside_the_page_table_is_written(first, last, slots):
+def test_no_number_outside_the_page_table_is_written(first, last, slots):
     table = torch.full((2, 10), -1, dtype=torch.int32)
     with pytest.raises(RuntimeError, match="page table"):
         write_page_table(table, torch.tensor([1]), torch.tensor([first]), torch.tensor([last]), torch.arange(slots))

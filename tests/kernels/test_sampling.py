@@ -7,7 +7,7 @@ from outrider.kernels.noise import gumbel_argmax
 from outrider.kernels.sampling import Rules, argmax, draw_tokens, target_probs, torch_target_probs
 
 ALL, HEAD = 2**30, 1024  # off; a rank that few rows reach
-SMALLEST = 1e-36  # below, an exponential may be 0 in one implementation and not in another
+SMALLEST = 1e-36  # an exponential below may be 0
 
 
 def rules(rows: int, seed: int = 0):
@@ -22,7 +22,7 @@ def rules(rows: int, seed: int = 0):
 
 
 def decided(logits, temperatures, top_ps):
-    """Rows where no cumulative probability comes so near to top_p that its rounding decides."""
+    """Rows where rounding does not decide top_p."""
     heat = temperatures.where(temperatures > 0, 1).double()
     reached = (logits.double() / heat[:, None]).softmax(-1).sort(descending=True).values.cumsum(-1)
     return ((reached - top_ps[:, None].double()).abs() > 1e-6).all(-1) | (top_ps == 1)
@@ -88,7 +88,6 @@ def test_argmax_is_the_first_of_the_best(dtype):
 
 @pytest.mark.parametrize("compiled", [True, False])
 def test_tokens_are_drawn_from_the_targets_distribution(compiled, monkeypatch):
-    """Some rows, in any order; at temperature 0 the best token."""
     if not compiled:
         monkeypatch.setattr(native, "available", lambda: False)
     generator = torch.Generator().manual_seed(3)
@@ -103,8 +102,8 @@ def test_tokens_are_drawn_from_the_targets_distribution(compiled, monkeypatch):
     assert torch.equal(drawn, torch.cat(alone))
 
 
-def test_the_best_token_is_the_same_in_bfloat16_and_in_float32():
-    """Logits of which only the best is wanted need not be widened; ties are common in bfloat16."""
+def test_bfloat16_and_float32_have_the_same_best_token():
+    """Both types are compared without widening; ties are common in bfloat16."""
     logits = torch.randn(8, 5000, generator=torch.Generator().manual_seed(11)).bfloat16()
     logits[:, [4, 1700, 4999]] = logits.amax() + 1
     logits[4:, 4] = 0

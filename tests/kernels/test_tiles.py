@@ -1,4 +1,4 @@
-"""Products and attention by tiles: the arithmetic of the unit, the same for every batch, nothing it would punish."""
+"""Products and attention by tiles: the unit's arithmetic, the same in every batch."""
 
 import ctypes
 import ctypes.util
@@ -22,7 +22,7 @@ SHAPES = pytest.mark.parametrize(("outputs", "depth"), [(192, 576), (100, 70), (
 
 
 def weight_and_rows(outputs: int, depth: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers of ordinary size, and some whose products are denormal."""
+    """Ordinary numbers, and some with denormal products."""
     generator = torch.Generator().manual_seed(outputs + depth)
     numbers = torch.randn(outputs + rows, depth, generator=generator)
     numbers[torch.rand(numbers.shape, generator=generator) < 0.1] *= 2e-19
@@ -35,7 +35,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """x [rows, depth] times weight [outputs, depth], transposed, in float32 as TDPBF16PS sums it (Intel's manual)."""
+    """x [rows, depth] times weight [outputs, depth], transposed, in float32 as by TDPBF16PS (Intel's manual)."""
     libm = ctypes.CDLL(ctypes.util.find_library("m"))
     libm.fmaf.restype, libm.fmaf.argtypes = ctypes.c_float, [ctypes.c_float] * 3
     fused = np.vectorize(libm.fmaf, otypes=[np.float32])
@@ -65,7 +65,7 @@ def test_arithmetic(instruction_set):
 
 
 def attend_all(queries: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """Attention of so many equal queries q [depth], of six heads, over all of k and v [keys, 2, …]."""
+    """Attention of `queries` equal queries q [depth], of six heads, over all of k and v [keys, 2, …]."""
     lens, slots = torch.tensor([len(k)], dtype=torch.int32), torch.arange(len(k), dtype=torch.int32)[None]
     batch = FlatBatch(torch.tensor([0, queries], dtype=torch.int32), lens, torch.tensor([0]), slots)
     rows = q.expand(queries, 6, -1).contiguous()
@@ -75,8 +75,7 @@ def attend_all(queries: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, 
 @TILE_SETS
 @pytest.mark.parametrize("queries", [1, 3, 5, 9, 40], ids="{} queries".format)
 def test_arithmetic_of_attention(instruction_set, queries):
-    """Values are summed up with weights of 1. Scores that are equal but for rounding are taken so many times that one
-    of another sum would have another weight."""
+    """Values have weights of 1. Scores equal up to rounding repeat so often that another order of sums would show."""
     generator = torch.Generator().manual_seed(queries)
     keys, depth = 77, 96
     v = torch.randn(keys, 2, 80, generator=generator).bfloat16()
@@ -101,7 +100,6 @@ def test_arithmetic_of_attention(instruction_set, queries):
 
 @TILE_SETS
 def test_attention_of_a_long_prompt_does_not_depend_on_its_pieces(instruction_set):
-    """Many rows share the packing of their keys, more than of a short one."""
     q, k, v, batch = ragged_attention([520], [700], dtype=torch.bfloat16)
     together = flat_attention(q, k, v, batch, scale=0.125)
     for token in range(0, 520, 13):
@@ -130,14 +128,14 @@ def test_a_row_does_not_depend_on_its_batch(instruction_set, outputs, depth, thr
 @TILE_SETS
 @SHAPES
 @pytest.mark.parametrize("rows", [1, 17, 33])
-def test_nothing_past_the_end_is_read(instruction_set, outputs, depth, rows):
+def test_no_byte_past_the_end_is_read(instruction_set, outputs, depth, rows):
     weight, x = weight_and_rows(outputs, depth, rows)
     packed = pack(weight, torch.linspace(-1, 1, outputs))
     guarded = (before_a_guard(t) for t in (x, packed.panels, packed.bias))
     assert same_bits(torch.ops.outrider.packed_linear(*guarded, outputs), packed_linear(x, packed))
 
 
-def test_the_emulation_refuses_what_a_processor_punishes(tmp_path):
+def test_the_emulation_refuses_illegal_instructions(tmp_path):
     program = tmp_path / "tile_unit"
     source = Path(__file__).parent / "cpu" / "tile_unit.cpp"
     flags = [*build.COMMON, *build.TILES["amx_emulated"], "-DISA=amx_emulated", f"-I{build.SOURCES}"]
@@ -172,7 +170,7 @@ def test_tiles_are_proved_once(tmp_path, monkeypatch, caplog, script, proved, wa
 
 
 def test_the_check_knows_whether_there_are_tiles():
-    """The real one: it may use the unit exactly where the library does, and finds no difference there."""
+    """It allows the unit exactly where the library does, and finds no difference."""
     program = build.library(native.extra_flags()).with_name(build.CHECK)
     if not program.exists():
         pytest.skip("the compiler does not know tiles")

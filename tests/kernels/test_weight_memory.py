@@ -1,4 +1,4 @@
-"""Packed weights lie in memory for which huge pages were asked, and give it back."""
+"""Packed weights lie in huge pages, which are returned."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -39,7 +39,6 @@ def codes(weight: torch.Tensor) -> torch.Tensor:
 
 
 def advised() -> Iterator[range]:
-    """Addresses of this process for which it asked for huge pages."""
     place = range(0)
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first, *rest = line.split()
@@ -53,7 +52,7 @@ def advised() -> Iterator[range]:
 @huge_pages
 @pytest.mark.parametrize("packed", [blocks, panels, codes], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("outputs", [64, 70_000], ids=["a small weight", "a large one"])
-def test_huge_pages_are_asked_for(packed, outputs: int) -> None:
+def test_huge_pages_are_requested(packed, outputs: int) -> None:
     weight = packed(torch.zeros(outputs, 256))
     first, last = weight.data_ptr(), weight.data_ptr() + weight.nbytes - 1
     assert any(first in place and last in place for place in advised())

@@ -1,7 +1,5 @@
-"""Servers on which answers can be compared to the last bit: float32, no shared prefixes, a small cache. They stop
-behind the last test of this folder: memory does not hold them beside all others."""
-
-from __future__ import annotations
+"""Servers with answers that can be compared bit by bit: float32, no shared prefixes, a small cache. They stop after
+this folder's last test, as memory does not hold all servers."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,9 +20,9 @@ from outrider.server.settings.settings import Settings
 
 EXACT = ("--dtype", "float32", "--disable-radix-cache", "--max-total-tokens", "3072", "--context-length", "1024")
 EXACT += ("--chunked-prefill-size", "32", "--no-lookup-across")
-"""A cache for eight requests of these tests, not for twenty-four; most prompts are prefilled in several chunks. Drafts
-depend on their request alone: tests count those of each source, and compare them, for prompts that are asked again and
-again. `test_across.py`, `test_failures.py` and all other servers look texts up across requests."""
+"""The cache holds eight requests of these tests; most prompts are prefilled in several chunks. Tests count drafts by
+source over repeated prompts, so drafts depend on their own request only. `test_across.py`, `test_failures.py` and all
+other servers look texts up across requests."""
 SHARING = tuple(flag for flag in EXACT if flag != "--disable-radix-cache")
 
 SHIPPED = ("shipped_server", "dspark_server", "dflash_server", "deer_server", "specdiff_server")
@@ -32,11 +30,9 @@ SHIPPED = ("shipped_server", "dspark_server", "dflash_server", "deer_server", "s
 
 @pytest.fixture(scope="package")
 def exact_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
-    """The small target; its model drafts where lookup finds nothing, and every draft is verified.
+    """The small target; its model drafts where lookup finds no match, and every draft is verified.
 
-    With as many threads as there are cores: the other servers of the small target, whose answers are compared with its
-    own, have one, which is as fast where tests run beside each other. And started as users start one, while those are
-    forked (`server_forks.py`).
+    It uses all cores and starts as for users; the other servers of the small target use one thread and are forked.
     """
     flags = (*small_target.flags(), "--planner", "verify-all")
     yield from _serve(tmp_path_factory.mktemp("exact") / "log", *EXACT, *flags, kind=Server)
@@ -44,13 +40,13 @@ def exact_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTa
 
 @pytest.fixture(scope="package")
 def planned_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
-    """The same, planned, by costs at which every decision of the planner occurs; requests share prefixes."""
+    """Planned, with costs at which every decision of the planner occurs; requests share prefixes."""
     yield from _planned(tmp_path_factory.mktemp("planned"), small_target, "dspark", small_target.dspark)
 
 
 @pytest.fixture(scope="package")
 def eagle_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
-    """The same with an EAGLE-3 head, whose depth the planner decides too."""
+    """An EAGLE-3 head; the planner also decides its depth."""
     yield from _planned(tmp_path_factory.mktemp("eagle"), small_target, "eagle3", small_target.eagle3)
 
 
@@ -61,7 +57,7 @@ def small_mtp(tmp_path_factory: pytest.TempPathFactory) -> SmallMtp:
 
 @pytest.fixture(scope="package")
 def mtp_server(tmp_path_factory: pytest.TempPathFactory, small_mtp: SmallMtp) -> Iterator[Server]:
-    """A target with an MTP layer, which `auto` takes; planned as `planned_server`, and requests share prefixes."""
+    """A target with an MTP layer, which `auto` chooses; planned, with shared prefixes."""
     folder = tmp_path_factory.mktemp("mtp")
     profile = jagged_profile(folder, model=str(small_mtp.folder), drafter="mtp")
     flags = ("--model", str(small_mtp.folder), "--served-model-name", bundled_model.NAME, "--profile", str(profile))
@@ -70,21 +66,21 @@ def mtp_server(tmp_path_factory: pytest.TempPathFactory, small_mtp: SmallMtp) ->
 
 @pytest.fixture(scope="package")
 def path_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
-    """DFlash 2, which draws a path through candidates; every draft is verified, and requests share prefixes."""
+    """DFlash 2; every draft is verified, and requests share prefixes."""
     flags = (*small_target.flags("dflash2"), "--planner", "verify-all")
     yield from _serve(tmp_path_factory.mktemp("paths") / "log", *SHARING, *flags)
 
 
 @pytest.fixture(scope="package")
 def lattice_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
-    """LiLiCorr, whose scores of candidates depend on all others; every draft is verified."""
+    """LiLiCorr; every draft is verified."""
     flags = (*small_target.flags("dflash2", small_target.lilicorr), "--gamma", "3", "--planner", "verify-all")
     yield from _serve(tmp_path_factory.mktemp("lattice") / "log", *SHARING, *flags)
 
 
 @pytest.fixture(scope="module")
 def trained_eagle_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
-    """An EAGLE-3 head that `outrider train` has just made; every draft is verified."""
+    """An EAGLE-3 head just trained by `outrider train`; every draft is verified."""
     folder = tmp_path_factory.mktemp("trained")
     given = [f"train eagle3 --target {small_target.folder} --out {folder} --self-prompts 16"]
     given += ["--answer-tokens 96 --temperatures 0 --steps 120 --short-steps 0 --decay-steps 0 --lr 3e-3 --warmup 5"]
@@ -107,26 +103,17 @@ def _planned(folder: Path, small_target: SmallTarget, drafter: str, path: Path) 
 
 @pytest.fixture(scope="package")
 def late_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
-    """The small target, every draft verified; steps overlap, so the host hears late of what a step brought."""
+    """Every draft is verified; steps overlap, so the host learns results late."""
     flags = (*small_target.flags(), "--planner", "verify-all")
     yield from _serve(tmp_path_factory.mktemp("late") / "log", *EXACT, *flags, **changed("overlap"))
 
 
 @pytest.fixture(scope="package")
 def denoising_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
-    """Four denoising steps of which a later one sometimes reveals what stands further left; how much is verified
-    follows from the confidences. For the first tokens of an answer the model does not draft."""
+    """Three denoising steps, the last one of two tokens; confidences decide how much is verified. The first tokens of
+    an answer are not drafted."""
     flags = small_target.flags("specdiff")
-    flags += (
-        "--gamma",
-        "4",
-        "--denoising-steps",
-        "4",
-        "--denoising-order",
-        "certain",
-        "--initial-tokens",
-        str(INITIAL),
-    )
+    flags += ("--gamma", "4", "--denoising-steps", "3", "--initial-tokens", str(INITIAL))
     flags += ("--planner", "threshold", "--threshold", "0.05")
     yield from _serve(tmp_path_factory.mktemp("denoising") / "log", *EXACT, *flags)
 
@@ -137,14 +124,14 @@ INITIAL = 2
 
 @pytest.fixture(scope="package")
 def shipped_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The embedded model, its weights in blocks, and the default drafter, whose draft vocabulary is truncated."""
+    """The embedded model with weights in blocks, and the default drafter with its truncated vocabulary."""
     folder = tmp_path_factory.mktemp("shipped")
     yield from _serve(folder / "log", *EXACT, "--profile", str(jagged_profile(folder)))
 
 
 @pytest.fixture(scope="package")
 def dspark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The embedded model; its drafter drafts everything, and every draft is verified."""
+    """The embedded model; its drafter drafts every token, and every draft is verified."""
     yield from _serve(tmp_path_factory.mktemp("dspark") / "log", *EXACT, "--drafter", "dspark", "--no-lookup")
 
 
@@ -171,27 +158,27 @@ def int8_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTar
 
 @pytest.fixture(scope="module")
 def rounding_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The embedded model with integer products; its model and lookup draft, and every draft is verified."""
+    """The embedded model with integer products; every draft is verified."""
     flags = ("--activations", "int8", "--planner", "verify-all")
     yield from _serve(tmp_path_factory.mktemp("rounding") / "log", *EXACT, *flags)
 
 
 @pytest.fixture
 def drafter(request: pytest.FixtureRequest) -> str:
-    """Name of the drafter that learns: a test's parameter, else DSpark's."""
+    """Name of the learning drafter: a test's parameter, else DSpark."""
     return getattr(request, "param", "dspark")
 
 
 @pytest.fixture
 def start_learning(tmp_path: Path, small_target: SmallTarget, drafter: str) -> Iterator[Callable[..., Server]]:
-    """Starts servers of the small target, with more flags, that learn in `tmp_path`/learned, one after another."""
+    """Starts learning servers of the small target, one after another; they learn in `tmp_path`/learned."""
     flags = (*small_target.flags(drafter), "--planner", "verify-all")
     flags += ("--learn", "--learn-folder", str(tmp_path / "learned"))
     started: list[Server] = []
 
-    def start(*more: str) -> Server:
+    def start(*more: str, change: str = "") -> Server:
         log = tmp_path / f"log-{len(started)}"
-        started.append(ForkedServer(log, *SHARING, *flags, *more, **changed("hurries")))
+        started.append(ForkedServer(log, *SHARING, *flags, *more, **changed("hurries", change)))
         return started[-1].wait_until_ready()
 
     yield start
@@ -204,8 +191,8 @@ def served(request: pytest.FixtureRequest) -> Server:
     """The server named by a test's parameter; the embedded model in float32 only with --exhaustive."""
     if request.param in SHIPPED and not request.config.getoption("--exhaustive"):
         pytest.skip("--exhaustive serves the embedded model with each of its drafters")
-    found: Server = request.getfixturevalue(request.param)
-    return found
+    server: Server = request.getfixturevalue(request.param)
+    return server
 
 
 def _serve(log: Path, *flags: str, kind: type[Server] = ForkedServer, **env: str) -> Iterator[Server]:
@@ -217,9 +204,11 @@ def _serve(log: Path, *flags: str, kind: type[Server] = ForkedServer, **env: str
 
 
 def jagged_profile(folder: Path, **settings: Any) -> Path:
-    """A profile for the embedded model and its drafter, or those of these settings, whose costs have cliffs at every
-    sixth token up to 24 and a slope behind them, and by which drafting never pays for 256 requests: not drafting,
-    drafts of few tokens, short and long verification all win at times."""
+    """A profile for the embedded model and its drafter, or for these settings.
+
+    Its costs jump at every sixth token up to 24 and rise steadily after that; drafting never pays at 256 requests. So
+    all kinds of plans occur.
+    """
     wanted = Settings(dtype="float32", activations="float", threads=1 if ONE_THREAD else None, **settings)
     model = target.find(wanted.model)
     known = checkpoints.with_drafter_path(wanted, model)
@@ -252,11 +241,11 @@ def jagged_profile(folder: Path, **settings: Any) -> Path:
 
 @pytest.fixture(scope="session")
 def prompts() -> list[str]:
-    """Fifty prompts: code, arithmetic, chat. A line that begins with a space or is empty belongs to the one before."""
-    found: list[str] = []
+    """Fifty prompts: code, arithmetic, chat. A line that is empty or begins with a space continues the previous one."""
+    lines: list[str] = []
     for line in Path(__file__).with_name("prompts.txt").read_text().splitlines():
-        if found and (line.startswith(" ") or line == "" or found[-1].endswith("\n")):
-            found[-1] += "\n" + line
+        if lines and (line.startswith(" ") or line == "" or lines[-1].endswith("\n")):
+            lines[-1] += "\n" + line
         else:
-            found.append(line)
-    return found
+            lines.append(line)
+    return lines

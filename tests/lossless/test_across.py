@@ -1,6 +1,4 @@
-"""Lookup across requests: no text changes, no key's drafts tell of another's texts, and a restart keeps them."""
-
-from __future__ import annotations
+"""Lookup across requests: it changes no text, reveals no text of another key, and survives a restart."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -68,7 +66,7 @@ def test_texts_stay_and_keys_are_apart(
         return [answer["choices"][0]["token_ids"] for answer in answers]
 
     store, server = tmp_path / "texts", start()
-    alone = all_of(server, "bob")  # first, so that nobody's texts are there
+    alone = all_of(server, "bob")  # first, while the store is empty
     plain = ids(all_of(server, "ann", speculate=False, store=False))
     assert ids(alone) == plain
     server.kill()
@@ -81,7 +79,7 @@ def test_texts_stay_and_keys_are_apart(
     mine = all_of(server, "bob")
     for answers in (theirs, again, salted, mine):
         assert ids(answers) == plain
-    assert sum(map(across, again)) > sum(map(across, theirs)) + 100  # else nothing was shown
+    assert sum(map(across, again)) > sum(map(across, theirs)) + 100
     assert [drafts(answer) for answer in mine] == [drafts(answer) for answer in alone]
     assert [drafts(answer) for answer in salted] == [drafts(answer) for answer in alone]
     secret = ask_as(server, secrets["bob"], "a b c d e f g h i j", temperature=0, store=False)
@@ -96,7 +94,7 @@ def test_texts_stay_and_keys_are_apart(
     unstored = ask_as(server, secrets["bob"], "a b c d e f g h i j", temperature=0)
     assert ids([unstored]) == ids([secret])
     assert across(unstored) == 0
-    wait_until(lambda: store.read_bytes() != before, 30)  # written again while it serves
+    wait_until(lambda: store.read_bytes() != before, 30)
     server.kill()
 
     store.write_bytes(store.read_bytes()[:-2])

@@ -1,6 +1,4 @@
-"""LoRA adapters and the model in one batch: each says what it says with its products merged into the weights."""
-
-from __future__ import annotations
+"""LoRA adapters and the model in one batch: each answer equals that of its merged model."""
 
 import time
 from collections.abc import Iterator
@@ -24,14 +22,14 @@ NAMES = (MODEL, "sql", "poems")
 FLAGS = ("--dtype", "float32", "--activations", "float", "--max-total-tokens", "4096", "--context-length", "1024")
 FLAGS += ("--chunked-prefill-size", "64", "--planner", "verify-all", "--enable-lora")
 STRONG = 1.0
-"""Changes of this size change every answer."""
+"""A strength at which an adapter changes every answer."""
 GREEDY: dict[str, Any] = {"max_tokens": 40, "temperature": 0, "ignore_eos": True}
 SEEDED: dict[str, Any] = {"max_tokens": 40, "temperature": 0.7, "seed": 4, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
 def folders(small_target: SmallTarget, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders of three adapters: of all linear layers, of some with another rank, and one that is loaded later."""
+    """Three adapters: for all linear layers, for some with another rank, and one loaded later."""
     root, model = tmp_path_factory.mktemp("adapters"), small_target.model
     some = ("q_proj", "v_proj", "down_proj")
     return {
@@ -45,7 +43,6 @@ def folders(small_target: SmallTarget, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="module")
 def exact(small_target: SmallTarget, folders: dict[str, Path]) -> dict[str, PreTrainedModel]:
-    """Transformers' model of each name."""
     return {MODEL: small_target.model} | {name: merged(small_target.folder, path) for name, path in folders.items()}
 
 
@@ -67,14 +64,13 @@ def adapter_server(
 
 
 def ask_all(server: Server, prompts: list[str], *, speculate: bool, **body: Any) -> list[dict[str, Any]]:
-    """Answers of all names to each prompt, at once."""
     asked = [(name, prompt) for prompt in prompts for name in NAMES]
     with ThreadPoolExecutor(len(asked)) as pool:
         return list(pool.map(lambda a: complete(server, a[1], speculate=speculate, model=a[0], **body), asked))
 
 
 def spoken_by(models: dict[str, PreTrainedModel], answer: dict[str, Any]) -> list[str]:
-    """Names of the models that would have said so."""
+    """Names of the models that give this answer."""
     choice = answer["choices"][0]
     return [n for n, each in models.items() if is_greedy(each, choice["prompt_token_ids"], choice["token_ids"])]
 
@@ -105,7 +101,7 @@ def test_prefixes_are_shared_within_an_adapter_alone(adapter_server: Server, exa
             answer = complete(adapter_server, prompt, speculate=True, model=name, max_tokens=16, temperature=0)
             assert name in spoken_by(exact, answer)
             cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-            assert (cached > 50) if again else (cached < 10)  # of the first time the template's first tokens
+            assert (cached > 50) if again else (cached < 10)  # first only the template's beginning is shared
 
 
 def post(server: Server, path: str, **body: str) -> Any:
@@ -149,7 +145,7 @@ def test_loaded_and_unloaded_while_serving(
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
     assert HTTP.get(f"{adapter_server.url}/v1/models/later").status_code == 404
     assert post(adapter_server, "unload_lora_adapter", lora_name="later").status_code == 404
-    # Another adapter by the same name has nothing of the first one's.
+    # An adapter must not use data of an earlier one with its name.
     assert (
         post(adapter_server, "load_lora_adapter", lora_name="later", lora_path=str(folders["poems"])).status_code == 200
     )
@@ -176,7 +172,6 @@ def test_layers_that_sglang_runs(
     exact: dict[str, PreTrainedModel],
     prompts: list[str],
 ) -> None:
-    """Without compiled kernels its own loop over layers stays, as of models that ours does not know."""
     models = {name: exact[name] for name in NAMES}
     for plain in start(tmp_path / "log", small_target, folders, OUTRIDER_CPU_KERNELS="0"):
         assert "run in one call" not in plain.output()
@@ -187,7 +182,6 @@ def test_layers_that_sglang_runs(
 
 
 def test_weights_in_blocks(tmp_path: Path, prompts: list[str]) -> None:
-    """The embedded model's."""
     plain = Path(target.plain_folder(None))
     model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval()
     adapter = write_adapter(tmp_path / "sql", model, 1, rank=4, strength=0.12)
@@ -209,7 +203,7 @@ def test_swapped_adapters_are_noticed(
     exact: dict[str, PreTrainedModel],
     prompts: list[str],
 ) -> None:
-    """A planted fault: verification takes each adapter for the other."""
+    """A planted fault: verification swaps the adapters."""
     for faulty in start(tmp_path / "log", small_target, folders, **changed("swapped-adapters")):
         answers = ask_all(faulty, prompts[:2], speculate=True, **GREEDY)
         models = {name: exact[name] for name in NAMES}

@@ -1,9 +1,7 @@
-"""An answer ends where it ends without speculation: text, tokens, reason, usage and logprobs, whole and streamed.
+"""An answer ends where it ends without speculation, whole and streamed.
 
-The prompts repeat a short cycle, so that prompt lookup drafts across the ends of answers and is often right.
+The prompts repeat a short cycle, so prompt lookup drafts past the ends of answers and is often right.
 """
-
-from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +34,7 @@ SAMPLING = {"greedy": {"temperature": 0}, "seeded": {"temperature": 0.6, "seed":
 
 
 def seen(server: Any, prompt: str, *, speculate: bool, stream: bool, **body: Any) -> dict[str, Any]:
-    """The parts of an answer that a client sees and that speculation must not change."""
+    """The parts of an answer that speculation must not change."""
     request = {"model": MODEL, "prompt": prompt, "logprobs": 2, "return_token_ids": True, "max_tokens": 32} | body
     request["speculation"] = {"enabled": speculate}
     if not stream:
@@ -46,7 +44,7 @@ def seen(server: Any, prompt: str, *, speculate: bool, stream: bool, **body: Any
     request |= {"stream": True, "stream_options": {"include_usage": True}}
     with HTTP.stream("POST", f"{server.url}/v1/completions", json=request, timeout=600) as answer:
         assert answer.status_code == 200
-        text = b"".join(answer.iter_bytes()).decode()  # `iter_lines` ends lines where a text has U+2028 or the like
+        text = b"".join(answer.iter_bytes()).decode()  # `iter_lines` would also break at U+2028
         lines = [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: {")]
     chunks = [json.loads(line) for line in lines]
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
@@ -68,7 +66,7 @@ def summary(choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, A
 
 
 def ends_within(text: str) -> list[dict[str, Any]]:
-    """Stop strings that this answer has, the later one first in the list."""
+    """Stop strings contained in this answer, the later one first."""
     middle = len(text) // 2
     first, later = text[middle : middle + 2], text[middle + 3 : middle + 6]
     return [
@@ -83,8 +81,7 @@ def ends_within(text: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("served", ["exact_server", "planned_server"], indirect=True)
 def test_answers_end_as_without_speculation(served, sampling, request):
-    """Each server with half of the prompts greedily, the other half seeded, unless --exhaustive: plans decide how long
-    drafts are and seeds what is said, not what ends it."""
+    """Half of the prompts are greedy and half seeded, unless --exhaustive."""
     chosen = CYCLES
     if not request.config.getoption("--exhaustive"):
         chosen = CYCLES[("planned_server" in request.node.name) ^ (sampling == "seeded") :: 2]

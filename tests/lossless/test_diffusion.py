@@ -1,10 +1,4 @@
-"""Block diffusion against plain torch, token for token, in float32: whatever the prompt's length, company and cache.
-
-With --exhaustive also tied and untied, blocks of 4 and 32, both policies, and with and without shared prefixes; and the
-same with Spiffy as without.
-"""
-
-from __future__ import annotations
+"""Block diffusion equals plain torch in float32, token for token, for any prompt length, batch and cache state."""
 
 import json
 import math
@@ -52,21 +46,21 @@ VARIANTS = {
 
 @pytest.fixture(scope="module")
 def sdar_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """SDAR as it is, with shared prefixes; a prompt of more than 32 tokens takes several rounds."""
+    """SDAR unchanged, with shared prefixes; a prompt of more than 32 tokens takes several rounds."""
     folder = tmp_path_factory.mktemp("sdar")
     yield from serve(folder, SDAR, "--chunked-prefill-size", "32", "--max-running-requests", "8", threshold=0.3)
 
 
 @pytest.fixture(scope="module")
 def shifted_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A converted Llama whose context is causal, without shared prefixes."""
+    """A converted Llama with causal context."""
     yield from serve(tmp_path_factory.mktemp("shifted"), SHIFTED, "--disable-radix-cache", threshold=None, per_step=3)
 
 
 @pytest.fixture(params=["sdar_server", "shifted_server"])
 def served(request: pytest.FixtureRequest) -> Served:
-    found: Served = request.getfixturevalue(request.param)
-    return found
+    chosen: Served = request.getfixturevalue(request.param)
+    return chosen
 
 
 def test_prompts_of_every_length_one_and_eight_at_a_time(served: Served) -> None:
@@ -74,7 +68,7 @@ def test_prompts_of_every_length_one_and_eight_at_a_time(served: Served) -> None
     prompts = served.prompts([*range(1, 2 * block + 2), 61, 130])
     count = 3 * block + 1
     expected = [served.exact(prompt, count) for prompt in prompts]
-    assert len({token for answer in expected for token in answer}) > 20  # there was something to get wrong
+    assert len({token for answer in expected for token in answer}) > 20
     assert served.ask_all(prompts, count, 8) == expected
     assert served.ask_all(prompts[::3], count, 1) == expected[::3]
 
@@ -99,7 +93,7 @@ def test_service_levels_leave_the_text_and_are_counted(sdar_server: Served) -> N
 
 
 def drawn_by_policy(served: Served, prompt: list[int], seed: int, blocks: int, temperature: float) -> list[int]:
-    """The answer to the end of so many blocks: the reference's logits, and the policy's own functions."""
+    """The answer up to the end of `blocks` blocks: the reference's logits and the policy's own functions."""
     reference, block, mask = served.reference, served.reference.shape.block_size, served.reference.mask
     policy = Static(served.per_step) if served.threshold is None else ThresholdUnmasking(served.threshold)
     tokens = list(prompt)
@@ -119,7 +113,7 @@ def drawn_by_policy(served: Served, prompt: list[int], seed: int, blocks: int, t
     return tokens[len(prompt) :]
 
 
-def test_a_seeded_answer_is_the_one_that_the_policy_draws(served: Served) -> None:
+def test_a_seeded_answer_equals_the_policys_draw(served: Served) -> None:
     block = served.reference.shape.block_size
     for seed, prompt in enumerate(served.prompts([3, block, 2 * block - 1, 21])):
         expected = drawn_by_policy(served, prompt, seed, 3, 0.8)
@@ -127,7 +121,7 @@ def test_a_seeded_answer_is_the_one_that_the_policy_draws(served: Served) -> Non
 
 
 def enumerated(served: Served, context: list[int], state: list[int], top_k: int) -> Counter:
-    """Probabilities of what an open block becomes under the server's threshold, at temperature 1."""
+    """Probabilities of an open block's outcomes under the server's threshold, at temperature 1."""
     mask = served.reference.mask
     masked = [i for i, token in enumerate(state) if token == mask]
     if not masked:
@@ -139,7 +133,7 @@ def enumerated(served: Served, context: list[int], state: list[int], top_k: int)
         best = logits[i].topk(top_k)
         chances[i] = dict(zip(best.indices.tolist(), logits[i].softmax(0)[best.indices].tolist(), strict=True))
         chances[i] = {token: p / sum(chances[i].values()) for token, p in chances[i].items()}
-    found: Counter = Counter()
+    outcomes: Counter = Counter()
     for drawn in product(*(chances[i].items() for i in masked)):
         likeliest = max(range(len(masked)), key=lambda n: drawn[n][1])
         after = [*state]
@@ -147,12 +141,12 @@ def enumerated(served: Served, context: list[int], state: list[int], top_k: int)
             if n == likeliest or chance > served.threshold:
                 after[masked[n]] = token
         for block, p in enumerated(served, context, after, top_k).items():
-            found[block] += p * math.prod(chance for _, chance in drawn)
-    return found
+            outcomes[block] += p * math.prod(chance for _, chance in drawn)
+    return outcomes
 
 
 def test_blocks_without_a_seed_are_distributed_as_enumerated(sdar_server: Served) -> None:
-    """The block has two open tokens at its end, and another one follows, so that complete states are drafted."""
+    """Two open tokens end the block and another block follows, so complete states are drafted."""
     top_k, total = 4, 1024
     drafted = metric(sdar_server.server.url, "outrider_drafted_states_total")
     (prompt,) = sdar_server.prompts([10])
@@ -166,8 +160,8 @@ def test_blocks_without_a_seed_are_distributed_as_enumerated(sdar_server: Served
     assert metric(sdar_server.server.url, "outrider_drafted_states_total") > drafted
 
 
-def test_a_full_cache_and_requests_that_leave_and_come_back(served: Served) -> None:
-    """Six at a time, of which three fill it."""
+def test_a_full_cache_retracts_requests(served: Served) -> None:
+    """Six requests run at a time, where three fill the cache."""
     prompts = served.prompts([40 + i for i in range(6)])
     count = POOL // 3 - 45
     expected = [served.exact(prompt, count) for prompt in prompts]
@@ -181,12 +175,12 @@ def test_a_full_cache_and_requests_that_leave_and_come_back(served: Served) -> N
 
 def test_the_largest_request_fits(served: Served) -> None:
     (prompt,) = served.prompts([24])
-    count = POOL - 24 - served.reference.shape.block_size - 2  # SGLang keeps two tokens back
+    count = POOL - 24 - served.reference.shape.block_size - 2  # SGLang reserves two tokens
     assert len(served.ask(prompt, count)) == count
     wait_until(lambda: served.cached()["used"] == 0, 30)
 
 
-def test_aborts_leave_nothing_behind(served: Served) -> None:
+def test_aborts_free_the_cache(served: Served) -> None:
     client = served.server.client()
     for stop_after in (0, 1, 3, 8):
         streams = [
@@ -204,7 +198,7 @@ def test_aborts_leave_nothing_behind(served: Served) -> None:
     assert served.ask(prompt, 12) == served.exact(prompt, 12)
 
 
-def test_sixty_four_clients_of_whom_some_leave(served: Served, request: pytest.FixtureRequest) -> None:
+def test_some_of_sixty_four_clients_leave(served: Served, request: pytest.FixtureRequest) -> None:
     if not request.config.getoption("--exhaustive"):
         pytest.skip("--exhaustive asks with 64 clients")
     prompts = served.prompts([3 + i % 40 for i in range(64)])
@@ -226,7 +220,7 @@ def test_sixty_four_clients_of_whom_some_leave(served: Served, request: pytest.F
     wait_until(lambda: served.cached()["used"] == 0, 30)
 
 
-def test_stops_and_limits_mean_what_they_mean(served: Served) -> None:
+def test_stops_and_limits_are_obeyed(served: Served) -> None:
     (prompt,) = served.prompts([11])
     whole = served.exact(prompt, 30)
     for count in (1, 2, 7):
@@ -243,7 +237,7 @@ def test_stops_and_limits_mean_what_they_mean(served: Served) -> None:
     assert served.post(body | {"stop": stop}).json()["choices"][0]["text"] == text[: text.index(stop)]
 
 
-def test_what_block_diffusion_cannot_do_is_refused(sdar_server: Served) -> None:
+def test_options_that_block_diffusion_lacks_are_refused(sdar_server: Served) -> None:
     mask = sdar_server.tokenizer.mask_token_id
     for fields, reason in (
         ({"frequency_penalty": 0.5}, "'frequency_penalty': a block-diffusion model draws tokens before"),
@@ -267,7 +261,6 @@ def test_what_block_diffusion_cannot_do_is_refused(sdar_server: Served) -> None:
 
 
 def test_a_long_prompt_takes_few_rounds(served: Served) -> None:
-    """The metrics know what runs, too."""
     (prompt,) = served.prompts([400])
     served.ask(prompt, 1)
     assert metric(served.server.url, "sglang:prompt_tokens_total") > 400
@@ -284,14 +277,13 @@ def test_every_variant(name: str, tmp_path: Path, request: pytest.FixtureRequest
     for served in serve(tmp_path, shape, *ALL, *flags, threshold=threshold):
         test_prompts_of_every_length_one_and_eight_at_a_time(served)
         test_a_seed_decides_alone_and_in_company(served)
-        test_aborts_leave_nothing_behind(served)
+        test_aborts_free_the_cache(served)
         check_spiffy(served)
 
 
 @pytest.mark.server
 def test_the_reference_is_sglangs_own_low_confidence(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Its own rounds, attention and algorithm. It cannot load SDAR with tied weights, and reads no mask token from
-    config.json."""
+    """SGLang cannot load SDAR with tied weights, and reads no mask token from config.json."""
     if not request.config.getoption("--exhaustive"):
         pytest.skip("--exhaustive runs SGLang's own dllm mode beside ours")
     mask = FAMILIES["SDARForCausalLM"].mask_token_id

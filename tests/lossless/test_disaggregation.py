@@ -1,6 +1,4 @@
-"""A prefill server and a decode server answer as one server that does both, draft for draft."""
-
-from __future__ import annotations
+"""A prefill and a decode server together answer and draft as a single server."""
 
 import itertools
 import json
@@ -19,8 +17,19 @@ import httpx
 import pytest
 from asking import MODEL, accepted_tokens, complete, complete_all, tokens
 from failing_parts import Failures
-from metrics_page import metric, until_retracted
-from running import HTTP, START_SECONDS, TAKES_MANY, ForkedServer, Server, environment, free_port, overlaps, wait_until
+from metrics_page import MetricsPage, metric, until_retracted
+from running import (
+    HTTP,
+    START_SECONDS,
+    TAKES_MANY,
+    ForkedServer,
+    Server,
+    changed,
+    environment,
+    free_port,
+    overlaps,
+    wait_until,
+)
 from small_target import SmallTarget
 
 pytestmark = [
@@ -28,27 +37,26 @@ pytestmark = [
     pytest.mark.skipif(overlaps(), reason="SGLang sends what overlaps from a GPU alone"),
 ]
 pytest.importorskip("mooncake.engine", reason="needs mooncake-transfer-engine-non-cuda and libibverbs1")
-FLAGS = ("--dtype", "float32", "--max-total-tokens", "1024", "--context-length", "1024", "--chunked-prefill-size", "32")
-FLAGS += ("--no-lookup-across",)
-"""Those of `exact_server`, but for shared prefixes and a smaller cache."""
+FLAGS = ("--dtype", "float32", "--max-total-tokens", "1024", "--context-length", "1024", "--no-lookup-across")
+"""Those of `exact_server`, but for shared prefixes, a smaller cache and chunks, which are random here."""
 TCP = ("--disaggregation-transfer-backend", "mooncake_tcp")
 PLAIN = {"max_tokens": 96, "temperature": 0}
 LONG = PLAIN | {"max_tokens": 320}
-"""Four of them fill the cache, however slowly prompts arrive."""
+"""Four of these requests fill the cache."""
 SEEDED = {"max_tokens": 64, "temperature": 0.8, "top_p": 0.95, "seed": 11}
 rooms = itertools.count(1)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A prefill and a decode server; `port`: of the former, for transfers."""
+    """A prefill and a decode server; `port`: the prefill server's, for transfers."""
 
     prefill: Server
     decode: Server
     port: int
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        """Do as a router does: send to both, answer what the decode server says."""
+        """Send to both servers as a router does; returns the decode server's answer."""
         body |= {"bootstrap_host": "127.0.0.1", "bootstrap_port": self.port, "bootstrap_room": next(rooms)}
         first = threading.Thread(
             target=HTTP.post, args=(self.prefill.url + path,), kwargs={"json": body, "timeout": 300}
@@ -72,13 +80,13 @@ class Pair:
 
 @contextmanager
 def started(folder: Path, *flags: str, decode: tuple[str, ...] = (), **env: str) -> Iterator[Pair]:
-    """decode, env: further flags of the decode server, for SGLang, and its environment."""
+    """decode, env: more flags for the decode server's SGLang, and its environment."""
     port = free_port()
     role = "--disaggregation-mode"
     servers = [
         ForkedServer(
             folder / "prefill", *flags, "--", role, "prefill", *TCP, "--disaggregation-bootstrap-port", str(port),
-            **TAKES_MANY,
+            **TAKES_MANY | changed("any-chunks"),
         ),
         ForkedServer(folder / "decode", *flags, "--", role, "decode", *TCP, *decode, **TAKES_MANY | env),
     ]  # fmt: skip
@@ -98,24 +106,23 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> Failures:
 def pair_server(
     tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget, failures: Failures
 ) -> Iterator[Pair]:
-    """The small target; its model drafts where lookup finds nothing, and every draft is verified."""
+    """The small target; its model drafts where lookup finds no match, and every draft is verified."""
     flags = (*FLAGS, *small_target.flags())
-    more = ("--num-reserved-decode-tokens", "16")  # requests get in where there is room for so much of an answer
+    more = ("--num-reserved-decode-tokens", "16")  # room needed in the cache for a new request
     folder, flags = tmp_path_factory.mktemp("pair"), (*flags, "--planner", "verify-all")
     with started(folder, *flags, decode=more, **failures.environment) as pair:
         yield pair
 
 
 def accepted(answer: dict[str, Any]) -> tuple[int, int]:
-    """Drafted tokens that were taken, and not."""
     details = answer["usage"]["completion_tokens_details"]
     return details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
 
 
-def test_greedy_answers_and_drafts_are_those_of_one_server(
+def test_greedy_answers_and_drafts_equal_a_single_servers(
     pair_server: Pair, exact_server: Server, prompts: list[str]
 ) -> None:
-    """One at a time, as rounding then is the same; every drafted token is taken, or not, in both."""
+    """Requests run one at a time, so that rounding is equal."""
     wanted = complete_all(exact_server, prompts[:12], 1, speculate=True, **PLAIN)
     answers = pair_server.complete_all(prompts[:12], 1, **PLAIN)
     assert [tokens(answer) for answer in answers] == [tokens(answer) for answer in wanted]
@@ -124,9 +131,24 @@ def test_greedy_answers_and_drafts_are_those_of_one_server(
     assert accepted_tokens(pair_server.prefill) == 0
 
 
+@pytest.mark.parametrize(("body", "first"), [(PLAIN, 0), (SEEDED, 20)], ids=["greedy", "seeded"])
+def test_prompts_of_many_chunks(
+    pair_server: Pair, exact_server: Server, prompts: list[str], body: dict[str, Any], first: int
+) -> None:
+    """Drafts too are those of one server that read the same prompts in other chunks."""
+    page = MetricsPage(pair_server.prefill.url)
+    long = [" ".join(prompts[at : at + 9]) for at in range(first, first + 4)]
+    wanted = complete_all(exact_server, long, 1, speculate=True, **body)
+    answers = pair_server.complete_all(long, 1, **body)
+    assert [tokens(answer) for answer in answers] == [tokens(answer) for answer in wanted]
+    assert [accepted(answer) for answer in answers] == [accepted(answer) for answer in wanted]
+    assert [tokens(a) for a in pair_server.complete_all(long, 4, **body)] == [tokens(answer) for answer in wanted]
+    chunks = "outrider_prefill_chunk_tokens_count"
+    assert MetricsPage(pair_server.prefill.url).value(chunks) - page.value(chunks) > 6 * len(long)
+
+
 def test_many_at_once_in_a_cache_too_small(pair_server: Pair, exact_server: Server, prompts: list[str]) -> None:
-    """Some leave the decode server's cache and come back, with what they are drafted from; a prompt asked for again is
-    cached on the prefill server."""
+    """Some requests are retracted with their draft state; a repeated prompt is cached."""
     plain = complete_all(exact_server, prompts[:12], 6, speculate=False, **LONG)
     drafted = complete_all(exact_server, prompts[:12], 6, speculate=True, **LONG)
     for speculate, wanted in ((True, drafted), (False, plain)):
@@ -175,7 +197,7 @@ def test_a_seed_draws_the_same(pair_server: Pair, exact_server: Server, prompts:
 def test_rules_of_a_request_hold_from_the_second_token_on(
     pair_server: Pair, exact_server: Server, prompts: list[str], rules: dict[str, Any]
 ) -> None:
-    """The first is drawn by the prefill server, and counts on the other."""
+    """The decode server must count the first token, which the prefill server draws."""
     for prompt in prompts[:4]:
         wanted = complete(exact_server, prompt, speculate=True, **PLAIN | rules)["choices"][0]
         answer = pair_server.complete(prompt, **PLAIN | rules)["choices"][0]
@@ -211,8 +233,8 @@ def test_each_side_answers_its_part(pair_server: Pair) -> None:
     assert metric(pair_server.prefill.url, "sglang:kv_transfer_total_mb_count", engine_type="prefill") > 0
 
 
-def test_a_prompt_that_never_comes_holds_nobody_up(pair_server: Pair, prompts: list[str]) -> None:
-    """The prefill server has died with it; the client goes."""
+def test_a_prompt_that_never_arrives_delays_no_request(pair_server: Pair, prompts: list[str]) -> None:
+    """The prefill server has died with the prompt; the client leaves."""
     body = {"prompt": "Hi", "bootstrap_host": "127.0.0.1", "bootstrap_port": pair_server.port}
     with pytest.raises(httpx.TimeoutException):
         HTTP.post(f"{pair_server.decode.url}/v1/completions", json=body | {"bootstrap_room": next(rooms)}, timeout=2)
@@ -220,7 +242,7 @@ def test_a_prompt_that_never_comes_holds_nobody_up(pair_server: Pair, prompts: l
     wait_until(lambda: metric(pair_server.decode.url, "outrider_requests_in_flight") == 0, 30)
 
 
-def test_behind_sglangs_router(pair_server: Pair, exact_server: Server, prompts: list[str]) -> None:
+def test_sglangs_router_in_front(pair_server: Pair, exact_server: Server, prompts: list[str]) -> None:
     port = free_port()
     command = [sys.executable, "-m", "sglang_router.launch_router", "--pd-disaggregation", "--port", str(port)]
     command += ["--prefill", pair_server.prefill.url, str(pair_server.port), "--decode", pair_server.decode.url]
@@ -250,7 +272,7 @@ def answers(url: str) -> bool:
 def test_servers_with_other_drafters_are_no_pair(
     tmp_path: Path, pair_server: Pair, small_target: SmallTarget, prompts: list[str]
 ) -> None:
-    """The request fails at once, with the reason; the prefill server goes on with its own decode server."""
+    """The request fails at once, and the prefill server still serves its own decode server."""
     flags = (*FLAGS, *small_target.flags("ngram"), "--", "--disaggregation-mode", "decode", *TCP)
     other = ForkedServer(tmp_path / "log", *flags)
     try:

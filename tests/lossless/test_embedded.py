@@ -1,7 +1,5 @@
-"""The embedded model as it is served by default, in bfloat16 and with shared prefixes: a greedy or seeded answer is the
-same with speculation and without, whether its prompt comes from the cache or not."""
-
-from __future__ import annotations
+"""The default embedded model, in bfloat16 with shared prefixes: speculation and caching change no greedy or seeded
+answer."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -45,10 +43,10 @@ def ask(
 
 @pytest.mark.parametrize("name", KINDS)
 def test_texts_are_equal(server: Server, prompts: list[str], name: str, request: pytest.FixtureRequest) -> None:
-    """The second time around prompts come from the cache whole, and other requests' answers lie there."""
+    """The second time, whole prompts and other requests' answers are cached."""
     if name == "greedy, penalised" and not request.config.getoption("--exhaustive"):
         pytest.skip("--exhaustive asks for what a seed and penalties do together and a greedy answer has alone")
-    first = f"{name}: {SHARED}"  # no other test has asked it
+    first = f"{name}: {SHARED}"
     asked = [first + prompts[0], *(first + prompt for prompt in prompts[2:7])]
     before = MetricsPage(server.url)
     cold = ask(server, asked, KINDS[name], 1, speculate=True)  # drafting pays
@@ -61,6 +59,6 @@ def test_texts_are_equal(server: Server, prompts: list[str], name: str, request:
     assert warm == plain
     assert after.value("sglang:cached_tokens_total") - middle.value("sglang:cached_tokens_total") > 50 * len(asked)
     sampling, drafted = name[:6], "outrider_accepted_position_total"
-    for position in ("1", "2"):  # the shipped drafter drafted several tokens, also with a distribution of their own
+    for position in ("1", "2"):  # the shipped drafter drafted several tokens, sampled ones too
         labels = {"sampling": sampling, "source": "model", "position": position}
         assert after.value(drafted, **labels) > before.value(drafted, **labels)

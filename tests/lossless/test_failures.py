@@ -1,9 +1,7 @@
-"""Every optional call of a step fails, one after another, in servers under load: no request fails and no text changes.
+"""Makes every optional call of a step fail, one after another, in servers under load: no text changes.
 
-The list of calls comes from the source: one that is new fails the tests until it has a place here.
+The calls are listed from the source: a new one must be added here.
 """
-
-from __future__ import annotations
 
 import itertools
 import json
@@ -35,7 +33,7 @@ KEYS = {
     "planning:_curve", "planning:begin", "planning:finish", "planning:flush", "planning:interrupt", "prompts:_decide",
     "prompts:launched", "prompts:observe", "questions:_live", "tracing:_tell", "tracing:send",
 }  # fmt: skip
-"""Calls of a server with a drafter for each key, adapters, and texts that are looked up."""
+"""Calls of a server with adapters, a drafter for each key, and lookup across requests."""
 KEY_GONE = {"own_drafters:drop_owner"}
 SHARED = {"calibration:observe", "learning:take", "planning:plan_again", "questions:lambda", "questions:outrider_state"}
 """The same with one drafter that learns and assesses itself."""
@@ -44,12 +42,12 @@ DIFFUSION = {
     "planning:_time",
 }  # fmt: skip
 PAIR = {"drafting:_keep_state", "drafting:_restore_state"}
-"""In test_disaggregation.py."""
+"""Tested in test_disaggregation.py."""
 DEVICE = {"tracing:_copied"}
-"""In tests/server/plugin/test_trace.py."""
+"""Tested in tests/server/plugin/test_trace.py."""
 INSIDE = {"_set_up", "_draft", "primary_draft_kv_pool", "init_cuda_graphs", "outrider_state", "outrider_live"}
 INSIDE |= {"forget_records"}
-"""Functions of the worker that run as it starts, or through the boundary."""
+"""Functions of the worker that run at its start, or through the boundary."""
 
 
 def test_every_optional_call_has_a_place() -> None:
@@ -66,7 +64,7 @@ def test_optional_parts_are_called_through_the_boundary_alone() -> None:
 def ask_all(
     server: Server, secrets: list[str], models: tuple[str, ...], prompts: list[str], *, speculate: bool
 ) -> list[list[int]]:
-    """Token ids of what each key gets from each model to each prompt, greedily and with a seed, eight at once."""
+    """Token ids for each key, model and prompt, greedily and with a seed, eight at once."""
     cases = list(itertools.product(secrets, models, prompts, BODIES))
 
     def ask(case: tuple[str, str, str, dict[str, Any]]) -> list[int]:

@@ -1,6 +1,4 @@
-"""At temperature 0 in float32, answers with speculation equal those without, token for token."""
-
-from __future__ import annotations
+"""At temperature 0 in float32, speculation changes no token."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +13,7 @@ PLAIN = {"max_tokens": TOKENS, "temperature": 0}
 
 @pytest.fixture(scope="module")
 def plain(exact_server, prompts):
-    """Answers without speculation, eight at a time."""
+    """Without speculation, eight at a time."""
     assert len(prompts) == 50
     return [tokens(a) for a in complete_all(exact_server, prompts, 8, speculate=False, **PLAIN)]
 
@@ -23,26 +21,25 @@ def plain(exact_server, prompts):
 def test_fifty_prompts_eight_at_a_time(exact_server, prompts, plain):
     before = accepted_tokens(exact_server)
     drafted = [tokens(a) for a in complete_all(exact_server, prompts, 8, speculate=True, **PLAIN)]
-    assert accepted_tokens(exact_server) - before > 500  # otherwise nothing was put to the test
+    assert accepted_tokens(exact_server) - before > 500  # enough drafts were tested
     assert drafted == plain
 
 
 def test_planned(planned_server, prompts, plain):
-    """Against the answers of the other server, without speculation."""
     names = [f"outrider_{name}_total" for name in ("accepted_tokens", "wasted_tokens", "undrafted_steps")]
     before = MetricsPage(planned_server.url)
     drafted = [tokens(a) for a in complete_all(planned_server, prompts, 8, speculate=True, **PLAIN)]
     after = MetricsPage(planned_server.url)
     accepted, wasted, undrafted = (after.value(name) - before.value(name) for name in names)
     assert accepted > 400
-    assert undrafted > 0  # the planner took every kind of step
+    assert undrafted > 0
     assert wasted < 4 * accepted
     assert drafted == plain
 
 
 @pytest.mark.parametrize("served", ["eagle_server", "path_server"])
-def test_drafters_of_others(served, request, prompts, plain):
-    """Asked twice: prompts then come from the cache, with the drafter's state."""
+def test_public_kinds_of_drafters(served, request, prompts, plain):
+    """The second time, prompts and drafter state come from the cache."""
     name, cached = "outrider_accepted_position_total", "sglang:cached_tokens_total"
     server = request.getfixturevalue(served)
     before = MetricsPage(server.url)
@@ -63,7 +60,7 @@ def test_an_eagle_head_trained_here(trained_eagle_server, prompts, plain):
 
 
 def test_the_default_drafter_planned(shipped_server, prompts, request):
-    """The embedded model, whose steps are long enough for drafts to pay on every machine."""
+    """Its steps are long enough that drafts pay on every machine."""
     names = [f"outrider_{name}_total" for name in ("accepted_tokens", "wasted_tokens", "undrafted_steps")]
     chosen = prompts[: 24 if request.config.getoption("--exhaustive") else 10]
     alone = [tokens(a) for a in complete_all(shipped_server, chosen, 8, speculate=False, **PLAIN)]
@@ -72,7 +69,7 @@ def test_the_default_drafter_planned(shipped_server, prompts, request):
     after = MetricsPage(shipped_server.url)
     accepted, wasted, undrafted = (after.value(name) - before.value(name) for name in names)
     assert accepted > 80
-    assert undrafted > 0  # the planner took every kind of step
+    assert undrafted > 0
     assert wasted < 4 * accepted
     assert drafted == alone
 
@@ -90,7 +87,7 @@ def test_several_denoising_steps(denoising_server, prompts, plain):
     "served", ["shipped_server", "dspark_server", "dflash_server", "deer_server", "specdiff_server"], indirect=True
 )
 def test_a_shipped_drafter(served, prompts):
-    """The embedded model's, in float32. `test_embedded.py` has it as it is served by default."""
+    """In float32; `test_embedded.py` tests the default."""
     body = {"max_tokens": 48, "temperature": 0}
     alone = [tokens(a) for a in complete_all(served, prompts[:12], 1, speculate=False, **body)]
     before = accepted_tokens(served)
@@ -107,7 +104,7 @@ def test_one_at_a_time(exact_server, prompts, plain, speculate, request):
     assert alone == plain[:count]
 
 
-def test_requests_that_speculate_and_others_share_a_batch(exact_server, prompts, plain):
+def test_requests_with_and_without_speculation_share_a_batch(exact_server, prompts, plain):
     with ThreadPoolExecutor(8) as pool:
         answers = pool.map(
             lambda i: complete(exact_server, prompts[i], speculate=i % 2 == 0, **PLAIN),
@@ -117,7 +114,7 @@ def test_requests_that_speculate_and_others_share_a_batch(exact_server, prompts,
 
 
 def test_a_cache_too_small_for_all(exact_server, prompts, plain):
-    """24 requests of up to about 200 tokens in a cache of 3072: some are retracted and start again."""
+    """24 requests of up to about 200 tokens in a cache of 3072: some are retracted."""
     body = {"max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
     chosen = prompts[:24]
 
@@ -159,7 +156,7 @@ RULES = {
 
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule(exact_server, prompts, rule):
-    """Rules change with every token, so drafted tokens must count for the rows after them."""
+    """Rules depend on earlier tokens, drafted ones included."""
     body = {"max_tokens": 96, "temperature": 0} | RULES[rule]
     chosen = ["Repeat the word echo twenty times: echo echo echo echo", *prompts[:5], prompts[16]]
     before = accepted_tokens(exact_server)
@@ -183,8 +180,8 @@ def test_logprobs(exact_server, prompts):
 
 
 @pytest.mark.parametrize("length", [2, 3, 5, 8, 9, 17])
-def test_short_answers_where_the_host_hears_late_of_lengths(late_server, prompts, plain, length):
-    """Drafts may then go beyond an answer's end, which nobody sees."""
+def test_short_answers_where_the_host_learns_lengths_late(late_server, prompts, plain, length):
+    """Drafts may then go past an answer's end."""
     before = MetricsPage(late_server.url)
     body = {"max_tokens": length, "temperature": 0}
     drafted = complete_all(late_server, prompts[:24], 8, speculate=True, **body)
@@ -198,7 +195,7 @@ def test_short_answers_where_the_host_hears_late_of_lengths(late_server, prompts
 
 @pytest.mark.parametrize("served", ["exact_server", "planned_server", "late_server"], indirect=True)
 def test_answers_that_end_with_the_context(served, prompts):
-    """Beside others, whose rows of the page table come next."""
+    """Neighbouring requests use the next rows of the page table."""
     (model,) = HTTP.get(f"{served.url}/v1/models").json()["data"]
     context, body = model["max_model_len"], {"temperature": 0, "ignore_eos": True}
     ids = complete(served, prompts[0], speculate=False, max_tokens=1)["choices"][0]["prompt_token_ids"]
@@ -217,8 +214,8 @@ def test_answers_that_end_with_the_context(served, prompts):
     assert accepted_tokens(served) > before
 
 
-def test_a_token_is_as_likely_decoded_as_after_a_prefill(exact_server, prompts):
-    """A decode step goes from tokens to logits without SGLang's forward, which prefills."""
+def test_a_decoded_token_has_the_logprob_of_a_prefill(exact_server, prompts):
+    """A decode step computes logits without SGLang's forward."""
     body = {"speculate": False, "temperature": 0, "logprobs": 3, "ignore_eos": True}
     for prompt in prompts[:2]:
         decoded = complete(exact_server, prompt, max_tokens=24, **body)["choices"][0]

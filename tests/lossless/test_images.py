@@ -1,7 +1,4 @@
-"""Tiny models that read images, in float32: with speculation and without, answers to chats with images are those of
-Transformers."""
-
-from __future__ import annotations
+"""Tiny models that read images, in float32: answers equal Transformers', with and without speculation."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +16,11 @@ from outrider.server.http.requests.images import MAX_PATCHES
 from outrider.server.plugin.text_alone import IMAGES
 
 COUNT, FEW = 32, [33, 200, 54, 77, 93]
-"""Length of an answer, and tokens that one is made of alone: it repeats itself, so that much is drafted."""
+"""Length of an answer, and its only tokens, which repeat, so that much is drafted."""
 BIAS = dict.fromkeys(FEW, 100.0)
 FIRST, SECOND, WIDE = noise(1, 112, 168), noise(2, 112, 168), noise(3, 196, 84)
 GREY = [Image.new("RGB", size, (90, 90, 90)) for size in ((112, 224), (224, 112))]
-"""They have the same pixels in other shapes."""
+"""Equal pixels in different shapes."""
 ASK, LONG = "What is it? It is it. What is it? It", "a b c d e f g h i j k l m n o p q r s t u v w x y z " * 2
 CHATS: dict[str, list[dict[str, Any]]] = {
     "one": [{"role": "user", "content": [FIRST, ASK]}],
@@ -48,7 +45,7 @@ def reads_images(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="module")
 def images_server(reads_images: ReadsImages) -> Iterator[Server]:
-    """Reads prompts in pieces, which cut images."""
+    """Reads prompts in pieces that cut images."""
     folder = reads_images.folder
     server = ForkedServer(
         folder.parent / "log", "--model", str(folder), "--served-model-name", MODEL, "--dtype", "float32",
@@ -79,58 +76,59 @@ def test_all_that_read_images_are_tested() -> None:
 
 
 @pytest.mark.parametrize("chat", CHATS)
-def test_answers_are_those_of_transformers(chat: str, reads_images: ReadsImages, images_server: Server) -> None:
+def test_answers_equal_transformers(chat: str, reads_images: ReadsImages, images_server: Server) -> None:
     messages, decode = CHATS[chat], reads_images.tokenizer.decode
     free, biased = reads_images.greedy(messages, COUNT), reads_images.greedy(messages, COUNT, BIAS)
     before = metric(images_server.url, "outrider_accepted_tokens_total")
     for speculates in (True, False):
-        found = ask(images_server, messages, speculate=speculates)
-        assert found["usage"]["prompt_tokens"] == len(reads_images.prompt(messages)[0])
-        assert text(found) == decode(free[0])
-        logprobs = [one["logprob"] for one in found["choices"][0]["logprobs"]["content"]]
+        answer = ask(images_server, messages, speculate=speculates)
+        assert answer["usage"]["prompt_tokens"] == len(reads_images.prompt(messages)[0])
+        assert text(answer) == decode(free[0])
+        logprobs = [one["logprob"] for one in answer["choices"][0]["logprobs"]["content"]]
         torch.testing.assert_close(torch.tensor(logprobs), torch.tensor(free[1]), atol=2e-4, rtol=1e-4)
-        found = ask(images_server, messages, speculate=speculates, logit_bias=BIAS)
-        assert text(found) == decode(biased[0])
+        answer = ask(images_server, messages, speculate=speculates, logit_bias=BIAS)
+        assert text(answer) == decode(biased[0])
     assert metric(images_server.url, "outrider_accepted_tokens_total") > before
 
 
 def test_another_image_is_another_prompt(reads_images: ReadsImages, images_server: Server) -> None:
-    """The beginning before the image alone is shared; the same image again is not read again."""
+    """Only the part before the image is shared; the same image is not read twice."""
     answers = {}
     for name in ("one", "another", "one"):
-        found = ask(images_server, CHATS[name], speculate=True)
-        answers.setdefault(name, text(found))
-        assert text(found) == answers[name]
-        cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]
+        answer = ask(images_server, CHATS[name], speculate=True)
+        answers.setdefault(name, text(answer))
+        assert text(answer) == answers[name]
+        cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
     ids = reads_images.prompt(CHATS["one"])[0]
     assert cached == len(ids) - 1
     assert answers["one"] != answers["another"]
     third = noise(9, 112, 168)
-    found = ask(images_server, [{"role": "user", "content": [third, ASK]}], speculate=True)
-    assert found["usage"]["prompt_tokens_details"]["cached_tokens"] == ids.index(IMAGE)
+    answer = ask(images_server, [{"role": "user", "content": [third, ASK]}], speculate=True)
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == ids.index(IMAGE)
 
 
 @pytest.mark.parametrize("seed", [None, 5])
 def test_all_choices_see_all_images(seed: int | None, images_server: Server) -> None:
     alone = text(ask(images_server, CHATS["in the middle"], speculate=False))
-    found = ask(images_server, CHATS["in the middle"], speculate=True, n=3, seed=seed)
-    assert [choice["message"]["content"] for choice in found["choices"]] == [alone] * 3
+    answer = ask(images_server, CHATS["in the middle"], speculate=True, n=3, seed=seed)
+    assert [choice["message"]["content"] for choice in answer["choices"]] == [alone] * 3
 
 
 def test_many_at_once(images_server: Server) -> None:
-    """Texts and images in the same steps do not change each other's answers."""
     alone = {name: text(ask(images_server, CHATS[name], speculate=False, logit_bias=BIAS)) for name in CHATS}
     names = [*CHATS, *reversed(CHATS)]
     with ThreadPoolExecutor(len(names)) as pool:
-        found = pool.map(lambda i: ask(images_server, CHATS[names[i]], speculate=i % 3 > 0, logit_bias=BIAS), range(12))
-        assert [text(one) for one in found] == [alone[name] for name in names]
+        answers = pool.map(
+            lambda i: ask(images_server, CHATS[names[i]], speculate=i % 3 > 0, logit_bias=BIAS), range(12)
+        )
+        assert [text(one) for one in answers] == [alone[name] for name in names]
 
 
 def test_tokens_of_images_are_the_placeholder_to_a_penalty(reads_images: ReadsImages, images_server: Server) -> None:
     ids, _ = reads_images.greedy(CHATS["one"], COUNT, penalty=1.5)
     for speculates in (True, False):
-        found = ask(images_server, CHATS["one"], speculate=speculates, repetition_penalty=1.5)
-        assert text(found) == reads_images.tokenizer.decode(ids)
+        answer = ask(images_server, CHATS["one"], speculate=speculates, repetition_penalty=1.5)
+        assert text(answer) == reads_images.tokenizer.decode(ids)
 
 
 REFUSED = {
@@ -147,7 +145,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_no_image_is_refused_in_one_line(case: str, images_server: Server) -> None:
+def test_data_that_is_no_image_is_refused_in_one_line(case: str, images_server: Server) -> None:
     image, reason = REFUSED[case]
     assert reason in refused(images_server, {"type": "image_url", "image_url": image})
 

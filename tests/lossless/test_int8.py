@@ -1,6 +1,4 @@
-"""Answers with speculation equal those without with 8-bit weights or activations too: what is served is the model."""
-
-from __future__ import annotations
+"""Speculation changes no answer of models with 8-bit weights or activations."""
 
 from pathlib import Path
 
@@ -20,26 +18,24 @@ GREEDY = {"max_tokens": 64, "temperature": 0}
 
 
 @pytest.mark.parametrize("served", ["int8_server", "rounding_server"], indirect=True)
-def test_speculation_changes_nothing(served: Server, prompts: list[str], request: pytest.FixtureRequest) -> None:
-    """The embedded model, which takes its time, has half of the prompts unless --exhaustive."""
+def test_speculation_changes_no_answer(served: Server, prompts: list[str], request: pytest.FixtureRequest) -> None:
+    """The slower embedded model has half of the prompts unless --exhaustive."""
     few = "rounding_server" in request.node.name and not request.config.getoption("--exhaustive")
     chosen = prompts[: 3 if few else 6]
     plain = [tokens(a) for a in complete_all(served, chosen, 1, speculate=False, **GREEDY)]
     before = accepted_tokens(served)
     drafted = [tokens(a) for a in complete_all(served, chosen, 6, speculate=True, **GREEDY)]
-    assert accepted_tokens(served) - before > 50  # otherwise nothing was put to the test
+    assert accepted_tokens(served) - before > 50  # enough drafts were tested
     assert drafted == plain
 
 
-def test_clients_are_told(rounding_server: Server, exact_server: Server) -> None:
-    told = [
-        server.client().models.list().data[0].model_dump()["activations"] for server in (rounding_server, exact_server)
-    ]
-    assert told == ["int8", "float"]
+def test_the_models_route_names_the_activations(rounding_server: Server, exact_server: Server) -> None:
+    for server, activations in ((rounding_server, "int8"), (exact_server, "float")):
+        assert server.client().models.list().data[0].model_dump()["activations"] == activations
 
 
-def test_what_is_faster_here_is_the_default(rounding_server: Server, tmp_path: Path) -> None:
-    """Chosen before anything starts, and named in the log and to clients; int8 gives the bits of int8 by name."""
+def test_the_faster_activations_are_the_default(rounding_server: Server, tmp_path: Path) -> None:
+    """They are chosen before the start, and named in the log and to clients."""
     file = str(bundled_model.find_gguf())
     settings = Settings(model=file, device="cpu", dtype="float32", drafter="off")
     chosen = with_activations(settings, target.find(file)).activations
@@ -57,12 +53,11 @@ def test_what_is_faster_here_is_the_default(rounding_server: Server, tmp_path: P
         server.stop()
 
 
-def test_it_is_another_model(int8_server: Server, exact_server: Server, prompts: list[str]) -> None:
-    """Otherwise the weights were not rounded at all."""
+def test_rounded_answers_differ_but_are_similar(int8_server: Server, exact_server: Server, prompts: list[str]) -> None:
     rounded, exact = (
         [tokens(a) for a in complete_all(server, prompts[:6], 6, speculate=False, **GREEDY)]
         for server in (int8_server, exact_server)
     )
     assert rounded != exact
     agree = sum(r[:4] == e[:4] for r, e in zip(rounded, exact, strict=True))
-    assert agree >= 3  # but a close one
+    assert agree >= 3

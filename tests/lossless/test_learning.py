@@ -1,6 +1,4 @@
-"""Drafters exchanged under running requests, taken back, and kept over a kill: no text changes through any of it."""
-
-from __future__ import annotations
+"""Drafters are promoted while requests run, rolled back, and kept over a kill: no text changes."""
 
 import json
 from collections.abc import Callable
@@ -20,11 +18,10 @@ pytestmark = pytest.mark.server
 TOKENS = 60
 BODIES: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.8, "seed": 3}]
 STEPS = 200
-"""Within so many steps of a request a worse drafter is taken back."""
+"""A worse drafter is rolled back within this many steps of a request."""
 
 
 def answers(server: Server, prompts: list[str], *, speculate: bool, at_once: int = 1) -> list[list[int]]:
-    """Each prompt answered greedily and with a seed."""
     asked = [(prompt, body) for prompt in prompts for body in BODIES]
 
     def ask(one: tuple[str, dict[str, Any]]) -> list[int]:
@@ -43,10 +40,10 @@ def test_no_text_changes_while_drafters_are_exchanged_and_taken_back(
     plain = answers(server, some, speculate=False, at_once=4)
     assert answers(server, some, speculate=True, at_once=4) == plain
     first = "outrider_accepted_position_total"
-    assert metric(server.url, first, source="model", position="1") > 64  # the drafter in use is known
+    assert metric(server.url, first, source="model", position="1") > 64  # the acceptance of the drafter in use is known
 
     offer(folder, "0001", small_target, broken=True, drafter=drafter)
-    with ThreadPoolExecutor(1) as pool:  # exchanged while requests run
+    with ThreadPoolExecutor(1) as pool:
         while_exchanged = pool.submit(answers, server, some, speculate=True, at_once=2)
         wait_until_tried(folder, "0001")
         assert while_exchanged.result() == plain
@@ -58,7 +55,7 @@ def test_no_text_changes_while_drafters_are_exchanged_and_taken_back(
     assert answers(server, some, speculate=True, at_once=4) == plain
     assert metric(server.url, "outrider_learn_rollbacks_total") == 1
 
-    (folder / "drafters" / "0002").mkdir()  # whatever is no drafter is refused
+    (folder / "drafters" / "0002").mkdir()  # a folder without a drafter is refused
     wait_for_state(folder, in_use=None, refused=["0001", "0002"])
     offer(folder, "0003", small_target, broken=False, drafter=drafter)
     wait_for_state(folder, in_use="0003", refused=["0001", "0002"])
@@ -66,18 +63,18 @@ def test_no_text_changes_while_drafters_are_exchanged_and_taken_back(
     learner = [child for child in children if "learning.process" in " ".join(child.cmdline())]
     assert len(learner) == 1
     server.process.kill()
-    psutil.wait_procs(learner, timeout=60)  # at the lowest priority it takes its time to end, too
+    psutil.wait_procs(learner, timeout=60)  # it runs at the lowest priority, so it ends slowly
     assert not learner[0].is_running()
 
     server = start_learning()
     assert answers(server, some, speculate=True, at_once=4) == plain
-    wait_until(lambda: metric(server.url, "outrider_learn_in_use") == 3, 60)  # until the server has looked
-    found = {name for name in MetricsPage(server.url).families if name.startswith("outrider_learn_")}
-    assert found == set(documented("metric of a server that learns"))
+    wait_until(lambda: metric(server.url, "outrider_learn_in_use") == 3, 60)
+    metrics = {name for name in MetricsPage(server.url).families if name.startswith("outrider_learn_")}
+    assert metrics == set(documented("metric of a server that learns"))
     assert json.loads((folder / "state.json").read_text()) == {"in_use": "0003", "refused": ["0001", "0002"]}
 
 
-def test_nothing_is_kept_of_requests_that_refuse(start_learning: Callable[[], Server], tmp_path: Path) -> None:
+def test_requests_that_refuse_are_not_stored(start_learning: Callable[[], Server], tmp_path: Path) -> None:
     server = start_learning()
     for number, (headers, body) in enumerate([({"X-Outrider-Learn": "off"}, {}), ({}, {"store": False}), ({}, {})]):
         request = {"messages": [{"role": "user", "content": f"number {number}"}], "max_tokens": 9, "ignore_eos": True}
@@ -87,7 +84,7 @@ def test_nothing_is_kept_of_requests_that_refuse(start_learning: Callable[[], Se
         f"{server.url}/v1/chat/completions", json=request, headers={"X-Outrider-Learn": "perhaps"}, timeout=60
     )
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
-    assert server.stop() == 0  # until then answers may be on their way to the disk
+    assert server.stop() == 0  # answers may be written to disk until then
     kept = [line for path in (tmp_path / "learned" / "answers").iterdir() for line in path.read_text().splitlines()]
     assert len(kept) == 1
     assert (tmp_path / "learned").stat().st_mode & 0o077 == 0

@@ -1,7 +1,5 @@
 """A drafter for each LoRA adapter: no text changes, and each drafts for its adapter alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,14 +23,14 @@ from outrider.server.cli.main import main
 pytestmark = pytest.mark.server
 BODIES: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.8, "seed": 3}, {"temperature": 0.7}]
 SURE = BODIES[:2]
-"""The bodies whose text is decided."""
+"""Request bodies with a determined text."""
 NAMES = (MODEL, "sql", "poems")
 Asked = tuple[str, str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def folders(small_target: SmallTarget, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders of adapters that change every answer; the last one is loaded later."""
+    """Adapters that change every answer; the last one is loaded later."""
     root = tmp_path_factory.mktemp("adapters")
     names = ("sql", "poems", "later")
     return {n: write_adapter(root / n, small_target.model, seed, strength=1.0) for seed, n in enumerate(names)}
@@ -40,7 +38,6 @@ def folders(small_target: SmallTarget, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="module")
 def exact(small_target: SmallTarget, folders: dict[str, Path]) -> dict[str, PreTrainedModel]:
-    """Transformers' model of each name."""
     return {MODEL: small_target.model} | {name: merged(small_target.folder, path) for name, path in folders.items()}
 
 
@@ -55,7 +52,7 @@ def learner(root: Path, name: str, folder: Path) -> Path:
 
 
 def texts(server: Server, asked: list[Asked], *, speculate: bool, at_once: int = 6) -> list[list[int]]:
-    """Token ids of what each (model, prompt, body) gets, of those whose text is decided."""
+    """Token ids for each (model, prompt, body) with a determined text."""
     with ThreadPoolExecutor(at_once) as pool:
         answers = list(pool.map(lambda a: ask_as(server, "none", a[1], speculate=speculate, model=a[0], **a[2]), asked))
     decided = zip(asked, answers, strict=True)
@@ -63,16 +60,16 @@ def texts(server: Server, asked: list[Asked], *, speculate: bool, at_once: int =
 
 
 def greedy_answers(folder: Path, count: int) -> list[Answer]:
-    """So many answers that a learner's folder has."""
-    found: list[Answer] = []
+    """The first `count` greedy answers in a learner's folder."""
+    answers: list[Answer] = []
 
     def there() -> bool:
-        found[:] = [answer for answer in AnswerReader(folder).read() if answer.temperature == 0]
-        return len(found) >= count
+        answers[:] = [answer for answer in AnswerReader(folder).read() if answer.temperature == 0]
+        return len(answers) >= count
 
     wait_until(there, 30)
-    assert len(found) == count
-    return found
+    assert len(answers) == count
+    return answers
 
 
 def post(server: Server, path: str, **body: str) -> None:
@@ -83,7 +80,7 @@ def post(server: Server, path: str, **body: str) -> None:
 def test_a_drafter_drafts_for_its_adapter_alone(
     start: Callable[[], Server], small_target: SmallTarget, folders: dict[str, Path], prompts: list[str], tmp_path: Path
 ) -> None:
-    """The same drafts, as sure, for the model and another adapter, whatever one adapter has learned."""
+    """Whatever an adapter has learned, the model and another adapter keep their drafts."""
     root, some = tmp_path / "learned", prompts[:2]
 
     def ask(server: Server, name: str) -> list[dict[str, Any]]:
@@ -99,7 +96,7 @@ def test_a_drafter_drafts_for_its_adapter_alone(
     ask(server, "sql")
     offer(sql, "0001", small_target, broken=True)
     wait_for_state(sql, in_use="0001")
-    changed = {name: ask(server, name) for name in ("poems", MODEL, "sql")}  # sql last: its drafter is soon taken back
+    changed = {name: ask(server, name) for name in ("poems", MODEL, "sql")}  # sql last: its drafter is soon rolled back
     assert [drafts(answer) for answer in changed["sql"]] != [drafts(answer) for answer in alone["sql"]]
     for name in ("poems", MODEL):
         assert [drafts(answer) for answer in changed[name]] == [drafts(answer) for answer in alone[name]]
@@ -116,7 +113,6 @@ def test_texts_stay_through_exchange_roll_back_kill_and_reload(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Adapters with drafters of their own and the model in one batch."""
     root = tmp_path / "learned"
     sql, poems = (learner(root, name, folders[name]) for name in NAMES[1:])
     asked = [(name, prompt, body) for prompt in prompts[:3] for body in BODIES for name in NAMES]
@@ -124,15 +120,15 @@ def test_texts_stay_through_exchange_roll_back_kill_and_reload(
     plain = texts(server, asked, speculate=False)
     assert texts(server, asked, speculate=True) == plain
     wait_until(lambda: (sql / "adapter.json").is_file() and (poems / "adapter.json").is_file(), 30)
-    for name, folder in ((MODEL, root), ("sql", sql), ("poems", poems)):  # each has its own answers alone
+    for name, folder in ((MODEL, root), ("sql", sql), ("poems", poems)):
         for answer in greedy_answers(folder, 2 * 3):
             assert [n for n in NAMES if is_greedy(exact[n], answer.prompt_ids, answer.response_ids)] == [name]
 
-    for _ in range(3):  # the drafter in use is known
+    for _ in range(3):  # the acceptance of the drafter in use becomes known
         assert texts(server, asked, speculate=True) == plain
     for folder in (sql, root):
         offer(folder, "0001", small_target, broken=False)
-    with ThreadPoolExecutor(1) as pool:  # exchanged while requests run
+    with ThreadPoolExecutor(1) as pool:
         while_exchanged = pool.submit(texts, server, asked * 2, speculate=True)
         offer(poems, "0001", small_target, broken=True)
         for folder in (sql, root):
@@ -160,7 +156,7 @@ def test_texts_stay_through_exchange_roll_back_kill_and_reload(
     wait_until(lambda: in_use() == 2, 30)
     wait_for_state(sql, in_use="0001", refused=[])
 
-    post(server, "unload", lora_name="sql")  # another one by its name has nothing of it
+    post(server, "unload", lora_name="sql")  # a new adapter of this name must not inherit from it
     post(server, "load", lora_name="sql", lora_path=str(folders["later"]))
     other = [("sql", prompt, body) for _, prompt, body in asked[:: len(NAMES)]]
     drafted = texts(server, other, speculate=True)
@@ -176,11 +172,11 @@ def test_texts_stay_through_exchange_roll_back_kill_and_reload(
     show = ["learn", "status", "--learn-folder", str(root)]
     capsys.readouterr()
     assert main([*show, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    report = json.loads(capsys.readouterr().out)
     named = {"sql": "sql", "poems": "poems", "later": "sql"}
     labels = {key: f"{name}@{AdapterFolder.open(folders[key]).digest()[:8]}" for key, name in named.items()}
-    assert found["in_use"] == "0001"
-    assert {each["adapter"]: each["in_use"] for each in found["adapters"]} == {
+    assert report["in_use"] == "0001"
+    assert {each["adapter"]: each["in_use"] for each in report["adapters"]} == {
         labels["sql"]: "0001", labels["poems"]: None, labels["later"]: None
     }  # fmt: skip
     assert main([*show, "--adapter", "sql"]) == 1

@@ -1,6 +1,4 @@
-"""A drafter for each API key: no text changes, and no key's drafts or prefixes are another's."""
-
-from __future__ import annotations
+"""A drafter for each API key: no text changes, and keys share neither drafts nor prefixes."""
 
 import json
 from collections.abc import Callable
@@ -23,14 +21,13 @@ from outrider.server.http.keys import key_file
 pytestmark = pytest.mark.server
 BODIES: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.8, "seed": 3}, {"temperature": 0.7}]
 SURE = BODIES[:2]
-"""The bodies whose text is decided."""
+"""Request bodies with a determined text."""
 NAMES = ("ann", "bob", "closed")
 """Keys; the last one allows no learning."""
 Asked = tuple[str, str, dict[str, Any]]
 
 
 def learner_of(key: str) -> str:
-    """Name of the folder of a key's learner."""
     return Path(Owner(key).learner).name
 
 
@@ -47,7 +44,7 @@ def secrets(tmp_path: Path) -> dict[str, str]:
 def start(
     start_learning: Callable[..., Server], tmp_path: Path, secrets: dict[str, str]
 ) -> Callable[[], tuple[Server, str]]:
-    """Starts a server, returns it and the address of its metrics."""
+    """Starts a server; returns it and the address of its metrics."""
 
     def started() -> tuple[Server, str]:
         port = free_port()
@@ -60,21 +57,21 @@ def start(
 def texts(
     server: Server, secrets: dict[str, str], asked: list[Asked], *, speculate: bool, at_once: int = 6
 ) -> list[list[int]]:
-    """Token ids of what each (key, prompt, body) gets, of those whose text is decided."""
+    """Token ids for each (key, prompt, body) with a determined text."""
     with ThreadPoolExecutor(at_once) as pool:
         answers = list(pool.map(lambda a: ask_as(server, secrets[a[0]], a[1], speculate=speculate, **a[2]), asked))
     decided = zip(asked, answers, strict=True)
     return [answer["choices"][0]["token_ids"] for (_, _, body), answer in decided if body in SURE]
 
 
-def test_no_key_sees_what_another_asked(
+def test_no_key_sees_another_keys_requests(
     start: Callable[[], tuple[Server, str]],
     secrets: dict[str, str],
     small_target: SmallTarget,
     prompts: list[str],
     tmp_path: Path,
 ) -> None:
-    """The same drafts, as sure, with nothing cached, whatever another key asked and learned before."""
+    """Drafts, confidences and cache hits do not depend on another key."""
     some = prompts[:3]
     server, _ = start()
     alone = [ask_as(server, secrets["bob"], prompt, **body) for prompt in some for body in SURE]
@@ -90,7 +87,7 @@ def test_no_key_sees_what_another_asked(
     changed = [ask_as(server, secrets["ann"], prompt, **body) for prompt in some for body in SURE]
     mine = [ask_as(server, secrets["bob"], prompt, **body) for prompt in some for body in SURE]
     assert [drafts(answer) for answer in mine] == [drafts(answer) for answer in alone]
-    assert [drafts(answer) for answer in changed] != [drafts(answer) for answer in alone]  # else nothing was shown
+    assert [drafts(answer) for answer in changed] != [drafts(answer) for answer in alone]  # learning has an effect
     for answers in (theirs, changed, mine):
         ids = [answer["choices"][0]["token_ids"] for answer in answers]
         assert ids == [answer["choices"][0]["token_ids"] for answer in alone]
@@ -99,7 +96,7 @@ def test_no_key_sees_what_another_asked(
     again = [ask_as(server, secrets["bob"], prompt, **SURE[0]) for prompt in some]
     more = MetricsPage(metrics).value("outrider_key_tokens_total", key="bob", kind="cached")
     assert again
-    assert cached["ann"] > 0  # its own prompts, under the same drafter
+    assert cached["ann"] > 0
     assert more > cached["bob"]
     first = [answer["usage"]["prompt_tokens"] for answer in mine]
     assert cached["bob"] < sum(first[::2])  # only the second of each pair found the first one's prefix
@@ -113,7 +110,6 @@ def test_texts_stay_through_exchange_roll_back_kill_and_removal(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Keys with drafters of their own in one batch."""
     root = tmp_path / "learned"
     ann, bob = (root / "keys" / learner_of(name) for name in ("ann", "bob"))
     asked = [(name, prompt, body) for prompt in prompts[:3] for body in BODIES for name in NAMES]
@@ -124,10 +120,10 @@ def test_texts_stay_through_exchange_roll_back_kill_and_removal(
     assert not (root / "keys" / learner_of("closed")).exists()
     assert json.loads((ann / "key.json").read_text()) == {"name": "ann"}
 
-    for _ in range(3):  # the drafter in use is known
+    for _ in range(3):  # the acceptance of the drafter in use becomes known
         assert texts(server, secrets, asked, speculate=True) == plain
     offer(bob, "0001", small_target, broken=False)
-    with ThreadPoolExecutor(1) as pool:  # exchanged while requests run
+    with ThreadPoolExecutor(1) as pool:
         while_exchanged = pool.submit(texts, server, secrets, asked * 2, speculate=True)
         offer(ann, "0001", small_target, broken=True)
         wait_for_state(bob, in_use="0001")

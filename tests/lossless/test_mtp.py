@@ -1,9 +1,4 @@
-"""A target with an MTP layer, which drafts, planned, beside prompt lookup: answers are those without speculation.
-
-Its drafts: `tests/drafters/test_mtp.py`; sampled answers: `test_sampled.py`; recurrent targets: `test_recurrent.py`.
-"""
-
-from __future__ import annotations
+"""A target with an MTP layer that drafts, planned, together with prompt lookup: speculation changes no answer."""
 
 import pytest
 from asking import complete_all, tokens
@@ -16,7 +11,6 @@ PLAIN = {"max_tokens": 128, "temperature": 0}
 
 @pytest.fixture(scope="module")
 def plain(mtp_server: Server, prompts: list[str]) -> list[list[int]]:
-    """Answers without speculation, eight at a time."""
     return [tokens(a) for a in complete_all(mtp_server, prompts, 8, speculate=False, **PLAIN)]
 
 
@@ -26,7 +20,7 @@ def test_auto_takes_it(mtp_server: Server, small_mtp: SmallMtp) -> None:
 
 
 def test_greedy(mtp_server: Server, prompts: list[str], plain: list[list[int]]) -> None:
-    """Asked twice: prompts then come from the cache, with the drafter's state."""
+    """The second time, prompts and drafter state come from the cache."""
     names = ("outrider_accepted_position_total", "outrider_verified_position_total")
     before = MetricsPage(mtp_server.url)
     drafted = [tokens(a) for a in complete_all(mtp_server, prompts, 8, speculate=True, **PLAIN)]
@@ -41,7 +35,7 @@ def test_greedy(mtp_server: Server, prompts: list[str], plain: list[list[int]]) 
 
 
 def test_a_cache_too_small_for_all(mtp_server: Server, prompts: list[str], plain: list[list[int]]) -> None:
-    """40 requests of up to about 200 tokens in a cache of 3072: some are retracted and start again."""
+    """40 requests of up to about 200 tokens in a cache of 3072: some are retracted."""
     body = PLAIN | {"ignore_eos": True}
 
     def ask() -> None:

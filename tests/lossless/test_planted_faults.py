@@ -1,9 +1,7 @@
-"""Power of `test_sampled.py`: faults planted in the real acceptance, and in what is verified, fail its check.
+"""Faults planted in the real acceptance and admission fail the check of `test_sampled.py`.
 
-Power is the share of whole tests that fail, each of as many of the small target's answers as there.
+Power is the share of failing tests, each with as many answers as there.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
@@ -30,12 +28,12 @@ def answers(small_target: SmallTarget) -> Answers:
 
 
 def keep_wrong_drafts(patch: pytest.MonkeyPatch) -> None:
-    """A tenth of the tests are passed by all that the target may say at all."""
+    """A tenth of wrong drafts is kept, if the target can generate the token at all."""
     honest, draw = sampling.uniforms, torch.Generator().manual_seed(0)
 
     def uniforms(keys: torch.Tensor, count: int) -> torch.Tensor:
-        found = honest(keys, count)
-        return found.masked_fill(torch.rand(found.shape, generator=draw) < 0.1, 0.0)
+        numbers = honest(keys, count)
+        return numbers.masked_fill(torch.rand(numbers.shape, generator=draw) < 0.1, 0.0)
 
     patch.setattr(sampling, "uniforms", uniforms)
 
@@ -50,7 +48,7 @@ def replace_from_p(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_by_the_scale(patch: pytest.MonkeyPatch) -> None:
-    """Test every token of a block as the last: by its scale."""
+    """Test every token of a block by the scale, as only the last should be."""
 
     def kept(batch: acceptance.Verification) -> tuple[torch.Tensor, torch.Tensor]:
         return every_test_by_the_scale(acceptance.kept_drafts, batch)
@@ -59,7 +57,7 @@ def keep_by_the_scale(patch: pytest.MonkeyPatch) -> None:
 
 
 def decide(patch: pytest.MonkeyPatch, kept: Callable[..., Any], draw: Callable[..., torch.Tensor]) -> None:
-    """Have drafts kept by `kept`, and the last token drawn by `draw`."""
+    """Replace the decision on drafts by `kept`, and the last token's draw by `draw`."""
 
     def accept(batch: acceptance.Verification, requests: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         number, scale = kept(batch)
@@ -83,22 +81,22 @@ def nothing(patch: pytest.MonkeyPatch) -> None:
     ],
     ids=["a tenth of wrong drafts kept", "replaced from p", "kept by the scale", "peeking"],
 )
-def test_faults_are_seen(
+def test_planted_faults_fail_the_check(
     answers: Answers, plant: Callable[[pytest.MonkeyPatch], None], admit: Admit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    found = [answers_p_value(answers.draw(SAMPLES, seed, admit)[0], answers.exact) for seed in range(RUNS)]
-    scores = stats.norm.isf(np.maximum(found, 1e-300))  # near normal, so that few runs tell the share beyond a bound
+    p_values = [answers_p_value(answers.draw(SAMPLES, seed, admit)[0], answers.exact) for seed in range(RUNS)]
+    scores = stats.norm.isf(np.maximum(p_values, 1e-300))  # near normal, so few runs suffice
     assert stats.norm.cdf((scores.mean() - stats.norm.isf(THRESHOLD)) / scores.std(ddof=1)) >= 0.95
-    assert max(found) < THRESHOLD
+    assert max(p_values) < THRESHOLD
 
 
 def test_honest_decoding_passes(answers: Answers) -> None:
-    found, observed = [], []
+    p_values, observed = [], []
     for seed in range(20):
         drawn, positions = answers.draw(SAMPLES, seed)
-        found.append(answers_p_value(drawn, answers.exact))
+        p_values.append(answers_p_value(drawn, answers.exact))
         observed.append(positions)
-    assert min(found) > THRESHOLD
-    assert sum(p < 0.25 for p in found) < 14
+    assert min(p_values) > THRESHOLD
+    assert sum(p < 0.25 for p in p_values) < 14
     assert all(second > 0.2 * first for first, second, *_ in observed)

@@ -1,18 +1,20 @@
-"""However prompts are cut, and whatever runs between their chunks, answers are the same to the last token."""
-
-from __future__ import annotations
+"""Answers do not depend on how prompts are cut, nor on the work between their chunks."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 from adapters import write_adapter
 from asking import MODEL, asked, complete, tokens
+from learned_drafters import offer, wait_until_tried
 from metrics_page import MetricsPage, until_retracted
 from running import TAKES_MANY, ForkedServer, Server, changed
 from small_target import SmallTarget
+
+from outrider.drafters.learning.answers import AnswerReader
 
 from .conftest import jagged_profile
 
@@ -23,16 +25,15 @@ WHOLE = ("--max-pause", "0", "--chunked-prefill-size", "8192")
 
 
 def long_prompts() -> list[list[int]]:
-    """Prompts of 3 to 900 tokens; every third begins as the one before, so that the cache has a part of it."""
-    draw, found = random.Random(11), list[list[int]]()
+    """Prompts of 3 to 900 tokens; every third shares a beginning with the previous one."""
+    draw, prompts = random.Random(11), list[list[int]]()
     for number, length in enumerate([900, 40, 500, 3, 900, 700, 64, 250, 300]):
-        beginning = found[-1][: length // 2] if number % 3 == 2 else []
-        found.append(beginning + [draw.randrange(20, 700) for _ in range(length - len(beginning))])
-    return found
+        beginning = prompts[-1][: length // 2] if number % 3 == 2 else []
+        prompts.append(beginning + [draw.randrange(20, 700) for _ in range(length - len(beginning))])
+    return prompts
 
 
 def answers(server: Server, at_once: int, *, speculate: bool, max_tokens: int = TOKENS, **body: Any) -> list[list[int]]:
-    """The first tokens of answers, which may be longer."""
     cases = [(prompt, each) for each in BODIES for prompt in long_prompts()]
 
     def ask(case: tuple[list[int], dict[str, Any]]) -> list[int]:
@@ -53,7 +54,7 @@ def adapter(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget)
 def whole(
     tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget, adapter: tuple[str, ...]
 ) -> Iterator[dict[str, list[list[int]]]]:
-    """Answers to prompts that were read whole, one after another, without speculation, by model."""
+    """Answers by model to whole prompts, one at a time, without speculation."""
     log = tmp_path_factory.mktemp("whole") / "log"
     server = ForkedServer(log, *CACHE, *WHOLE, *small_target.flags("off"), *adapter).wait_until_ready()
     try:
@@ -69,7 +70,7 @@ def cut(
     small_target: SmallTarget,
     adapter: tuple[str, ...],
 ) -> Iterator[Server]:
-    """A server that cuts prompts at random; without shared prefixes it reads them in the order of arrival."""
+    """Cuts prompts at random; without shared prefixes it reads them in order of arrival."""
     folder = tmp_path_factory.mktemp("cut")
     made = {"model": str(small_target.folder), "drafter": "dspark", "drafter_path": str(small_target.dspark)}
     flags = (*CACHE, "--chunked-prefill-size", "8192", "--profile", str(jagged_profile(folder, **made)), *adapter)
@@ -93,13 +94,13 @@ def test_cut_prompts_have_the_answers_of_whole_ones(cut: Server, whole: dict[str
     chunks = "outrider_prefill_chunk_tokens_count"
     before = MetricsPage(cut.url).value(chunks)
     assert answers(cut, 8, speculate=True, model=model) == whole[model]
-    assert MetricsPage(cut.url).value(chunks) - before > len(whole[model])  # whole, each forward ends a prompt or more
+    assert MetricsPage(cut.url).value(chunks) - before > len(whole[model])  # more forwards than prompts
 
 
 @pytest.mark.server
 @SHARING
 def test_a_cache_too_small_for_all(cut: Server, whole: dict[str, list[list[int]]]) -> None:
-    """Requests lose their places while prompts are half read; none is given up."""
+    """Requests are retracted while prompts are half read."""
 
     def ask() -> None:
         assert answers(cut, 18, speculate=True, max_tokens=120) == whole[MODEL]
@@ -122,3 +123,29 @@ def test_clients_that_leave_while_their_prompt_is_read(cut: Server, whole: dict[
         leaving = [pool.submit(leave, number) for number in range(16)]
         assert answers(cut, 8, speculate=True) == whole[MODEL]
         assert all(each.result() is None for each in leaving)
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("drafter", ["dspark", "eagle3"], indirect=True)
+def test_drafters_exchanged_while_prompts_are_half_read(
+    start_learning: Callable[..., Server],
+    small_target: SmallTarget,
+    drafter: str,
+    whole: dict[str, list[list[int]]],
+    tmp_path: Path,
+) -> None:
+    """One drafter reads the beginning of a prompt, the next one its end; what is learned from has whole prompts."""
+    folder = tmp_path / "learned"
+    server = start_learning("--chunked-prefill-size", "8192", change="any-chunks")
+    with ThreadPoolExecutor(1) as pool:
+        for number, broken in enumerate((True, False)):
+            asking = pool.submit(answers, server, 8, speculate=True)
+            offer(folder, f"000{number + 1}", small_target, broken=broken, drafter=drafter)
+            wait_until_tried(folder, f"000{number + 1}")
+            assert asking.result() == whole[MODEL]
+    assert answers(server, 8, speculate=True) == whole[MODEL]
+    assert MetricsPage(server.url).value("outrider_prefill_chunk_tokens_count") > 3 * len(whole[MODEL])
+    assert server.stop() == 0
+    kept = [(one.prompt_ids, one.response_ids) for one in AnswerReader(folder).read()]
+    cases = [prompt for _ in BODIES for prompt in long_prompts()]
+    assert sorted(kept) == sorted([*zip(cases, whole[MODEL], strict=True)] * 3)

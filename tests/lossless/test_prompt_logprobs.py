@@ -1,6 +1,4 @@
-"""Logprobs of the prompt (`echo` with `logprobs`) against the same weights run by Transformers, in float32."""
-
-from __future__ import annotations
+"""Logprobs of the prompt (`echo` with `logprobs`) equal Transformers', in float32."""
 
 from typing import Any
 
@@ -23,7 +21,7 @@ TOP = 5
 
 @pytest.fixture(scope="module")
 def expected(small_target: SmallTarget) -> list[torch.Tensor]:
-    """[tokens, vocabulary] logprobs of what follows each token, of each prompt."""
+    """For each prompt, [tokens, vocabulary] logprobs of the next token."""
     with torch.inference_mode():
         texts = [torch.tensor([small_target.tokenizer(prompt).input_ids]) for prompt in PROMPTS]
         return [torch.log_softmax(small_target.model(text).logits[0], -1) for text in texts]
@@ -37,7 +35,7 @@ def ask(server: Server, **body: object) -> list[dict]:
 
 
 def written(tokenizer: Any, token: int) -> str:
-    """A token's text. Bytes that are no whole character are written as Latin-1, so that none is lost."""
+    """A token's text. Bytes of a partial character become Latin-1 characters."""
     byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
     spelled = bytes(byte_of[letter] for letter in tokenizer.convert_ids_to_tokens(token))
     try:
@@ -46,22 +44,20 @@ def written(tokenizer: Any, token: int) -> str:
         return spelled.decode("latin-1")
 
 
-def test_they_are_those_of_transformers(
-    exact_server: Server, expected: list[torch.Tensor], small_target: SmallTarget
-) -> None:
+def test_they_equal_transformers(exact_server: Server, expected: list[torch.Tensor], small_target: SmallTarget) -> None:
     tokenizer = small_target.tokenizer
     for prompt, logprobs, choice in zip(
         PROMPTS, expected, ask(exact_server, max_tokens=2, ignore_eos=True), strict=True
     ):
         ids = tokenizer(prompt).input_ids
-        found = choice["logprobs"]
+        scored = choice["logprobs"]
         assert choice["text"].startswith(prompt)
-        assert len(found["tokens"]) == len(found["token_logprobs"]) == len(found["top_logprobs"]) == len(ids) + 2
-        assert found["token_logprobs"][0] is None
-        assert found["top_logprobs"][0] is None
+        assert len(scored["tokens"]) == len(scored["token_logprobs"]) == len(scored["top_logprobs"]) == len(ids) + 2
+        assert scored["token_logprobs"][0] is None
+        assert scored["top_logprobs"][0] is None
         right = logprobs[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(found["token_logprobs"][1 : len(ids)]), right, atol=2e-4, rtol=1e-4)
-        for top, row in zip(found["top_logprobs"][1 : len(ids)], logprobs[:-1], strict=True):
+        torch.testing.assert_close(torch.tensor(scored["token_logprobs"][1 : len(ids)]), right, atol=2e-4, rtol=1e-4)
+        for top, row in zip(scored["top_logprobs"][1 : len(ids)], logprobs[:-1], strict=True):
             best: dict[str, list[float]] = {}  # several tokens may have one text
             for token, value in zip(row.topk(TOP).indices.tolist(), row.topk(TOP).values.tolist(), strict=True):
                 best.setdefault(written(tokenizer, token), []).append(value)
@@ -69,15 +65,15 @@ def test_they_are_those_of_transformers(
             assert all(any(top[text] == pytest.approx(value, abs=2e-4) for value in best[text]) for text in best)
 
 
-def test_nothing_but_the_prompt(exact_server: Server, expected: list[torch.Tensor]) -> None:
-    """max_tokens 0 scores the prompt; logprobs 0 gives no others than its tokens'."""
+def test_the_prompt_alone(exact_server: Server, expected: list[torch.Tensor]) -> None:
+    """max_tokens 0 scores the prompt; logprobs 0 returns only its own tokens."""
     for prompt, logprobs, choice in zip(PROMPTS, expected, ask(exact_server, max_tokens=0, logprobs=0), strict=True):
         assert choice["text"] == prompt
         assert len(choice["logprobs"]["token_logprobs"]) == len(logprobs)
         assert not choice["logprobs"]["top_logprobs"]
 
 
-def test_a_prompt_in_the_cache_and_a_stream_say_the_same(server: Server) -> None:
+def test_a_cached_prompt_and_a_stream_have_the_same(server: Server) -> None:
     first, again = ask(server, max_tokens=1), ask(server, max_tokens=1)
     assert first == again
     body = {"model": MODEL, "prompt": PROMPTS[0], "echo": True, "logprobs": TOP, "temperature": 0, "max_tokens": 1}

@@ -1,7 +1,5 @@
-"""A tiny model with recurrent layers and experts, in float32: answers with speculation and with prefixes from the cache
-are those without."""
-
-from __future__ import annotations
+"""A tiny model with recurrent layers and experts, in float32: neither speculation nor a cached prefix changes an
+answer."""
 
 import json
 import shutil
@@ -27,17 +25,16 @@ from outrider.drafters.block.model import BlockModel
 
 FEW = [33, 200, 54, 77, 93]
 BODY = {"temperature": 0, "logit_bias": dict.fromkeys(map(str, FEW), 100.0)}
-"""Answers are of a few tokens alone, of which none ends them: they repeat themselves, so that much is drafted, and much
-of it wrong."""
+"""Answers have only a few tokens and never end: they repeat themselves, so much is drafted, and much of it wrong."""
 LENGTHS = [3, 64, 65, 150, 1, 31, 129, 90, 12, 77]
-"""Tokens of the prompts; those above 64 are read in pieces."""
+"""Tokens of the prompts; above 64 they are read in pieces."""
 ANSWERS = [60, 1, 48, 60, 60, 2, 60, 33, 60, 60]
 ASKED = [([(7 * i * i + n) % 250 + 17 for i in range(n)], answer) for n, answer in zip(LENGTHS, ANSWERS, strict=True)]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the target, and of a drafter that says those tokens too, and is right by chance."""
+    """Folders of the target and of a drafter with the same few tokens, which is right by chance."""
     folder = tmp_path_factory.mktemp("recurrent")
     model = tiny_families.write("Qwen3NextForCausalLM", folder / "tiny")
     shape = model.config
@@ -79,14 +76,12 @@ def served(folder: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> Iterator[Server]:
-    """A server whose prompts share nothing."""
     with started(folder, "alone", "--disable-radix-cache", "--drafter", "off") as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def plain(alone: Server) -> list[list[int]]:
-    """Answers without speculation, one at a time."""
     return [ask(alone, one, speculate=False) for one in ASKED]
 
 
@@ -98,22 +93,21 @@ def test_one_at_a_time(served: Server, plain: list[list[int]]) -> None:
     before = MetricsPage(served.url)
     assert [ask(served, one, speculate=True) for one in ASKED] == plain
     after = MetricsPage(served.url)
-    for name in ("accepted", "wasted"):  # states went on by both kinds of steps
+    for name in ("accepted", "wasted"):  # states advanced by both kinds of steps
         name = f"outrider_{name}_tokens_total"
         assert after.value(name) - before.value(name) > 20
 
 
 def test_many_at_once_in_a_cache_too_small_for_all(served: Server, plain: list[list[int]]) -> None:
-    """Some requests speculate, some are retracted and start again, and some leave in the middle: who gets their rows
-    has none of their state."""
+    """Some requests are retracted or aborted: the next request in a row must not see old state."""
     asked = [*ASKED, *reversed(ASKED)]
 
     def ask_all() -> None:
         with ThreadPoolExecutor(len(asked) + 4) as pool:
             leaving = [pool.submit(leave, served, one) for one in ASKED[:4]]
-            found = list(pool.map(lambda i: ask(served, asked[i], speculate=i % 3 > 0), range(len(asked))))
+            choices = list(pool.map(lambda i: ask(served, asked[i], speculate=i % 3 > 0), range(len(asked))))
             assert all(each.result() for each in leaving)
-        assert found == [*plain, *reversed(plain)]
+        assert choices == [*plain, *reversed(plain)]
 
     until_retracted(served.url, ask_all)
     assert [ask(served, one, speculate=True) for one in ASKED] == plain
@@ -121,8 +115,7 @@ def test_many_at_once_in_a_cache_too_small_for_all(served: Server, plain: list[l
 
 @pytest.mark.parametrize(("asked", "speculate"), [(3, False), (0, False), (7, True), (4, True)])
 def test_a_second_turn_reads_new_tokens_alone(asked: int, speculate: bool, served: Server, alone: Server) -> None:
-    """The past of a turn comes from the cache, with the state at its end: all of it where nothing behind the answer's
-    end was verified."""
+    """The earlier turns' state comes from the cache: completely, if no draft past the answer's end was verified."""
     prompt, _ = ASKED[asked]
     said = ask(served, ASKED[asked], speculate=speculate)
     turn = [*prompt, *said, 21, 99, 130 + asked]
@@ -134,7 +127,7 @@ def test_a_second_turn_reads_new_tokens_alone(asked: int, speculate: bool, serve
 
 
 def leave(served: Server, one: tuple[list[int], int]) -> bool:
-    """Ask for a long answer, and hang up at its first token."""
+    """Request a long answer, and hang up at its first token."""
     body = {"model": MODEL, "prompt": one[0], "max_tokens": 300, "stream": True, **BODY}
     with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=120) as answer:
         return any(line.startswith("data:") for line in answer.iter_lines())
@@ -142,8 +135,8 @@ def leave(served: Server, one: tuple[list[int], int]) -> bool:
 
 @pytest.fixture(scope="module")
 def with_mtp(folder: Path) -> Iterator[Server]:
-    """The target with an MTP layer of random weights in its checkpoint, which `auto` takes; without the other tokens'
-    rows of the head, so that it says the few and is right by chance."""
+    """The target with a random MTP layer, which `auto` takes. The head has only the few tokens' rows, so drafts are
+    right by chance."""
     shutil.copytree(folder / "tiny", folder / "with-mtp")
     weights = load_file(file := folder / "with-mtp" / "model.safetensors")
     kept = torch.zeros(len(weights["lm_head.weight"]), 1).index_fill_(0, torch.tensor(FEW), 1.0)
@@ -159,7 +152,6 @@ def with_mtp(folder: Path) -> Iterator[Server]:
 
 @pytest.mark.server
 def test_its_mtp_layer(with_mtp: Server, plain: list[list[int]]) -> None:
-    """One at a time, and many at once in a cache too small for all."""
     assert "in the model's checkpoint, fits with-mtp" in with_mtp.output()
     assert [ask(with_mtp, one, speculate=True) for one in ASKED] == plain
     asked = [*ASKED, *reversed(ASKED)]

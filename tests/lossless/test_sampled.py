@@ -1,10 +1,8 @@
 """Sampled answers of a speculating server have the target's distribution.
 
-Whole answers of the small target are few enough to be enumerated under `top_k`, by Transformers and rules written anew
-(`exact_answers.py`). What their check sees: `test_planted_faults.py`.
+Under `top_k` all answers of the small target are enumerated, by independent rules (`exact_answers.py`).
+`test_planted_faults.py` shows the check's power.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Callable
@@ -26,13 +24,12 @@ LENGTH = 5
 CHOICES = 16
 """Choices of a request. Four requests run at once, and the cache has room for all."""
 ACCEPTED = 0.2
-"""Share of the drafts observed that have to be accepted, and half of it at each position, so that there is something
-to get wrong."""
+"""Least share of accepted drafts, half of it at each position, so that faults could show."""
 
 
 @pytest.fixture(scope="module")
 def fresh(small_target: SmallTarget) -> list[int]:
-    """A prompt in which nothing repeats: the model drafts."""
+    """A prompt without repetition: the model drafts."""
     return small_target.tokenizer(PROMPT)["input_ids"]
 
 
@@ -48,7 +45,7 @@ def repeating(small_target: SmallTarget, prompts: list[str]) -> list[int]:
                 (logits,) = small_target.logits([[*prompt, *(answer[:place] or likeliest)]])
                 likeliest.append(int(logits.argmax()))
                 chances += [float(RULES.probs(logits, ())[token]) for token in answer[place : place + 1]]
-            if answer and min(chances) > 0.3 and sum(chances) < 0.75 * LENGTH:  # often right, and often not
+            if answer and min(chances) > 0.3 and sum(chances) < 0.75 * LENGTH:  # often right, and often wrong
                 return prompt
             answer = likeliest
     pytest.fail("no answer is likely to be repeated")
@@ -56,7 +53,7 @@ def repeating(small_target: SmallTarget, prompts: list[str]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def exact(small_target: SmallTarget) -> Callable[..., dict[Answer, float]]:
-    """Exact distributions, each computed once. The rules are kept: another object would get the id of lost ones."""
+    """Exact distributions, computed once. It keeps the rules alive, so that their id is not reused."""
     known: dict[Any, tuple[Rules, dict[Answer, float]]] = {}
 
     def find(prompt: list[int], length: int = LENGTH, rules: Rules = RULES) -> dict[Answer, float]:
@@ -71,7 +68,7 @@ def exact(small_target: SmallTarget) -> Callable[..., dict[Answer, float]]:
 def sample(
     server: Server, prompt: list[int], count: int, seeds: bool = False, *, speculate: bool = True, **body: Any
 ) -> list[Answer]:
-    """Sample `count` answers, four requests at a time, each of CHOICES choices. seeds: each request has its own."""
+    """`count` answers, four requests at a time, each of CHOICES choices. seeds: one per request."""
 
     def ask(number: int) -> list[Answer]:
         seed = {"seed": 1000 + number} if seeds else {}
@@ -83,7 +80,7 @@ def sample(
 
 
 def observed(before: MetricsPage, after: MetricsPage, **labels: str) -> list[tuple[float, float]]:
-    """Drafts whose acceptance was observed, and those accepted, at positions 1, 2 and 3."""
+    """Observed and accepted drafts at positions 1, 2 and 3."""
 
     def count(name: str, position: int) -> float:
         labels["position"] = str(position)
@@ -94,7 +91,7 @@ def observed(before: MetricsPage, after: MetricsPage, **labels: str) -> list[tup
 
 
 def check_depth(positions: list[tuple[float, float]], count: int = SAMPLES) -> None:
-    """Drafts of several tokens were verified for `count` answers, and often accepted."""
+    """Check that several tokens per draft were verified, and often accepted."""
     (first, _), (second, _), _ = positions
     assert first > count / 4, positions
     assert second > first / 8, positions
@@ -110,8 +107,7 @@ BODY = {"max_tokens": LENGTH, "temperature": RULES.temperature, "top_k": RULES.t
 
 @pytest.fixture
 def source(request: pytest.FixtureRequest) -> str:
-    """The parameter. What is looked up is verified alike beside any model, and without a seed by the same p/q however
-    late the host hears of it: `exact_server`, `planned_server` and `path_server` stand for the others."""
+    """The parameter. Lookup does not depend on the model, so three servers stand for all."""
     seeded = "seeds" in request.node.name
     others = ("lattice_server",) if seeded else ("lattice_server", "eagle_server", "late_server")
     repeats = request.param == "lookup" and request.node.callspec.params["served"] in others
@@ -138,7 +134,7 @@ def test_whole_answers_have_the_exact_distribution(
 
 
 @pytest.mark.parametrize("source", ["model", "lookup"])
-def test_answers_with_seeds_have_the_exact_distribution(
+def test_seeded_answers_have_the_exact_distribution(
     exact_server: Server, source: str, request: pytest.FixtureRequest, exact: Callable[..., dict[Answer, float]]
 ) -> None:
     prompt = request.getfixturevalue(PROMPTS[source])
@@ -150,12 +146,11 @@ def test_answers_with_seeds_have_the_exact_distribution(
 
 
 COMPARED = 512
-"""Answers with seeds that are compared one by one."""
 
 
 @pytest.fixture(scope="module")
 def undrafted(exact_server: Server) -> Callable[[list[int], int], list[Answer]]:
-    """Answers to a prompt with seeds, of so many tokens, for which nothing is drafted; asked for once."""
+    """Seeded answers without drafts, requested once per length."""
 
     @cache
     def ask(prompt: tuple[int, ...], length: int) -> list[Answer]:
@@ -174,10 +169,9 @@ def undrafted(exact_server: Server) -> Callable[[list[int], int], list[Answer]]:
     ],
     indirect=["served", "source"],
 )
-def test_answers_with_seeds_are_those_without_drafts(
+def test_seeded_answers_equal_those_without_drafts(
     served: Server, source: str, length: int, request: pytest.FixtureRequest, undrafted: Callable[..., list[Answer]]
 ) -> None:
-    """All of them, whatever drafts: their distribution, too, is that of `exact_server`."""
     prompt = request.getfixturevalue(PROMPTS[source])
     before = MetricsPage(served.url)
     drawn = sample(served, prompt, COMPARED, seeds=True, **BODY | {"max_tokens": length})
@@ -199,7 +193,7 @@ def test_a_target_with_an_mtp_layer(mtp_server: Server, small_mtp: SmallMtp, see
 def test_several_denoising_steps(
     denoising_server: Server, fresh: list[int], exact: Callable[..., dict[Answer, float]]
 ) -> None:
-    """The first draft of the model comes behind the second token."""
+    """The model drafts from the third token on."""
     before = MetricsPage(denoising_server.url)
     drawn = sample(denoising_server, fresh, SAMPLES, **BODY | {"max_tokens": LENGTH + 1})
     after = MetricsPage(denoising_server.url)
@@ -207,8 +201,8 @@ def test_several_denoising_steps(
     assert answers_p_value(drawn, exact(fresh, LENGTH + 1)) > THRESHOLD
 
 
-def test_the_first_tokens_are_not_drafted_where_a_flag_says_so(denoising_server: Server, fresh: list[int]) -> None:
-    """`--initial-tokens 2`: with three tokens the last one alone could be behind a draft."""
+def test_initial_tokens_are_not_drafted(denoising_server: Server, fresh: list[int]) -> None:
+    """`--initial-tokens 2`: of three tokens only the last could be drafted."""
     drafts = "outrider_verified_position_total"
     before = metric(denoising_server.url, drafts, source="model")
     sample(denoising_server, fresh, 2 * CHOICES, **BODY | {"max_tokens": 3})
@@ -218,13 +212,13 @@ def test_the_first_tokens_are_not_drafted_where_a_flag_says_so(denoising_server:
 
 
 def letters(small_target: SmallTarget, wanted: str) -> list[int]:
-    """Tokens of these letters alone, none of them special."""
+    """Tokens made of these letters alone, except special ones."""
     texts = small_target.tokenizer.batch_decode([[token] for token in range(VOCAB)])
     return [token for token, text in enumerate(texts) if token >= SPECIAL and {*text} <= {*wanted}]
 
 
 def ruled(name: str, small_target: SmallTarget, fresh: list[int]) -> tuple[dict[str, Any], Rules]:
-    """A request's fields, and what they mean."""
+    """A request's fields, and their rules."""
     likely = small_target.logits([fresh])[0].topk(4).indices.tolist()
     fields: dict[str, dict[str, Any]] = {
         "min-p": {"min_p": 0.3, "temperature": 1.2},
@@ -247,9 +241,9 @@ def test_every_rule(
     planned_server: Server, name: str, source: str, small_target: SmallTarget, request: pytest.FixtureRequest,
     exact: Callable[..., dict[Answer, float]],
 ) -> None:  # fmt: skip
-    """On a server that shares prefixes: behind the first choice, all others' prompts come from the cache.
+    """After the first choice, all prompts come from the cache.
 
-    Lookups with rules that depend on the answer so far; with the others --exhaustive.
+    Lookups run with rules that depend on the answer so far; with the rest only if --exhaustive.
     """
     if source == "lookup" and name not in ("penalties", "grammar") and not request.config.getoption("--exhaustive"):
         pytest.skip("--exhaustive looks up with every rule")
@@ -261,10 +255,10 @@ def test_every_rule(
     assert answers_p_value(drawn, exact(prompt, 4, rules)) > THRESHOLD
 
 
-def test_a_planner_that_has_learnt_still_verifies_several(
+def test_an_experienced_planner_still_verifies_several(
     planned_server: Server, fresh: list[int], exact: Callable[..., dict[Answer, float]]
 ) -> None:
-    """After thousands of answers of this and other tests; a fault that needs a second draft token would be seen."""
+    """After thousands of answers it verifies second draft tokens, where a fault would show."""
     sample(planned_server, fresh, SAMPLES // 2, **BODY)
     before = MetricsPage(planned_server.url)
     drawn = sample(planned_server, fresh, SAMPLES, **BODY)
@@ -279,7 +273,7 @@ TOKENS = 64
 
 @pytest.fixture(scope="module")
 def seeded(exact_server, prompts):
-    """Answers of seeded requests that have the server to themselves, without speculation."""
+    """Seeded answers, each alone on the server, without speculation."""
     body = {"max_tokens": TOKENS, "ignore_eos": True}
     alone = [tokens(complete(exact_server, prompts[i], speculate=False, **body, **SEEDED[i])) for i in range(2)]
     other = tokens(complete(exact_server, prompts[0], speculate=False, **body, **(SEEDED[0] | {"seed": 9})))
@@ -303,7 +297,7 @@ def seeded(exact_server, prompts):
     indirect=["served"],
 )
 def test_a_seed_decides_the_answer(served, others, seeded, prompts):
-    """The answer is the same whichever drafter and company it has; the other servers are also other starts."""
+    """The drafter, other requests and a restart do not matter."""
     longer = {"max_tokens": 2 * TOKENS} if others == 32 else {}  # more than the cache holds
     company = [
         {},
@@ -313,7 +307,7 @@ def test_a_seed_decides_the_answer(served, others, seeded, prompts):
     ]
     asked = [(prompts[i], SEEDED[i]) for i in range(2)]
     asked += [(prompts[2 + i], company[i % len(company)] | longer) for i in range(others)]
-    asked = asked[2:12] + asked[:2] + asked[12:]  # in the midst of the others
+    asked = asked[2:12] + asked[:2] + asked[12:]
     body = {"max_tokens": TOKENS, "ignore_eos": True, "temperature": 1.0}
     with ThreadPoolExecutor(len(asked)) as pool:
         ask = lambda one: tokens(complete(served, one[0], speculate=True, **(body | one[1])))  # noqa: E731
@@ -324,7 +318,7 @@ def test_a_seed_decides_the_answer(served, others, seeded, prompts):
 
 @pytest.mark.parametrize("served", ["exact_server", "eagle_server"], indirect=True)
 def test_an_answer_is_the_same_after_a_retraction(served, prompts):
-    """More choices get in than the cache holds; some lose their place, and are prefilled again with what they had."""
+    """Some choices are retracted, and prefilled again with their tokens so far."""
     body = {"max_tokens": 2 * TOKENS, "min_tokens": 2 * TOKENS, "n": 12}
     kinds = [SEEDED[0], SEEDED[1], {"temperature": 0}]
 
@@ -346,7 +340,7 @@ def test_without_a_seed_answers_differ(exact_server, prompts):
     assert len({tuple(c["token_ids"]) for c in answer["choices"]}) == 4
 
 
-def test_choices_of_one_seeded_request_differ_and_come_again(exact_server, prompts):
+def test_choices_of_a_seeded_request_differ_and_are_reproducible(exact_server, prompts):
     body = {"max_tokens": 24, "temperature": 1.0, "n": 3, "seed": 11}
     once, again = (
         [tuple(c["token_ids"]) for c in complete(exact_server, prompts[0], speculate=True, **body)["choices"]]
@@ -361,7 +355,7 @@ def test_choices_of_one_seeded_request_differ_and_come_again(exact_server, promp
 
 
 def test_logprobs_of_sampled_tokens(exact_server, small_target, fresh):
-    """Logprobs are of the distribution the token was drawn from, drafted or not."""
+    """Logprobs belong to the distribution that the token was drawn from, drafted or not."""
     body = {"max_tokens": 6, "temperature": 0.7, "logprobs": 1, "seed": 3, "ignore_eos": True}
     answer = complete(exact_server, fresh, speculate=True, **body)
     ids, rules = tokens(answer), Rules(temperature=0.7)

@@ -1,7 +1,4 @@
-"""The small target is what the other tests take it for: text goes through its tokenizer and back, and there is much to
-say at each place and to get wrong."""
-
-from __future__ import annotations
+"""The small target's tokenizer round-trips text, and each position has several likely tokens."""
 
 import pytest
 import torch
@@ -13,7 +10,6 @@ PLACES = 40
 
 @pytest.fixture(scope="module")
 def texts(small_target: SmallTarget, prompts: list[str]) -> list[list[int]]:
-    """The first tokens of some prompts."""
     ids = [small_target.tokenizer(prompt)["input_ids"] for prompt in prompts]
     return [found[:12] for found in ids if len(found) >= 12][:32]
 
@@ -44,8 +40,8 @@ def test_its_answers_vary(small_target: SmallTarget, texts: list[list[int]]) -> 
 
 def test_whole_answers_add_up(small_target: SmallTarget, texts: list[list[int]]) -> None:
     rules = Rules(top_k=3, temperature=0.9)
-    found = answer_probs(small_target.logits, texts[0], 4, rules)
-    assert len(found) == 3**4
-    assert sum(found.values()) == pytest.approx(1.0)
+    probs = answer_probs(small_target.logits, texts[0], 4, rules)
+    assert len(probs) == 3**4
+    assert sum(probs.values()) == pytest.approx(1.0)
     first = small_target.logits([texts[0]])[0].topk(3).indices.tolist()
-    assert {answer[0] for answer in found} == {*first}
+    assert {answer[0] for answer in probs} == {*first}

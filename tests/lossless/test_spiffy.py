@@ -1,10 +1,7 @@
-"""Spiffy on the server: the same text as base decoding of the same server, in fewer forwards.
+"""Spiffy on the server: the text of base decoding, which `test_diffusion.py` tests, in fewer forwards.
 
-Base decoding itself is held against plain torch in `test_diffusion.py`; with --exhaustive both are there for blocks of
-4 and 32, both policies, tied and untied, with and without shared prefixes.
+With --exhaustive for blocks of 4 and 32, both policies, tied and untied, with and without shared prefixes.
 """
-
-from __future__ import annotations
 
 import json
 import re
@@ -29,18 +26,18 @@ def static_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     yield from serve(tmp_path_factory.mktemp("static"), TinyDiffusion(tied=False), *ALL, threshold=None)
 
 
-def test_the_text_is_that_of_base_decoding(static_server: Served) -> None:
+def test_the_text_equals_base_decoding(static_server: Served) -> None:
     check_spiffy(static_server)
 
 
-def test_its_metrics_are_those_of_the_table(static_server: Served) -> None:
+def test_its_metrics_are_documented(static_server: Served) -> None:
     families = MetricsPage(static_server.server.url).families
     said = documented("metric of a block-diffusion model")
     assert len(said) == 7
     assert {name: kind for name, (kind, _) in said.items()} == {name: families[name].type for name in said}
 
 
-def test_what_the_dashboard_and_the_page_show_of_it_is_there(static_server: Served) -> None:
+def test_the_dashboard_and_the_page_show_existing_metrics(static_server: Served) -> None:
     url, (prompt,) = static_server.server.url, static_server.prompts([9])
     before = HTTP.get(f"{url}/outrider/live", timeout=30).json(), MetricsPage(url)
     static_server.ask(prompt, 9)
@@ -57,7 +54,7 @@ def test_what_the_dashboard_and_the_page_show_of_it_is_there(static_server: Serv
     assert set(re.findall(r"outrider_\w+", asked)) <= samples
 
 
-def test_a_tuned_profile_is_planned_by_and_leaves_the_text(static_server: Served) -> None:
+def test_planning_by_a_tuned_profile_keeps_the_text(static_server: Served) -> None:
     served = static_server
     (prompt,) = served.prompts([14])
     expected = served.ask(prompt, 40)

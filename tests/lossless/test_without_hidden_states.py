@@ -1,6 +1,4 @@
-"""A target whose class in SGLang shows no hidden states is served with a diffusion drafter, which needs none."""
-
-from __future__ import annotations
+"""A target without hidden states in SGLang is served with a diffusion drafter, which needs none."""
 
 import shutil
 from collections.abc import Iterator
@@ -20,7 +18,7 @@ from outrider.server.model import target
 
 GAMMA = 7
 LOUD = range(300, 308)
-"""Tokens that the target says and the drafter knows, so that a drafter with random weights is right by chance."""
+"""The target's only tokens, which the random drafter knows, so that it is right by chance."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +38,7 @@ def silent_server(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixt
 
 
 def write_target(folder: Path) -> Qwen2ForCausalLM:
-    """A Qwen2 of random weights with the embedded model's tokenizer."""
+    """A Qwen2 with random weights and the embedded model's tokenizer."""
     theirs = Path(target.plain_folder(None))
     model = Qwen2ForCausalLM(
         Qwen2Config(
@@ -51,7 +49,7 @@ def write_target(folder: Path) -> Qwen2ForCausalLM:
     )  # fmt: skip
     with torch.no_grad():
         for p in model.model.layers.parameters():
-            torch.nn.init.normal_(p, mean=float(p.ndim == 1), std=0.2)  # so that an answer depends on its context
+            torch.nn.init.normal_(p, mean=float(p.ndim == 1), std=0.2)  # makes answers depend on the context
         model.lm_head.weight[list(LOUD)] *= 10
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
@@ -74,11 +72,11 @@ def write_drafter(model: Qwen2ForCausalLM, folder: Path) -> None:
     save_compact(drafter, folder)
 
 
-def test_answers_are_those_without_speculation(silent_server: Server, prompts: list[str]) -> None:
+def test_answers_equal_those_without_speculation(silent_server: Server, prompts: list[str]) -> None:
     body = {"max_tokens": 64, "temperature": 0, "ignore_eos": True}
     plain = [tokens(a) for a in complete_all(silent_server, prompts[:16], 8, speculate=False, **body)]
     drafted = [tokens(a) for a in complete_all(silent_server, prompts[:16], 8, speculate=True, **body)]
     assert accepted_tokens(silent_server) > 50
     assert metric(silent_server.url, "outrider_verified_position_total", source="model") > 500
-    assert len({tuple(answer) for answer in plain}) > 8  # the target has more than one thing to say
+    assert len({tuple(answer) for answer in plain}) > 8
     assert drafted == plain

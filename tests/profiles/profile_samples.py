@@ -1,6 +1,4 @@
-"""A fingerprint and a grid that the tests of profiles share."""
-
-from __future__ import annotations
+"""A fingerprint and a grid for the tests of profiles."""
 
 from outrider.profiles.fingerprint import Fingerprint
 from outrider.profiles.store import Profile

@@ -1,7 +1,5 @@
 """Fingerprints tell machines and checkpoints apart."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,6 +1,4 @@
-"""A measurement that was killed goes on where it was."""
-
-from __future__ import annotations
+"""A killed measurement resumes."""
 
 import multiprocessing
 from dataclasses import replace
@@ -19,7 +17,7 @@ def measured(path: Path, count: int = 5) -> PartialMeasurement:
     return partial
 
 
-def test_what_was_added_is_there_after_a_restart(tmp_path: Path) -> None:
+def test_added_points_survive_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "new" / "partial.jsonl"
     measured(path)
     again = PartialMeasurement(path, HERE)
@@ -37,7 +35,7 @@ def test_the_time_that_it_took_is_there_too(tmp_path: Path) -> None:
     partial.spend(1.5)
     partial.add(POINTS[2])
     partial.spend(0.25)
-    for _ in range(2):  # read, and written anew
+    for _ in range(2):
         again = PartialMeasurement(path, HERE)
         assert (again.seconds, again.points) == (1.75, list(POINTS[:3]))
 
@@ -54,7 +52,6 @@ def test_a_torn_last_line_costs_that_point_only_and_is_not_appended_to(tmp_path:
 
 
 def test_every_length_of_a_torn_file_is_read(tmp_path: Path) -> None:
-    """Whatever the kill left behind, complete lines count and nothing raises."""
     path = tmp_path / "partial.jsonl"
     measured(path, 3)
     whole = path.read_bytes()

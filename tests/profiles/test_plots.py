@@ -1,7 +1,5 @@
 """Pictures of step times are drawn."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

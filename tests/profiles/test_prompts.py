@@ -1,6 +1,4 @@
-"""The built-in prompts: three kinds in turn, and both parts of the calibration see each of them alike."""
-
-from __future__ import annotations
+"""The built-in prompts: three kinds in turn, equal in both parts of the calibration."""
 
 import ast
 import doctest
@@ -20,7 +18,7 @@ MATH = "\nPlease reason step by step, and put your final answer within \\boxed{}
 
 
 def kinds(questions: list[str]) -> list[str]:
-    """The kind of each of the built-in questions, by its place in their file."""
+    """The kind of each built-in question."""
     places = {question: place for place, question in enumerate(QUESTIONS)}
     return [KINDS[places[question] % 3] for question in questions]
 
@@ -54,10 +52,10 @@ def test_both_parts_hold_the_same_share_of_each_kind() -> None:
     assert Counter(kinds(held_out)) == dict.fromkeys(KINDS, 16)
 
 
-def test_every_kind_is_asked_at_every_temperature_in_both_parts() -> None:
+def test_every_kind_has_every_temperature_in_both_parts() -> None:
     for part in split(with_temperatures(QUESTIONS)):
-        found = zip(kinds([question for question, _ in part]), (temperature for _, temperature in part), strict=True)
-        assert set(found) == set(itertools.product(KINDS, SAMPLED))
+        pairs = zip(kinds([question for question, _ in part]), (temperature for _, temperature in part), strict=True)
+        assert set(pairs) == set(itertools.product(KINDS, SAMPLED))
 
 
 def test_a_quick_measurement_holds_all_kinds_in_both_parts() -> None:

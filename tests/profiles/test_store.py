@@ -1,7 +1,5 @@
 """Profiles are saved whole, found by their fingerprint, and refused with the reason."""
 
-from __future__ import annotations
-
 import errno
 import json
 import multiprocessing
@@ -21,7 +19,7 @@ from outrider.profiles.fingerprint import EQUAL_STEPS
 from outrider.profiles.store import ProfileError
 
 
-def test_what_was_saved_is_read(tmp_path: Path) -> None:
+def test_saved_profiles_are_read(tmp_path: Path) -> None:
     saved = store.save(profile(), tmp_path, {"temperatures": [1.0]})
     back = store.load("epyc", HERE, [tmp_path])
     assert back == saved == replace(profile(), folder=tmp_path / "epyc")
@@ -116,7 +114,7 @@ def test_a_file_that_is_no_profile_is_refused_with_the_reason(tmp_path: Path, ch
     assert str(path) in str(error.value)
 
 
-def test_an_unknown_name_lists_those_there_are(tmp_path: Path) -> None:
+def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
     store.save(profile("a"), tmp_path, None)
     store.save(profile("b"), tmp_path, None)
     with pytest.raises(ProfileError, match="no profile nowhere; known are a, b"):
@@ -127,7 +125,7 @@ def test_an_unknown_name_lists_those_there_are(tmp_path: Path) -> None:
         store.load("nowhere", HERE, [])
 
 
-def test_a_folder_that_happens_to_have_the_name_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_the_same_name_does_not_hide_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here" / "epyc").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here")
     store.save(profile(), tmp_path, None)
@@ -146,21 +144,21 @@ def save_forever(root: Path) -> None:
 
 
 def test_a_kill_while_saving_leaves_a_whole_profile(tmp_path: Path) -> None:
-    """Killed at some moment of endless saving; read meanwhile as well."""
+    """Saving repeats without end and is killed at a random moment."""
     store.save(profile(), tmp_path, {})
     for _ in range(3):
         process = multiprocessing.get_context("fork").Process(target=save_forever, args=(tmp_path,))
         process.start()
         until = time.monotonic() + 0.3
         while time.monotonic() < until:
-            found = store.load("epyc", HERE, [tmp_path])
-            json.loads(found.calibration.read_text())
+            loaded = store.load("epyc", HERE, [tmp_path])
+            json.loads(loaded.calibration.read_text())
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         assert store.load("epyc", HERE, [tmp_path]).measured_how.startswith("round")
 
 
-def test_a_write_that_fails_leaves_the_former_file_and_nothing_else(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_only_the_former_file(tmp_path: Path) -> None:
     store.save(profile(), tmp_path, {})
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(TypeError):
@@ -182,7 +180,7 @@ def test_profiles_measured_before_prompts_were_have_none(tmp_path: Path) -> None
 
 
 def save_on_a_full_disk(root: Path, room: int) -> None:
-    """Exits with 0 where that fails as it does on a full disk; no file may become larger than `room`."""
+    """Exits with 0 if saving fails as on a full disk; no file may exceed `room`."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
     try:
         store.save(replace(profile(), measured_how="another"), root, {"calibration": "x" * 200})
@@ -193,13 +191,13 @@ def save_on_a_full_disk(root: Path, room: int) -> None:
 
 @pytest.mark.parametrize("room", [0, 100, 1000])
 def test_a_full_disk_leaves_the_former_profile(tmp_path: Path, room: int) -> None:
-    """The disk has room for nothing, for a part of the first file, and for the first file but not the second."""
+    """There is room for no file, for a part of the first, or for the first."""
     store.save(profile(), tmp_path, {"calibration": "old"})
     process = multiprocessing.get_context("fork").Process(target=save_on_a_full_disk, args=(tmp_path, room))
     process.start()
     process.join(30)
     assert process.exitcode == 0
-    found = store.load("epyc", HERE, [tmp_path])
-    assert found.measured_how == profile().measured_how
-    assert json.loads(found.calibration.read_text()) == {"calibration": "old"}
-    assert sorted(path.name for path in found.folder.iterdir()) == [store.CALIBRATION, store.PROFILE]
+    loaded = store.load("epyc", HERE, [tmp_path])
+    assert loaded.measured_how == profile().measured_how
+    assert json.loads(loaded.calibration.read_text()) == {"calibration": "old"}
+    assert sorted(path.name for path in loaded.folder.iterdir()) == [store.CALIBRATION, store.PROFILE]

@@ -1,7 +1,5 @@
 """Top-K by survival: prefixes, best value, ties, and no look ahead."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -17,7 +15,7 @@ from outrider.scheduler.contract import Budget, Planner
 from outrider.scheduler.planner import Asynchronous
 
 GAMMA = 3
-# Few distinct values, so that ties are common; broken ones among them.
+# few values, so that ties are common
 CONFIDENCES = st.sampled_from([0.0, 0.25, 0.5, 0.5000001, 0.9, 1.0, float("nan"), -0.5, 1.5])
 BLOCKS = st.integers(1, 4).flatmap(
     lambda requests: st.lists(
@@ -52,7 +50,7 @@ def test_ties_go_to_the_smaller_request_then_position(block, tokens):
 
 
 @given(BLOCKS, st.integers(0, 13), st.data())
-def test_requests_behind_come_first(block, tokens, data):
+def test_urgent_requests_come_first(block, tokens, data):
     survival = survival_of(torch.tensor(block))
     first = np.array(data.draw(st.lists(st.booleans(), min_size=len(block), max_size=len(block))))
     verify_lens = top_k(survival, tokens, first)
@@ -76,7 +74,7 @@ def test_survival_of_broken_confidences():
     expected = torch.tensor([[0.5, 0.0, 0.0], [1.0, 0.5, 0.0], [1.0, 0.5, 0.25]])
     assert torch.equal(survival_of(confidence), expected)
     assert torch.equal(survival_of(confidence, torch.tensor([3, 1, 0]))[1:], torch.tensor([[1.0, 0, 0], [0, 0, 0]]))
-    assert bool(confidence[0, 1].isnan())  # the drafter's tensor is left alone
+    assert bool(confidence[0, 1].isnan())
 
 
 def test_first_keeps_the_order_of_survivals_exactly():
@@ -98,7 +96,7 @@ def planners(requests: int) -> list[Planner]:
 
 
 @given(BLOCKS, st.data())
-def test_admission_of_a_token_does_not_look_behind_it(block, data):
+def test_admission_does_not_look_at_later_tokens(block, data):
     made = [seasoned(planner, len(block), GAMMA) for planner in planners(len(block))]
     check_nothing_is_read_behind_a_token(made, block, CONFIDENCES, data)
 
@@ -113,8 +111,8 @@ def test_every_planner_admits_within_the_draft(block, data):
         assert bool(((verify_lens >= 0) & (verify_lens <= lens)).all()), planner
 
 
-def test_the_property_test_would_see_a_search_that_looks_behind():
-    """Power of the test above: admission by the best of the whole curve changes with c_{k+1}."""
+def test_the_property_test_detects_a_search_that_looks_ahead():
+    """Power of the test above: the best point of the whole curve changes with c_{k+1}."""
     seconds = np.array([1.0, 2.0, 1 / 0.45])
 
     def naive(confidence: list[float]) -> int:

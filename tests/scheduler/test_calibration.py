@@ -1,6 +1,4 @@
-"""Calibration: fits against brute force and known truth, classes, censoring, and what SGLang reads of it."""
-
-from __future__ import annotations
+"""Calibration: fits against brute force and known truth, censoring, and export to SGLang."""
 
 import json
 from collections.abc import Sequence
@@ -29,9 +27,9 @@ def synthetic(
     censor: str = "none",
     case: int = 0,
 ) -> Records:
-    """Records whose true acceptance is sigmoid(logit(c) / T + b).
+    """Records with a true acceptance of sigmoid(logit(c) / T + b).
 
-    censor: "none" verifies all, "survival" what looked likely to survive, "random" a random number.
+    censor: "none" verifies all, "survival" the drafts likely to survive, "random" a random number.
     """
     rng = np.random.default_rng(seed)
     gamma = len(temperatures)
@@ -50,22 +48,21 @@ def synthetic(
 @pytest.mark.parametrize("censor", ["none", "survival"])
 def test_overconfident_survivals_come_within_two_percent_on_held_out_records(fit, censor):
     overconfident = np.array([2.0, 2.5, 1.8, 2.2, 1.5])
-    found = fit(synthetic(20_000, 0, overconfident, censor=censor), held_out=synthetic(20_000, 1, overconfident))
-    assert max(found.ece_before) > 0.05
-    assert max(found.ece_after) <= 0.02
-    assert found.num_samples == 20_000
+    fitted = fit(synthetic(20_000, 0, overconfident, censor=censor), held_out=synthetic(20_000, 1, overconfident))
+    assert max(fitted.ece_before) > 0.05
+    assert max(fitted.ece_after) <= 0.02
+    assert fitted.num_samples == 20_000
 
 
 @pytest.mark.parametrize("censor", ["none", "survival", "random"])
-def test_joint_fit_recovers_what_the_records_were_made_with(censor):
-    found = fit_joint(synthetic(60_000, 2, TEMPERATURES, SHIFTS, censor))
-    assert found.method == "joint"
-    assert np.array(found.temperatures) == pytest.approx(TEMPERATURES, rel=0.12)
-    assert np.array(found.shifts) == pytest.approx(SHIFTS, abs=0.2)
+def test_joint_fit_recovers_the_parameters_of_the_records(censor):
+    fitted = fit_joint(synthetic(60_000, 2, TEMPERATURES, SHIFTS, censor))
+    assert fitted.method == "joint"
+    assert np.array(fitted.temperatures) == pytest.approx(TEMPERATURES, rel=0.12)
+    assert np.array(fitted.shifts) == pytest.approx(SHIFTS, abs=0.2)
 
 
 def test_censored_positions_are_no_rejections():
-    """Drafts that were not verified have no part in the fit, whatever their confidence."""
     records = synthetic(5000, 3, censor="random")
     hidden = records.confidence.copy()
     hidden[~records.verified] = 0.999
@@ -77,10 +74,10 @@ def test_censored_positions_are_no_rejections():
 
 
 def test_censoring_by_confidence_does_not_move_the_error():
-    """Calibrated confidences stay calibrated on what a planner chose to verify."""
-    found = quality(synthetic(60_000, 4, np.ones(5), censor="survival"))
-    assert max(found.ece) < 0.02
-    assert found.samples[0] > found.samples[4] > 0
+    """Only drafts are recorded that a planner chose to verify."""
+    errors = quality(synthetic(60_000, 4, np.ones(5), censor="survival"))
+    assert max(errors.ece) < 0.02
+    assert errors.samples[0] > errors.samples[4] > 0
 
 
 def test_sts_is_the_best_of_its_grid_from_left_to_right():
@@ -101,7 +98,7 @@ def test_sts_is_the_best_of_its_grid_from_left_to_right():
         prefix = prefix * sigmoid(logit(records.confidence[:, k]) / found)
 
 
-def test_too_few_records_change_nothing():
+def test_too_few_records_are_ignored():
     assert fit_sts(synthetic(50, 6)).temperatures == (1.0,) * 5
     none = fit_joint(synthetic(50, 6).select(np.array([], dtype=np.int64)))
     assert none.temperatures == (1.0,) * 5
@@ -115,7 +112,6 @@ def test_ece_of_small_cases():
 
 
 def calibrated(table: CalibrationTable, confidence: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-    """Calibration as a server does it."""
     nothing = torch.zeros(confidence.shape, dtype=torch.int64)
     parameters = table.parameters(confidence.shape[1], confidence.device)
     return weigh_drafts(nothing, confidence, classes, classes, torch.full((len(CLASSES), 1), -1), parameters)[0]
@@ -133,7 +129,7 @@ def test_each_request_is_calibrated_as_its_case_wants():
         table.parameters(2, torch.device("cpu"))
 
 
-def test_positions_behind_the_last_fitted_one_are_calibrated_like_it():
+def test_positions_after_the_last_fitted_one_are_calibrated_like_it():
     table = CalibrationTable.of({CLASSES[1]: Calibration((0.5, 2.0, 0.7), (0.0, 0.3, -1.0))}, 3)
     long, classes = torch.rand(4, 6), torch.tensor([1, 0, 1, 3])
     applied = calibrated(table, long, classes)
@@ -143,7 +139,7 @@ def test_positions_behind_the_last_fitted_one_are_calibrated_like_it():
     assert not torch.equal(applied[0, 3:], long[0, 3:])
 
 
-def test_the_case_is_what_is_known_before_the_draw():
+def test_the_case_is_known_before_the_draw():
     temperatures, seeded = torch.tensor([0.0, 0.0, 0.7, 1.0, 1.0]), torch.tensor([False, True, False, False, True])
     looked_up = torch.tensor([False, True, True, False, False])
     named = [CLASSES[place] for place in classes_of(temperatures, seeded) + looked_up]
@@ -152,14 +148,14 @@ def test_the_case_is_what_is_known_before_the_draw():
 
 
 def of_all_classes(count: int, seed: int, shifts: Sequence[float]) -> Records:
-    """Records of every case, each wrong by a shift of its own."""
+    """Records of every case, each with its own shift."""
     return Records.concatenate(
         [synthetic(count, seed + 10 * case, np.ones(5), shift, case=case) for case, shift in enumerate(shifts)]
     )
 
 
-def test_cases_that_are_wrong_in_opposite_ways_are_put_right_apart():
-    """One calibration for all of them leaves them as they are: its errors cancel out."""
+def test_cases_with_opposite_errors_are_corrected_separately():
+    """A common calibration fails, because the errors cancel out."""
     shifts = (-0.9, 0.9, 0.9, -0.9, 0.9, -0.9, 0.9, -0.9, -0.9)
     fitted, held_out = of_all_classes(20_000, 0, shifts), of_all_classes(20_000, 1, shifts)
     for found in fit_table(fitted, held_out, dataset="synthetic").by_class:
@@ -173,8 +169,8 @@ def test_cases_that_are_wrong_in_opposite_ways_are_put_right_apart():
 
 
 @pytest.mark.parametrize("count", [30, 300, 3000])
-def test_a_calibration_is_never_worse_than_none_where_it_is_judged(count):
-    """Confidences that are right already, and few records to say so: a fit would follow their chance."""
+def test_a_calibration_is_never_worse_than_none_on_held_out_records(count):
+    """The confidences are right and the records few, so a fit would follow chance."""
     kept = 0
     for seed in range(8):
         fitted, held_out = (
@@ -185,7 +181,7 @@ def test_a_calibration_is_never_worse_than_none_where_it_is_judged(count):
             assert sum(found.ece_after) <= sum(found.ece_before)
             assert found.is_identity or sum(found.ece_after) < sum(found.ece_before)
             kept += found.is_identity
-    assert kept > 0  # raw confidences do win
+    assert kept > 0
 
 
 def test_right_confidences_have_the_error_of_chance():
@@ -197,20 +193,20 @@ def test_right_confidences_have_the_error_of_chance():
 
 def test_sglang_reads_temperatures_that_were_fitted_without_shifts(tmp_path):
     shifts = (0.5, -0.5, 0.5, -0.5, 0.0, 0.0)
-    found = fit_table(of_all_classes(3000, 7, shifts), of_all_classes(3000, 8, shifts), dataset="synthetic")
+    table = fit_table(of_all_classes(3000, 7, shifts), of_all_classes(3000, 8, shifts), dataset="synthetic")
     path = tmp_path / "calibration.json"
-    path.write_text(json.dumps(found.to_json()))
-    assert CalibrationTable.load(path).to_json() == found.to_json()
+    path.write_text(json.dumps(table.to_json()))
+    assert CalibrationTable.load(path).to_json() == table.to_json()
     theirs = load_sts_calibration_from_path(str(path))
-    assert found.sglang is not None
-    assert tuple(theirs.temperatures) == found.sglang.temperatures
-    assert set(found.sglang.shifts) == {0.0}
-    assert tuple(theirs.ece_after) == found.sglang.ece_after
-    assert theirs.num_samples == 6000  # no lookups, no seeds: SGLang's DSpark has none
+    assert table.sglang is not None
+    assert tuple(theirs.temperatures) == table.sglang.temperatures
+    assert set(table.sglang.shifts) == {0.0}
+    assert tuple(theirs.ece_after) == table.sglang.ece_after
+    assert theirs.num_samples == 6000  # SGLang's DSpark has neither lookups nor seeds
     assert theirs.dataset == "synthetic"
 
 
-def test_sglang_refuses_what_no_model_drafted(tmp_path):
+def test_sglang_refuses_a_calibration_of_lookups_alone(tmp_path):
     lookups = synthetic(3000, 7, case=CLASSES.index("greedy, lookup"))
     path = tmp_path / "calibration.json"
     path.write_text(json.dumps(fit_table(lookups, lookups, dataset="synthetic").to_json()))
@@ -222,11 +218,11 @@ def test_sglang_refuses_what_no_model_drafted(tmp_path):
 def test_positions_without_records_can_be_saved(tmp_path):
     records = synthetic(500, 8)
     short = Records(records.confidence, np.ones(500, dtype=np.int64), np.minimum(records.accepted, 1), records.classes)
-    found = fit_table(short, short, dataset="")
-    assert found.by_class[0].samples == (500, 0, 0, 0, 0)
+    table = fit_table(short, short, dataset="")
+    assert table.by_class[0].samples == (500, 0, 0, 0, 0)
     path = tmp_path / "short.json"
-    path.write_text(json.dumps(found.to_json()))
-    assert CalibrationTable.load(path).to_json() == found.to_json()
+    path.write_text(json.dumps(table.to_json()))
+    assert CalibrationTable.load(path).to_json() == table.to_json()
     load_sts_calibration_from_path(str(path))
 
 
@@ -276,7 +272,7 @@ def test_impossible_records_are_refused():
 
 
 def test_a_calibration_from_before_lookups_across_requests_is_read():
-    """Their confidences are then taken as they are; another case may not be missing."""
+    """Any other missing case is an error."""
     table = CalibrationTable.of({case: Calibration((0.5, 2.0), (0.1, 0.2)) for case in CLASSES}, 2)
     data = table.to_json()
     data["cases"] = {case: found for case, found in data["cases"].items() if "across" not in case}

@@ -1,6 +1,4 @@
-"""Calibration where blocks are verified as blocks: what a confidence means there, whatever is verified behind it."""
-
-from __future__ import annotations
+"""Under block verification the meaning of a confidence does not depend on later tokens."""
 
 import numpy as np
 import pytest
@@ -19,7 +17,7 @@ SAMPLED = CLASSES.index("sampled, model")
 
 
 def records(seed: int, *, by_block: bool, least: float = 0.0, longest: int = GAMMA) -> Records:
-    """Blocks whose confidences are the exact chances token by token; verified up to a survival of `least`."""
+    """Blocks with exact token-by-token chances, verified up to a survival of `least`."""
     laws = torch.Generator().manual_seed(0)
     p, q = ((1.2 * torch.randn(VOCAB, VOCAB, generator=laws)).softmax(1) for _ in range(2))
     generator = torch.Generator().manual_seed(seed)
@@ -47,7 +45,7 @@ def records(seed: int, *, by_block: bool, least: float = 0.0, longest: int = GAM
 
 
 def errors(found: Records, calibration: Calibration) -> list[float]:
-    """Mean confidence less the share accepted, in standard deviations, of each position that was tested."""
+    """Mean confidence minus accepted share, in standard deviations, by position."""
     differences = [(calibration.apply(found.confidence) - found.survived)[found.tested[:, k], k] for k in range(GAMMA)]
     return [float(each.mean() / each.std() * np.sqrt(len(each))) for each in differences if len(each)]
 
@@ -61,21 +59,21 @@ def test_token_by_token_the_chance_of_a_token_is_its_confidence(least: float) ->
 
 
 @pytest.mark.parametrize(("least", "longest"), [(0.0, GAMMA), (0.2, GAMMA), (0.0, 2)])
-def test_by_block_a_fit_holds_whatever_is_verified_behind_a_token(least: float, longest: int) -> None:
-    """Raw confidences are too low there, behind the first token."""
+def test_by_block_a_fit_holds_whatever_is_verified_after_a_token(least: float, longest: int) -> None:
+    """After the first token, raw confidences are too low."""
     fitted_on, same = (records(seed, by_block=True, least=least, longest=longest) for seed in (1, 2))
     raw, fitted = errors(same, RAW), errors(same, found := fit_joint(fitted_on))
     assert abs(raw[0]) < 4
-    assert np.abs(fitted).max() < 6  # of the fit's records, and of these
+    assert np.abs(fitted).max() < 6
     if not least:
         assert max(raw[1:]) < -8
         assert np.abs(errors(records(3, by_block=True), found)[:longest]).max() < 6
 
 
-def test_a_calibration_says_what_it_was_fitted_on() -> None:
-    found = records(1, by_block=True)
-    table = fit_table(found, found, dataset="", verification="block")
+def test_a_calibration_names_its_verification_rule() -> None:
+    blocks = records(1, by_block=True)
+    table = fit_table(blocks, blocks, dataset="", verification="block")
     data = table.to_json()
     assert CalibrationTable.from_json(data).verification == "block"
-    del data["verification"]  # of a version that knew one rule
+    del data["verification"]  # an older version had one rule only
     assert CalibrationTable.from_json(data).verification == "token"

@@ -1,6 +1,4 @@
-"""The step-cost model keeps what was measured and assumes nothing cheaper in between."""
-
-from __future__ import annotations
+"""The step-cost model keeps measured points and assumes no cheaper steps in between."""
 
 import json
 
@@ -38,30 +36,30 @@ def test_measured_points_are_kept_exactly(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_between_two_measured_token_counts_nothing_is_cheaper_than_the_line(seed: int) -> None:
+def test_between_two_measured_token_counts_no_step_is_cheaper_than_the_line(seed: int) -> None:
     rng = np.random.default_rng(seed)
     points = jagged_grid(seed, contexts=(128,))
     cost = StepCost(points)
-    found = {(p.requests, p.tokens): p.median for p in points}
+    medians = {(p.requests, p.tokens): p.median for p in points}
     for requests in (2, 8, 32):
         tokens = np.arange(requests, 8 * requests + 1)
         times = cost.seconds(requests, tokens, requests * 128.0)
         for _ in range(50):
             b = int(rng.integers(requests, 8 * requests))
             low = b // requests * requests
-            left, right = found[requests, low], found[requests, low + requests]
+            left, right = medians[requests, low], medians[requests, low + requests]
             line = left + (right - left) * (b - low) / requests
             assert times[b - requests] == pytest.approx(max(line, left), rel=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize(("low", "high", "between"), [(8, 16, 11), (16, 32, 20), (1, 2, 2)])
-def test_between_two_measured_request_counts_nothing_is_cheaper_than_the_line(
+def test_between_two_measured_request_counts_no_step_is_cheaper_than_the_line(
     seed: int, low: int, high: int, between: int
 ) -> None:
     cost = StepCost(jagged_grid(seed))
-    tokens = np.arange(high, 8 * low + 1)  # measured for both
-    context = 1024.0 * low  # measured
+    tokens = np.arange(high, 8 * low + 1)
+    context = 1024.0 * low
     left, right = cost.seconds(low, tokens, context), cost.seconds(high, tokens, context)
     got = cost.seconds(between, tokens, context)
     line = left + (right - left) * (between - low) / (high - low)
@@ -72,7 +70,7 @@ def test_between_two_measured_request_counts_nothing_is_cheaper_than_the_line(
 
 
 def test_no_gain_is_invented_between_request_counts_that_were_measured() -> None:
-    """On a true line in tokens and requests, 20 requests cost the line although only 16 and 32 were measured."""
+    """On a line in tokens and requests, 20 requests cost the line although only 16 and 32 were measured."""
     true = lambda r, b: 5e-3 + 1e-4 * r + 3e-4 * b  # noqa: E731
     cost = StepCost(Point(r, r * n, 0, (true(r, r * n),)) for r in (16, 32) for n in range(1, 9))
     tokens = np.arange(20, 161)
@@ -83,15 +81,15 @@ def test_dips_and_cliffs_stay_where_they_were_measured() -> None:
     cost = StepCost(Point(1, b, 10, (t,)) for b, t in [(1, 4.0), (2, 6.0), (3, 5.0), (4, 9.0), (8, 8.0)])
     np.testing.assert_allclose(
         cost.seconds(1, np.arange(1, 9), 10), [4.0, 6.0, 5.0, 9.0, 9.0, 9.0, 9.0, 8.0]
-    )  # 5..7: the larger neighbour, until the smaller is reached
+    )  # 5..7: the larger neighbour, until the smaller one is reached
 
 
 def test_a_dip_at_a_number_of_tokens_is_seen_between_request_counts() -> None:
-    """Kernels have their cliffs at a number of tokens, whoever the tokens belong to."""
+    """Kernels have cliffs at a number of tokens, whichever requests these belong to."""
     cost = StepCost(Point(r, r * n, 0, (0.5 if r * n == 64 else 1.0,)) for r in (16, 32) for n in range(1, 9))
     times = cost.seconds(20, np.arange(20, 129), 0)
     assert np.all(times[:44] == 1)
-    assert times[44] == 0.5  # 64 tokens
+    assert times[44] == 0.5
     np.testing.assert_allclose(times[44:60], 0.5 + np.arange(16) / 32)  # rising, so along the line to 80 tokens
     assert np.all(times[60:] == 1)
 
@@ -143,7 +141,7 @@ def test_context_is_linear_between_and_beyond_the_measured() -> None:
 
 
 def test_where_one_context_was_measured_the_slope_of_the_others_holds() -> None:
-    """A tune that was stopped: the larger context is there for one number of requests only."""
+    """An interrupted tune: the larger context was measured for one number of requests only."""
     points = [Point(1, b, 100, (1.0 + b,)) for b in (1, 2)] + [Point(1, b, 200, (1.5 + b,)) for b in (1, 2)]
     cost = StepCost([*points, Point(4, 4, 400, (10.0,)), Point(4, 8, 400, (12.0,))])
     assert at(cost, 4, 4, 400) == 10.0
@@ -151,13 +149,13 @@ def test_where_one_context_was_measured_the_slope_of_the_others_holds() -> None:
 
 
 def test_contexts_that_are_almost_equal_are_one() -> None:
-    """A live engine's contexts are never quite those asked for; noise between rounds must not become a slope."""
+    """A live engine's contexts vary; noise must not become a slope."""
     rounds = [Point(1, 1, 130.2, (1.0,)), Point(1, 1, 131.0, (1.2,)), Point(1, 1, 1024.0, (1.5,))]
     cost = StepCost(rounds)
     assert at(cost, 1, 1, 100) == pytest.approx(1.025)  # an octile
     assert at(cost, 1, 1, 1024) == 1.5
     assert at(cost, 1, 1, 2048) == pytest.approx(1.5 + 0.475 * 1024 / (1024 - 130.6))
-    assert cost.points == tuple(rounds)  # as measured
+    assert cost.points == tuple(rounds)
 
 
 def test_drafting_costs_extra() -> None:
@@ -184,7 +182,7 @@ def test_drift_follows_a_slower_machine_within_bounds() -> None:
 
 
 def test_a_stale_price_of_drafts_is_unlearnt_without_their_times() -> None:
-    """Drafts of a GPU are not timed: what a step takes beyond its price without a draft is theirs."""
+    """Drafts on a GPU are not timed: a step's additional time is its draft's."""
     cost = StepCost([Point(1, 1, 0, (3.0,)), Point(1, 2, 0, (3.0,)), Point(1, 0, 0, (7.7,))])
     rng = np.random.default_rng(0)
     for _ in range(1000):
@@ -218,7 +216,7 @@ def test_drift_counts_drafting_where_a_step_drafted() -> None:
     cost.observe(1, 2, 0, 1, 2.0, 1.0)
     assert (cost.drift.plain, cost.drift.draft) == (1.0, 1.0)
     for _ in range(400):
-        cost.observe(1, 2, 0, 1, 2.5, 1.5)  # drafting is slower, the rest is not
+        cost.observe(1, 2, 0, 1, 2.5, 1.5)  # only drafting is slower
     assert cost.drift.plain == pytest.approx(1.0)
     assert cost.draft_seconds(1) == pytest.approx(1.5, rel=0.01)
     assert cost.draft_seconds(np.array([0.0, 1.0, 2.0])) == pytest.approx([0.0, 1.5, 3.0], rel=0.01)
@@ -229,11 +227,11 @@ def test_drafts_of_fewer_tokens_take_the_time_of_their_rows_but_no_less_than_one
     cost = StepCost([Point(1, 1, 0, (1.0,)), *(Point(r, 0, 0, (s,)) for r, s in measured)])
     assert [cost.draft_seconds(drafts) for drafts in (0, 0.5, 1.5, 4)] == pytest.approx([0.0, 0.2, 0.25, 0.6])
     for _ in range(400):
-        cost.observe(1, 1, 0, 1.5, 1.5, 0.5)  # three of half the tokens take twice what was measured
+        cost.observe(1, 1, 0, 1.5, 1.5, 0.5)  # three drafts of half the tokens take twice the measured time
     assert cost.draft_seconds(4) == pytest.approx(1.2, rel=0.01)
 
 
-def test_answers_do_not_depend_on_what_was_asked_before() -> None:
+def test_costs_do_not_depend_on_earlier_queries() -> None:
     points = jagged_grid(1)
     used, rng = StepCost(points), np.random.default_rng(0)
     for _ in range(300):
@@ -245,7 +243,7 @@ def test_answers_do_not_depend_on_what_was_asked_before() -> None:
         )
 
 
-def test_what_is_cached_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider.scheduler.cost.model.CACHED", 8)
     cost = StepCost(jagged_grid(0))
     for requests in range(1, 200):
@@ -275,7 +273,7 @@ def test_json_keeps_every_repetition() -> None:
         ([{"requests": 1, "tokens": 1, "context": 0, "seconds": [-1.0]}], "positive times"),
     ],
 )
-def test_what_is_no_grid_is_refused_with_the_reason(data: object, reason: str) -> None:
+def test_invalid_grids_are_refused_with_the_reason(data: object, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         StepCost.from_json(data)
 

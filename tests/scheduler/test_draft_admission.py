@@ -1,6 +1,4 @@
-"""Admission of the drafts of a round: what pays, and service levels before that."""
-
-from __future__ import annotations
+"""Admission of a round's drafts: service levels first, then the drafts that pay."""
 
 from typing import NamedTuple
 
@@ -38,7 +36,6 @@ def choose(chances: list[list[float]], seconds, asked=None, late=None, step_toke
 
 
 def kept(found: Found, chances: list[list[float]], asked: list[float], step_tokens: float = 1.0) -> int:
-    """Levels that a round keeps, from its definition."""
     return sum(
         level > 0 and step_tokens * (1 + sum(own[:count])) / found.seconds >= MARGIN * level * (1 - 1e-9)
         for own, count, level in zip(chances, found.counts, asked, strict=True)
@@ -55,18 +52,18 @@ def test_no_other_number_of_drafts_keeps_more_levels(drafts, fixed, per_row):
     chances, asked = [own for own, _, _ in drafts], [level for _, level, _ in drafts]
     late = [level > 0 and behind for _, level, behind in drafts]
     seconds = line(fixed, per_row, len(chances))
-    found, free = choose(chances, seconds, asked, late), choose(chances, seconds)
+    choice, free = choose(chances, seconds, asked, late), choose(chances, seconds)
     for other in (free, choose([[] for _ in chances], seconds)):
-        assert kept(found, chances, asked) >= kept(other, chances, asked)
-    if kept(found, chances, asked) == kept(free, chances, asked):
-        assert found.steps / found.seconds >= free.steps / free.seconds * (1 - 1e-9)
-    accepted = sum(sum(own[:count]) for own, count in zip(chances, found.counts, strict=True))
-    assert found.steps == pytest.approx(len(chances) + accepted)
-    assert found.seconds == pytest.approx(float(seconds(np.array([found.counts.sum()]))[0]))
+        assert kept(choice, chances, asked) >= kept(other, chances, asked)
+    if kept(choice, chances, asked) == kept(free, chances, asked):
+        assert choice.steps / choice.seconds >= free.steps / free.seconds * (1 - 1e-9)
+    accepted = sum(sum(own[:count]) for own, count in zip(chances, choice.counts, strict=True))
+    assert choice.steps == pytest.approx(len(chances) + accepted)
+    assert choice.seconds == pytest.approx(float(seconds(np.array([choice.counts.sum()]))[0]))
 
 
 def test_a_level_that_can_be_kept_bounds_the_round():
-    """One of two requests has no drafts: each of the other's makes its steps slower."""
+    """One request has no drafts; each draft of the other slows its steps."""
     chances, seconds = [[], [0.9, 0.9, 0.9]], line(0.02, 0.004, 2)
     assert choose(chances, seconds).counts.tolist() == [0, 3]
     for most in (0, 1, 2):
@@ -75,7 +72,7 @@ def test_a_level_that_can_be_kept_bounds_the_round():
     assert choose(chances, seconds, [2 * level, 0.0], step_tokens=2.0).counts.tolist() == [0, 2]
 
 
-def test_a_level_that_no_round_keeps_bounds_nothing():
+def test_a_level_that_no_round_keeps_is_ignored():
     chances, seconds = [[0.8], [0.9, 0.9, 0.2]], line(0.02, 0.004, 2)
     free = choose(chances, seconds).counts.tolist()
     for late in (False, True):
@@ -90,7 +87,7 @@ def test_a_draft_that_pays_for_its_request_alone_keeps_its_level():
     assert choose(chances, seconds, [level, 0, 0, 0]).counts.tolist() == [1, 0, 0, 0]
 
 
-def test_requests_behind_are_served_first():
+def test_requests_below_their_level_are_served_first():
     """A third request's level leaves room for one draft."""
     chances, seconds = [[0.9], [0.8], []], line(0.02, 0.004, 3)
     level = 1 / (seconds(1) * MARGIN) * 0.999

@@ -1,6 +1,4 @@
-"""Draft graphs: what is one, what it is filled with, in what order it is admitted, and what is accepted."""
-
-from __future__ import annotations
+"""Draft graphs."""
 
 import json
 import math
@@ -37,7 +35,7 @@ CHAIN = DraftGraph.of(
 
 @st.composite
 def graphs(draw: st.DrawFn) -> DraftGraph:
-    """Any graph: each node is one that is there, or the root, with further pairs."""
+    """Each node extends an earlier node, or the root, by further pairs."""
     edges: dict[frozenset[tuple[int, int]], set[frozenset[tuple[int, int]]]] = {}
     for _ in range(draw(st.integers(1, 10))):
         parent = draw(st.sampled_from([node(), *sorted(edges, key=sorted)]))
@@ -50,7 +48,6 @@ def graphs(draw: st.DrawFn) -> DraftGraph:
 
 @st.composite
 def blocks(draw: st.DrawFn, requests: int = 2, size: int = 5, kept: int = 3) -> tuple[np.ndarray, Candidates]:
-    """Blocks of which some positions are masked, and candidates of all."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     tokens = np.array([[rng.permutation(20)[:kept] for _ in range(size)] for _ in range(requests)])
     weights = rng.choice([0.0, 0.125, 0.25, 0.5], size=(requests, size, kept))  # few values: ties are common
@@ -63,7 +60,7 @@ def blocks(draw: st.DrawFn, requests: int = 2, size: int = 5, kept: int = 3) -> 
 # -- the graph --------------------------------------------------------------------------------------------------------
 
 
-def test_smaller_nodes_stand_first_and_edges_lead_as_said():
+def test_smaller_nodes_come_first_and_edges_lead_to_their_extensions():
     assert [len(n) for n in CHAIN.nodes] == [1, 1, 2, 3]
     assert CHAIN.parents == ((ROOT,), (ROOT,), (0, 1), (2,))
     assert CHAIN.leads.astype(int).tolist() == [[0, 0, 1, 0], [0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 0, 0], [1, 1, 0, 0]]
@@ -72,7 +69,7 @@ def test_smaller_nodes_stand_first_and_edges_lead_as_said():
 
 
 @given(graphs())
-def test_json_brings_the_same_graph_back(graph):
+def test_json_round_trips(graph):
     again = draft_graphs.from_json(draft_graphs.to_json(graph, HERE), HERE)
     assert again.nodes == graph.nodes
     assert again.parents == graph.parents
@@ -111,7 +108,7 @@ def test_a_graph_of_another_target_is_refused(change, says):
         ("nothing", "list of nodes"),
     ],
 )
-def test_what_is_no_graph_is_refused(nodes, says):
+def test_invalid_graphs_are_refused(nodes, says):
     with pytest.raises(GraphError, match=says):
         draft_graphs.from_json({"fingerprint": vars_of(HERE), "nodes": nodes}, HERE)
 
@@ -142,7 +139,7 @@ def test_a_chain_filled_by_hand():
 
 
 @given(graphs(), blocks())
-def test_a_node_shows_what_was_shown_and_its_pairs(graph, case):
+def test_a_node_shows_the_revealed_tokens_and_its_pairs(graph, case):
     block, candidates = case
     filled = fill(graph, block, candidates, MASK)
     order = ranked_positions(block == MASK, candidates.probabilities[:, :, 0])
@@ -172,7 +169,7 @@ def test_ranks_beyond_the_candidates_do_not_fit():
 
 
 @given(graphs(), blocks(), st.integers(0, 2**32 - 1))
-def test_a_node_is_admitted_only_with_a_parent_admitted(graph, case, seed):
+def test_a_node_is_admitted_only_after_a_parent(graph, case, seed):
     block, candidates = case
     filled = fill(graph, block, candidates, MASK)
     values = np.random.default_rng(seed).choice([0.25, 0.5, 0.75], size=filled.fits.shape)
@@ -199,13 +196,13 @@ def reached(graph: DraftGraph, number: int, admitted: list[int]) -> bool:
 def test_scores_lie_between_local_scores_and_the_best_descendant(graph, case):
     block, candidates = case
     filled = fill(graph, block, candidates, MASK)
-    found = scores(graph, filled)
-    assert (found[~filled.fits] == 0).all()
+    scored = scores(graph, filled)
+    assert (scored[~filled.fits] == 0).all()
     for request, number in np.argwhere(filled.fits):
         local = filled.local_scores[request, number]
-        children = [found[request, child] for child in np.flatnonzero(graph.leads[number])]
+        children = [scored[request, child] for child in np.flatnonzero(graph.leads[number])]
         best = max(children, default=0) or local
-        assert found[request, number] == pytest.approx(math.sqrt(local * best), rel=1e-5)
+        assert scored[request, number] == pytest.approx(math.sqrt(local * best), rel=1e-5)
 
 
 # -- lookup -----------------------------------------------------------------------------------------------------------
@@ -242,7 +239,7 @@ def test_a_trajectory_is_counted_by_ranks_of_the_state_before():
     second = [[0.7, 0.2], [0.9, 0.1], [0.6, 0.1], [0.5, 0.4]]
     known = Candidates(tokens, np.array([first, second, second], dtype=np.float32))
     traced = Trajectory(states, known)
-    # Relative to the first state by what its own forward, the one before, said: position 2, then 3, then 0.
+    # by the distribution of the forward before the first state: position 2, then 3, then 0
     assert list(following(traced, 0, MASK)) == [node((0, 0)), node((0, 0), (2, 0))]  # 33 was no candidate
     assert list(following(traced, 1, MASK)) == [node((0, 0))]
     assert list(following(traced, 2, MASK)) == []
@@ -266,7 +263,7 @@ def test_counts_add_up_and_come_back_from_json(parts):
 
 @st.composite
 def counted(draw: st.DrawFn) -> NodeCounts:
-    """NodeCounts of random walks that reveal one or two ranks at a time."""
+    """Counts of random walks that reveal one or two ranks at a time."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     counts = NodeCounts()
     for _ in range(draw(st.integers(1, 30))):
@@ -292,19 +289,19 @@ def test_the_chosen_graph_is_connected_and_takes_the_most_counted(counts, size, 
     assert len(graph) <= size
     assert set(graph.nodes) <= counts.nodes.keys()
     for after, above in zip(graph.nodes, graph.parents, strict=True):
-        found = {node() if parent == ROOT else graph.nodes[parent] for parent in above}
-        assert found == {before for before in (node(), *graph.nodes) if leads(before, after)}
+        nodes = {node() if parent == ROOT else graph.nodes[parent] for parent in above}
+        assert nodes == {before for before in (node(), *graph.nodes) if leads(before, after)}
     firsts = [counts.nodes[n] for n in counts.nodes if leads(node(), n)]
     taken = [counts.nodes[n] for n in graph.nodes if leads(node(), n)]
     assert max(firsts, default=0) == max(taken, default=0)
 
 
-def test_what_was_met_more_often_comes_first():
+def test_more_frequent_nodes_come_first():
     counts = NodeCounts()
     counts.nodes.update({node((0, 0)): 10, node((0, 0), (1, 0)): 6, node((1, 0)): 7, node((2, 0)): 6})
     for n in counts.nodes:
         counts.steps[node() if len(n) == 1 else node((0, 0)), n] = counts.nodes[n]
-    assert set(choose(counts, 2).nodes) == {node((0, 0)), node((1, 0))}  # a rare child does not follow its parent
-    assert set(choose(counts, 3).nodes) == {node((0, 0)), node((0, 0), (1, 0)), node((1, 0))}  # 6, behind 10
-    assert choose(counts, 3, step_tokens=1).parents == ((ROOT,), (ROOT,), (0, 1))  # by the rule, though never met
+    assert set(choose(counts, 2).nodes) == {node((0, 0)), node((1, 0))}  # a rare child is not pulled in by its parent
+    assert set(choose(counts, 3).nodes) == {node((0, 0)), node((0, 0), (1, 0)), node((1, 0))}
+    assert choose(counts, 3, step_tokens=1).parents == ((ROOT,), (ROOT,), (0, 1))  # legal, though never observed
     assert choose(counts, 3).parents == ((ROOT,), (ROOT,), (0,))

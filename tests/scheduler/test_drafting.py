@@ -1,6 +1,4 @@
-"""Decisions whether and for whom the model drafts: steps without drafts, probes, and what is looked up."""
-
-from __future__ import annotations
+"""For which requests the model drafts: undrafted steps, probes, and lookups."""
 
 import numpy as np
 import pytest
@@ -48,20 +46,19 @@ def test_probes_notice_that_drafting_pays_again():
 
 
 def dear_drafts(requests: int, each: float, token: float = 0.02) -> StepCost:
-    """A draft takes `each` seconds a request, a token that is verified `token`, and a step without either a second."""
+    """A draft takes `each` seconds per request, a verified token `token`, and a step without either one second."""
     verify = [Point(requests, requests + k, 0, (1.0 + token * k,)) for k in range(requests * GAMMA + 1)]
     return StepCost([*verify, *(Point(n, 0, 0, (each * n,)) for n in range(1, requests + 1))])
 
 
 def seen(planner: Asynchronous, confidence: np.ndarray, steps: int = 20) -> None:
-    """All requests are asked, over and over, with this outcome."""
+    """Plan and observe steps with this outcome."""
     for _ in range(steps):
         run(planner, view(len(confidence), GAMMA), confidence, draft=True)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_other_number_of_tokens_had_better_be_drafted(seed):
-    """Against drafts for nobody and for all, each number of tokens drafted and each verified."""
+def test_the_chosen_number_of_drafted_tokens_is_the_best(seed):
     rng = np.random.default_rng(seed)
     requests, each, token = 4, float(rng.uniform(0.05, 0.3)), float(rng.uniform(0.02, 0.2))
     planner = uncorrected(dear_drafts(requests, each, token))
@@ -80,7 +77,7 @@ def test_no_other_number_of_tokens_had_better_be_drafted(seed):
     assert throughput(chosen) >= 0.995 * max(throughput(depth) for depth in range(GAMMA + 1))
 
 
-def test_what_was_not_drafted_is_taken_to_fall_as_whole_drafts_did():
+def test_undrafted_positions_are_assumed_to_decay_as_in_whole_drafts():
     """Shallow drafts do not hide that deeper ones would pay."""
     planner = uncorrected(dear_drafts(2, 0.3))
     planner.block = GAMMA
@@ -98,8 +95,8 @@ def test_what_was_not_drafted_is_taken_to_fall_as_whole_drafts_did():
 
 @pytest.mark.parametrize("on_host", [True, False])
 def test_a_draft_costs_where_the_model_makes_it(on_host):
-    """Prompt lookup is not sure in one of five steps. On a CPU the model drafts in these alone, which pays; on a GPU,
-    whose host does not know them, in all, which does not."""
+    """Prompt lookup is unsure in one of five steps. On a CPU the model drafts only in these, which pays; on a GPU it
+    would draft in all, which does not."""
     planner = uncorrected(dear_drafts(2, 0.2), smoothing=64)
     survival, everybody = np.full((2, GAMMA), 0.9, dtype=np.float32).cumprod(1), np.ones(2, dtype=bool)
     for i in range(120):
@@ -112,7 +109,7 @@ def test_a_draft_costs_where_the_model_makes_it(on_host):
 
 
 def test_after_a_hard_passage_a_text_is_expected_to_become_easier():
-    """Texts of others have become so; where all texts are hard, it is not."""
+    """Earlier texts became easier; where all texts are hard, the planner does not expect it."""
     easy, hard = (np.full((1, GAMMA), c, dtype=np.float32) for c in (0.9, 0.1))
 
     def drafts(others: np.ndarray) -> bool:
@@ -138,12 +135,11 @@ def test_lookups_are_verified_though_no_model_drafts():
         observe(planner, step, likely, np.zeros(2, int), np.ones(2, int), nobody, None, ~nobody)
     budget = planner.budget(view(2, GAMMA))
     assert not budget.draft
-    found = torch.tensor([[0.99] * GAMMA, [0.01] * GAMMA])
-    assert planner.admit(found, torch.tensor([GAMMA, GAMMA]), budget).tolist() == [GAMMA, 0]
+    confidences = torch.tensor([[0.99] * GAMMA, [0.01] * GAMMA])
+    assert planner.admit(confidences, torch.tensor([GAMMA, GAMMA]), budget).tolist() == [GAMMA, 0]
 
 
 def test_a_good_draft_of_a_lone_request_is_verified_further_than_a_bad_one():
-    """One budget for both would be wrong for both."""
     planner = uncorrected(curve_cost(1, [1.0 + 0.25 * k for k in range(GAMMA + 1)]), smoothing=64)
     good, bad = (np.full((1, GAMMA), c, dtype=np.float32) for c in (0.95, 0.4))
     for i in range(40):
@@ -154,7 +150,7 @@ def test_a_good_draft_of_a_lone_request_is_verified_further_than_a_bad_one():
 
 
 def test_a_budget_by_survival_stays_before_a_cliff():
-    """Both requests' drafts are good at the same time for once: more tokens than ever before would take ages."""
+    """When both requests' drafts are good at once, more tokens than ever would take far too long."""
     planner = uncorrected(curve_cost(2, [1.0, 1.05, 1.1, *[50.0] * 4]), smoothing=64)
     good, bad = ([c] * GAMMA for c in (0.95, 0.01))
     for i in range(40):
@@ -165,7 +161,7 @@ def test_a_budget_by_survival_stays_before_a_cliff():
 
 
 class Looking:
-    """Steps of requests whose lookups are worth `confidence`; the host takes a twentieth of a step to look up."""
+    """Steps of requests with lookups of this `confidence`; a lookup takes the host a twentieth of a step."""
 
     def __init__(self, requests: int):
         self.cost, self.probe_seconds = dear_drafts(requests, 0.2, token=0.05), 0.2 * requests + 0.05
@@ -174,22 +170,21 @@ class Looking:
         self.requests = requests
 
     def run(self, confidence: float, steps: int, generation: int = 1) -> list[bool]:
-        """A flag for each step that looked something up."""
         looked = []
         for _ in range(steps):
             step = view(self.requests, GAMMA, generations=[generation] * self.requests)
             budget = self.planner.budget(step)
             looked.append(budget.look_up)
-            found = np.full((self.requests, GAMMA), confidence if budget.look_up else 0.0, dtype=np.float32)
+            survival = np.full((self.requests, GAMMA), confidence if budget.look_up else 0.0, dtype=np.float32)
             lens = torch.full((self.requests,), GAMMA if budget.look_up else 0)
-            verify_lens = self.planner.admit(torch.from_numpy(found), lens, budget).numpy()
+            verify_lens = self.planner.admit(torch.from_numpy(survival), lens, budget).numpy()
             looked_up = np.ones(self.requests, dtype=bool) if budget.look_up else None
             asked = budget.draft_mask(step.limits)
-            observe(self.planner, step, found.cumprod(1), verify_lens, verify_lens + 1, asked, None, looked_up)
+            observe(self.planner, step, survival.cumprod(1), verify_lens, verify_lens + 1, asked, None, looked_up)
         return looked
 
 
-def test_where_lookups_bring_nothing_probes_take_a_hundredth_of_the_time():
+def test_where_lookups_do_not_pay_probes_take_a_hundredth_of_the_time():
     looking = Looking(8)
     assert any(looking.run(0.1, 10))
     looked = looking.run(0.1, 3000)

@@ -1,13 +1,10 @@
-"""Appendix A's counterexample, both ways: what comes out with our planners, and with a search that looks behind.
+"""Appendix A's counterexample: our planners keep the distribution, a search that looks ahead does not.
 
-One request, gamma 2, p = (0.7, 0.3) and q = (0.5, 0.5) at the first position, so c_1 = 0.8. The second position's
-confidence is 0.9 after x_1 = A and 0 after x_1 = B. Tokens are drafted, planned and accepted by the project's own code.
+One request, gamma 2, p = (0.7, 0.3) and q = (0.5, 0.5) at the first position, so c_1 = 0.8. The second confidence is
+0.9 after x_1 = A and 0 after x_1 = B.
 
-Then two such requests at a time, of which the planner decides who drafts. The others have what prompt lookup found,
-here always B and B, with confidence 0.3.
+Then two such requests, of which the planner chooses for the model; the rest has a lookup, B and B, of confidence 0.3.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Callable
@@ -35,7 +32,7 @@ Plan = Callable[[torch.Tensor], torch.Tensor]
 
 
 def first_tokens(plan: Plan, seed: int = 0) -> tuple[float, dict[int, int]]:
-    """Share of A among the first tokens of SAMPLES steps one after the other, and how often each length was verified.
+    """Share of A among the first tokens of SAMPLES consecutive steps, and how often each length was verified.
 
     plan: verify_lens [1] from confidence [1, 2].
     """
@@ -61,8 +58,6 @@ def first_tokens(plan: Plan, seed: int = 0) -> tuple[float, dict[int, int]]:
 
 
 def steps_of(planner: Planner) -> Plan:
-    """Whole steps of a planner; where it does not draft, nothing is verified."""
-
     def plan(confidence: torch.Tensor) -> torch.Tensor:
         step = view(1, 2)
         budget = planner.budget(step)
@@ -79,7 +74,7 @@ def steps_of(planner: Planner) -> Plan:
 
 
 def naive(seconds: list[float]) -> Plan:
-    """The global maximum of the whole curve of the current step: lines 7 to 15 of Algorithm 1 without the break."""
+    """The global maximum of the current step's whole curve: lines 7 to 15 of Algorithm 1 without the break."""
 
     def plan(confidence: torch.Tensor) -> torch.Tensor:
         survival = survival_of(confidence)[0]
@@ -109,7 +104,7 @@ def asynchronous(seconds: list[float]) -> Asynchronous:
     ],
 )
 def test_planners_keep_the_distribution(planner, lengths_seen):
-    """The lengths are asserted because a planner that always does the same is lossless for the wrong reason."""
+    """Several lengths must occur: a constant planner is lossless for the wrong reason."""
     share, lengths = first_tokens(steps_of(planner))
     assert abs(share - 0.7) < bound(0.7)
     assert {length for length, count in lengths.items() if count > SAMPLES / 20} == lengths_seen
@@ -121,7 +116,7 @@ def test_baselines_keep_the_distribution(planner):
     assert abs(share - 0.7) < bound(0.7)
 
 
-def test_the_naive_search_is_seen():
+def test_the_naive_search_is_detected():
     share, lengths = first_tokens(naive(APPENDIX))
     assert abs(share - 0.85) < bound(0.85)
     assert abs(share - 0.7) > 3 * bound(0.7)
@@ -131,7 +126,7 @@ def test_the_naive_search_is_seen():
 
 
 class Peeking(Asynchronous):
-    """The same search, but over the step that is being planned."""
+    """The same search over the current step."""
 
     def admit(self, confidence, draft_lens, budget):
         survival = survival_of(confidence)[0]
@@ -139,7 +134,7 @@ class Peeking(Asynchronous):
         return throughput.argmax(keepdim=True) if budget.draft else torch.zeros(1, dtype=torch.int64)
 
 
-def test_an_asynchronous_planner_that_peeks_is_seen():
+def test_an_asynchronous_planner_that_peeks_is_detected():
     share, _ = first_tokens(steps_of(Peeking(curve_cost(1, APPENDIX), 2, smoothing=1)))
     assert share > 0.7 + bound(0.7)
 
@@ -151,15 +146,15 @@ LOOKUP = torch.tensor([0.3, 0.6])
 
 
 def shares_of_two(asks: Asks, seed: int = 0) -> tuple[list[float], list[float]]:
-    """Two shares of two requests: of A among their first tokens, and of steps in which the model drafted for them.
+    """Shares of two requests: of A among their first tokens, and of steps in which the model drafted for them.
 
-    asks: (asked [2] bool, verify_lens [2]) from the drafts [2, 2] that the model would make and their confidences.
+    asks: (asked [2] bool, verify_lens [2]) from the model's drafts [2, 2] and their confidences.
     """
     generator = torch.Generator().manual_seed(seed)
     tokens = (torch.rand(SAMPLES, 2, 2, generator=generator) >= Q[:, 0]).long()
     confidence = torch.stack([torch.full((SAMPLES, 2), 0.8), torch.where(tokens[:, :, 0] == A, 0.9, 0.0)], 2)
-    found = [asks(drafts, sure) for drafts, sure in zip(tokens, confidence, strict=True)]
-    asked, verify_lens = torch.cat([a for a, _ in found]), torch.cat([n for _, n in found])
+    chosen = [asks(drafts, sure) for drafts, sure in zip(tokens, confidence, strict=True)]
+    asked, verify_lens = torch.cat([a for a, _ in chosen]), torch.cat([n for _, n in chosen])
     drafts = torch.where(asked[:, None], tokens.flatten(0, 1), torch.full((2,), B))
     q = torch.where(asked[:, None, None], Q, torch.nn.functional.one_hot(torch.full((2,), B), 2).float())
     _, out = accept(
@@ -177,8 +172,6 @@ def shares_of_two(asks: Asks, seed: int = 0) -> tuple[list[float], list[float]]:
 
 
 def asks_of(planner: Planner) -> Asks:
-    """Whole steps of a planner, lookups included."""
-
     def asks(drafts: torch.Tensor, sure: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         step = view(2, 2)
         budget = planner.budget(step)
@@ -193,7 +186,7 @@ def asks_of(planner: Planner) -> Asks:
 
 
 def drafting_is_dear(smoothing: int, each: float = 0.65) -> Asynchronous:
-    """The model's drafts pay where both requests drew A two steps ago; else probes find out when they do again."""
+    """The model's drafts pay where both requests drew A two steps ago; probes must find out when they pay again."""
     drafts = [Point(n, 0, 0, (n * each,)) for n in (1, 2)]
     verify = [Point(2, 2 + k, 0, (1.0 + 0.1 * k,)) for k in range(5)]
     planner = Asynchronous(StepCost([*verify, *drafts]), 2, smoothing=smoothing, held=1)
@@ -202,29 +195,29 @@ def drafting_is_dear(smoothing: int, each: float = 0.65) -> Asynchronous:
 
 
 @pytest.mark.parametrize(("smoothing", "each"), [(1, 0.65), (4, 0.7)])
-def test_whether_the_model_drafts_is_decided_without_a_look_at_what_is_drawn(smoothing, each):
-    """Drafts that some have in some steps: the model's, looked-up ones or none, as the steps before suggest."""
+def test_whether_the_model_drafts_does_not_depend_on_the_draw(smoothing, each):
+    """Earlier steps decide between the model's drafts, lookups and none."""
     shares, asked = shares_of_two(asks_of(drafting_is_dear(smoothing, each)))
     assert all(abs(share - 0.7) < bound(0.7) for share in shares)
     assert all(0.04 < share < 0.96 for share in asked)
 
 
 SHALLOW = torch.tensor([0.6, 0.4])
-"""q of a draft of one token, which another block makes than one of two."""
+"""q of a draft of one token; a block of two has another q."""
 
 
 def shares_by_depth(depths: Callable[[torch.Tensor, torch.Tensor], tuple[int, torch.Tensor]]) -> tuple[float, float]:
     """Share of A among the first tokens of one request, and of steps that drafted two tokens.
 
-    depths: (tokens drafted, verify_lens [1]) from what either block would draw [2, 2] and its confidences [2, 2]; row 0
-    is the shallow one, which has one token.
+    depths: (tokens drafted, verify_lens [1]) from the draws of either block [2, 2] and its confidences [2, 2]; row 0 is
+    the shallow one.
     """
     generator = torch.Generator().manual_seed(0)
     tokens = (torch.rand(SAMPLES, 2, 2, generator=generator) >= torch.stack([SHALLOW, Q[0]])[:, :1]).long()
     deep = torch.stack([torch.full((SAMPLES,), 0.8), torch.where(tokens[:, 1, 0] == A, 0.9, 0.0)], 1)
     confidence = torch.stack([torch.tensor([0.9, 0.0]).expand(SAMPLES, 2), deep], 1)
-    found = [depths(drafts, sure) for drafts, sure in zip(tokens, confidence, strict=True)]
-    chosen, verify_lens = torch.tensor([depth for depth, _ in found]) - 1, torch.cat([n for _, n in found])
+    choices = [depths(drafts, sure) for drafts, sure in zip(tokens, confidence, strict=True)]
+    chosen, verify_lens = torch.tensor([depth for depth, _ in choices]) - 1, torch.cat([n for _, n in choices])
     drafts = tokens[torch.arange(SAMPLES), chosen]
     _, out = accept(
         Verification(
@@ -240,8 +233,8 @@ def shares_by_depth(depths: Callable[[torch.Tensor, torch.Tensor], tuple[int, to
     return float((out[:, 0] == A).float().mean()), float(chosen.float().mean())
 
 
-def test_how_much_is_drafted_is_decided_without_a_look_at_what_is_drawn():
-    """One token or two, as what the steps before drew suggests; their blocks have other q."""
+def test_how_much_is_drafted_does_not_depend_on_the_draw():
+    """Earlier draws decide between one token and two."""
     drafts = [Point(1, 0, 0, (0.05,)), Point(2, 0, 0, (0.1,))]
     verify = [Point(2, 2 + k, 0, (1.0 + 0.1 * k,)) for k in range(5)]
     planner = Asynchronous(StepCost([*verify, *drafts]), 2, smoothing=1, held=1)
@@ -265,8 +258,8 @@ def test_how_much_is_drafted_is_decided_without_a_look_at_what_is_drawn():
     assert 0.1 < deep < 0.9
 
 
-def test_a_depth_that_is_chosen_by_what_is_drawn_is_seen():
-    """Whoever drew B in the deep block has the shallow one drawn instead."""
+def test_a_depth_chosen_by_the_draw_is_detected():
+    """After B in the deep block, the shallow one is used."""
 
     def depths(drafts: torch.Tensor, sure: torch.Tensor) -> tuple[int, torch.Tensor]:
         return (2 if drafts[1, 0] == A else 1), torch.tensor([1])
@@ -276,8 +269,8 @@ def test_a_depth_that_is_chosen_by_what_is_drawn_is_seen():
 
 
 @pytest.mark.parametrize("deciding", [0.25, 0.4])
-def test_when_it_rests_is_decided_without_a_look_at_what_is_drawn(deciding):
-    """Lookups now and then, and in the other steps nothing: some rests end by a probe, some because a draft paid."""
+def test_rests_do_not_depend_on_the_draw(deciding):
+    """Some rests end by a probe, some because a draft paid."""
     planner = drafting_is_dear(1)
     planner.cost.observe_deciding(deciding)
     looked = []
@@ -298,8 +291,8 @@ def test_when_it_rests_is_decided_without_a_look_at_what_is_drawn(deciding):
     assert 0.05 < sum(looked) / SAMPLES < 0.95
 
 
-def test_a_rest_that_ends_by_what_is_drawn_is_seen():
-    """Whoever drew A first has its draft taken after all; who drew B, rests."""
+def test_a_rest_that_ends_by_the_draw_is_detected():
+    """After A the draft is kept; after B the request rests."""
 
     def asks(drafts: torch.Tensor, sure: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.tensor([True, True]), torch.where(drafts[:, 0] == A, 1, 0)
@@ -308,8 +301,8 @@ def test_a_rest_that_ends_by_what_is_drawn_is_seen():
     assert all(abs(share - 0.85) < bound(0.85) for share in shares)
 
 
-def test_a_choice_of_the_source_that_looks_at_the_draw_is_seen():
-    """Who drew B gets the looked-up draft instead, of which the planner might think that it is as good."""
+def test_a_source_chosen_by_the_draw_is_detected():
+    """After B the lookup is used, which the planner rates as equally good."""
 
     def asks(drafts: torch.Tensor, sure: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return drafts[:, 0] == A, torch.tensor([1, 1])
@@ -318,8 +311,8 @@ def test_a_choice_of_the_source_that_looks_at_the_draw_is_seen():
     assert all(abs(share - 0.85) < bound(0.85) for share in shares)
 
 
-def test_leaving_out_a_request_for_its_own_draw_is_seen():
-    """Nothing is verified of drafts that are not sure to the end, and a token is drawn without them."""
+def test_excluding_a_request_by_its_own_draw_is_detected():
+    """A draft that is unsure at its end is not verified."""
 
     def asks(drafts: torch.Tensor, sure: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.tensor([True, True]), torch.where(sure[:, 1] > 0, 2, 0)

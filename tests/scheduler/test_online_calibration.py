@@ -1,6 +1,4 @@
-"""OnlineCalibration: confidences become chances while serving, from earlier steps alone."""
-
-from __future__ import annotations
+"""OnlineCalibration turns confidences into chances while serving."""
 
 import numpy as np
 import pytest
@@ -19,7 +17,7 @@ SAMPLED = CLASSES.index("sampled, model")
 
 
 def drafts(count: int, seed: int, case: int = SAMPLED, slopes: np.ndarray = SLOPES) -> Records:
-    """Raw confidences whose chances have these slopes and shifts, verified to random lengths."""
+    """Raw confidences with these slopes and shifts, verified to random lengths."""
     draw = np.random.default_rng(seed)
     confidence = sigmoid(draw.normal(0.5, 2.0, (count, GAMMA))).astype(np.float32)
     kept = draw.random((count, GAMMA)) < sigmoid(logit(confidence) * slopes + SHIFTS)
@@ -35,47 +33,47 @@ def shown(to: OnlineCalibration, records: Records, step: int = 7) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 7, 500])
-def test_it_finds_what_a_fit_of_all_finds(step: int) -> None:
+def test_it_agrees_with_a_fit_of_all_records(step: int) -> None:
     records, held_out = drafts(12000, 0), drafts(12000, 1)
-    found = OnlineCalibration(GAMMA)
-    shown(found, records, step)
-    often = slice(2)  # tested
-    np.testing.assert_allclose(found.slopes[SAMPLED, often], SLOPES[often], atol=0.1)
-    np.testing.assert_allclose(found.shifts[SAMPLED, often], SHIFTS[often], atol=0.15)
-    raw, online = quality(held_out), quality(held_out, found.table().by_class[SAMPLED])
+    learned = OnlineCalibration(GAMMA)
+    shown(learned, records, step)
+    often = slice(2)
+    np.testing.assert_allclose(learned.slopes[SAMPLED, often], SLOPES[often], atol=0.1)
+    np.testing.assert_allclose(learned.shifts[SAMPLED, often], SHIFTS[often], atol=0.15)
+    raw, online = quality(held_out), quality(held_out, learned.table().by_class[SAMPLED])
     fitted = quality(held_out, fit_joint(records))
     assert sum(online.ece) < 0.4 * sum(raw.ece)
     assert sum(online.ece) < sum(fitted.ece) + 0.03
 
 
 def test_it_follows_a_change() -> None:
-    found = OnlineCalibration(GAMMA)
-    shown(found, drafts(20000, 0))
-    shown(found, drafts(20000, 1, slopes=SLOPES + 0.5))
-    np.testing.assert_allclose(found.slopes[SAMPLED, :2], SLOPES[:2] + 0.5, atol=0.2)
+    online = OnlineCalibration(GAMMA)
+    shown(online, drafts(20000, 0))
+    shown(online, drafts(20000, 1, slopes=SLOPES + 0.5))
+    np.testing.assert_allclose(online.slopes[SAMPLED, :2], SLOPES[:2] + 0.5, atol=0.2)
 
 
-def test_classes_are_apart_and_lookups_stay_as_they_are() -> None:
-    found = OnlineCalibration(GAMMA)
-    shown(found, drafts(4000, 0))
-    shown(found, drafts(4000, 1, CLASSES.index("sampled, lookup")))
+def test_classes_are_separate_and_lookups_unchanged() -> None:
+    online = OnlineCalibration(GAMMA)
+    shown(online, drafts(4000, 0))
+    shown(online, drafts(4000, 1, CLASSES.index("sampled, lookup")))
     others = np.arange(len(CLASSES)) != SAMPLED
-    assert (found.slopes[others] == 1).all()
-    assert (found.shifts[others] == 0).all()
-    assert (found.slopes[SAMPLED] != 1).all()
+    assert (online.slopes[others] == 1).all()
+    assert (online.shifts[others] == 0).all()
+    assert (online.slopes[SAMPLED] != 1).all()
 
 
 def test_it_starts_from_the_profiles() -> None:
     table = CalibrationTable.of({CLASSES[SAMPLED]: Calibration((2.0,) * GAMMA, (0.5,) * GAMMA)}, GAMMA)
-    found = OnlineCalibration(GAMMA + 3, table)
-    both = (each.parameters(GAMMA + 3, torch.device("cpu")) for each in (found.table(), table))
+    online = OnlineCalibration(GAMMA + 3, table)
+    both = (each.parameters(GAMMA + 3, torch.device("cpu")) for each in (online.table(), table))
     for ours, theirs in zip(*both, strict=True):
         torch.testing.assert_close(ours, theirs)
 
 
-def test_nothing_but_failures_keeps_it_finite() -> None:
-    records, found = drafts(30000, 0), OnlineCalibration(GAMMA)
-    shown(found, Records(records.confidence * 0 + 1, records.verify_lens, records.accepted * 0, records.classes), 64)
-    inverse, shifts = found.table().parameters(GAMMA, torch.device("cpu"))
+def test_it_stays_finite_when_all_drafts_fail() -> None:
+    records, online = drafts(30000, 0), OnlineCalibration(GAMMA)
+    shown(online, Records(records.confidence * 0 + 1, records.verify_lens, records.accepted * 0, records.classes), 64)
+    inverse, shifts = online.table().parameters(GAMMA, torch.device("cpu"))
     assert bool(torch.isfinite(inverse).all() and torch.isfinite(shifts).all() and (inverse > 0).all())
     assert float(torch.sigmoid(inverse[SAMPLED, 0] * 16.6 + shifts[SAMPLED, 0])) < 0.05

@@ -1,6 +1,4 @@
-"""Which chunks are read, decided from made costs: bounds, shares, levels and turns are kept in simulated traffic."""
-
-from __future__ import annotations
+"""Which prompt chunks are read: simulated traffic keeps bounds, shares, levels and turns."""
 
 from dataclasses import dataclass, field
 
@@ -40,7 +38,7 @@ class Waiting:
 
 @dataclass
 class Simulation:
-    """A scheduler on a clock of its own that builds batches as SGLang does, with the true costs above."""
+    """A scheduler with its own clock that builds batches as SGLang does."""
 
     pauses: Pauses
     arrivals: list[tuple[float, int]]  # seconds, tokens
@@ -104,13 +102,13 @@ class Simulation:
         return everyone
 
 
-def test_answers_never_stand_still_longer_than_the_bound() -> None:
+def test_answers_never_pause_longer_than_the_bound() -> None:
     rng = np.random.default_rng(0)
     arrivals = [(float(when), int(rng.choice([50, 200, 1000, 6000]))) for when in np.cumsum(rng.exponential(1.0, 100))]
     simulation = Simulation(Pauses(BOUND, made_cost()), arrivals)
     simulation.run(120)
     assert max(simulation.gaps) <= BOUND * 1.02 + STEP
-    assert np.quantile(simulation.gaps, 0.99) > BOUND / 2  # the bound is used
+    assert np.quantile(simulation.gaps, 0.99) > BOUND / 2
 
 
 def test_the_bound_holds_once_a_server_without_measurements_has_read_two_prompts() -> None:
@@ -141,7 +139,7 @@ def test_answers_keep_their_share_and_the_prompt_waits_no_longer() -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 50, 200])
-def test_a_short_prompt_passes_a_long_one_and_the_decode_steps_owed_for_it(tokens: int) -> None:
+def test_a_short_prompt_passes_a_long_one_and_its_pending_decode_steps(tokens: int) -> None:
     simulation = Simulation(Pauses(BOUND, made_cost()), [(0.0, 6000), (1.0, tokens), (2.05, tokens), (3.1, tokens)])
     long, *short = simulation.run(30)
     for each in short:
@@ -161,7 +159,7 @@ def test_where_reading_is_slow_a_short_prompt_passes_though_it_breaks_the_bound(
 
 
 def test_a_flood_of_short_prompts_starves_no_long_one() -> None:
-    """They come faster than they can be read, for ever."""
+    """Short prompts come faster than they can be read."""
     flood = [(when, 100) for when in np.arange(0.5, 200, 0.04).tolist()]
     simulation = Simulation(Pauses(BOUND, made_cost()), [(0.0, 3000), *flood])
     long, *_ = simulation.run(120)
@@ -185,7 +183,7 @@ def test_service_levels_get_the_time_they_need_from_every_prompt() -> None:
     assert max(simulation.gaps) <= BOUND * 1.02 + STEP
 
 
-def test_levels_that_no_step_keeps_bound_nothing() -> None:
+def test_levels_that_no_step_keeps_are_ignored() -> None:
     assert level_share(np.array([100.0, 0.0]), 50.0) == 0
     assert level_share(np.array([0.0]), 50.0) == 0
     assert level_share(np.array([45.0, 10.0]), 50.0) == MOST_SHARE
@@ -232,6 +230,7 @@ def test_prompts_that_wait_in_order_of_arrival_do_not_pass() -> None:
     assert chunk is not None
     assert chunk.unfinished is None
     pauses.launch(BOUND, long=True, level_share=0.0)
+    pauses.observe_chunk(chunk.tokens, pairs_of([chunk.tokens], [0]), BOUND)
     pauses.stepped()
     assert pauses.choose([Prompt(50, 0, 0)], Prompt(6000, 0, 9e9)) is None
 
@@ -246,7 +245,7 @@ def test_the_cost_grows_with_the_context_and_its_inverse_agrees() -> None:
     assert cost.largest(FORWARD / 2, 0) == 0
 
 
-def test_impossible_times_teach_nothing() -> None:
+def test_impossible_times_are_ignored() -> None:
     cost = made_cost()
     before = cost.seconds(100, 5000)
     for seconds in (0.0, -1.0, float("nan"), float("inf")):
@@ -256,7 +255,25 @@ def test_impossible_times_teach_nothing() -> None:
     assert cost.seconds(100, 5000) < 1.5 * before
 
 
+@pytest.mark.parametrize("factor", [0.2, 5.0])
+def test_times_of_another_minute_are_unlearned_within_a_prompt(factor: float) -> None:
+    cost = PrefillCost()
+    for times in (factor, 1.0):
+        for context in range(0, 2400, 100):
+            cost.observe(100, pairs_of([100], [context]), times * taken(100, context))
+    for context in (0, 1200, 3000):
+        assert cost.seconds(100, pairs_of([100], [context])) == pytest.approx(taken(100, context), rel=0.3)
+
+
+def test_times_of_short_prompts_tell_of_long_ones() -> None:
+    """The machine has become twice as slow as its profile says; only prompts of one chunk have shown it."""
+    cost = made_cost()
+    for _ in range(40):
+        cost.observe(60, pairs_of([60], [0]), 2 * taken(60))
+    assert cost.seconds(100, pairs_of([100], [4000])) == pytest.approx(2 * taken(100, 4000), rel=0.1)
+
+
 @pytest.mark.parametrize("data", [{"tokens": 1, "context": 0}, {"tokens": 0, "context": 0, "seconds": 1.0}, 7])
-def test_damaged_points_say_what_they_need(data: object) -> None:
+def test_damaged_points_are_explained(data: object) -> None:
     with pytest.raises(ValueError, match="a measured prefill"):
         PrefillPoint.from_json(data)

@@ -1,6 +1,4 @@
-"""Planners against brute force; the asynchronous planner's past, what it corrects by it, and the curve it shows."""
-
-from __future__ import annotations
+"""Planners against brute force; the asynchronous planner's history, correction and curve."""
 
 import numpy as np
 import pytest
@@ -62,14 +60,14 @@ def test_budget_is_the_best_of_the_jagged_curve_of_two_steps_ago(seed):
     budget = planner.budget(steps[2])
     survival = confidences[0].cumprod(1)
     cost = planner.cost.seconds(requests, np.arange(requests, requests + room + 1), 0.0)
-    found = [
+    throughputs = [
         (requests + max(value(survival, f) for f in prefixes(limits, k))) / (cost[k] + draft) for k in range(room + 1)
     ]
     if not budget.draft or budget.probe:
-        assert room == 0 or requests / cost[0] >= max(found) * (1 - 1e-4)
+        assert room == 0 or requests / cost[0] >= max(throughputs) * (1 - 1e-4)
     else:
-        assert max(found) > requests / cost[0] * (1 - 1e-4)
-        assert found[budget.tokens] == pytest.approx(max(found), rel=1e-4)  # survivals are rounded to 2e-5
+        assert max(throughputs) > requests / cost[0] * (1 - 1e-4)
+        assert throughputs[budget.tokens] == pytest.approx(max(throughputs), rel=1e-4)  # survivals are rounded to 2e-5
         assert budget.predicted_seconds(budget.tokens) == pytest.approx(cost[budget.tokens] + draft)
 
 
@@ -80,7 +78,7 @@ def test_the_search_gets_over_a_cliff():
 
 
 def test_a_plan_holds_for_a_few_steps_of_the_same_requests():
-    """Budgets that follow every step in turn, made anew when a plan is old and when a request joins."""
+    """A plan holds until it expires or a request joins."""
     planner = Asynchronous(curve_cost(2, CHEAP), GAMMA, smoothing=1, held=3)
     planner.correction.observe = lambda *args, **kwargs: None
     less = np.full((2, GAMMA), 0.75, dtype=np.float32)
@@ -97,7 +95,7 @@ def test_a_plan_holds_for_a_few_steps_of_the_same_requests():
 
 
 def test_the_newest_step_does_not_reach_the_budget():
-    """Budgets follow confidences by two steps exactly, whenever they are observed."""
+    """Budgets follow confidences by exactly two steps."""
     planner = uncorrected(curve_cost(2, CHEAP))
     alone = {}
     for name, confidence in (("likely", LIKELY), ("unlikely", UNLIKELY)):
@@ -110,7 +108,7 @@ def test_the_newest_step_does_not_reach_the_budget():
 
 
 def test_late_observation_plans_the_same():
-    """A GPU is late so: a step is observed only when the next one has been planned."""
+    """On a GPU a step is observed only after the next one has been planned."""
     prompt, late = (uncorrected(curve_cost(2, CHEAP)) for _ in range(2))
     rng = np.random.default_rng(1)
     waiting, budgets = None, []
@@ -148,12 +146,12 @@ def test_steps_are_observed_in_order_and_once():
 @pytest.mark.parametrize(
     "other",
     [
-        {"generations": [2, 1]},  # row 0 was given to another request, or its request was retracted and prefilled again
-        {"rows": [5, 1]},  # request 0 left, another one joined in a row of its own
+        {"generations": [2, 1]},  # row 0 went to another request, or its request was retracted and prefilled again
+        {"rows": [5, 1]},  # request 0 left, a new one joined in another row
     ],
 )
 def test_history_belongs_to_a_request(other):
-    """The history of row 0 says nothing of the request that now is in its place: the mean of all does."""
+    """A new request in row 0 starts from the mean of all requests."""
     planner = uncorrected(curve_cost(2, CHEAP))
     good_then_bad = np.array([[0.99] * GAMMA, [0.2] * GAMMA], dtype=np.float32)
     for _ in range(50):
@@ -163,24 +161,24 @@ def test_history_belongs_to_a_request(other):
     assert known.all()
     assert same[0] == pytest.approx(good_then_bad.cumprod(1), rel=1e-5)
     changed = view(2, GAMMA, **other)
-    found, _ = planner.history.read(changed.rows, changed.generations, 1)
+    curve, _ = planner.history.read(changed.rows, changed.generations, 1)
     known = planner.history.counts(changed.rows, changed.generations) > 0
     assert known.tolist() == [False, True]
-    assert found[0, 0] == pytest.approx(good_then_bad.cumprod(1).mean(0), rel=0.05)
-    assert found[0, 1] == pytest.approx(good_then_bad[1].cumprod(), rel=1e-5)
+    assert curve[0, 0] == pytest.approx(good_then_bad.cumprod(1).mean(0), rel=0.05)
+    assert curve[0, 1] == pytest.approx(good_then_bad[1].cumprod(), rel=1e-5)
 
 
-def test_groups_know_nothing_of_each_other():
+def test_groups_are_independent():
     history, groups = SurvivalHistory(GAMMA), np.array([0, 7])
     bad, good = (np.full(GAMMA, share, dtype=np.float32) for share in (0.1, 0.9))
     for _ in range(POOL):
         history.write(np.array([0, 1]), np.ones(2, dtype=int), np.stack([good, bad]), groups=groups)
     for samples in (1, 8):
-        found, _ = history.read(np.array([2, 3, 0]), np.ones(3, dtype=int), samples, np.array([7, 0, 0]))
+        curves, _ = history.read(np.array([2, 3, 0]), np.ones(3, dtype=int), samples, np.array([7, 0, 0]))
         known = history.counts(np.array([2, 3, 0]), np.ones(3, dtype=int)) > 0
         assert known.tolist() == [False, False, True]
-        assert found[:, 0] == pytest.approx(np.tile(bad, (len(found), 1)), abs=0.02)
-        assert found[:, 1:] == pytest.approx(np.full((len(found), 2, GAMMA), 0.9), abs=0.02)
+        assert curves[:, 0] == pytest.approx(np.tile(bad, (len(curves), 1)), abs=0.02)
+        assert curves[:, 1:] == pytest.approx(np.full((len(curves), 2, GAMMA), 0.9), abs=0.02)
     for group in range(100, 100 + 2 * MOST_GROUPS):
         history.read(np.array([2]), np.array([1]), 1, np.array([group]))
     assert len(history._pools) == MOST_GROUPS
@@ -191,14 +189,14 @@ def test_a_late_write_of_the_former_request_does_not_leak():
     old, new = (np.full((1, GAMMA), c, dtype=np.float32) for c in (0.99, 0.3))
     run(planner, view(1, GAMMA, generations=[1]), old, draft=True)
     run(planner, view(1, GAMMA, generations=[1]), old, draft=True)
-    run(planner, view(1, GAMMA, generations=[2]), new, draft=True)  # planned before the last of `old` is absorbed
+    run(planner, view(1, GAMMA, generations=[2]), new, draft=True)  # planned before the last step of `old` is absorbed
     run(planner, view(1, GAMMA, generations=[2]), new, draft=True)
     run(planner, view(1, GAMMA, generations=[2]), new, draft=True)
-    found, _ = planner.history.read(np.array([0]), np.array([2]), 4)
+    curves, _ = planner.history.read(np.array([0]), np.array([2]), 4)
     known = planner.history.counts(np.array([0]), np.array([2])) > 0
-    found = found[:4]  # its own; others' follow
+    curves = curves[:4]  # the next request's curves follow
     assert known.all()
-    assert found == pytest.approx(np.broadcast_to(new.cumprod(1), found.shape), rel=1e-5)
+    assert curves == pytest.approx(np.broadcast_to(new.cumprod(1), curves.shape), rel=1e-5)
 
 
 def test_requests_without_speculation_leave_no_history():
@@ -211,7 +209,7 @@ def test_requests_without_speculation_leave_no_history():
 
 
 def test_smoothing_takes_the_mean_of_the_curves():
-    """A lone request whose drafts are good every other time gets one budget, not two that are each a step late."""
+    """If drafts are good every second time, the request gets one budget, not two that each lag a step."""
     cost = curve_cost(1, [1.0, 1.4, 1.8, 2.2])
     good, bad = (np.full((1, GAMMA), c, dtype=np.float32) for c in (0.95, 0.05))
     by_smoothing = {}
@@ -240,8 +238,8 @@ def test_memory_does_not_grow_with_uptime():
     assert len(planner._finished) <= 2
 
 
-def test_overconfident_survivals_are_corrected_by_what_is_accepted():
-    """Confidences say 0.95, a third of that survives: the planner stops drafting what does not pay."""
+def test_overconfident_survivals_are_corrected_by_acceptance():
+    """Confidences are 0.95, and a third survives."""
     cost = curve_cost(2, CHEAP, draft=0.1)
     rng = np.random.default_rng(0)
     sure = np.full((2, GAMMA), 0.95, dtype=np.float32)
@@ -256,21 +254,21 @@ def test_overconfident_survivals_are_corrected_by_what_is_accepted():
     assert sum(tokens or 0 for tokens in budgets["corrected"][-100:]) < 50 * 2 * GAMMA
 
 
-def test_calibrated_confidences_are_left_alone_whatever_is_verified():
-    """Positions that were not verified are censored: a low budget must not look like rejection."""
+def test_calibrated_confidences_stay_unchanged_whatever_is_verified():
+    """Unverified positions are censored: a low budget must not look like rejection."""
     planner = Asynchronous(curve_cost(8, [1.0 + 0.001 * k for k in range(8 * 7 + 1)]), 7)
     rng = np.random.default_rng(0)
     for _ in range(2000):
         confidence = rng.beta(4, 1, (8, 7)).astype(np.float32)
         survival = confidence.cumprod(1)
         accepted = (rng.random((8, 7)) < confidence).cumprod(1).sum(1)
-        verify_lens = (survival > 0.4).sum(1)  # the later, the more is censored
+        verify_lens = (survival > 0.4).sum(1)  # later positions are censored more often
         planner.correction.observe(survival, verify_lens, np.minimum(accepted, verify_lens) + 1)
     assert planner.correction.factor == pytest.approx(1.0, abs=0.02)
 
 
-def test_requests_with_rules_of_their_own_teach_the_others_nothing():
-    """A grammar refuses every draft of the first request; the second's are accepted as expected."""
+def test_requests_with_rules_do_not_affect_the_correction_of_the_rest():
+    """A grammar rejects every draft of the first request."""
 
     def factor(ruled: list[bool] | None) -> float:
         planner, rng = Asynchronous(curve_cost(2, [1.0] * 3), 1, held=1), np.random.default_rng(0)
@@ -283,13 +281,13 @@ def test_requests_with_rules_of_their_own_teach_the_others_nothing():
 
     assert factor([True, False]) == pytest.approx(1.0, abs=0.04)
     assert factor([True, True]) == 1.0
-    assert factor(None) < 0.6  # as if both were of one kind
+    assert factor(None) < 0.6
 
 
 @pytest.mark.parametrize("requests", [1, 32])
 @pytest.mark.parametrize("stated", [0.4, 0.9])
 def test_a_drafter_whose_drafts_all_fail_rests_within_a_few_steps(requests, stated):
-    """And drafts little more than its probes afterwards, however sure it is."""
+    """Afterwards it drafts little more than probes."""
     planner = Asynchronous(curve_cost(requests, [1.0 + 0.05 * k for k in range(requests * GAMMA + 1)], 0.2), GAMMA)
     confidence = np.full((requests, GAMMA), stated, dtype=np.float32)
     drafts = [run(planner, view(requests, GAMMA), confidence) is not None for _ in range(600)]
@@ -298,7 +296,6 @@ def test_a_drafter_whose_drafts_all_fail_rests_within_a_few_steps(requests, stat
 
 
 def test_a_planner_for_a_real_grid():
-    """Requests and contexts between the measured ones."""
     points = [
         Point(r, r * n, r * c, (5e-3 + 1e-4 * r * n + 1e-7 * r * c,))
         for r in (1, 8, 32)
@@ -314,11 +311,11 @@ def test_a_planner_for_a_real_grid():
 
 
 @pytest.mark.parametrize("smoothing", [1, 8])
-def test_the_curve_to_look_at_is_the_one_that_was_searched(smoothing):
+def test_the_shown_curve_is_the_searched_one(smoothing):
     planner = uncorrected(curve_cost(2, [1.0 + 0.2 * k for k in range(2 * GAMMA + 1)]), smoothing=smoothing)
     assert planner.curve() is None
     step = view(2, GAMMA)
-    confidence = np.array([[0.9, 0.8, 0.3]] * 2, dtype=np.float32)  # alike, and for long: so are all samples
+    confidence = np.array([[0.9, 0.8, 0.3]] * 2, dtype=np.float32)
     budgets = [run(planner, step, confidence, 2) for _ in range(40)]
     curve = planner.curve()
     assert curve.requests == 2
@@ -330,7 +327,7 @@ def test_the_curve_to_look_at_is_the_one_that_was_searched(smoothing):
     assert tokens == budgets[-1]
 
 
-def test_where_nobody_is_to_draft_the_curve_shows_what_drafting_would_bring():
+def test_without_drafting_the_curve_shows_the_expected_gain():
     planner = uncorrected(curve_cost(2, [1.0 + 3.0 * k for k in range(2 * GAMMA + 1)], draft=1.0))
     for _ in range(8):
         run(planner, view(2, GAMMA), np.full((2, GAMMA), 0.1, dtype=np.float32))

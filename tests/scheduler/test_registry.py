@@ -1,6 +1,4 @@
-"""The registry of planners: every entry makes what it says, and an unknown name is answered with the known ones."""
-
-from __future__ import annotations
+"""The registry of planners."""
 
 import pytest
 from planning import curve_cost

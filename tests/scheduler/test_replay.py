@@ -1,6 +1,4 @@
-"""A replay agrees with theory, drafts as the served drafter does, and shows planners the past alone."""
-
-from __future__ import annotations
+"""A replay agrees with theory, drafts as the served drafter, and shows planners only the past."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -38,19 +36,17 @@ def recording(answers: int = 4, length: int = 60) -> Positions:
     )
 
 
-def test_a_recording_is_read_as_it_was_written(tmp_path):
-    found = recording()
-    found.save(tmp_path / "kept.npz")
+def test_a_recording_round_trips(tmp_path):
+    recorded = recording()
+    recorded.save(tmp_path / "kept.npz")
     read = Positions.load(tmp_path / "kept.npz")
-    assert all(np.array_equal(getattr(found, name), getattr(read, name)) for name in Positions.__slots__)
+    assert all(np.array_equal(getattr(recorded, name), getattr(read, name)) for name in Positions.__slots__)
     (tmp_path / "other.npz").write_text("no recording")
     with pytest.raises(ValueError, match="is not a recording"):
         Positions.load(tmp_path / "other.npz")
 
 
 class Recorded(Drafter):
-    """Drafts of recorded positions, which are the anchors."""
-
     def __init__(self, shown: np.ndarray, lens: np.ndarray, by_model: bool):
         self.shown, self.lens, self.by_model, self.gamma = shown, lens, by_model, shown.shape[1]
         self.target_layers = ()
@@ -73,15 +69,15 @@ class Recorded(Drafter):
 
 @pytest.mark.parametrize("depth", [None, 2])
 def test_drafts_are_chosen_as_by_the_served_drafter(depth):
-    found = recording()
-    drafting = Drafting.of(found, None, 1.2, 1.7)
-    lookup = np.where(found.lookup_lens[:, None] > 0, found.lookup.astype(np.float32), 0).astype(np.float32)
+    recorded = recording()
+    drafting = Drafting.of(recorded, None, 1.2, 1.7)
+    lookup = np.where(recorded.lookup_lens[:, None] > 0, recorded.lookup.astype(np.float32), 0).astype(np.float32)
     served = LookupFirst(
-        Recorded(lookup, found.lookup_lens, by_model=False),
-        Recorded(found.model.astype(np.float32), np.full(len(found.model), GAMMA), by_model=True),
+        Recorded(lookup, recorded.lookup_lens, by_model=False),
+        Recorded(recorded.model.astype(np.float32), np.full(len(recorded.model), GAMMA), by_model=True),
         expected_run_length=1.7,
     )
-    rng, place = np.random.default_rng(1), np.arange(len(found.model))
+    rng, place = np.random.default_rng(1), np.arange(len(recorded.model))
     mask = rng.random(len(place)) < 0.7
     shown, lens, kept, looked_up, count = drafting.draft(place, mask, depth)
     zeros = torch.zeros(len(place))
@@ -95,14 +91,14 @@ def test_drafts_are_chosen_as_by_the_served_drafter(depth):
     assert np.array_equal(looked_up, draft.looked_up)
     assert np.array_equal(lens, draft.lens)
     assert np.array_equal(shown, draft.confidence)
-    assert np.array_equal(kept, np.where(looked_up, found.lookup_kept, found.model_kept))
+    assert np.array_equal(kept, np.where(looked_up, recorded.lookup_kept, recorded.model_kept))
 
 
 NO_HOST = {"noise": 0.0, "host": (0.0, 0.0)}
 
 
 def constant(milliseconds: float, draft: float = 0.0) -> StepCost:
-    """Every step takes as long, whatever is verified; only the planner's real time comes on top."""
+    """Every step takes the same time, plus the planner's real time."""
     return SyntheticCost(base=milliseconds, token=0.0, request=0.0, draft=draft, draft_request=0.0).model(7, 16_384)
 
 
@@ -122,20 +118,20 @@ def test_a_replay_gives_the_tokens_and_takes_the_time_of_its_steps():
 
 @pytest.mark.parametrize("chance", [0.0, 0.5, 0.9, 1.0])
 def test_users_are_as_fast_as_theory(chance: float) -> None:
-    """E[tokens of a step] = (1 - p^(gamma+1)) / (1 - p), less what an answer's end cuts off."""
+    """E[tokens of a step] = (1 - p^(gamma+1)) / (1 - p), minus the tokens cut off at an answer's end."""
     drafting = made_up(*[chance] * GAMMA, output=10_000)
-    found = Replay(VerifyAll(), constant(10.0, 2.0), drafting, 32, **NO_HOST).run(400, 0)
+    result = Replay(VerifyAll(), constant(10.0, 2.0), drafting, 32, **NO_HOST).run(400, 0)
     tokens = GAMMA + 1 if chance == 1 else (1 - chance ** (GAMMA + 1)) / (1 - chance)
-    assert found == pytest.approx(32 * tokens / 0.012, rel=0.02)
+    assert result == pytest.approx(32 * tokens / 0.012, rel=0.02)
 
 
-def test_made_up_answers_have_the_acceptance_that_was_given() -> None:
+def test_made_up_answers_have_the_given_acceptance() -> None:
     conditional = (0.85, 0.75, 0.7, 0.65)
-    found = Positions.made_up(conditional, 100, 1000)
+    positions = Positions.made_up(conditional, 100, 1000)
     for k, wanted in enumerate(conditional):
-        tested = found.model_kept >= k
-        assert (found.model_kept[tested] > k).mean() == pytest.approx(wanted, abs=0.01)
-        assert found.model[:, k].mean() == pytest.approx(wanted, abs=0.01)
+        tested = positions.model_kept >= k
+        assert (positions.model_kept[tested] > k).mean() == pytest.approx(wanted, abs=0.01)
+        assert positions.model[:, k].mean() == pytest.approx(wanted, abs=0.01)
     with pytest.raises(ValueError, match=r"0\.\.1 per position"):
         Positions.made_up((0.5, 1.5), 100, 10)
 
@@ -150,7 +146,7 @@ class Seen:
 
 @dataclass
 class Spy(Planner):
-    """Passes everything on, and keeps it."""
+    """Passes all calls on, and records them."""
 
     planner: Planner
     steps: list[Seen] = field(default_factory=list)
@@ -183,17 +179,17 @@ def test_a_planner_is_shown_the_past_and_this_draft_in_that_order() -> None:
     for seen in spy.steps:
         keys = list(zip(seen.view.rows.tolist(), seen.view.generations.tolist(), strict=True))
         for index, key in enumerate(keys):
-            if key in known:  # what the view says is what came out of the steps before
+            if key in known:  # the view contains the outcomes of earlier steps
                 assert seen.view.contexts[index] == known[key]
             known[key] = seen.view.contexts[index] + seen.accept_lens[index]
     assert len({row for row, _ in known}) == 6
-    assert len(known) > 50  # rows are used again, under another generation
+    assert len(known) > 50  # rows are reused, under another generation
     emitted = sum(int(seen.accept_lens.sum()) for seen in spy.steps)
-    assert emitted - len(known) * GAMMA <= replay.tokens <= emitted  # an answer's end cuts off a draft at most
+    assert emitted - len(known) * GAMMA <= replay.tokens <= emitted  # the end of an answer cuts off one draft at most
 
 
-def test_what_is_accepted_cannot_be_guessed_from_what_was_shown() -> None:
-    """Tokens admitted by their confidence are accepted as often as it says, neither more nor less."""
+def test_acceptance_equals_the_shown_confidence() -> None:
+    """Admission by confidence does not bias acceptance."""
     spy = Spy(Threshold(0.5))
     Replay(spy, constant(10.0), made_up(*[0.8] * GAMMA), 300, seed=2).run(200, 0)
     survival = np.concatenate([seen.confidence.cumprod(1) for seen in spy.steps])
@@ -213,18 +209,18 @@ def test_the_planners_are_no_worse_than_the_better_of_not_speculating_and_verify
         "sync": lambda: Synchronous(synthetic.model(5, size)),
         "async": lambda: Asynchronous(synthetic.model(5, size), 5),
     }
-    found = {
+    results = {
         name: Replay(planner(), synthetic.model(5, size), drafting, size).run(300, 60) for name, planner in make.items()
     }
-    best = max(found["off"], found["all"])
-    assert found["sync"] >= 0.97 * best
-    assert found["async"] >= 0.97 * best
+    best = max(results["off"], results["all"])
+    assert results["sync"] >= 0.97 * best
+    assert results["async"] >= 0.97 * best
     if size == 256:
-        assert found["all"] < found["off"] < found["async"]
+        assert results["all"] < results["off"] < results["async"]
 
 
 def test_a_planner_notices_that_the_machine_is_slower_than_its_profile() -> None:
-    cost = constant(1000.0)  # this machine's planning takes nothing beside it
+    cost = constant(1000.0)
     Replay(Synchronous(cost), constant(1500.0), made_up(*[0.7] * GAMMA), 4, **NO_HOST).run(2000, 0)
     assert cost.drift.plain == pytest.approx(1.5, rel=0.02)
 
@@ -237,7 +233,7 @@ def test_ten_thousand_requests() -> None:
     assert replay.tokens >= 0.99 * 20 * 10_000
 
 
-def test_a_synthetic_cost_is_what_its_formula_says() -> None:
+def test_a_synthetic_cost_equals_its_formula() -> None:
     synthetic = SyntheticCost(base=10, token=0.5, knee=0, request=0.25, context=1e-3, draft=2, draft_request=0.5)
     cost = synthetic.model(gamma=7, max_requests=100)
     for requests, context in [(1, 0), (3, 900.0), (20, 5000.0), (100, 60_000.0)]:
@@ -251,8 +247,8 @@ def test_a_synthetic_cost_is_what_its_formula_says() -> None:
 
 def test_the_same_seed_replays_the_same_answers():
     drafting = Drafting.of(recording(), None, 1.2, 1.7)
-    found = [Replay(VerifyAll(), curve_cost(3, [1.0] * 9), drafting, 3, seed=seed) for seed in (1, 1, 2)]
-    for replay in found:
+    replays = [Replay(VerifyAll(), curve_cost(3, [1.0] * 9), drafting, 3, seed=seed) for seed in (1, 1, 2)]
+    for replay in replays:
         replay.run(100, 5)
-    tokens = [replay.tokens for replay in found]
+    tokens = [replay.tokens for replay in replays]
     assert tokens[0] == tokens[1] != tokens[2]

@@ -1,6 +1,4 @@
-"""Service levels: what bounds a step, and who is served first."""
-
-from __future__ import annotations
+"""Service levels: how they bound a step and order requests."""
 
 import numpy as np
 import torch
@@ -33,7 +31,7 @@ def test_the_strictest_level_that_can_be_kept_bounds_the_step():
     assert stricter.tokens == bound.tokens
 
 
-def test_a_level_that_no_step_keeps_bounds_nothing():
+def test_a_level_that_no_step_keeps_is_ignored():
     free, _ = levelled([0, 0], [5, 5], RISING)
     hopeless, _ = levelled([1000, 0], [5, 5], RISING)
     assert hopeless.tokens == free.tokens
@@ -52,7 +50,7 @@ def test_a_level_that_only_plain_steps_keep_stops_drafting():
     assert not budget.draft
 
 
-def test_requests_behind_are_served_first():
+def test_requests_below_their_level_are_served_first():
     budget, _ = levelled([3.0, 3.0], [2.0, 4.0], RISING)
     assert budget.first.tolist() == [True, False]
     on_time, _ = levelled([3.0, 3.0], [np.inf, 3.0], RISING)

@@ -1,6 +1,4 @@
-"""The fast sort of survivals gives what the plain one gives."""
-
-from __future__ import annotations
+"""The fast sort of survivals equals the plain one."""
 
 import numpy as np
 import pytest
@@ -10,13 +8,13 @@ from outrider.scheduler.history import Correction
 
 
 def sorted_first(survival: np.ndarray, count: int) -> np.ndarray:
-    """`largest_survivals` by its meaning: the floats sorted, then rounded down."""
+    """Reference of `largest_survivals`: sorts the floats, then rounds down."""
     ordered = np.sort(survival, axis=1)[:, ::-1][:, :count]
     return np.floor(ordered * np.float32(RESOLUTION)).astype(np.uint16)
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_largest_is_what_its_reference_says(seed: int) -> None:
+def test_largest_equals_its_reference(seed: int) -> None:
     rng = np.random.default_rng(seed)
     samples, n = int(rng.integers(1, 6)), int(rng.integers(1, 300))
     count = int(rng.integers(0, n + 3))
@@ -25,9 +23,9 @@ def test_largest_is_what_its_reference_says(seed: int) -> None:
     survival[rng.random((samples, n)) < 0.2] = survival[0, 0]  # ties
     expected = sorted_first(survival, count)
     assert expected.shape == (samples, min(count, n))
-    found = largest_survivals(survival, count)
-    assert found.dtype == np.uint16
-    assert np.array_equal(found, expected)
+    sorted_fast = largest_survivals(survival, count)
+    assert sorted_fast.dtype == np.uint16
+    assert np.array_equal(sorted_fast, expected)
 
 
 def test_the_largest_correction_of_the_largest_survival_fits() -> None:

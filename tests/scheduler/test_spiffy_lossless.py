@@ -1,6 +1,4 @@
-"""Spiffy's loop comes through a block as base decoding does, in fewer forwards; another acceptance is noticed."""
-
-from __future__ import annotations
+"""Spiffy decodes a block as base decoding does, in fewer forwards; a wrong acceptance is detected."""
 
 import itertools
 from collections import Counter
@@ -29,12 +27,11 @@ def spiffy(
 
 
 def started(size: int, shown: int) -> np.ndarray:
-    """A block whose first tokens are a prompt's."""
     return np.array([1 + i % 5 for i in range(shown)] + [MASK] * (size - shown))
 
 
 def compared(policy: str, amount: float, size: int, seed: int | None, budgets: list[int]) -> list[int]:
-    """Forwards by budget over blocks of several beginnings; asserts that they all came the way of base decoding.
+    """Forwards by budget over blocks with several beginnings; asserts that all follow base decoding.
 
     A complete block that was in no forward takes one more, for its keys and values.
     """
@@ -57,7 +54,7 @@ def compared(policy: str, amount: float, size: int, seed: int | None, budgets: l
 @pytest.mark.parametrize("seed", [None, 7])
 @pytest.mark.parametrize("size", [4, 32])
 @pytest.mark.parametrize(("policy", "amount"), [("static", 1), ("static", 2), ("threshold", 0.4), ("threshold", 0.9)])
-def test_the_way_is_that_of_base_decoding(policy, amount, size, seed):
+def test_the_trajectory_equals_base_decoding(policy, amount, size, seed):
     without, one, three, all_drafted = compared(policy, amount, size, seed, [0, 1, 3, 10])
     assert all_drafted < without
     assert max(one, three) <= without
@@ -68,18 +65,18 @@ def test_drafts_of_a_quiet_denoiser_are_all_accepted():
     denoise, step = denoiser(size, VOCABULARY, unrest=0.0), static(1)
     graph = calibrated(denoise, step, size, step_tokens=1)
     fast = spiffy(denoise, step, started(size, 0), graph, len(graph), None)
-    assert fast.forwards == 2  # one that knows nothing, one that has everything drafted; the graph is a chain
+    assert fast.forwards == 2  # the second forward has all states; the graph is a chain
 
 
 @pytest.mark.parametrize(
     "broken",
     [
-        lambda root, drafts, stepped, mask: [0] if len(drafts) else [],  # whatever was drafted first is right
+        lambda root, drafts, stepped, mask: [0] if len(drafts) else [],  # accepts the first draft without a check
         lambda root, drafts, stepped, mask: [n for n, d in enumerate(drafts) if (d == root).sum() >= len(d) - 1][:1],
     ],
     ids=["first draft", "all but one token"],
 )
-def test_another_acceptance_is_noticed(broken, monkeypatch):
+def test_a_wrong_acceptance_is_detected(broken, monkeypatch):
     monkeypatch.setattr(reference, "follow", broken)
     with pytest.raises(AssertionError):
         compared("static", 1, 8, 7, [3])
@@ -88,20 +85,20 @@ def test_another_acceptance_is_noticed(broken, monkeypatch):
 
 
 def test_sampled_blocks_follow_the_base_policys_distribution():
-    """Temperature 1, every block a seed of its own, beside the exact probabilities of all ways through the block."""
+    """Each block has a seed, at temperature 1."""
     size, vocabulary, samples = 2, 4, 1200
     denoise = denoiser(size, vocabulary, unrest=0.5, firmness=0.5)
     graph = calibrated(denoise, static(1), size, step_tokens=1)
     expected = exact(denoise, np.full(size, MASK))
-    found: Counter[tuple[int, ...]] = Counter()
+    outcomes: Counter[tuple[int, ...]] = Counter()
     for seed in range(samples):
         fast = spiffy(denoise, static(1, seed), np.full(size, MASK), graph, 3, seed)
-        found[tuple(fast.states[-1].tolist())] += 1
-    assert p_value(found, expected, samples) > 1e-4
+        outcomes[tuple(fast.states[-1].tolist())] += 1
+    assert p_value(outcomes, expected, samples) > 1e-4
 
 
 def exact(denoise: Denoiser, state: np.ndarray) -> dict[tuple[int, ...], float]:
-    """Probability of every complete block under static(1): all draws of all positions, one revealed."""
+    """Probability of every complete block under static(1), one token revealed per step."""
     if not (state == MASK).any():
         return {tuple(state.tolist()): 1.0}
     distribution, result = denoise(state[None])[0], {}

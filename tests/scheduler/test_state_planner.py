@@ -1,6 +1,4 @@
-"""Draft states of a forward: as many as pay, none where none does, and rest where none does for long."""
-
-from __future__ import annotations
+"""Draft states of a forward: as many as pay."""
 
 import numpy as np
 import pytest
@@ -29,7 +27,7 @@ def admit(planner: StatePlanner, chances: list[float], sizes: list[float] | None
     return planner.admit(view(name), 1, [np.array(chances)], [np.array(sizes)])[0]
 
 
-def test_the_line_through_rounds_of_late():
+def test_the_line_through_recent_rounds():
     made = RoundCost()
     for fixed, per_row in ((0.01, 0.02), (0.05, 0.001)):
         for rows in (1, 2, 4, 8) * 200:
@@ -37,7 +35,7 @@ def test_the_line_through_rounds_of_late():
         assert made.seconds(np.array([2, 8])) == pytest.approx([fixed + 2 * per_row, fixed + 8 * per_row], rel=0.1)
 
 
-def test_what_was_measured_before_is_known_from_the_start_and_corrected():
+def test_earlier_measurements_are_known_from_the_start_and_corrected():
     points = [Point(1, 4 * rows, 100.0, (0.01 + 0.001 * rows,)) for rows in (1, 2, 4, 8)]
     made = RoundCost(StepCost(points), block_size=4)
     assert made.known
@@ -56,7 +54,7 @@ def test_rounds_of_one_size_leave_half_of_their_time_to_rows():
     assert made.seconds(np.array([3, 6])) == pytest.approx([0.012, 0.018])
 
 
-def test_none_where_rows_cost_all_and_all_where_they_cost_nothing():
+def test_no_drafts_where_rows_are_dear_and_all_where_they_are_free():
     chances, sizes = [0.9, 0.5, 0.1], [1.0, 1.0, 2.0]
     assert admit(StatePlanner(cost(0.0, 0.01)), chances, sizes) == 0
     assert admit(StatePlanner(cost(0.01, 0.0)), chances, sizes) == 3
@@ -69,7 +67,7 @@ def test_none_where_rows_cost_all_and_all_where_they_cost_nothing():
     st.floats(0.001, 1),
     st.floats(0, 0.1),
 )
-def test_no_more_than_there_is_and_never_worse_than_none(drafts, fixed, per_row):
+def test_no_more_drafts_than_exist_and_never_worse_than_none(drafts, fixed, per_row):
     planner = StatePlanner(cost(fixed, per_row))
     chances = [np.array([chance for chance, _ in own]) for own in drafts]
     sizes = [np.array([size for _, size in own]) for own in drafts]
@@ -81,14 +79,14 @@ def test_no_more_than_there_is_and_never_worse_than_none(drafts, fixed, per_row)
     assert steps / planned >= len(drafts) / without * (1 - 1e-9)
 
 
-def test_nothing_is_drafted_while_nothing_is_known_of_costs():
+def test_no_state_is_drafted_while_costs_are_unknown():
     planner = StatePlanner()
     assert admit(planner, [1.0]) == 0
     planner.cost = cost(0.01, 0.0)
     assert admit(planner, [1.0]) == 1
 
 
-def test_it_rests_where_nothing_pays_and_looks_are_paid_from_a_share_of_the_time():
+def test_it_rests_where_no_draft_pays_and_probes_take_a_share_of_the_time():
     planner, seven = StatePlanner(cost(0.0, 0.01)), view(7)
     planner.observe_deciding(0.0005, 1)
     looks = []
@@ -101,7 +99,7 @@ def test_it_rests_where_nothing_pays_and_looks_are_paid_from_a_share_of_the_time
     assert 0 < spent <= LOOK_SHARE * 4000 * 0.01
 
 
-def test_what_a_look_needs_is_kept_the_round_before():
+def test_the_round_before_a_probe_keeps_its_input():
     planner, seven = StatePlanner(cost(0.0, 0.01)), view(7)
     planner.observe_deciding(0.0005, 1)
     kept = True
@@ -112,7 +110,7 @@ def test_what_a_look_needs_is_kept_the_round_before():
         kept = not planner.rests
 
 
-def test_a_rest_ends_when_drafts_pay_again_or_others_come():
+def test_a_rest_ends_when_drafts_pay_again_or_requests_join():
     planner, seven = StatePlanner(cost(0.0, 0.01)), view(7)
     planner.observe_deciding(0.0005, 1)
     for _ in range(LOOKS):
@@ -136,7 +134,7 @@ def test_drafts_that_save_less_than_the_host_takes_to_make_them_do_not_pay():
         assert planner.looks(view(0)) is pays
 
 
-def test_what_pays_for_one_request_says_nothing_of_eight():
+def test_a_gain_for_one_request_does_not_carry_over_to_eight():
     planner = StatePlanner(RoundCost(StepCost([Point(r, n, 0.0, (s,)) for r in (1, 8) for n, s in DEAR_AT_EIGHT[r]])))
     planner.observe_deciding(0.0005, 1)
     planner.observe_deciding(0.0005, 8)
@@ -149,7 +147,7 @@ def test_what_pays_for_one_request_says_nothing_of_eight():
     for _ in range(3 * LOOKS):
         assert planner.looks(view(0))
         assert planner.admit(view(0), 1, drafts, sizes) == [1]
-    assert planner.looks(eight)  # others have come
+    assert planner.looks(eight)
     assert sum(planner.admit(eight, 8, drafts * 8, sizes * 8)) == 0
     assert not planner.looks(eight)
 
@@ -158,22 +156,22 @@ DEAR_AT_EIGHT = {1: [(1, 0.01), (2, 0.011)], 8: [(8, 0.01), (16, 0.03)]}
 """Seconds by rows, by requests."""
 
 
-def test_acceptance_is_learnt_where_it_is_seen():
-    found = StateAcceptance()
+def test_acceptance_is_learnt_where_it_is_observed():
+    acceptance = StateAcceptance()
     scores, depths = np.full(200, 0.95), np.ones(200, dtype=np.int64)
-    found.observe(scores, depths, np.arange(200) % 4 == 0)
-    near, far, low = found.chances(np.array([0.93, 0.95, 0.15]), np.array([1, 2, 1]))
+    acceptance.observe(scores, depths, np.arange(200) % 4 == 0)
+    near, far, low = acceptance.chances(np.array([0.93, 0.95, 0.15]), np.array([1, 2, 1]))
     assert near == pytest.approx(0.25, abs=0.03)
     assert far == pytest.approx(0.95**2)
     assert low == pytest.approx(0.15)
 
 
-def test_acceptance_follows_what_changes():
-    found, one = StateAcceptance(), (np.array([0.95]), np.array([1]))
+def test_acceptance_follows_changes():
+    acceptance, one = StateAcceptance(), (np.array([0.95]), np.array([1]))
     for accepted in (True, False):
         for _ in range(4 * int(WINDOW)):
-            found.observe(*one, np.array([accepted]))
-    assert found.chances(*one)[0] < 0.05
+            acceptance.observe(*one, np.array([accepted]))
+    assert acceptance.chances(*one)[0] < 0.05
 
 
 def test_a_service_level_bounds_rounds_and_keeps_the_planner_awake():

@@ -1,6 +1,4 @@
-"""Sizes of a step on a GPU: what graphs need of them, and what planners make of them."""
-
-from __future__ import annotations
+"""Sizes of a step on a GPU."""
 
 from dataclasses import replace
 
@@ -28,7 +26,7 @@ BLOCKS = st.lists(st.lists(CONFIDENCES, min_size=GAMMA, max_size=GAMMA), min_siz
 
 def planners(requests: int) -> list[Planner]:
     seconds = [1.0 + 0.07 * k + 0.3 * (k > 4) for k in range(requests * GAMMA + 1)]
-    found = [
+    every = [
         VerifyAll(),
         VerifyAll(2),
         Threshold(0.25),
@@ -36,9 +34,9 @@ def planners(requests: int) -> list[Planner]:
         Asynchronous(curve_cost(requests, seconds), GAMMA),
         Asynchronous(curve_cost(requests, seconds, draft=9.0), GAMMA),  # drafting never pays
     ]
-    for planner in found:
+    for planner in every:
         planner.buckets = BUCKETS
-    return found
+    return every
 
 
 @given(st.integers(1, 300), st.integers(1, 16), st.data())
@@ -50,7 +48,7 @@ def test_a_graph_has_the_tokens_and_slots_and_little_padding(requests, width, da
     assert tokens <= bucket <= buckets.sizes[-1] == requests * width
     assert bucket - tokens <= tokens / 8
     slots = buckets.slots(bucket)
-    # Padding has a slot of its own; where every request has one token only, and all are there, there is none.
+    # Padding has a slot of its own, unless the batch is full with one token per request.
     assert slots > running or (slots == running == bucket)
     assert slots <= bucket <= slots * width or bucket == requests * width
     assert buckets.round_up_each(np.array([running, tokens])).tolist() == [buckets.round_up(running), bucket]
@@ -59,7 +57,7 @@ def test_a_graph_has_the_tokens_and_slots_and_little_padding(requests, width, da
 
 @given(st.integers(1, 300), st.integers(1, 16), st.integers(0, 300), st.data())
 def test_a_graph_has_a_slot_for_its_padding_or_none(requests, width, captured, data):
-    """Also where fewer requests are captured for than there can be."""
+    """Also with graphs for fewer requests than may run."""
     buckets = TokenBuckets(requests, width, captured)
     assert buckets.graphs == buckets.sizes[: len(buckets.graphs)]
     assert all(size <= captured * width for size in buckets.graphs)
@@ -75,7 +73,7 @@ def test_a_graph_has_a_slot_for_its_padding_or_none(requests, width, captured, d
 
 
 @given(st.integers(1, 300), st.integers(1, 16), st.data())
-def test_filling_a_tier_costs_nothing_and_leaves_nothing_out(requests, width, data):
+def test_filling_a_tier_is_free_and_complete(requests, width, data):
     buckets = TokenBuckets(requests, width)
     running = data.draw(st.integers(1, requests))
     room = data.draw(st.integers(0, running * (width - 1)))
@@ -113,7 +111,7 @@ def test_every_planner_has_a_bound_that_fills_a_tier_and_keeps_it(block, data):
 
 @settings(deadline=None)
 @given(BLOCKS, st.data())
-def test_admission_to_a_tier_does_not_look_behind_a_token(block, data):
+def test_admission_to_a_tier_does_not_look_at_later_tokens(block, data):
     made = [seasoned(planner, len(block), GAMMA) for planner in planners(len(block))]
     check_nothing_is_read_behind_a_token(made, block, CONFIDENCES, data)
 
@@ -126,13 +124,13 @@ def test_algorithm_1_token_by_token(block, tokens):
         if value <= 0 or (brought + value) / seconds[admitted + 1] <= brought / seconds[admitted]:
             break
         brought, admitted = brought + value, admitted + 1
-    found = until_first_drop(survival, torch.from_numpy(seconds))
-    assert found.tolist() == top_k(survival, admitted).tolist()
+    lens = until_first_drop(survival, torch.from_numpy(seconds))
+    assert lens.tolist() == top_k(survival, admitted).tolist()
 
 
 @settings(deadline=None)
 @given(BLOCKS, st.data())
-def test_what_admits_in_one_call_admits_the_same(block, data):
+def test_admission_in_one_call_admits_the_same(block, data):
     requests = len(block)
     limits = data.draw(st.lists(st.integers(0, GAMMA), min_size=requests, max_size=requests))
     calls = []
@@ -149,12 +147,12 @@ def test_what_admits_in_one_call_admits_the_same(block, data):
         alone = planner.admit(*given_block, budget)
         planner.admit_by = admit
         assert planner.admit(*given_block, budget).tolist() == alone.tolist(), planner
-    assert len(calls) == 3  # of both asynchronous ones and of the threshold
+    assert len(calls) == 3  # both asynchronous ones and the threshold
 
 
-def test_demand_follows_what_was_verified_and_grows_where_it_was_short():
+def test_demand_follows_verified_tokens_and_grows_when_it_was_short():
     demand = RecentDemand()
-    assert demand.tokens(4, 12) == 12  # nothing is known
+    assert demand.tokens(4, 12) == 12
     for _ in range(8):
         demand.observe(np.array([1, 0, 0, 0]), 12)
     assert demand.tokens(4, 12) == 1
@@ -165,15 +163,15 @@ def test_demand_follows_what_was_verified_and_grows_where_it_was_short():
     assert demand.tokens(8, 5) == 5
 
 
-def test_a_point_of_the_mean_curve_takes_its_time_whatever_is_there():
+def test_a_point_of_the_mean_curve_has_a_fixed_time():
     survival = np.array([[[0.9, 0.0]], [[0.5, 0.3]]], dtype=np.float32)
     curve = curve_by_tokens(1, survival, np.array([1.0, 2.0, 4.0]), padded=True)
     assert curve.throughput == pytest.approx([1.0, 1.7 / 2, 1.85 / 4], abs=1e-4)
     assert curve.least(2) == 0
 
 
-def test_the_asynchronous_planner_takes_tiers_for_what_they_cost():
-    """A step in between costs as much as its bucket: 9 tokens of two requests as much as 9, 17 as much as 18."""
+def test_the_asynchronous_planner_knows_the_cost_of_tiers():
+    """For two requests 9 tokens cost as much as 9, 17 as much as 18."""
     planner = Asynchronous(curve_cost(2, [1.0] * 9), 4)
     planner.buckets = TokenBuckets(4, 5)
     step = view(2, 4)

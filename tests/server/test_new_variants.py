@@ -1,6 +1,4 @@
-"""A new drafter or planner takes one module and one entry in the registry, and the whole server knows it."""
-
-from __future__ import annotations
+"""A new drafter or planner takes one module and one registry entry."""
 
 import json
 import os
@@ -84,7 +82,7 @@ print(json.dumps([draft.tokens.tolist(), planner.admit(draft.confidence, draft.l
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of the new modules, and of the entries that stand for the lines in the registries."""
+    """The new modules, and entries that replace lines of the registries."""
     folder = tmp_path_factory.mktemp("new")
     for name, text in FILES.items():
         (folder / name).write_text(text)
@@ -92,7 +90,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, code: str) -> str:
-    """Output of `code` in a Python that has the entries."""
     paths = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-c", f"import json, entries\n{code}"]
     environ = os.environ | {"PYTHONPATH": paths, "COLUMNS": "120"}

@@ -1,6 +1,4 @@
-"""Pictures are saved where matplotlib is installed, and refused before a measurement where it is not."""
-
-from __future__ import annotations
+"""Pictures are saved with matplotlib, and refused before a measurement without."""
 
 import sys
 from pathlib import Path
@@ -36,7 +34,7 @@ def test_a_picture_that_cannot_be_drawn_is_refused(monkeypatch: pytest.MonkeyPat
         ["bench", "load", "--url", "http://127.0.0.1:9", "--plot", "a.png"],
     ],
 )
-def test_commands_say_so_before_they_measure(
+def test_commands_refuse_before_they_measure(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -1,7 +1,5 @@
 """Files of prompts, mixed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

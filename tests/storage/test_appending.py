@@ -1,6 +1,4 @@
-"""Lines that are appended: there after a kill at once, on the disk every few."""
-
-from __future__ import annotations
+"""Appended lines survive a kill at once, and are flushed every few lines."""
 
 import os
 from pathlib import Path

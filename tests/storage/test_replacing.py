@@ -1,6 +1,4 @@
-"""Files replaced at once: whole, on the disk before they have their name, and none left beside them."""
-
-from __future__ import annotations
+"""Atomic file replacement."""
 
 import errno
 import os
@@ -18,7 +16,7 @@ from outrider.storage.replacing import replace
 
 
 class Calls:
-    """The calls that decide what a loss of power leaves, in their order."""
+    """Records the calls that decide the state after a power failure, in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[tuple[str, Path]] = []
@@ -50,7 +48,7 @@ def test_content_is_on_the_disk_before_the_name_and_the_name_before_it_returns(
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_a_block_that_fails_changes_nothing(tmp_path: Path) -> None:
+def test_a_failing_block_changes_no_file(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text("old")
 
@@ -65,7 +63,7 @@ def test_a_block_that_fails_changes_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_of_several_none_is_changed_where_one_finds_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_is_replaced_if_one_finds_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.write_text("old")
     fsync = os.fsync
@@ -89,7 +87,7 @@ def test_several_are_put_in_place_in_their_order(tmp_path: Path, monkeypatch: py
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: name for name in "abc"}
 
 
-def test_what_killed_writers_left_goes_where_nobody_else_writes(tmp_path: Path) -> None:
+def test_leftovers_of_killed_writers_are_deleted_if_no_other_writes(tmp_path: Path) -> None:
     for name in (".a.pt.killed", ".b.pt.other"):
         (tmp_path / name).touch()
     with replacing.replacing(tmp_path / "a.pt", alone=True):

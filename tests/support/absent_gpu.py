@@ -1,13 +1,10 @@
-"""A device that is not there: tensors on it have shapes and types, and no numbers.
+"""A fake GPU: tensors with shapes and types but no numbers.
 
-What would wait for a real one has no answer here, so it raises: a number read on the host, a shape that depends on
-numbers (`nonzero`, masks), a copy from one side to the other that is not the asynchronous one of pinned memory. What is
-asked of it is written down, so that two runs can be compared.
+Operations that would wait for a GPU raise: reading a number on the host, shapes that depend on numbers (`nonzero`,
+masks), and blocking copies. All operations are recorded, to compare runs.
 
-torch without CUDA cannot index tensors on a fake "cuda:0"; so this is a device of torch's own private type.
+torch without CUDA cannot index tensors on a fake "cuda:0", so the device uses torch's private device type.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -27,7 +24,7 @@ NAME = "absent"
 
 
 class Event:
-    """The part of CUDA's event that the decode step uses. It never fires, unless somebody waits."""
+    """The part of CUDA's event that the decode step uses. It is never done until somebody waits for it."""
 
     waited = 0
 
@@ -59,14 +56,14 @@ class Module(_DummyBackendModule):
 
 
 FREE = "aten.empty", "aten.new_empty", "prim."
-"""Beginnings of operations that a GPU is not asked for."""
+"""Prefixes of operations that launch no kernel."""
 
 
 class Kernels:
-    """Triton on a GPU of compute capability 9.0: it tells variants of a kernel apart as ever, by types, alignment of
-    addresses, numbers that are 1 or multiples of 16, and constants. It compiles and runs none.
+    """Triton on a GPU of compute capability 9.0. It tells variants of a kernel apart as Triton does, by argument types,
+    alignment of addresses, numbers that are 1 or multiples of 16, and constants; it runs none.
 
-    compiled: variants in the order in which they would have been compiled. launches: of kernels.
+    compiled: variants, in order. launches: kernel launches.
     """
 
     def __init__(self) -> None:
@@ -75,16 +72,16 @@ class Kernels:
 
     def compile(self, function: JITFunction, key: str, signature: Any, device: int, *_: Any) -> Any:
         self.compiled.append(f"{function.__name__} {key}")
-        found = SimpleNamespace(function=None, packed_metadata=None, launch_metadata=lambda *_: None, run=self.launch)
-        function.device_caches[device][0][key] = found
-        return found
+        kernel = SimpleNamespace(function=None, packed_metadata=None, launch_metadata=lambda *_: None, run=self.launch)
+        function.device_caches[device][0][key] = kernel
+        return kernel
 
     def launch(self, *_: Any) -> None:
         self.launches += 1
 
     @staticmethod
     def forget() -> None:
-        """Every variant has to be compiled again, as in a new process."""
+        """Forget all compiled variants, as in a new process."""
         for info in _triton_jit_function_registry.values():
             info.device_caches.clear()
 
@@ -93,10 +90,10 @@ KERNELS = Kernels()
 
 
 class Copies(TorchDispatchMode):
-    """Rejects copies between the host and the device that wait.
+    """Rejects copies between host and device that wait.
 
-    operations: what ran, with its shapes; of our operators, what they are made of. launches: kernels and copies that a
-    GPU would be asked for. compiled: variants of our kernels that had not been asked for before.
+    operations: with their shapes; our operators by their parts. launches: of kernels and copies. compiled: variants of
+    our kernels, on first use.
     """
 
     def __init__(self) -> None:
@@ -119,7 +116,7 @@ class Copies(TorchDispatchMode):
 
     @staticmethod
     def _is_asynchronous(name: str, args: tuple, kwargs: dict[str, Any]) -> bool:
-        """A copy that is said to be, to the host, or from pinned memory."""
+        """True for copies declared non-blocking that go to the host or come from pinned memory."""
         if name == "aten.copy_.default":
             return bool(args[2:3] == (True,) or kwargs.get("non_blocking")) and args[0].device.type == "cpu"
         upload = name == "aten._to_copy.default" and hasattr(args[0], "pinned")
@@ -145,7 +142,6 @@ class Copies(TorchDispatchMode):
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Those among the values and in their lists."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
@@ -154,14 +150,13 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """The fake mode has no pinned memory."""
-    found = tensor.clone()
-    found.pinned = True
-    return found
+    """Marks the tensor as pinned: fake tensors have no pinned memory."""
+    copy = tensor.clone()
+    copy.pinned = True
+    return copy
 
 
 def install() -> torch.device:
-    """The device, for this process."""
     _setup_privateuseone_for_python_backend(NAME, backend_module=Module())
     torch._C._set_only_lift_cpu_tensors(True)  # so that torch.tensor(…, device) is made on the host, and copied
     torch.Tensor.pin_memory = _pinned
@@ -174,13 +169,12 @@ def install() -> torch.device:
 
 @contextmanager
 def running() -> Iterator[None]:
-    """A context in which tensors are fake."""
     with FakeTensorMode():
         yield
 
 
 @contextmanager
 def watching() -> Iterator[Copies]:
-    """A context in which nothing may wait; yields what ran."""
+    """A context in which waiting is an error; yields the record of operations."""
     with Copies() as copies:
         yield copies

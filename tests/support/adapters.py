@@ -1,6 +1,4 @@
-"""Random LoRA adapters in PEFT's format, and what a model says with one merged into its weights."""
-
-from __future__ import annotations
+"""Random LoRA adapters in PEFT's format, and the model with an adapter merged into its weights."""
 
 import json
 from collections.abc import Sequence
@@ -24,7 +22,7 @@ def write_adapter(
     strength: float = 0.3,
     **config: Any,
 ) -> Path:
-    """An adapter that changes weights by about so much of their own size; the same numbers for a seed."""
+    """Write an adapter that changes weights by `strength` of their size."""
     draw = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, weight in model.named_parameters():
@@ -42,7 +40,7 @@ def write_adapter(
 
 
 def merged(model_folder: Path, adapter: Path) -> PreTrainedModel:
-    """The model in float32 with W + s B A in the place of every W that the adapter changes."""
+    """The model in float32 with every adapted W replaced by W + s B A."""
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
     config = json.loads((adapter / "adapter_config.json").read_text())
     tensors, weights = load_file(adapter / "adapter_model.safetensors"), dict(model.named_parameters())
@@ -58,7 +56,7 @@ def merged(model_folder: Path, adapter: Path) -> PreTrainedModel:
 
 @torch.inference_mode()
 def is_greedy(model: PreTrainedModel, prompt: list[int], answer: list[int], tolerance: float = 1e-3) -> bool:
-    """True if every token of an answer is the model's most likely one, or as likely but for rounding."""
+    """True if each token of an answer is the model's most likely one, up to rounding."""
     logits = model(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :]
     chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
     return bool((chosen >= logits.max(1).values - tolerance).all())

@@ -1,6 +1,4 @@
-"""Steps to be admitted: drafts of any length, ties, broken confidences, bounds of every shape."""
-
-from __future__ import annotations
+"""Random inputs of admission: drafts of any length, ties, NaN confidences, all kinds of bounds."""
 
 from typing import NamedTuple
 
@@ -12,8 +10,6 @@ from outrider.scheduler.admission import largest, survival_of
 
 
 class Case(NamedTuple):
-    """Arguments of `kernels.drafts.admit`."""
-
     confidence: torch.Tensor
     draft_lens: torch.Tensor
     tokens: int
@@ -21,7 +17,6 @@ class Case(NamedTuple):
     first: torch.Tensor | None
 
     def planned(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The planner's result for it."""
         bounds, first = (None if found is None else found.numpy() for found in (self.bounds, self.first))
         lens = largest(self.confidence, self.draft_lens, self.tokens, bounds=bounds, first=first)
         return lens, survival_of(self.confidence, self.draft_lens)

@@ -1,7 +1,5 @@
-"""The way of an answer's tokens through SGLang, without its processes: its scheduler's result processing, its output
-streamer and its detokenizer, for one request whose tokens come in runs."""
-
-from __future__ import annotations
+"""Passes one request's tokens through SGLang's result processing, output streamer and detokenizer, without its
+processes."""
 
 import pkgutil
 from array import array
@@ -33,10 +31,10 @@ from outrider.server.model import target
 
 PROMPT = "<|im_start|>user\nSay something.<|im_end|>\n<|im_start|>assistant\n"
 WIDTH = 17
-"""Tokens of the longest run: of a step that accepts 16 drafts."""
+"""Most tokens of a step: 16 accepted drafts and one of the target's."""
 THINK_END = [29]  # ">" ends a thought in these tests
 THINK_START = [198, 42]
-"""A thought that the model begins itself, of a request that wants none."""
+"""Tokens that begin a thought which the request does not allow."""
 TOP = [torch.tensor([place, place + 1]) for place in range(WIDTH)]
 SPECULATIVE = SimpleNamespace(is_none=lambda: False)
 IDLE = SimpleNamespace(free_group_begin=lambda: None, free_group_end=lambda: None)
@@ -44,7 +42,7 @@ IDLE = SimpleNamespace(free_group_begin=lambda: None, free_group_end=lambda: Non
 
 @dataclass(eq=True)
 class Answer:
-    """An answer as its client has it in the end. streamed: put together from the chunks; a whole answer has one."""
+    """A client's final answer. streamed: put together from chunks; a whole answer has one chunk."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
@@ -70,13 +68,12 @@ def vocabulary() -> int:
 
 @cache
 def configure() -> None:
-    """SGLang's settings of this process, as a scheduler has them."""
     arguments = ServerArgs(model_path=target.plain_folder(None), device="cpu")
     publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=0))
 
 
 class Answering:
-    """A request and what processes its tokens. params: SGLang's sampling parameters."""
+    """A request and the parts that process its tokens. params: SGLang's sampling parameters."""
 
     def __init__(self, *, stream: bool, reasoning: bool = False, **params: Any):
         configure()
@@ -118,7 +115,7 @@ class Answering:
             object.__setattr__(self.processor, name, value)
 
     def step(self, run: Sequence[int]) -> None:
-        """A decode step brings the tokens of `run`, 1 to WIDTH."""
+        """Process a decode step with the tokens of `run`, 1 to WIDTH."""
         tokens = torch.tensor([*run, *[0] * (WIDTH - len(run))])
         places = torch.arange(WIDTH, dtype=torch.float32) + len(self.request.output_ids)
         logits_output = SimpleNamespace(
@@ -142,7 +139,6 @@ class Answering:
         self.processor.process_batch_result_decode(batch, result)
 
     def _detokenize(self, payload: BatchTokenIDOutput, *_: Any) -> None:
-        """Put together what the detokenizer sends, as `TokenizerManager` does."""
         (text,) = self.detokenizer._decode_batch_token_id_output(payload)
         answer = self.answer
         answer.text += text
@@ -158,7 +154,7 @@ class Answering:
 
 
 def answer(runs: Sequence[Sequence[int]], **request: Any) -> Answer:
-    """The answer of a request whose tokens come in `runs`; one that these do not end is ended by its length."""
+    """The answer to tokens that come in `runs`; if none of them ends it, its length does."""
     length = min(sum(map(len, runs)), request.get("max_new_tokens", 1000))
     answering = Answering(**request | {"max_new_tokens": length})
     for run in runs:
@@ -169,13 +165,13 @@ def answer(runs: Sequence[Sequence[int]], **request: Any) -> Answer:
 
 
 def keep_nothing(monkeypatch: Any) -> None:
-    """There is no KV cache to give back."""
+    """Replace the release of the KV cache, which does not exist here."""
     monkeypatch.setattr(batch_result_processor, "release_kv_cache", lambda *_, **__: None)
 
 
 @contextmanager
 def hooked(register: Callable[[], None], but: str | None = None) -> Iterator[None]:
-    """SGLang with the hooks that `register` registers, and no others; without the one of the method `but`."""
+    """SGLang with only the hooks of `register`, except the hook of method `but`."""
     hooks = [hook for hook in _hooks(register) if hook[1] != but]
     for owner, name, _, wrapped in hooks:
         setattr(owner, name, wrapped)
@@ -188,7 +184,7 @@ def hooked(register: Callable[[], None], but: str | None = None) -> Iterator[Non
 
 @cache
 def _hooks(register: Callable[[], None]) -> list[tuple[Any, str, Any, Any]]:
-    """Class, name, original and wrapped method of each hook, of which none is left in place."""
+    """Class, name, original and wrapped method of each hook, all of which are removed afterwards."""
     kept = HookRegistry._hooks, HookRegistry._patched
     HookRegistry._hooks, HookRegistry._patched = defaultdict(list), set()
     try:
@@ -199,8 +195,8 @@ def _hooks(register: Callable[[], None]) -> list[tuple[Any, str, Any, Any]]:
         assert len(HookRegistry._patched) == len(owners)  # SGLang only logs what it cannot hook
     finally:
         HookRegistry._hooks, HookRegistry._patched = kept
-    found = []
+    hooks = []
     for (owner, name), original in zip(owners, originals, strict=True):
-        found.append((owner, name, original, owner.__dict__[name]))
+        hooks.append((owner, name, original, owner.__dict__[name]))
         setattr(owner, name, original)
-    return found
+    return hooks

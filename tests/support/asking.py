@@ -1,7 +1,3 @@
-"""Asks a server many things at once."""
-
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +14,7 @@ MODEL = "SmolLM2-135M-Instruct"
 def complete(
     server: Server, prompt: str | list[int], *, speculate: bool, chat: bool = True, **body: Any
 ) -> dict[str, Any]:
-    """The whole answer to /v1/completions, with token ids; `chat` puts a text in the model's chat format."""
+    """The answer to /v1/completions, with token ids; `chat` applies the model's chat format."""
     if chat and isinstance(prompt, str):
         prompt = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
     request = {"model": MODEL, "prompt": prompt, "return_token_ids": True, "speculation": {"enabled": speculate}}
@@ -35,7 +31,7 @@ def complete_all(
 
 
 def ask_as(server: Server, secret: str, prompt: str, *, speculate: bool = True, **body: Any) -> dict[str, Any]:
-    """The whole answer of 40 tokens to /v1/completions with a key, with token ids and who made each token."""
+    """The answer of 40 tokens to a key, with the id and source of each token."""
     request = {"model": MODEL, "prompt": prompt, "max_tokens": 40, "ignore_eos": True, "return_token_ids": True}
     request |= {"speculation": {"enabled": speculate, "trace": speculate}}
     headers = {"Authorization": f"Bearer {secret}"}
@@ -46,7 +42,7 @@ def ask_as(server: Server, secret: str, prompt: str, *, speculate: bool = True, 
 
 @contextmanager
 def asked(server: Server, path: str, body: dict[str, Any]) -> Iterator[None]:
-    """A request is sent; its client then leaves without an answer."""
+    """Send a request and leave without reading the answer."""
     connection = HTTPConnection("127.0.0.1", server.port)
     connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
     try:
@@ -56,8 +52,7 @@ def asked(server: Server, path: str, body: dict[str, Any]) -> Iterator[None]:
 
 
 def drafts(answer: dict[str, Any]) -> Any:
-    """The trace of an answer of `ask_as`: each token's maker and confidence; and how many drafted tokens were
-    taken and not."""
+    """Source and confidence of each token of an answer of `ask_as`; the details of its usage."""
     return answer["choices"][0]["speculation"]["trace"], answer["usage"]["completion_tokens_details"]
 
 
@@ -66,5 +61,5 @@ def tokens(answer: dict[str, Any]) -> list[int]:
 
 
 def accepted_tokens(server: Server) -> float:
-    """Drafted tokens that the server has accepted since it started."""
+    """Drafts accepted since the server's start."""
     return metric(server.url, "outrider_accepted_tokens_total")

@@ -1,6 +1,4 @@
-"""Steps of an asynchronous planner, with confidences and outcomes of the test's choice."""
-
-from __future__ import annotations
+"""Runs an asynchronous planner with given confidences and outcomes."""
 
 import numpy as np
 import torch
@@ -24,7 +22,7 @@ def run(
     *,
     draft: bool | None = None,
 ) -> int | None:
-    """One whole step; tokens of its budget, None without drafting. `draft` overrules the planner."""
+    """One step; returns the tokens of its budget, None without drafting. `draft` overrules the planner."""
     budget = planner.budget(step)
     asked = budget.draft_mask(step.limits) if draft is None else (step.limits > 0) & draft
     lens = torch.from_numpy(step.limits * asked)
@@ -35,7 +33,7 @@ def run(
 
 
 def uncorrected(cost: StepCost, gamma: int = GAMMA, smoothing: int = 1) -> Asynchronous:
-    """A planner that takes survivals as they are, anew in every step."""
+    """A planner that learns no correction of survivals."""
     planner = Asynchronous(cost, gamma, smoothing=smoothing, held=1, news=0.0)
     planner.correction.observe = planner.correction.fade = lambda *args: None
     return planner

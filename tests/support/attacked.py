@@ -1,6 +1,4 @@
-"""A server's answers to other clients while one sends it a body."""
-
-from __future__ import annotations
+"""Measures a server's other answers while a client sends it a body."""
 
 import threading
 import time
@@ -15,8 +13,8 @@ PROBE_SECONDS = 0.005
 
 @dataclass(frozen=True)
 class Observed:
-    """answer: to the body. seconds: until it came. health_seconds: the longest that /health took meanwhile.
-    grown_bytes: by how much the HTTP process's memory was larger than before, at its peak."""
+    """answer: to the body. seconds: until it came. health_seconds: slowest answer of /health meanwhile. grown_bytes:
+    growth of the HTTP process's memory, at its peak."""
 
     answer: httpx.Response
     seconds: float
@@ -25,12 +23,12 @@ class Observed:
 
 
 def send(server: Server, route: str, body: bytes) -> Observed:
-    """Send a body and watch; a second connection asks for /health all the while."""
+    """Send a body while a second connection requests /health repeatedly."""
     process = psutil.Process(server.process.pid)
     ended, slowest, peak = threading.Event(), 0.0, 0
 
     with httpx.Client(base_url=server.url, timeout=300) as client, httpx.Client(base_url=server.url, timeout=300) as by:
-        by.get("/health"), client.get("/health")  # both are connected
+        by.get("/health"), client.get("/health")
         before = process.memory_info().rss
 
         def probe() -> None:

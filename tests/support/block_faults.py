@@ -1,7 +1,5 @@
 """A planted fault of block verification."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
@@ -9,11 +7,11 @@ import torch
 from outrider.kernels.acceptance import Verification
 
 Kept = Callable[[Verification], tuple[torch.Tensor, torch.Tensor]]
-"""Drafts kept [R], and the scale behind them [R], as `acceptance.kept_drafts` finds them."""
+"""Drafts kept [R] and the scale after them [R], as `acceptance.kept_drafts` returns them."""
 
 
 def every_test_by_the_scale(honest: Kept, batch: Verification) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every token is tested as the last of its block is: by its scale."""
+    """Test every token by the scale, which only the last token of a block should use."""
     number, scale = torch.zeros_like(batch.verify_lens), torch.ones(len(batch.tokens))
     for k in range(1, batch.tokens.shape[1] + 1):
         of_k = honest(batch._replace(verify_lens=batch.verify_lens.clamp(max=k)))

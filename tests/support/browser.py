@@ -1,7 +1,3 @@
-"""Debian's Chromium, driven by Playwright."""
-
-from __future__ import annotations
-
 import contextlib
 import shutil
 from collections.abc import Iterator
@@ -9,20 +5,17 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
 
-expect.set_options(timeout=60_000)  # milliseconds: other work runs beside the tests
+expect.set_options(timeout=60_000)  # milliseconds
 
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
-    """A browser without a window; the test is skipped where none is installed.
-
-    While it is open Playwright's event loop runs in this thread, where `asyncio.run` then fails.
-    """
+    """A headless browser, or a skipped test. While it is open, `asyncio.run` fails in this thread."""
     path = shutil.which("chromium")
     if path is None:
         pytest.skip("no chromium here; on Debian: apt-get install chromium")
     with sync_playwright() as playwright:
-        # Without its sandbox, which root may not have.
+        # Root may have no sandbox.
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()

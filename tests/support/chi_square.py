@@ -1,20 +1,16 @@
-"""Tests whether counted outcomes are distributed as they should be."""
-
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable, Mapping
 
 from scipy import stats
 
 FEWEST = 16
-"""Expected counts of a class; fewer would not be near enough to normal."""
+"""Least expected count of a class, for the normal approximation."""
 
 
 def p_value(counts: Counter, probs: Mapping[Hashable, float], total: int) -> float:
-    """Chi-square of `total` counted outcomes against their probabilities; 0 where an impossible one was counted.
+    """Chi-square of counted outcomes against their probabilities; 0 if an impossible one was counted.
 
-    probs: what they lack to 1 is the probability of all outcomes without an entry together.
+    probs: the rest to 1 is for outcomes without an entry.
     """
     if any(n and not probs.get(key, possible_others(probs)) for key, n in counts.items()):
         return 0.0
@@ -27,10 +23,9 @@ def p_value(counts: Counter, probs: Mapping[Hashable, float], total: int) -> flo
 
 
 def classes(probs: Mapping[Hashable, float], total: int) -> list[Hashable]:
-    """Outcomes that are classes of their own; all others form one more.
+    """Outcomes with classes of their own; the rest form one more.
 
-    Outcomes expected fewer than FEWEST times of `total` are in that one; where it is too small, the least common of
-    the others joins it.
+    Outcomes expected less than FEWEST times join the rest; while that is too small, so does the least common outcome.
     """
     common = sorted((key for key, p in probs.items() if p * total >= FEWEST), key=probs.__getitem__, reverse=True)
     assert len(common) > 3
@@ -40,5 +35,5 @@ def classes(probs: Mapping[Hashable, float], total: int) -> list[Hashable]:
 
 
 def possible_others(probs: Mapping[Hashable, float]) -> bool:
-    """Tell whether outcomes without an entry have a probability beyond rounding."""
+    """Tell whether outcomes without an entry have a probability above rounding."""
     return 1 - sum(probs.values()) > 1e-9

@@ -1,6 +1,4 @@
-"""A collector of OpenTelemetry traces, as far as tests need one: takes OTLP over HTTP."""
-
-from __future__ import annotations
+"""A minimal collector of OpenTelemetry traces: takes OTLP over HTTP."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,7 +8,7 @@ import pytest
 
 
 class Collector:
-    """Listens on this machine; `spans` are those that have come."""
+    """Listens on this machine; `spans` are the received ones."""
 
     def __init__(self) -> None:
         service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
@@ -33,7 +31,7 @@ class Collector:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def of(self, trace_id: str) -> dict[str, dict[str, Any]]:
-        """Attributes of the spans of a trace, by name; trace_id: in hexadecimal."""
+        """Attributes of a trace's spans, by name; trace_id: in hexadecimal."""
         return {
             span.name: {item.key: item.value.string_value or item.value.int_value for item in span.attributes}
             for span in self.spans

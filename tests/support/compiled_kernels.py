@@ -1,10 +1,8 @@
 """Compile every Triton kernel without a GPU: python tests/support/compiled_kernels.py [--arch 90]
 
-Prints registers of a thread, spilled words (local loads and stores in the machine code) and bytes of shared memory of a
-program, by kernel and architecture. The shapes are those of Qwen3-8B: 32 heads on 8 of 128, 152 k tokens, gamma 7.
+Prints, by kernel and architecture, registers of a thread, spilled words (local loads and stores in the machine code)
+and bytes of shared memory of a program. Shapes are Qwen3-8B's: 32 heads on 8 of 128, 152 k tokens, gamma 7.
 """
-
-from __future__ import annotations
 
 import argparse
 import re
@@ -38,10 +36,10 @@ ALIGNED = [["tt.divisibility", 16]]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A kernel with the types of its arguments, in order, and its constants.
+    """A kernel with its argument types, in order, and its constants.
 
-    types: i: *i64, j: *i32, f: *fp32, d: *fp64, h: *bf16, b: *i1; n: i32, x: fp32. Pointers and, in capitals (N), sizes
-    are multiples of 16, as the launcher finds them to be.
+    types: i: *i64, j: *i32, f: *fp32, d: *fp64, h: *bf16, b: *i1; n: i32, x: fp32. Pointers and capitals (N) are
+    multiples of 16.
     """
 
     name: str
@@ -147,7 +145,6 @@ CASES = [
 
 
 def compiled(case: Case, architecture: int) -> Any:
-    """Triton's compiled kernel, its cubin and PTX in `asm`."""
     signature: dict[str, str] = {}
     names = [name for name in case.kernel.arg_names if name not in case.constants]
     if len(names) != len(case.types):

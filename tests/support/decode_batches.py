@@ -1,6 +1,4 @@
-"""Batches of a decode step, by SGLang's own sampling: what the worker is given, but for the pools."""
-
-from __future__ import annotations
+"""Batches of a decode step by SGLang's own sampling, without the pools."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -24,19 +22,17 @@ BATCHES = {
     "mixed": [GREEDY, FILTERED, SEEDED],
     "penalized": [SAMPLED | {"frequency_penalty": 0.5}, GREEDY | {"min_new_tokens": 9}, SEEDED],
 }
-"""Kinds of batches; more requests are these again."""
+"""Kinds of batches; more requests repeat them."""
 
 
 @dataclass(eq=False)
 class Scheduled:
-    """The part of a `ScheduleBatch` that SGLang's sampling reads."""
-
     reqs: list[Any]
     device: torch.device
 
 
 def batch_of(kind: str, lengths: list[int], rows: torch.Tensor, device: torch.device) -> Any:
-    """lengths: cached tokens, as the host last heard of them."""
+    """lengths: cached tokens, as known to the host."""
     kinds = (BATCHES[kind] * len(lengths))[: len(lengths)]
     reqs = []
     for one, length in zip(kinds, lengths, strict=True):

@@ -1,6 +1,4 @@
-"""A tiny random denoiser and the policies of base decoding, for Spiffy's loop without a model."""
-
-from __future__ import annotations
+"""A tiny random denoiser and the policies of base decoding, to test Spiffy's loop without a model."""
 
 from zlib import crc32
 
@@ -17,18 +15,18 @@ MASK = 0
 
 
 def denoiser(size: int, vocabulary: int, *, unrest: float, firmness: float = 2.0, seed: int = 0) -> Denoiser:
-    """Distributions that are alike from state to state, less so with more `unrest`; a function of each state alone."""
+    """Distributions that change little from state to state, more with `unrest`."""
     firm = np.random.default_rng(seed).normal(size=(size, vocabulary)) * firmness
 
     def denoise(states: np.ndarray) -> np.ndarray:
-        found = []
+        distributions = []
         for state in states:
             rng = np.random.default_rng(crc32(np.ascontiguousarray(state, dtype=np.int64).tobytes()) + seed)
             logits = firm + unrest * rng.normal(size=firm.shape)
             logits[:, MASK] = -np.inf
             weights = np.exp(logits - logits.max(1, keepdims=True))
-            found.append(weights / weights.sum(1, keepdims=True))
-        return np.array(found)
+            distributions.append(weights / weights.sum(1, keepdims=True))
+        return np.array(distributions)
 
     return denoise
 
@@ -40,14 +38,14 @@ def noise(state: np.ndarray, seed: int) -> torch.Tensor:
 
 
 def draw(distribution: np.ndarray, state: np.ndarray, seed: int | None) -> np.ndarray:
-    """[B] tokens of every position; the best ones without a seed."""
+    """[B] tokens of every position; the most probable ones without a seed."""
     if seed is None:
         return distribution.argmax(1)
     return gumbel_argmax(torch.from_numpy(distribution.astype(np.float32)), noise(state, seed)).numpy()
 
 
 def candidates(distribution: np.ndarray, state: np.ndarray, seed: int | None, kept: int) -> Candidates:
-    """Those of one block: with a seed in the order in which the noise of its next step prefers them."""
+    """Candidates of a block: with a seed, ordered by the noise of its next step."""
     if seed is None:
         return best_candidates(distribution, kept)
     exponentials = torch_exponentials(noise(state, seed), torch.arange(distribution.shape[1])).numpy()
@@ -57,7 +55,7 @@ def candidates(distribution: np.ndarray, state: np.ndarray, seed: int | None, ke
 
 
 def static(tokens: int, seed: int | None = None) -> Policy:
-    """Reveals the `tokens` most probable of the drawn tokens."""
+    """Reveals the `tokens` most probable drawn tokens."""
 
     def step(state: np.ndarray, distribution: np.ndarray) -> np.ndarray:
         drawn = draw(distribution, state, seed)
@@ -72,7 +70,7 @@ def static(tokens: int, seed: int | None = None) -> Policy:
 
 
 def threshold(least: float, seed: int | None = None) -> Policy:
-    """Reveals the drawn tokens of a probability above `least`, else the most probable one."""
+    """Reveals drawn tokens with a probability above `least`, else the most probable one."""
 
     def step(state: np.ndarray, distribution: np.ndarray) -> np.ndarray:
         drawn = draw(distribution, state, seed)
@@ -86,7 +84,6 @@ def threshold(least: float, seed: int | None = None) -> Policy:
 
 
 def trajectory(denoise: Denoiser, policy: Policy, block: np.ndarray, kept: int) -> Trajectory:
-    """Base decoding of a block, recorded."""
     states = np.array(base_decode(denoise, policy, block, MASK).states)
     each = [best_candidates(p, kept) for p in denoise(states)]
     tokens, probabilities = (np.concatenate(x) for x in zip(*((c.tokens, c.probabilities) for c in each), strict=True))
@@ -94,7 +91,7 @@ def trajectory(denoise: Denoiser, policy: Policy, block: np.ndarray, kept: int) 
 
 
 def calibrated(denoise: Denoiser, policy: Policy, size: int, *, kept: int = 3, step_tokens: int | None) -> DraftGraph:
-    """A graph chosen by the trajectories of blocks whose beginnings differ."""
+    """A graph calibrated on blocks with different beginnings."""
     counts = NodeCounts()
     for begun in range(1, 9):
         block = np.full(size, MASK)

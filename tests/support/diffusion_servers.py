@@ -1,6 +1,4 @@
-"""Servers of tiny block-diffusion models, and their exact answers."""
-
-from __future__ import annotations
+"""Servers of tiny block-diffusion models."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +17,7 @@ POOL = 512
 FLAGS = ("--dtype", "float32", "--max-total-tokens", str(POOL), "--served-model-name", "tiny")
 
 ALL = ("--planner", "verify-all")
-"""As many drafts as there are, whatever they cost here."""
+"""Verify all drafts, whatever they cost on this machine."""
 OFF = {"speculation": {"enabled": False}}
 GREEDY, SEEDED = {"temperature": 0}, {"temperature": 1.0, "seed": 7}
 
@@ -38,7 +36,7 @@ class Served:
     per_step: int = 1
 
     def prompts(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Token ids of these lengths, which begin differently."""
+        """Token ids of these lengths, with different beginnings."""
         text = PROMPTS.read_text()
         tokens = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return [tokens[7 * i : 7 * i + length] for i, length in enumerate(lengths)]
@@ -50,7 +48,6 @@ class Served:
         return HTTP.post(f"{self.server.url}/v1/completions", json={"model": "tiny"} | body, timeout=120)
 
     def ask(self, prompt: Sequence[int], count: int, **options: Any) -> list[int]:
-        """Token ids of an answer of `count` tokens."""
         body = {"prompt": list(prompt), "max_tokens": count, "temperature": 0, "ignore_eos": True}
         answer = self.post(body | {"return_token_ids": True, "skip_special_tokens": False} | options)
         assert answer.status_code == 200, answer.text
@@ -64,7 +61,7 @@ class Served:
         return HTTP.get(f"{self.server.url}/outrider/live", timeout=30).json()
 
     def cached(self) -> dict[str, int]:
-        """Tokens of the cache that requests hold, and how many it has room for."""
+        """Cache tokens that requests hold, and the cache's size."""
         return self.live()["cache"]
 
 
@@ -93,8 +90,8 @@ def forwards(served: Served) -> dict[str, float]:
 
 
 def check_spiffy(served: Served) -> None:
-    """The same text with Spiffy as without, in fewer forwards: prompts of every length modulo the block, one and eight
-    at a time, greedy and seeded. The server was started with ALL."""
+    """Check that Spiffy gives the same text in fewer forwards, for prompts of every length modulo the block, one and
+    eight at a time, greedy and seeded. The server was started with ALL."""
     block = served.reference.shape.block_size
     prompts = served.prompts([*range(9, 9 + block)])
     count = 3 * block + 1
@@ -106,9 +103,9 @@ def check_spiffy(served: Served) -> None:
         before = forwards(served)
         assert served.ask_all(prompts, count, 8, **options) == expected
         assert served.ask_all(prompts[:: block // 4], count, 1, **options) == expected[:: block // 4]
-        found = {name: value - before[name] for name, value in forwards(served).items()}
-        assert found["accepted_states"] > 0
-        assert found["joined_commits"] > 0 or block > 4
+        counts = {name: value - before[name] for name, value in forwards(served).items()}
+        assert counts["accepted_states"] > 0
+        assert counts["joined_commits"] > 0 or block > 4
         rounds = base["diffusion_request_forwards"] * (1 + 4 / block)
-        assert found["diffusion_request_forwards"] < rounds
+        assert counts["diffusion_request_forwards"] < rounds
     assert served.cached()["used"] == 0

@@ -1,7 +1,6 @@
-"""Answers of the small target drawn in this process, with the drafter's own sampling and the real acceptance.
+"""Answers of the small target, drawn in this process by the drafter's own sampling and the real acceptance.
 
-What a server computes is looked up here: the target's logits behind every possible answer. So whole tests of thousands
-of answers take a moment, and faults can be planted in them.
+The target's logits after every possible answer are tabulated, so thousands of answers take a moment.
 """
 
 from __future__ import annotations
@@ -26,27 +25,27 @@ Admit = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 PEEKED = 0.42
-"""A confidence that about half of the drafts have."""
+"""About half of the drafts have a higher confidence."""
 
 
 def by_survival(confidence: torch.Tensor, limits: torch.Tensor, least: float = 0.05) -> torch.Tensor:
-    """Draft tokens whose product of confidences up to their own is at least so large: admission as it may be."""
+    """Admit drafts while the product of confidences is at least `least`: a legal admission."""
     alive = (confidence.cumprod(1) >= least).long().cumprod(1).sum(1)
     return torch.minimum(alive, limits)
 
 
 def peeking(confidence: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
-    """The fault: whether x_1 is verified depends on c_2, which depends on x_1 itself."""
+    """The fault: c_2, which depends on x_1, decides whether x_1 is verified."""
     return limits * (confidence[:, 1] >= PEEKED)
 
 
 @dataclass(frozen=True)
 class Answers:
-    """All answers of `length` tokens to a prompt, and how to draw them.
+    """All answers of `length` tokens to a prompt.
 
-    known: [S] tokens that are possible anywhere, or that the drafter may propose. rows: [P, S] float32, the target's
-    logits behind each of P beginnings of answers; the empty one is the first. longer: [P, S] the beginning with this
-    token behind it, -1: impossible. exact: probabilities of the whole answers.
+    known: [S] tokens possible anywhere, or proposed by the drafter. rows: [P, S] float32, the target's logits after
+    each of P beginnings; the first is empty. longer: [P, S] the beginning extended by this token, -1: impossible.
+    exact: probabilities of whole answers.
     """
 
     prompt: list[int]
@@ -83,7 +82,7 @@ class Answers:
         return cls(prompt, length, rules, known, logits[:, known].float(), longer, exact, drafter)
 
     def draw(self, count: int, seed: int, admit: Admit = by_survival) -> tuple[list[Answer], list[int]]:
-        """Draw `count` answers, each of a request of its own; and the draft tokens observed at each position."""
+        """`count` answers, one per request, and the observed drafts by position."""
         seeds = torch.randint(2**62, (count,), generator=torch.Generator().manual_seed(seed))
         everyone = self._sampling(seeds)
         place, given = torch.zeros(count, dtype=torch.int64), torch.zeros(count, dtype=torch.int64)
@@ -115,11 +114,11 @@ class Answers:
                 answers[which, given[which]] = tokens[going, k]
                 place[which] = self.longer[place[which], tokens[going, k]]
                 given[which] += 1
-        found = self.known[answers[:, : self.length]]
-        return [tuple(answer) for answer in found.tolist()], observed
+        texts = self.known[answers[:, : self.length]]
+        return [tuple(answer) for answer in texts.tolist()], observed
 
     def _draft(self, sampling: Sampling, anchors: torch.Tensor, given: torch.Tensor) -> Draft:
-        """Drafts in columns of `known`, as the drafter's sequential head makes them."""
+        """Drafts in columns of `known`, as the drafter's sequential head draws them."""
         requests, size = len(anchors), self.drafter.config.hidden_size
         batch = DraftBatch(
             anchors=anchors, seq_lens=given, page_table=torch.zeros(1, 1, dtype=torch.int32),
@@ -134,7 +133,6 @@ class Answers:
         return Draft(torch.searchsorted(self.known, tokens), lens, confidence, probs)
 
     def _sampling(self, seeds: torch.Tensor) -> Sampling:
-        """Sampling of requests without a seed of their own."""
         nobody, count = torch.zeros(len(seeds), dtype=torch.bool), len(seeds)
         top_ks = torch.full((count,), self.rules.top_k or len(self.known))
         rules = kernels.Rules(torch.full((count,), self.rules.temperature), top_ks)

@@ -1,10 +1,8 @@
-"""Every way through several decode steps of a tiny model, with its probability: the worker's own drafting, planning,
-admission and acceptance, all draws of which are taken one after the other instead of at random.
+"""Enumerates all outcomes of several decode steps of a tiny model, with their probabilities.
 
-Ways by which the planner has been shown the same and the requests have said the same are one from then on.
+The worker's own drafting, planning, admission and acceptance run; every outcome of a draw is followed. Outcomes with
+the same texts and planner inputs are merged.
 """
-
-from __future__ import annotations
 
 import copy
 import itertools
@@ -40,14 +38,13 @@ CONTEXT = 32
 
 @dataclass
 class Found:
-    """Sums over all ways.
+    """Sums over all outcomes.
 
-    texts: probability of what the requests have said. All others are expected numbers.
-    verified: of a request's drafts, by position. looked_up, modelled: of verified drafts, by their source.
-    depths: of blocks, by how deep the model was asked. rested: of steps in which nothing was drafted.
-    plans: of steps, by the requests in them, for whom the model drafts, and how many drafts may be verified.
-    differed: of requests and steps in which the number of verified drafts depended on what was drawn; influenced: the
-    same where it depended on what another request drew.
+    texts: probability of the requests' texts. The rest are expected numbers. verified: drafts of a request, by
+    position. looked_up, modelled: verified drafts. depths: blocks, by requested depth. rested: steps without drafts.
+    plans: steps, by their requests, the requests drafted for, and the largest number of verified drafts. differed:
+    requests and steps in which the number of verified drafts depended on the draw; influenced: on another request's
+    draw.
     """
 
     texts: dict[tuple[Text, ...], float] = field(default_factory=lambda: defaultdict(float))
@@ -62,7 +59,7 @@ class Found:
 
 
 class Drawn(NamedTuple):
-    """One outcome of a step's drafts. draws: the model's tokens by row."""
+    """One outcome of a step's draws. draws: the model's tokens by row."""
 
     chance: float
     draws: dict[int, Text]
@@ -71,7 +68,7 @@ class Drawn(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """The planner's knowledge: steps up to `step`, and the outcome of that one; None: nothing yet."""
+    """The planner's knowledge: steps up to `step`, and its outcome; None at the start."""
 
     planning: StepPlanner
     step: Step | None
@@ -80,10 +77,10 @@ class Seen(NamedTuple):
 
 
 class Enumeration:
-    """Requests with `prompts` that say `length` tokens each, sampled as `acceptance` has it.
+    """Requests with `prompts` that generate `length` tokens each, sampled by `acceptance`.
 
-    A prompt's last token is the first anchor. model: the part of `drafter` that draws, None: nothing does.
-    ends: tokens behind which no draft is verified; requests here go on all the same. options: of each request.
+    A prompt's last token is the first anchor. model: the part of `drafter` that draws, or None. ends: tokens after
+    which no draft is verified; requests continue here. options: of each request. grammar: of a request with this text.
     """
 
     def __init__(
@@ -99,9 +96,10 @@ class Enumeration:
         ends: Text = (),
         options: Sequence[RequestOptions] | None = None,
         calibration: CalibrationTable | None = None,
+        grammar: Callable[[Text], Any] = lambda text: None,
     ):
         self.prompts, self.acceptance, self.drafter, self.model = prompts, acceptance, drafter, model
-        self.length, self.vocabulary = length, vocabulary
+        self.length, self.vocabulary, self.grammar = length, vocabulary, grammar
         count = len(prompts)
         self.page_table = torch.arange(count * CONTEXT, dtype=torch.int32).view(count, CONTEXT)
         drafter.allocate(count * CONTEXT)
@@ -122,7 +120,7 @@ class Enumeration:
         self.table.admit(reqs, torch.arange(count))
         self.metrics = SpeculationMetrics(drafter.gamma, "table", CollectorRegistry())
         block = model.gamma if model is not None and model.shortens else None
-        if planner.cost is not None:  # how long the test takes is chance
+        if planner.cost is not None:  # the time that the test takes is random
             vars(planner.cost).update(observe=lambda *_: None, observe_deciding=lambda *_: None)
         self.start = StepPlanner(planner, calibration, self.table, self.metrics, "cpu", block=block)
         self.worker: Any = SimpleNamespace(
@@ -139,9 +137,8 @@ class Enumeration:
         self.worker._draft = partial(SpeculativeWorker._draft, self.worker)
 
     def run(self) -> Found:
-        """All ways, one decode step after the other."""
-        found = Found()
-        ways: dict[int, dict[tuple[Text, ...], float]] = {0: {tuple(self.prompts): 1.0}}  # by what the planner has seen
+        sums = Found()
+        ways: dict[int, dict[tuple[Text, ...], float]] = {0: {tuple(self.prompts): 1.0}}  # by the planner's knowledge
         seen = {0: Seen(self.start, None, None, ())}
         while ways:
             taken = []
@@ -151,7 +148,7 @@ class Enumeration:
                 if not len(rows):
                     for texts, chance in texts_of.items():
                         said = (text[len(p) :] for text, p in zip(texts, self.prompts, strict=True))
-                        found.texts[tuple(said)] += chance
+                        sums.texts[tuple(said)] += chance
                     continue
                 planning = self._shown(seen[name])
                 step = self._begin(planning, rows, next(iter(texts_of)))
@@ -163,7 +160,7 @@ class Enumeration:
             self.acceptance.learn({item for *_, texts, _, drawn in taken for d in drawn for item in verified(texts, d)})
             ways, seen, names = {}, {}, {}
             for name, planning, texts, chance, drawn in taken:
-                count(found, drawn, chance)
+                count(sums, drawn, chance)
                 for each in drawn:
                     for after, p in self._outcomes(texts, each):
                         accepted = tuple(len(new) - len(old) for new, old in zip(after, texts, strict=True))
@@ -175,12 +172,12 @@ class Enumeration:
                             seen[names[shown]] = Seen(planning, each.admission.step, each.admission, lens)
                         into = ways.setdefault(names[shown], defaultdict(float))
                         into[after] += chance * each.chance * p
-        return found
+        return sums
 
     # -- one step -------------------------------------------------------------------------------------------------
 
     def _shown(self, seen: Seen) -> StepPlanner:
-        """A planning of its own that has been shown all of it."""
+        """A new planning that has observed `seen`."""
         shared = [self.table, self.metrics, seen.planning.recording, seen.planning.readback]
         cost = seen.planning.planner.cost
         memo = {id(each): each for each in [*shared, cost] if each is not None}
@@ -195,7 +192,7 @@ class Enumeration:
         return planning.begin(rows, contexts, classes_of(sampling.rules.temperatures, sampling.seeded))
 
     def _drafts(self, planning: StepPlanner, step: Step, rows: np.ndarray, texts: Sequence[Text]) -> Iterator[Drawn]:
-        """Every outcome of the drafts' draws, as the worker drafts and the planner admits."""
+        """Every outcome of the draws, as the worker drafts and the planner admits."""
         mine = [texts[row] for row in rows]
         for row, text in zip(rows.tolist(), mine, strict=True):  # the cache holds all but the anchors
             places = torch.arange(len(text) - 1)
@@ -207,10 +204,8 @@ class Enumeration:
         limits = dict(zip(rows.tolist(), step.view.limits.tolist(), strict=True))
 
         def reach(row: int, draws: Sequence[float]) -> int:
-            """Number of the model's draws that matter."""
-            return (
-                len(draws) if self.model is not None and not self.model.left_to_right else min(len(draws), limits[row])
-            )
+            """Number of the model's draws that have an effect."""
+            return min(len(draws), limits[row])
 
         def drawn(draws: dict[int, Text]) -> Drawn:
             keys = torch.zeros(len(rows), self.drafter.gamma, dtype=torch.int64)
@@ -226,7 +221,8 @@ class Enumeration:
             if self.model is not None:
                 self.model.drawn = {}
             asked = self.worker, step, torch.from_numpy(rows), seq_lens
-            draft, _ = SpeculativeWorker._draft_or_nothing(*asked, anchors, given)
+            reqs = [SimpleNamespace(grammar=self.grammar(text)) for text in mine]
+            draft, _ = SpeculativeWorker._draft_or_nothing(*asked, anchors, given, reqs)
             made = {} if self.model is None else self.model.drawn
             chance = float(np.prod([p for row, each in made.items() for p in each[: reach(row, each)]]))
             return Drawn(chance, draws, draft, planning.admit(step, draft, 0.0))
@@ -246,7 +242,7 @@ class Enumeration:
                 yield each
 
     def _outcomes(self, texts: tuple[Text, ...], drawn: Drawn) -> Iterator[tuple[tuple[Text, ...], float]]:
-        """Texts of the requests after the step, with their probability."""
+        """Texts of the requests after the step, with their probabilities."""
         items = verified(texts, drawn)
         for outcome in itertools.product(*(self.acceptance.known[item] for item in items)):
             after, chance = list(texts), 1.0
@@ -257,18 +253,17 @@ class Enumeration:
 
 
 def verified(texts: Sequence[Text], drawn: Drawn) -> list[Verified]:
-    """Verified drafts of each request of the step."""
-    draft, found = drawn.draft, []
+    draft, outcomes = drawn.draft, []
     lens = drawn.admission.verify_lens.tolist()
     for place, row in enumerate(drawn.admission.step.view.rows.tolist()):
         n = lens[place]
         q = None if draft.probs is None else tuple(map(tuple, draft.probs[place, :n].tolist()))
-        found.append(Verified(texts[row], tuple(draft.tokens[place, :n].tolist()), q, row))
-    return found
+        outcomes.append(Verified(texts[row], tuple(draft.tokens[place, :n].tolist()), q, row))
+    return outcomes
 
 
 def sight(admission: Admission) -> tuple[Any, ...]:
-    """Everything that the planner is shown of a step before its outcome, in comparable form."""
+    """The planner's view of a step before its outcome, comparable."""
     looked_up = admission.looked_up
     survival = survival_of(admission.confidence, admission.draft_lens)
     return (
@@ -282,7 +277,7 @@ def sight(admission: Admission) -> tuple[Any, ...]:
 
 
 def count(found: Found, drawn: Sequence[Drawn], chance: float) -> None:
-    """Take a step's drafts into the expected numbers; chance: of the step, with these texts and this past."""
+    """Add a step of probability `chance` to the expected numbers."""
     by_request: dict[int, set[int]] = defaultdict(set)
     by_own: dict[tuple[int, Text], set[int]] = defaultdict(set)
     step = drawn[0].admission.step
@@ -308,18 +303,18 @@ def count(found: Found, drawn: Sequence[Drawn], chance: float) -> None:
 def exact(
     nexts: Sequence[Callable[[Text], Sequence[float]]], prompts: Sequence[Text], length: int
 ) -> dict[tuple[Text, ...], float]:
-    """Distribution of answers without speculation. nexts: of each request, probabilities of the token after a text."""
+    """Distribution of answers without speculation. nexts: per request, probabilities of the token after a text."""
 
     def of(after: Callable[[Text], Sequence[float]], prompt: Text) -> dict[Text, float]:
-        found: dict[Text, float] = {(): 1.0}
+        chances: dict[Text, float] = {(): 1.0}
         for _ in range(length):
-            found = {
+            chances = {
                 (*text, token): chance * p
-                for text, chance in found.items()
+                for text, chance in chances.items()
                 for token, p in enumerate(after((*prompt, *text)))
                 if p > 0
             }
-        return found
+        return chances
 
     each = [of(after, prompt).items() for after, prompt in zip(nexts, prompts, strict=True)]
     return {

@@ -1,9 +1,5 @@
-"""Exact distributions of whole answers, from a target's own logits and the rules as they are written down.
-
-Nothing here is the server's: the rules are computed anew, in float64.
-"""
-
-from __future__ import annotations
+"""Exact distributions of whole answers, from a target's logits and the documented rules, in float64 without the
+server's code."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -13,13 +9,13 @@ import torch
 from chi_square import p_value
 
 Logits = Callable[[list[list[int]]], torch.Tensor]
-"""N texts of one length -> [N, V] float64, the target's logits of what follows each."""
+"""N texts of one length -> [N, V] float64 logits."""
 Answer = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """A request's sampling rules, by the names of the API. allowed: the tokens that may follow an answer so far."""
+    """A request's sampling rules, named as in the API. allowed: the tokens that may follow an answer."""
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -32,9 +28,9 @@ class Rules:
     allowed: Callable[[Answer], list[int]] | None = None
 
     def probs(self, logits: torch.Tensor, answer: Answer) -> torch.Tensor:
-        """[V] of the token behind the answer so far, from its logits [V].
+        """[V] probabilities of the token after `answer`, from its logits [V].
 
-        Penalties count the answer's tokens, as SGLang's do; the bias comes last.
+        Penalties count the answer's tokens, as in SGLang; the bias comes last.
         """
         logits = logits.clone()
         for token in {*answer}:
@@ -52,41 +48,41 @@ class Rules:
         kept = (ranked.cumsum(0) - ranked <= self.top_p) & (ranked >= self.min_p * ranked[0])
         if self.top_k is not None:
             kept &= torch.arange(len(probs)) < self.top_k
-        found = torch.zeros_like(probs)
-        found[order[kept]] = ranked[kept]
-        return found / found.sum()
+        result = torch.zeros_like(probs)
+        result[order[kept]] = ranked[kept]
+        return result / result.sum()
 
 
 PROMPT, SAMPLES = "List five ways to save", 2048
 RULES = Rules(temperature=0.6, top_k=3)
-"""Rules of the requests of `test_sampled.py`, and the number of answers: enough to show a tenth of wrong drafts kept
+"""Rules of `test_sampled.py`, and its number of answers: enough to detect a tenth of wrong drafts kept
 (`test_planted_faults.py`)."""
 
 
 def answer_probs(logits: Logits, prompt: list[int], length: int, rules: Rules) -> dict[Answer, float]:
-    """Probability of every possible answer of `length` tokens; for rules that leave few tokens at each position."""
-    found: dict[Answer, float] = {(): 1.0}
+    """Probability of every answer of `length` tokens; for rules that leave few tokens."""
+    chances: dict[Answer, float] = {(): 1.0}
     for _ in range(length):
-        begun = list(found)
+        begun = list(chances)
         rows = logits([[*prompt, *answer] for answer in begun])
         longer = {}
         for answer, row in zip(begun, rows, strict=True):
             probs = rules.probs(row, answer)
             for token in probs.nonzero()[:, 0].tolist():
-                longer[*answer, token] = found[answer] * float(probs[token])
-        found = longer
-    return found
+                longer[*answer, token] = chances[answer] * float(probs[token])
+        chances = longer
+    return chances
 
 
 def answers_p_value(answers: Iterable[Answer], exact: Mapping[Answer, float]) -> float:
-    """Chi-square of drawn answers against `answer_probs`, of their first two tokens, three and so on, up to all: the
-    smallest p-value, times their number. 0 where an answer is impossible."""
+    """Chi-square of answers against `answer_probs`, over their first two tokens, three and so on: the smallest p-value
+    times the number of tests. 0 if an answer is impossible."""
     answers = [*answers]
     length = len(next(iter(exact)))
-    found = []
+    p_values = []
     for count in range(2, length + 1):
         probs: Counter = Counter()
         for answer, p in exact.items():
             probs[answer[:count]] += p  # type: ignore[assignment]
-        found.append(p_value(Counter(answer[:count] for answer in answers), probs, len(answers)))
-    return min(1.0, min(found) * len(found))
+        p_values.append(p_value(Counter(answer[:count] for answer in answers), probs, len(answers)))
+    return min(1.0, min(p_values) * len(p_values))

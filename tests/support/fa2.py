@@ -1,12 +1,9 @@
-"""FlashInfer's fa2 prefill kernels over a paged cache, in torch and index by index, on a CPU.
+"""FlashInfer's fa2 prefill kernels over a paged cache, index by index in torch on a CPU.
 
-By reading of 0.6.15: how a plan cuts queries into tiles and keys into chunks (`PrefillSplitQOKVIndptr` of
-scheduler.cuh), where the kernel writes the partial result of a chunk and what it masks
-(`BatchPrefillWithPagedKVCacheDevice` of prefill.cuh), and what is merged. The plan knows the host's lengths, the kernel
-the device's. Places where nobody has written hold NaN.
+From the source of 0.6.15: a plan cuts queries into tiles and keys into chunks (`PrefillSplitQOKVIndptr` of
+scheduler.cuh); the kernel masks, and writes partial results (`BatchPrefillWithPagedKVCacheDevice` of prefill.cuh). The
+plan knows the host's lengths, the kernel the device's. Unwritten places hold NaN.
 """
-
-from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +11,9 @@ from typing import Any
 import torch
 
 PROCESSORS = 8
-"""Of the GPU; few, so that short caches are cut."""
+"""Of the GPU; few, so that even short caches are cut."""
 WORKSPACES: list[int] = []
-"""Bytes of partial results that each plan asked for."""
+"""Bytes of partial results that each plan needed."""
 
 
 class PagedWrapper:
@@ -46,7 +43,7 @@ class PagedWrapper:
         given = qo_indptr, kv_indptr, kv_indices, last_page
         names = "_qo_indptr_buf", "_paged_kv_indptr_buf", "_paged_kv_indices_buf", "_paged_kv_last_page_len_buf"
         for name, array in zip(names, given, strict=True):
-            if self.is_cuda_graph_enabled:  # a graph's own arrays, at addresses that stay
+            if self.is_cuda_graph_enabled:  # a graph's own arrays, at fixed addresses
                 getattr(self, name)[: len(array)].copy_(array)
                 assert name == "_paged_kv_indices_buf" or len(array) == len(getattr(self, name))
             else:
@@ -129,7 +126,7 @@ class PagedWrapper:
                 scores = torch.einsum("nhd,hd->hn", keys[slots[seen]].float(), q[begin + query, names].float())
                 weights = scores.mul(sm_scale).softmax(1)
                 partial[place, names] = torch.einsum("hn,nhd->hd", weights, values[slots[seen]].float())
-                sums[place, names] = scores.mul(sm_scale).logsumexp(1)  # of nothing: -inf
+                sums[place, names] = scores.mul(sm_scale).logsumexp(1)  # -inf for no keys
         if not plan.split:
             return partial.to(q.dtype)
         out = torch.zeros(len(q), q.shape[1], dim)

@@ -1,6 +1,4 @@
-"""Calls that may fail without a request failing, found in the source, and servers in which they do."""
-
-from __future__ import annotations
+"""Finds optional calls in the source, and makes them fail in servers."""
 
 import ast
 import itertools
@@ -19,8 +17,8 @@ PARTS_OF_WORKER = {"drafter", "planning", "texts", "adapters", "by_owner", "keep
 
 
 def optional_calls() -> set[str]:
-    """What is called through `Boundary.run`, as its part and name."""
-    found = set()
+    """Part and name of all calls through `Boundary.run`."""
+    calls = set()
     for path in PLUGIN.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("optional.run", "run")):
@@ -28,26 +26,25 @@ def optional_calls() -> set[str]:
                 if isinstance(part, ast.Constant) and part.value in PARTS:
                     call = node.args[2]
                     name = call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "lambda")
-                    found.add(f"{part.value}:{name}")
+                    calls.add(f"{part.value}:{name}")
                 else:
                     assert not ast.unparse(node.func).endswith("optional.run"), f"{path}:{node.lineno}: which part?"
-    return found
+    return calls
 
 
 def direct_calls(path: Path, inside: set[str]) -> set[str]:
-    """Calls of optional parts in a module, as function and call, but for functions that are called `inside`."""
-    found = set()
+    """Function and call for each call of an optional part in a module, except in functions called `inside`."""
+    calls = set()
     for function in ast.walk(ast.parse(path.read_text())):
         if isinstance(function, ast.FunctionDef) and function.name not in inside:
             for node in ast.walk(function):
                 if isinstance(node, ast.Call) and PARTS_OF_WORKER & {*ast.unparse(node.func).split(".")[:-1]}:
-                    found.add(f"{function.name}: {ast.unparse(node.func)}")
-    return found
+                    calls.add(f"{function.name}: {ast.unparse(node.func)}")
+    return calls
 
 
 class Failures:
-    """Has optional calls fail in a server that was started with `environment`. metrics: its port for them; None: its
-    own."""
+    """Makes optional calls fail in a server started with `environment`. metrics: its port for them, if separate."""
 
     def __init__(self, file: Path, metrics: int | None = None) -> None:
         self.file, self.metrics, self._numbers = file, metrics, itertools.count(1)
@@ -63,8 +60,8 @@ class Failures:
     def of_each(
         self, server: Server, calls: Iterable[str], use: Callable[[], None], places: Sequence[str] = PLACES
     ) -> None:
-        """Have each call fail at each place while the server is used, which asserts that no text changes; prints a
-        line for each. The metrics count failures, and the log has a line with the cause."""
+        """Make each call fail at each place while `use` runs, which asserts that no text changes. The metrics must
+        count the failures, and the log name the cause."""
         server.may_fail = True
         for call, place in itertools.product(sorted(calls), places):
             before, lines = self.counted(server), len(server.failures())
@@ -74,7 +71,7 @@ class Failures:
             self.plant("nothing", "before")
             part, now = call.partition(":")[0], self.counted(server)
             failed = {name: int(now[name] - before[name]) for name in now if now[name] != before[name]}
-            assert failed.keys() == {part} or place == "within", failed  # which may be within another part
+            assert failed.keys() == {part} or place == "within", failed  # it may be within another part
             said = server.failures()[lines:]
             assert len(said) == sum(min(count, max(PARTS[name], 1)) for name, count in failed.items()), said
             assert all(f"planted {place}" in line and line.split()[0] in failed for line in said), said

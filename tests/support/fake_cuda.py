@@ -1,10 +1,8 @@
-"""Tensors that say they are on a GPU, where there is none: what a step does with them shows whether it would wait.
+"""Fake tensors on a GPU, without one: shows whether a step would wait for it.
 
-`FakeTensorMode` computes shapes alone, and with it `item()` and `nonzero` raise by themselves; `Recorder` also refuses
-copies between devices. torch for CPUs lacks the device guard that indexing asks for, so an empty one is compiled.
+`FakeTensorMode` computes shapes alone; `item()` and `nonzero` raise. torch for CPUs lacks the device guard that
+indexing needs, so an empty one is compiled.
 """
-
-from __future__ import annotations
 
 import ctypes
 import subprocess
@@ -27,7 +25,7 @@ namespace c10::impl { C10_REGISTER_GUARD_IMPL(CUDA, NoOpDeviceGuardImpl<c10::Dev
 
 
 class Recorder(TorchDispatchMode):
-    """Records every operation with the shapes of its results; a copy from one device to another is an error."""
+    """Records every operation with the shapes of its results; a copy between devices is an error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +42,7 @@ class Recorder(TorchDispatchMode):
 
 @contextmanager
 def fake_cuda() -> Iterator[Recorder]:
-    """Within, tensors on `cuda:0` can be made and worked on, and everything done with them is recorded."""
+    """A context with tensors on `cuda:0`; it records all operations on them."""
     _guard()
     with FakeTensorMode(), Recorder() as recorder:
         yield recorder

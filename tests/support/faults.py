@@ -1,9 +1,4 @@
-"""Exact probabilities of a speculating server's answers: an honest one, and ones with a planted fault.
-
-The answers are few enough to be counted: a short answer of a target that has a few tokens to choose from.
-"""
-
-from __future__ import annotations
+"""Exact probabilities of a speculating server's answers, honest or with planted faults, for targets of few tokens."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -12,34 +7,33 @@ from functools import cache
 
 Text = tuple[int, ...]
 Probs = Mapping[int, float]
-"""Probabilities of the next token; tokens without an entry have none."""
+"""Probabilities of the next token; 0 without an entry."""
 Next = Callable[[Text], Probs]
-"""Probabilities of the token after an answer's first tokens."""
+"""Probabilities of the token after the answer so far."""
 
 
 def test(p: float, q: float) -> float:
-    """Chance that a draft of probability q is kept: rejection sampling's."""
+    """Chance that rejection sampling keeps a draft of probability q."""
     return min(1.0, p / q)
 
 
 def residual(p: Probs, q: Probs) -> dict[int, float]:
-    """Distribution of the token in place of a rejected one; p where nothing of it is left."""
+    """Distribution of the token that replaces a rejected one; p where the residual is empty."""
     rest = {token: max(0.0, each - q.get(token, 0.0)) for token, each in p.items()}
     total = sum(rest.values())
     return {token: each / total for token, each in rest.items()} if total > 0 else dict(p)
 
 
 def all_of(text: Text, drafts: Text) -> int:
-    """Every draft is verified."""
     return len(drafts)
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """Rules by which drafts become an answer; each is honest unless another is given.
+    """Rules by which drafts become an answer; the defaults are honest.
 
-    depth: tokens drafted in a step. keep: chance of a draft from (p, q). replace: distribution of the token in place
-    of a rejected one. admit: how many of the drafts behind a text are verified.
+    depth: tokens drafted in a step. keep: chance of a draft from (p, q). replace: distribution of the token after a
+    rejection. admit: number of verified drafts after a text.
     """
 
     depth: int
@@ -48,22 +42,22 @@ class Decoding:
     admit: Callable[[Text, Text], int] = all_of
 
     def answers(self, target: Next, drafter: Next, length: int) -> dict[Text, float]:
-        """Probability of every answer of `length` tokens, of which prefill draws the first.
+        """Probability of every answer of `length` tokens; prefill draws the first.
 
-        drafter: the distribution that drafts are drawn from; a looked-up one is a point mass.
+        drafter: the distribution that drafts are drawn from; a lookup is a point mass.
         """
         target, drafter = cache(target), cache(drafter)
         texts: list[dict[Text, float]] = [defaultdict(float) for _ in range(length + 1)]  # by their length
         texts[1].update({(token,): p for token, p in target(()).items() if p > 0})
         for shorter in texts[1:length]:
             for text, chance in shorter.items():
-                # As many drafts as may come out with a token of the target's behind them.
+                # No more drafts than fit before the target's last token.
                 for more, p in self.step(target, drafter, text, min(self.depth, length - len(text) - 1)).items():
                     texts[len(text) + len(more)][text + more] += chance * p
         return dict(texts[length])
 
     def step(self, target: Next, drafter: Next, text: Text, depth: int) -> dict[Text, float]:
-        """Probability of all that a step behind `text` may bring, which drafts `depth` tokens."""
+        """Probability of every outcome of a step that drafts `depth` tokens after `text`."""
         drafted: dict[Text, float] = {(): 1.0}
         for _ in range(depth):
             drafted = {
@@ -72,18 +66,18 @@ class Decoding:
                 for token, q in drafter(text + tokens).items()
                 if q > 0
             }
-        verified: dict[Text, float] = defaultdict(float)  # chance that this is drafted, and as much of it verified
-        ended: dict[Text, float] = defaultdict(float)  # and no more of it
+        verified: dict[Text, float] = defaultdict(float)  # chance that these drafts are made and verified
+        ended: dict[Text, float] = defaultdict(float)  # chance that no more drafts follow
         for tokens, chance in drafted.items():
             last = min(self.admit(text, tokens), depth)
             ended[tokens[:last]] += chance
             for k in range(last + 1):
                 verified[tokens[:k]] += chance
-        found, kept = defaultdict(float), {(): 1.0}  # kept: chance of the tests before
+        chances, kept = defaultdict(float), {(): 1.0}  # kept: chance that the earlier tests pass
         for tokens in sorted(verified, key=len):
             p = target(text + tokens)
             for token, each in p.items():
-                found[(*tokens, token)] += kept[tokens] * ended[tokens] * each
+                chances[(*tokens, token)] += kept[tokens] * ended[tokens] * each
             q = drafter(text + tokens)
             for token in q:
                 drafts = (*tokens, token)
@@ -91,12 +85,12 @@ class Decoding:
                     keep = self.keep(p.get(token, 0.0), q[token])
                     kept[drafts] = kept[tokens] * keep
                     for other, each in self.replace(p, q).items():
-                        found[(*tokens, other)] += kept[tokens] * verified[drafts] * (1 - keep) * each
-        return {more: p for more, p in found.items() if p > 0}
+                        chances[(*tokens, other)] += kept[tokens] * verified[drafts] * (1 - keep) * each
+        return {more: p for more, p in chances.items() if p > 0}
 
 
 def a_tenth_kept(p: float, q: float) -> float:
-    """The fault that keeps a tenth of the wrong drafts."""
+    """The fault that keeps a tenth of wrong drafts."""
     return 0.1 + 0.9 * test(p, q)
 
 
@@ -106,8 +100,8 @@ def replaced_from_p(p: Probs, q: Probs) -> Probs:
 
 
 def peeking(confidence: Callable[[Text], float], bound: float) -> Callable[[Text, Text], int]:
-    """The fault that verifies nothing of drafts whose second token is not likely enough, once the first is known.
+    """The fault that verifies no draft if the second is not likely enough, knowing the first.
 
-    confidence: chance that the draft behind a text is kept.
+    confidence: chance that the draft after a text is kept.
     """
     return lambda text, drafts: len(drafts) if confidence(text + drafts[:1]) >= bound else 0

@@ -1,6 +1,4 @@
-"""Finished steps as a planner is shown them, from what a test says of them."""
-
-from __future__ import annotations
+"""Finished steps for planners, from a test's numbers."""
 
 import numpy as np
 import torch
@@ -21,7 +19,7 @@ def observe(
     looked_up: np.ndarray | None = None,
     drafting: int | None = None,
 ) -> None:
-    """`Planner.observe`; drafting None: the model drafted for all that it could."""
+    """`Planner.observe`; drafting None: for all requests that the model could draft for."""
     count = int(np.count_nonzero(draft_mask)) if drafting is None else drafting
     tokens = len(step.rows) + int(np.sum(verify_lens))
     planner.observe(
@@ -32,13 +30,13 @@ def observe(
 
 
 def seasoned(planner: Planner, requests: int, gamma: int, steps: int = 4) -> Planner:
-    """The planner, after a few steps of random confidences that had half of their drafts accepted."""
+    """The planner after a few steps with random confidences and half of the drafts accepted."""
     rng = np.random.default_rng(0)
     for _ in range(steps):
         step = view(requests, gamma)
         budget = planner.budget(step)
         confidence = torch.from_numpy(rng.random((requests, gamma), dtype=np.float32))
         verify_lens = planner.admit(confidence, torch.full((requests,), gamma), budget).numpy()
-        asked, found = budget.draft_mask(step.limits), survival_of(confidence).numpy()
-        observe(planner, step, found, verify_lens, verify_lens // 2 + 1, asked, None, np.zeros(requests, dtype=bool))
+        asked, computed = budget.draft_mask(step.limits), survival_of(confidence).numpy()
+        observe(planner, step, computed, verify_lens, verify_lens // 2 + 1, asked, None, np.zeros(requests, dtype=bool))
     return planner

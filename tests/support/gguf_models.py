@@ -1,10 +1,7 @@
 """Tiny random models of transformers, and GGUF files of them as llama.cpp's converter writes them.
 
-Names of tensors are those of the package gguf. What the converter does beside naming is written here a second time:
-rows of queries and keys in pairs, the factors of rotary positions.
+The converter's order of query and key rows, and its factors of rotary positions, are repeated here.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,9 +22,8 @@ PROMPT = [9, 100, 33, 41, 7, 200, 66, 54, 120, 13, 250, 31, 77, 18, 93, 205, 140
 
 @dataclass(frozen=True)
 class Model:
-    """config: fields of transformers' configuration beside those that all models here have.
-    fields: the file's metadata beside those. permuted: rows of queries and keys lie in pairs. norms_from_one: the
-    file's norms are 1 larger. tensors: further ones."""
+    """config: fields of transformers' configuration besides the common ones. fields: the file's metadata, likewise.
+    permuted: query and key rows lie in pairs. norms_from_one: the file's norms are 1 larger. tensors: further ones."""
 
     config_class: str
     architecture: str
@@ -43,7 +39,6 @@ class Model:
         return drawn(AutoModelForCausalLM.from_config(config, dtype=torch.float32), not self.norms_from_one)
 
     def shape(self) -> dict[str, Any]:
-        """Fields of transformers' configuration."""
         shape = {
             "vocab_size": len(tiny_gguf.tokens()), "hidden_size": WIDTH, "intermediate_size": MLP,
             "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
@@ -55,7 +50,7 @@ class Model:
 
 
 def drawn(model: PreTrainedModel, norms_of_one: bool = True) -> PreTrainedModel:
-    """The model with random weights, norms around one or zero, each a value of bfloat16."""
+    """Give the model random weights, norms around one or zero, each a value of bfloat16."""
     torch.manual_seed(5)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -125,7 +120,7 @@ GEMMA_3 = {
 
 
 def _phi3(original: int, share: float = 1.0) -> Model:
-    """LongRoPE of a model that was made for so many tokens and rotates a share of each head."""
+    """LongRoPE of a model trained on `original` tokens that rotates a share of each head."""
     rotated = int(HEAD * share)
     factors = {"long": [1 + 0.4 * i for i in range(rotated // 2)], "short": [1 + 0.05 * i for i in range(rotated // 2)]}
     rope = {"rope_type": "longrope", "rope_theta": 5000.0, "partial_rotary_factor": share}
@@ -208,10 +203,11 @@ MODELS = {
 
 
 def write(name: str, path: Path, kind: str = "F32", turn_end: int | None = None) -> PreTrainedModel:
-    """Write the file, its matrices in blocks of a kind. Returns the model that the file stands for: with what the
-    blocks mean, rounded to bfloat16, as weights.
+    """Write the file, its matrices in blocks of a kind. Returns the model with the dequantised weights, rounded to
+    bfloat16.
 
-    turn_end: the one token that ends an answer."""
+    turn_end: the one token that ends an answer.
+    """
     plan = MODELS[name]
     model = plan.build()
     config = model.config
@@ -250,7 +246,7 @@ def write(name: str, path: Path, kind: str = "F32", turn_end: int | None = None)
 
 
 def _tensors(plan: Model, model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names in the file, and parameters of the model or views of them."""
+    """Names in the file, with the model's parameters or views of them."""
     (arch,) = (arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == plan.architecture)
     names = gguf.get_tensor_name_map(arch, model.config.num_hidden_layers)
     for name, parameter in model.named_parameters():
@@ -262,9 +258,9 @@ def _tensors(plan: Model, model: PreTrainedModel) -> Iterator[tuple[str, torch.T
         elif name.endswith("mlp.experts.down_proj"):
             yield f"blk.{name.split('.')[2]}.ffn_down_exps.weight", parameter.data
         else:
-            found = names.get_name(name, try_suffixes=(".weight", ".bias"))
-            assert found is not None, name
-            yield found, parameter.data
+            name_in_file = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            assert name_in_file is not None, name
+            yield name_in_file, parameter.data
 
 
 def _as_converted(plan: Model, name: str, parameter: torch.Tensor) -> torch.Tensor:
@@ -277,5 +273,5 @@ def _as_converted(plan: Model, name: str, parameter: torch.Tensor) -> torch.Tens
 
 @torch.inference_mode()
 def logprobs(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
-    """[tokens, vocabulary] log-probabilities of what follows each token."""
+    """[tokens, vocabulary] log-probabilities of the next token after each."""
     return torch.log_softmax(model(torch.tensor([ids])).logits[0].float(), -1)

@@ -1,9 +1,7 @@
-"""The device of tests/gpu: a GPU, or for kernels the host, where Triton interprets (TRITON_INTERPRET=1).
+"""The device of tests/gpu: a GPU, or the host where Triton interprets (TRITON_INTERPRET=1).
 
-Only torch and hypothesis are imported, so that the tests of kernels run on a machine without SGLang.
+Without SGLang, so that kernel tests run on a bare machine.
 """
-
-from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
@@ -26,11 +24,11 @@ HALVES = (torch.float16,) if INTERPRETED else (torch.float16, torch.bfloat16)
 """Half precisions; Triton's interpreter multiplies bfloat16 as integers."""
 TYPES = (torch.float32, *HALVES)
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
-"""Largest error of a row as a share of its length: a few roundings of the type."""
+"""Largest error of a row relative to its norm: a few roundings of the type."""
 
 
 def missing() -> str | None:
-    """The reason why tests have no GPU here, or None."""
+    """Why tests have no GPU here, or None."""
     if not torch.cuda.is_available():
         return "needs an NVIDIA GPU, torch finds none"
     if torch.cuda.get_device_capability() < (8, 0):
@@ -39,7 +37,7 @@ def missing() -> str | None:
 
 
 def examples(count: int = 8) -> settings:
-    """Settings of so many examples where Triton interprets, ten times as many on a GPU; the same ones in every run."""
+    """`count` examples where Triton interprets, ten times as many on a GPU; the same in every run."""
     return settings(
         max_examples=count if INTERPRETED else 10 * count, deadline=None, derandomize=True, database=None,
         suppress_health_check=list(HealthCheck),
@@ -58,26 +56,26 @@ def moved(x: Any, device: torch.device = ON) -> Any:
 
 
 def differing(found: Any, expected: Any) -> int:
-    """Number of unequal elements of two tensors, or of two rows of tensors; the first may be on the device."""
+    """Number of unequal elements of two tensors, or of two rows of tensors."""
     if isinstance(expected, torch.Tensor):
         return int((found.cpu() != expected.cpu()).sum())
     return sum(differing(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def row_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest error of a row as a share of its length; infinite where something is no number."""
+    """Largest error of a row relative to its norm; infinite if a result is NaN."""
     difference = (found.cpu().float() - expected).norm(dim=-1)
     return float((difference / expected.norm(dim=-1).clamp_min(1e-6)).nan_to_num(torch.inf).max())
 
 
 def captured(run: Callable[[], T], pool: Any = None) -> Callable[[], T]:
-    """`run` as a CUDA graph: a call replays it and returns the captured results, written anew. Interpreted: `run`."""
+    """`run` as a CUDA graph: a call replays it and returns the captured results. Interpreted: `run`."""
     if INTERPRETED:
         return run
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(2):  # compiles kernels and makes handles, which capture may not
+        for _ in range(2):  # compile kernels before the capture
             run()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
@@ -93,7 +91,7 @@ def captured(run: Callable[[], T], pool: Any = None) -> Callable[[], T]:
 
 @contextmanager
 def triton() -> Iterator[None]:
-    """Inside, functions of `outrider.kernels` take the Triton kernels for the device's tensors."""
+    """A context in which `outrider.kernels` uses the Triton kernels."""
     if not INTERPRETED:
         yield
         return
@@ -106,7 +104,7 @@ def triton() -> Iterator[None]:
 
 @contextmanager
 def nobody_waits() -> Iterator[None]:
-    """Inside, whatever waits for the GPU raises RuntimeError."""
+    """A context in which every wait for the GPU raises RuntimeError."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield

@@ -1,4 +1,4 @@
-"""Each compiled variant in turn (fixture `instruction_set`), and memory that may not be read past its end."""
+"""Runs tests on each compiled variant, and allocates memory that ends at an unreadable page."""
 
 import ctypes
 import mmap
@@ -15,15 +15,15 @@ SETS = {
     name: pytest.param(name, marks=() if name == native.instruction_set() else pytest.mark.slow)
     for name in (*INSTRUCTION_SETS, *TILES)
 }
-"""`make check` is content with the one that is used here."""
+"""`make check` tests only this machine's default."""
 EACH_SET = pytest.mark.parametrize("instruction_set", SETS.values(), indirect=True)
 TILE_SETS = pytest.mark.parametrize("instruction_set", [SETS[name] for name in TILES], indirect=True)
-"""The arithmetic of tiles: by the processor where it has them, and by the emulation everywhere."""
+"""Tiles: by the processor where it has them, and by the emulation everywhere."""
 
 
 @contextmanager
 def using(name: str) -> Iterator[None]:
-    """Inside, kernels run by this variant; the test is skipped where the processor does not run it."""
+    """Run kernels by this variant; skips the test if the processor does not support it."""
     chosen = native.instruction_set()
     if chosen == "none" or name not in torch.ops.outrider.instruction_sets():
         pytest.skip(f"this processor lacks {name}")
@@ -33,7 +33,7 @@ def using(name: str) -> Iterator[None]:
 
 
 def before_a_guard(x: torch.Tensor) -> torch.Tensor:
-    """A copy of x whose last byte is the last one before a page that may not be read."""
+    """A copy of x that ends at an unreadable page."""
     size, page = x.numel() * x.element_size(), mmap.PAGESIZE
     pages = -(-size // page)
     memory = mmap.mmap(-1, (pages + 1) * page)

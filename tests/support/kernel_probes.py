@@ -1,6 +1,4 @@
-"""Kernels that write out what the others keep to themselves, to be compared with torch."""
-
-from __future__ import annotations
+"""Kernels that return intermediate results."""
 
 import torch
 import triton
@@ -29,14 +27,14 @@ def probability_kernel(logits, temperatures, most, norm, cut, last, out, width, 
 
 
 def exponentials(keys: torch.Tensor, width: int) -> torch.Tensor:
-    """[N, width] float64, the noise that tokens 0 .. width - 1 have for keys [N]: `noise.torch_exponentials`."""
+    """[N, width] float64, noise of tokens 0 .. width - 1 for keys [N]: `noise.torch_exponentials`."""
     out = torch.empty((len(keys), width), dtype=torch.float64, device=keys.device)
     noise_kernel[(len(keys), triton.cdiv(width, BLOCK))](keys, out, width, BLOCK=BLOCK, **BITS)
     return out
 
 
 def probabilities(logits: torch.Tensor, temperatures: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """[T, V] float32, the distribution that four numbers of a row say: `sampling.target_probs` but for greedy rows."""
+    """[T, V] float32, the distribution in the numbers of each row: `sampling.target_probs` except greedy rows."""
     out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
     numbers = rows.most, rows.norm, rows.cut, rows.last
     grid = len(logits), triton.cdiv(logits.shape[1], BLOCK)

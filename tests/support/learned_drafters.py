@@ -1,6 +1,4 @@
-"""Drafters put where a learner offers them, and the server's word on them."""
-
-from __future__ import annotations
+"""Offers drafters to a server as a learner does."""
 
 import json
 import time
@@ -20,7 +18,7 @@ from outrider.drafters.training.target import TargetModel
 
 
 def offer(folder: Path, name: str, small_target: SmallTarget, *, broken: bool, drafter: str = "dspark") -> None:
-    """Put a candidate where the learner puts one that has passed: the drafter itself, or one of random weights."""
+    """Put a candidate where the learner does: the drafter itself, or a random one."""
     model = read_drafter(small_target.drafters[drafter], drafter, TargetModel.load(str(small_target.folder)))
     if broken:
         torch.manual_seed(1)
@@ -39,22 +37,21 @@ def offer(folder: Path, name: str, small_target: SmallTarget, *, broken: bool, d
 
 
 def wait_for_state(folder: Path, **wanted: Any) -> None:
-    """Wait until state.json says so."""
     _wait(folder, lambda found: wanted.items() <= found.items(), wanted)
 
 
 def wait_until_tried(folder: Path, name: str) -> None:
-    """Wait until a drafter is in use; a bad one may be taken back before anybody has looked."""
+    """Wait until a drafter has been in use, as a bad one is soon rolled back."""
     _wait(folder, lambda found: found["in_use"] == name or name in found["refused"], name)
 
 
 def _wait(folder: Path, there: Callable[[dict[str, Any]], bool], wanted: Any) -> None:
-    found: dict[str, Any] = {}
+    state: dict[str, Any] = {}
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         if (folder / "state.json").is_file():
-            found = json.loads((folder / "state.json").read_text())
-            if there(found):
+            state = json.loads((folder / "state.json").read_text())
+            if there(state):
                 return
         time.sleep(0.1)
-    pytest.fail(f"state.json is {found}, not {wanted}")
+    pytest.fail(f"state.json is {state}, not {wanted}")

@@ -1,6 +1,4 @@
-"""A server with limits of every kind, and keys with limits of their own."""
-
-from __future__ import annotations
+"""A server with limits of every kind, and keys with their own."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -22,11 +20,11 @@ LONG = SHORT | {"max_tokens": 900, "speculation": {"enabled": False}}
 
 
 class Limited:
-    """A server with keys. `file` is its file of them; `headers` by name of a key."""
+    """A server with keys. `file` lists them; `headers` by name of a key."""
 
     def __init__(self, folder: Path) -> None:
         self.file, self.headers, self.metrics_port = folder / "keys.toml", {}, free_port()
-        self.client = httpx.Client(timeout=120)  # one for all: to make one takes longer than to be answered
+        self.client = httpx.Client(timeout=120)  # making one takes longer than an answer
         self.add("operator", admin=True)
         self.add("two", concurrency=2)
         self.add("rare", rate=key_file.RequestRate(3, 3600))
@@ -66,7 +64,7 @@ class Limited:
             return list(pool.map(lambda _: self.ask(name, body), range(count)))
 
     def used(self, name: str) -> dict[str, float]:
-        """Tokens of the key by kind, as the metrics have them."""
+        """Tokens of the key by kind, from the metrics."""
         page = self.metrics()
         kinds = ("prompt", "cached", "completion")
         return {kind: page.value("outrider_key_tokens_total", key=name, kind=kind) or 0 for kind in kinds}
@@ -75,7 +73,6 @@ class Limited:
         return MetricsPage(f"http://127.0.0.1:{self.metrics_port}")
 
     def logged(self, answer: httpx.Response) -> list[str]:
-        """Words of the line that the server has logged for an answer."""
         name = f"request_id={answer.headers['X-Request-Id']}"
         (line,) = (line for line in self.server.output().splitlines() if name in line)
         return line.split()
@@ -89,12 +86,11 @@ class Limited:
 
 
 def code(answer: httpx.Response) -> str | None:
-    """Code of an answer's error; None where it has none."""
     return None if answer.status_code == 200 else answer.json()["error"]["code"]
 
 
 def usage_of(answer: httpx.Response) -> dict[str, int]:
-    """Usage that an answer ends with, streamed or not."""
+    """Final usage of an answer, streamed or not."""
     if not answer.headers["content-type"].startswith("text/event-stream"):
         return answer.json()["usage"]
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]

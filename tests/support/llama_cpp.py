@@ -1,10 +1,7 @@
-"""llama.cpp (package xllamacpp) as an independent reader of GGUF files, in a process of its own: it aborts on errors.
+"""llama.cpp (package xllamacpp) reads GGUF files independently, in a separate process since it aborts on errors.
 
-with llama_cpp.opened(FILE) as reader:
-    reader.logprobs(ids)
+with llama_cpp.opened(FILE) as reader: reader.logprobs(ids)
 """
-
-from __future__ import annotations
 
 import contextlib
 import os
@@ -22,22 +19,20 @@ PROGRAM = Path(__file__).with_name("llama_cpp_process.py")
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A running llama.cpp with one model."""
-
     url: str
 
     def logprobs(self, ids: Sequence[int], vocabulary: int) -> torch.Tensor:
-        """[vocabulary] log-probabilities of the token that follows `ids`."""
+        """[vocabulary] log-probabilities of the next token after `ids`."""
         body = {"prompt": list(ids), "n_predict": 1, "n_probs": vocabulary, "cache_prompt": False}
-        body |= {"logit_bias": [["a", 1000.0]]}  # it states the unbiased ones, but none for half a character
+        body |= {"logit_bias": [["a", 1000.0]]}  # it returns unbiased ones, but none for half a character
         (first,) = self._ask("/completion", body)["completion_probabilities"]
-        found = torch.full((vocabulary,), -torch.inf)
+        result = torch.full((vocabulary,), -torch.inf)
         for token in first["top_logprobs"]:
-            found[token["id"]] = token["logprob"]
-        return found
+            result[token["id"]] = token["logprob"]
+        return result
 
     def tokens(self, text: str, special: bool = True) -> list[int]:
-        """Ids of a text. special: names of special tokens in it are those tokens."""
+        """Ids of a text. special: names of special tokens become these tokens."""
         return self._ask("/tokenize", {"content": text, "parse_special": special, "add_special": False})["tokens"]
 
     def _ask(self, route: str, body: dict) -> dict:
@@ -48,16 +43,15 @@ class Reader:
 
 @contextlib.contextmanager
 def opened(file: Path, log: Path, context: int = 512) -> Iterator[Reader]:
-    """log: where llama.cpp's messages go. context: the most tokens of a text. Fails with llama.cpp's last words where
-    it cannot read the file."""
+    """log: for llama.cpp's messages. context: the most tokens of a text. Fails with llama.cpp's last words."""
     with log.open("wb") as errors:
         child = subprocess.Popen(
             [sys.executable, str(PROGRAM), str(file), str(context)],
-            stdin=subprocess.PIPE,  # its end ends the child, should this process be killed
+            stdin=subprocess.PIPE,  # its end ends the child if this process is killed
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env=os.environ | {"GGML_NO_BACKTRACE": "1"},  # which a debugger would take half a minute for
+            env=os.environ | {"GGML_NO_BACKTRACE": "1"},  # a backtrace takes a debugger half a minute
         )
     try:
         assert child.stdout is not None

@@ -1,9 +1,5 @@
-"""Load model folders with SGLang and our plugin; prints a JSON list: the digest of each linear layer's products.
-
-A program of its own, since SGLang's configuration is global to a process: loads_groups.py FOLDER…
-"""
-
-from __future__ import annotations
+"""Prints a digest of each linear layer's products as JSON, for folders loaded by SGLang with our plugin:
+loads_groups.py FOLDER…"""
 
 import hashlib
 import json
@@ -34,7 +30,7 @@ def main(*folders: str) -> None:
     from outrider.server.plugin.cpu import fused_ops
 
     fused_ops.register()
-    found = []
+    digests = []
     for folder in folders:
         arguments = publish_alone(model_path=folder, dtype="bfloat16")
         config = ModelConfig.from_server_args(arguments)
@@ -44,8 +40,8 @@ def main(*folders: str) -> None:
         for name, layer in model.named_modules():
             if isinstance(layer, LinearBase):
                 products[name] = digest(layer.quant_method.apply(layer, rows_for(layer.input_size)))
-        found.append(products)
-    print(json.dumps(found))
+        digests.append(products)
+    print(json.dumps(digests))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,8 @@
-"""Exact probabilities of acceptance's outcomes: the worker's own code decides, and nothing is sampled.
+"""Exact probabilities of acceptance's outcomes, measured on the worker's own code.
 
-The numbers that `Sampling.accept` would draw are chosen instead. A test is passed while its uniform number is below
-some threshold, which bisection finds; and the weights that the last token would be drawn by are looked at, whichever
-tests are passed. Nothing of p, q or the rule between them is known here, so a wrong rule brings the probabilities that
-it would have.
+The random numbers of `Sampling.accept` are chosen here: bisection finds the threshold of each test, and the weights of
+the last draw are read. This module does not know the rule, so a wrong rule yields wrong probabilities.
 """
-
-from __future__ import annotations
 
 import itertools
 import math
@@ -37,8 +33,8 @@ BISECTIONS = 32
 class Verified(NamedTuple):
     """A request's drafts in a step.
 
-    text: prompt and answer so far, the anchor included. drafts: those that are verified. q: [depth][V] of all that were
-    drafted; None: point masses. kind: place in `Acceptance.kinds`.
+    text: prompt and answer so far, with the anchor. drafts: the verified ones. q: [depth][V] of all drafted tokens;
+    None: point masses. kind: index in `Acceptance.kinds`.
     """
 
     text: Text
@@ -48,7 +44,7 @@ class Verified(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """Sampling of a request. seed: the one it came with; None: none."""
+    """Sampling of a request. seed: None: unseeded."""
 
     temperature: float = 1.0
     seed: int | None = None
@@ -73,7 +69,7 @@ class Batch(NamedTuple):
 
 
 class Acceptance:
-    """logits: [B, V] of the target, after the rules of each request, for a batch. by_block: as in `Verification`."""
+    """logits: [B, V] of the target for a batch, after each request's rules. by_block: as in `Verification`."""
 
     def __init__(
         self, logits: Callable[[Batch], torch.Tensor], kinds: Sequence[Kind] = (Kind(),), *, by_block: bool = True
@@ -82,13 +78,13 @@ class Acceptance:
         self.known: dict[Verified, Outcomes] = {}
 
     def learn(self, items: set[Verified]) -> None:
-        """Find out what becomes of these, together."""
+        """Measure these items together."""
         groups: dict[Any, list[Verified]] = {}
         for item in items - self.known.keys():
             groups.setdefault((self.kinds[item.kind].decided, item.q is None, not item.drafts), []).append(item)
         for (decided, _, _), group in groups.items():
-            found = self._decided(group) if decided else self._sampled(group)
-            self.known.update(zip(group, found, strict=True))
+            outcomes = self._decided(group) if decided else self._sampled(group)
+            self.known.update(zip(group, outcomes, strict=True))
 
     def of(self, item: Verified) -> Outcomes:
         """Every outcome of a step for one request, tokens and probability."""
@@ -134,7 +130,7 @@ class Acceptance:
         return Batch(items, Draft(tokens, lens, torch.zeros(count, width), probs), lens, seq_lens, table, flat)
 
     def _decided(self, items: Sequence[Verified]) -> list[Outcomes]:
-        """The one outcome of requests whose tokens are decided."""
+        """The single outcome of each request that draws no number."""
         batch = self.batch(items)
         lens, out = self.sampling(items).accept(self.logits(batch), batch.draft, batch.verify_lens, batch.flat)
         return [[(tuple(row[:n]), 1.0)] for row, n in zip(out.tolist(), lens.tolist(), strict=True)]
@@ -142,7 +138,7 @@ class Acceptance:
     def _sampled(self, items: Sequence[Verified]) -> list[Outcomes]:
         width, count = self.batch(items).draft.tokens.shape[1], len(items)
         run = self._runner(items)
-        # Every item once for each of its tests, those before which are passed, and those behind it are not.
+        # A row for each item and test: earlier tests pass, later ones fail.
         each, test = self._runner(list(items) * width), torch.arange(width).repeat_interleave(count)
         others = NUMBERS[(torch.arange(width) < test[:, None]).long()]
         low, high = torch.zeros(count * width, dtype=torch.float64), torch.ones(count * width, dtype=torch.float64)
@@ -158,7 +154,7 @@ class Acceptance:
                 low, high = torch.where(below, middle, low), torch.where(below, high, middle)
             low = torch.where(always, 1.0, torch.where(low > 0, (low + high) / 2, 0.0))
         thresholds = low.view(width, count).T if width else torch.zeros(count, 0)
-        found: list[dict[Text, float]] = [defaultdict(float) for _ in items]
+        outcomes: list[dict[Text, float]] = [defaultdict(float) for _ in items]
         for passed in itertools.product((True, False), repeat=width):
             kept, out, weights = run(NUMBERS[torch.tensor(passed).long()].expand(count, width))
             weights /= weights.sum(1, keepdim=True)
@@ -169,11 +165,11 @@ class Acceptance:
                     assert tuple(out[row, :k].tolist()) == item.drafts[:k]
                     for y, w in enumerate(weights[row].tolist()):
                         if w > 0:
-                            found[row][*item.drafts[:k], y] += chance * w
-        return [list(each.items()) for each in found]
+                            outcomes[row][*item.drafts[:k], y] += chance * w
+        return [list(each.items()) for each in outcomes]
 
     def _runner(self, items: Sequence[Verified]) -> Callable[[torch.Tensor], tuple[torch.Tensor, ...]]:
-        """Function of uniform numbers [M, width]: drafts kept [M], tokens out, and weights [M, V] of the last token."""
+        """A function of uniform numbers [M, width]: drafts kept [M], tokens, and weights [M, V] of the last token."""
         if not items:
             return lambda numbers: (torch.zeros(0),)
         batch, sampling = self.batch(items), self.sampling(items)
@@ -188,12 +184,12 @@ class Acceptance:
 
 
 UNAVAILABLE = mock.Mock(return_value=False)
-"""Made once: a mock takes a millisecond."""
+"""a mock takes a millisecond"""
 
 
 @contextmanager
 def chosen(numbers: torch.Tensor) -> Iterator[list[torch.Tensor]]:
-    """Acceptance tests have these uniform numbers; what tokens would be drawn by is kept, the last at the end."""
+    """Acceptance tests get these uniform numbers; the weights of draws are recorded."""
     weights: list[torch.Tensor] = []
 
     def likeliest(row: torch.Tensor, keys: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:

@@ -1,7 +1,3 @@
-"""Reads a server's metrics page."""
-
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,24 +12,20 @@ TABLES = (
     .partition("\n## Metrics\n")[2]
     .partition("\n## ")[0]
 )
-"""Where server/README.md says what metrics there are."""
 
 
 def documented(heading: str) -> dict[str, tuple[str, str]]:
-    """Kind and labels of our metrics in the table whose first column has the heading, by name."""
+    """Kind and labels of our metrics by name, from the table with this heading."""
     table = TABLES.partition(f"\n| {heading} |")[2].partition("\n\n")[0]
-    found = {}
+    metrics = {}
     for names, kind in re.findall(r"^\| (`outrider_.*?) \| (\w+) \|", table, re.MULTILINE):
         for name, labels in re.findall(r"`(outrider_\w+)(?:\{([^}]*)\})?`", names):
-            found[name] = (kind, labels)
-    return found
+            metrics[name] = (kind, labels)
+    return metrics
 
 
 class MetricsPage:
-    """A page as it was when it was asked for: all its values are of one moment.
-
-    families: by name, which for counters has no `_total`.
-    """
+    """A snapshot of the page. families: by name, for counters without `_total`."""
 
     def __init__(self, url: str) -> None:
         """url: of the server, without `/metrics`."""
@@ -44,19 +36,19 @@ class MetricsPage:
         }
 
     def value(self, name: str, **labels: str) -> float:
-        """Sum of the samples of this name that have these labels, whatever others they have; 0 where there is none."""
+        """Sum of the samples with this name and these labels; 0 if there is none."""
         samples = (sample for family in self.families.values() for sample in family.samples if sample.name == name)
         return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
 
 def metric(url: str, name: str, **labels: str) -> float:
-    """One value of the page as it is now."""
+    """One current value of the page."""
     return MetricsPage(url).value(name, **labels)
 
 
 def until_retracted(url: str, ask: Callable[[], None]) -> None:
-    """Ask more than a cache has room for, until a request in it has lost its place: where those that come late on a
-    busy machine have waited instead, once more."""
+    """Send more requests than the cache has room for until one is retracted; on a busy machine that takes several
+    tries."""
     name = "sglang:num_retracted_requests_total"
     before = metric(url, name)
     for _ in range(5):

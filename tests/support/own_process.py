@@ -1,6 +1,4 @@
-"""Tests that need a process of their own, and what they found."""
-
-from __future__ import annotations
+"""Runs test programs in separate processes."""
 
 import json
 import os
@@ -17,7 +15,7 @@ from outrider.server.machine import hardware
 
 
 def found_by(program: Path, *arguments: str) -> Any:
-    """The last line of a Python program, which imports what this process can, read as JSON."""
+    """The last line of a Python program with this process's import path, read as JSON."""
     run = subprocess.run(
         [sys.executable, str(program), *arguments],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
@@ -30,7 +28,7 @@ def found_by(program: Path, *arguments: str) -> Any:
 
 
 def found_by_fork(program: Path, *arguments: str) -> Any:
-    """The same of a program's `main` in a process that has imported an engine, where it can be forked."""
+    """The result of a program's `main`, in a fork of a process with an engine's imports where possible."""
     if hardware.has_gpu():
         return found_by(program, *arguments)
     with tempfile.TemporaryDirectory() as folder:
@@ -50,7 +48,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 
 
 def pass_interpreted(folder: Path, *flags: str, without: str = "", **env: str) -> None:
-    """The tests of the folder pass with Triton's interpreter; Triton reads as it is imported whether it interprets.
+    """Assert that the folder's tests pass in Triton's interpreter.
 
     without: names of modules that cannot be imported.
     """

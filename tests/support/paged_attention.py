@@ -1,6 +1,4 @@
-"""An attention layer of SGLang's over its paged KV cache on a CPU, and batches of every kind for its backends."""
-
-from __future__ import annotations
+"""An attention layer of SGLang's over its paged KV cache on a CPU, and batches for its backends."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -21,13 +19,13 @@ CONTEXT = 512
 
 
 class Paged:
-    """Requests with cached tokens in slots far apart; slots of nobody hold NaN, but for slot 0, which is padding's."""
+    """Requests with cached tokens in slots far apart; unused slots hold NaN, except slot 0 for padding."""
 
     def __init__(
         self, lens: Sequence[int], *, heads: tuple[int, int], dim: int, dtype: torch.dtype = torch.float32,
         window: int = -1, cap: float = 0.0, room: int = 16, seed: int = 0,
     ):  # fmt: skip
-        """lens: tokens that are cached. room: that may follow."""
+        """lens: cached tokens. room: tokens that may follow."""
         self.random = torch.Generator().manual_seed(seed)
         self.lens, self.heads, self.dim, self.dtype = list(lens), heads, dim, dtype
         slots = sum(lens) + room * len(lens) + 40
@@ -57,14 +55,13 @@ class Paged:
         return SimpleNamespace(req_to_token_pool=self.requests, token_to_kv_pool=self.cache, **more)
 
     def rows_of(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q, k and v of so many tokens."""
         return (
             self._draw(tokens, self.heads[0]).flatten(1),
             *(self._draw(tokens, self.heads[1]) for _ in range(2)),
         )
 
     def verify(self, query_lens: Sequence[int], *, tokens: int, width: int) -> ForwardBatch:
-        """Verification of query_lens tokens each, behind those cached, in a bucket of `tokens`."""
+        """Verify query_lens tokens after the cached ones, in a bucket of `tokens`."""
         lens, seq_lens, count = torch.tensor(query_lens), torch.tensor(self.lens), len(query_lens)
         nothing = torch.zeros(count, dtype=torch.int64), torch.zeros((count, width - 1), dtype=torch.int64)
         table = self.requests.req_to_token
@@ -94,7 +91,7 @@ class Paged:
         )  # fmt: skip
 
     def expected(self, q: torch.Tensor, query_lens: Sequence[int]) -> torch.Tensor:
-        """Results of the reference, for rows whose keys and values have been written."""
+        """The reference's results for rows with written keys and values."""
         lens = torch.tensor(query_lens)
         table = self.requests.req_to_token
         batch = FlatBatch(indptr(lens), (torch.tensor(self.lens) + lens).int(), self.rows, table)

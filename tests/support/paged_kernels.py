@@ -1,6 +1,4 @@
-"""FlashInfer's wrapper over pages of several tokens, and fa3 by its arguments, on a CPU."""
-
-from __future__ import annotations
+"""FlashInfer's wrapper over larger pages, and fa3 by its arguments, on a CPU."""
 
 import fa2
 import torch
@@ -10,7 +8,7 @@ from outrider.kernels.flat_batch import FlatBatch
 
 
 class PagedWrapper(fa2.PagedWrapper):
-    """Takes pages of several tokens as well, as the places of their tokens one by one."""
+    """Takes larger pages too, as the places of their tokens."""
 
     def plan(self, qo_indptr, kv_indptr, kv_indices, last_page, heads, kv_heads, head_dim, page_size, **more):
         if page_size > 1:
@@ -29,7 +27,7 @@ def flash_attn_with_kvcache(
     *, q, k_cache, v_cache, page_table, cache_seqlens, cu_seqlens_q, max_seqlen_q, softmax_scale, causal, window_size,
     softcap,
 ):  # fmt: skip
-    """The function of fa3, by its documentation of these arguments."""
+    """fa3, from its documentation."""
     page = k_cache.shape[1]
     slots = (page_table[:, :, None] * page + torch.arange(page)).flatten(1)
     assert (causal, softcap) == (True, 0)

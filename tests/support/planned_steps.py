@@ -1,10 +1,8 @@
-"""Decode steps as the worker plans them.
+"""Decode steps, planned as by the worker.
 
-Tensors live on the CPU throughout. `device="cuda"` tells StepPlanner that they do not: it may then not read them before
-the step after the next begins.
+All tensors live on the CPU. `device="cuda"` makes StepPlanner treat them as device tensors, which it may not read
+before the step after the next begins.
 """
-
-from __future__ import annotations
 
 import numpy as np
 import pytest
@@ -20,7 +18,7 @@ from outrider.server.plugin.options import RequestOptions
 GAMMA = 4
 ROWS = 8
 PAYS = [1.0] * (2 * GAMMA + 1)
-"""Seconds of a step by admitted tokens: verifying is free."""
+"""Seconds of a step by admitted tokens: verification is free."""
 
 HALVED = CalibrationTable.of(dict.fromkeys(CLASSES, Calibration((2.0,) * GAMMA)), GAMMA)
 """Halves the log odds of every confidence."""
@@ -29,7 +27,6 @@ on_every_device = pytest.mark.parametrize("device", ["cpu", "cuda"])
 
 
 def prefill(planning, *rows, **options):
-    """Prefill, as the worker does it before the target's forward."""
     planning.interrupt()
     params = RequestOptions(**options).to_custom_params()
     planning.requests.admit([request(custom_params=params) for _ in rows], torch.tensor(rows))
@@ -41,7 +38,7 @@ def begin(planning, *rows, contexts=10):
 
 
 def admit(planning, step, confidence=0.9, lens=GAMMA):
-    """Admit drafts of a drafter without lookup: for those that are asked."""
+    """Admit drafts of a drafter without lookup."""
     asks = torch.from_numpy(step.draft_mask)
     tokens = torch.zeros(len(asks), GAMMA, dtype=torch.int64)
     draft = Draft(tokens, lens * asks, confidence * asks[:, None].repeat(1, GAMMA), drafting=int(asks.sum()))
@@ -49,7 +46,7 @@ def admit(planning, step, confidence=0.9, lens=GAMMA):
 
 
 def run(planning, *rows, accepted=1, confidence=0.9):
-    """A whole step; its accept_lens, which a device may still be computing."""
+    """A whole step; returns its accept_lens, which a device may still be computing."""
     admission = admit(planning, begin(planning, *rows), confidence)
     accept_lens = torch.full((len(rows),), accepted)
     planning.finish(admission, accept_lens)

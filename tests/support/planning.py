@@ -1,6 +1,4 @@
-"""Parts that tests of the planners share: step-cost models of given curves, step views, brute force."""
-
-from __future__ import annotations
+"""Step-cost models of given curves, step views, brute force."""
 
 import itertools
 from collections.abc import Sequence
@@ -19,7 +17,7 @@ from outrider.server.plugin.decode.step import Step
 
 
 def curve_cost(requests: int, seconds: list[float], draft: float = 0.0) -> StepCost:
-    """T(requests, requests + K) = seconds[K], whatever the context; drafting takes `draft`."""
+    """T(requests, requests + K) = seconds[K]; drafting takes `draft`."""
     points = [Point(requests, requests + k, 0, (s,)) for k, s in enumerate(seconds)]
     if draft:
         points.append(Point(requests, 0, 0, (draft,)))
@@ -51,7 +49,7 @@ def view(
 def request(
     prompt: int = 10, new_tokens: int = 1 << 20, ends: tuple[int, ...] = (), **sampling: Any
 ) -> SimpleNamespace:
-    """The part of SGLang's `Req` that the worker reads: prompt, new_tokens: lengths. ends: the model's end tokens."""
+    """The part of SGLang's `Req` that the worker reads. prompt, new_tokens: lengths. ends: end tokens."""
     params = {"custom_params": None, "sampling_seed": 1, "top_k": 1, "ignore_eos": False, "stop_token_ids": None}
     params |= {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_new_tokens": 0}
     params |= dict.fromkeys(("logit_bias", "json_schema", "regex", "ebnf", "structural_tag"))
@@ -66,7 +64,7 @@ def request(
 
 
 def step_of(requests: int, gamma: int, budget: Budget | None = None) -> Step:
-    """A step that has begun, of so many requests that said nothing."""
+    """A new step of requests without options."""
     table = RequestTable(requests, gamma, "cpu")
     table.admit([request() for _ in range(requests)], torch.arange(requests))
     entries, budget = table.entries(np.arange(requests)), budget or Budget(draft=True, tokens=None)
@@ -97,7 +95,7 @@ def check_nothing_is_read_behind_a_token(
     confidences: st.SearchStrategy[float],
     data: st.DataObject,
 ) -> None:
-    """Check a block [R, gamma] of confidences: c_{k+1..} of its own request, which depend on x_k, change nothing up to
+    """Check a block [R, gamma] of confidences: c_{k+1..} of a request, which depend on x_k, change no decision up to
     x_k. `confidences` draws one."""
     requests, gamma = len(block), len(block[0])
     row, k = data.draw(st.integers(0, requests - 1)), data.draw(st.integers(1, gamma))

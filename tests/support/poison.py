@@ -1,12 +1,7 @@
-"""Sends requests that cannot be served to an engine, below the checks of HTTP, while others stream; run by a test.
+"""Sends an engine requests that it cannot serve, past the checks of HTTP, while others stream: poison.py MODEL DRAFTER.
 
-poison.py MODEL DRAFTER: folders of the small target and its drafter.
-
-Prints as JSON: what each of them came to, whether the others' answers and one after them are as before, and how long
-the engine took to end.
+Prints as JSON the outcome of each, whether the other answers are unchanged, and the engine's seconds to end.
 """
-
-from __future__ import annotations
 
 import asyncio
 import json
@@ -55,7 +50,7 @@ async def poison(manager: Any, fields: dict[str, Any]) -> str:
 async def work(engine: Engine) -> dict[str, Any]:
     from sglang.srt.sampling.sampling_params import SamplingParams
 
-    SamplingParams.verify = lambda *_: None  # type: ignore[method-assign]  # what is checked here is behind it
+    SamplingParams.verify = lambda *_: None  # type: ignore[method-assign]  # past the check
     manager = engine.tokenizer_manager
     plain = {"temperature": 0.0, "max_new_tokens": 400, "ignore_eos": True, "stream": True}
 
@@ -68,8 +63,8 @@ async def work(engine: Engine) -> dict[str, Any]:
     await asyncio.sleep(0.1)
     ends = {name: await asyncio.wait_for(poison(manager, fields), 30) for name, fields in POISONS.items()}
     meanwhile = not running.done()
-    found = {"ends": ends, "meanwhile": meanwhile, "same": await running == before, "after": await others() == before}
-    return found | {"worked": time.monotonic()}
+    report = {"ends": ends, "meanwhile": meanwhile, "same": await running == before, "after": await others() == before}
+    return report | {"worked": time.monotonic()}
 
 
 def main(model: str, drafter: str) -> None:
@@ -77,8 +72,8 @@ def main(model: str, drafter: str) -> None:
         model=model, drafter="dspark", drafter_path=drafter, threads=1, max_total_tokens=4096, tune=False,
         planner="verify-all",
     )  # fmt: skip
-    found = session.run(resolve(settings), work)
-    print(json.dumps(found | {"ending": time.monotonic() - found["worked"]}))
+    report = session.run(resolve(settings), work)
+    print(json.dumps(report | {"ending": time.monotonic() - report["worked"]}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
-"""Power of a sampled test: the chance that `chi_square.p_value` shows a fault at the threshold of the tests."""
-
-from __future__ import annotations
+"""Power of a sampled test: the chance that `chi_square.p_value` detects a fault."""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping
@@ -10,19 +8,19 @@ from chi_square import classes, p_value, possible_others
 from scipy import stats
 
 THRESHOLD = 1e-4
-"""A test fails where `p_value` is below this."""
+"""A test fails if `p_value` is below this."""
 
 
 def power(probs: Mapping[Hashable, float], wrong: Mapping[Hashable, float], total: int) -> float:
     """Chance that `total` outcomes distributed as `wrong` fail a test of `probs`.
 
-    By the noncentral chi-square distribution, and by the chance that an outcome comes out which `probs` excludes.
-    probs, wrong: probabilities of outcomes; what they lack to 1 is that of outcomes without an entry.
+    By the noncentral chi-square distribution, and the chance of an outcome that `probs` excludes. The rest of probs and
+    wrong to 1 is for outcomes without an entry.
     """
     common = classes(probs, total)
-    expected, found = ([each.get(key, 0.0) for key in common] for each in (probs, wrong))
-    expected, found = (np.array([*each, 1 - sum(each)]) for each in (expected, found))
-    noncentrality = total * float(((found - expected) ** 2 / expected).sum())
+    expected, faulty = ([each.get(key, 0.0) for key in common] for each in (probs, wrong))
+    expected, faulty = (np.array([*each, 1 - sum(each)]) for each in (expected, faulty))
+    noncentrality = total * float(((faulty - expected) ** 2 / expected).sum())
     seen = float(stats.ncx2.sf(stats.chi2.isf(THRESHOLD, len(common)), len(common), noncentrality))
     impossible = sum(p for key, p in wrong.items() if not probs.get(key, possible_others(probs)))
     return 1 - (1 - seen) * (1 - impossible) ** total
@@ -31,7 +29,7 @@ def power(probs: Mapping[Hashable, float], wrong: Mapping[Hashable, float], tota
 def simulated_power(
     probs: Mapping[Hashable, float], wrong: Mapping[Hashable, float], total: int, *, runs: int = 200, seed: int = 0
 ) -> float:
-    """Share of `runs` tests of `total` outcomes distributed as `wrong` that fail. wrong: adds up to 1."""
+    """Share of `runs` tests that fail. wrong: sums to 1."""
     generator, keys = np.random.default_rng(seed), list(wrong)
     weights = np.array(list(wrong.values()))
     drawn = generator.multinomial(total, weights / weights.sum(), size=runs)
@@ -41,5 +39,5 @@ def simulated_power(
 
 
 def distance(one: Mapping[Hashable, float], other: Mapping[Hashable, float]) -> float:
-    """Total variation between two distributions that add up to 1."""
+    """Total variation between two distributions that sum to 1."""
     return sum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in {*one, *other}) / 2

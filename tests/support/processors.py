@@ -1,9 +1,4 @@
-"""`make test-processors`: runs a command as it would run on other processors, and says what came of each.
-
-Usage: processors.py COMMAND...
-"""
-
-from __future__ import annotations
+"""`make test-processors`: runs a command as on other processors: processors.py COMMAND..."""
 
 import os
 import subprocess
@@ -22,12 +17,12 @@ PROCESSORS = {
     "kernels without AVX": ("", "", "", "scalar"),
     "kernels with AVX2": ("", "", "", "avx2"),
 }
-"""Instruction sets of torch's own loops, of oneDNN, of MKL and of our kernels; empty: those of this processor."""
+"""Instruction sets of torch's loops, oneDNN, MKL and our kernels; empty: this processor's."""
 VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "OUTRIDER_CPU_INSTRUCTION_SET")
 
 
 def main(command: list[str]) -> int:
-    """Run the command on every processor that this one can pass for; the number of those where it failed."""
+    """Run the command on every processor that this one can imitate; returns the number of failures."""
     runs = ["", *torch.ops.outrider.instruction_sets()] if native.available() else [""]
     outcomes = {}
     for name, values in PROCESSORS.items():

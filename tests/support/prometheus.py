@@ -1,6 +1,4 @@
-"""A real Prometheus that scrapes a server, with the scrape config of deploy/prometheus."""
-
-from __future__ import annotations
+"""A real Prometheus with deploy/prometheus' scrape config."""
 
 import shutil
 import subprocess
@@ -18,7 +16,7 @@ SCRAPE_SECONDS = 1
 
 
 class Prometheus:
-    """Started in `folder`; scrapes `target`, HOST:PORT. Everything else of its config is deploy/prometheus' own."""
+    """Started in `folder`; scrapes `target`, HOST:PORT."""
 
     def __init__(self, folder: Path, target: str) -> None:
         if shutil.which("prometheus") is None:
@@ -50,16 +48,15 @@ class Prometheus:
         return answer["data"]["result"]
 
     def wait_for_scrapes(self, count: int) -> None:
-        """Return when the target has been scraped so often from now on."""
         asked = 'count_over_time(up{job="outrider"}[10m]) and up{job="outrider"} == 1'
         begun, deadline = None, time.monotonic() + 30 + 2 * count * SCRAPE_SECONDS
         while time.monotonic() < deadline:
             try:
-                found = self.ask(asked)
+                series = self.ask(asked)
             except (httpx.TransportError, ValueError):
-                found = []
-            if found:
-                now = float(found[0]["value"][1])
+                series = []
+            if series:
+                now = float(series[0]["value"][1])
                 begun = now if begun is None else begun
                 if now - begun >= count:
                     return

@@ -1,7 +1,7 @@
-"""A whole decode step on the kernels: draft, plan, flatten, verify, accept, commit, observe.
+"""A whole decode step on the kernels.
 
 Drafter, planning and acceptance are the server's. The target is one layer of attention between an embedding and its
-head, so that drafts and accepted tokens depend on everything before them.
+head, so drafts depend on all earlier tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SMALL = BlockConfig(
 LARGE_REQUESTS, LARGE_CONTEXT = 64, 1024
 SMALL_REQUESTS, SMALL_CONTEXT = 3, 40
 ROOM = 40e9
-"""Bytes of a GPU with room for LARGE_REQUESTS; on smaller ones there are a quarter of them."""
+"""Bytes of a GPU for LARGE_REQUESTS; smaller ones get a quarter of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Decoder:
         pool = slots, config.num_kv_heads, config.head_dim
         self.keys, self.values = normal(*pool), normal(*pool)
         places = torch.randperm(slots - 1, generator=torch.Generator().manual_seed(0))[: (requests + 1) * context]
-        self.page_table = (places + 1).int().view(requests + 1, context).to(ON)  # slot 0 is nobody's
+        self.page_table = (places + 1).int().view(requests + 1, context).to(ON)  # slot 0 is unused
         self.ends = torch.full((requests + 1, 1), -1, device=ON)
         features = torch.randn(slots, 1, device=ON).expand(-1, len(config.target_layers) * config.hidden_size)
         for start in range(1, slots, 4096):
@@ -94,7 +94,7 @@ class Decoder:
             self.drafter.observe(Features(features[some], some, some % config.max_positions, some))
 
     def given(self, requests: int, budget: int, seed: int) -> Given:
-        """Random texts. A third of the requests each is greedy, sampled and seeded."""
+        """Random texts; a third of the requests each is greedy, sampled and seeded."""
         generator = torch.Generator().manual_seed(seed)
         kinds = torch.arange(requests) % 3
         made = (
@@ -159,7 +159,7 @@ class Decoder:
     def keep(
         self, given: Given, flat: Flattened, hidden: torch.Tensor, accepted: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cached lengths and anchors [R] of the next step; the drafter has seen what stays."""
+        """Cached lengths and anchors [R] of the next step; the drafter observes the accepted tokens."""
         ids, positions, slots, _, request, step = flat
         lens, bonus, kept = commit(*accepted, given.seq_lens, request, step, slots)
         self.drafter.observe(Features(hidden.repeat(1, len(self.config.target_layers)), ids, positions, kept))
@@ -175,7 +175,7 @@ class Decoder:
 
 
 def decoder() -> tuple[Decoder, int]:
-    """A decoder and its largest number of requests, for which the device has room."""
+    """A decoder and the largest number of requests that fit the device."""
     if INTERPRETED:
         return Decoder(SMALL_REQUESTS, SMALL_CONTEXT), SMALL_REQUESTS
     large = torch.cuda.get_device_properties(ON).total_memory > ROOM

@@ -1,7 +1,3 @@
-"""Requests that come in without a server."""
-
-from __future__ import annotations
-
 import asyncio
 import json
 
@@ -14,7 +10,7 @@ from outrider.server.http.requests.validation import Limits
 
 
 def raw_request(*chunks: bytes, **headers: str) -> Request:
-    """A request as an ASGI server hands it over, the body in these pieces."""
+    """A request as from an ASGI server, with the body in pieces."""
     names = {"content_type": "application/json"} | headers
     messages = iter(
         {"type": "http.request", "body": chunk, "more_body": more}
@@ -29,5 +25,4 @@ def raw_request(*chunks: bytes, **headers: str) -> Request:
 
 
 def received(form: Kind | Dialect, body: object, limits: Limits, **headers: str) -> ChatRequest | TextRequest:
-    """The checked request of a body."""
     return asyncio.run(receive.receive(raw_request(json.dumps(body).encode(), **headers), form, limits))

@@ -1,12 +1,8 @@
-"""Checks of answers that refuse a grammar."""
-
-from __future__ import annotations
-
 import httpx
 
 
 def assert_refused(response: httpx.Response, param: str, *, may_be_busy: bool = False) -> None:
-    """A 400 that names the field; may_be_busy: or a 429, where others computed too."""
+    """A 400 that names the field; may_be_busy: or a 429, as other work runs too."""
     error = response.json()["error"]
     if may_be_busy and response.status_code == 429:
         assert error["code"] == "grammars_busy"

@@ -1,5 +1,3 @@
-"""A real server for tests: `outrider serve` in a process of its own."""
-
 from __future__ import annotations
 
 import contextlib
@@ -30,45 +28,42 @@ NOT_DEFAULT = {
     "--sampling-defaults openai": "requests that name no sampling have temperature 1, whatever a model's folder says",
     "--activations float": "rounded activations differ between processors, and answers are compared with exact ones",
 }
-"""Flags that every server here changes, with the reason: users' servers run the defaults, so do those of tests."""
+"""Flags that every test server changes, with the reason."""
 PLAIN = tuple(word for flag in NOT_DEFAULT for word in flag.split())
 TURNED_OFF = {
     "--disable-radix-cache": "prompts are read in the same pieces each time, so that sums have one order",
     "--no-lookup": "a drafter's model drafts everything, and is what a test is about",
     "--no-lookup-across": "drafts are counted by their source, or compared, for prompts that are asked again",
 }
-"""Defaults that some servers of tests are started without, with the reason."""
+"""Defaults that some test servers turn off, with the reason."""
 ONE_THREAD = () if hardware.has_gpu() else ("--threads", "1")
-"""Flags of servers of small models, which a second thread does not speed up; where other work runs beside, those of
-larger ones neither."""
-# Far more than a start takes: machines that run tests are busy.
+"""For servers of small models, which a second thread does not speed up."""
+# far longer than a start takes: test machines are busy
 START_SECONDS = 180
 HTTP = httpx.Client(limits=httpx.Limits(max_connections=None, max_keepalive_connections=0))
-"""Opens a connection for each request, as `httpx.get` does, without its 30 ms for reading certificates."""
+"""A connection for each request, as `httpx.get`, without its 30 ms for reading certificates."""
 
 
 TAKES_MANY = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "16"}
-"""A request gets in where the cache has room for so much of its answer, however long that becomes; some then have to
-leave and come back. Not where `ignore_eos` is asked for: without shared prefixes SGLang then waits for room for all."""
+"""Lets a request in when the cache has room for this much of its answer, so that some are retracted. No effect with
+`ignore_eos`, where SGLang waits for room for all."""
 
 
 def changed(*names: str) -> dict[str, str]:
-    """Environment in which servers are changed so, beside what this process's says; see `changed_servers/`."""
+    """This process's environment with these changes of servers; see `changed_servers/`."""
     path = [CHANGED, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(path), CHANGES: " ".join([*os.environ.get(CHANGES, "").split(), *names])}
 
 
 def overlaps() -> bool:
-    """Tell whether servers overlap scheduling with the forward: `--overlap`."""
+    """Tell whether servers overlap scheduling with the forward (`--overlap`)."""
     return "overlap" in os.environ.get(CHANGES, "").split()
 
 
 class Server:
-    """A started `outrider serve`."""
-
     THREADS: ClassVar[tuple[str, ...]] = ()
     may_fail = False
-    """Parts of its speculation fail in this test; in any other one that fails the test, since answers do not tell."""
+    """Parts of its speculation may fail; otherwise that fails the test, since answers do not show it."""
 
     def __init__(self, log: Path, *flags: str, **env: str) -> None:
         self.port = free_port()
@@ -94,7 +89,7 @@ class Server:
         pytest.fail(f"the server was not ready after {START_SECONDS} s:\n{self.output()}")
 
     def status(self, path: str) -> int | None:
-        """Status of a GET; None where nothing answers."""
+        """Status of a GET; None without an answer."""
         try:
             return HTTP.get(self.url + path, timeout=5).status_code
         except httpx.TransportError:
@@ -122,20 +117,19 @@ class Server:
         return code
 
     def kill(self) -> None:
-        """End the server and whatever it started."""
+        """Kill the server with all its processes."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait(20)
         assert self.may_fail or not self.failures(), self.failures()
 
     def failures(self) -> list[str]:
-        """Lines of the log about parts of speculation that have failed."""
+        """Log lines about failed parts of speculation."""
         return [line for line in self.output().splitlines() if "answers stay exact" in line]
 
 
 class ForkedServer(Server):
-    """A server of one thread whose processes do not import what they need: see `server_forks.py`. On a GPU it is as any
-    other."""
+    """A forked server of one thread: see `server_forks.py`. On a GPU it starts as usual."""
 
     THREADS = ONE_THREAD
 
@@ -144,7 +138,7 @@ class ForkedServer(Server):
 
 
 def start(arguments: Sequence[str], env: Mapping[str, str], output: Path, errors: Path) -> subprocess.Popen[bytes]:
-    """The command `outrider`; what it prints goes to the files."""
+    """Start the command `outrider` with its output in files."""
     with output.open("ab") as out, errors.open("ab") as err:
         return subprocess.Popen([OUTRIDER, *arguments], stdout=out, stderr=err, env=env, start_new_session=True)
 
@@ -158,7 +152,7 @@ def start_forked(
 
 
 def run_forked(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Output and return code of the command `outrider`, forked where that can be."""
+    """Output and return code of `outrider`, forked where possible."""
     with tempfile.TemporaryDirectory() as folder:
         output, errors = Path(folder) / "output", Path(folder) / "errors"
         code = start_forked(arguments, environment(**env), output, errors).wait()
@@ -166,9 +160,9 @@ def run_forked(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 class EngineWatch(threading.Thread):
-    """While it is entered: `seen` becomes true when an engine runs below this process, whoever started it."""
+    """`seen` becomes true if an engine runs below this process."""
 
-    EVERY_SECONDS = 0.5  # an engine lives for many
+    EVERY_SECONDS = 0.5
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -189,18 +183,18 @@ class EngineWatch(threading.Thread):
 
 
 def engine_processes(pid: int) -> dict[str, psutil.Process]:
-    """SGLang's processes below this one, by the part of their title after 'sglang::'."""
-    found = {}
+    """SGLang's processes below this one, by their title after 'sglang::'."""
+    processes = {}
     for child in psutil.Process(pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             title = " ".join(child.cmdline())
             if "sglang::" in title:
-                found[title.partition("::")[2].split()[0]] = child
-    return found
+                processes[title.partition("::")[2].split()[0]] = child
+    return processes
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """Environment for a started command: never ask the hub."""
+    """Environment for a started command, without access to the hub."""
     return os.environ | {"HF_HUB_OFFLINE": "1"} | changes
 
 
@@ -211,7 +205,6 @@ def free_port() -> int:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    """Fail unless the condition comes true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

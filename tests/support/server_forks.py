@@ -1,13 +1,12 @@
-"""Servers of tests, forked from a process that has imported what `outrider serve` imports.
+"""Test servers, forked from a process that has made the imports of `outrider serve`.
 
-Two of a start's three processes import SGLang and torch, six seconds of a core each, which is most of what the start
-of a server with a small model takes. Here one process imports it once; the command and its scheduler are copies of it.
-The environment is a server's own, but what libraries read as they are imported: so there is a process for each
-environment that `Server` is given, but for the variables of `LATER`. Tests of starts and ends, and one of every kind of
-server, start real ones.
+A small server's start is mostly imports of SGLang and torch: six seconds of a core in each of two processes. Here the
+command and its scheduler are forks. Libraries read some variables on import, so there is a process for each
+environment, not counting the variables of `LATER`. Tests of starts and ends, and one server of every kind, start
+unforked.
 
-Run as a program it is that process: it reads requests (JSON lines) from a socket, its standard input, and answers with
-[number, process id], and when that process has ended with [number, return code]. A fork is the command, or a program.
+As a program it is this process: it reads requests (JSON lines) from a socket, its standard input. It answers with
+[number, process id], and when that process has ended with [number, return code].
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from typing import Any, ClassVar
 from outrider.server.machine.threads import SPINS  # libgomp reads it when torch is imported
 
 CHANGED = str(Path(__file__).parent / "changed_servers")
-"""Folder on the path of every process here; `sitecustomize.py` in it changes servers."""
+"""Its `sitecustomize.py` changes servers."""
 CLIP, CHANGES = "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "OUTRIDER_TEST_CHANGES"
 LATER = ("OUTRIDER_CACHE", "OUTRIDER_CPU_KERNELS", "PROMETHEUS_MULTIPROC_DIR", "PYTEST_CURRENT_TEST")
 LATER += ("TORCHDYNAMO_DISABLE", "OUTRIDER_TEST_FAILURES", CLIP, CHANGES)
-"""Variables that nothing reads while it is imported, or that `apply_later` makes up for: a fork has its request's."""
+"""Variables not read during imports, or set again by `apply_later`."""
 
 
 class ForkedProcess:
-    """A forked process, with the methods of `subprocess.Popen` that tests call."""
+    """A forked process with the needed methods of `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -87,7 +86,7 @@ class Forks:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Forks:
-        """The one of this environment, but for LATER; changes that all servers have are made in it as it imports."""
+        """The process of this environment without LATER."""
         shared = {name: value for name, value in environment.items() if name not in LATER}
         shared[CHANGES] = os.environ.get(CHANGES, "")
         paths = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
@@ -106,8 +105,7 @@ class Forks:
         errors: Path,
         program: Path | None = None,
     ) -> ForkedProcess:
-        """`outrider`, or `main` of a Python program that imports what this process can, with these arguments; what it
-        prints goes to the files."""
+        """Start `outrider` with these arguments, or `main` of a Python program; output goes to the files."""
         request = {"arguments": [*arguments], "files": [str(output), str(errors)], "folder": os.getcwd()}
         request |= {"program": str(program), "path": sys.path} if program else {}
         request["later"] = {name: environment.get(name) for name in LATER}
@@ -137,7 +135,7 @@ class Forks:
 
 
 def import_all() -> None:
-    """Import in the order of `outrider serve`: what reads the environment reads the same."""
+    """Import in the order of `outrider serve`, as some imports read the environment."""
     import gc
 
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -147,7 +145,7 @@ def import_all() -> None:
     import outrider.server.settings.resolve
 
     given = {"SGLANG_PLUGINS": "outrider", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
-    given["PROMETHEUS_MULTIPROC_DIR"] = "/nowhere"  # read as each metric is made, but for whether there is one
+    given["PROMETHEUS_MULTIPROC_DIR"] = "/nowhere"  # each metric reads it when made, but only whether it is set
     unset = {name: value for name, value in given.items() if name not in os.environ}
     os.environ.update(unset)
     import sglang.srt.entrypoints.engine
@@ -162,8 +160,8 @@ def import_all() -> None:
 
 
 def fork_the_schedulers() -> None:
-    """Let `WaitingScheduler` fork where it would spawn, and SGLang's launcher a rank's scheduler or the controller of
-    several engines; that one spawns theirs, since it has threads."""
+    """Make `WaitingScheduler` fork instead of spawn, and SGLang's launcher fork a rank's scheduler or the controller of
+    several engines, which spawns its schedulers, as it has threads."""
     import multiprocessing
     from types import SimpleNamespace
 
@@ -189,11 +187,8 @@ def fork_the_schedulers() -> None:
 
 
 def compile_no_grammar_before_the_first() -> None:
-    """Let a server start the process that compiles grammars when the first one comes.
-
-    It imports torch, which takes two seconds of a core, and most servers here see no grammar. Those that are not forked
-    begin it as they do for users.
-    """
+    """Start the process that compiles grammars with the first grammar: it takes two seconds of a core, and most test
+    servers see none."""
     from outrider.server.http.requests.grammar_process import GrammarProcess
 
     async def not_yet(process: GrammarProcess) -> None:
@@ -203,14 +198,14 @@ def compile_no_grammar_before_the_first() -> None:
 
 
 def sample_the_event_loop_less() -> None:
-    """Let servers here, of which several are idle at a time, not wake up a hundred times a second."""
+    """Wake idle test servers less than a hundred times a second."""
     from outrider.server.http import event_loop
 
     event_loop.SAMPLE_SECONDS = 0.1
 
 
 def apply_later(variables: Mapping[str, str | None]) -> None:
-    """Set the variables of LATER, and what has been read of them while modules were imported."""
+    """Set the variables of LATER, and the values that modules have read of them."""
     import sitecustomize
     from sglang.srt.managers import schedule_policy
 
@@ -224,7 +219,7 @@ def apply_later(variables: Mapping[str, str | None]) -> None:
 
 
 def serve_requests() -> dict[str, Any]:
-    """Fork for each request; returns in each child, with its request. Ends when nobody asks any more."""
+    """Fork for each request; returns in each child, with its request."""
     import selectors
 
     with socket.socket(fileno=0) as asking, selectors.DefaultSelector() as selector:
@@ -283,7 +278,7 @@ def main() -> None:
     sample_the_event_loop_less()
     if "program" in request:
         sys.argv, sys.path = [request["program"], *request["arguments"]], request["path"]
-        # Not as __main__, which the processes that it spawns would import.
+        # Not as __main__, which its spawned processes would import.
         runpy.run_path(request["program"], run_name="program")["main"](*request["arguments"])
         sys.exit(0)
     from outrider.server.cli.main import main as outrider

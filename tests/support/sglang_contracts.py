@@ -1,14 +1,13 @@
 """Fingerprints of SGLang's code that Outrider replaces, overrides or relies on: `sglang_contracts.json`.
 
-`python tests/support/sglang_contracts.py` says what differs between them and the installed SGLang and where ours is,
-and which architectures the family table does not know. `--write` writes the fingerprints anew, and our file for each.
-Do so once every change has been read, and ours is changed where theirs has another meaning.
+`python tests/support/sglang_contracts.py` prints the differences to the installed SGLang, with the places of our code,
+and the architectures that the family table lacks. `--write` writes the fingerprints anew, with our file for each. Do so
+after reading every change and adapting our code.
 """
-
-from __future__ import annotations
 
 import ast
 import hashlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from outrider.server.model import families
-from outrider.server.processes import model_modules
 
 FILE = Path(__file__).with_suffix(".json")
 ROOT = Path(__file__).resolve().parents[2]
@@ -171,7 +169,7 @@ sglang.srt.speculative.spec_info.SpeculativeAlgorithm
 sglang.srt.speculative.spec_info.create_dummy_verify_input
 sglang.srt.speculative.spec_registry.CustomSpecAlgo
 """.split()  # noqa: SIM905
-"""Code whose contract ours is built on, beside what `TOUCHED` finds."""
+"""Code that ours relies on, in addition to the results of `TOUCHED`."""
 
 TOUCHED = """
 import importlib, itertools, json, os, pkgutil, sys
@@ -214,13 +212,13 @@ for found in itertools.chain(*walks):
                 places.setdefault(f"{base.__module__}.{full}", f"{module.__file__}:{cls.__qualname__}")
 print("\\n" + json.dumps(places))
 """
-"""A program that prints the names of what is hooked, replaced or overridden, on CPUs and GPUs, and where."""
+"""Prints the names that we hook, replace or override, on CPUs and GPUs, and where."""
 
 
 @cache
 def touched() -> dict[str, str]:
-    """Names of what ours changes, each with the file and the line or class that does. Raises RuntimeError where the
-    installed SGLang does not take it."""
+    """Names that we change, each with our file and line or class. Raises RuntimeError if the installed SGLang does not
+    fit."""
     ran = subprocess.run([sys.executable, "-W", "ignore", "-c", TOUCHED], capture_output=True, text=True, check=False)
     if ran.returncode:
         raise RuntimeError(ran.stderr.strip())
@@ -229,12 +227,12 @@ def touched() -> dict[str, str]:
 
 
 def fingerprints(names: list[str]) -> dict[str, str]:
-    """16 hex digits of each name's code without comments and docstrings. Raises LookupError for what is not there."""
-    found = {}
+    """16 hex digits of each name's code without comments and docstrings. Raises LookupError for missing names."""
+    digests = {}
     for name in names:
         code = ast.dump(_without_docstrings(_definition(name)), include_attributes=False)
-        found[name] = hashlib.sha256(code.encode()).hexdigest()[:16]
-    return found
+        digests[name] = hashlib.sha256(code.encode()).hexdigest()[:16]
+    return digests
 
 
 def _definition(name: str) -> ast.AST:
@@ -301,19 +299,19 @@ def _without_docstrings(node: ast.AST) -> ast.AST:
 
 
 def read() -> dict[str, Any]:
-    """SGLang's version, fingerprints and our files as they were when all had been read."""
+    """SGLang's version, fingerprints and our files as of the last review."""
     return dict(json.loads(FILE.read_text()))
 
 
 def files(places: dict[str, str]) -> dict[str, str]:
-    """Our file by each name, of what `touched` returns."""
+    """Our file for each name in the result of `touched`."""
     return {name: place.rpartition(":")[0] for name, place in sorted(places.items())}
 
 
 def differences(places: dict[str, str]) -> list[str]:
-    """A line for each fingerprint that is not as it was read, is missing, or is of nothing that we touch.
+    """A line for each fingerprint that has changed, is missing, or is of code that we no longer touch.
 
-    places: where ours is, by name.
+    places: our code for each name.
     """
     known, names = read()["fingerprints"], sorted({*RELIED_ON, *places})
     lines = [f"{name} is no longer touched" for name in known if name not in names]
@@ -332,19 +330,22 @@ def differences(places: dict[str, str]) -> list[str]:
 
 
 def architectures() -> set[str]:
-    """Names in SGLang's registry of models, also of modules that only import on a GPU."""
-    found = set()
-    for path in model_modules.sglangs().glob("*.py"):
+    """Names in SGLang's registry of models, including modules that import only on a GPU."""
+    names = set()
+    spec = importlib.util.find_spec("sglang")
+    assert spec is not None
+    assert spec.origin is not None
+    for path in (Path(spec.origin).parent / "srt" / "models").glob("*.py"):
         _, name, rest = path.read_text().partition("\nEntryClass")
         for statement in ast.parse(name.strip() + rest).body if name else []:
             if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "EntryClass":
                 value = statement.value
-                found |= {ast.unparse(each) for each in (value.elts if isinstance(value, ast.List) else [value])}
-    return found
+                names |= {ast.unparse(each) for each in (value.elts if isinstance(value, ast.List) else [value])}
+    return names
 
 
 def report() -> list[str]:
-    """A line for each thing to read before Outrider is moved to the installed SGLang."""
+    """A line for each change to read before Outrider moves to the installed SGLang."""
     lines = []
     try:
         places = touched()

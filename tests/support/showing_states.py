@@ -1,7 +1,5 @@
-"""Prints, as a JSON list, the architectures whose class in SGLang shows hidden states of its layers; a program of its
-own, since it registers our models."""
-
-from __future__ import annotations
+"""Prints, as JSON, the architectures with a class in SGLang that returns hidden states; a separate program since it
+registers our models."""
 
 import json
 

@@ -1,6 +1,4 @@
-"""SGLang's configuration and groups of a single rank, for programs that use its modules without an engine."""
-
-from __future__ import annotations
+"""SGLang's configuration and groups of a single rank, without an engine."""
 
 import tempfile
 from typing import Any

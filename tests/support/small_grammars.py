@@ -1,6 +1,4 @@
-"""Grammars for tests, and a small vocabulary that they are compiled for in milliseconds."""
-
-from __future__ import annotations
+"""Grammars, and a small vocabulary for which they compile in milliseconds."""
 
 import json
 import string
@@ -31,13 +29,13 @@ def options() -> CompileOptions:
 
 
 def with_options(folder: GrammarFolder) -> GrammarFolder:
-    """The folder, with what a scheduler writes into it."""
+    """The folder, with the files that a scheduler writes into it."""
     folder.write_options(options())
     return folder
 
 
 def nested_repeats(depth: int, end: str = "") -> str:
-    """A regular expression that is compiled at once, and followed ever more slowly."""
+    """A regular expression that compiles at once and is followed ever more slowly."""
     return "(" * depth + "[a-z]" + "){1,20}" * depth + end
 
 
@@ -47,6 +45,6 @@ def small_schema(name: str) -> str:
 
 
 def slow_schema(strings: int = 280) -> str:
-    """Takes minutes and much memory to compile for a vocabulary of a real model; 12 KB with so many strings."""
+    """Takes minutes and much memory to compile for a real model; 12 KB with this many strings."""
     properties = {f"f{index}": {"type": "string", "maxLength": 500 + index} for index in range(strings)}
     return json.dumps({"type": "object", "properties": properties})

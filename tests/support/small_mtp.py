@@ -1,6 +1,6 @@
-"""A small random GLM-4.5 with a real tokenizer and an MTP layer that is right about half the time; nothing is trained.
+"""A small random GLM-4.5 with a real tokenizer and an MTP layer that is right about half the time, untrained.
 
-As of `small_target.py`, its next token depends mostly on the last one: the MTP layer hands that one's embedding on.
+The next token depends mostly on the last one, as in `small_target.py`; the MTP layer passes on its embedding.
 """
 
 from __future__ import annotations
@@ -22,13 +22,10 @@ SHAPE = ROPE | GLM | {
 
 @dataclass(frozen=True)
 class SmallMtp(Exact):
-    """folder: of the model."""
-
     folder: Path
 
     @classmethod
     def write(cls, folder: Path) -> SmallMtp:
-        """The same numbers every time."""
         model = lively(Glm4MoeForCausalLM(Glm4MoeConfig(**SHAPE, num_hidden_layers=LAYERS, first_k_dense_replace=1)))
         quieten(model, 0.6)
         model.save_pretrained(folder)
@@ -44,7 +41,7 @@ class SmallMtp(Exact):
 
 @torch.no_grad()
 def quieten(model: Glm4MoeForCausalLM, factor: float) -> None:
-    """Have the layers add less to what they read."""
+    """Scale down the output that each layer adds to its input."""
     for name, weight in model.named_parameters():
         if "o_proj" in name or "down_proj" in name:
             weight *= factor

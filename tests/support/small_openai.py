@@ -1,4 +1,4 @@
-"""A server with OpenAI's streams and no model, whose times and failures a test decides; for what measures servers."""
+"""An OpenAI-compatible server without a model, with scripted times and failures, to test benchmarks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Handler = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
 
 class SmallServer:
-    """While it is entered, `handler` answers chat completions at `url`; `asked` are the bodies, in order."""
+    """`handler` answers chat completions at `url`; `asked` holds the bodies, in order."""
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
@@ -79,8 +79,7 @@ async def answer(
     tpot: float = 0.0,
     free: asyncio.Event | None = None,
 ) -> web.StreamResponse:
-    """The words of `text`, at most max_tokens of them, streamed if the body says so; a word is a token. free: a word
-    waits for it."""
+    """The words of `text`, at most max_tokens; a word is a token. free: each word waits for it."""
     words = text.split()[: body["max_tokens"]]
     count = len(body["messages"][0]["content"].split())
     usage = {"prompt_tokens": 3 + 2 * count, "completion_tokens": len(words)}
@@ -107,6 +106,5 @@ async def send(response: web.StreamResponse, event: dict[str, Any]) -> None:
 
 
 def load(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str]:
-    """Run `outrider bench load`: its exit code, and what it printed."""
     code = main(["bench", "load", *flags])
     return code, capsys.readouterr().out

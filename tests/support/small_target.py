@@ -1,8 +1,7 @@
-"""A small random Llama with a real tokenizer, and drafters for it that are right about half the time.
+"""A small random Llama with a real tokenizer, and drafters for it that are right about half the time, untrained.
 
-Its next token depends mostly on the last one and less on the context, so that a drafter which knows embedding and head
-alone, and neither layer, drafts well. Nothing is trained. Sampled, the likeliest token has a probability of about 0.4;
-greedy answers do not run into short loops, and some of them end.
+Its next token depends mostly on the last one, so a drafter that knows only embedding and head drafts well. When
+sampling, the likeliest token has a probability of about 0.4; greedy answers do not fall into short loops, and some end.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ SPECIAL = 17
 """Tokens before this one are special: <|endoftext|>, <|im_start|>, <|im_end|>, …"""
 END = 2
 DRAFTED = 512
-"""Tokens that the drafters know: the likeliest ones, so that the others have to come from the residual."""
+"""Tokens that the drafters know, the likeliest ones; the rest must come from the residual."""
 
 
 class Exact:
-    """A target whose next token's distribution Transformers tells. folder: of the model, as Hugging Face writes it."""
+    """A target with exact distributions by Transformers. folder: of the model."""
 
     folder: Path
 
@@ -45,20 +44,18 @@ class Exact:
 
     @cached_property
     def model(self) -> Any:
-        """The target by Transformers, in float32."""
         return AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32).eval()
 
     @torch.inference_mode()
     def logits(self, texts: list[list[int]]) -> torch.Tensor:
-        """[N, V] float64 of what follows each of N texts, which have one length."""
+        """[N, V] float64 logits after each of N texts of one length."""
         parts = [self.model(torch.tensor(texts[i : i + 64])).logits[:, -1] for i in range(0, len(texts), 64)]
         return torch.cat(parts).double()
 
 
 @dataclass(frozen=True)
 class SmallTarget(Exact):
-    """folder: of the model, as Hugging Face writes it. dspark, diffusion, dflash2, lilicorr, eagle3: folders of its
-    drafters."""
+    """folder: of the model. dspark, diffusion, dflash2, lilicorr, eagle3: of its drafters."""
 
     folder: Path
     dspark: Path
@@ -69,7 +66,7 @@ class SmallTarget(Exact):
 
     @classmethod
     def write(cls, folder: Path) -> SmallTarget:
-        """Everything, below `folder`. The same numbers every time."""
+        """Write everything below `folder`."""
         made = cls(*(folder / name for name in ("target", "dspark", "diffusion", "dflash2", "lilicorr", "eagle3")))
         model = _target()
         model.save_pretrained(made.folder)
@@ -90,21 +87,21 @@ class SmallTarget(Exact):
         }  # fmt: skip
 
     def flags(self, drafter: str = "dspark", path: Path | None = None) -> tuple[str, ...]:
-        """Flags of a server of it, by the embedded model's name; path: of another drafter than its own."""
+        """Server flags for a drafter, under the embedded model's name; path: another drafter of this kind."""
         model = ("--model", str(self.folder), "--served-model-name", bundled_model.NAME, "--drafter", drafter)
-        found = path or self.drafters.get(drafter)
-        return (*model, "--drafter-path", str(found)) if found else model
+        folder = path or self.drafters.get(drafter)
+        return (*model, "--drafter-path", str(folder)) if folder else model
 
 
 def write_tokenizer(folder: Path) -> None:
-    """The embedded model's tokenizer and chat template, with its first VOCAB tokens and the merges that make them."""
+    """The embedded model's tokenizer and chat template, cut to the first VOCAB tokens."""
     for name, content in tokenizer_files().items():
         (folder / name).write_text(content)
 
 
 @cache
 def tokenizer_files() -> dict[str, str]:
-    """What `write_tokenizer` writes, by name; they take half a second to make."""
+    """The files of `write_tokenizer`, which take half a second to make."""
     theirs = Path(target.plain_folder(None))
     content = json.loads((theirs / "tokenizer.json").read_text())
     model = content["model"]
@@ -124,10 +121,10 @@ def _target() -> LlamaForCausalLM:
 
 
 def lively(model: Any) -> Any:
-    """The model with other random weights: its next token depends mostly on the last one.
+    """Give the model random weights with which the next token depends mostly on the last one.
 
-    The first number of an embedding is the same for all tokens, so that the head's first column is a bias. Nothing but
-    the drafters' masks has the second.
+    The first number of every embedding is the same, so the head's first column is a bias. Only the drafters' masks have
+    the second number.
     """
     draw = torch.Generator().manual_seed(5)
     scales = {"q_proj": 2.5, "k_proj": 2.5, "o_proj": 0.3, "down_proj": 0.2, "experts": 0.3}
@@ -157,7 +154,7 @@ def _config(model: LlamaForCausalLM, **kind: Any) -> BlockConfig:
 
 
 def _dspark(model: LlamaForCausalLM) -> BlockModel:
-    """Its Markov head is the target's embedding and head; what its layer makes of the target's states is noise."""
+    """Its Markov head is the target's embedding and head; its layer's output is noise."""
     config = _config(model, kind="dspark", target_layers=(0,), mask_token_id=4, markov_rank=WIDTH)
     drafter = BlockModel(config, _known(model))
     _randomise(drafter)
@@ -172,8 +169,7 @@ def _dspark(model: LlamaForCausalLM) -> BlockModel:
 def _diffusion(model: LlamaForCausalLM) -> DiffusionModel:
     """A diffusion drafter for the target.
 
-    A token behind one that it knows is drawn as by the target without its layers, one behind a mask by the frequency
-    of the target's tokens.
+    After a known token it predicts as the target without layers; after a mask, the frequency of the target's tokens.
     """
     config = _config(
         model, kind="diffusion", target_layers=(), mask_token_id=0, confidence_with_markov=False, qk_norm=False
@@ -192,8 +188,8 @@ def _diffusion(model: LlamaForCausalLM) -> DiffusionModel:
 
 
 def _dflash2(model: LlamaForCausalLM) -> BlockModel:
-    """Candidates are the most frequent tokens; codes of tokens are the target's embedding and head. Of a hidden state
-    the first number alone is read, which is nearly the same everywhere."""
+    """Candidates are the most frequent tokens; token codes are the target's embedding and head. Of a hidden state only
+    the first, nearly constant number is read."""
     plain = _config(model, kind="dflash", target_layers=(0,), mask_token_id=4)
     config = replace(
         plain, kind="dflash2", confidence_head=False, draft_vocab_size=None,
@@ -212,15 +208,16 @@ def _dflash2(model: LlamaForCausalLM) -> BlockModel:
         selector.predecessor_codebook.copy_(embedding * embedding.square().mean(1, keepdim=True).rsqrt())
         selector.successor_codebook.copy_(model.lm_head.weight)
         selector.hidden_projection.weight.zero_()
-        selector.hidden_projection.weight[:, 0] = 0.7  # surer, its third draft behind `PROMPT` is hardly ever right
+        selector.hidden_projection.weight[:, 0] = 0.7  # surer, as its third draft after `PROMPT` is hardly ever right
     return drafter
 
 
 def _lilicorr(model: LlamaForCausalLM) -> BlockModel:
-    """A row gets the embedding before it by the convolution: behind the anchor candidates are what the target likes,
-    and score by their ranks; behind a mask they are the frequent tokens. The score of a candidate behind another is the
-    product of that one's embedding and its own row of the head, which its layer's MLP knows of every token. Attention
-    adds little.
+    """A LiLiCorr drafter for the target.
+
+    The convolution gives each row the embedding before it. After the anchor, candidates are the target's likeliest
+    tokens, scored by rank; after a mask, the frequent tokens. A pair's score is the product of the earlier one's
+    embedding and the later one's row of the head, which the layer's MLP knows for every token.
     """
     plain = _config(model, kind="dflash", target_layers=(0,), mask_token_id=4)
     choosing = LatticeChoosing(
@@ -250,7 +247,7 @@ def _lilicorr(model: LlamaForCausalLM) -> BlockModel:
         layer.mlp_conv.base_kernel[0] = torch.tensor([0.0, 1.0])[:, None]
         mask = F.pad(embedding[4, 1:], (1, 0))
         layer.gate_up.weight.zero_()
-        layer.gate_up.weight[:size, 0] = 1.0  # the first number of an embedding is the same for all tokens
+        layer.gate_up.weight[:size, 0] = 1.0
         layer.gate_up.weight[size:] = same - torch.outer(mask, mask) / mask.square().sum()
         layer.down_proj.weight.copy_(16 * same)
 
@@ -274,16 +271,16 @@ def _lilicorr(model: LlamaForCausalLM) -> BlockModel:
 
 
 def _eagle3(model: LlamaForCausalLM, folder: Path) -> None:
-    """A head of twice the target's width, whose own numbers are in the second half.
+    """A head of twice the target's width, with its own numbers in the second half.
 
-    The first half holds the embedding of the last token alone: a row looks at itself, since queries and keys are of one
-    direction that turns fast with the distance, adds its embedding and takes away that of the row before.
+    The first half holds the last token's embedding alone: queries and keys share one direction that turns fast with
+    distance, so a row attends to itself.
     """
     draw, width = torch.Generator().manual_seed(6), 2 * WIDTH
     embedding, head, known = model.get_input_embeddings().weight.detach(), model.lm_head.weight.detach(), _known(model)
     turning, looking = torch.zeros(width, 2 * width), torch.zeros(4, 2, 16)
     looking[:, :, :4] = 2.1
-    turning[:, 0] = looking.flatten()  # the first number of an embedding is the same for all tokens
+    turning[:, 0] = looking.flatten()
     values, out, fused = torch.zeros(width, 2 * width), torch.zeros(width, width), torch.zeros(width, WIDTH)
     values[:WIDTH, :WIDTH] = values[WIDTH:, width : width + WIDTH] = torch.eye(WIDTH)
     out[:WIDTH] = torch.cat([torch.eye(WIDTH), -1.2 * torch.eye(WIDTH)], 1)
@@ -315,7 +312,6 @@ def _known(model: LlamaForCausalLM) -> torch.Tensor:
 
 
 def _randomise(drafter: DraftModel) -> None:
-    """Every weight; the confidence head's as large as to say something."""
     draw = torch.Generator().manual_seed(6)
     with torch.no_grad():
         for name, weight in drafter.named_parameters():

@@ -1,10 +1,4 @@
-"""One block by base decoding and by Spiffy, in plain Python: what the batched decoding in the server must equal.
-
-A denoiser is any function from states to distributions that looks at each state alone, as a forward does whose rows do
-not depend on each other. A policy makes of a state and its distribution the next state; it must reveal something.
-"""
-
-from __future__ import annotations
+"""Base decoding and Spiffy of one block in plain Python: the reference for the server's batched decoding."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,18 +9,18 @@ from outrider.scheduler.spiffy.fill import Candidates, admission_order, fill, fo
 from outrider.scheduler.spiffy.graph import DraftGraph
 
 Denoiser = Callable[[np.ndarray], np.ndarray]
-"""A model: from states [N, B] int64 to distributions [N, B, V]; that of the mask token is 0."""
+"""A model: from states [N, B] int64 to distributions [N, B, V], each of its state alone; the mask's is 0."""
 Policy = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""An unmasking policy: from a state [B] and its distribution [B, V] to the next state [B]."""
+"""An unmasking policy: from a state [B] and its distribution [B, V] to the next state [B], with a token more at
+least."""
 Ranking = Callable[[np.ndarray, np.ndarray], Candidates]
-"""A drafter: from the predecessor's distribution [B, V] and the newest state [B] of a block to its candidates."""
+"""A drafter: from the predecessor's distribution [B, V] and a block's newest state [B] to its candidates."""
 
 
 @dataclass(slots=True)
 class Decoded:
-    """states: the trajectory, the complete state last. forwards: how many it took. drafted, accepted: draft states.
-    committed: whether the complete state was in a forward, so that its keys and values are there.
-    """
+    """states: the trajectory. forwards: their number. drafted, accepted: draft states. committed: a forward included
+    the complete state, so that its keys and values are cached."""
 
     states: list[np.ndarray] = field(default_factory=list)
     forwards: int = 0
@@ -36,7 +30,7 @@ class Decoded:
 
 
 def base_decode(denoise: Denoiser, policy: Policy, block: np.ndarray, mask_id: int) -> Decoded:
-    """One forward per step, until nothing is masked."""
+    """One forward per step until no mask is left."""
     result = Decoded([block])
     while (result.states[-1] == mask_id).any():
         state = result.states[-1]
@@ -55,7 +49,7 @@ def spiffy_decode(
     budget: int,
     rank: Ranking,
 ) -> Decoded:
-    """Algorithm 1 of the paper: `budget` states of `graph` (D*) are drafted in every forward but the first."""
+    """Algorithm 1 of the paper: every forward but the first drafts `budget` states of `graph` (D*)."""
     result, known = Decoded([block]), None
     while ((root := result.states[-1]) == mask_id).any():
         drafts = root[None][:0] if known is None else _drafts(graph, root, rank(known, root), mask_id, budget)
@@ -84,6 +78,6 @@ def _drafts(graph: DraftGraph, root: np.ndarray, candidates: Candidates, mask_id
 
 
 def best_candidates(distribution: np.ndarray, kept: int) -> Candidates:
-    """The `kept` most probable tokens of each position of one block's distribution [B, V]."""
+    """The `kept` most probable tokens of each position, from one block's distribution [B, V]."""
     tokens = np.argsort(-distribution, axis=1, kind="stable")[:, :kept]
     return Candidates(tokens[None], np.take_along_axis(distribution, tokens, axis=1)[None].astype(np.float32))

@@ -1,9 +1,4 @@
-"""Has SGLang launch a scheduler process that was started before, with a stand-in that loads no model.
-
-A script, because SGLang's settings and plugins are global to a process. Prints one line of JSON.
-"""
-
-from __future__ import annotations
+"""Makes SGLang launch a prestarted scheduler process with a stand-in that loads no model. Prints one line of JSON."""
 
 import json
 import os
@@ -17,7 +12,7 @@ from typing import Any
 def scheduler(
     server_args: Any, port_args: Any, gpu_id: int, tp_rank: int, pp_rank: int, dp_rank: int | None, writer: Connection
 ) -> None:
-    """SGLang's arguments of a scheduler process; answers, as a scheduler does when its model is loaded."""
+    """Reports ready, as a scheduler does after loading."""
     told = {"model": server_args.served_model_name, "ranks": (gpu_id, tp_rank, pp_rank, dp_rank)}
     has_ports = port_args.scheduler_input_ipc_name.startswith("ipc://")
     writer.send(

@@ -1,9 +1,7 @@
-"""Answers of SGLang's own dllm mode, LowConfidence, on a CPU: none of Outrider but what it takes to start there.
+"""Answers of SGLang's own dllm mode, LowConfidence, on a CPU: stock_dllm.py FOLDER THRESHOLD TOKENS < prompts.json
 
-python stock_dllm.py FOLDER THRESHOLD TOKENS < prompts.json: prints a list of token ids for each prompt of token ids.
+Prints a list of token ids for each prompt of token ids.
 """
-
-from __future__ import annotations
 
 import json
 import os

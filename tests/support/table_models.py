@@ -1,8 +1,5 @@
-"""Drafters whose models are tables, and whose draws are the test's choice."""
+"""Drafters with tables as models and chosen draws."""
 
-from __future__ import annotations
-
-from dataclasses import replace
 from unittest import mock
 
 import torch
@@ -13,15 +10,11 @@ from outrider.drafters.diffusion.denoise import Schedule, denoise
 
 
 class TableModel(Drafter):
-    """A drafter's model that is a table, and draws the tokens that `DraftBatch.keys` name.
+    """A drafter's model that is a table and draws the tokens in `DraftBatch.keys`.
 
-    q: [gamma, V, V] by position and the token before; a block of fewer tokens has the last ones, so another q at each
-    of its positions. confidence: [gamma, V] likewise; as a real head's it is read before the token is drawn.
-    drawn: after `propose`, the chance of each token that was drawn, by row. left_to_right: a token's chance depends on
-    those before it alone.
+    q: [gamma, V, V] by position and previous token; a shorter block uses the last ones. confidence: [gamma, V]
+    likewise, read before the token is drawn. drawn: after `propose`, each drawn token's chance, by row.
     """
-
-    left_to_right = True
 
     def __init__(self, q: torch.Tensor, confidence: torch.Tensor, *, shortens: bool = False):
         self.q, self.confidence, self.gamma, self.shortens = q, confidence, len(q), shortens
@@ -49,7 +42,7 @@ class TableModel(Drafter):
             previous = torch.where(greedy, probs[-1].argmax(1), drawn)
             tokens.append(previous)
             of_drawn = probs[-1].gather(1, drawn[:, None])[:, 0]
-            chances.append(torch.where(greedy, (drawn == 0).float(), of_drawn))  # a greedy request draws nothing
+            chances.append(torch.where(greedy, (drawn == 0).float(), of_drawn))
         self.drawn |= dict(zip(batch.rows.tolist(), torch.stack(chances, 1).double().tolist(), strict=True))
         made = Draft(
             torch.stack(tokens, 1),
@@ -62,9 +55,7 @@ class TableModel(Drafter):
 
 
 class DenoisingModel(TableModel):
-    """Drafts in several denoising steps. What a step predicts of a position depends on all that is revealed by then."""
-
-    left_to_right = False
+    """Drafts in several denoising steps; predictions depend on all tokens revealed so far."""
 
     def __init__(self, gamma: int, vocabulary: int, schedule: Schedule, seed: int = 0):
         super().__init__(torch.zeros(gamma, vocabulary, vocabulary), torch.zeros(gamma, vocabulary))
@@ -73,38 +64,31 @@ class DenoisingModel(TableModel):
     def propose(self, batch: DraftBatch) -> Draft:
         if batch.draft_mask is not None and not bool(batch.draft_mask.all()):
             return super().propose(batch)
-        chances = torch.ones(len(batch.anchors), self.gamma, dtype=torch.float64)
         drawn_from: list[torch.Tensor] = []
 
         def draw(q: torch.Tensor, keys: torch.Tensor, vocab: torch.Tensor | None) -> torch.Tensor:
             drawn_from.append(q.view(len(batch.anchors), -1, self.vocabulary))
             return keys
 
-        def pick(masked: torch.Tensor, certainty: torch.Tensor, count: int) -> torch.Tensor:
-            assert self.schedule.pick is not None
-            picked = self.schedule.pick(masked, certainty, count)
-            of_drawn = drawn_from[-1].gather(2, batch.keys[:, : self.gamma, None])[:, :, 0].double()
-            chances.copy_(torch.where(picked, of_drawn, chances))
-            return picked
-
         with mock.patch.object(block_sampling, "gumbel_argmax", draw):
             tokens, probs, confidence = denoise(
                 lambda tokens, revealed, columns: self._predict(batch.anchors, tokens, revealed, columns),
-                replace(self.schedule, pick=pick),
+                self.schedule,
                 batch.rules,
                 batch.keys[:, : self.gamma],
                 vocab=None,
                 wants_probs=batch.wants_probs,
             )
-        self.drawn |= dict(zip(batch.rows.tolist(), chances.tolist(), strict=True))
+        chances = torch.cat(drawn_from, 1).gather(2, batch.keys[:, : self.gamma, None])[:, :, 0]
+        self.drawn |= dict(zip(batch.rows.tolist(), chances.double().tolist(), strict=True))
         lens = torch.full_like(batch.anchors, self.gamma)
         return Draft(tokens, lens, confidence, probs, drafting=len(batch.anchors))
 
     def _predict(
         self, anchors: torch.Tensor, tokens: torch.Tensor, revealed: torch.Tensor, columns: slice
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [R, M, V] and chances [R, M] that are random, the same ones for the same state."""
+        """Random logits [R, M, V] and chances [R, M], a function of the state."""
         states = torch.cat([anchors[:, None], tokens.where(revealed, self.vocabulary)], 1).tolist()
         rows = [torch.Generator().manual_seed(hash((self.seed, *state)) % 2**31) for state in states]
-        found = torch.stack([torch.randn(self.gamma, self.vocabulary + 1, generator=row) for row in rows])[:, columns]
-        return 1.5 * found[..., :-1], (2 * found[..., -1]).sigmoid()
+        numbers = torch.stack([torch.randn(self.gamma, self.vocabulary + 1, generator=row) for row in rows])[:, columns]
+        return 1.5 * numbers[..., :-1], (2 * numbers[..., -1]).sigmoid()

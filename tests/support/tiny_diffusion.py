@@ -1,6 +1,4 @@
-"""Small block-diffusion models with random weights, in folders as users have them, and what they say by plain torch."""
-
-from __future__ import annotations
+"""Small block-diffusion models with random weights, as folders, and their answers in plain torch."""
 
 import json
 from collections.abc import Sequence
@@ -35,7 +33,7 @@ TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['cont
 
 @dataclass(frozen=True, kw_only=True)
 class TinyDiffusion:
-    """architecture: one of MODEL_TYPES. shift, context_mask: of a converted Llama, whose config.json says them."""
+    """architecture: one of MODEL_TYPES. shift, context_mask: as in a converted Llama's config.json."""
 
     architecture: str = "SDARForCausalLM"
     block_size: int = 4
@@ -54,12 +52,11 @@ class TinyDiffusion:
 
     @property
     def normed(self) -> bool:
-        """Queries and keys have norms."""
         return self.architecture in ("SDARForCausalLM", "A2DQwen3LMHeadModel", "SDARMoeForCausalLM", "LLaDA2MoeModelLM")
 
     @property
     def llada2(self) -> bool:
-        """Its first layer has no experts, others a shared one; half of each head is rotated."""
+        """The first layer has no experts, the following ones share one; half of each head is rotated."""
         return self.architecture == "LLaDA2MoeModelLM"
 
     def has_experts(self, layer: int) -> bool:
@@ -67,7 +64,6 @@ class TinyDiffusion:
 
     @property
     def biased(self) -> bool:
-        """Queries, keys and values have biases."""
         return self.architecture == "Fast_dLLM_QwenForCausalLM"
 
     def config(self, mask_token_id: int) -> dict[str, Any]:
@@ -121,50 +117,48 @@ class TinyDiffusion:
             if self.has_experts(i):
                 of_layer["mlp.gate"] = (EXPERTS, self.width)
             shapes |= {f"model.layers.{i}.{name}.weight": shape for name, shape in of_layer.items()}
-        found = {name: torch.randn(shape, generator=draw) * shape[-1] ** -0.5 for name, shape in shapes.items()}
-        found["model.embed_tokens.weight"] *= self.width**0.5
-        for name in found:
+        drawn = {name: torch.randn(shape, generator=draw) * shape[-1] ** -0.5 for name, shape in shapes.items()}
+        drawn["model.embed_tokens.weight"] *= self.width**0.5
+        for name in drawn:
             if "o_proj" in name or "down_proj" in name:
-                found[name] *= 3  # so that an answer depends on what is around it
+                drawn[name] *= 3  # makes an answer depend on its surroundings
         if not self.tied:
-            found["lm_head.weight"] *= 4
+            drawn["lm_head.weight"] *= 4
         for i in range(self.layers if self.biased else 0):
             for name in "qkv":
-                weight = found[f"model.layers.{i}.self_attn.{name}_proj.weight"]
-                found[f"model.layers.{i}.self_attn.{name}_proj.bias"] = torch.randn(len(weight), generator=draw)
+                weight = drawn[f"model.layers.{i}.self_attn.{name}_proj.weight"]
+                drawn[f"model.layers.{i}.self_attn.{name}_proj.bias"] = torch.randn(len(weight), generator=draw)
         norms = ["input_layernorm", "post_attention_layernorm"]
         norms += ["self_attn.q_norm", "self_attn.k_norm"] if self.normed else []
         for i in range(self.layers):
             for name in norms:
                 size = self.head if "self_attn" in name else self.width
-                found[f"model.layers.{i}.{name}.weight"] = 0.5 + torch.rand(size, generator=draw)
+                drawn[f"model.layers.{i}.{name}.weight"] = 0.5 + torch.rand(size, generator=draw)
         for i in filter(self.has_experts, range(self.layers if self.llada2 else 0)):
-            found[f"model.layers.{i}.mlp.gate.expert_bias"] = torch.randn(EXPERTS, generator=draw) / 4
-        found["model.norm.weight"] = 0.5 + torch.rand(self.width, generator=draw)
-        return found
+            drawn[f"model.layers.{i}.mlp.gate.expert_bias"] = torch.randn(EXPERTS, generator=draw) / 4
+        drawn["model.norm.weight"] = 0.5 + torch.rand(self.width, generator=draw)
+        return drawn
 
     def _mlps(self, layer: int) -> dict[str, int]:
-        """Their widths by name."""
         if not self.has_experts(layer):
             return {"mlp": self.mlp}
         shared = {"mlp.shared_experts": EXPERT_MLP} if self.llada2 else {}
         return shared | {f"mlp.experts.{i}": EXPERT_MLP for i in range(EXPERTS)}
 
     def stored(self) -> dict[str, torch.Tensor]:
-        """The weights by the names that checkpoints have."""
-        found = self.weights()
+        weights = self.weights()
         if not self.llada2:
-            return found
+            return weights
         for i in range(self.layers):
             of_layer = f"model.layers.{i}."
-            qkv = [found.pop(f"{of_layer}self_attn.{name}_proj.weight") for name in "qkv"]
-            found[f"{of_layer}attention.query_key_value.weight"] = torch.cat(qkv)
+            qkv = [weights.pop(f"{of_layer}self_attn.{name}_proj.weight") for name in "qkv"]
+            weights[f"{of_layer}attention.query_key_value.weight"] = torch.cat(qkv)
         for ours, theirs in LLADA2_NAMES.items():
-            found = {name.replace(ours, theirs): weight for name, weight in found.items()}
-        return found
+            weights = {name.replace(ours, theirs): weight for name, weight in weights.items()}
+        return weights
 
     def write(self, folder: Path) -> Path:
-        """The folder, with weights, config.json and a byte-level tokenizer that has learnt the prompts of the tests."""
+        """Write weights, config.json and a byte-level tokenizer trained on the tests' prompts."""
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -186,13 +180,13 @@ class TinyDiffusion:
 
 
 class Reference:
-    """The model by plain torch, in one forward over the whole sequence; nothing here is the server's."""
+    """The model in plain torch, one forward over the whole sequence."""
 
     def __init__(self, shape: TinyDiffusion, mask_token_id: int) -> None:
         self.shape, self.mask, self.weights = shape, mask_token_id, shape.weights()
 
     def logits(self, tokens: Sequence[int], open_block: int) -> torch.Tensor:
-        """[T, V] of the states at all positions of a context whose block `open_block` is the last."""
+        """[T, V] logits at all positions of a context that ends with block `open_block`."""
         shape, w = self.shape, self.weights
         count, block = len(tokens), shape.block_size
         at = torch.arange(count)
@@ -207,7 +201,7 @@ class Reference:
         return _norm(x, w["model.norm.weight"]) @ head.T
 
     def says(self, tokens: Sequence[int], open_block: int) -> torch.Tensor:
-        """[B, V], the logits of the positions of the open block, which is the last."""
+        """[B, V] logits at the positions of the open block, the last one."""
         logits = self.logits(tokens, open_block)
         return (logits.roll(1, 0) if self.shape.shift else logits)[open_block * self.shape.block_size :]
 
@@ -234,19 +228,19 @@ class Reference:
         return x + _mlp(normed, w, "mlp.shared_experts") if shape.llada2 else x
 
     def _chosen(self, scores: torch.Tensor, w: dict[str, torch.Tensor]) -> torch.Tensor:
-        """[T, E] what each expert's output is multiplied with: 0 for most."""
+        """[T, E] the weight of each expert's output: 0 for most."""
         scores = scores.sigmoid() if self.shape.llada2 else scores.softmax(1)
         choice = scores
         if self.shape.llada2:
             choice = scores + w["mlp.gate.expert_bias"]
             groups = choice.unflatten(1, (GROUPS, -1))
-            best = groups.topk(2, -1).values.sum(-1).argmax(1)  # a group is as good as its best two
+            best = groups.topk(2, -1).values.sum(-1).argmax(1)  # a group's score is the sum of its best two
             choice = groups.masked_fill(torch.arange(GROUPS)[:, None] != best[:, None, None], -torch.inf).flatten(1)
         kept = torch.zeros_like(scores).scatter(1, choice.topk(CHOSEN, 1).indices, 1.0) * scores
         return kept / kept.sum(1, keepdim=True) * (SCALE if self.shape.llada2 else 1.0)
 
     def answer(self, prompt: Sequence[int], count: int, *, threshold: float | None, per_step: int = 1) -> list[int]:
-        """Greedy decoding: per step the most confident tokens, `per_step`, or all above the threshold."""
+        """Greedy decoding: per step the `per_step` most confident tokens, or all above the threshold."""
         block, tokens = self.shape.block_size, list(prompt)
         while len(tokens) < len(prompt) + count:
             start = len(tokens) // block * block

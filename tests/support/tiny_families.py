@@ -1,7 +1,4 @@
-"""Tiny random models of the families that `server/model/families.py` calls served, in folders as Transformers writes
-them."""
-
-from __future__ import annotations
+"""Tiny random models of the served families (`server/model/families.py`), as folders."""
 
 import json
 from collections.abc import Mapping
@@ -194,11 +191,11 @@ FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "Qwen3VLForConditionalGeneration": ("Qwen3VLConfig", THREE | TIED),
     "Qwen3VLMoeForConditionalGeneration": ("Qwen3VLMoeConfig", THREE | MOE | {"moe_intermediate_size": 48}),
 }
-"""Architecture -> its class of configurations, and fields beside those of `gguf_models.Model`."""
+"""Architecture -> its configuration class, and fields besides those of `gguf_models.Model`."""
 IN_ONE_CALL = ("LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 IN_ONE_CALL += ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
 IN_ONE_CALL += ("Qwen3VLForConditionalGeneration",)
-"""Models of which all layers run in one call (`server/plugin/cpu/fused_model.py`)."""
+"""Models with all layers in one call (`server/plugin/cpu/fused_model.py`)."""
 VISION: dict[str, Mapping[str, Any]] = {
     "Glm4vForConditionalGeneration": {"depth": 1, "num_heads": 2, "out_hidden_size": WIDTH, "intermediate_size": 16},
     "Qwen2VLForConditionalGeneration": {"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": WIDTH},
@@ -213,11 +210,11 @@ VISION: dict[str, Mapping[str, Any]] = {
 VISION |= {
     f"{name}MoeForConditionalGeneration": VISION[f"{name}ForConditionalGeneration"] for name in ("Glm4v", "Qwen3VL")
 }
-"""Architectures that are compared with the whole model -> fields of its part for images."""
+"""Architectures that are compared with the whole model -> fields of its image part."""
 
 
 def write(architecture: str, folder: Path) -> PreTrainedModel:
-    """Write the model and a tokenizer into the folder; the same weights every time, in float32."""
+    """Write the model, in float32, and a tokenizer into the folder."""
     config_class, fields = FAMILIES[architecture]
     plan = Model(config_class, "", {"vocab_size": VOCAB, **fields})
     model = whole(plan, VISION[architecture]) if architecture in VISION else plan.build()
@@ -225,15 +222,14 @@ def write(architecture: str, folder: Path) -> PreTrainedModel:
     write_tokenizer(folder)
     if architecture.endswith("ForConditionalGeneration") and architecture not in VISION:
         _add_images(folder, architecture)
-    if architecture != type(model).__name__:  # another name of it
+    if architecture != type(model).__name__:
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
     return model
 
 
 def whole(plan: Model, vision: Mapping[str, Any], **tokens: int) -> PreTrainedModel:
-    """A model with a part for images. Its config class is the whole's, its fields are those of the text. tokens: ids
-    that have to do with images."""
+    """A model with an image part. Fields are of the text part. tokens: ids related to images."""
     shape = plan.shape()
     config = getattr(transformers, plan.config_class)(
         text_config=shape,
@@ -245,13 +241,13 @@ def whole(plan: Model, vision: Mapping[str, Any], **tokens: int) -> PreTrainedMo
 
 
 def _add_images(folder: Path, architecture: str) -> None:
-    """Make a text model's folder that of a model with parts for images, which stay out."""
+    """Turn a text model's folder into one with image parts, which are not written."""
     text = json.loads((folder / "config.json").read_text())
     kind = "mistral3" if architecture.startswith("Mistral3") else text["model_type"].removesuffix("_text")
     whole = {"architectures": [architecture], "model_type": kind}
     whole |= {"text_config": text, "vision_config": {}, "tie_word_embeddings": text["tie_word_embeddings"]}
     if kind == "mistral3":
-        del whole["tie_word_embeddings"]  # which its text says
+        del whole["tie_word_embeddings"]
     (folder / "config.json").write_text(json.dumps(whole))
     named = {}
     for name, weight in load_file(folder / "model.safetensors").items():

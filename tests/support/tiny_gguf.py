@@ -1,6 +1,4 @@
-"""GGUF files of small random models, as llama.cpp's converter writes them: Llama- and Qwen-shaped, with a tokenizer."""
-
-from __future__ import annotations
+"""GGUF files of small random Llama- and Qwen-shaped models, as llama.cpp's converter writes them, with a tokenizer."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -64,8 +62,8 @@ def write(
     only: Callable[[str], bool] = lambda name: True,
     tokenizer: Callable[[GGUFWriter], None] | None = None,
 ) -> Path:
-    """kind: of all matrices, but for those whose name ends as a key of `kinds`. more: further tensors, in float32.
-    fields: further metadata. only: tells by its name whether a tensor is written. tokenizer: writes another one."""
+    """kind: of all matrices, except names that end as a key of `kinds`. more: further tensors, in float32. fields:
+    further metadata. only: tells by name whether a tensor is written. tokenizer: writes another tokenizer."""
     writer = GGUFWriter(path, architecture)
     for name, number in {
         "context_length": 256,
@@ -104,7 +102,7 @@ def write(
 
 
 def add_tokenizer(writer: GGUFWriter, split: str, ends: Mapping[str, int] = MappingProxyType({"eos": 2})) -> None:
-    """ends: tokens that end an answer, by what the file calls them."""
+    """ends: tokens that end an answer, by their name in the file."""
     words = tokens()
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(split)

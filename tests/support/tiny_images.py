@@ -1,4 +1,4 @@
-"""Tiny random models that read images, in folders as their makers publish them, and small images."""
+"""Tiny random models that read images, as folders, and small images."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ BY_ARCHITECTURE: dict[str, dict[str, Any]] = {
     "Qwen2_5_VLForConditionalGeneration": LAYERS | {"fullatt_block_indexes": [1], "window_size": 56},
     "Qwen3VLForConditionalGeneration": LAYERS | {"deepstack_visual_indexes": [0, 1]},
 }
-"""Fields of the parts for images beside those of `tiny_families.VISION`."""
+"""Fields of the image parts besides those of `tiny_families.VISION`."""
 
 
 @dataclass(frozen=True)
 class ReadsImages:
-    """model: by Transformers, in float32. folder: of it. processor: of its images."""
+    """model: by Transformers, in float32. folder: the model's. processor: of its images."""
 
     model: PreTrainedModel
     folder: Path
@@ -53,7 +53,7 @@ class ReadsImages:
         plan = Model(config_class, "", {"vocab_size": VOCAB, **fields})
         vision = tiny_families.VISION[architecture] | BY_ARCHITECTURE[architecture]
         model = tiny_families.whole(plan, vision, **TOKENS)
-        with torch.no_grad():  # images as loud as texts
+        with torch.no_grad():  # images weigh as much as text
             for weight in model.model.visual.parameters():
                 weight *= 3.0
         model.save_pretrained(folder)
@@ -68,7 +68,7 @@ class ReadsImages:
         return cls(model, folder, processor, AutoTokenizer.from_pretrained(folder))
 
     def prompt(self, messages: list[dict[str, Any]]) -> tuple[list[int], list[Image.Image]]:
-        """The ids of a chat, and its images. A message is a text, or a list of texts and images."""
+        """The ids and images of a chat. A message is a text, or a list of texts and images."""
         images = [part for _, parts in map(_parts, messages) for part in parts if not isinstance(part, str)]
         text = self.tokenizer.apply_chat_template(
             [
@@ -95,9 +95,9 @@ class ReadsImages:
         bias: dict[int, float] | None = None,
         penalty: float = 1.0,
     ) -> tuple[list[int], list[float]]:
-        """Transformers' greedy answer to a chat, and the log-probabilities of its tokens without bias and penalty."""
+        """Transformers' greedy answer to a chat, and its tokens' log-probabilities without bias and penalty."""
         ids, images = self.prompt(messages)
-        made, start, found = dict(self._inputs(images)) if images else {}, len(ids), []
+        made, start, logprobs = dict(self._inputs(images)) if images else {}, len(ids), []
         for _ in range(count):
             inputs = torch.tensor([ids])
             kinds = {"mm_token_type_ids": (inputs == IMAGE).int()} if images else {}
@@ -106,8 +106,8 @@ class ReadsImages:
             for token, value in (bias or {}).items():
                 biased[token] += value
             ids.append(int(biased.argmax()))
-            found.append(float(torch.log_softmax(logits, -1)[ids[-1]]))
-        return ids[start:], found
+            logprobs.append(float(torch.log_softmax(logits, -1)[ids[-1]]))
+        return ids[start:], logprobs
 
 
 def _parts(message: dict[str, Any]) -> tuple[str, list[Any]]:
@@ -120,7 +120,7 @@ def _in_template(part: Any) -> dict[str, str]:
 
 
 def _name_tokens(folder: Path) -> None:
-    """Give special tokens of the tokenizer the names that stand for images."""
+    """Rename special tokens of the tokenizer to the names of image tokens."""
     content = json.loads((folder / "tokenizer.json").read_text())
     old = {each["id"]: each["content"] for each in content["added_tokens"]}
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -131,14 +131,13 @@ def _name_tokens(folder: Path) -> None:
 
 
 def noise(seed: int, width: int, height: int) -> Image.Image:
-    """An image of which no two squares are alike."""
+    """An image in which all squares differ."""
     draw = np.random.default_rng(seed)
     coarse = draw.integers(0, 256, (height // 7, width // 7, 3), dtype=np.uint8)
     return Image.fromarray(coarse.repeat(7, 0).repeat(7, 1))
 
 
 def in_request(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages as OpenAI's API has them."""
     return [
         {"role": role, "content": parts[0] if isinstance(content, str) else [*map(_in_api, parts)]}
         for content, (role, parts) in ((message["content"], _parts(message)) for message in messages)
@@ -152,7 +151,6 @@ def _in_api(part: Any) -> dict[str, Any]:
 
 
 def data_url(image: Image.Image, kind: str = "png") -> str:
-    """The image in a URL."""
     file = io.BytesIO()
     image.save(file, kind)
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -1,7 +1,5 @@
-"""Answers with tool calls as models write them, one spelling for each of SGLang's tool parsers but `response_template`,
-whose format comes with a model's tokenizer; `beam` is one of its formats."""
-
-from __future__ import annotations
+"""Answers with tool calls as models write them, one spelling for each of SGLang's tool parsers except
+`response_template`, whose format comes from a model's tokenizer."""
 
 import json
 import re
@@ -24,7 +22,7 @@ MARKER = re.compile(r"]<]minimax\[>\[|</?[^\s<>=\"]+>|<\|\"\|>|\[[A-Z_]+\]")
 
 
 def answer(parser: str, text: str, calls: Sequence[Call]) -> str:
-    """The answer in which a model that `parser` knows says `text` and calls functions."""
+    """The answer in which a model of this `parser` writes `text` and calls functions."""
     return FORMATS[parser](text, calls)
 
 
@@ -36,7 +34,7 @@ def _each(one: Callable[[str, dict[str, Any]], str], begin: str = "", end: str =
 
 
 def _json(**names: str) -> Callable[[str, dict[str, Any]], str]:
-    """An object whose fields have these names."""
+    """An object with these field names."""
     name, arguments = names.get("name", "name"), names.get("arguments", "arguments")
     return lambda function, values: json.dumps({name: function, arguments: values}, ensure_ascii=False)
 
@@ -145,7 +143,7 @@ FORMATS: dict[str, Callable[[str, Sequence[Call]], str]] = {
     "apertus2509": _each(
         lambda name, values: json.dumps({name: values}), "<|tools_prefix|>[", "]<|tools_suffix|>", ", "
     ),
-    "beam": _each(  # behind the answer's channel, which a reasoning parser takes away
+    "beam": _each(  # after the answer's channel, which a reasoning parser removes
         _xml(
             " to={name}<|channel|>analysis <|constrain|>xml<|message|>",
             '<rfl:parameter name="{key}">\n{value}\n</rfl:parameter>',

@@ -1,14 +1,10 @@
-"""Two ranks of an engine decode the same requests; clock, seeds, confidences and rounding are each one's own.
+"""Decodes the same requests on two ranks of an engine with different clocks, seeds, confidences and rounding.
 
-The workers are the real ones, over a target and a drafter that are tables. Prints a JSON list, of each of `WORLDS` how
-many steps both have gone through the same, and of how many; how many drafts were verified and accepted; the numbers
-of tokens that forwards had; how many steps the first rank's graph has accepted; what has failed; the drafts verified in
-the last step; whether the first rank has the whole embedding and head; what gloo says when the other is gone.
-
-A program of its own, since ranks are processes.
+The workers are real; target and drafter are tables. Prints a JSON list with a result for each of `WORLDS`: steps that
+agree on both ranks, of how many; verified and accepted drafts; token counts of forwards; steps accepted by the first
+rank's graph; failures; drafts verified in the last step; whether the first rank has the whole embedding and head;
+gloo's error without the other rank.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -43,13 +39,13 @@ from outrider.server.plugin.options import KEY  # noqa: E402
 
 GAMMA, VOCAB, REQUESTS, STEPS, CONTEXT = 4, 32, 6, 40, 512
 SKEW = 7.0
-"""How much faster the second rank's clock goes."""
+"""Speed of the second rank's clock relative to the first's."""
 
 
 @dataclass(frozen=True)
 class World:
-    """alone: ranks are told nothing. buckets: steps have buckets, and graphs. greedy: all requests are.
-    fails: a part of the first rank's worker that fails in the last steps."""
+    """alone: ranks do not communicate. buckets: steps have buckets, and graphs. fails: a part of the first rank's
+    worker that fails in the last steps."""
 
     alone: bool = False
     buckets: bool = False
@@ -82,7 +78,7 @@ class Group:
 
 
 class Guessing(Drafter):
-    """Drafts what often comes next, or one more, with confidences that another process would not have."""
+    """Drafts the most frequent next token, or the one after it, with process-dependent confidences."""
 
     gamma = GAMMA
 
@@ -107,8 +103,8 @@ class Guessing(Drafter):
 
 
 class Target:
-    """The token one above the last is the likeliest; a little noise is this rank's own. With buckets a verification is
-    a graph, which ends with what the worker has had captured there."""
+    """The token one above the last is the likeliest; each rank adds noise. With buckets a verification is a graph that
+    ends with the worker's captured tail."""
 
     def __init__(self, rank: int, buckets: TokenBuckets | None) -> None:
         self.draw = torch.Generator().manual_seed(100 + rank)
@@ -154,7 +150,7 @@ def is_greedy(i: int, world: World) -> bool:
 
 
 def requests(world: World) -> list[SimpleNamespace]:
-    """One of three is greedy, or all; one has a service level."""
+    """A third of the requests, or all, are greedy; one has a service level."""
 
     def params(i: int) -> SimpleNamespace:
         asked = {KEY: {"min_tokens_per_second": 50.0}} if i % 3 == 1 else None
@@ -192,7 +188,7 @@ def batch_of(mode: ForwardMode, reqs: list[Any], seq_lens: torch.Tensor, info: A
 
 
 def decode_all(rank: int, world: World) -> tuple[list[tuple[Any, ...]], int, dict[str, int]]:
-    """Tokens that each step put through the forward, and its outcome; how many steps a graph has accepted; failures."""
+    """Token counts and outcome of each step; number of steps that a graph has accepted; failures."""
     buckets = TokenBuckets(REQUESTS, GAMMA + 1) if world.buckets else None
     decode.buckets_of = following.buckets_of = lambda runner, width: buckets
     decode.get_spec = lambda: SimpleNamespace(speculative_num_draft_tokens=GAMMA + 1)
@@ -201,7 +197,7 @@ def decode_all(rank: int, world: World) -> tuple[list[tuple[Any, ...]], int, dic
     leads = world.alone or rank == 0
     worker = (decode.SpeculativeWorker if leads else following.FollowerWorker)(None, target)
     worker.alloc_memory_pool()
-    worker._direct_sought = True  # the target is no model of SGLang's
+    worker._direct_sought = True
     if leads:
         cost = curve_cost(REQUESTS, [0.02 + 0.0005 * k for k in range(REQUESTS * GAMMA + 1)])
         worker.planning.plan_by(Asynchronous(cost, GAMMA, held=1), None)
@@ -228,7 +224,7 @@ def decode_all(rank: int, world: World) -> tuple[list[tuple[Any, ...]], int, dic
 
 
 def has_whole_weights(rank: int) -> bool:
-    """Tell whether the first rank puts the parts of a vocabulary together, whose last one SGLang has padded."""
+    """Tell whether the first rank assembles a vocabulary from its parts, the last one padded."""
     embedding, head = (torch.arange(4.0 * VOCAB).view(VOCAB, 4) + which for which in (0, 1000))
     padded = torch.nn.functional.pad(torch.stack([embedding, head]), (0, 0, 0, 8))
     parts = [SimpleNamespace(weight=torch.nn.Parameter(whole.chunk(2)[rank])) for whole in padded]
@@ -236,24 +232,24 @@ def has_whole_weights(rank: int) -> bool:
     config = SimpleNamespace(hf_text_config=SimpleNamespace(vocab_size=VOCAB))
     runner = SimpleNamespace(model=model, model_config=config)
     loading.get_parallel = lambda: SimpleNamespace(tp_group=Group(rank, alone=False))
-    found = loading.whole_weights(PluginConfig(drafter="dspark"), runner)
+    weights = loading.whole_weights(PluginConfig(drafter="dspark"), runner)
     if rank:
-        return found is None
-    return found is not None and torch.equal(found[0], embedding) and torch.equal(found[1], head)
+        return weights is None
+    return weights is not None and torch.equal(weights[0], embedding) and torch.equal(weights[1], head)
 
 
 def run(rank: int, name: str, folder: str) -> dict[str, Any]:
     torch.set_num_threads(1)
-    secrets.randbits = lambda bits: 1 + rank  # whatever they are, they differ
+    secrets.randbits = lambda bits: 1 + rank  # different on each rank
     clock = time.perf_counter
     if rank:
         time.perf_counter = lambda: SKEW * clock()
     dist.init_process_group("gloo", init_method=f"file://{folder}/{name}", rank=rank, world_size=2)
-    found = *decode_all(rank, WORLDS[name]), has_whole_weights(rank)
+    results = *decode_all(rank, WORLDS[name]), has_whole_weights(rank)
     both: list[Any] = [None, None]
-    dist.all_gather_object(both, found)
+    dist.all_gather_object(both, results)
     if rank:
-        os._exit(1)  # as if it had been killed
+        os._exit(1)  # as if killed
     gone = ""
     try:
         dist.broadcast(torch.zeros(1), 1)

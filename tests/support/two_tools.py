@@ -1,6 +1,4 @@
-"""Two tools with arguments of few values, which even a small model calls."""
-
-from __future__ import annotations
+"""Two tools with few argument values, which even a small model calls."""
 
 TOOLS = [
     {

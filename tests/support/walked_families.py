@@ -1,11 +1,9 @@
-"""Tiny models of served families in SGLang's own classes, verified alone and among others; prints JSON: where rows'
-bits differ, and operations of torch that rows could depend on each other by.
+"""Verifies tiny models of served families in SGLang's own classes, alone and in batches: walked_families.py FOLDER
+TASK…
 
-walked_families.py FOLDER TASK…: a task is ARCHITECTURE:DTYPE, or ARCHITECTURE:DTYPE:planted for a model one layer of
-which depends on the number of rows. Each has a process of its own, forked from this one.
+A task is ARCHITECTURE:DTYPE, or ARCHITECTURE:DTYPE:planted with a layer that depends on the number of rows. Prints
+JSON: where rows' bits differ, and the torch operations that could make rows depend on each other.
 """
-
-from __future__ import annotations
 
 import gc
 import json
@@ -25,21 +23,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 PROCESSES = 2
 DIFFUSION = ("LLaDA2MoeModelLM", "SDARForCausalLM", "SDARMoeForCausalLM")
-"""Families that are served by block diffusion alone."""
+"""Families served by block diffusion only."""
 REQUESTS, MOST, LONG = 65, 32, 40
-"""Requests of the largest batch of short ones, tokens of a long one, and long ones in a batch: then torch divides even
-a narrow layer's numbers among three threads, within a row."""
+"""Requests of the largest batch of short ones, tokens of a long one, and long ones in a batch: torch then splits even a
+narrow layer's row among three threads."""
 BATCHES = (3, 18, 34, 65)
 PROBES, LONG_PROBES = (0, 1, 2, 5, 9, 15, 16, 17, 24, 31, 33, 40, 47, 48, 56, 62, 63, 64), (0, 17, 39)
-"""Requests that are verified alone, too."""
+"""Requests that are also verified alone."""
 CONTEXT = 40
 PRODUCTS = ("linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "einsum", "mv", "dot")
 Rows = dict[str, torch.Tensor]
-"""[tokens, numbers] by what they come from."""
+"""[tokens, numbers] by source."""
 
 
 class Family:
-    """A model of SGLang's, loaded as a server loads it, with random keys, values and states before the tokens."""
+    """A loaded model of SGLang's, with random keys, values and states before the tokens."""
 
     def __init__(self, folder: str, dtype: str) -> None:
         self.runner = runner = load(folder, dtype)
@@ -75,7 +73,7 @@ class Family:
                 self.shown[f"{name}.{place}"] = x.movedim(-2, 0).flatten(1).clone()
 
     def verify(self, requests: Sequence[int], verify_lens: torch.Tensor) -> list[Rows]:
-        """Each request's rows, of a batch with so many tokens of each beside its anchor."""
+        """Each request's rows, with `verify_lens` tokens each after the anchor."""
         from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
         from outrider.server.plugin.spec_inputs import VerifyInput, flatten
@@ -98,7 +96,7 @@ class Family:
 
 
 def load(folder: str, dtype: str) -> Any:
-    """SGLang's model runner, by the settings of a server."""
+    """SGLang's model runner with a server's settings."""
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.distributed import bootstrap
     from sglang.srt.managers.tp_worker import TpModelWorker
@@ -109,11 +107,11 @@ def load(folder: str, dtype: str) -> Any:
     from outrider.server.settings.resolve import resolve
     from outrider.server.settings.settings import Settings
 
-    found = resolve(Settings(model=folder, dtype=dtype, context_length=256))
-    engine._set_environment(found.settings, Path(tempfile.mkdtemp(dir=folder)))
-    if found.settings.diffusion:
-        models.register(found.settings.diffusion)  # as a process's registration does that starts with it
-    arguments = sglang_args.build(found.settings, found.model, found.memory, 1)
+    resolved = resolve(Settings(model=folder, dtype=dtype, context_length=256))
+    engine._set_environment(resolved.settings, Path(tempfile.mkdtemp(dir=folder)))
+    if resolved.settings.diffusion:
+        models.register(resolved.settings.diffusion)
+    arguments = sglang_args.build(resolved.settings, resolved.model, resolved.memory, 1)
     arguments.max_total_tokens, arguments.max_running_requests = 8192, REQUESTS + 1
     arguments.max_mamba_cache_size = 4 * REQUESTS
     publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
@@ -127,7 +125,7 @@ def load(folder: str, dtype: str) -> Any:
 
 
 def layers_of(model: torch.nn.Module) -> torch.nn.ModuleList:
-    """The largest list of layers that attend."""
+    """The longest list of layers with attention."""
     from sglang.srt.layers.radix_attention import RadixAttention
 
     lists = [each for each in model.modules() if isinstance(each, torch.nn.ModuleList)]
@@ -136,7 +134,7 @@ def layers_of(model: torch.nn.Module) -> torch.nn.ModuleList:
 
 
 def walk(folder: str, task: str) -> dict[str, Any]:
-    """The number of layers whose outputs were compared, what differs in which batches, and torch's operations."""
+    """The number of compared layers, the differences by batch, and torch's operations."""
     architecture, dtype, *planted = task.split(":")
     made = Path(folder) / task
     if architecture in DIFFUSION:
@@ -174,7 +172,7 @@ def walk(folder: str, task: str) -> dict[str, Any]:
 
 
 class Operations(TorchDispatchMode):
-    """Products and functions of single numbers that torch is asked for, each with the type of its numbers."""
+    """Products and functions of single numbers that torch runs, each with its number type."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -206,7 +204,7 @@ def main(folder: str, *tasks: str) -> None:
     from outrider.server.processes import engine
 
     engine.load_plugin()
-    tokenizer_files()  # once for all families, as what is imported here
+    tokenizer_files()
     from sglang.srt.dllm import algorithm  # noqa: F401
     from sglang.srt.managers import tp_worker  # noqa: F401
     from sglang.srt.models import registry  # noqa: F401

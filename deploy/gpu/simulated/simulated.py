@@ -1,11 +1,9 @@
 """Simulated acceptance, for a benchmark of random weights: an SGLang plugin that no installation has.
 
 Every draft token is kept with chance CONFIDENCE, which the drafter also states as its confidence. Accepted lengths are
-drawn from the uniforms of acceptance and clamped to what was verified. The real kernels run, their results are
-replaced. Answers mean nothing.
+drawn from the uniforms of acceptance and limited to the verified tokens. The real kernels run, their results are
+replaced. Answers are meaningless.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -15,7 +13,7 @@ CONFIDENCE = 0.8
 
 
 def register() -> None:
-    """SGLang calls it in every process that it starts."""
+    """Register the hooks; SGLang calls it in every process that it starts."""
     from outrider.drafters.block.drafter import BlockDrafter
     from outrider.kernels.noise import Purpose, streams, uniforms
     from outrider.server.plugin.decode import sampling, verify_tail
@@ -27,14 +25,14 @@ def register() -> None:
         return tokens, probs, torch.full_like(confidence, CONFIDENCE)
 
     def accept_in_graph(batch: Any, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        _, said = in_graph(batch, *given)
-        return accepted(batch.tokens, batch.verify_lens, batch.uniforms, said)
+        _, tokens = in_graph(batch, *given)
+        return accepted(batch.tokens, batch.verify_lens, batch.uniforms, tokens)
 
     def accept(self: Any, logits: Any, draft: Any, verify_lens: Any, flat: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        _, said = eager(self, logits, draft, verify_lens, flat)
+        _, tokens = eager(self, logits, draft, verify_lens, flat)
         anchors = flat.positions[flat.qo_indptr[:-1].long()]
         numbers = uniforms(streams(self.seeds, anchors, Purpose.ACCEPT), draft.tokens.shape[1])
-        return accepted(draft.tokens, verify_lens, numbers, said)
+        return accepted(draft.tokens, verify_lens, numbers, tokens)
 
     BlockDrafter._draw = draw_certain
     verify_tail.accept_logits = accept_in_graph
@@ -42,14 +40,14 @@ def register() -> None:
 
 
 def accepted(
-    drafts: torch.Tensor, verify_lens: torch.Tensor, numbers: torch.Tensor, said: torch.Tensor
+    drafts: torch.Tensor, verify_lens: torch.Tensor, numbers: torch.Tensor, tokens: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Accepted lengths [R], with the token after them, and tokens [R, gamma + 1].
+    """Return accepted lengths [R], with the token after them, and tokens [R, gamma + 1].
 
-    drafts, numbers: [R, gamma]; numbers are uniform. said: [R, gamma + 1], what the target says. Low token ids, which
-    may end an answer, become 3.
+    drafts, numbers: [R, gamma]; numbers are uniform. tokens: [R, gamma + 1], the target's tokens. Low token ids, which
+        may end an answer, become 3.
     """
     kept = (numbers < CONFIDENCE).long().cumprod(1).sum(1).minimum(verify_lens)
-    places = torch.arange(said.shape[1], device=said.device)
+    places = torch.arange(tokens.shape[1], device=tokens.device)
     whole = torch.cat([drafts, drafts[:, :1]], 1)
-    return kept + 1, torch.where(places < kept[:, None], whole, said[:, :1]).clamp(min=3)
+    return kept + 1, torch.where(places < kept[:, None], whole, tokens[:, :1]).clamp(min=3)

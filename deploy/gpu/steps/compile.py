@@ -1,7 +1,5 @@
 """Compile the CUDA sources of SGLang that a server of these models needs, all at once, while other steps run."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 

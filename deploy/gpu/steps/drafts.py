@@ -1,7 +1,5 @@
 """Step 2: drafts by Qwen3-8B's DSpark drafter as published, with random weights; acceptance; prompt lookup."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -27,7 +25,7 @@ VOCABULARY = QWEN3_8B["vocab_size"]
 
 
 def batch_of(requests: int, table: torch.Tensor, longest: int, gamma: int) -> DraftBatch:
-    """Greedy requests, each with `longest` tokens in the cache."""
+    """Return greedy requests, each with `longest` tokens in the cache."""
     numbers = torch.arange(requests, device=DEVICE)
     return DraftBatch(
         anchors=numbers + 5,
@@ -44,7 +42,7 @@ def batch_of(requests: int, table: torch.Tensor, longest: int, gamma: int) -> Dr
 
 
 def pages(requests: int, each: int) -> torch.Tensor:
-    """A page table [requests + 1, each], whose row 0 is nobody's."""
+    """Return a page table [requests + 1, each] with an unused row 0."""
     table = torch.arange(1, 1 + (requests + 1) * each, dtype=torch.int32, device=DEVICE).view(-1, each)
     table[0] = 0
     return table
@@ -62,7 +60,7 @@ def drafter() -> BlockDrafter:
 
 @torch.inference_mode()
 def drafting() -> dict[str, Any]:
-    """Microseconds of a draft: by a graph, whose launch the host sees alone, and eagerly."""
+    """Return microseconds of a draft, by a graph and eagerly, and of the graph's replay alone."""
     made, table = drafter(), pages(max(REQUESTS), CONTEXT + 64)
     batches = {count: batch_of(count, table, CONTEXT, made.gamma) for count in REQUESTS}
     results: dict[str, Any] = {}
@@ -80,7 +78,7 @@ def drafting() -> dict[str, Any]:
 
 @torch.inference_mode()
 def acceptance() -> dict[str, Any]:
-    """Microseconds of accepting a batch's tokens, captured as at the end of a verification."""
+    """Return microseconds of accepting a batch's tokens, captured as at the end of a verification."""
     results, gamma = {}, 7
     for rows in ROWS:
         requests = rows // (gamma + 1)
@@ -114,7 +112,7 @@ def _accept(batch: Verification, seeds: torch.Tensor, logits: torch.Tensor, rule
 
 @torch.inference_mode()
 def lookup() -> dict[str, Any]:
-    """Microseconds of looking up 8 requests in their own texts of so many tokens."""
+    """Return microseconds of looking up 8 requests in their own texts, by length of text."""
     results, requests = {}, 2 if TINY else 8
     for length in TEXTS:
         made = NgramDrafter(15, device=DEVICE)

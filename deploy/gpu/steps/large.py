@@ -4,8 +4,6 @@
 tokens a step.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -28,7 +26,7 @@ def folder() -> Path:
 
 
 def prepare() -> tuple[Path, Path]:
-    """Folders of target and drafter, made if they are not there."""
+    """Return the folders of target and drafter, made if they are not there."""
     model, drafter = folder() / "Qwen3-8B-random", folder() / "dspark"
     if not (drafter / "config.json").exists():
         began = time.perf_counter()
@@ -57,7 +55,7 @@ def plain() -> None:
 
 
 def stock() -> None:
-    """SGLang's DSPARK and SGLang without speculation: seconds of a step at each load."""
+    """Return the seconds of a step of SGLang's DSPARK, and of SGLang without speculation, at each load."""
     import sglang
 
     model, drafter = prepare()

@@ -1,6 +1,4 @@
-"""Step 1: what the host pays for an operation, a launch, an upload and a graph, by torch and Triton alone."""
-
-from __future__ import annotations
+"""Step 1: the host's costs of an operation, a launch, an upload and a graph, by torch and Triton alone."""
 
 from functools import partial
 

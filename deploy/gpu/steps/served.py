@@ -1,7 +1,5 @@
 """Step 3: the embedded model served on this machine, off, verify-all and planned in turns; one trace; equal texts."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import json
@@ -28,7 +26,7 @@ LOADS = (1, 2) if TINY else (1, 8, 32)
 ROUNDS = 1 if TINY else 3
 NEW_TOKENS = (8, 8) if TINY else (96, 160)
 CALLS = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync", "Synchronize")
-"""Calls of the host that a trace is searched for, by the beginnings or ends of their names."""
+"""Calls of the host that are counted in a trace, by the beginnings or ends of their names."""
 
 
 def seconds_left() -> float:
@@ -38,10 +36,8 @@ def seconds_left() -> float:
 def measured(
     name: str, settings: Settings, arms: Sequence[str], loads: Sequence[int], each: int = 2, *, trace: bool = True
 ) -> dict[str, Any]:
-    """Start an engine and let the arms take turns on it; what was measured, written after every round.
-
-    settings: of the engine. each: requests of a turn for each in flight.
-    """
+    """Start an engine and let the arms take turns on it; return the measurements, written after every round. settings:
+    of the engine. each: requests of a turn for each in flight."""
     began = time.perf_counter()
     resolved = resolve(settings, say)
     results: dict[str, Any] = {"loads": {str(load): {arm: [] for arm in arms} for load in loads}}
@@ -66,8 +62,8 @@ def measured(
                         results["cut short"] = f"round {number}, {concurrency} in flight"
                         return results
                     count = max(4, each * concurrency)
-                    asked = [questions[(number * count + i) % len(questions)] for i in range(count)]
-                    summary, answers = await load.run(asked, concurrency, ARMS[arm], ask_level=False)
+                    prompts = [questions[(number * count + i) % len(questions)] for i in range(count)]
+                    summary, answers = await load.run(prompts, concurrency, ARMS[arm], ask_level=False)
                     first = texts.setdefault((number, concurrency), answers)
                     differ = sum(one != other for one, other in zip(first, answers, strict=True))
                     row = dataclasses.asdict(dataclasses.replace(summary, differ=differ))
@@ -80,10 +76,10 @@ def measured(
 
 
 async def _trace(load: Load, questions: Sequence[str], concurrency: int, arms: Sequence[str]) -> dict[str, Any]:
-    """Host calls and device time of a step, of each arm, from torch's profiler in the scheduler's process."""
+    """Return host calls and device time of a step, of each arm, from torch's profiler in the scheduler's process."""
     from sglang.srt.managers.io_struct import ProfileReq
 
-    found = {}
+    traces = {}
     folder = Path(os.environ.get("PROOF_RECORDS", ".")) / "traces"
     short = dataclasses.replace(load, new_tokens=(24, 24))
     for arm in arms:
@@ -92,21 +88,21 @@ async def _trace(load: Load, questions: Sequence[str], concurrency: int, arms: S
         summary, _ = await short.run(questions[:concurrency], concurrency, ARMS[arm], ask_level=False)
         await load.manager.stop_profile()
         for file in sorted(folder.glob(f"{prefix}*.gz")):
-            found[arm] = summed(json.loads(gzip.decompress(file.read_bytes()))["traceEvents"])
+            traces[arm] = summed(json.loads(gzip.decompress(file.read_bytes()))["traceEvents"])
             steps = summary.counts["cycles"] / concurrency if summary.counts else 0
-            found[arm] |= {"steps": steps, "seconds": round(summary.seconds, 4)}
-            say(f"trace, {arm} at {concurrency}: {found[arm]}")
-    return found
+            traces[arm] |= {"steps": steps, "seconds": round(summary.seconds, 4)}
+            say(f"trace, {arm} at {concurrency}: {traces[arm]}")
+    return traces
 
 
 def summed(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Calls of the host by name, milliseconds in which the device was busy, and its kernels' time by name."""
+    """Return calls of the host by name, milliseconds in which the device was busy, and its kernels' time by name."""
     calls: Counter[str] = Counter()
     kernels: Counter[str] = Counter()
     busy, until = 0.0, 0.0
     for event in sorted(events, key=lambda each: each.get("ts", 0)):
         kind, name = event.get("cat", ""), event.get("name", "")
-        if kind in ("cuda_runtime", "cuda_driver") and any(one in name for one in CALLS):
+        if kind in ("cuda_runtime", "cuda_driver") and any(call in name for call in CALLS):
             calls[name] += 1
         elif kind in ("kernel", "gpu_memcpy", "gpu_memset"):
             begin, end = event["ts"], event["ts"] + event["dur"]
@@ -117,7 +113,7 @@ def summed(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
-    """The fields that tell throughput, times and acceptance."""
+    """Return the fields that tell throughput, times and acceptance."""
     kept = ("seconds", "throughput", "per_user", "ttft", "tpot", "differ", "counts")
     return {name: row[name] for name in kept}
 
@@ -143,7 +139,7 @@ def _keep(name: str, resolved: Resolved, results: dict[str, Any]) -> None:
 
 
 def engine_settings(**chosen: Any) -> Settings:
-    """Settings of an engine that answers the loads of this proof."""
+    """Return settings of an engine that answers the loads of this proof."""
     most = max(LOADS)
     flags = () if DEVICE == "cpu" else ("--cuda-graph-max-bs-decode", str(max(most, 8)))
     # SGLang's log at this level has the start's timeline.

@@ -1,7 +1,5 @@
 """Published shapes: Qwen3-8B's config.json and its DSpark drafter's. A rehearsal makes them tiny."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -18,7 +16,8 @@ QWEN3_8B: dict[str, Any] = {
     "hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
     "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-"""https://huggingface.co/Qwen/Qwen3-8B; first and last token are the embedded model's, whose tokenizer is copied."""
+"""https://huggingface.co/Qwen/Qwen3-8B; first and last token are the embedded model's, since its tokenizer is
+copied."""
 DSPARK: dict[str, Any] = {
     "architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", "attention_bias": False, "block_size": 7,
     "confidence_head_with_markov": True, "enable_confidence_head": True, "head_dim": 128, "hidden_act": "silu",
@@ -42,10 +41,8 @@ if TINY:
 
 
 def write_model(folder: Path, tokenizer: Path) -> Path:
-    """A model folder without weights but for one tensor, which says that there are some: SGLang makes random ones.
-
-    tokenizer: folder of another model's, whose tokens are fewer.
-    """
+    """Write a model folder with a single tensor of weights, for which SGLang makes random ones; return the folder.
+    tokenizer: folder of another model with fewer tokens."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in tokenizer.iterdir():
         if "token" in file.name or file.name == "chat_template.jinja":
@@ -56,7 +53,7 @@ def write_model(folder: Path, tokenizer: Path) -> Path:
 
 
 def write_drafter(folder: Path) -> Path:
-    """A drafter of random weights, as a checkpoint that SGLang's own DSPARK reads, too."""
+    """Return a drafter of random weights, as a checkpoint that SGLang's own DSPARK reads, too."""
     from outrider.drafters.block import checkpoint
     from outrider.drafters.block.config import BlockConfig
     from outrider.drafters.block.model import BlockModel

@@ -1,7 +1,5 @@
 """Timers of the proof's steps, and the file that each step writes."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -19,18 +17,19 @@ import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TINY = os.environ.get("PROOF_TINY") == "1"
-"""A rehearsal: tiny sizes, whose numbers mean nothing."""
+"""A rehearsal: tiny sizes with meaningless numbers."""
 PACKAGES = ("sglang", "sglang-kernel", "torch", "triton", "transformers")
 
 
 def wait() -> None:
-    """Wait until the device has done what it was asked."""
+    """Wait until the device has finished all its work."""
     if DEVICE == "cuda":
         torch.cuda.synchronize()
 
 
 def timed(run: Callable[[], object], repetitions: int = 300, rounds: int = 5) -> dict[str, float]:
-    """Microseconds of one call, medians of rounds: `host` until it returns, `whole` until the device is done, too."""
+    """Return microseconds of one call, medians of rounds: `host` until it returns, `whole` until the device is done,
+    too."""
     repetitions, rounds = (3, 1) if TINY else (repetitions, rounds)
     for _ in range(min(5, repetitions)):
         run()
@@ -47,7 +46,7 @@ def timed(run: Callable[[], object], repetitions: int = 300, rounds: int = 5) ->
 
 
 def captured(run: Callable[[], object]) -> Callable[[], object]:
-    """`run` as a CUDA graph; without CUDA `run` itself."""
+    """Return `run` as a CUDA graph; without CUDA `run` itself."""
     if DEVICE != "cuda":
         return run
     beside = torch.cuda.Stream()
@@ -63,15 +62,15 @@ def captured(run: Callable[[], object]) -> Callable[[], object]:
 
 
 def machine() -> dict[str, Any]:
-    """Name of the device, its memory and driver, and the processor's cores."""
-    found: dict[str, Any] = {"device": "cpu", "cores": os.cpu_count()}
+    """Return the name of the device, its memory and driver, and the processor's cores."""
+    facts: dict[str, Any] = {"device": "cpu", "cores": os.cpu_count()}
     if DEVICE == "cuda":
         properties = torch.cuda.get_device_properties(0)
         query = ["nvidia-smi", "--query-gpu=driver_version,clocks.sm,clocks.mem", "--format=csv,noheader"]
-        asked = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+        queried = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
         memory = properties.total_memory >> 20
-        found |= {"device": properties.name, "memory_mb": memory, "driver_and_clocks": asked}
-    return found
+        facts |= {"device": properties.name, "memory_mb": memory, "driver_and_clocks": queried}
+    return facts
 
 
 def write(name: str, results: Any, **more: Any) -> None:

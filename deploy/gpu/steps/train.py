@@ -1,6 +1,4 @@
-"""Train the shipped DSpark drafter on, so many minutes, on answers that the embedded model writes here."""
-
-from __future__ import annotations
+"""Train the shipped DSpark drafter further, for a number of minutes, on answers that the embedded model writes here."""
 
 import json
 import os

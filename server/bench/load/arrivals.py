@@ -1,7 +1,5 @@
 """Arrival times of requests, in seconds from the start: pure arithmetic, and the times of a trace."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A load test of OpenAI servers by URL: its flags, its run and what it writes. Several servers take turns."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import math
@@ -166,9 +164,9 @@ def _changes(args: argparse.Namespace) -> dict[str, Any]:
         changes["arrivals"] = said
     requests: dict[str, Any] = {}
     if args.prompts:
-        requests["prompts"] = [str(path.absolute()) for path in args.prompts]
+        requests |= {"prompts": [str(path.absolute()) for path in args.prompts], "texts": []}
     if args.input_tokens is not None:
-        requests |= {"input_tokens": args.input_tokens, "prompts": []}
+        requests |= {"input_tokens": args.input_tokens, "prompts": [], "texts": []}
     if args.new_tokens is not None:
         least, most = harness.length_range("--new-tokens", args.new_tokens)
         spread = (most - least) / math.sqrt(12)  # of numbers drawn evenly

@@ -37,13 +37,12 @@ examples:
   outrider bench load --prompts code.jsonl math.jsonl chat.jsonl --concurrency 1,8,32 --plot load.png
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
+from ...settings.flags import MOVED as MOVED
 from ...settings.flags import Flags, add_engine_flags, add_unmasking_flags
 from .. import harness
 from . import arms, by_url, long_prompts

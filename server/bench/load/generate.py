@@ -1,7 +1,5 @@
 """Sends a scenario's requests when they are due, at one load, and keeps what became of each."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

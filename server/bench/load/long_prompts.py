@@ -3,8 +3,6 @@
 Several servers take turns. The streams' prompts are of a file, the other texts are new in every turn.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import statistics

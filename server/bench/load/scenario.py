@@ -103,13 +103,15 @@ UNITS = {"closed": "in flight", "fixed": "req/s", "poisson": "req/s", "bursts": 
 class Requests(_Table):
     """One kind of request; `weight` says how often among the others.
 
-    prompts: files of prompts, beside the scenario's or absolute; input_tokens: made-up text of that length instead.
+    prompts: files of prompts, beside the scenario's or absolute. texts: prompts themselves. input_tokens: made-up text
+        of that length. At most one of the three.
     shared_prefix_tokens: the same text before every one of these prompts, as a system prompt is. body: further fields.
     """
 
     name: str = ""
     weight: PositiveFloat = 1.0
     prompts: list[Path] = []
+    texts: list[str] = []
     input_tokens: Length | None = None
     shared_prefix_tokens: int = Field(default=0, ge=0)
     output_tokens: Length = Length(mean=128)
@@ -124,8 +126,8 @@ class Requests(_Table):
 
     @model_validator(mode="after")
     def _one_source(self) -> Requests:
-        if self.prompts and self.input_tokens is not None:
-            raise ValueError("prompts and input_tokens exclude each other")
+        if bool(self.prompts) + bool(self.texts) + (self.input_tokens is not None) > 1:
+            raise ValueError("prompts, texts and input_tokens exclude each other")
         return self
 
 

@@ -67,7 +67,7 @@ class Workload:
         self.counting = counting
         self.texts = np.random.default_rng([scenario.seed, *turn])
         self.questions = [
-            read_mixed_questions(one.prompts or [BUILT_IN]) if one.input_tokens is None else []
+            one.texts or read_mixed_questions(one.prompts or [BUILT_IN]) if one.input_tokens is None else []
             for one in scenario.requests
         ]
 

@@ -18,6 +18,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,6 @@ from ...settings.resolve import Resolved, resolve
 from ...tune.effort import Shape
 from ...tune.measure import measure_shape
 from .. import harness, record
-from .kernels import ModelShape
 
 if TYPE_CHECKING:
     from ...processes.engine import Engine
@@ -44,6 +44,25 @@ STEPS = 24
 Results = dict[str, dict[str, list[float]]]
 """Milliseconds of each round: {shape: {"torch": […], "ours": […], "step": […], "step beside 1": […]}}."""
 ARMS = ("torch", "ours", "step")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of a dense decoder; the defaults are SmolLM2-135M."""
+
+    hidden: int = 576
+    heads: int = 9
+    kv_heads: int = 3
+    head_dim: int = 64
+    mlp: int = 1536
+    vocab: int = 49_152
+
+    @property
+    def weights(self) -> list[tuple[int, int]]:
+        """[outputs, depth] of one layer's products."""
+        attended = self.heads * self.head_dim
+        qkv = attended + 2 * self.kv_heads * self.head_dim
+        return [(qkv, self.hidden), (self.hidden, attended), (2 * self.mlp, self.hidden), (self.hidden, self.mlp)]
 
 
 def parse(text: str, context: int) -> Shape:

@@ -1,7 +1,5 @@
 """Split a chat's answer into blocks: reasoning, texts, calls of tools. Other APIs' answers consist of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -46,7 +44,7 @@ class Blocks:
         self._logprobs: list[dict[str, Any]] = []
 
     def add(self, message: dict[str, Any], logprobs: dict[str, Any] | None) -> Iterator[BlockStep]:
-        """The changes by a delta, or by a whole message."""
+        """Yield the changes by a delta, or by a whole message."""
         self._logprobs += (logprobs or {}).get("content") or ()
         if reasoning := message.get("reasoning_content"):
             yield from self._grow("reasoning", reasoning)
@@ -60,7 +58,7 @@ class Blocks:
             yield from self._call(call.get("index") or index, call)
 
     def end(self, *, cut: bool) -> Iterator[BlockStep]:
-        """The changes by the end of the answer. cut: the token limit ended it."""
+        """Yield the changes by the end of the answer. cut: the token limit ended it."""
         if self._space and not self._calls:
             yield from self._grow("text", self._space)
         yield from self._close(cut=cut)

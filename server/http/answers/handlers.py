@@ -77,7 +77,7 @@ class _Handler:
         return await offload.run(answer.size, answer.build)
 
     async def _refused_grammar(self, internal: GenerateReqInput, request: Any) -> Response | None:
-        """The error for a request with a grammar that the scheduler must not see; None if the grammar is fine."""
+        """Return the error for a grammar that the scheduler must not see; None if the grammar is fine."""
         parameters = internal.sampling_params
         if isinstance(parameters, list):  # of choices, which share the grammar
             parameters = parameters[0]
@@ -139,7 +139,7 @@ class _Handler:
     def _annotated_stream(
         self, make_stream: Callable[..., Any], internal: GenerateReqInput, request: Any, raw: Request
     ) -> Any:
-        """SGLang's stream, made by make_stream(handler, …), with the data of its speculation."""
+        """Return SGLang's stream, made by make_stream(handler, …), with its speculation data."""
         collector = self._collector(request)
         if not (collector.trace or (request.stream_options and request.stream_options.include_usage)):
             return make_stream(self, internal, request, raw)
@@ -187,10 +187,10 @@ def _with_seed_per_choice(internal: GenerateReqInput, seed: int, n: int) -> Gene
     prompts = prompts if several else [prompts]
     parameters = []
     for index in range(len(prompts) * n):
-        one = copy.copy(internal.sampling_params)
-        one["n"] = 1
-        one["sampling_seed"] = choice_seed(seed, index)
-        parameters.append(one)
+        params = copy.copy(internal.sampling_params)
+        params["n"] = 1
+        params["sampling_seed"] = choice_seed(seed, index)
+        parameters.append(params)
     setattr(internal, name, [prompt for prompt in prompts for _ in range(n)])
     internal.sampling_params = parameters
     return internal
@@ -206,8 +206,8 @@ class ChatHandler(_Handler, TokenwiseChat):
         return await OpenAIServingChat.handle_request(prepared, request, raw_request)
 
     def _prepared(self, request: ChatRequest, raw: Request) -> ChatHandler:
-        """A copy with the results of SGLang's work before its first wait: checking tools, rendering and tokenising the
-        template. For a thread."""
+        """Return a copy with the results of SGLang's work before its first wait: checking tools, rendering and
+        tokenising the template. For a thread."""
         prepared = copy.copy(self)
         prepared._validate_request = _result_of(self._validate_request, request)  # type: ignore[method-assign]
         with contextlib.suppress(Exception):  # raised again when SGLang asks for the result
@@ -217,7 +217,7 @@ class ChatHandler(_Handler, TokenwiseChat):
         return prepared
 
     def prompt_ids(self, request: ChatRequest) -> list[int]:
-        """The tokens of the prompt that the request would send to the engine. For a thread, if it may be long.
+        """Return the tokens of the prompt that the request would send to the engine. For a thread, if it may be long.
 
         Raises ApiError if the prompt is wrong.
         """
@@ -306,7 +306,7 @@ class TextHandler(_Handler, OpenAIServingCompletion):
 
     @staticmethod
     def _with_prompt(request: TextRequest) -> bool:
-        """True if the answer has the logprobs of the prompt."""
+        """Return True if the answer has the logprobs of the prompt."""
         return bool(request.echo) and request.logprobs is not None
 
 

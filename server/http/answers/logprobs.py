@@ -4,8 +4,6 @@ A prompt or an answer that fills the context has some hundred thousand logprobs.
 on the event loop, which takes seconds; here a thread writes them as JSON, token by token.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
@@ -57,13 +55,13 @@ class DecodedTokens(dict[int, DecodedToken]):
             lossless = _lossless_token_text(self._tokenizer, token, text)
         if len(self) >= MAX_DECODED:
             self.clear()
-        self[token] = found = DecodedToken(text, list(text.encode()) if spelled is None else spelled, lossless)
-        return found
+        self[token] = decoded = DecodedToken(text, list(text.encode()) if spelled is None else spelled, lossless)
+        return decoded
 
 
 @functools.cache
 def decoded_tokens(tokenizer: Any) -> DecodedTokens:
-    """The table of a tokenizer, one for all requests."""
+    """Return the table of a tokenizer, one for all requests."""
     return DecodedTokens(tokenizer)
 
 
@@ -74,13 +72,13 @@ def install(manager: Any) -> None:
         return list(zip(logprobs, tokens, strict=True))
 
     def keep_top_logprobs(logprobs: list[Any], tokens: list[Any], _: bool) -> list[list[Logprob] | None]:
-        return [list(zip(*one)) if one[0] else None for one in zip(logprobs, tokens, strict=True)]  # noqa: B905
+        return [list(zip(*place)) if place[0] else None for place in zip(logprobs, tokens, strict=True)]  # noqa: B905
 
     manager.detokenize_logprob_tokens, manager.detokenize_top_logprobs_tokens = keep_logprobs, keep_top_logprobs
 
 
 def chat_logprobs(tokens_by_id: DecodedTokens, meta: dict[str, Any]) -> orjson.Fragment:
-    """A chat choice's `logprobs`, as JSON. meta: SGLang's `meta_info` of a whole answer."""
+    """Return a chat choice's `logprobs`, as JSON. meta: SGLang's `meta_info` of a whole answer."""
     entries = _chat_entries(tokens_by_id, meta["output_token_logprobs"], meta.get("output_top_logprobs") or ())
     return orjson.Fragment(b'{"content":[%s]}' % b",".join(map(orjson.dumps, entries)))
 
@@ -88,7 +86,7 @@ def chat_logprobs(tokens_by_id: DecodedTokens, meta: dict[str, Any]) -> orjson.F
 def chat_models(
     tokens_by_id: DecodedTokens, tokens: Sequence[Logprob], tops: Sequence[Sequence[Logprob] | None]
 ) -> list[ChatCompletionTokenLogprob]:
-    """The same as SGLang's models, for the few tokens of a stream's chunk."""
+    """Return the same as SGLang's models, for the few tokens of a stream's chunk."""
     return [ChatCompletionTokenLogprob(**entry) for entry in _chat_entries(tokens_by_id, tokens, tops)]
 
 
@@ -97,8 +95,8 @@ def _chat_entries(
 ) -> Iterator[dict[str, Any]]:
     for index, (logprob, token) in enumerate(tokens):
         top = (tops[index] or ()) if index < len(tops) else ()
-        others = [_chat_entry(tokens_by_id, *one) for one in top]
-        yield _chat_entry(tokens_by_id, logprob, token) | {"top_logprobs": others}
+        alternatives = [_chat_entry(tokens_by_id, *pair) for pair in top]
+        yield _chat_entry(tokens_by_id, logprob, token) | {"top_logprobs": alternatives}
 
 
 def _chat_entry(tokens_by_id: DecodedTokens, logprob: float | None, token: int) -> dict[str, Any]:
@@ -107,10 +105,10 @@ def _chat_entry(tokens_by_id: DecodedTokens, logprob: float | None, token: int) 
 
 
 def text_logprobs(tokens_by_id: DecodedTokens, meta: dict[str, Any], *, prompt: bool) -> orjson.Fragment:
-    """A completion's `logprobs`, as JSON. prompt: begin with the prompt's logprobs."""
+    """Return a completion's `logprobs`, as JSON. prompt: begin with the prompt's logprobs."""
     sides = ("input", "output") if prompt else ("output",)
-    tokens = [one for side in sides for one in meta.get(f"{side}_token_logprobs") or ()]
-    tops = [one for side in sides for one in meta.get(f"{side}_top_logprobs") or ()]
+    tokens = [entry for side in sides for entry in meta.get(f"{side}_token_logprobs") or ()]
+    tops = [entry for side in sides for entry in meta.get(f"{side}_top_logprobs") or ()]
     fields = {
         "text_offset": (b"-1" for _ in tokens),  # SGLang does not know it
         "token_logprobs": (orjson.dumps(logprob) for logprob, _ in tokens),
@@ -133,7 +131,7 @@ def _chunk_logprobs(
     output_top_logprobs: Iterable[Sequence[Logprob] | None] | None = None,
     tokenizer: Any = None,
 ) -> LogProbs:
-    """Replacement of SGLang's `to_openai_style_logprobs`, for the few tokens of a stream's chunk."""
+    """Replace SGLang's `to_openai_style_logprobs`, for the few tokens of a stream's chunk."""
     tokens_by_id = decoded_tokens(tokenizer)
     return LogProbs(
         text_offset=[-1] * len(output_token_logprobs),
@@ -166,7 +164,7 @@ class EchoedPrompt:
         meta["input_token_logprobs"], meta["input_top_logprobs"] = [], []
 
     async def annotate(self, stream: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
-        """The chunks of the stream, the first of each choice with the logprobs of its prompt."""
+        """Yield the chunks of the stream, the first of each choice with the logprobs of its prompt."""
         async with aclosing(stream):
             async for chunk in stream:
                 if self._waiting and chunk.startswith("data: {"):
@@ -183,7 +181,7 @@ class EchoedPrompt:
 
 
 def entries_of(meta: dict[str, Any]) -> int:
-    """Estimated number of logprobs in `meta_info`."""
+    """Return the estimated number of logprobs in `meta_info`."""
     count = 0
     for side in ("input", "output"):
         top = meta.get(f"{side}_top_logprobs") or ()

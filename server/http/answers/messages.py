@@ -1,7 +1,5 @@
 """Answers of Anthropic's /v1/messages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any, Literal
@@ -23,13 +21,13 @@ ERROR_TYPES: dict[int, str] = {
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
     HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
 }
-"""Names of Anthropic's that OpenAI has otherwise, by status; `server_error` is `api_error`."""
+"""Anthropic's names that differ from OpenAI's, by status; `server_error` is `api_error`."""
 DELTAS = {"text": ("text_delta", "text"), "reasoning": ("thinking_delta", "thinking")}
 CALL_DELTA = ("input_json_delta", "partial_json")
 
 
 class OutputTokensDetails(BaseModel):
-    """Anthropic's, and drafted tokens that the target accepted, and those that it rejected."""
+    """Anthropic's, plus drafted tokens that the target accepted, and drafted tokens that it rejected."""
 
     thinking_tokens: int
     accepted_prediction_tokens: int
@@ -37,7 +35,7 @@ class OutputTokensDetails(BaseModel):
 
 
 class MessageUsage(BaseModel):
-    """input_tokens: those that were not in the prefix cache; cache_read_input_tokens: the others."""
+    """input_tokens: tokens that were not in the prefix cache; cache_read_input_tokens: the rest."""
 
     input_tokens: int
     cache_read_input_tokens: int
@@ -47,7 +45,7 @@ class MessageUsage(BaseModel):
 
 
 class MessageAnswer(BaseModel):
-    """An answer; `metrics` and `speculation` are those of chat completions."""
+    """An answer; `metrics` and `speculation` are as in chat completions."""
 
     id: str
     type: Literal["message"]
@@ -122,7 +120,7 @@ class MessageWriter:
 
 
 def _content(block: Block, *, empty: bool = False) -> dict[str, Any]:
-    """empty: without its text, as streams begin it."""
+    """Return a block's content; empty: without its text, for the start of a stream."""
     text = "" if empty else block.text
     if block.kind == "text":
         return {"type": "text", "text": text}
@@ -132,7 +130,7 @@ def _content(block: Block, *, empty: bool = False) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """A call's arguments; as they were written, where they were cut off."""
+    """Return a call's arguments; the raw text if they were cut off."""
     try:
         value = from_json(arguments or "{}", allow_inf_nan=False)
     except ValueError:
@@ -156,7 +154,7 @@ def _usage(usage: dict[str, Any]) -> dict[str, Any]:
 
 
 def _error(error: dict[str, Any], status: int | None) -> dict[str, Any]:
-    """error: as OpenAI writes it; its field and code are kept."""
+    """Return an error in Anthropic's form; error: in OpenAI's, its field and code are kept."""
     kind = ERROR_TYPES.get(status or 0) or ("api_error" if error["type"] == "server_error" else error["type"])
     kind = "overloaded_error" if kind == "service_unavailable_error" else kind
     context = request_middleware.current()
@@ -165,8 +163,8 @@ def _error(error: dict[str, Any], status: int | None) -> dict[str, Any]:
 
 
 class MessageErrors:
-    """Plain ASGI middleware around everything that answers: errors of these paths are written as Anthropic writes them,
-    and answers name their request in its header too."""
+    """Plain ASGI middleware around all answers: errors of these paths are written as Anthropic writes them, and answers
+    name their request in its header too."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -1,7 +1,5 @@
 """Answers of OpenAI's /v1/responses, and the events of their streams."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -23,7 +21,8 @@ class InputTokensDetails(BaseModel):
 
 
 class ResponsesUsage(BaseModel):
-    """output_tokens_details: OpenAI's, and drafted tokens that the target accepted, and those that it rejected."""
+    """output_tokens_details: OpenAI's, plus drafted tokens that the target accepted, and drafted tokens that it
+    rejected."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -33,7 +32,7 @@ class ResponsesUsage(BaseModel):
 
 
 class ResponsesAnswer(BaseModel):
-    """An answer, with the request's own settings; `metrics` and `speculation` are those of chat completions."""
+    """An answer, with the request's own settings; `metrics` and `speculation` are as in chat completions."""
 
     id: str
     object: Literal["response"]
@@ -47,7 +46,7 @@ class ResponsesAnswer(BaseModel):
 
 
 class ResponsesWriter:
-    """Writes an answer of /v1/responses. request: as it came. chat: what was made of it."""
+    """Writes an answer of /v1/responses. request: as it came. chat: the chat made from it."""
 
     begins_with_usage = False
 
@@ -151,7 +150,7 @@ def _usage(usage: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settings(request: ResponsesRequest, chat: ChatRequest) -> dict[str, Any]:
-    """The request's own settings, as an answer repeats them, and all else that no answer has yet."""
+    """Return the request's own settings, which an answer repeats, and fields that have no value yet."""
     text, choice, reasoning = request.text, request.tool_choice, request.reasoning
     form = None if text is None or text.format is None else text.format.model_dump(by_alias=True)
     return {

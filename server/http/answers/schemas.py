@@ -1,7 +1,5 @@
 """Schemas of answers: SGLang's models, with the fields that `speculation` adds."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import BaseModel
@@ -46,7 +44,7 @@ class TracedToken(BaseModel):
     """token: its text. confidence: probability of acceptance if all earlier drafts are kept; null for the target's."""
 
     token: str
-    source: Literal["target", "model", "lookup", "across"]
+    source: Literal["target", "model", "lookup", "across", "grammar"]
     confidence: float | None
 
 

@@ -1,7 +1,5 @@
 """Speculation data of answers: counts in the usage, acceptance as vLLM reports it, each token's source on request."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import defaultdict
@@ -31,7 +29,7 @@ class SpeculationCollector:
         self._pending: dict[int, list[dict[str, Any]]] = defaultdict(list)
 
     def add(self, content: dict[str, Any]) -> None:
-        """content: the tokenizer manager's output for one choice."""
+        """Add the tokenizer manager's output for one choice."""
         index, meta = content.get("index", 0), content["meta_info"]
         self._latest[index] = meta
         if self.trace:
@@ -74,7 +72,7 @@ class TokenTrace:
         self._sent = 0  # characters returned; may be ahead: the engine shows a word before an incomplete character
 
     def follow(self, content: dict[str, Any]) -> list[dict[str, Any]]:
-        """Entries of the tokens that are new in `content`, the answer so far. The last gets the rest of the text."""
+        """Return entries for the new tokens in `content`, the answer so far. The last gets the rest of the text."""
         text, ids, makers = content["text"], content["output_ids"], content["meta_info"].get(KEY, [])
         upto = min(len(ids), len(makers))
         entries = []
@@ -98,7 +96,7 @@ class TokenTrace:
         return entries
 
     def _after(self, token: int, text: str) -> int:
-        """End of the token's text."""
+        """Return the end of the token's text."""
         piece = self._tokenizer and self._stream.step(self._tokenizer, token)
         if not piece:
             return self._decoded
@@ -167,5 +165,5 @@ def add_totals(body: dict[str, Any], choices: Sequence[dict[str, Any]], width: i
 
 
 def _drafts(steps: Iterable[int]) -> int:
-    """Number of draft tokens. steps: number of steps that verified 0, 1, 2 … tokens, the anchor included."""
+    """Return the number of draft tokens. steps: number of steps that verified 0, 1, 2 … tokens, the anchor included."""
     return sum((length - 1) * count for length, count in enumerate(steps))

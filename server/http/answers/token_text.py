@@ -1,7 +1,5 @@
 """Find the text of each token of an answer, however the engine groups tokens."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -26,12 +24,12 @@ class TokenTexts:
         # The last decoded tokens: the spelling of a word depends on the one before it.
         self._ids: list[int] = []
         self._read, self._context = 0, ""
-        self._texts: deque[str] = deque()  # of tokens whose text the engine has not sent yet
+        self._texts: deque[str] = deque()  # of tokens with text that the engine has not sent yet
         self._pending = ""
         self._begun = False
 
     def add(self, text: str, ids: Sequence[int], *, finished: bool = False) -> list[str]:
-        """The texts of the tokens that are complete now.
+        """Return the texts of the tokens that are complete now.
 
         text, ids: new ones; some of either may come with the next call. finished: the answer ends; the last item is
         then the rest of the text, often "". All items together are the whole text.
@@ -59,7 +57,7 @@ class TokenTexts:
             self._read, self._context = len(self._ids), self._text_of(self._ids)
 
     def _length(self) -> int | None:
-        """Characters of the pending text that belong to its first token; None if some are missing."""
+        """Return the characters of the pending text that belong to its first token; None if some are missing."""
         text = self._texts[0]
         if not self._begun and not self._pending.startswith(text):
             # Without the prompt before it a decoder may leave out the space of the first word.

@@ -1,7 +1,5 @@
 """Schemas of tools as a grammar enforces them in a call that the request forces, strict or not."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -11,10 +9,8 @@ from ...plugin.grammars import schemas
 
 
 def enforced(tool: Tool) -> Tool:
-    """The tool as a strict one whose arguments are always an object.
-
-    Unless it was strict, its schema loses what no grammar enforces instead of being refused.
-    """
+    """Return the tool as a strict one with arguments that are always an object. Unless it was strict, parts of its
+    schema that no grammar enforces are dropped instead of refused."""
     schema = copy.deepcopy(tool.function.parameters or {})
     if not tool.function.strict:
         schemas.relax(schema)
@@ -24,7 +20,7 @@ def enforced(tool: Tool) -> Tool:
 
 
 def _have_object(schema: Any) -> None:
-    """Have xgrammar admit objects alone; beside branches it ignores a type."""
+    """Let xgrammar admit objects only; it ignores a type next to branches."""
     if isinstance(schema, dict):
         schema["type"] = "object"
         for branch in (branch for keyword in ("anyOf", "oneOf", "allOf") for branch in schema.get(keyword) or ()):

@@ -1,7 +1,7 @@
-"""Streamed chat whose tool calls and reasoning are parsed token by token, whatever the engine hands over at once.
+"""Streamed chat with tool calls and reasoning parsed token by token, however many tokens the engine sends at once.
 
-SGLang's parsers expect the text of one token. Given more, as after a step that accepted drafts, or when the event loop
-was busy, they lose text or a whole call.
+SGLang's parsers expect the text of one token. With more at once, as after a step that accepted drafts, or when the
+event loop was busy, they lose text or a whole call.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class ToolParser(FunctionCallParser):
 
     A forced call follows the schema of its tool, strict or not, and a named tool is the only one that may be called.
 
-    The end of a text that looked like the beginning of a call, as in "1 <", is said once no call can follow. Detectors
-    hold it back. Those that have no `finish` of their own never give it, so a streamed answer would miss what a whole
-    one has.
+    Detectors hold back the end of a text that looks like the beginning of a call, as in "1 <". It is sent once no call
+    can follow. Detectors without `finish` would never send it, so a streamed answer would lack text that a whole one
+    has.
     """
 
     tools: list[Tool]
@@ -86,10 +86,10 @@ class ToolParser(FunctionCallParser):
 
 
 def _escaped(text: str, begin: str, end: str) -> str:
-    """The text with each `end` escaped that stands in JSON after `begin`: detectors would end the call there."""
+    """Return the text with each `end` in JSON after `begin` escaped: detectors would end the call there."""
     parts, position = [], 0
-    while begin and (found := text.find(begin, position)) >= 0:
-        start = found + len(begin)
+    while begin and (marker := text.find(begin, position)) >= 0:
+        start = marker + len(begin)
         start += len(text[start:]) - len(text[start:].lstrip())
         try:
             after = JSONDecoder().raw_decode(text, start)[1]
@@ -101,7 +101,7 @@ def _escaped(text: str, begin: str, end: str) -> str:
 
 
 def _without_open_numbers(text: str, flags: Any) -> Any:
-    """Incomplete JSON without a number that may go on: 125 may become 125e-2, which is streamed as 1.25."""
+    """Return incomplete JSON without a trailing number: 125 may become 125e-2, which is streamed as 1.25."""
     return _partial_json_loads(text, flags & ~base_format_detector.Allow.NUM)
 
 
@@ -115,10 +115,10 @@ base_format_detector._partial_json_loads = _without_open_numbers
 
 
 class TokenwiseChat(OpenAIServingChat):
-    """SGLang's chat handler, whose parsers see a stream as if each step had given one token."""
+    """SGLang's chat handler; its parsers see a stream as if each step had given one token."""
 
     def for_stream(self, internal: GenerateReqInput, request: Any) -> TokenwiseChat:
-        """A handler for one streamed answer: this one if the text of the answer is not parsed."""
+        """Return a handler for one streamed answer: this one if the text of the answer is not parsed."""
         if not (self._tool_call_parsing_active(request) or (self.reasoning_parser and request.separate_reasoning)):
             return self
         handler = copy.copy(self)
@@ -140,7 +140,7 @@ class TokenwiseChat(OpenAIServingChat):
         finish_reason_type: str | None,
         **others: Any,
     ) -> AsyncIterator[str]:
-        """The chunks of a step: SGLang's, made of each token's text in turn.
+        """Yield the chunks of a step: SGLang's, made of each token's text in turn.
 
         Logprobs go with the first chunk that follows. A finished answer ends with an empty text at least, which tells
         the parsers so.
@@ -177,8 +177,8 @@ class _Choices(defaultdict[int, "_Choice"]):
             skip_special=self._parameters.get("skip_special_tokens", True),
             spaces_between=self._parameters.get("spaces_between_special_tokens", True),
         )
-        self[index] = found = _Choice(texts)
-        return found
+        self[index] = choice = _Choice(texts)
+        return choice
 
 
 class _Choice:
@@ -191,13 +191,13 @@ class _Choice:
         self._logprobs: dict[str, Any] | None = None
 
     def follow(self, content: dict[str, Any], *, finished: bool) -> list[str]:
-        """The texts of the tokens that are complete now, see `TokenTexts.add`."""
+        """Return the texts of the tokens that are complete now, see `TokenTexts.add`."""
         text, ids = content["text"][self._read_text :], content["output_ids"][self._read_ids :]
         self._read_text, self._read_ids = self._read_text + len(text), self._read_ids + len(ids)
         return self._texts.add(text, ids, finished=finished)
 
     def advance(self, text: str) -> str:
-        """The text as SGLang takes it, after the next token's."""
+        """Return the text as SGLang takes it, after the next token's."""
         self._sent += text
         return self._sent
 

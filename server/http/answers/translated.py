@@ -1,7 +1,5 @@
 """Answers to chats as answers of another API, streamed or whole. Both are made by the same writer, so they agree."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -36,21 +34,21 @@ class Writer(Protocol):
     begins_with_usage: bool
 
     def begin(self, chat: dict[str, Any]) -> Iterable[Event]:
-        """The first events. chat: a chat's chunk, or a whole answer."""
+        """Return the first events. chat: a chat's chunk, or a whole answer."""
 
     def step(self, step: BlockStep) -> Iterable[Event]: ...
 
     def end(self, end: End) -> Iterable[Event]: ...
 
     def whole(self) -> dict[str, Any]:
-        """The answer, after its end."""
+        """Return the answer, after its end."""
 
     def failed(self, error: dict[str, Any]) -> Event:
-        """The last event of a stream that failed. error: a chat's."""
+        """Return the last event of a stream that failed. error: a chat's."""
 
 
 async def translated(answer: Response, writer: Writer, dialect: Dialect) -> Response:
-    """The answer to a chat as the writer writes it; an error names the fields of the dialect."""
+    """Return the answer to a chat as the writer writes it; an error names the fields of the dialect."""
     if isinstance(answer, StreamingResponse):
         answer.body_iterator = _stream(answer.body_iterator, writer)
         return answer
@@ -68,7 +66,7 @@ async def translated(answer: Response, writer: Writer, dialect: Dialect) -> Resp
 def _whole(data: bytes, writer: Writer) -> bytes:
     translation = _Translation(writer)
     for _ in (*translation.add(orjson.loads(data)), *translation.end()):
-        pass  # the writer keeps what it says
+        pass  # the writer keeps the error
     return to_json(writer.whole() | translation.trace())
 
 
@@ -102,7 +100,7 @@ class _Translation:
         self._trace: list[dict[str, Any]] = []
 
     def add(self, chat: dict[str, Any]) -> Iterator[Event]:
-        """chat: a chunk, or a whole answer."""
+        """Add a chat's chunk, or a whole answer."""
         self._end.usage = chat.get("usage") or self._end.usage
         if "metrics" in chat:
             self._end.extra["metrics"] = chat["metrics"]
@@ -122,6 +120,6 @@ class _Translation:
         yield from self._writer.end(self._end)
 
     def trace(self) -> dict[str, Any]:
-        """The tokens' sources since the last call, where the request asks for them."""
-        found, self._trace = self._trace, []
-        return {"speculation": {"trace": found}} if found else {}
+        """Return the tokens' sources since the last call, where the request asks for them."""
+        trace, self._trace = self._trace, []
+        return {"speculation": {"trace": trace}} if trace else {}

@@ -37,7 +37,7 @@ RETRY_SECONDS = 0.1
 
 
 def connection_limit(wanted: int | None) -> int:
-    """Number of connections that a server accepts at a time, below the system's limit on open files.
+    """Return the number of connections that a server accepts at a time, below the system's limit on open files.
 
     wanted: `--max-connections`. Increases this process's limit on open files where needed. Raises UserError if the
     system does not allow that.
@@ -80,7 +80,7 @@ class OpenConnections:
         return left.close
 
     def refusal(self) -> bytes:
-        """The answer to a connection beyond the limit."""
+        """Return the answer to a connection beyond the limit."""
         error = ApiError(
             f"this server has its {self.limit} connections (--max-connections); try again",
             status=HTTPStatus.SERVICE_UNAVAILABLE,

@@ -5,8 +5,6 @@ end of headers and bodies, and for the first byte of a new connection; and while
 does not notice that the client leaves.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable
@@ -105,5 +103,5 @@ class Connection(H11Protocol):
 
 
 def protocol(receive_seconds: float) -> type[Connection]:
-    """The class of connections with this limit on receiving a request."""
+    """Return the class of connections with this limit on receiving a request."""
     return type("Connection", (Connection,), {"receive_seconds": receive_seconds})

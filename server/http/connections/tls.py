@@ -28,7 +28,7 @@ class Tls:
 
     @classmethod
     def of(cls, settings: Settings) -> Tls | None:
-        """TLS of the settings, None for plain HTTP. Raises UserError if the files do not fit together."""
+        """Return TLS by the settings, None for plain HTTP. Raises UserError if the files do not fit together."""
         if settings.ssl_certfile is None:
             return None
         password = os.environ.get("OUTRIDER_SSL_KEYFILE_PASSWORD")
@@ -40,7 +40,7 @@ class Tls:
         return tls
 
     def refusal(self) -> str | None:
-        """The reason why clients will refuse the certificate, usually that it has expired; None if they accept it.
+        """Return why clients will refuse the certificate, usually that it has expired; None if they accept it.
 
         Tries a handshake in memory.
         """
@@ -66,7 +66,7 @@ class Tls:
             logger.error("clients will not take the certificate %s: %s", self.certificate, refusal)
 
     def context(self) -> ssl.SSLContext:
-        """A server's context with the files' content."""
+        """Return a server's context with the files' content."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._load(context)
         if self.clients is not None:

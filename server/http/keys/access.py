@@ -1,7 +1,5 @@
 """The keys in force, and the use of their limits."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math
@@ -60,7 +58,7 @@ class KeyUsage:
             now = self._requests.now()  # monotonic: a jump of the clock changes no limit
             self._requests.leak(now)
             decision = self._requests.put_decision(RateItem(self.key.name, now))
-            assert isinstance(decision, Decision)  # a bucket in memory awaits nothing
+            assert isinstance(decision, Decision)  # a bucket in memory has no wait
             if not decision.allowed:
                 raise ApiError(
                     f"key {self.key.name} may send {self.key.rate}",
@@ -128,7 +126,7 @@ class KeyUsage:
             self.day.take(-unused, now)
 
     def headers(self) -> Iterator[tuple[bytes, bytes]]:
-        """OpenAI's `x-ratelimit-…` headers of the key's limits; of its two limits of tokens the one with less left."""
+        """Return OpenAI's `x-ratelimit-…` headers of the key's limits; of two token limits the one with less left."""
         if self._requests is not None and self.key.rate is not None:
             now = self._requests.now()
             self._requests.leak(now)
@@ -147,7 +145,7 @@ def _limit_headers(what: str, limit: int, taken: int, reset: float) -> Iterator[
 
 
 def _duration(seconds: float) -> str:
-    """A duration in OpenAI's format: 1h2m3s, 850ms."""
+    """Return a duration in OpenAI's format: 1h2m3s, 850ms."""
     if 0 < seconds < 1:
         return f"{math.ceil(1000 * seconds)}ms"
     minutes, left = divmod(math.ceil(seconds), 60)
@@ -198,7 +196,7 @@ class Access:
         return [key_usage.key for key_usage in self._key_usages]
 
     def key_usage(self, authorization: bytes) -> KeyUsage | None:
-        """Usage of the header's key, None if it is unknown. All keys are compared, so that timing reveals nothing."""
+        """Return the usage of the header's key; None if unknown. All keys are compared, so timing reveals none."""
         scheme, _, key = authorization.partition(b" ")
         if scheme.lower() != b"bearer":
             return None
@@ -231,16 +229,16 @@ class Access:
         return KeyUsage(key, self.clock, self._used.pop(key.name, 0))
 
     def used_today(self) -> tuple[int, dict[str, int]]:
-        """The day, see `token_limits.day_of`, and each key's tokens of that day, by its name."""
+        """Return the day, see `token_limits.day_of`, and each key's tokens of that day, by its name."""
         now = self.clock()
         return day_of(now), {
             key_usage.key.name: taken for key_usage in self._key_usages if (taken := key_usage.day.taken(now))
         }
 
-    def _set_keys(self, found: Iterable[Key]) -> None:
+    def _set_keys(self, keys: Iterable[Key]) -> None:
         former = {key_usage.key.name: key_usage for key_usage in self._key_usages}
         key_usages = [self._flag_key] if self._flag_key is not None else []
-        for key in found:
+        for key in keys:
             key_usage = former.get(key.name) or self._key_usage(key)
             key_usage.change(key)
             key_usages.append(key_usage)
@@ -248,10 +246,10 @@ class Access:
 
 
 def _signature(path: Path | None) -> tuple[int, ...] | None:
-    """Identity of the file's content; changes too when a link to it is replaced, as Kubernetes does."""
+    """Return the identity of the file's content; changes too when a link to it is replaced, as Kubernetes does."""
     try:
-        found = os.stat(path) if path is not None else None
+        stat = os.stat(path) if path is not None else None
     except OSError:
         return ()
     # The time of change also shows new permissions, which may make an unreadable file readable.
-    return None if found is None else (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
+    return None if stat is None else (stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size)

@@ -27,7 +27,7 @@ class Tokens:
     completion: int = 0
 
     def fields(self) -> dict[str, int]:
-        """Fields of the request's log line; empty if the engine did nothing for it."""
+        """Return the fields of the request's log line; empty if the engine did no work for it."""
         if not self.prompt:
             return {}
         return {"prompt_tokens": self.prompt, "cached_tokens": self.cached, "completion_tokens": self.completion}
@@ -96,13 +96,13 @@ class RequestAdmission:
         return answer
 
     def _limits(self, most: int | None) -> list[tuple[int, str]]:
-        """Limits on the tokens of one request, each with its name for messages."""
-        found = [(most, "a request to this server")] if most is not None else []
+        """Return the limits on the tokens of one request, each with its name for messages."""
+        bounds = [(most, "a request to this server")] if most is not None else []
         if self.key_usage is not None:
             name = f"one of key {self.key_usage.key.name}"
             limits = [self.key_usage.key.max_tokens_per_request, *(budget.limit for budget in self.key_usage.budgets)]
-            found += [(limit, name) for limit in limits if limit is not None]
-        return found
+            bounds += [(limit, name) for limit in limits if limit is not None]
+        return bounds
 
     def opened(self, request_id: str, state: Any) -> None:
         """Record that SGLang has begun a choice. state: SGLang's."""
@@ -169,7 +169,7 @@ _current: ContextVar[RequestAdmission | None] = ContextVar("admission", default=
 
 
 def current() -> RequestAdmission | None:
-    """Admission of the current request; None outside any."""
+    """Return the admission of the current request; None outside any."""
     return _current.get()
 
 

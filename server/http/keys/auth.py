@@ -1,7 +1,5 @@
 """Authenticate every request: check the key and its limits, and report the rest of the limits in headers."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 
@@ -65,7 +63,7 @@ class AuthMiddleware:
                     context.fields |= admitted.tokens.fields()
 
     def _key_usage(self, scope: Scope) -> KeyUsage | None:
-        """Usage of the request's key; None if none is needed. Raises ApiError for a wrong or missing key."""
+        """Return the usage of the request's key; None if none is needed. Raises ApiError for a wrong or missing key."""
         if self.access.open or scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_FOLDER):
             return None
         header = _header(scope, b"authorization")

@@ -1,6 +1,6 @@
 """The file of API keys and their limits.
 
-TOML, one table per key, by the name that stands for it in logs and metrics:
+TOML, one table per key, by the name that logs and metrics use:
 
   [team-a]
   sha256 = "…"                   # of the key; `outrider key` makes both
@@ -73,10 +73,10 @@ class RequestRate:
     @classmethod
     def parse(cls, text: str) -> RequestRate:
         """Parse "600/minute"; raises ValueError."""
-        found = RATE.fullmatch(text)
-        if found is None:
+        match = RATE.fullmatch(text)
+        if match is None:
             raise ValueError(f"a rate is a number per second, minute or hour, like 600/minute, not {text!r}")
-        return cls(int(found[1]), SECONDS[found[2]])
+        return cls(int(match[1]), SECONDS[match[2]])
 
     def __str__(self) -> str:
         return f"{self.requests}/{next(name for name, seconds in SECONDS.items() if seconds == self.seconds)}"
@@ -106,12 +106,12 @@ def digest(key: bytes) -> bytes:
 
 
 def new() -> str:
-    """A key: 256 random bits."""
+    """Return a key: 256 random bits."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def read(path: Path) -> tuple[Key, ...]:
-    """The keys of a file. Raises BadKeys for anything else."""
+    """Return the keys of a file. Raises BadKeys for anything else."""
     try:
         tables = tomllib.loads(_content(path).decode("utf-8"))
     except OSError as error:
@@ -122,10 +122,10 @@ def read(path: Path) -> tuple[Key, ...]:
         raise BadKeys(f"{path} is not TOML of keys: it is nested too deeply") from None
     if not tables:
         raise BadKeys(f"{path} holds no keys; add one: outrider key NAME --api-keys {path}")
-    found = tuple(_key(path, name, table) for name, table in tables.items())
-    if len({key.digest for key in found}) < len(found):
+    keys = tuple(_key(path, name, table) for name, table in tables.items())
+    if len({key.digest for key in keys}) < len(keys):
         raise BadKeys(f"two keys of {path} have the same sha256")
-    return found
+    return keys
 
 
 def _content(path: Path) -> bytes:
@@ -145,7 +145,7 @@ def add(path: Path, key: Key) -> None:
         raise UserError(f"a key's name is up to 64 letters, digits, dashes and underscores, not {key.name!r}")
     with _locked(path):
         before = _content(path).decode("utf-8", errors="replace") if path.exists() else ""
-        if before.strip() and any(other.name == key.name for other in read(path)):
+        if before.strip() and any(known.name == key.name for known in read(path)):
             raise UserError(
                 f"{path} has a key {key.name} already; remove it (outrider key {key.name} --api-keys {path} --remove), "
                 "or choose another name"
@@ -180,7 +180,7 @@ def remove(path: Path, name: str) -> None:
 
 
 def _without(text: str, name: str) -> str:
-    """The text less the table [name], to its last field: comments below that are the next table's."""
+    """Return the text less the table [name], to its last field: comments below that are the next table's."""
     kept: list[str] = []
     inside, rest = False, 0
     for line in text.splitlines(keepends=True):
@@ -221,7 +221,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _shown(value: Any) -> str:
-    """A value in short form, for a message."""
+    """Return a value in short form, for a message."""
     try:
         return reprlib.repr(value)
     except ValueError:  # Python writes no numbers of thousands of digits

@@ -4,8 +4,6 @@ We replace two parts: the check of a prompt when its tokens are known, and the t
 is in the table from before it is sent until the engine has ended it, even if no client waits for it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..errors import ApiError
@@ -24,7 +22,7 @@ class ChoiceTable(dict[str, Any]):
 
     @property
     def under_way(self) -> int:
-        """Choices that wait or run in the engine, those of our own measurements included."""
+        """Choices that wait or run in the engine, our own measurements included."""
         return len(self) - len(self.owners) + sum(request.places for request in self.requests)
 
     def add_request(self, request: RequestAdmission) -> None:
@@ -70,9 +68,9 @@ def meter(manager: Any, context_length: int, most: int | None) -> ChoiceTable:
 
     def check_and_reserve(obj: Any, input_ids: list[int]) -> None:
         parameters, prompt = obj.sampling_params, len(input_ids)
-        if (asked := parameters.get("max_new_tokens")) is not None:
+        if (wanted := parameters.get("max_new_tokens")) is not None:
             longest = max(1, manager.context_len - manager.num_reserved_tokens - prompt)
-            parameters = obj.sampling_params = {**parameters, "max_new_tokens": min(asked, longest)}
+            parameters = obj.sampling_params = {**parameters, "max_new_tokens": min(wanted, longest)}
         check(obj, input_ids)
         if (current := admission.current()) is None or not obj.log_metrics:
             return  # a measurement of our own

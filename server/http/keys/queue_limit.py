@@ -1,7 +1,5 @@
 """Limit the waiting choices: refuse more at once instead of late."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -4,8 +4,6 @@ A request takes the most tokens that it may need before it runs, and returns the
 window never exceeds its limit, however many requests run at once.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque
@@ -66,7 +64,7 @@ class TokenWindow:
         grant.tokens -= tokens
 
     def wait(self, tokens: int, limit: int, now: float) -> float:
-        """Seconds until `tokens` more fit without returns; 0 if they fit now."""
+        """Return seconds until `tokens` more fit without returns; 0 if they fit now."""
         excess = self.taken(now) + tokens - limit
         for grant in self._grants:
             if excess <= 0:
@@ -77,7 +75,7 @@ class TokenWindow:
         return 0.0 if excess <= 0 else math.inf
 
     def reset(self, now: float) -> float:
-        """Seconds until all taken tokens have expired."""
+        """Return seconds until all taken tokens have expired."""
         return self._grants[-1].at + self.seconds - now if self.taken(now) else 0.0
 
 
@@ -106,13 +104,13 @@ class DayCount:
         grant.tokens -= tokens
 
     def wait(self, tokens: int, limit: int, now: float) -> float:
-        """Seconds until `tokens` more fit without returns; 0 if they fit now."""
+        """Return seconds until `tokens` more fit without returns; 0 if they fit now."""
         if self.taken(now) + tokens <= limit:
             return 0.0
         return self.reset(now) if tokens <= limit else math.inf
 
     def reset(self, now: float) -> float:
-        """Seconds until midnight."""
+        """Return seconds until midnight."""
         return DAY_SECONDS - now % DAY_SECONDS
 
 

@@ -61,7 +61,7 @@ class UsageFile:
 
     @classmethod
     def of(cls, settings: Settings) -> UsageFile | None:
-        """The settings' file, or the default; None without keys, and, with a warning, where there is no default."""
+        """Return the settings' file, or the default one; None without keys, or, with a warning, without a default."""
         if settings.api_keys is None:
             return None
         if settings.usage_file is not None:
@@ -69,11 +69,11 @@ class UsageFile:
         try:
             return cls(cache_root() / "usage" / f"{settings.port}.json")
         except UserError as error:
-            logger.warning("a restart will forget what keys have used of their day: %s", error)
+            logger.warning("a restart will forget the keys' usage of today: %s", error)
             return None
 
     def used_on(self, day: int) -> Mapping[str, int]:
-        """Tokens by the keys' names, of a start on that day. A file from the future counts: the clock was set back."""
+        """Return used tokens by key, for a start on that day. A file from the future counts: the clock was set back."""
         return self.used if self.day >= day else {}
 
     async def keep(self, access: Access) -> None:
@@ -82,11 +82,11 @@ class UsageFile:
             await asyncio.sleep(WRITE_SECONDS)
             await asyncio.to_thread(self.write, access.used_today())
 
-    def write(self, found: tuple[int, Mapping[str, int]]) -> None:
+    def write(self, usage: tuple[int, Mapping[str, int]]) -> None:
         """Write `Access.used_today` if anything has changed. A file that cannot be written is one error in the log."""
-        if found == self._written:
+        if usage == self._written:
             return
-        day, used = found
+        day, used = usage
         content = {"day": str(FIRST_DAY + datetime.timedelta(days=day)), "tokens": used}
         try:
             replace({self.path: json.dumps(content, indent=1) + "\n"}, mode=0o600)
@@ -95,7 +95,7 @@ class UsageFile:
                 logger.error("cannot write %s: %s; a restart would forget it", self.path, error.strerror or error)
             self._failed = True
         else:
-            self._written, self._failed = found, False
+            self._written, self._failed = usage, False
 
     def close(self, access: Access) -> None:
         self.write(access.used_today())
@@ -103,7 +103,7 @@ class UsageFile:
 
 
 def read(path: Path) -> tuple[int, dict[str, int]]:
-    """The day, see `token_limits.day_of`, and tokens by name; raises UserError."""
+    """Return the day, see `token_limits.day_of`, and tokens by name; raises UserError."""
     try:
         with path.open("rb") as file:
             content = json.loads(file.read(MAX_BYTES))

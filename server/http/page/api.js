@@ -1,10 +1,10 @@
-// Requests to this server, with its key where it wants one.
+// Requests to this server, with its key if it requires one.
 
 const KEPT = "outrider-key";
 let asking = null;
 
-/** The response to a GET, or to a POST of `body` as JSON. Asks for the key once the server does; throws an Error in the
- * server's words where it refuses. */
+/** Returns the response to a GET, or to a POST of `body` as JSON. Prompts for the key if the server requires one; throws
+ * an Error with the server's message if it refuses. */
 export async function call(path, { body, signal } = {}) {
   for (;;) {
     const key = sessionStorage.getItem(KEPT);

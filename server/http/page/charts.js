@@ -1,5 +1,5 @@
-// Eight small charts of what the server does, and one of what it learns: each a caption in words and numbers, and a
-// plot of the same.
+// Eight small charts of the server's work, and one of its learning: each a caption in words and numbers, and a plot of
+// the same.
 
 import { element } from "./dom.js";
 import uPlot from "./vendor/uPlot.esm.js";
@@ -21,6 +21,7 @@ const LINES = [
       { name: "length", label: "all", colour: "target", show: round(2) },
       { name: "model", label: "where drafted", colour: "model", dashed: true, show: round(2) },
       { name: "lookup", label: "where looked up", colour: "lookup", show: round(2) },
+      { name: "grammar", label: "where a grammar forces text", colour: "good", show: round(2) },
     ],
   },
   {
@@ -77,7 +78,7 @@ export class Charts {
 
 const said = (value, show) => (value === null || value === undefined ? "–" : show(value));
 
-/** A figure with one plot. Subclasses say what its series are, and give it data. extra: label of a further value. */
+/** A figure with one plot. Subclasses define its series and set its data. extra: label of a further value. */
 class Chart {
   constructor(parent, title, series, scales, extra) {
     this.series = series;
@@ -202,7 +203,7 @@ class Lines extends Chart {
   }
 }
 
-/** What the planner expects of the step at hand by how much of the drafts is verified, and where it went. */
+/** The planner's expected speed of the current step by the number of verified draft tokens, and its choice. */
 class Throughput extends Chart {
   constructor(parent) {
     super(
@@ -287,7 +288,7 @@ class Calibration extends Chart {
   }
 }
 
-/** The share of requests that had the speed they asked for. */
+/** The share of requests that got the speed they required. */
 class Levels extends Chart {
   constructor(parent) {
     const scales = { ...minutes, y: { range: [0, 1.05] }, yAxis: percents };
@@ -324,7 +325,7 @@ const hour = {
 };
 const POINT_SECONDS = 10;
 
-/** Tokens per step since the page was opened, with a line where a learned drafter was put to use, or taken back. */
+/** Tokens per step since the page was opened, with a line where a learned drafter was put to use, or withdrawn. */
 class Learning extends Chart {
   constructor(parent) {
     super(
@@ -342,13 +343,13 @@ class Learning extends Chart {
 
   show(_, now) {
     const { learning, time } = now;
-    if (!(now.request_steps >= this.from?.request_steps)) [this.from, this.points] = [now, []]; // it was started anew
+    if (!(now.request_steps >= this.from?.request_steps)) [this.from, this.points] = [now, []]; // the server was restarted
     const steps = now.request_steps - this.from.request_steps;
     const latest = { time, length: steps ? (now.tokens - this.from.tokens) / steps : null };
     const points = [...this.points.filter((point) => time - point.time < 3600), latest];
     if (time - this.from.time >= POINT_SECONDS) [this.from, this.points] = [now, points];
     this.exchanges = learning.exchanges.map((each) => ({ ...each, minute: (each.at - learning.now) / 60 }));
-    const none = points.map(() => null); // exchanges are lines of their own
+    const none = points.map(() => null); // exchanges are separate lines
     this.plot([points.map((point) => (point.time - time) / 60), points.map(({ length }) => length), none, none]);
     const single = learning.in_use ? `drafter ${Number(learning.in_use)}` : "the drafter of the start";
     const drafter = learning.learned === undefined ? single : `${learning.learned} learned drafters`;

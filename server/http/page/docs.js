@@ -1,4 +1,4 @@
-// The description of the API, drawn by Swagger UI: light or dark as the page at / was told, or as the system has it.
+// The description of the API, drawn by Swagger UI: light or dark as chosen on the page at /, or as the system.
 
 const kept = localStorage.getItem("outrider-theme");
 const system = matchMedia("(prefers-color-scheme: dark)");

@@ -1,10 +1,10 @@
-// The server's counts, asked for every other second, as what happened between two answers.
+// The server's counts, read every other second, as differences between two answers.
 
 import { call } from "./api.js";
 
 const EVERY_MS = 2000;
 const KEPT = 60;
-/** Each sample is of what happened in so many of these: one alone shows every prompt that is read. */
+/** Intervals per sample: with one alone, every prompt that is read would show. */
 const OVER = 2;
 
 /** onUpdate: called with the samples so far, the oldest first, and the latest answer; or with an Error. */
@@ -16,7 +16,7 @@ export function startLive(onUpdate) {
     if (!document.hidden) {
       try {
         const now = await (await call("/outrider/live")).json();
-        if (now.steps < answers.at(-1)?.steps) answers = []; // it was started anew
+        if (now.steps < answers.at(-1)?.steps) answers = []; // the server was restarted
         if (answers.length) samples = [...samples, between(answers[0], now)].slice(-KEPT);
         answers = [...answers, now].slice(-OVER);
         onUpdate(samples, now);
@@ -35,7 +35,7 @@ export function startLive(onUpdate) {
 
 const ratio = (up, down) => (down > 0 ? up / down : null);
 
-/** What happened from one answer of the server to the next; null where nothing did. */
+/** Returns the rates between two answers of the server; null where there were no events. */
 export function between(a, b) {
   const more = (name) => b[name] - a[name];
   const steps = more("steps");
@@ -55,6 +55,7 @@ export function between(a, b) {
     length,
     model: source("model"),
     lookup: source("lookup", "across"),
+    grammar: source("grammar"),
     budget: steps ? more("budget") / steps : null,
     verified: steps ? more("verified") / steps : null,
     wasted: steps ? more("wasted") / steps : null,

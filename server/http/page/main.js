@@ -11,7 +11,7 @@ startLive((samples, now) => {
   const state = byId("state");
   const lost = samples instanceof Error;
   const words = lost ? `no answer: ${samples.message}` : "ready";
-  if (state.textContent !== words) state.textContent = words; // it is read aloud
+  if (state.textContent !== words) state.textContent = words; // screen readers read it aloud
   state.dataset.state = lost ? "lost" : "ready";
   if (lost) return;
   const engines = now.engines > 1 ? ` · ${now.engines} engines` : "";

@@ -1,4 +1,4 @@
-// The conversation: what is asked, with which settings, and the answers side by side.
+// The conversation: the question, its settings, and the answers side by side.
 
 import { call, events } from "./api.js";
 import { byId, element } from "./dom.js";
@@ -122,7 +122,7 @@ function explain(token) {
   byId("detail").replaceChildren(...about);
 }
 
-/** How the answer with speculation compares to the one without. */
+/** Returns how the answer with speculation compares to the one without. */
 function verdict([on, off]) {
   const speed = on.rate && off.rate ? `${(on.rate / off.rate).toFixed(2)} × as fast` : "too short to compare";
   const sampled = Number(byId("temperature").value) > 0 && byId("seed").value === "";

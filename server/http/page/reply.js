@@ -3,9 +3,9 @@
 import { element } from "./dom.js";
 
 const WORDS = { lookup: "looked up", model: "drafted", target: "the target’s own" };
-const MORE_WORDS = { ...WORDS, across: "looked up in another request" };
+const MORE_WORDS = { ...WORDS, across: "looked up in another request", grammar: "forced by the grammar" };
 
-/** A place for an answer in `parent`. explain: called with a description of the token that is looked at, or null. */
+/** A place for an answer in `parent`. explain: called with a description of the selected token, or null. */
 export class Reply {
   constructor(parent, title, explain) {
     this.explain = explain;
@@ -34,12 +34,12 @@ export class Reply {
     return this.text.textContent;
   }
 
-  /** Take in the entries of a chunk's trace. */
+  /** Adds the entries of a chunk's trace. */
   add(entries) {
     const now = performance.now();
     if (!this.tokens.length && entries.length) [this.first, this.alone] = [now, entries.length];
     for (const { token, source, confidence } of entries) {
-      const maker = source === "across" ? "lookup" : source;
+      const maker = source in this.count ? source : "lookup";
       const span = element("span", { className: `token ${maker}`, textContent: token });
       if (confidence !== null) span.style.setProperty("--sure", confidence);
       span.dataset.source = source;
@@ -52,7 +52,7 @@ export class Reply {
     this.#tell();
   }
 
-  /** It is complete; metrics: the server's account of its speculation, where there is one. */
+  /** Completes the answer; metrics: the server's report of its speculation, if any. */
   end(metrics) {
     this.text.setAttribute("aria-busy", "false");
     this.acceptance = metrics?.speculative_decoding;
@@ -64,7 +64,7 @@ export class Reply {
     this.text.append(element("p", { className: "error", role: "alert", textContent: message }));
   }
 
-  /** Tokens per second behind the first chunk; 0 until there are any. */
+  /** Tokens per second after the first chunk; 0 until there are any. */
   get rate() {
     const behind = this.tokens.length - this.alone;
     return behind > 0 ? (1000 * behind) / (this.latest - this.first) : 0;

@@ -1,9 +1,9 @@
-// Light, dark, or as the system has it.
+// Light, dark, or as the system.
 
 const KEPT = "outrider-theme";
 const ORDER = ["auto", "light", "dark"];
 
-/** changed: called whenever the colours are others. */
+/** changed: called whenever the colours change. */
 export function startTheme(button, changed) {
   const show = (theme) => {
     document.documentElement.dataset.theme = theme;

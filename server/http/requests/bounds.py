@@ -103,7 +103,7 @@ def check_messages(messages: Any, images: Images | None = None) -> None:
 
 
 def texts_of(messages: list[dict[str, Any]]) -> Iterator[str]:
-    """The texts of checked messages."""
+    """Yield the texts of checked messages."""
     for message in messages:
         content = message.get("content")
         if isinstance(content, str):
@@ -115,7 +115,7 @@ def texts_of(messages: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _check_content(message: dict[str, Any], path: str, images: Images | None) -> int:
-    """Number of image patches in a message. Raises ApiError for unsupported content."""
+    """Return the number of image patches in a message. Raises ApiError for unsupported content."""
     content, patches = message.get("content"), 0
     if content is None:
         if message["role"] in MAY_BE_EMPTY:
@@ -148,22 +148,22 @@ def _check_content(message: dict[str, Any], path: str, images: Images | None) ->
 
 
 def check_prompt(prompt: Any, vocab_size: int, max_choices: int, context_length: int) -> list[str] | list[list[int]]:
-    """The prompts of a completion, in a list. Raises ApiError for a malformed prompt, or too many token ids."""
+    """Return the prompts of a completion, in a list. Raises ApiError for a malformed prompt, or too many token ids."""
     if prompt is None:
         raise ApiError("'prompt' is required", param="prompt", code="missing_required_parameter")
     prompts = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)) else [prompt]
     if len(prompts) > max_choices:
         raise _too_many("prompt", len(prompts), "prompts", max_choices)
-    for one in prompts:
-        if isinstance(one, (str, list)) and not one:
+    for item in prompts:
+        if isinstance(item, (str, list)) and not item:
             raise invalid_value("prompt", "'prompt' is empty")
-        if isinstance(one, list) and len(one) > context_length:
+        if isinstance(item, list) and len(item) > context_length:
             raise too_long("prompt", context_length)
-        if type(one) is not type(prompts[0]) or not isinstance(one, (str, list)) or not _ids_or_text(one):
+        if type(item) is not type(prompts[0]) or not isinstance(item, (str, list)) or not _ids_or_text(item):
             raise ApiError(
                 "'prompt' is a string, an array of token ids, or an array of such", param="prompt", code="invalid_type"
             )
-        if isinstance(one, list) and not 0 <= min(one) <= max(one) < vocab_size:
+        if isinstance(item, list) and not 0 <= min(item) <= max(item) < vocab_size:
             raise invalid_value("prompt", f"'prompt' has token ids outside 0 to {vocab_size - 1}")
     return prompts
 
@@ -223,7 +223,7 @@ def _check_options(body: dict[str, Any]) -> None:
 
 
 def _check_beside_content(rest: dict[str, Any], path: str) -> None:
-    """rest: a message without its content."""
+    """Check a message without its content, `rest`."""
     if _characters(rest, path) > MAX_OPTION_CHARACTERS:
         raise invalid_value(path, f"{path!r} has more than {MAX_OPTION_CHARACTERS} characters beside its content")
     calls = rest.get("tool_calls")
@@ -260,7 +260,7 @@ def _characters(value: Any, name: str, depth: int = 0) -> int:
 
 
 def too_long(param: str, context_length: int) -> ApiError:
-    """The error for a prompt that cannot fit."""
+    """Return the error for a prompt that cannot fit."""
     return ApiError(
         f"the prompt is longer than the model's context length ({context_length} tokens)",
         param=param,
@@ -268,13 +268,13 @@ def too_long(param: str, context_length: int) -> ApiError:
     )
 
 
-def _too_many(name: str, found: int, what: str, most: int) -> ApiError:
-    return invalid_value(name, f"{name!r} has {found} {what}; {most} are allowed")
+def _too_many(name: str, count: int, what: str, most: int) -> ApiError:
+    return invalid_value(name, f"{name!r} has {count} {what}; {most} are allowed")
 
 
 @cache
 def ranges_of(model: type, context_length: int, max_choices: int) -> Mapping[str, Range]:
-    """Ranges of all numbers of a request of this model."""
+    """Return the ranges of all numbers in a request of this model."""
     longest = context_length - 1
     # With `echo`, a completion may be its prompt alone, see `validation`. `receive` bounds it to the context.
     answer = Range(0 if model is TextRequest else 1, math.inf, "a number from 1 on")
@@ -303,5 +303,5 @@ def check_number(name: str, value: Any, range_: Range) -> None:
         raise out_of_range(name, range_.expected, value)
 
 
-def out_of_range(name: str, expected: str, found: object) -> ApiError:
-    return invalid_value(name, f"{name!r} takes {expected}, not {clipped(found)}")
+def out_of_range(name: str, expected: str, value: object) -> ApiError:
+    return invalid_value(name, f"{name!r} takes {expected}, not {clipped(value)}")

@@ -1,7 +1,5 @@
 """Requests of other APIs than chat completions: each is translated to a chat or a completion and checked as one."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +30,7 @@ class Strict(BaseModel):
 
 
 def one_of(**members: type[BaseModel]) -> Any:
-    """Type of a value that is one of the models, by its `type`."""
+    """Return the type of a value that is one of the models, by its `type`."""
     # Tags other than the types: pydantic's locations hold them, and fields have the types' names.
     choices = [Annotated[model, Tag(f"{name} object")] for name, model in members.items()]
     return Annotated[Union[tuple(choices)], Discriminator(_tag)]  # noqa: UP007
@@ -94,20 +92,20 @@ class Dialect:
     ids: bool = False
 
     def given_fields(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The fields of a body. Raises ApiError for a field that is not accepted."""
+        """Return the fields of a body. Raises ApiError for a field that is not accepted."""
         return given_fields(body, self.model.model_fields.keys() | self.passed, self.unsupported, {})
 
     def renamed(self, message: str, param: str | None, places: Sequence[str] = ()) -> tuple[str, str | None]:
-        """Text and field of a translated request's error, with the names and places of the original."""
+        """Return the text and field of a translated request's error, with the names and places of the original."""
 
-        def place(found: re.Match[str]) -> str:
-            index = int(found[1])
-            return places[index] if index < len(places) else found[0]
+        def place(match: re.Match[str]) -> str:
+            index = int(match[1])
+            return places[index] if index < len(places) else match[0]
 
         if places:
             message = re.sub(r"\bmessages\[(\d+)\][^' ]*", place, message)
             param = param and re.sub(r"^messages\[(\d+)\].*", place, param)
-        for chat, own in self.names.items():
-            message = re.sub(rf"(?<=['(]){chat}(?=['.)\[])", own, message)
-            param = param and re.sub(rf"^{chat}(?=[.\[]|$)", own, param)
+        for chat, original in self.names.items():
+            message = re.sub(rf"(?<=['(]){chat}(?=['.)\[])", original, message)
+            param = param and re.sub(rf"^{chat}(?=[.\[]|$)", original, param)
         return message, param

@@ -3,8 +3,6 @@
 Clients send many: SDKs dump earlier answers with all of their fields, and editors set caching and billing options.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 WITHOUT_EFFECT = frozenset(
@@ -26,7 +24,7 @@ MAX_DEPTH = 16
 
 
 def with_effect(body: dict[str, Any]) -> dict[str, Any]:
-    """The body without the fields of `WITHOUT_EFFECT` and fields that are null, [] or {}. Items of arrays stay."""
+    """Return the body without fields of `WITHOUT_EFFECT` and fields that are null, [] or {}. Items of arrays stay."""
     return _object_with_effect(body, 0)
 
 

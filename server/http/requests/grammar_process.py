@@ -1,7 +1,5 @@
 """Send grammars to the process that compiles them, and keep its verdicts."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
@@ -31,13 +29,11 @@ SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4)
 
 
 class GrammarMetrics:
-    """Counters of requests' grammars, by outcome.
-
-    registry: a process can have a metric once in each; other than the default only for tests.
-    """
+    """Counters of requests' grammars, by outcome. registry: a process can register a metric only once in each; other
+    than the default only for tests."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        text = "Grammars that requests brought, by what became of them."
+        text = "Grammars of requests, by outcome."
         outcomes = Counter("outrider_grammars", text, ["outcome"], registry=registry)
         self._outcomes = {name: outcomes.labels(name) for name in ("known", *GrammarOutcome)}
         self._seconds = Histogram(
@@ -65,7 +61,7 @@ class GrammarQuestion:
 
 
 class GrammarProcess:
-    """The process, started with the first question and again when it has ended. To be used on one event loop."""
+    """The process, started with the first question and again when it has ended. For use on one event loop."""
 
     def __init__(self, folder: Path, metrics: GrammarMetrics | None = None) -> None:
         self.folder, self._limits = GrammarFolder(folder), worker.CompileLimits()
@@ -80,10 +76,10 @@ class GrammarProcess:
         self._reader: asyncio.Task[None] | None = None
 
     async def examine(self, kind: str, text: str, name: str | None = None) -> GrammarVerdict:
-        """The verdict on a grammar: may the scheduler follow it? Given within some seconds.
+        """Return the verdict on a grammar: may the scheduler follow it? Takes at most some seconds.
 
-        kind: json, regex, ebnf or structural_tag. name: that the scheduler knows it by, if not this text's. All are
-        accepted where SGLang has another grammar backend than xgrammar.
+        kind: json, regex, ebnf or structural_tag. name: the scheduler's name for it, if not this text's. All are
+            accepted where SGLang has another grammar backend than xgrammar.
         """
         name = name or name_of(kind, text)
         if not self.folder.ready:
@@ -119,7 +115,7 @@ class GrammarProcess:
         return verdict
 
     async def _query(self, job: dict[str, str]) -> GrammarVerdict:
-        process = await asyncio.shield(asyncio.create_task(self._start()))  # a start is for others, too
+        process = await asyncio.shield(asyncio.create_task(self._start()))  # more questions may share the start
         number = next(self._numbers)
         answer: asyncio.Future[GrammarVerdict] = asyncio.get_running_loop().create_future()
         self._replies[number] = job["name"], answer
@@ -145,7 +141,7 @@ class GrammarProcess:
                 self.folder.remove(forgotten)
 
     async def _start(self) -> asyncio.subprocess.Process:
-        """The running process."""
+        """Return the running process."""
         async with self._starting:
             if self.running is not None:
                 return self.running
@@ -165,7 +161,7 @@ class GrammarProcess:
             return process
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
-        """Hand on verdicts until the process ends, and then tell all who wait."""
+        """Pass on verdicts until the process ends, and then tell all waiting requests."""
         lines: Any = process.stdout
         async for line in lines:
             fields = json.loads(line)
@@ -181,13 +177,13 @@ class GrammarProcess:
         await process.wait()
 
     async def end(self) -> None:
-        """End the process, and whoever waits for it."""
+        """End the process, and all questions to it."""
         if (process := self.running) is not None:
             self._drop(process)
             await process.wait()
 
     def _drop(self, process: asyncio.subprocess.Process) -> None:
-        """Have nobody wait for this process any longer; the next question starts another."""
+        """Stop waiting for this process; the next question starts another."""
         if process is not self.running:
             return
         self.running = None

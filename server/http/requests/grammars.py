@@ -1,7 +1,5 @@
 """Grammars that a request brings: refused here, with the reason, instead of failing in the scheduler."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping
@@ -17,7 +15,7 @@ from ..errors import ApiError, invalid_value, unsupported
 from .grammar_process import GrammarProcess
 from .protocol import ChatRequest, TextRequest
 
-# What people write by hand is a hundredth of this.
+# Grammars that people write by hand are a hundredth of this.
 MAX_GRAMMAR_BYTES = 64 * 1024
 FAILING_TOOL_SECONDS = 1.0
 """Time limit for finding out which of several tools has the bad schema."""
@@ -25,7 +23,7 @@ SCHEMA = "response_format.json_schema.schema"
 
 
 def check(request: ChatRequest | TextRequest) -> None:
-    """Raise ApiError unless the request's grammar, if it has one, is one that could be compiled. Takes milliseconds."""
+    """Raise ApiError unless the request's grammar, if any, could be compiled. Takes milliseconds."""
     grammars: list[tuple[str, Any]] = [(name, getattr(request, name)) for name in ("regex", "ebnf")]
     if isinstance(request, TextRequest):
         grammars.append(("json_schema", request.json_schema))
@@ -65,7 +63,7 @@ def _check_grammar(name: str, grammar: Any) -> None:
 
 
 def _check_size(name: str, grammar: Any) -> str:
-    """The grammar as text."""
+    """Return the grammar as text."""
     try:
         text = grammar if isinstance(grammar, str) else json.dumps(grammar)
     except RecursionError:
@@ -78,15 +76,15 @@ def _check_size(name: str, grammar: Any) -> str:
 async def compile_for(
     process: GrammarProcess, request: ChatRequest | TextRequest, sampling_params: Mapping[str, Any]
 ) -> None:
-    """Have the grammar of a request that is about to be sent to the scheduler compiled and tried out.
+    """Compile and try out the grammar of a request before it is sent to the scheduler.
 
-    sampling_params: SGLang's, as the scheduler will get them. Raises ApiError, at most some seconds later, where the
-    grammar is not one, or takes too much time or memory.
+    sampling_params: SGLang's, as the scheduler will get them. Raises ApiError, at most some seconds later, for an
+        invalid grammar, or one that takes too much time or memory.
     """
-    found = _grammar_of(sampling_params)
-    if found is None:
+    grammar = _grammar_of(sampling_params)
+    if grammar is None:
         return
-    kind, text = found
+    kind, text = grammar
     name = _name_of(request, kind)
     key = "full_assistant_ebnf" if sampling_params.get("ebnf_full_assistant") else kind  # SGLang's
     verdict = await process.examine(kind, text, name_of(key, text))
@@ -98,7 +96,7 @@ async def compile_for(
 
 
 def _grammar_of(sampling_params: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Kind and text of the one grammar that SGLang's scheduler will take of these."""
+    """Return kind and text of the one grammar that SGLang's scheduler will use."""
     for field, kind in (
         ("json_schema", "json"),
         ("regex", "regex"),
@@ -111,7 +109,7 @@ def _grammar_of(sampling_params: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def _name_of(request: ChatRequest | TextRequest, kind: str) -> str:
-    """The request's field that the grammar comes from."""
+    """Return the request's field that the grammar comes from."""
     for name in ("regex", "ebnf"):
         if kind == name and getattr(request, name) is not None:
             return name
@@ -124,7 +122,7 @@ def _name_of(request: ChatRequest | TextRequest, kind: str) -> str:
 
 
 async def _failing_tool(process: GrammarProcess, request: Any, verdict: GrammarVerdict) -> tuple[str, GrammarVerdict]:
-    """The tool whose schema alone is refused, with the reason; all of them where it takes several."""
+    """Return the tool with the refused schema, and the reason; all tools if several are needed to fail."""
     names = [f"tools[{index}].function.parameters" for index in range(len(request.tools))]
     if len(names) == 1:
         return names[0], verdict

@@ -1,8 +1,6 @@
 """Images of requests: check them before decoding, and prepare them for SGLang's scheduler in a thread. Images are part
 of the request; the server fetches none."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib
@@ -30,7 +28,7 @@ MAX_PATCHES = 2**14
 class Images:
     """The images of one model, as SGLang's multimodal processors have it.
 
-    processor: Transformers' of the model. token: the id that stands for an image in a prompt. context_length: tokens
+    processor: Transformers' of the model. token: the id of an image in a prompt. context_length: tokens
     of prompt and answer together.
     """
 
@@ -42,13 +40,13 @@ class Images:
         """Patches that make a token."""
 
     def check(self, part: dict[str, Any], place: str) -> int:
-        """Number of patches of an image in a message. Raises ApiError for a part that is no supported image."""
+        """Return the patches of an image in a message. Raises ApiError for a part that is no supported image."""
         image = part.get("image_url")
         if not isinstance(image, dict) or not isinstance(url := image.get("url"), str):
             raise ApiError(f"'{place}.image_url.url' has to be a string", param=place, code="invalid_type")
-        others = {name: part[name] for name in part.keys() - {"type", "image_url"}}
-        others |= {f"image_url.{name}": image[name] for name in image.keys() - {"url"}}
-        for name, value in others.items():
+        options = {name: part[name] for name in part.keys() - {"type", "image_url"}}
+        options |= {f"image_url.{name}": image[name] for name in image.keys() - {"url"}}
+        for name, value in options.items():
             if value not in (None, "auto"):
                 where = f"{place}.{name}"
                 raise invalid_value(where, f"{where!r} cannot be set: images get the model's own sizes; leave it out")
@@ -67,7 +65,7 @@ class Images:
             raise invalid_value(place, f"{place!r}: {error}") from None
 
     def tokens_of(self, patches: int) -> int:
-        """Number of tokens of this many patches in a request. Raises ApiError for too many."""
+        """Return the number of tokens of this many patches in a request. Raises ApiError for too many."""
         if patches > MAX_PATCHES:
             raise invalid_value(
                 "messages", f"the images make {patches} patches; {MAX_PATCHES} are allowed: send smaller ones or fewer"
@@ -75,7 +73,7 @@ class Images:
         return patches // self._merged
 
     def within(self, request: ChatRequest | TextRequest) -> bool:
-        """True if a checked request has an image."""
+        """Return True if a checked request has an image."""
         return isinstance(request, ChatRequest) and any(
             part.type == "image_url"
             for message in request.messages
@@ -84,15 +82,15 @@ class Images:
         )
 
     async def process_mm_data_async(self, *, image_data: Sequence[Any], input_text: list[int], **_: Any) -> Any:
-        """SGLang's `MultimodalProcessorOutput` of a prompt's ids and its images."""
+        """Return SGLang's `MultimodalProcessorOutput` of a prompt's ids and its images."""
         urls = [image.url for image in image_data]
         return await offload.run(sum(map(len, urls)), self._prepared, input_text, urls)
 
     def _prepared(self, ids: Sequence[int], urls: Sequence[str]) -> Any:
         from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalProcessorOutput
 
-        if (found := ids.count(self._token)) != len(urls):
-            raise ValueError(f"the prompt has places for {found} images, and {len(urls)} came with it")
+        if (count := ids.count(self._token)) != len(urls):
+            raise ValueError(f"the prompt has places for {count} images, and {len(urls)} came with it")
         made = self._processor(images=[decoded(url) for url in urls], return_tensors="pt")
         grids = made["image_grid_thw"]
         places, expanded = placed(ids, self._token, (grids.prod(1) // self._merged).tolist())
@@ -119,7 +117,7 @@ class Images:
 
 
 def opened(url: str) -> Image.Image:
-    """The image in a data URL, not decoded yet. Raises ValueError, in one line, for other URLs."""
+    """Return the image in a data URL, not decoded yet. Raises ValueError, in one line, for other URLs."""
     try:
         data = base64.b64decode(url[url.index(",") + 1 :], validate=True)
         image = Image.open(io.BytesIO(data), formats=FORMATS)
@@ -133,7 +131,7 @@ def opened(url: str) -> Image.Image:
 
 
 def decoded(url: str) -> Image.Image:
-    """The image in a checked URL, turned as its camera says; raises ValueError for a damaged one."""
+    """Return the image in a checked URL, turned as its camera says; raises ValueError for a damaged one."""
     try:
         return ImageOps.exif_transpose(opened(url)).convert("RGB")
     except (OSError, SyntaxError) as error:
@@ -141,18 +139,18 @@ def decoded(url: str) -> Image.Image:
 
 
 def placed(ids: Sequence[int], token: int, counts: Sequence[int]) -> tuple[list[tuple[int, int]], list[int]]:
-    """First and last place of each image in a prompt, and the prompt with all tokens. counts: tokens of each image."""
+    """Return first and last place of each image, and the prompt with all its tokens. counts: tokens of each image."""
     left, places, expanded = iter(counts), list[tuple[int, int]](), list[int]()
-    for one in ids:
-        count = next(left) if one == token else 1
-        if one == token:
+    for each in ids:
+        count = next(left) if each == token else 1
+        if each == token:
             places.append((len(expanded), len(expanded) + count - 1))
-        expanded += [one] * count
+        expanded += [each] * count
     return places, expanded
 
 
 def positions_of(length: int, places: Sequence[tuple[int, int]], grids: torch.Tensor) -> torch.Tensor:
-    """[3, length] frame, row and column of each token. grids: [images, 3] frames, rows and columns of each image.
+    """Return [3, length] frame, row and column of each token. grids: [images, 3] frames, rows and columns of images.
 
     A token of text comes one place after all earlier tokens, in each of the three.
     """

@@ -1,7 +1,5 @@
 """Anthropic's /v1/messages and its count of tokens, as chats."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -39,7 +37,7 @@ class ToolResultBlock(Strict):
 
 
 class ThinkingBlock(Strict):
-    """signature: of another server's; none is asked for here."""
+    """signature: of another server's; this one needs none."""
 
     type: Literal["thinking"]
     thinking: str
@@ -96,7 +94,7 @@ class Thinking(Strict):
 
 
 class KeptThinking(Strict):
-    """Changes nothing: all is kept."""
+    """Accepted without effect: all thinking is kept."""
 
     type: Literal["clear_thinking_20251015"]
     keep: Literal["all"]
@@ -117,13 +115,13 @@ class OutputConfig(Strict):
 
 
 class Metadata(Strict):
-    """user_id: taken; nothing depends on it."""
+    """user_id: accepted without effect."""
 
     user_id: str | None = None
 
 
 class CountTokensRequest(Strict):
-    """Fields that the prompt depends on."""
+    """Fields that decide the prompt."""
 
     messages: list[Message] = Field(max_length=MAX_MESSAGES, min_length=1, fail_fast=True)
     system: str | list[TextBlock] | None = None
@@ -206,7 +204,7 @@ def _tool(tool: ToolOfMessages) -> dict[str, Any]:
 
 
 def _messages(request: CountTokensRequest) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A chat's messages, each with the place that it comes from."""
+    """Yield a chat's messages, each with the place that it comes from."""
     if request.system:
         texts = [request.system] if isinstance(request.system, str) else [block.text for block in request.system]
         yield "system", {"role": "system", "content": "\n".join(texts)}
@@ -216,7 +214,7 @@ def _messages(request: CountTokensRequest) -> Iterator[tuple[str, dict[str, Any]
 
 
 def _split(message: Message, place: str) -> Iterator[dict[str, Any]]:
-    """A message as a chat's: one, but for results of tools, which are messages there."""
+    """Yield a message as a chat's: one, except results of tools, which are separate messages there."""
     if message.content is None and message.role != "assistant":
         yield {"role": message.role}  # which is refused
         return

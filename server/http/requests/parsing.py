@@ -1,7 +1,5 @@
 """Parse a decoded body to a model, or raise an error of one line that names the field."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -28,7 +26,7 @@ def parse(validate: Callable[..., T], body: dict[str, Any]) -> T:
 
 
 def _describe(error: ValidationError, body: dict[str, Any]) -> ApiError:
-    """One line for the most specific of the errors, without the names of unions' members."""
+    """Return one line for the most specific of the errors, without the names of unions' members."""
 
     def specific(item: Any) -> tuple[int, bool]:
         return len(_path(item["loc"], body)), not item["type"].endswith("_type")
@@ -42,9 +40,9 @@ def _describe(error: ValidationError, body: dict[str, Any]) -> ApiError:
     if details["type"] == "extra_forbidden" and param:
         return unknown_field(param, str(path[-1]), ())
     if details["type"].startswith("union_tag"):
-        found = details["ctx"].get("tag", "of no type") if "ctx" in details else "of no type"
+        tag = details["ctx"].get("tag", "of no type") if "ctx" in details else "of no type"
         expected = (details.get("ctx") or {}).get("expected_tags", "objects with a known 'type'")
-        message = f"{param!r} is {clipped(found)}; this server takes {expected}"
+        message = f"{param!r} is {clipped(tag)}; this server takes {expected}"
         return ApiError(message, param=param, code="unsupported_content")
     message = details["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
@@ -52,12 +50,12 @@ def _describe(error: ValidationError, body: dict[str, Any]) -> ApiError:
         return invalid_value(param, message)
     if details["type"].startswith("too_"):
         return invalid_value(param, f"{param!r}: {message}")
-    found = name_of(details["input"])
-    return ApiError(f"{param!r}: {message}, not {found}", param=param, code="invalid_type")
+    tag = name_of(details["input"])
+    return ApiError(f"{param!r}: {message}, not {tag}", param=param, code="invalid_type")
 
 
 def _path(location: tuple[int | str, ...], body: Any) -> list[int | str]:
-    """The parts of a pydantic location that exist in the JSON; the remaining parts name types."""
+    """Return the parts of a pydantic location that exist in the JSON; the remaining parts name types."""
     path: list[int | str] = []
     for part in location:
         if isinstance(body, dict) and part in body:  # noqa: SIM114

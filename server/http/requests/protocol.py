@@ -3,8 +3,6 @@
 A field that can change an answer is accepted or refused by name, never ignored.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -149,7 +147,7 @@ def given_fields(
     refused: Mapping[str, str],
     meaningless: Mapping[str, tuple[Any, ...]],
 ) -> dict[str, Any]:
-    """The known fields at the top of a request. Raises ApiError for any other field with an effect.
+    """Return the known fields at the top of a request. Raises ApiError for any other field with an effect.
 
     refused: fields that are refused, with the reason. meaningless: their values without effect.
     """
@@ -184,7 +182,7 @@ def _unknown_fields(parsed: Any, raw: Any, path: str) -> Iterator[tuple[str, str
 
 
 def unknown_field(path: str, name: str, known: Iterable[str]) -> ApiError:
-    """The error for an unknown field. path: its place. known: allowed names; the error suggests the nearest."""
+    """Return the error for an unknown field. path: its place. known: allowed names; the error suggests the nearest."""
     close = difflib.get_close_matches(name[:LONGEST_NAME], known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     path = path if len(path) <= LONGEST_PATH else path[:LONGEST_PATH] + "…"

@@ -3,8 +3,6 @@
 Every route with a body reads it here, so that no route can skip a check.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -50,19 +48,19 @@ async def receive(
     entering: context around the checks, entered when the body is complete.
     """
     numbers_allowed = limits.max_choices * limits.context_length if form.ids else 0
-    data, values = await _read(raw, limits.max_body_bytes, MAX_CONTAINERS + numbers_allowed)
+    data = await _read(raw, limits.max_body_bytes, MAX_CONTAINERS + numbers_allowed)
     level, learn = raw.headers.get(LEVEL_HEADER), _may_learn(raw.headers.get(LEARN_HEADER), limits)
     with entering():
         if len(data) <= SMALL_BYTES:
-            request = _checked(data, values, form, limits, level, learn)
+            request = _checked(data, form, limits, level, learn)
         else:
-            request = await offload.run(len(data), _checked, data, values, form, limits, level, learn)
+            request = await offload.run(len(data), _checked, data, form, limits, level, learn)
     _set_apart(request, limits)
     return request
 
 
 def _may_learn(header: str | None, limits: Limits) -> bool:
-    """True on a server that learns, unless the request or its key refuses. Raises ApiError for a wrong header."""
+    """Return True if the server learns and neither request nor key refuses. Raises ApiError for a wrong header."""
     if header is not None and header.lower() not in ("on", "off"):
         raise ApiError(f"header {LEARN_HEADER} is on or off, not {clipped(header)}", code="invalid_value")
     key = _key()
@@ -70,7 +68,7 @@ def _may_learn(header: str | None, limits: Limits) -> bool:
 
 
 def _key() -> Key | None:
-    """The key of the current request; None if none is needed."""
+    """Return the key of the current request; None if none is needed."""
     current = admission.current()
     return current.key_usage.key if current is not None and current.key_usage is not None else None
 
@@ -82,13 +80,13 @@ def _set_apart(request: ChatRequest | TextRequest, limits: Limits) -> None:
     if limits.looks_across:
         request._corpus = "" if key is None else key.digest.hex()
     if limits.drafter_of is not None:
-        request._own = own = limits.drafter_of(key, request.model)
-        request.extra_key = ":".join((own.secret, own.learner, own.learned))
+        request._own = drafter = limits.drafter_of(key, request.model)
+        request.extra_key = ":".join((drafter.secret, drafter.learner, drafter.learned))
 
 
 async def receive_as(model: type[T], raw: Request, limits: Limits) -> T:
     """Parse a body to `model`, a dataclass that checks its own values. Raises ApiError like `receive`."""
-    data, _ = await _read(raw, min(limits.max_body_bytes, SMALL_BYTES), 0)
+    data = await _read(raw, min(limits.max_body_bytes, SMALL_BYTES), 0)
     body = decode(data)
     known = [field.name for field in fields(model)]  # type: ignore[arg-type]
     for name in body:
@@ -98,10 +96,10 @@ async def receive_as(model: type[T], raw: Request, limits: Limits) -> T:
 
 
 def _checked(
-    data: bytes, values: int, form: Kind | Dialect, limits: Limits, level: str | None, learn: bool
+    data: bytes, form: Kind | Dialect, limits: Limits, level: str | None, learn: bool
 ) -> ChatRequest | TextRequest:
     """Parse and check the bytes of a body. level: header with the service level. learn: see `_may_learn`."""
-    whole = with_effect(decode(data, values))
+    whole = with_effect(decode(data))
     translated = form.translate(form.given_fields(whole)) if isinstance(form, Dialect) else Translated(form, whole)
     try:
         request = _checked_body(translated.body, translated.kind, limits, level)
@@ -146,16 +144,16 @@ def _check_amounts(body: dict[str, Any], kind: Kind, limits: Limits) -> Any:
     else:
         prompt, body["prompt"] = body.get("prompt"), "-"
         prompts = bounds.check_prompt(prompt, limits.vocab_size, limits.max_choices, limits.context_length)
-        texts, param = [[one] for one in prompts if isinstance(one, str)], "prompt"
+        texts, param = [[text] for text in prompts if isinstance(text, str)], "prompt"
     bounds.check_sizes(body, limits.vocab_size)
     if limits.prompt_length is not None:
-        for one in texts:
-            limits.prompt_length.check(one, param)
+        for text in texts:
+            limits.prompt_length.check(text, param)
     return prompt
 
 
-async def _read(request: Request, limit: int, numbers_allowed: int) -> tuple[bytes, int]:
-    """Read the body, at most `limit` bytes, and count `Meter.values` unless it is small.
+async def _read(request: Request, limit: int, numbers_allowed: int) -> bytes:
+    """Read the body, at most `limit` bytes, and refuse too many values unless it is small.
 
     Raises ClientDisconnect if it ends early.
     """
@@ -182,7 +180,7 @@ async def _read(request: Request, limit: int, numbers_allowed: int) -> tuple[byt
             for waiting in chunks[measured:]:
                 meter.feed(waiting)
             measured = len(chunks)
-    return b"".join(chunks), meter.values
+    return b"".join(chunks)
 
 
 def _fill_in(request: ChatRequest | TextRequest, level: str | None, limits: Limits) -> None:

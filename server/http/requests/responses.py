@@ -1,6 +1,4 @@
-"""OpenAI's /v1/responses as chats. Nothing is stored: a request holds all of its conversation."""
-
-from __future__ import annotations
+"""OpenAI's /v1/responses as chats. The server stores no answers: a request holds its whole conversation."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -23,7 +21,7 @@ INCLUDED = Literal[
     "web_search_call.action.sources",
     "web_search_call.results",
 ]
-"""OpenAI's; of all but the first an answer has nothing here."""
+"""OpenAI's; an answer has only the first of them."""
 MAX_METADATA = 16
 
 
@@ -60,7 +58,7 @@ else:
 
 
 class _Item(Strict):
-    """id, status: as answers have them; nothing depends on them."""
+    """id, status: as in answers; accepted without effect."""
 
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
@@ -136,7 +134,7 @@ class TextConfig(Strict):
 
 
 class Reasoning(Strict):
-    """summary, generate_summary: none is made; an answer holds the reasoning itself."""
+    """summary, generate_summary: accepted without effect; an answer holds the reasoning itself."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -144,14 +142,14 @@ class Reasoning(Strict):
 
 
 class ResponsesStreamOptions(Strict):
-    """include_obfuscation: taken; nothing is padded."""
+    """include_obfuscation: accepted without effect."""
 
     include_obfuscation: bool | None = None
 
 
 class ResponsesRequest(Strict):
-    """user, max_tool_calls, which counts calls of OpenAI's own tools, and truncation: taken; nothing depends on them.
-    A prompt that does not fit is refused. metadata: returned with the answer."""
+    """user, max_tool_calls (which counts calls of OpenAI's own tools) and truncation: accepted without effect. A prompt
+    that does not fit is refused. metadata: returned with the answer."""
 
     input: str | Annotated[list[Item], Field(max_length=MAX_MESSAGES, fail_fast=True)]
     instructions: str | None = None
@@ -223,7 +221,8 @@ RESPONSES = Dialect(
 
 
 def _messages(request: ResponsesRequest) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A chat's messages, each with the place that it comes from. What the assistant did in one turn is one."""
+    """Yield a chat's messages, each with the place that it comes from. The assistant's items of one turn become one
+    message."""
     if request.instructions:
         yield "instructions", {"role": "system", "content": request.instructions}
     if isinstance(request.input, str):

@@ -27,12 +27,12 @@ class SamplingDefaults:
     @classmethod
     def of(cls, manager: Any) -> SamplingDefaults:
         """Read them from SGLang's tokenizer manager."""
-        found: dict[str, float] = manager.model_config.get_default_sampling_params()
-        found = {name: value for name, value in found.items() if value != TURNED_OFF.get(name)}
+        defaults: dict[str, float] = manager.model_config.get_default_sampling_params()
+        defaults = {name: value for name, value in defaults.items() if value != TURNED_OFF.get(name)}
         if manager.config_value("dllm_algorithm"):
-            found.pop("repetition_penalty", None)  # block diffusion cannot apply it, see `validation`
-        usable = {name: value for name, value in found.items() if RANGES[name].low <= value <= RANGES[name].high}
-        return cls(usable, {name: value for name, value in found.items() if name not in usable})
+            defaults.pop("repetition_penalty", None)  # block diffusion cannot apply it, see `validation`
+        usable = {name: value for name, value in defaults.items() if RANGES[name].low <= value <= RANGES[name].high}
+        return cls(usable, {name: value for name, value in defaults.items() if name not in usable})
 
     @property
     def applied(self) -> dict[str, float]:

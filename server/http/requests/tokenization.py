@@ -1,7 +1,5 @@
 """Tokenize prompts: long ones in a thread, and refuse early if they cannot fit the context."""
 
-from __future__ import annotations
-
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
@@ -62,13 +60,13 @@ def install(manager: Any) -> None:
     async def tokenize_beside_the_loop(texts: str | list[str], is_cross_encoder: bool = False) -> Any:
         characters = len(texts) if isinstance(texts, str) else sum(map(len, texts))
         if has_a_thread or characters <= SHORT_CHARACTERS:
-            found = await tokenize(texts, is_cross_encoder)
+            result = await tokenize(texts, is_cross_encoder)
         else:
-            found = await offload.run(characters, _finish, tokenize(texts, is_cross_encoder))
-        ids, _ = found
+            result = await offload.run(characters, _finish, tokenize(texts, is_cross_encoder))
+        ids, _ = result
         if not ids or not all(ids if isinstance(texts, list) else [ids]):
             raise ValueError(NO_TOKEN)
-        return found
+        return result
 
     manager._tokenize_texts = tokenize_beside_the_loop
 

@@ -1,7 +1,5 @@
 """Fields that a router adds to a request if prefill and decode are separate servers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..errors import ApiError, invalid_value, unsupported

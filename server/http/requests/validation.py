@@ -1,7 +1,5 @@
 """Check a well-formed request before it reaches the scheduler. Changes no field."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,8 +21,8 @@ RESERVED_FOR_TEMPLATE = frozenset(
 )
 """Arguments of transformers' `apply_chat_template`, and variables that it gives to the template."""
 
-UNORDERED = "a block-diffusion model draws tokens before those on their left are known"
-LOGPROBS = "the tokens of a block-diffusion model have no probability given those before them"
+UNORDERED = "a block-diffusion model draws tokens before the tokens to their left are known"
+LOGPROBS = "the tokens of a block-diffusion model have no probability given the tokens before them"
 PARSED = "an answer in its form cannot be enforced: " + UNORDERED
 NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
     "frequency_penalty": ((0,), UNORDERED),
@@ -135,7 +133,7 @@ def _check_text(request: TextRequest, limits: Limits) -> None:
 
 
 def prompt_count(request: ChatRequest | TextRequest) -> int:
-    """Number of prompts of a request that was checked."""
+    """Return the number of prompts of a request that was checked."""
     prompt = request.prompt if isinstance(request, TextRequest) else ""
     return len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
 

@@ -1,7 +1,5 @@
 """SGLang's routes that load and unload LoRA adapters, for administrators."""
 
-from __future__ import annotations
-
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel

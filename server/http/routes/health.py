@@ -1,6 +1,4 @@
-"""Routes for whoever watches the server: health, readiness and metrics."""
-
-from __future__ import annotations
+"""Routes for monitoring the server: health, readiness and metrics."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +15,7 @@ RENDERING = ThreadPoolExecutor(1, thread_name_prefix="metrics")
 
 
 def install(app: FastAPI, engine: EngineProcesses, lifecycle: Lifecycle) -> None:
-    """Add the routes. None of them asks the engine for anything that takes its time."""
+    """Add the routes. None of them takes the engine's time."""
 
     @app.get("/health", responses={503: {"description": "a process of the engine has died, or its steps do not end"}})
     async def health() -> JSONResponse:

@@ -1,7 +1,5 @@
 """GET /outrider/live: the numbers that the page draws."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence
@@ -54,14 +52,14 @@ class Live:
         self._answer: asyncio.Task[dict[str, Any]] | None = None
 
     async def read(self) -> dict[str, Any]:
-        """Sums over all engines (`plugin/decode/live.py`), their number, counts of answers that met and missed their
-        service level, and `time`: seconds on this server's clock."""
+        """Return sums over all engines (`plugin/decode/live.py`), their number, counts of answers that met and missed
+        their service level, and `time`: seconds on this server's clock."""
         if not self._lifecycle.accepting:
             raise ApiError(f"the server is {self._lifecycle.status}", status=503, code="unavailable")
         now = time.monotonic()
         if self._answer is None or (self._answer.done() and now - self._read_at > MIN_INTERVAL_SECONDS):
             self._read_at, self._answer = now, asyncio.create_task(self._read())
-        return await asyncio.shield(self._answer)  # others wait for it, too
+        return await asyncio.shield(self._answer)  # more callers may wait for it
 
     async def _read(self) -> dict[str, Any]:
         try:
@@ -72,7 +70,7 @@ class Live:
 
 
 def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Counts summed, and the curve of the engine with the most requests."""
+    """Return the counts summed, and the curve of the engine with the most requests."""
     busiest = max(states, key=lambda state: state["requests"]["running"])
     summed = [name for name in busiest if name not in ("curve", "exchange")]
     return {name: _sum([state[name] for state in states]) for name in summed} | {"curve": busiest["curve"]}

@@ -1,7 +1,5 @@
 """OpenAI's routes: chat completions, completions and models."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -41,8 +39,8 @@ class ModelCard(BaseModel):
     """A model of `/v1/models`.
 
     max_model_len: tokens of prompt and answer together, as SGLang and vLLM name it. default_parameters: sampling of a
-    request that names none, as OpenRouter names it. activations: what weights in blocks are multiplied with.
-    parent: the model that a LoRA adapter changes.
+        request that names none, as OpenRouter names it. activations: precision of the inputs of products with weights
+        in blocks. parent: the model that a LoRA adapter changes.
     """
 
     id: str
@@ -70,8 +68,8 @@ def install(
     compiler: GrammarProcess,
     activations: str,
 ) -> tuple[ChatHandler, Complete]:
-    """Add the routes; limits.model is the one model that they know, activations are its products'. Returns what
-    answers chats, and what answers a request of any form."""
+    """Add the routes; limits.model is the one model that they know, activations are its products'. Returns the handler
+    of chats, and the function that answers a request of any form."""
     chat = ChatHandler(engine.tokenizer_manager, engine.template_manager, compiler, sampling)
     text = TextHandler(engine.tokenizer_manager, engine.template_manager, compiler, sampling)
 

@@ -1,9 +1,5 @@
-"""The page at `/` and its files; and `/docs`, which shows the API.
-
-The page itself holds nothing secret and comes without a key; what it asks for afterwards needs one as ever.
-"""
-
-from __future__ import annotations
+"""The page at `/` and its files; and `/docs`, which shows the API. The page itself is public and needs no key; the
+requests that it makes do."""
 
 from importlib import resources
 from pathlib import Path
@@ -16,7 +12,7 @@ from ..errors import ApiError
 FOLDER = Path(__file__).parents[1] / "page"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HEADERS = {
-    # Nothing but this server's own files, and no page around it.
+    # Only this server's own files, and no page around it.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -31,7 +27,7 @@ SWAGGER = ("swagger-ui.css", "swagger-ui-bundle.js")
 
 
 def install(app: FastAPI) -> None:
-    """Add the routes. Files are read once: what is not there at the start is never served."""
+    """Add the routes. Files are read once: files added later are never served."""
     files = {
         path.relative_to(FOLDER).as_posix(): (path.read_bytes(), TYPES[path.suffix])
         for path in FOLDER.rglob("*")

@@ -1,6 +1,4 @@
-"""/v1/tokenize and /v1/detokenize, with the fields of SGLang's: what the model reads, without having it answer."""
-
-from __future__ import annotations
+"""/v1/tokenize and /v1/detokenize, with the fields of SGLang's: the model's input, without an answer."""
 
 from typing import Any
 
@@ -63,7 +61,7 @@ def _to_prompt(body: dict[str, Any]) -> Translated:
     for name in body.keys() - TEXT_PROMPT.fields:
         raise invalid_value(name, f"{name!r} is for 'messages'")
     prompts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
-    if not all(isinstance(one, str) for one in prompts):
+    if not all(isinstance(prompt, str) for prompt in prompts):
         raise ApiError("'prompt' is a string or an array of strings", param="prompt", code="invalid_type")
     return Translated(TEXT_PROMPT, body)
 
@@ -72,7 +70,7 @@ def _to_ids(body: dict[str, Any]) -> Translated:
     tokens = body.pop("tokens", None)
     if tokens is None:
         raise ApiError("'tokens' is required", param="tokens", code="missing_required_parameter")
-    if not isinstance(tokens, list) or any(isinstance(one, str) for one in tokens):
+    if not isinstance(tokens, list) or any(isinstance(token, str) for token in tokens):
         raise ApiError("'tokens' is an array of token ids, or an array of such", param="tokens", code="invalid_type")
     return Translated(TOKENS, body | {"prompt": tokens})
 

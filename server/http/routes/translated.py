@@ -1,7 +1,5 @@
 """Other APIs' routes, answered as chats: Anthropic's /v1/messages, with its count of a prompt's tokens, and OpenAI's
-/v1/responses, of which nothing is stored."""
-
-from __future__ import annotations
+/v1/responses, which stores no answers."""
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse

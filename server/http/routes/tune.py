@@ -3,8 +3,6 @@
 The body is a `TuneRequest`. The answer is a line of JSON per event of the measurement, the last one its result.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 
@@ -24,7 +22,7 @@ from ..requests.validation import Limits
 
 
 def install(app: FastAPI, resolved: Resolved, engine: Engine, lifecycle: Lifecycle, limits: Limits) -> None:
-    """Add the route; one measurement at a time, and only while nobody is served."""
+    """Add the route; one measurement at a time, and only while the server is idle."""
     settings, busy = resolved.settings, asyncio.Lock()
 
     @app.post(

@@ -1,11 +1,9 @@
-"""LoRA adapters on a CPU, in the place of SGLang's `LoRAManager`, which needs pinned memory and takes every request of
-a verification to have as many tokens.
+"""LoRA adapters on a CPU, replacing SGLang's `LoRAManager`, which needs pinned memory and equally many tokens of every
+request in a verification.
 
-All loaded adapters stay in memory, so a batch may mix any number of them. A layer's own product is left as it is; where
-the batch has adapters, their low-rank products are added to the rows of their requests.
+All loaded adapters stay in memory, so a batch may mix any number of them. A layer's own product is unchanged; where the
+batch has adapters, their low-rank products are added to the rows of their requests.
 """
-
-from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
@@ -30,7 +28,7 @@ Adapter = dict[str, LowRankWeight]
 
 
 def register() -> None:
-    """Have SGLang load adapters here, and allow them beside our speculation."""
+    """Let SGLang load adapters here, and allow them together with our speculation."""
     from sglang.srt.arg_groups import lora_hook
     from sglang.srt.model_executor.model_runner import ModelRunner
 
@@ -44,15 +42,15 @@ def register() -> None:
 
 
 class CpuAdapters:
-    """The loaded adapters of a model, and those of the forward under way.
+    """The loaded adapters of a model, and the adapters of the forward under way.
 
-    lora_refs: SGLang's `LoRARef` of each, by its id. active: adapters of the forward, each with its rows of the batch
-    (None: all). The methods' names are SGLang's.
+    lora_refs: SGLang's `LoRARef` of each, by its id.
+    active: adapters of the forward, each with its rows of the batch (None: all). The methods' names are SGLang's.
 
     Raises
     ------
     ValueError
-        An adapter of the start does not fit the model.
+        An adapter given at the start does not fit the model.
     """
 
     attn_dp_enabled = False
@@ -79,25 +77,25 @@ class CpuAdapters:
         return self._result()
 
     def unload_lora_adapter(self, reference: Any) -> Any:
-        """SGLang calls it when the adapter's last request has ended."""
+        """Remove an adapter; SGLang calls it when the adapter's last request has ended."""
         self._loaded.pop(reference.lora_id, None)
         self.lora_refs.pop(reference.lora_id, None)
         self.active = []
         return self._result()
 
     def validate_lora_batch(self, ids: set[str | None]) -> bool:
-        """True: any adapters may share a batch."""
+        """Return True: any adapters may share a batch."""
         return True
 
     def fetch_new_loras(self, ids: set[str | None]) -> None:
-        """Nothing to do: all are in memory."""
+        """Do no work: all adapters are in memory."""
 
     def reset_lora_batch(self) -> None:
-        """The next forward has no adapters."""
+        """Run the next forward without adapters."""
         self.active = []
 
     def prepare_lora_batch(self, forward_batch: Any) -> None:
-        """The next forward is of this batch of SGLang's."""
+        """Prepare the next forward, of this batch of SGLang's."""
         mode, ids = forward_batch.forward_mode, forward_batch.lora_ids
         if mode.is_target_verify():
             lens = forward_batch.spec_info.query_lens
@@ -108,7 +106,7 @@ class CpuAdapters:
         self.route(ids, lens)
 
     def route(self, ids: Sequence[str | None], lens: torch.Tensor) -> None:
-        """The next forward's rows are those of requests with these adapters (None: without), lens [R] of each."""
+        """Assign the next forward's rows to requests: adapter (None: without) and number of rows, lens [R], of each."""
         known = list(dict.fromkeys(ids))
         if len(known) == 1:
             self.active = [] if known[0] is None else [(self._loaded[known[0]], None)]
@@ -121,7 +119,7 @@ class CpuAdapters:
         ]
 
     def added(self, name: str, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """out [N, outputs], a layer's products of x [N, depth], with what the adapters add; changed in place."""
+        """Add the adapters' products of x [N, depth] to out [N, outputs], a layer's products, in place; return out."""
         for adapter, rows in self.active:
             weight = adapter.get(name)
             if weight is None:
@@ -133,7 +131,7 @@ class CpuAdapters:
         return out
 
     def added_to_layer(self, number: int, place: int, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """`added`, of a weight of a Llama-like model's layer, as `outrider.kernels.decoder.Added`."""
+        """Do `added` for a weight of a Llama-like model's layer, as `outrider.kernels.decoder.Added`."""
         return self.added(f"model.layers.{number}.{PRODUCTS[place]}", x, out)
 
     def _load(self, reference: Any) -> None:
@@ -160,8 +158,8 @@ class CpuAdapters:
         return {name: pack_low_rank(own, int(self.layers[name].output_size), self.dtype) for name, own in parts.items()}
 
     def _place(self, module: str) -> tuple[str, int, int]:
-        """SGLang's layer that holds the weight which PEFT calls `module`: its name, and the weight's first output and
-        number of outputs there."""
+        """Return SGLang's layer that holds PEFT's `module`, and the module's first output and number of outputs
+        there."""
         if module in self.layers:
             return module, 0, int(self.layers[module].output_size)
         prefix, _, last = module.rpartition(".")
@@ -172,7 +170,7 @@ class CpuAdapters:
         raise ValueError(f"the model has no linear layer {module}")
 
     def _hook(self, names: set[str]) -> None:
-        """Have these layers, where SGLang runs them, add what the adapters add."""
+        """Add the adapters' products after these layers, where SGLang runs them."""
         for name in names:
             self.layers[name].register_forward_hook(self._after(name))
         self._hooked |= names

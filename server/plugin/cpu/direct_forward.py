@@ -1,11 +1,9 @@
-"""The target's forward of a verify batch, from tokens to logits, without SGLang's batch objects around it.
+"""The target's forward of a verify batch, from tokens to logits, without SGLang's batch objects.
 
-They are for models and machines that this one is not: pipelines, graphs, gathered logits. Making them takes
-longer than what they decide. Where `direct_forward` finds something that it does not know, SGLang's own forward stays;
-both run the same operations and give the same bits.
+These objects serve other models and machines: pipelines, graphs, gathered logits. Making them takes longer than their
+    decisions save. `direct_forward` leaves SGLang's own forward in place where it meets an unknown feature; both run
+    the same operations and give the same bits.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +20,7 @@ from . import fused_model
 
 
 class DirectForward:
-    """model: of SGLang's classes for Llama, Qwen2 or Qwen3. backend: our attention's, whose cache the layers use."""
+    """model: of SGLang's classes for Llama, Qwen2 or Qwen3. backend: our attention's; the layers use its cache."""
 
     def __init__(self, model: Any, decoder: Decoder, backend: Any):
         self.model, self.decoder, self.backend = model, decoder, backend
@@ -33,16 +31,17 @@ class DirectForward:
 
     @property
     def stands(self) -> bool:
-        """Neither cache nor angles were made anew since."""
+        """True while cache and angles are the ones it was made with."""
         return self.backend.token_to_kv_pool is self.pool and self.rope.cos_sin_cache is self.angles
 
     def verify(
         self, flat: FlatVerify, seq_lens: torch.Tensor, rows: torch.Tensor, reqs: Sequence[Any]
     ) -> LogitsProcessorOutput:
-        """Logits [B, V] of all tokens in the model's type, and what enters captured layers, side by side [B, C * H].
+        """Return logits [B, V] of all tokens in the model's type, and the inputs of captured layers, side by side [B, C
+        * H].
 
         seq_lens: [R] int64, tokens in the cache before the step. rows: [R] int64, of the page table. reqs: SGLang's
-        requests.
+            requests.
         """
         if (adapters := self.model.model.outrider_adapters) is not None:
             adapters.route([req.lora_id for req in reqs], flat.qo_indptr.diff())
@@ -63,7 +62,7 @@ class DirectForward:
 
 
 def direct_forward(worker: Any, captures_hidden: bool) -> DirectForward | None:
-    """The direct forward of SGLang's target worker, once a prefill has run; None where SGLang's own stays."""
+    """Return the direct forward of SGLang's target worker, once a prefill has run; None where SGLang's own stays."""
     runner = worker.model_runner
     model, backend = runner.model, runner.attn_backend
     watched = (getattr(runner, name, None) for name in ("device_timer", "canary_manager", "msprobe_debugger"))
@@ -78,7 +77,7 @@ def direct_forward(worker: Any, captures_hidden: bool) -> DirectForward | None:
 
 
 def _is_plain(model: Any) -> bool:
-    """Embedding, layers and head are all there is of it, and nothing is done to the logits."""
+    """Return True if the model is embedding, layers and head alone, with unchanged logits."""
     from sglang.srt.layers.logits_processor import LogitsProcessor
     from sglang.srt.models.llama import LlamaForCausalLM, LlamaModel
     from sglang.srt.models.qwen2 import Qwen2ForCausalLM, Qwen2Model

@@ -1,6 +1,4 @@
-"""SGLang's layers of experts on a CPU, by our products: torch's order of a sum depends on the number of rows."""
-
-from __future__ import annotations
+"""SGLang's layers of experts on a CPU, by our products: in torch a sum's order depends on the number of rows."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +22,7 @@ def register() -> None:
 
 
 def _pack(self: Any, layer: Any) -> None:
-    """Lay each expert's weights out for our kernels, once they are loaded; the originals are freed."""
+    """Lay out each expert's weights for our kernels, once they are loaded; the originals are freed."""
     products = []
     for name in ("w13_weight", "w2_weight"):
         weight, bias = getattr(layer, name), getattr(layer, f"{name}_bias", None)
@@ -44,7 +42,7 @@ def _activation(config: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _clamped(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
-    """gpt-oss's activation of x [M, 2 * I], whose gates stand at even places."""
+    """Return gpt-oss's activation of x [M, 2 * I], with gates at even places."""
     gate, up = x[..., ::2].clamp(max=limit), x[..., 1::2].clamp(-limit, limit)
     return gate * sigmoid(gate * alpha) * (up + 1)
 

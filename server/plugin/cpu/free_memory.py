@@ -1,21 +1,19 @@
-"""Memory that is free in this process goes back to the machine.
+"""Returns memory that is free in this process to the machine.
 
-The logits of a step are tens of MB in sizes that change with its requests. glibc's allocator keeps what lies free
-between blocks that stay, so that the memory of a server under mixed load creeps up although nothing leaks.
+The logits of a step are tens of MB in sizes that change with its requests. glibc's allocator keeps free memory between
+blocks in use, so the memory of a server under mixed load creeps up without a leak.
 """
-
-from __future__ import annotations
 
 import ctypes
 import threading
 import time
 
 SECONDS = 300.0
-"""Giving back some hundred MB, and getting them again, takes a tenth of a second or two each."""
+"""Returning some hundred MB, and getting them again, takes a tenth of a second or two each."""
 
 
 def give_back_free_memory(every: float = SECONDS) -> None:
-    """Do so from now on, `every` so many seconds, beside what the process does; nothing where the C library cannot."""
+    """Return free memory `every` so often (seconds), in a thread of its own, if the C library can."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is None:
         return

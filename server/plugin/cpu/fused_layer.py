@@ -1,11 +1,9 @@
-"""The constants of a layer on SGLang's classes for Llama (Mistral, SmolLM and others), Qwen2 and Qwen3, for
+"""The constants of a layer of SGLang's classes for Llama (Mistral, SmolLM and more), Qwen2 and Qwen3, for
 `fused_model`.
 
-SGLang's own forward stays for a model with a layer that our kernels do not know: other biases, quantised
-caches, other rotary embeddings. Both give the same bits, since both are made of the same kernels.
+SGLang's own forward stays for a model with a layer that our kernels do not support: other biases, quantised caches,
+other rotary embeddings. Both give the same bits, since both are made of the same kernels.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -15,7 +13,7 @@ from ..flat_attention import FlatAttentionBackend
 
 
 def prepared(module: Any, backend: Any) -> DecoderLayer | None:
-    """The layer's constants, or None where it has something that only SGLang's own forward knows."""
+    """Return the layer's constants, or None if only SGLang's own forward supports it."""
     from sglang.srt.models.llama import LlamaDecoderLayer
     from sglang.srt.models.qwen2 import Qwen2DecoderLayer
     from sglang.srt.models.qwen3 import Qwen3DecoderLayer
@@ -77,7 +75,7 @@ def _is_plain_attention(attention: Any, pool: Any) -> bool:
     weight = attention.qkv_proj.packed
     return (
         isinstance(rope, RotaryEmbedding)
-        and type(rope).forward_native is RotaryEmbedding.forward_native  # others differ in their angles alone
+        and type(rope).forward_native is RotaryEmbedding.forward_native  # subclasses differ only in their angles
         and rope.is_neox_style
         and rope.rotary_dim % 32 == 0
         and rope.cos_sin_cache.is_contiguous()

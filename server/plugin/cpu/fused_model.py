@@ -1,10 +1,8 @@
-"""Runs all layers of Llama-like models, Qwen2 and Qwen3 in one call, where `fused_layer` knows every one of them.
+"""Runs all layers of Llama-like models, Qwen2 and Qwen3 in one call, where `fused_layer` supports every one of them.
 
-SGLang's own loop stays for everything else: input embeddings, a part of a pipeline, a layer that has something special.
-Both give the same bits.
+SGLang's own loop stays for everything else: input embeddings, a part of a pipeline, a layer with special features. Both
+give the same bits.
 """
-
-from __future__ import annotations
 
 import logging
 from collections.abc import Callable
@@ -27,7 +25,7 @@ def register() -> None:
     from sglang.srt.models.qwen2 import Qwen2Model
     from sglang.srt.models.qwen3 import Qwen3Model
 
-    envs.SGLANG_EAGER_INPUT_NO_COPY.set(True)  # copies of a step's inputs are for those who replay a graph
+    envs.SGLANG_EAGER_INPUT_NO_COPY.set(True)  # copies of a step's inputs are only for replays of a graph
     for model in (LlamaModel, Qwen2Model, Qwen3Model):
         model.outrider_decoder = model.outrider_adapters = None
         must_take.replace(model, "forward", _in_one_call(model.forward))
@@ -55,7 +53,7 @@ def _in_one_call(original: Callable[..., Any]) -> Callable[..., Any]:
         embedded = self.embed_tokens(input_ids)
         read = _read_rows(forward_batch, backend, bool(captured))
         hidden, kept = run(self, decoder, embedded, positions, slots, backend.batch, captured, backend.causal, read)
-        if read is not None:  # SGLang reads these rows alone, at their places
+        if read is not None:  # SGLang reads only these rows, at their places
             hidden = embedded.new_zeros(embedded.shape).index_copy_(0, read, hidden)
         return (hidden, kept.flatten(1)) if captured else hidden
 
@@ -63,11 +61,8 @@ def _in_one_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _read_rows(forward_batch: Any, backend: Any, captured: bool) -> torch.Tensor | None:
-    """The last row of each request where a prompt is read and the output gives the next token's logits alone; else
-    None: all rows are read.
-
-    captured: hidden states that are asked for come from other layers.
-    """
+    """Return the last row of each request, if a prompt is read and only the next token's logits are wanted. Else return
+    None: all rows are read. captured: requested hidden states come from other layers."""
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
     if forward_batch.forward_mode not in (ForwardMode.EXTEND, ForwardMode.MIXED) or not backend.causal:
@@ -89,7 +84,7 @@ def run(
     causal: bool,
     read: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """All layers, as `Decoder.forward`; one operation after the other where the forward has adapters."""
+    """Run all layers, as `Decoder.forward`; one operation after the other where the forward has adapters."""
     adapters = model.outrider_adapters
     if adapters is None or not adapters.active:
         return decoder.forward(embedded, positions, slots, batch, captured, causal, read)
@@ -98,12 +93,13 @@ def run(
 
 
 def captured_layers(model: Any) -> list[int]:
-    """Layers whose input is kept for the drafter, rising."""
+    """Return the layers with inputs that are kept for the drafter, ascending."""
     return sorted(i for i in set(model.layers_to_capture) if i < len(model.layers))
 
 
 def decoder_of(model: Any, backend: Any) -> Decoder | None:
-    """Made at the first step, when weights and cache are in place; None where SGLang's own loop stays."""
+    """Return the decoder, made at the first step, when weights and cache are in place; None where SGLang's own loop
+    stays."""
     pool = getattr(backend, "token_to_kv_pool", None)
     angles = getattr(getattr(model.layers[0], "self_attn", None), "rotary_emb", None)
     key = pool, getattr(angles, "cos_sin_cache", None)  # SGLang may make either of them anew

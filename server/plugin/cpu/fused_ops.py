@@ -1,6 +1,4 @@
-"""Swaps our CPU kernels in for SGLang's plain torch operations, through its own dispatch, for any model it loads."""
-
-from __future__ import annotations
+"""Replaces SGLang's plain torch operations by our CPU kernels, through its own dispatch, for any model it loads."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +38,7 @@ def register() -> None:
     ours = {RMSNorm: _rms_norm, SiluAndMul: _silu_and_mul, GeluAndMul: _gelu_and_mul, RotaryEmbedding: _rope}
     for op, forward in ours.items():
         BaseFusedOp.register_oot_forward(op, forward, DISPATCH_KEY)
-    # Matrix products are no operator of that dispatch.
+    # That dispatch has no matrix products.
     prepare: Prepare = pack_int8 if PluginConfig.from_env().quantization == "int8" else pack
     must_take.replace(UnquantizedLinearMethod, "process_weights_after_loading", _layer_packing(prepare))
     must_take.replace(UnquantizedLinearMethod, "apply", apply_linear)
@@ -55,8 +53,8 @@ def register() -> None:
 
 def _layer_packing(prepare: Prepare) -> Callable[[Any, Any], None]:
     def pack_layer(self: Any, layer: Any) -> None:
-        """Lay a linear layer's weight out for our kernel, once it is loaded; the original is freed. What is no
-        matrix stays: a short convolution's."""
+        """Lay out a linear layer's weight for our kernel, once it is loaded, and free the original. Weights that are no
+        matrix stay, such as a short convolution's."""
         if layer.weight.dim() != 2:
             return
         layer.packed = prepare(layer.weight.data)
@@ -67,14 +65,14 @@ def _layer_packing(prepare: Prepare) -> Callable[[Any, Any], None]:
 
 
 def apply_linear(self: Any, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [..., depth] times the weight prepared for a linear layer, plus the bias."""
+    """Return x [..., depth] times the weight prepared for a linear layer, plus the bias."""
     out = multiply(x, layer.packed)
     return out if bias is None else out.add_(bias)
 
 
 def _lm_head_with_fallback(original: Callable[..., torch.Tensor], prepare: Prepare) -> Callable[..., torch.Tensor]:
-    """The head by our kernel where it is a plain matrix; its weight stays, since it may be the embedding's too. SGLang
-    leaves out a bias that the head itself has (Phi, GPT-J)."""
+    """Compute the head by our kernel where it is a plain matrix; its weight stays, since it may be the embedding's too.
+    It adds a bias that the head itself has (Phi, GPT-J), which SGLang leaves out."""
 
     def compute_lm_head(
         self: Any, hidden: torch.Tensor, lm_head: Any, bias: Any = None, *, out: torch.Tensor | None = None
@@ -86,8 +84,8 @@ def _lm_head_with_fallback(original: Callable[..., torch.Tensor], prepare: Prepa
         if packed is None:
             packed = lm_head.packed = prepare(lm_head.weight.data)
         logits = multiply(hidden, packed)
-        own = getattr(lm_head, "bias", None)
-        return logits if own is None else logits.add_(own)
+        head_bias = getattr(lm_head, "bias", None)
+        return logits if head_bias is None else logits.add_(head_bias)
 
     return compute_lm_head
 

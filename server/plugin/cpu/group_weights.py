@@ -1,11 +1,9 @@
 """AWQ and GPTQ checkpoints on a CPU: SGLang loads their tensors, our kernels multiply with their 4-bit codes.
 
 A weight is (q - z) * s with one zero point and one scale for each group of neighbours in depth (arXiv:2306.00978,
-arXiv:2210.17323). Both methods pack eight codes into an int32: AWQ along the outputs in an order of its own, GPTQ along
-the depth, its zero points along the outputs and, in the first format, as z - 1.
+arXiv:2210.17323). Both methods pack eight codes into an int32: AWQ along the outputs in a special order, GPTQ along the
+depth, its zero points along the outputs and, in the first format, as z - 1.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -22,7 +20,7 @@ IN_ORDER = tuple(range(8))
 
 
 def register() -> None:
-    """Put our configurations in the place of SGLang's, which have kernels for GPUs and for its own CPU engine alone."""
+    """Replace SGLang's configurations, which have kernels only for GPUs and for its own CPU engine."""
     from sglang.srt.layers.quantization import QUANTIZATION_METHODS
     from sglang.srt.layers.quantization.awq.awq import AWQConfig
     from sglang.srt.layers.quantization.awq.schemes import AWQLinearScheme
@@ -69,10 +67,10 @@ def _supported_types() -> list[torch.dtype]:
 class BlockKernel:
     """A kernel in SGLang's sense: prepares a layer's weight once it is loaded, and multiplies with it."""
 
-    use_shuffle = False  # SGLang's GPTQ says here that a checkpoint has an order of its own
+    use_shuffle = False  # for SGLang's GPTQ: a checkpoint with a special order
 
     def unpack(self, layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Codes [outputs, depth] and zero points [outputs, groups]."""
+        """Return codes [outputs, depth] and zero points [outputs, groups]."""
         raise NotImplementedError
 
     def process_weights_after_loading(self, layer: Any) -> None:
@@ -106,6 +104,6 @@ class GptqKernel(BlockKernel):
 
 
 def unpacked(words: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
-    """words: int32 [rows, n]. Returns uint8 [rows, 8 n]: number i of a word is in its four bits order[i]."""
+    """Unpack int32 words [rows, n] to uint8 [rows, 8 n]: number i of a word is in its four bits order[i]."""
     shifts = torch.tensor(order, dtype=torch.int32) * 4
     return (words[..., None] >> shifts & 15).to(torch.uint8).flatten(-2)

@@ -1,11 +1,9 @@
-"""Qwen's models for images on a CPU: SGLang's class of their text, and SGLang's part for images before it.
+"""Qwen's image models on a CPU: SGLang's class of their text, preceded by SGLang's image part.
 
 A token of an image has three positions: frame, row and column (M-RoPE). In all other tokens they are equal, so decode
-steps and verification know one and run as a text's (`image_tokens.rotary_positions`). A prompt with images is read
-layer by layer, by a table of angles of its own: each pair of numbers of a head turns by one of the three positions.
+    steps and verification use one, as for text (`image_tokens.rotary_positions`). A prompt with images runs layer by
+    layer, with its own table of angles: each pair of numbers of a head is rotated by one of the three positions.
 """
-
-from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
@@ -23,11 +21,11 @@ from ..text_alone import AXES
 MANAGERS = ("scheduler", "tokenizer_manager", "tp_worker")
 """SGLang's modules that load tokenizers."""
 GATED = ("gate_proj", "up_proj")
-"""Weights of the part for images that SGLang has in one, `gate_up_proj`."""
+"""Weights of the image part that SGLang joins in one, `gate_up_proj`."""
 
 
 def register() -> None:
-    """Have SGLang load tokenizers alone: its processors import torchvision and fetch what requests name. Ours is
+    """Let SGLang load tokenizers alone: its processors import torchvision and fetch the URLs in requests. Ours is
     `server/http/requests/images.py`."""
     for module in MANAGERS:
         HookRegistry.register(f"sglang.srt.managers.{module}.get_processor", _tokenizer, HookType.REPLACE)
@@ -44,10 +42,10 @@ def _tokenizer(path: str, image_processor_backend: Any = None, model_name: Any =
 
 
 def add_to_text(text: Any, whole: Any) -> None:
-    """Add to a text's configuration what its part for images needs, and behind its architecture the whole model's, by
-    which SGLang knows that it reads images."""
+    """Add the image part's fields to a text's configuration, and the whole model's architecture, by which SGLang knows
+    that it reads images."""
     vision = whole.vision_config
-    if not hasattr(vision, "in_chans"):  # as Qwen2-VL's folders and SGLang call it
+    if not hasattr(vision, "in_chans"):  # its name in Qwen2-VL's folders and in SGLang
         vision.in_chans = vision.in_channels
     text.architectures = [*text.architectures, *whole.architectures]
     text.vision_config, text.image_token_id = vision, whole.image_token_id
@@ -56,7 +54,8 @@ def add_to_text(text: Any, whole: Any) -> None:
 
 
 def axes(section: list[int], *, interleaved: bool) -> list[int]:
-    """Which of a token's three positions turns each pair of numbers of a head. section: pairs of each position."""
+    """Return which of a token's three positions rotates each pair of numbers of a head. section: pairs of each
+    position."""
     if not interleaved:
         return [axis for axis, pairs in enumerate(section) for _ in range(pairs)]
     return [lane % 3 if lane < 3 * section[lane % 3] else 0 for lane in range(sum(section))]
@@ -64,7 +63,8 @@ def axes(section: list[int], *, interleaved: bool) -> list[int]:
 
 @contextmanager
 def turned_by(rope: Any, positions: torch.Tensor, axes: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Have SGLang's rotary embedding turn N tokens by their three positions [3, N]; yields what to call those [N]."""
+    """Let SGLang's rotary embedding rotate N tokens by their three positions [3, N]; yields the positions [N] to
+    pass."""
     table = rope.cos_sin_cache
     cos, sin = table.chunk(2, dim=1)
     rows = positions[axes].T
@@ -76,7 +76,7 @@ def turned_by(rope: Any, positions: torch.Tensor, axes: torch.Tensor) -> Iterato
 
 
 def positions_of(forward_batch: Any) -> torch.Tensor:
-    """[3, N] int64 positions of the tokens of a prefill batch."""
+    """Return [3, N] int64 positions of the tokens of a prefill batch."""
     parts = []
     for start, count, images in zip(
         forward_batch.extend_prefix_lens_cpu,
@@ -93,10 +93,8 @@ def positions_of(forward_batch: Any) -> torch.Tensor:
 
 
 def with_images(text_alone: type, text: type) -> type:
-    """The class of a text that reads the weights of a whole model, `text_alone`, with the part for images.
-
-    text: SGLang's own class of the text.
-    """
+    """Return the class of a text that reads a whole model's weights, `text_alone`, extended by the image part. text:
+    SGLang's own class of the text."""
     from sglang.srt.managers.mm_utils import pad_mm_tokens, prepare_mm_inputs
     from sglang.srt.managers.schedule_batch import Modality
 
@@ -134,7 +132,7 @@ def with_images(text_alone: type, text: type) -> type:
             if not mode.is_extend() or mode.is_target_verify() or not forward_batch.contains_mm_inputs():
                 return super().forward(input_ids, positions, forward_batch, *args, **more)
             three, added = positions_of(forward_batch), dict[str, torch.Tensor]()
-            # Changes the ids that it is given, and forgets the batch's images.
+            # This changes the ids that it is given, and forgets the batch's images.
             embedded = prepare_mm_inputs(
                 input_ids.clone(), forward_batch, self.model, added, self, use_deepstack=self.use_deepstack
             )
@@ -150,9 +148,9 @@ def with_images(text_alone: type, text: type) -> type:
 
             def others() -> Iterator[tuple[str, torch.Tensor]]:
                 for name, weight in weights:
-                    before, found, own = name.partition("visual.")
-                    if found and before in ("", "model."):
-                        of_images.append((own, weight))
+                    before, separator, rest = name.partition("visual.")
+                    if separator and before in ("", "model."):
+                        of_images.append((rest, weight))
                     else:
                         yield name, weight
 
@@ -164,7 +162,7 @@ def with_images(text_alone: type, text: type) -> type:
 
 
 def _part_for_images(config: Any) -> torch.nn.Module:
-    """SGLang's part for images, in the type of the model: of quantised models it is none of the quantised."""
+    """Create SGLang's image part, in the model's type; it is not quantised even if the model is."""
     from sglang.srt.layers.attention import vision
 
     name, shape = config.architectures[-1], config.vision_config
@@ -185,8 +183,8 @@ def _part_for_images(config: Any) -> torch.nn.Module:
 def _attend(
     self: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bsz: int, cu_seqlens: torch.Tensor, **_: Any
 ) -> torch.Tensor:
-    """SGLang's `VisionSdpaAttention.forward` image by image, or window by window. Its own has a mask of all patches by
-    all, and keeps 128 of them."""
+    """Do SGLang's `VisionSdpaAttention.forward` image by image, or window by window: its own has a mask of all patches
+    by all, and keeps 128 such masks."""
     q, k, v = (x.transpose(0, 1) for x in (q, k, v))
     parts = [
         scaled_dot_product_attention(q[:, start:end], k[:, start:end], v[:, start:end], scale=self.scale)
@@ -197,7 +195,8 @@ def _attend(
 
 
 def _layers_with_images(model: Any, depth: int) -> Any:
-    """The function that runs a text's layers one by one. depth: first layers behind which images are added again."""
+    """Return the function that runs a text's layers one by one. depth: first layers after which images are added
+    again."""
     if not depth:
         return type(model).forward
     from sglang.srt.models.qwen3_vl import Qwen3LLMModel
@@ -212,7 +211,7 @@ def _layers_with_images(model: Any, depth: int) -> Any:
 
 
 def _load(part: torch.nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Load the part for images; raises KeyError for a weight that it does not have."""
+    """Load the image part; raises KeyError for an unknown weight."""
     from sglang.srt.model_loader.weight_utils import default_weight_loader
 
     parameters = dict(part.named_parameters())

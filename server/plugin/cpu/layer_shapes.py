@@ -1,6 +1,4 @@
-"""Layers of a KV cache on a CPU each with the heads of its own: those of Gemma 4's windowed layers are smaller."""
-
-from __future__ import annotations
+"""KV caches on a CPU with different heads per layer: Gemma 4's windowed layers have smaller ones."""
 
 from typing import Any
 

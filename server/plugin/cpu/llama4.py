@@ -1,6 +1,4 @@
-"""Llama 4's text on a CPU: SGLang's classes, less what is for GPUs and bfloat16 alone in them."""
-
-from __future__ import annotations
+"""Llama 4's text on a CPU: SGLang's classes, without their parts for GPUs and for bfloat16 alone."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -29,7 +27,7 @@ def adapt(model_config: Any) -> None:
 
 
 def _attend(self: Any, positions: torch.Tensor, hidden_states: torch.Tensor, forward_batch: Any) -> torch.Tensor:
-    """SGLang's `Llama4Attention.forward` in the model's own type, with nothing for torch to compile."""
+    """Do SGLang's `Llama4Attention.forward` in the model's own type, without compiling by torch."""
     qkv, _ = self.qkv_proj(hidden_states)
     q, k, v = qkv.split([self.q_size, self.kv_size, self.kv_size], -1)
     if self.use_rope:
@@ -43,14 +41,13 @@ def _attend(self: Any, positions: torch.Tensor, hidden_states: torch.Tensor, for
 
 
 def _of_length_one(x: torch.Tensor, width: int, eps: float) -> torch.Tensor:
-    """x [N, H * width] with the numbers of each head divided by the root of their mean square."""
+    """Return x [N, H * width] with each head's numbers divided by the root of their mean square."""
     heads = x.unflatten(-1, (-1, width)).float()
     return (heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + eps)).to(x.dtype).flatten(1)
 
 
 def _experts(self: Any, hidden: torch.Tensor, forward_mode: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs of the shared expert and of each token's own. The weight of the latter multiplies its input, not its
-    output."""
+    """Return outputs of the shared expert and of each token's own; the latter's weight multiplies its input."""
     from sglang.srt.layers.moe.topk import StandardTopKOutput
 
     logits, _ = self.router(hidden)
@@ -95,15 +92,15 @@ def _adapted(model: type) -> type:
 
 
 def in_halves(weight: torch.Tensor, width: int) -> torch.Tensor:
-    """Rows [H * width, in] of queries or keys with the numbers that turn together half a head apart, not side by
+    """Reorder rows [H * width, in] of queries or keys: numbers rotated together lie half a head apart, not side by
     side."""
     return weight.unflatten(0, (-1, width // 2, 2)).transpose(1, 2).reshape(weight.shape)
 
 
 def _load_experts(parameters: dict[str, Any], experts: str, product: str, weight: torch.Tensor) -> None:
-    """weight: [experts, in, out] of a layer."""
-    own, shards = SHARDS[product]
-    parameter = parameters[f"{experts}.{own}"]
+    """Load weight [experts, in, out] of a layer."""
+    stacked, shards = SHARDS[product]
+    parameter = parameters[f"{experts}.{stacked}"]
     for part, shard in zip(weight.chunk(len(shards), -1), shards, strict=True):
         for expert, matrix in enumerate(part):
-            parameter.weight_loader(parameter, matrix.T, f"{experts}.{own}", shard_id=shard, expert_id=expert)
+            parameter.weight_loader(parameter, matrix.T, f"{experts}.{stacked}", shard_id=shard, expert_id=expert)

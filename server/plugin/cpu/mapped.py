@@ -1,6 +1,4 @@
-"""Memory that this process gets from the system page by page, as it is written."""
-
-from __future__ import annotations
+"""Memory that the system provides page by page, as it is written."""
 
 import math
 import mmap
@@ -10,7 +8,7 @@ import torch
 
 
 def mapped_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros whose pages take memory once they are written: torch.zeros would write them all."""
+    """Return zeros that take memory only once written: torch.zeros would write all pages."""
     size = math.prod(shape) * dtype.itemsize
     if size == 0:
         return torch.zeros(tuple(shape), dtype=dtype)

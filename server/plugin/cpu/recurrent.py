@@ -1,11 +1,10 @@
-"""Gated delta layers (Qwen3-Next, Qwen3.5) beside full attention, and their states, which follow accepted tokens alone.
+"""Gated delta layers (Qwen3-Next, Qwen3.5) together with full attention, and their states, advanced only by accepted
+tokens.
 
 SGLang's pools hold the states: one slot of a request, for all layers. A prefill advances them by all of its tokens. A
-verification leaves them, since any draft may be dropped; `RecurrentBackend.commit` then advances each request's by the
-tokens that stay.
+verification leaves them unchanged, since any draft may be dropped; `RecurrentBackend.commit` then advances each
+request's by the tokens that stay.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +27,7 @@ class Verified:
 
 
 class RecurrentBackend(FlatAttentionBackend):
-    """Our attention for models some of whose layers are gated delta networks."""
+    """Our attention for models in which some layers are gated delta networks."""
 
     def __init__(self, runner: Any):
         super().__init__(runner)
@@ -68,8 +67,8 @@ class RecurrentBackend(FlatAttentionBackend):
         return known
 
     def _states(self, number: int) -> States:
-        """The states of a layer in SGLang's memory, where nothing but whole slots is read or copied by others: their
-        numbers lie as our kernels like them."""
+        """Return the states of a layer in SGLang's memory, in our kernels' order. Only whole slots are read or copied
+        elsewhere, so the order inside them is free."""
         state = self.pool.mamba2_layer_cache(number)
         slots, channels, length = state.conv[0].shape
         windows = state.conv[0].as_strided((slots, length, channels), (length * channels, channels, 1))
@@ -78,7 +77,7 @@ class RecurrentBackend(FlatAttentionBackend):
         return States(windows, pool, self.slots, self.indptr)
 
     def commit(self, accept_lens: torch.Tensor) -> None:
-        """Advance the states of the batch that was just verified by the first accept_lens [R] tokens of each request:
+        """Advance the states of the batch just verified by the first accept_lens [R] tokens of each request. These are
         the anchor and the drafts accepted after it."""
         for verified in self.verified or ():
             gated_delta.slide(verified.inputs, verified.states, accept_lens)

@@ -1,6 +1,4 @@
-"""SGLang's gated delta models (Qwen3-Next, Qwen3.5) on a CPU: what it has as Triton kernels alone is torch here."""
-
-from __future__ import annotations
+"""SGLang's gated delta models (Qwen3-Next, Qwen3.5) on a CPU: torch replaces operations that it has only in Triton."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +14,7 @@ from .. import must_take
 
 CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator"
 WRAPPER = "sglang.srt.layers.attention.attention_registry.attn_backend_wrapper"
-"""Puts SGLang's backend for such layers around one for attention; ours is both."""
+"""Wraps SGLang's backend for such layers around one for attention; ours is both."""
 
 
 def register() -> None:
@@ -29,12 +27,12 @@ def register() -> None:
     must_take.replace(config, "__init__", _with_layers(config.__init__))
     must_take.replace(config, "layers_block_type", property(_layers))
     HookRegistry.register(WRAPPER, _as_it_is, HookType.AROUND)
-    # SGLang's pool keeps a state for every draft token; ours are made again from what was verified.
+    # SGLang's pool keeps a state for every draft token; ours are recomputed from the verified tokens.
     HookRegistry.register(f"{CONFIGURATOR}._pd_prefill_skips_mamba_spec_state", lambda: True, HookType.REPLACE)
 
 
 def backend_of(runner: Any) -> Any:
-    """The attention backend of a model that a runner of SGLang's has loaded."""
+    """Return the attention backend of a model that a runner of SGLang's has loaded."""
     if hybrid_gdn_config(runner.model_config) is None:
         from ..flat_attention import FlatAttentionBackend
         from .layer_shapes import fit
@@ -51,8 +49,8 @@ def _as_it_is(original: Callable[..., Any], runner: Any, backend: Any) -> Any:
 
 
 def _with_layers(original: Callable[..., None]) -> Callable[..., None]:
-    """SGLang's configuration with what Transformers writes today: a list of layers in place of their interval, and all
-    that positions need in one dictionary."""
+    """Let SGLang's configuration read the fields that Transformers writes today. These are a list of layers in place of
+    their interval, and all rotary parameters in one dictionary."""
 
     def init(self: Any, *args: Any, layer_types: list[str] | None = None, **fields: Any) -> None:
         rope = fields.get("rope_parameters") or {}
@@ -90,8 +88,8 @@ def adapt(model_config: Any) -> None:
 def _split_by_heads(
     qkvz: torch.Tensor, ba: torch.Tensor, key_heads: int, value_heads: int, key_dim: int, value_dim: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries, keys and values of all heads side by side [B, C], then z [B, H, V], b and a [B, H], from projections
-    that have the parts of each key head together."""
+    """Split projections that have the parts of each key head together. Returns queries, keys and values of all heads
+    side by side [B, C], then z [B, H, V], b and a [B, H]."""
     group = value_heads // key_heads
     parts = qkvz.view(len(qkvz), key_heads, -1).split([key_dim, key_dim, group * value_dim, group * value_dim], -1)
     q, k, v, z = (part.flatten(1) for part in parts)
@@ -102,19 +100,19 @@ def _split_by_heads(
 def _split(
     qkvz: torch.Tensor, ba: torch.Tensor, key_heads: int, value_heads: int, key_dim: int, value_dim: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same from projections that have each part of all heads together."""
+    """Do the same for projections that have each part of all heads together."""
     mixed, z = qkvz.split([2 * key_heads * key_dim + value_heads * value_dim, value_heads * value_dim], -1)
     b, a = ba.split(value_heads, -1)
     return mixed, z.unflatten(-1, (value_heads, value_dim)), b, a
 
 
 def _gate(x: torch.Tensor, gate: torch.Tensor, inplace: bool = False, quant: bool = False) -> torch.Tensor:
-    """x [B, H * D] times the sigmoid of gate [B, H, D]."""
+    """Return x [B, H * D] times the sigmoid of gate [B, H, D]."""
     return x * sigmoid(gate.reshape(x.shape))
 
 
 def _gated_norm(self: Any, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-    """The RMS norm of x [N, V] times silu(z [N, V])."""
+    """Return the RMS norm of x [N, V] times silu(z [N, V])."""
     if self.activation == "sigmoid":
-        raise ValueError("a model whose recurrent layers have sigmoid gates has not been compared with Transformers")
+        raise ValueError("a model with sigmoid gates in its recurrent layers has not been compared with Transformers")
     return silu_mul(torch.cat([z, rms_norm(x, self.weight, self.eps)], -1))

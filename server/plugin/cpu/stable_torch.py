@@ -1,10 +1,8 @@
-"""torch's operations by which a row's result may depend on its batch, in the process that runs the target on a CPU.
+"""Replaces torch's operations in which a row's result may depend on its batch, in the target's process on a CPU.
 
 SGLang's and Transformers' models call them in many places: gates, routers, activations. So they are replaced once, in
 torch, and not place by place.
 """
-
-from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
@@ -17,21 +15,20 @@ from outrider.kernels import pointwise
 from outrider.kernels.linear import pack, packed_linear, torch_linear
 
 LARGEST = 1 << 22
-"""Numbers of a weight that is packed for each product: those of routers are below. Layers of SGLang's have theirs
-packed once."""
+"""Largest weight, in numbers, that is packed for each product: routers are smaller. SGLang's layers are packed once."""
 _library = torch.library.Library("aten", "IMPL")
 
 
 def register() -> None:
-    torch.compiler.set_stance("force_eager")  # what it compiles is another program for one row than for two
+    torch.compiler.set_stance("force_eager")  # compiled code differs between one row and two
     replace_functions(_library)
     setattr(torch.nn.functional, "linear", linear)  # noqa: B010  its type is torch's
 
 
 def replace_functions(library: torch.library.Library) -> None:
-    """Have torch compute what `pointwise` has by it, as long as the library lives."""
+    """Let torch compute the functions of `pointwise` with these, as long as the library lives."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that its own are replaced
+        warnings.simplefilter("ignore")  # torch warns that its own are replaced
         for function in (pointwise.sigmoid, pointwise.silu, pointwise.gelu, pointwise.softplus):
             name = function.__name__
             library.impl(name, function, "CPU")
@@ -51,7 +48,7 @@ def _in_place(function: Callable[..., torch.Tensor], x: torch.Tensor, **more: An
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """torch's `linear`, by our product in a forward of the target, where a layer multiplies by a plain matrix."""
+    """Do torch's `linear` by our product in a forward of the target, where a layer multiplies by a plain matrix."""
     from sglang.srt.model_executor.forward_context import has_forward_context
 
     plain = x.dtype == weight.dtype and weight.dim() == 2 and weight.numel() <= LARGEST

@@ -1,8 +1,5 @@
-"""Models with parts for images or sound on a CPU: SGLang gets the configuration and the weights of their text alone.
-
-Of those that read images it gets the part for images beside it (`image_models`)."""
-
-from __future__ import annotations
+"""Models with image or sound parts on a CPU: SGLang gets the configuration and the weights of their text alone. For
+models that read images, it gets the image part as well (`image_models`)."""
 
 import copy
 import re
@@ -27,7 +24,7 @@ NAMES = re.compile(
     r"|model\.(?P<plain>(?:layers|embed_tokens|norm)\..+)"
     r"|(?:language_model\.)?(?P<head>lm_head\..+)"
 )
-"""Names that a text's weights have in a whole model's folder: those of Transformers today, and older ones."""
+"""Names that a text's weights have in a whole model's folder: today's of Transformers, and older ones."""
 EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """Weights of all experts of a layer, side by side in one tensor, and their parts."""
 
@@ -40,17 +37,17 @@ def register() -> None:
 
 
 def _text_alone(original: Callable[..., Any], model: str, *args: Any, **more: Any) -> Any:
-    """The configuration that SGLang reads, of a whole model that of its text. The three positions of a text's token
-    (M-RoPE) are equal, so one will do."""
+    """Return the configuration for SGLang: a whole model's is replaced by its text's. The three positions of a text's
+    token (M-RoPE) are equal, so one is enough."""
     config = original(model, *args, **more)
     name = next(iter(config.architectures or ()), "")
     if name.startswith("Exaone"):
-        config.sliding_window_pattern = None  # SGLang wants another backend for it; `layer_types` says the same
+        config.sliding_window_pattern = None  # SGLang would need another backend for it; `layer_types` says the same
     if name not in TEXT and name not in TEXT.values():
         return config
     text = copy.deepcopy(config.get_text_config())
     text.architectures = [text_of(name, text.model_type)]
-    if not name.startswith("Mistral3"):  # of which folders say it of the text alone
+    if not name.startswith("Mistral3"):  # their folders state it of the text alone
         text.tie_word_embeddings = config.tie_word_embeddings
     if name in TEXT:
         setattr(text, WHOLE, name)
@@ -67,8 +64,8 @@ def _text_alone(original: Callable[..., Any], model: str, *args: Any, **more: An
 
 
 def _with_shapes(original: Callable[[Any], Any], config: Any) -> Any:
-    """The text's configuration; Gemma 4's with the heads of its two kinds of layers, as SGLang reads them off a whole
-    model."""
+    """Return the text's configuration; Gemma 4's with the heads of both kinds of layers, as SGLang reads them off a
+    whole model."""
     text = original(config)
     if config.model_type == "gemma4_text" and text.is_heterogeneous:  # not so already
         _apply_gemma4_attention_overrides(SimpleNamespace(text_config=text, eoa_token_id=None))
@@ -76,14 +73,14 @@ def _with_shapes(original: Callable[[Any], Any], config: Any) -> Any:
 
 
 def _padded(original: Callable[..., Any], model_config: Any, name: str, padding: int) -> Any:
-    """Widths of layers are padded for ranks that share them; those of Gemma 3n are a list."""
+    """Pad widths of layers for ranks that share them; Gemma 3n's are a list, which stays."""
     if isinstance(getattr(model_config.hf_config, name, None), list):
         return model_config
     return original(model_config, name, padding)
 
 
 def adapt(model_config: Any) -> None:
-    """Have SGLang's class of a text, which it has imported, read the whole model's weights."""
+    """Let SGLang's class of a text, which it has imported, read the whole model's weights."""
     from sglang.srt.models.registry import ModelRegistry
 
     name = next(iter(model_config.hf_config.architectures or ()), "")
@@ -107,15 +104,15 @@ def _of_the_whole(model: type) -> type:
 
 
 def weights_of_the_text(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Those of a whole model's weights that are its text's, with the names that they have in a text model."""
+    """Yield the text's weights out of a whole model's, with the names that they have in a text model."""
     for name, weight in weights:
-        if found := NAMES.fullmatch(name):
-            yield found["head"] or f"model.{found['text'] or found['plain']}", weight
+        if match := NAMES.fullmatch(name):
+            yield match["head"] or f"model.{match['text'] or match['plain']}", weight
 
 
 def each_expert(weights: Iterable[tuple[str, torch.Tensor]], hidden: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """Weights of each expert alone, out of those of Qwen3-VL: [experts, in, out], or [experts, out, in] as Transformers
-    has them. hidden: the size of what enters an expert, and of what leaves it."""
+    """Split Qwen3-VL's joined experts into weights of single experts. Joined weights are [experts, in, out], or
+    [experts, out, in] as in Transformers. hidden: the size of an expert's inputs and outputs."""
     for name, weight in weights:
         layer, _, product = name.rpartition(".experts.")
         if product not in EXPERTS:

@@ -4,8 +4,6 @@ SGLang gives every request of a verification gamma + 1 rows. Its kernels read wh
 device, in graphs too, so that the lengths of ours can stand there, which only the device knows.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -7,8 +7,6 @@ FlashInfer plans on the host, so a step waits once, until the device knows how m
 lengths of the caches come with them: see `flashinfer_plan` for why they must be exact.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

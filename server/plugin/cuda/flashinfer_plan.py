@@ -6,8 +6,6 @@ copy of the lengths) count them to know where a partial result lies: `PrefillSpl
 plan than in the kernel, partial results are merged from places where others lie. Lengths are exact here.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

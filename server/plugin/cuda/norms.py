@@ -1,7 +1,5 @@
 """Norms in float32: sglang-kernel has them in 16 bits, and in 32 only together with a residual's addition."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

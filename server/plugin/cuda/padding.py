@@ -5,8 +5,6 @@ rows meet: in slot 0 of the KV cache, a router of experts, one scale of all acti
 out as requests, and its rows are written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

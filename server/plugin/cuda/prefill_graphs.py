@@ -4,8 +4,6 @@ SGLang captures hidden states for its own block drafters alone. A server whose p
 without graphs.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 SGLang makes its input for its own algorithms alone, and without one our attention backends know no lengths.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

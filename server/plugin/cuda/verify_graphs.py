@@ -5,8 +5,6 @@ slots as there may be requests. Here the numbers are the planners' buckets, and 
 then no request's, see `TokenBuckets.slots`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

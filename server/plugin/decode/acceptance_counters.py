@@ -1,8 +1,6 @@
 """Draft tokens by position and by confidence, for each case that is calibrated apart, as Prometheus counters: what
 acceptance and calibration errors are read from."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np

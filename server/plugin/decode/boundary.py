@@ -11,8 +11,6 @@ failure depended on a drafted token, the admission of that one step did too; the
 An error of a device cannot be survived: every later call to the device fails as well. It ends the engine.
 """
 
-from __future__ import annotations
-
 import logging
 import traceback
 from collections.abc import Callable
@@ -38,6 +36,7 @@ PARTS = {
     "adapters": 3,
     "learning": 3,
     "prompts": 3,
+    "grammars": 3,
     "metrics": 3,
     "questions": 0,
 }

@@ -4,8 +4,6 @@ Where several processes are measured, prometheus_client writes every increment t
 step are a percent of a small model's step.
 """
 
-from __future__ import annotations
-
 import time
 from bisect import bisect_left
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The worker of every tensor-parallel rank but the first: it computes, and decides nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

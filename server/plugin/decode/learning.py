@@ -23,6 +23,8 @@ from ..options import RequestOptions
 
 logger = logging.getLogger(__name__)
 
+KEPT_TOKENS = 2_000_000
+"""Tokens of answers kept to learn from, prompts included."""
 OPEN_STORES = 64
 """Stores of owners' answers that are open at once; opening one reads its files."""
 WINDOW = 512
@@ -55,7 +57,7 @@ class AnswerKeeper:
         """The keeper of a server that learns; of several engines the first one's answers are enough."""
         if not config.learning or (get_parallel().dp_rank or 0) > 0:
             return None
-        return cls(OwnerStores(Path(config.learning), config.learn_tokens))
+        return cls(OwnerStores(Path(config.learning), KEPT_TOKENS))
 
     def admit(self, req: Any) -> None:
         """Note one of SGLang's requests, which is prefilled."""

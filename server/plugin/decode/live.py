@@ -1,7 +1,5 @@
 """Speculation as it goes, in types that can be sent to another process: what the page draws."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

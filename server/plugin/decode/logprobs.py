@@ -1,7 +1,5 @@
 """Logprobs of committed tokens, where SGLang's result processing looks for them, of the requests that ask for any."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Speculation in numbers, as Prometheus counters and histograms (so that `rate()` works on them)."""
 
-from __future__ import annotations
-
 import numpy as np
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
 

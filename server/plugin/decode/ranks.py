@@ -7,8 +7,6 @@ it, behind it. Where the size of the token bucket is decided before the lengths,
 then replays the same graph, and no host waits for its device.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

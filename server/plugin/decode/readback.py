@@ -1,7 +1,5 @@
 """Asynchronous copies from a device to the host: neither the host nor the next step waits for them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Optional parts that follow each request: its owner's drafter, looked-up texts, adapter, and answers to learn from."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The worker's state of running requests, in arrays indexed by their rows of SGLang's request pool."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Sequence

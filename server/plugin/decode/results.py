@@ -1,7 +1,5 @@
 """The results of a prefill and of a decode step, for SGLang's scheduler."""
 
-from __future__ import annotations
-
 import torch
 from sglang.srt.managers.scheduler import GenerationBatchResult
 

@@ -3,8 +3,6 @@
 The last of them are kept for whoever measures: what step costs and calibrations are made of.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass, fields
 from typing import Any

@@ -6,8 +6,6 @@ the step's work and read once they have arrived, all but the last step's: the pl
 the device for the planner.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -160,6 +158,8 @@ class StepPlanner:
                 classes = classes + draft.looked_up
                 if draft.across is not None:
                     classes = classes + draft.across
+                if draft.by_grammar is not None:
+                    classes = classes + 2 * draft.by_grammar
             rows = upload(step.view.rows, draft.lens.device)
             calibrated_as, parameters = self._parameters(draft.confidence, classes, step.entries)
             confidence, ends = weigh_drafts(

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 JOINED = 32
 """Tokens of a prompt that are added with the answer, so that the prompt's end is found before it: as many as a match
 has at most."""
+KEPT_TOKENS = 1 << 18
+"""Tokens of other requests kept for each key, 20 bytes each, and as many again under `cache_salt`s."""
 SAVE_SECONDS = 5.0
 """Time between two writes of the file, where anything has changed."""
 
@@ -51,9 +53,9 @@ class TextKeeper:
         All engines begin with the texts in the file, the first one writes it. Raises ValueError where it does not fit.
         optional: calls the writing, which may fail.
         """
-        if not config.lookup_tokens or not native.available():
+        if not config.lookup_across or not native.available():
             return None
-        corpora, file = Corpora(config.lookup_tokens), Path(config.lookup_store)
+        corpora, file = Corpora(KEPT_TOKENS), Path(config.lookup_store)
         vocab_size = runner.model_config.hf_text_config.vocab_size
         if not config.lookup_store:
             return cls(corpora, vocab_size)

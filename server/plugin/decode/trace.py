@@ -22,7 +22,7 @@ from .step import Admission
 KEY = "outrider_trace"
 """Key in `meta_info`: each token's index in MAKERS, and its confidence (NaN for the target's own)."""
 MAKERS = ("target", *SOURCES)
-TARGET, MODEL, LOOKUP, ACROSS = range(len(MAKERS))
+TARGET, MODEL, LOOKUP, ACROSS, GRAMMAR = range(len(MAKERS))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

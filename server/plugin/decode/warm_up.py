@@ -6,8 +6,6 @@ the power of two that holds the requests, on whether a model has drafted, and on
 every such kind is run here, without graphs, on a row of the page table that belongs to no request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -5,10 +5,8 @@ drafter and draws the first token; a decode step runs the seven stages of the de
 `outrider.kernels.noise`, all sampling from `Sampling`.
 """
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +27,7 @@ from ..attention_backends import buckets_of, captured_sizes, check_taken, commit
 from ..config import PluginConfig
 from ..cpu.direct_forward import DirectForward, direct_forward
 from ..cpu.free_memory import give_back_free_memory
+from ..grammars.drafts import GrammarDrafts
 from ..image_tokens import rotary_positions, within_vocabulary
 from ..loading.from_profile import load_plan, plan_again
 from ..slot_pool import SlotPool
@@ -256,7 +255,7 @@ class SpeculativeWorker(BaseSpecWorker):
         bucket = self.planning.least_bucket(len(at)) if step is None else step.bucket
         if bucket is not None:
             self.ranks.broadcast_bucket(bucket)
-        draft, draft_seconds = self._draft_or_nothing(step, rows, seq_lens, anchors, sampling)
+        draft, draft_seconds = self._draft_or_nothing(step, rows, seq_lens, anchors, sampling, batch.reqs)
         admission = None if step is None else run("planning", None, self.planning.admit, step, draft, draft_seconds)
         verify_lens = torch.zeros_like(seq_lens) if admission is None else admission.verify_lens
         self.ranks.broadcast(draft.tokens, verify_lens)
@@ -309,11 +308,18 @@ class SpeculativeWorker(BaseSpecWorker):
         return self._nothing, 0.0
 
     def _draft(
-        self, step: Step, rows: torch.Tensor, seq_lens: torch.Tensor, anchors: torch.Tensor, sampling: Sampling
+        self,
+        step: Step,
+        rows: torch.Tensor,
+        seq_lens: torch.Tensor,
+        anchors: torch.Tensor,
+        sampling: Sampling,
+        reqs: Sequence[Any],
     ) -> tuple[Draft, float | None]:
         """Drafts and seconds. Requests that switched speculation off get length 0."""
         assert self.drafter is not None
         began = time.perf_counter()
+        grammars = GrammarDrafts(reqs, anchors, self.optional)
         draft = (self.drafter.propose if step.drafts else self.drafter.look_up)(
             DraftBatch(
                 anchors=anchors,
@@ -330,9 +336,11 @@ class SpeculativeWorker(BaseSpecWorker):
                 longest=None if anchors.is_cpu else 1 << int(step.view.contexts.max()).bit_length(),
                 sets=None if self.by_owner is None else torch.from_numpy(step.entries.sets),
                 corpora=step.entries.corpora,
+                forced=grammars.forced(self.drafter.gamma),
                 **sampling.rules._asdict(),
             )
         )
+        draft = grammars.follow(draft, sampling.decided)
         seconds = time.perf_counter() - began if anchors.is_cpu else None
         lens = torch.minimum(draft.lens, upload(step.view.limits, self.device))
         if draft.probs is not None and draft.points is None:

@@ -1,1 +1,1 @@
-"""Block-diffusion models in SGLang's dllm mode: which they are, what a denoising step reveals, how they run."""
+"""Block-diffusion models in SGLang's dllm mode: which models, how they run, which tokens a denoising step reveals."""

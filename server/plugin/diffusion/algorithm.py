@@ -28,8 +28,9 @@ class StepOutcome:
     """Result of a round for a request.
 
     kept: tokens of the request before its open block, all of which have final keys and values now.
-    complete: blocks behind them that have no mask any more, in order. open: the newest state of the block behind those;
-    None: it has not been begun. committed: the first complete block has final keys and values as well.
+    complete: the following blocks without masks, in order.
+    open: the newest state of the next block; None: it has not been started.
+    committed: the first complete block has final keys and values as well.
     """
 
     kept: int
@@ -39,20 +40,20 @@ class StepOutcome:
 
     @classmethod
     def of(cls, start: int, state: list[int], mask_id: int) -> StepOutcome:
-        """The outcome of an open block at `start` whose new state is `state`."""
+        """Return the outcome of an open block at `start` with new state `state`."""
         return cls(start, open=state) if mask_id in state else cls(start, [state])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenoisingStep:
-    """states: [N, B] after it. confidence: [M] of the masked places before it, as of `policy.predict`."""
+    """states: [N, B] after it. confidence: [M] of the masked places before it, as in `policy.predict`."""
 
     states: torch.Tensor
     confidence: torch.Tensor
 
 
 class BlockDiffusion(DllmAlgorithm):
-    """The blocks of a round of SGLang's scheduler, their forward and their step, of which `Spiffy` makes the round."""
+    """The blocks of a round of SGLang's scheduler, their forward and their step; `Spiffy` makes the round of them."""
 
     policy: Policy
 
@@ -71,13 +72,14 @@ class BlockDiffusion(DllmAlgorithm):
         self.optional = Boundary(self.metrics.failures)
 
     def forward(self, runner: Any) -> BlockForward:
-        """Made at the first round, when weights and cache are in place."""
+        """Return the forward, created in the first round, when weights and cache are in place."""
         if self._forward is None:
             self._forward = BlockForward(runner, self.target)
         return self._forward
 
     def rows(self, forward_batch: Any, reqs: Sequence[Any]) -> OpenRows:
-        """The blocks of a batch, in order: of each request new final ones, and its open one unless these go on."""
+        """Return the blocks of a batch, in order: each request's new final ones, then its open one unless the final
+        ones go on."""
         block = self.block_size
         tokens = forward_batch.input_ids.long().view(-1, block)
         begins, lengths = forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu
@@ -98,7 +100,7 @@ class BlockDiffusion(DllmAlgorithm):
         )
 
     def sampling(self, forward_batch: Any, reqs: Sequence[Any]) -> tuple[Rules, torch.Tensor]:
-        """The rules and seeds [R] of requests."""
+        """Return the rules and seeds [R] of requests."""
         seeds = torch.tensor([seed_of(req) for req in reqs], dtype=torch.int64)
         decided = torch.ones(len(reqs), dtype=torch.bool)
         return Sampling.of(forward_batch.sampling_info, seeds, decided, (True, True)).rules, seeds
@@ -111,22 +113,20 @@ class BlockDiffusion(DllmAlgorithm):
         owner: torch.Tensor,
         sampling: tuple[Rules, torch.Tensor],
     ) -> DenoisingStep:
-        """One step of `rows`, whose masked places [N, B] have the logits [M, V].
-
-        owner: [N] int64, the request of each row. sampling: of the requests.
-        """
+        """Do one step of `rows`; their masked places [N, B] have the logits [M, V]. owner: [N] int64, the request of
+        each row. sampling: rules and seeds of the requests."""
         rules, seeds = sampling
         row, place = masked.nonzero(as_tuple=True)
-        own, steps = rules.of(owner[row]), steps_of(rows.tokens, self.mask_id)[row]
-        keys = noise_keys(seeds[owner[row]], rows.starts[row] + place, steps, own.temperatures)
-        drawn, chances = predict(logits, own, keys, self.mask_id)
+        row_rules, steps = rules.of(owner[row]), steps_of(rows.tokens, self.mask_id)[row]
+        keys = noise_keys(seeds[owner[row]], rows.starts[row] + place, steps, row_rules.temperatures)
+        drawn, chances = predict(logits, row_rules, keys, self.mask_id)
         tokens, confidence = rows.tokens.clone(), torch.zeros(masked.shape)
         tokens[masked], confidence[masked] = drawn, chances
         return DenoisingStep(step(self.policy, rows.tokens, tokens, confidence, self.mask_id), chances)
 
 
 def seed_of(req: Any) -> int:
-    """Seed of a request's random numbers: the one that came with it, or its own, which stays after a retraction."""
+    """Return the seed of a request's random numbers: its given one, or one that it keeps after a retraction."""
     given = req.sampling_params.sampling_seed
     if given is not None:
         return int(given)

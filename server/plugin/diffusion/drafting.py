@@ -1,4 +1,4 @@
-"""Drafts of a round of Spiffy: made of the last forward's distributions, chosen by the planner, and learned from."""
+"""Drafts of a round of Spiffy: made from the last forward's distributions, chosen by the planner, and learned from."""
 
 from __future__ import annotations
 
@@ -26,16 +26,14 @@ from .proposals import Prediction, Proposals, propose
 from .recording import RANKS
 
 HEAD = 16
-"""Most probable tokens among which noise chooses those of a sampled request's drafts."""
+"""Most probable tokens from which noise chooses a sampled request's draft tokens."""
 _names = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
 class ServedRequest:
-    """A request's options of drafting, read once, and the time since which it is served.
-
-    name: a number that no other request has. began: on the host's clock.
-    """
+    """A request's drafting options, read once, and the time at which it was first served. name: a number unique to the
+    request. began: on the host's clock."""
 
     name: int
     options: RequestOptions
@@ -43,17 +41,18 @@ class ServedRequest:
 
     @classmethod
     def of(cls, req: Any, planner: str) -> ServedRequest:
-        """planner: the server's; verify-all plans nothing, and every draft stands in the forward."""
+        """Return a request's record, created once. planner: the server's; verify-all does not plan, so every draft
+        joins the forward."""
         if not hasattr(req, "outrider_request"):
             options = RequestOptions.from_custom_params(req.sampling_params.custom_params)
             options = replace(options, planned=options.planned and planner != "verify-all")
             req.outrider_request = cls(next(_names), options, time.perf_counter())
-        asked: ServedRequest = req.outrider_request
-        return asked
+        record: ServedRequest = req.outrider_request
+        return record
 
     @property
     def planned(self) -> bool:
-        """The planner decides what is drafted."""
+        """True if the planner decides on drafts."""
         return self.options.enabled and self.options.planned
 
 
@@ -61,9 +60,9 @@ class ServedRequest:
 class Round:
     """A round of R requests.
 
-    rows: its blocks, without drafts. roots: of each request, the row of its open block; -1: it has none. reqs:
-    SGLang's. asked: what these ask. rules, seeds: R of each. context: their tokens in the cache, in sum. longest:
-    positions that a request has room for.
+    rows: its blocks, without drafts. roots: of each request, the row of its open block; -1: it has none.
+    reqs: SGLang's. served: their options. rules, seeds: R of each. context: their tokens in the cache, summed.
+    longest: positions that a request has room for.
     """
 
     rows: OpenRows
@@ -76,27 +75,27 @@ class Round:
     longest: int
 
     def goes_on(self, number: int, start: int) -> bool:
-        """True if a block follows the open one of a request, which starts at `start`."""
+        """Return True if another block follows the open one of a request, which starts at `start`."""
         block, req = self.rows.tokens.shape[1], self.reqs[number]
         end = start + block
         wanted = len(req.origin_input_ids) + req.sampling_params.max_new_tokens
         return bool(end < wanted and end + block <= self.longest)
 
     def view(self, mask_id: int) -> RoundView:
-        """The planner's view of the requests with an open block."""
+        """Return the planner's view of the requests with an open block."""
         going = [number for number, root in enumerate(self.roots) if root >= 0]
-        asked = [self.served[number] for number in going]
-        levels = np.array([own.options.min_tokens_per_second or 0.0 for own in asked])
+        requests = [self.served[number] for number in going]
+        levels = np.array([request.options.min_tokens_per_second or 0.0 for request in requests])
         progress = np.full(len(going), np.inf)
         if levels.any():
             now = time.perf_counter()
             for place, number in enumerate(going):
-                root, own = self.roots[number], asked[place]
+                root, request = self.roots[number], requests[place]
                 revealed = int((self.rows.tokens[root] != mask_id).sum())
                 had = int(self.rows.starts[root]) + revealed - len(self.reqs[number].origin_input_ids)
                 if had > 0:
-                    progress[place] = had / max(now - own.began, 1e-9)
-        return RoundView(np.array([own.name for own in asked]), self.context, levels, progress)
+                    progress[place] = had / max(now - request.began, 1e-9)
+        return RoundView(np.array([request.name for request in requests]), self.context, levels, progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ class Proposed:
 
 
 class HostTime:
-    """Adds up how long it is entered, on the host's clock."""
+    """Adds up the time inside it, on the host's clock."""
 
     def __init__(self) -> None:
         self._seconds, self._began = 0.0, 0.0
@@ -121,41 +120,39 @@ class HostTime:
         self._seconds += time.perf_counter() - self._began
 
     def take(self) -> float:
-        """The seconds since the last call."""
+        """Return the seconds since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
 
 class StateDrafting:
-    """Makes the drafts of a round, and learns from their acceptance after the forward.
-
-    graphs: by whether a request is sampled. cost: what rounds take.
-    """
+    """Makes the drafts of a round, and learns from their acceptance after the forward. graphs: by whether a request is
+    sampled. cost: of rounds."""
 
     def __init__(self, graphs: dict[bool, DraftGraph], cost: RoundCost, mask_id: int) -> None:
         self.graphs, self.mask_id = graphs, mask_id
         self.acceptance = {False: StateAcceptance(), True: StateAcceptance()}
         self.planner = StatePlanner(cost)
         self.deciding_time = HostTime()
-        """Entered for whatever a round does for drafts, but for the forward."""
+        """Measures all work for drafts in a round, except the forward."""
         self._looked = False
         self._proposed: list[Proposed] = []
 
     # -- before the forward ---------------------------------------------------------------------------------------
 
-    def choose(self, one: Round) -> list[StateDraft]:
-        """The drafts of a round."""
-        view = one.view(self.mask_id)
-        served = any(root >= 0 and own.planned for root, own in zip(one.roots, one.served, strict=True))
+    def choose(self, current: Round) -> list[StateDraft]:
+        """Return the drafts of a round."""
+        view = current.view(self.mask_id)
+        served = any(root >= 0 and own.planned for root, own in zip(current.roots, current.served, strict=True))
         looks = served and self.planner.looks(view)
         able = [
             number
-            for number, (root, own) in enumerate(zip(one.roots, one.served, strict=True))
+            for number, (root, own) in enumerate(zip(current.roots, current.served, strict=True))
             if root >= 0 and own.options.enabled and (looks or not own.options.planned)
         ]
-        self._proposed = self._propose(able, one)
+        self._proposed = self._propose(able, current)
         if looks:
-            self._plan(one, view)
+            self._plan(current, view)
         self._looked = looks and bool(self._proposed)
         return [
             draft
@@ -165,41 +162,41 @@ class StateDrafting:
             for draft in own.proposals.drafts(place, count)
         ]
 
-    def _propose(self, able: list[int], one: Round) -> list[Proposed]:
-        """Propose drafts of the requests that are `able`, by whether they are sampled, where anything is known. What
-        nobody has to decide of is drafted."""
-        starts, states = one.rows.starts.tolist(), one.rows.tokens.numpy()
-        sampled, made = (one.rules.temperatures > 0).tolist(), []
+    def _propose(self, able: list[int], current: Round) -> list[Proposed]:
+        """Propose drafts for the requests in `able` that have a prediction, by whether they are sampled. Requests
+        without planning get all their drafts."""
+        starts, states = current.rows.starts.tolist(), current.rows.tokens.numpy()
+        sampled, made = (current.rules.temperatures > 0).tolist(), []
         for drawn, graph in self.graphs.items():
             numbers, limits = [], []
             for number in able:
-                known, root = getattr(one.reqs[number], "outrider_prediction", None), one.roots[number]
-                limit = one.served[number].options.draft_limit(len(graph))
+                known, root = getattr(current.reqs[number], "outrider_prediction", None), current.roots[number]
+                limit = current.served[number].options.draft_limit(len(graph))
                 if limit and sampled[number] == drawn and known and known.holds(starts[root], states[root]):
                     numbers.append(number)
                     limits.append(limit)
             if numbers:
-                known = [one.reqs[number].outrider_prediction for number in numbers]
-                goes_on = [one.goes_on(number, own.start) for number, own in zip(numbers, known, strict=True)]
+                known = [current.reqs[number].outrider_prediction for number in numbers]
+                goes_on = [current.goes_on(number, own.start) for number, own in zip(numbers, known, strict=True)]
                 own = propose(graph, self.acceptance[drawn], numbers, known, goes_on, limits, self.mask_id)
-                planned = [one.served[number].planned for number in numbers]
+                planned = [current.served[number].planned for number in numbers]
                 counts = [0 if own_planned else n for own_planned, n in zip(planned, own.counts, strict=True)]
                 made.append(Proposed(drawn, own, counts))
         return made
 
-    def _plan(self, one: Round, view: RoundView) -> None:
-        """Have the planner say how many drafts the requests have that leave it to it."""
+    def _plan(self, current: Round, view: RoundView) -> None:
+        """Let the planner decide how many drafts the planned requests get."""
         none = np.zeros(0)
         free: dict[int, tuple[list[int], int, np.ndarray, np.ndarray]] = {}
         for made in self._proposed:
-            own, costs = made.proposals, made.proposals.rows()
-            for place, (number, n) in enumerate(zip(own.requests, own.counts, strict=True)):
-                if one.served[number].planned:
-                    free[number] = made.drafted, place, own.chances[place, :n], costs[place, :n]
-        going = [number for number, root in enumerate(one.roots) if root >= 0]
+            proposals, costs = made.proposals, made.proposals.rows()
+            for place, (number, n) in enumerate(zip(proposals.requests, proposals.counts, strict=True)):
+                if current.served[number].planned:
+                    free[number] = made.drafted, place, proposals.chances[place, :n], costs[place, :n]
+        going = [number for number, root in enumerate(current.roots) if root >= 0]
         chosen = self.planner.admit(
             view,
-            len(one.rows) + sum(sum(made.drafted) for made in self._proposed),
+            len(current.rows) + sum(sum(made.drafted) for made in self._proposed),
             [free[number][2] if number in free else none for number in going],
             [free[number][3] if number in free else none for number in going],
         )
@@ -209,32 +206,30 @@ class StateDrafting:
                 drafted[place] = n
 
     def nothing(self) -> list[StateDraft]:
-        """There is no room for what was chosen."""
+        """Drop all chosen drafts: there is no room for them."""
         self._proposed = []
         return []
 
-    # -- behind the forward ---------------------------------------------------------------------------------------
+    # -- after the forward ----------------------------------------------------------------------------------------
 
     def remember(
         self,
-        one: Round,
+        current: Round,
         rows: OpenRows,
         masked: torch.Tensor,
         logits: torch.Tensor,
         step: DenoisingStep,
         blocks: list[BlockOutcome | None],
     ) -> None:
-        """Keep, with each request, what the forward said of what is still masked, where the next round may draft.
-
-        rows, masked, logits: with drafts, as of `BlockForward.run`. blocks: of each request, what it came to.
-        """
+        """Store the forward's predictions for still masked tokens with each request that may draft in the next round.
+        rows, masked, logits: with drafts, as in `BlockForward.run`. blocks: the outcome of each request's block."""
         rests = self.planner.rests
         going = [
             number
-            for number, (block, own) in enumerate(zip(blocks, one.served, strict=True))
+            for number, (block, request) in enumerate(zip(blocks, current.served, strict=True))
             if block is not None
-            and own.options.enabled
-            and not (own.options.planned and rests)
+            and request.options.enabled
+            and not (request.options.planned and rests)
             and (block.newest == self.mask_id).any()
         ]
         if not going:
@@ -245,21 +240,21 @@ class StateDrafting:
         place = torch.full(masked.shape, -1).masked_scatter(masked, torch.arange(len(logits)))[at]
         which, where = (newest == self.mask_id).nonzero(as_tuple=True)
         owner = torch.tensor(going)[which]
-        rules, steps = one.rules.of(owner), steps_of(newest, self.mask_id)[which]
-        keys = noise_keys(one.seeds[owner], rows.starts[at[which]] + where, steps, rules.temperatures)
+        rules, steps = current.rules.of(owner), steps_of(newest, self.mask_id)[which]
+        keys = noise_keys(current.seeds[owner], rows.starts[at[which]] + where, steps, rules.temperatures)
         count = max(graph.vocabulary_ranks for graph in self.graphs.values())
-        if any(one.served[number].options.replayed for number in going):
+        if any(current.served[number].options.replayed for number in going):
             count = max(count, RANKS)
-        said = place[which, where]
-        best, chances = likely_tokens(logits[said], rules, keys, count, step.confidence[said])
+        logit_rows = place[which, where]
+        best, chances = likely_tokens(logits[logit_rows], rules, keys, count, step.confidence[logit_rows])
         tokens = torch.zeros(*newest.shape, count, dtype=torch.int64)
         probabilities = torch.zeros(*newest.shape, count)
         tokens[which, where], probabilities[which, where] = best, chances
         starts = rows.starts[at].tolist()
         for number, start, state, t, p in zip(going, starts, newest, tokens, probabilities, strict=True):
-            one.reqs[number].outrider_prediction = Prediction(start, state.numpy(), t.numpy(), p.numpy())
+            current.reqs[number].outrider_prediction = Prediction(start, state.numpy(), t.numpy(), p.numpy())
 
-    def learn(self, one: Round, stepped: np.ndarray, blocks: list[BlockOutcome | None]) -> None:
+    def learn(self, current: Round, stepped: np.ndarray, blocks: list[BlockOutcome | None]) -> None:
         """Learn how often drafts are accepted, and how many tokens a step reveals.
 
         stepped: [N, B] all rows, one step on.
@@ -267,15 +262,15 @@ class StateDrafting:
         for made in self._proposed:
             requests = made.proposals.requests
             paths = [block.accepted if (block := blocks[number]) else [] for number in requests]
-            after = stepped[[one.roots[number] for number in requests]]
+            after = stepped[[current.roots[number] for number in requests]]
             made.proposals.observe(after, made.drafted, paths, self.acceptance[made.sampled])
-        opened = [root for root in one.roots if root >= 0]
+        opened = [root for root in current.roots if root >= 0]
         if opened:
-            states = one.rows.tokens.numpy()[opened]
+            states = current.rows.tokens.numpy()[opened]
             self.planner.observe_steps(len(opened), int((states != stepped[opened]).sum()))
 
     def decided(self, open_blocks: int) -> float:
-        """A round is over: the seconds of it that went to drafts which the planner weighed; 0 where it did not."""
+        """End a round: return its seconds spent on drafts that the planner weighed; 0 where it weighed none."""
         seconds = self.deciding_time.take()
         if not self._looked:
             return 0.0
@@ -290,11 +285,13 @@ def likely_tokens(
     count: int,
     confidence: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [M, count] int64, the likeliest first, and their probabilities [M, count] float32 from logits [M, V].
+    """Return tokens [M, count] int64, the likeliest first, and their probabilities [M, count] float32 from logits [M,
+    V].
 
-    rules: M of each. keys: [M], of the noise that the next step draws these tokens with: a sampled request's come in
-    the order in which this noise prefers them, so that the first is what it draws unless the distribution changes.
-    confidence: [M] as of `policy.predict`, at temperature 0 the first one's probability.
+    rules: M of each.
+    keys: [M], of the noise of the next step. A sampled request's tokens come in the order in which this noise prefers
+        them, so the first is the next draw unless the distribution changes.
+    confidence: [M] as in `policy.predict`, at temperature 0 the first one's probability.
     """
     greedy = rules.temperatures <= 0
     if bool(greedy.all()):

@@ -1,11 +1,9 @@
-"""Draft states as rows of a forward, and what is accepted of them (Spiffy, arXiv 2509.18085).
+"""Draft states as rows of a forward, and which of them are accepted (Spiffy, arXiv 2509.18085).
 
-A draft is the open block as it may be in a later step, with slots of its own beside the open block's. A draft without
-masks is a final block; beside it stands the next block, masked as a whole: if the draft is accepted, its keys and
-values stay, and the next block's first step is done as well.
+A draft is the open block as it may be in a later step, with its own slots. A draft without masks is a final block and
+brings a second row, the next block, fully masked: if the draft is accepted, its keys and values stay, and the next
+block's first step is done as well.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 
@@ -19,7 +17,7 @@ from .forward import OpenRows
 
 @dataclass(frozen=True, slots=True)
 class StateDraft:
-    """request: its number in the batch. state: [B] int64. complete: nothing of it is masked; it takes two rows."""
+    """request: its number in the batch. state: [B] int64. complete: without masks; it takes two rows."""
 
     request: int
     state: np.ndarray
@@ -35,9 +33,9 @@ class BlockOutcome:
     """Result of a round for an open block.
 
     state: the block after its last step. accepted: drafts on the way there, by their place among the request's.
-    row: of the forward that has the distribution before the newest state. opened: the next block after its first step;
-    None: the block has not been accepted as a whole. slots: [B] int64, of a complete draft that was accepted; None:
-    there is none.
+    row: of the forward, with the distribution before the newest state.
+    opened: the next block after its first step; None: the block has not been accepted as a whole.
+    slots: [B] int64, of an accepted complete draft; None: there is none.
     """
 
     state: np.ndarray
@@ -54,10 +52,8 @@ class BlockOutcome:
 def with_drafts(
     rows: OpenRows, roots: list[int], drafts: list[StateDraft], slots: torch.Tensor, mask_id: int
 ) -> OpenRows:
-    """The rows of a round and, behind them, those of its drafts in their order.
-
-    roots: of each request, the row of its open block. slots: [n, B] int64, for the rows of the drafts.
-    """
+    """Return the rows of a round, followed by its drafts' rows in their order. roots: of each request, the row of
+    its open block. slots: [n, B] int64, for the rows of the drafts."""
     if not drafts:
         return rows
     tokens, starts, before, above, opens, root = [], [], [], [], [], []
@@ -91,17 +87,15 @@ def with_drafts(
 def found(
     rows: OpenRows, stepped: np.ndarray, roots: list[int], drafts: list[StateDraft], first: int, mask_id: int
 ) -> list[BlockOutcome | None]:
-    """Results of each request's open block; None without one, whose root is -1.
-
-    rows: with drafts. stepped: [N, B] int64, all of them one step on. first: the row of the first draft.
-    """
-    own: list[list[tuple[StateDraft, int]]] = [[] for _ in roots]
+    """Return the result of each request's open block; None for a request with root -1, which has none. rows: with
+    drafts. stepped: [N, B] int64, all of them one step on. first: the row of the first draft."""
+    pairs: list[list[tuple[StateDraft, int]]] = [[] for _ in roots]
     row = first
     for draft in drafts:
-        own[draft.request].append((draft, row))
+        pairs[draft.request].append((draft, row))
         row += draft.rows
     return [
-        _found(rows, stepped, root, mine, mask_id) if root >= 0 else None for root, mine in zip(roots, own, strict=True)
+        _found(rows, stepped, root, its, mask_id) if root >= 0 else None for root, its in zip(roots, pairs, strict=True)
     ]
 
 

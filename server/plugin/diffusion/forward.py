@@ -1,12 +1,11 @@
-"""The target's forward over blocks of many states: rows of one flattened batch, of which several may share a prefix.
+"""The target's forward over blocks of many states: rows of one flattened batch, several of which may share a prefix.
 
-No row needs a mask of its own. Every block is a request of the attention's batch whose queries see all of its keys:
-those of its own positions and those before, by way of the page table. So a prompt's blocks, the open block, and drafts
-of it, which have slots of their own, stand side by side. Where the context is causal, final blocks are one such request
-per token; or, where they are the most, those of a request are one that is causal, and open blocks one per token.
+No row needs its own mask. Every block is a request of the attention's batch with queries that see all of its keys: at
+its own positions and, through the page table, at all before. So a prompt's blocks, the open block, and its drafts,
+which have their own slots, share one batch. Where the context is causal, each token of a final block is such a request.
+If final blocks are the majority, a request's final blocks form one causal request instead, and each token of an open
+block is one.
 """
-
-from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
@@ -20,22 +19,21 @@ from ..flat_attention import FlatAttentionBackend
 from .target import DiffusionTarget
 
 PADDING_SLOT = 0
-"""SGLang's pools have it for keys and values that nobody reads."""
+"""SGLang's pools reserve it for keys and values that are never read."""
 CHANGES = ("do_tensor_parallel_all_gather", "logit_scale", "final_logit_softcapping")
-"""Attributes by which a processor of SGLang's changes logits."""
+"""Attributes with which a processor of SGLang's changes logits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenRows:
-    """N blocks of B tokens. Those of one request stand in the order of their positions, drafts of its open block last.
+    """N blocks of B tokens. A request's blocks are in the order of their positions, drafts of its open block last.
 
-    tokens: [N, B] int64, the states. starts: [N] int64, the position of each one's first token, a multiple of B.
-    before: [N] int64, the token before it; of no meaning at position 0.
+    tokens: [N, B] int64, the states. starts: [N] int64, the position of each block's first token, a multiple of B.
+    before: [N] int64, the token before it; meaningless at position 0.
     tables: [N] int64, the request's row of the page table, which has the slots of all positions before the block.
     slots: [N, B] int64, where the block's keys and values go.
     open: [N] bool, the block is being unmasked; False: its tokens are final, and so are its keys and values.
-    above: [N] int64, the row just before that is the block before this one, where the page table has not its slots; -1:
-        the page table has them.
+    above: [N] int64, the row with the preceding block, if its slots are not in the page table; -1: they are.
     """
 
     tokens: torch.Tensor
@@ -52,10 +50,10 @@ class OpenRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlatRows:
-    """Tokens, positions and slots [T] of a forward, its batch, and which of them says what comes at a position.
+    """Tokens, positions and slots [T] of a forward, its batch, and the token that predicts each position.
 
-    causal: as of `flat_attention`. says: [N, B] int64, by row and place in the block; -1: none, at position 0 under a
-    shift.
+    causal: as in `flat_attention`.
+    says: [N, B] int64, that token by row and place in the block; -1: none, at position 0 under a shift.
     """
 
     tokens: torch.Tensor
@@ -69,16 +67,17 @@ class FlatRows:
 def flatten(rows: OpenRows, target: DiffusionTarget, page_table: torch.Tensor) -> FlatRows:
     """Lay rows out for a forward.
 
-    page_table: [requests, context] int32. Under a shift a position's distribution is that of the token before: a
-    block's first one gets it from the final block before it in the batch, else from the token there, which is computed
-    again.
+    page_table: [requests, context] int32. Under a shift, the token before a position gives its distribution: for a
+        block's first position that is the last token of the final block before it in the batch, else the token there,
+        computed again.
     """
     count, block = rows.tokens.shape
     places, final = torch.arange(block), ~rows.open
     positions = rows.starts[:, None] + places
     causal = target.causal_context and int(final.sum()) > int(rows.open.sum())
     alone = torch.zeros_like(final) if not target.causal_context else rows.open if causal else final
-    # A request of the batch begins at every block's first token, and at every token of those that stand alone.
+    # A request of the batch begins at every block's first token, and at every token of a block split into single
+    # tokens.
     begins = alone[:, None] | (places == 0)
     if causal:
         begins[:, 0] &= ~_continues(rows)
@@ -103,15 +102,15 @@ def flatten(rows: OpenRows, target: DiffusionTarget, page_table: torch.Tensor) -
 
 
 def _continues(rows: OpenRows) -> torch.Tensor:
-    """[N] bool, a final block that follows the final one before it in the batch."""
+    """Return [N] bool, final blocks that follow the final one before them in the batch."""
     before = rows.starts.roll(1) + rows.tokens.shape[1]
-    found = ~rows.open & ~rows.open.roll(1) & (rows.tables == rows.tables.roll(1)) & (rows.starts == before)
-    found[0] = False
-    return found
+    continues = ~rows.open & ~rows.open.roll(1) & (rows.tables == rows.tables.roll(1)) & (rows.starts == before)
+    continues[0] = False
+    return continues
 
 
 def _shifted(rows: OpenRows, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """`FlatRows.says` under a shift, and the rows [A] whose token before stands behind all blocks of the batch."""
+    """Return `FlatRows.says` under a shift, and the rows [A] that need their preceding token appended to the batch."""
     count, block = rows.tokens.shape
     says = own.roll(1).view(count, block).clone()
     known: dict[tuple[int, int], int] = {}
@@ -132,10 +131,10 @@ def _shifted(rows: OpenRows, own: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
 
 
 def _page_table(rows: OpenRows, page_table: torch.Tensor, owner: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A page table in which every row has its own slots, and the row there of each owner [M]."""
+    """Return a page table in which every row has its own slots, and the row there of each owner [M]."""
     positions = rows.starts[:, None] + torch.arange(rows.tokens.shape[1])
-    own = page_table[rows.tables[:, None], positions]
-    if torch.equal(own.long(), rows.slots):
+    slots = page_table[rows.tables[:, None], positions]
+    if torch.equal(slots.long(), rows.slots):
         return page_table, rows.tables[owner]
     copies = page_table[rows.tables, : int(positions.max()) + 1]
     copies.scatter_(1, positions, rows.slots.to(copies.dtype))
@@ -145,10 +144,8 @@ def _page_table(rows: OpenRows, page_table: torch.Tensor, owner: torch.Tensor) -
 
 
 class BlockForward:
-    """Runs SGLang's model over such rows, on a CPU.
-
-    runner: SGLang's model runner. The rows of a forward do not depend on each other but by keys and values.
-    """
+    """Runs SGLang's model over such rows, on a CPU. runner: SGLang's model runner. The rows of a forward depend on each
+    other only through keys and values."""
 
     def __init__(self, runner: Any, target: DiffusionTarget) -> None:
         self.model, self.target = runner.model, target
@@ -157,17 +154,15 @@ class BlockForward:
         self._as_they_are = not any(getattr(self.processor, name, None) for name in CHANGES)
 
     def run(self, rows: OpenRows, wanted: torch.Tensor, forward_batch: Any) -> torch.Tensor:
-        """Logits [M, V] of the places that are `wanted`, [N, B] bool, in their order; keys and values are written.
-
-        forward_batch: SGLang's, of the requests that the rows are of.
-        """
+        """Return logits [M, V] of the `wanted` places, [N, B] bool, in their order; keys and values are written.
+        forward_batch: SGLang's, of the requests of the rows."""
         from sglang.srt.layers.logits_processor import LogitsMetadata
         from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 
         flat = flatten(rows, self.target, self.backend.page_table)
         batch = copy.copy(forward_batch)
         batch.input_ids, batch.positions, batch.out_cache_loc = flat.tokens, flat.positions, flat.slots
-        batch.global_num_token_non_padded_cpu = len(flat.tokens)  # SGLang takes rows behind these for padding
+        batch.global_num_token_non_padded_cpu = len(flat.tokens)  # SGLang takes later rows for padding
         self.backend.use(flat.batch, causal=flat.causal)
         with forward_context(ForwardContext(attn_backend=self.backend)):
             hidden = self.model.model(flat.tokens, flat.positions, batch)

@@ -1,7 +1,5 @@
 """Block diffusion in numbers, as Prometheus counters."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
@@ -9,17 +7,15 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter
 from ..decode.buffered import BufferedMetrics
 
 DEPTHS = 8
-"""Accepted drafts in a row that are told apart; further ones count as the last."""
+"""Accepted drafts in a row that are counted apart; further ones count as the last."""
 PLANNED = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0)
 """Buckets of D."""
 TOTALS = ("forwards", "request_forwards", "tokens", "drafted", "accepted", "joined", "planned")
 
 
 class DiffusionMetrics(BufferedMetrics):
-    """Counts what rounds compute, draft and accept. registry: other than the default only for tests.
-
-    totals: the same since the start, by name; planned: open blocks of which the planner decided what is drafted.
-    """
+    """Counts computed, drafted and accepted states of rounds. registry: other than the default only for tests. totals:
+    the same since the start, by name; planned: open blocks with drafts decided by the planner."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY):
         super().__init__(registry)
@@ -29,7 +25,7 @@ class DiffusionMetrics(BufferedMetrics):
         self.request_forwards = counter(
             "outrider_diffusion_request_forwards", "Forwards summed over the open blocks in each."
         )
-        self.tokens = counter("outrider_diffusion_tokens", "Tokens of complete blocks, those of a prompt included.")
+        self.tokens = counter("outrider_diffusion_tokens", "Tokens of complete blocks, including prompt tokens.")
         self.drafted = counter("outrider_drafted_states", "States of open blocks that were drafted.")
         accepted = Counter(
             "outrider_accepted_states",
@@ -47,8 +43,8 @@ class DiffusionMetrics(BufferedMetrics):
     def observe(
         self, open_blocks: int, drafted: int, planned: Sequence[int], accepted: Sequence[int], joined: int, tokens: int
     ) -> None:
-        """A round. drafted: states. planned: states of each open block of which the planner decided. accepted: of each
-        open block, its accepted drafts."""
+        """Count a round. drafted: states. planned: states of each open block that the planner decided on. accepted:
+        accepted drafts of each open block."""
         if not open_blocks:
             return
         amounts = (1, open_blocks, tokens, drafted, sum(accepted), joined, len(planned))

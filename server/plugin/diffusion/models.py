@@ -1,6 +1,4 @@
-"""Makes SGLang know block-diffusion models: their config.json, their layers, and what its dllm mode asks of them."""
-
-from __future__ import annotations
+"""Registers block-diffusion models with SGLang: their config.json, their layers, and its dllm mode's settings."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -16,7 +14,7 @@ PROMPT_HOLDS_MASK = "the prompt has the mask token ({name}), which stands for te
 
 
 def register(target: DiffusionTarget) -> None:
-    """Before SGLang reads its settings, in each of its processes."""
+    """Register before SGLang reads its settings, in each of its processes."""
     from sglang.srt.dllm import algorithm
     from sglang.srt.dllm.config import DllmConfig
 
@@ -55,7 +53,7 @@ def register(target: DiffusionTarget) -> None:
 
 
 class _WithTheta:
-    """SGLang's SDAR asks for rope_theta where transformers keeps it no longer, and would take 10,000 instead."""
+    """SGLang's SDAR reads rope_theta, which transformers no longer keeps, and would use 10,000 instead."""
 
     def __post_init__(self, **fields: Any) -> None:
         super().__post_init__(**fields)  # type: ignore[misc]
@@ -83,7 +81,7 @@ class A2dQwen3Config(Qwen3Config):
 
 
 def register_configs() -> None:
-    """Add the config.json of models that transformers knows by their own code alone, which is not run here."""
+    """Add the config.json of models that transformers only knows through their own code, which is not run here."""
     for config in (SdarConfig, SdarMoeConfig, Llada2MoeConfig, FastDllmConfig, A2dQwen3Config):
         AutoConfig.register(config.model_type, config, exist_ok=True)
 
@@ -106,7 +104,7 @@ def _register_layers() -> None:
 
 
 def _tied(load_weights: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """SGLang's SDAR looks for a head of its own where it has made it one with the embedding."""
+    """Load a tied head as the embedding: SGLang's SDAR looks for a separate head although it has tied them."""
 
     def load(model: Any, weights: Any) -> None:
         tied, model.config.tie_word_embeddings = model.config.tie_word_embeddings, False
@@ -119,7 +117,7 @@ def _tied(load_weights: Callable[[Any, Any], None]) -> Callable[[Any, Any], None
 
 
 def _scaled(experts: Callable[[Any, torch.Tensor], torch.Tensor]) -> Callable[[Any, torch.Tensor], torch.Tensor]:
-    """SGLang's experts leave `routed_scaling_factor` out on a CPU."""
+    """Apply `routed_scaling_factor`, which SGLang's experts leave out on a CPU."""
 
     def scaled(block: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         out = experts(block, hidden_states)

@@ -5,13 +5,11 @@ distribution there, and reveals the most confident of them: `Static`, a fixed nu
 remasking); `ThresholdUnmasking`, all above a confidence, and at least one (Fast-dLLM, arXiv:2505.22618; SGLang's
 LowConfidence).
 
-A token's confidence is its probability: in the distribution it was drawn from, or at temperature 0, where it is the
-best one, in the model's own. The noise it is drawn with is a hash of the request's seed, its position in the context
-and the step, which is how many tokens of the block are revealed. So a state and its logits decide the next state,
-whoever asks.
+A token's confidence is its probability: in the distribution it was drawn from, or at temperature 0, where the best
+token is taken, in the model's own. The noise of a draw is a hash of the request's seed, the position in the context and
+the step, which is the number of revealed tokens of the block. So a state and its logits decide the next state, in every
+caller.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,16 +21,16 @@ from outrider.kernels.sampling import Rules, argmax, target_probs
 
 
 class Policy(Protocol):
-    """Decides what a step reveals."""
+    """Decides which tokens a step reveals."""
 
     def reveal(self, masked: torch.Tensor, confidence: torch.Tensor) -> torch.Tensor:
-        """[N, B] bool, a part of `masked` [N, B], not empty where that is not; confidence: [N, B]."""
+        """Return [N, B] bool, a part of `masked` [N, B], empty only where that is; confidence: [N, B]."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Static:
-    """The `tokens` most confident; among equals the first."""
+    """Reveals the `tokens` most confident; among equals the first."""
 
     tokens: int = 1
 
@@ -44,7 +42,7 @@ class Static:
 
 @dataclass(frozen=True, slots=True)
 class ThresholdUnmasking:
-    """Reveals all tokens whose confidence is above `confidence`; where there is none, the most confident."""
+    """Reveals all tokens with more confidence than `confidence`; where there is none, the most confident."""
 
     confidence: float = 0.95
 
@@ -56,19 +54,18 @@ class ThresholdUnmasking:
 def step(
     policy: Policy, states: torch.Tensor, tokens: torch.Tensor, confidence: torch.Tensor, mask_token_id: int
 ) -> torch.Tensor:
-    """The states [N, B] int64 after those in `states` [N, B]; one without masked tokens stays.
-
-    tokens, confidence: [N, B], of each position; those of positions that are not masked are not read.
-    """
+    """Return the states [N, B] int64 after `states` [N, B]; one without masked tokens stays. tokens, confidence: [N,
+    B], of each position; not read at positions that are not masked."""
     return torch.where(policy.reveal(states == mask_token_id, confidence), tokens, states)
 
 
 def noise_keys(
     seeds: torch.Tensor, positions: torch.Tensor, steps: torch.Tensor, temperatures: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """[M] int64 for `predict`, of int64 seeds, positions in the context and steps, all [M].
+    """Return keys [M] int64 for `predict`, from int64 seeds, positions in the context and steps, all [M].
 
-    temperatures: [M]; where all are 0 nothing is drawn, and the keys, which take longer to make than to use, are zeros.
+    temperatures: [M]; where all are 0 no token is drawn, and the keys, which would take longer to make than to use, are
+        zeros.
     """
     if temperatures is not None and not bool((temperatures > 0).any()):
         return torch.zeros_like(seeds)
@@ -76,17 +73,15 @@ def noise_keys(
 
 
 def steps_of(states: torch.Tensor, mask_token_id: int) -> torch.Tensor:
-    """[N] int64, the steps at which states [N, B] stand: how many of their tokens are revealed."""
+    """Return [N] int64, the steps of states [N, B]: how many of their tokens are revealed."""
     return (states != mask_token_id).sum(1)
 
 
 def predict(
     logits: torch.Tensor, rules: Rules, keys: torch.Tensor, mask_token_id: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [M] int64 and their confidence [M] float32 from logits [M, V]; the mask itself is never drawn.
-
-    rules: M of each. keys: [M], see `noise_keys`; not read at temperature 0. The logits of the mask are changed.
-    """
+    """Return tokens [M] int64 and their confidence [M] float32 from logits [M, V]; the mask itself is never drawn.
+    rules: M of each. keys: [M], see `noise_keys`; not read at temperature 0. The logits of the mask are changed."""
     greedy = rules.temperatures <= 0
     if bool(greedy.all()):
         return _best(logits, mask_token_id)

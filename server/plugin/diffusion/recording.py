@@ -1,6 +1,4 @@
-"""Records of rounds for `outrider tune`: their times, and the states that base decoding came through."""
-
-from __future__ import annotations
+"""Records of rounds for `outrider tune`: their times, and the states through which base decoding came."""
 
 from collections import deque
 from typing import Any
@@ -13,12 +11,12 @@ from outrider.scheduler.spiffy.fill import Candidates
 
 RECORDED_ROUNDS = 4096
 RANKS = 8
-"""Tokens of a position that a calibrated graph may ask for."""
+"""Tokens of a position that a calibrated graph may use."""
 
 
 class RoundRecording:
-    """rounds: open blocks, rows and seconds of the last rounds in which nobody read a prompt. counts: of replayed
-    requests, by whether they are sampled."""
+    """rounds: open blocks, rows and seconds of the last rounds without prompts.
+    counts: of replayed requests, by whether they are sampled."""
 
     def __init__(self, mask_id: int) -> None:
         self._mask_id = mask_id
@@ -26,20 +24,20 @@ class RoundRecording:
         self.counts = {False: NodeCounts(), True: NodeCounts()}
 
     def observe(self, req: Any, sampled: bool, before: np.ndarray, after: np.ndarray) -> None:
-        """A step of a replayed request's open block, [B] int64 before and after it. What the forward said, where the
-        block is still open, is `outrider_prediction` of the request."""
+        """Record a step of a replayed request's open block, [B] int64 before and after it. If the block is still open,
+        the request's `outrider_prediction` holds the forward's predictions."""
         path = getattr(req, "outrider_path", [])
-        if path and not np.array_equal(path[-1].state, before):  # another block, or one that was begun again
+        if path and not np.array_equal(path[-1].state, before):  # another block, or one that was started again
             path = []
         if (after == self._mask_id).any():
             req.outrider_path = [*path, req.outrider_prediction]
         elif path:
             states = np.stack([*(known.state for known in path), after])
             tokens = np.stack([known.tokens for known in path])
-            said = Candidates(tokens, np.stack([known.probabilities for known in path]))
-            self.counts[sampled].add(Trajectory(states, said), self._mask_id)
+            candidates = Candidates(tokens, np.stack([known.probabilities for known in path]))
+            self.counts[sampled].add(Trajectory(states, candidates), self._mask_id)
 
     def to_json(self) -> dict[str, Any]:
-        """The recording for another process: `rounds`, and `counts` by class."""
+        """Return the recording for another process: `rounds`, and `counts` by class."""
         counts = {name: self.counts[name == "sampled"].to_json() for name in TEMPERATURES}
         return {"rounds": list(self.rounds), "counts": counts}

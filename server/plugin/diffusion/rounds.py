@@ -1,11 +1,11 @@
-"""The rounds of SGLang's dllm scheduler, in which every request takes what it has to compute next.
+"""The rounds of SGLang's dllm scheduler, in which every request computes its next blocks.
 
-SGLang's own rounds read one block of a prompt each, hold decoding requests up while there are prompts, spend a forward
-on a finished block alone, reserve no room for what is to come, and lose pages of requests that are aborted between
-rounds. Here a round has, of each request, the final blocks that are not in the cache yet, as many as
-`chunked_prefill_size` allows, and its open block behind them. A finished block is answered with at once; its keys and
-values are computed again beside the next open block. Between rounds a request owns final keys and values alone. Where
-there is no room for all open blocks, the youngest request gives its own up and waits.
+SGLang's own rounds read one block of a prompt each, stall decoding requests while there are prompts, spend a forward on
+a finished block alone, reserve no room for coming tokens, and lose pages of requests that are aborted between rounds.
+Here a round has, of each request, the final blocks that are not in the cache yet, as many as `chunked_prefill_size`
+allows, followed by its open block. A finished block is sent at once; its keys and values are computed again together
+with the next open block. Between rounds a request owns only final keys and values. Where there is no room for all open
+blocks, the youngest request gives its own up and waits.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from .. import must_take
 from .algorithm import StepOutcome
 
 REPORT = 40
-"""Rounds after which requests and cache are reported although no prompt was read and no answer ended, as SGLang does
+"""Rounds after which requests and cache are reported even if no prompt was read and no answer ended, as SGLang does
 with decode steps."""
 
 
 def register() -> None:
-    """Take the place of SGLang's."""
+    """Replace SGLang's rounds."""
     must_take.replace(ReqDllmMixin, "_init_fill_ids_for_dllm", _lay_out)
-    must_take.replace(ReqDllmMixin, "determine_dllm_phase", lambda req: None)  # a round takes what is there
+    must_take.replace(ReqDllmMixin, "determine_dllm_phase", lambda req: None)  # a round takes the requests it finds
     must_take.replace(PrefillAdder, "_init_dllm_meta", _set_budget)
     # A request waits until there is room.
     must_take.replace(SchedulerDllmMixin, "_fetch_waiting_reqs", lambda scheduler: None)
     must_take.replace(SchedulerDllmMixin, "_process_dllm_batches", _take_requests)
     must_take.replace(SchedulerDllmMixin, "process_batch_result_dllm", _process_results)
-    must_take.replace(SchedulerDllmMixin, "finish_dllm_forward", lambda scheduler, req: None)  # `_process_results` has
+    must_take.replace(SchedulerDllmMixin, "finish_dllm_forward", lambda scheduler, req: None)  # `_process_results`
     must_take.replace(TpModelWorker, "_forward_batch_generation_dllm", _run)
     HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.abort_request", _abort, HookType.AROUND)
 
 
 def known(req: Any) -> array[int]:
-    """Prompt and answer so far."""
+    """Return prompt and answer so far."""
     return req.origin_input_ids + req.output_ids
 
 
 def _lay_out(req: Any) -> None:
-    """Put the open block, as far as it is unmasked, behind the final ones."""
+    """Put the open block, with its masks, after the final ones."""
     config, tokens = req.dllm_config, known(req)
     start = len(tokens) // config.block_size * config.block_size
     state = req.dllm_algo_state
@@ -64,20 +64,20 @@ def _lay_out(req: Any) -> None:
 
 
 def _set_budget(adder: Any, config: Any) -> None:
-    """Tokens of a round: those of a chunk of prefill, and at least a block of every request."""
+    """Set the tokens of a round: a chunk of prefill, and at least a block of every request."""
     adder.dllm_block_size = config.block_size
     chunk = adder.rem_input_tokens if adder.rem_chunk_tokens is None else adder.rem_chunk_tokens
     adder.rem_dllm_tokens = max(chunk, config.max_running_requests * config.block_size)
 
 
 def _room(adder: Any) -> int:
-    """Tokens that the cache has room for."""
+    """Return the tokens that the cache has room for."""
     cache = adder.tree_cache
     return int(cache.token_to_kv_pool_allocator.available_size() + cache.evictable_size())
 
 
 def _add(adder: Any, req: Any) -> bool:
-    """Take as much of a request into the round as there is room for, in whole blocks; False: nothing."""
+    """Take as many whole blocks of a request into the round as fit; False: none."""
     start, block = req.prefix_len, adder.dllm_block_size
     room = min(adder.rem_dllm_tokens, _room(adder) - adder.memory_budget.current_offset)
     length = min(_unread(req), max(0, room) // block * block)
@@ -92,7 +92,7 @@ def _add(adder: Any, req: Any) -> bool:
 
 
 def _take_requests(scheduler: Any, adder: Any, running_batch: Any) -> Any:
-    """Fill a round: with requests that decode, then those with more to read, then new ones."""
+    """Fill a round: with requests that decode, then requests with more to read, then new ones."""
     running = scheduler.dllm_manager.waiting_queue
     _make_room(scheduler, adder, running)
     for req in sorted(running, key=lambda req: _unread(req) > 2 * adder.dllm_block_size):
@@ -101,7 +101,7 @@ def _take_requests(scheduler: Any, adder: Any, running_batch: Any) -> Any:
     while scheduler.waiting_queue and len(running) < scheduler.dllm_config.max_running_requests:
         req = scheduler.waiting_queue[0]
         req.init_next_round_input(scheduler.tree_cache)
-        req.lock = scheduler.tree_cache.lock(req.last_node)  # what it found in the cache is not evictable from here on
+        req.lock = scheduler.tree_cache.lock(req.last_node)  # its cached prefix is not evictable from here on
         promised += _wanted(adder, req)
         if (running and _room(adder) < promised) or not _add(adder, req):
             scheduler.tree_cache.unlock(req.lock)
@@ -114,12 +114,12 @@ def _take_requests(scheduler: Any, adder: Any, running_batch: Any) -> Any:
 
 
 def _unread(req: Any) -> int:
-    """Tokens that are not in the cache, the open block's among them."""
+    """Count the tokens that are not in the cache, including the open block's."""
     return len(req.full_untruncated_fill_ids) - req.prefix_len
 
 
 def _wanted(adder: Any, req: Any) -> int:
-    """Tokens that a request is likely to need beside those that it has in the cache."""
+    """Estimate the tokens that a request needs beyond its tokens in the cache."""
     return _unread(req) + int(adder._get_running_request_total_token_offset(req))
 
 
@@ -131,7 +131,7 @@ def _make_room(scheduler: Any, adder: Any, running: list[Any]) -> None:
 
 
 def _give_up(scheduler: Any, req: Any) -> None:
-    """Free what a running request has in the cache; it waits, and is computed again."""
+    """Free a running request's cache; it waits, and is computed again."""
     if req.kv.holds_kv:
         _release(scheduler, req)
     req.reset_for_retract()
@@ -146,17 +146,17 @@ def _give_up(scheduler: Any, req: Any) -> None:
     scheduler.waiting_queue.insert(0, scheduler.waiting_queue.pop())  # it has waited before
 
 
-def _abort(original: Callable[..., None], scheduler: Any, asked: Any) -> None:
-    """Abort as SGLang does, which gives the client of a running request no reason, and leaks its pages."""
+def _abort(original: Callable[..., None], scheduler: Any, abort_request: Any) -> None:
+    """Abort as SGLang does, plus a reason for the client of a running request, and without leaking its pages."""
     from sglang.srt.managers.scheduler import _make_abort_req
 
-    for req in scheduler.dllm_manager.pop_aborted_reqs(asked.abort_all, asked.rid):
+    for req in scheduler.dllm_manager.pop_aborted_reqs(abort_request.abort_all, abort_request.rid):
         scheduler._release_aborted_request(req)
-        notice = _make_abort_req(req, finished_reason=asked.finished_reason)
+        notice = _make_abort_req(req, finished_reason=abort_request.finished_reason)
         scheduler.send_abort_output(notice, req)
         if req.kv.holds_kv:
             _release(scheduler, req)
-    original(scheduler, asked)
+    original(scheduler, abort_request)
 
 
 def _run(worker: Any, forward_batch: Any, batch: Any = None) -> Any:
@@ -195,7 +195,7 @@ def _process_results(scheduler: Any, batch: Any, result: Any) -> None:
 
 
 def _report(scheduler: Any, batch: Any, generated: int, ended: bool) -> None:
-    """Tell Prometheus what a round computed; SGLang counts its dllm rounds as prefills, and no answer's tokens."""
+    """Report a round to Prometheus; SGLang counts its dllm rounds as prefills, and no answer's tokens."""
     reporter, stats = scheduler.metrics_reporter, batch.prefill_stats
     reporter.num_generated_tokens += generated
     if generated and reporter.current_scheduler_metrics_enabled:
@@ -214,7 +214,7 @@ def _report(scheduler: Any, batch: Any, generated: int, ended: bool) -> None:
 
 
 def _answer(req: Any, state: list[int]) -> int:
-    """Add a complete block to the answer, without what is the prompt's of it; by how many tokens that is longer now."""
+    """Add a complete block, without the prompt's part of it, to the answer; return how many tokens longer that is."""
     before, new = len(req.output_ids), state[len(known(req)) % len(state) :]
     req.output_ids.extend(new)
     req.update_finish_state(new_accepted_len=len(new))
@@ -228,19 +228,19 @@ def _end(scheduler: Any, req: Any) -> None:
 
 
 def _release(scheduler: Any, req: Any) -> None:
-    """Free what a request has in the cache; what is final of it stays there for others."""
+    """Free a request's cache; its final part stays in the prefix cache."""
     req.full_untruncated_fill_ids = known(req)  # without the open block's masks
     release_kv_cache(req, scheduler.tree_cache, checkpoint=True)
 
 
 def _keep(scheduler: Any, req: Any, kept: int) -> None:
-    """Give all slots behind the first `kept` tokens back, and show the rest to the prefix cache."""
+    """Free all slots after the first `kept` tokens, and add the rest to the prefix cache."""
     cache, kv = scheduler.tree_cache, req.kv
     if kept < kv.kv_allocated_len:
         cache.free_kv_row(kv, [(kept, kv.kv_allocated_len)])
     kv.kv_committed_len = kv.kv_allocated_len = kept
-    if kept > req.prefix_len and not req.finished():  # `_release` shows those of an answer that has ended
+    if kept > req.prefix_len and not req.finished():  # `_release` adds an ended answer's
         req.extend_end = kept
         scheduler.stash_chunked_request(req)
-    if not kept:  # SGLang takes a row of the pool for one with slots
+    if not kept:  # SGLang expects a row of the pool only for a request with slots
         scheduler.req_to_token_pool.free(req)

@@ -1,12 +1,10 @@
-"""Spiffy (arXiv 2509.18085): states that open blocks may come to stand beside them in the same forward.
+"""Spiffy (arXiv 2509.18085): likely next states of open blocks join them in the same forward.
 
 Base decoding steps every open block once a round. Here its drafts are stepped as well, by the same policy, and a block
 goes on from draft to draft as long as its next state is one. So it comes through the same states, in fewer rounds.
-Drafts are rows of the round's flattened batch that share the page table of what is before them; their pages are taken
-and given back within the round, but for that of a final block, which takes the place of the open one's.
+Drafts are rows of the round's flattened batch that share the page table of their prefix. Their pages are taken and
+given back within the round, except the page of a final block, which replaces the open one's.
 """
-
-from __future__ import annotations
 
 import time
 from typing import Any
@@ -25,7 +23,7 @@ from .metrics import DiffusionMetrics
 from .recording import RoundRecording
 
 IDLE_SECONDS = 0.02
-"""Between two rounds, from which on nobody was served in between."""
+"""Pause between two rounds from which the server counts as idle in between."""
 
 
 class Spiffy(BlockDiffusion):
@@ -38,21 +36,21 @@ class Spiffy(BlockDiffusion):
         self.reload_profile()
         self.forget_records()
         self.states = DiffusionMetrics()
-        self._ended = 0.0  # when the last round did, on the host's clock
+        self._ended = 0.0  # end of the last round, on the host's clock
 
     def reload_profile(self) -> None:
-        """Draft and plan by the profile as it now stands on the disk."""
+        """Draft and plan by the profile on disk."""
         self.drafting = StateDrafting(load_graphs(self.config), load_round_cost(self.config), self.mask_id)
 
     def forget_records(self) -> None:
         self.recording = RoundRecording(self.mask_id)
 
     def outrider_state(self) -> dict[str, Any]:
-        """Records since `forget_records`, for another process."""
+        """Return the records since `forget_records`, for another process."""
         return self.recording.to_json()
 
     def outrider_live(self) -> dict[str, Any]:
-        """Counts for the page."""
+        """Return counts for the page."""
         totals = self.states.totals
         drafted, accepted = totals["drafted"], totals["accepted"]
         return live.snapshot(self.metrics, None) | {
@@ -75,41 +73,41 @@ class Spiffy(BlockDiffusion):
     def generate(self, runner: Any, forward_batch: Any, batch: Any) -> list[StepOutcome]:
         began, run = time.perf_counter(), self.optional.run
         lengths = [length // self.block_size for length in forward_batch.extend_seq_lens_cpu]
-        one = self._round(runner, forward_batch, batch.reqs, lengths)
+        current = self._round(runner, forward_batch, batch.reqs, lengths)
         owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
         with self.drafting.deciding_time:
-            chosen = run("drafting", None, self.drafting.choose, one)
+            chosen = run("drafting", None, self.drafting.choose, current)
             drafts = self.drafting.nothing() if chosen is None else chosen
             slots = self._slots(sum(draft.rows for draft in drafts), batch)
             if slots is None:
-                drafts, slots = self.drafting.nothing(), one.rows.slots[:0]
-            rows = with_drafts(one.rows, one.roots, drafts, slots, self.mask_id)
+                drafts, slots = self.drafting.nothing(), current.rows.slots[:0]
+            rows = with_drafts(current.rows, current.roots, drafts, slots, self.mask_id)
             if drafts:
                 more = torch.tensor([draft.request for draft in drafts for _ in range(draft.rows)])
                 owner = torch.cat([owner, more])
         masked = (rows.tokens == self.mask_id) & rows.open[:, None]
         logits = self.forward(runner).run(rows, masked, forward_batch)
-        step = self.step(rows, masked, logits, owner, (one.rules, one.seeds))
+        step = self.step(rows, masked, logits, owner, (current.rules, current.seeds))
         stepped = step.states.numpy()
         with self.drafting.deciding_time:
-            blocks = found(rows, stepped, one.roots, drafts, len(one.rows), self.mask_id)
-            self._give_back(rows, one.roots, slots, blocks, batch)
-            run("drafting", None, self.drafting.remember, one, rows, masked, logits, step, blocks)
-            run("drafting", None, self.drafting.learn, one, stepped, blocks)
-        run("metrics", None, self._record, one, blocks)
-        ends = one.rows.starts[np.cumsum(lengths) - 1].tolist()
+            blocks = found(rows, stepped, current.roots, drafts, len(current.rows), self.mask_id)
+            self._give_back(rows, current.roots, slots, blocks, batch)
+            run("drafting", None, self.drafting.remember, current, rows, masked, logits, step, blocks)
+            run("drafting", None, self.drafting.learn, current, stepped, blocks)
+        run("metrics", None, self._record, current, blocks)
+        ends = current.rows.starts[np.cumsum(lengths) - 1].tolist()
         outcomes = [
             StepOutcome(start + self.block_size) if block is None else self._outcome(start, block)
             for start, block in zip(ends, blocks, strict=True)
         ]
-        run("metrics", None, self._count, one, drafts, blocks, outcomes)
-        run("planning", None, self._time, began, len(rows), one, alone=max(lengths) <= 2)
+        run("metrics", None, self._count, current, drafts, blocks, outcomes)
+        run("planning", None, self._time, began, len(rows), current, alone=max(lengths) <= 2)
         return outcomes
 
     # -- before the forward ---------------------------------------------------------------------------------------
 
     def _round(self, runner: Any, forward_batch: Any, reqs: Any, lengths: list[int]) -> Round:
-        """lengths: [R] blocks of each request."""
+        """Return the round of a batch; lengths: [R] blocks of each request."""
         rows = self.rows(forward_batch, reqs)
         rules, seeds = self.sampling(forward_batch, reqs)
         last = (np.cumsum(lengths) - 1).tolist()
@@ -125,7 +123,7 @@ class Spiffy(BlockDiffusion):
         )
 
     def _slots(self, rows: int, batch: Any) -> torch.Tensor | None:
-        """[rows, B] int64 slots for drafts; None where there is no room."""
+        """Return [rows, B] int64 slots for drafts; None where there is no room."""
         if not rows:
             return torch.empty((0, self.block_size), dtype=torch.int64)
         allocator = batch.token_to_kv_pool_allocator
@@ -134,12 +132,12 @@ class Spiffy(BlockDiffusion):
         slots = allocator.alloc(wanted) if wanted <= allocator.available_size() else None
         return None if slots is None else slots.long().view(rows, self.block_size)
 
-    # -- behind the forward ---------------------------------------------------------------------------------------
+    # -- after the forward ----------------------------------------------------------------------------------------
 
     def _give_back(
         self, rows: OpenRows, roots: list[int], slots: torch.Tensor, blocks: list[BlockOutcome | None], batch: Any
     ) -> None:
-        """Free the drafts' pages; those of accepted final blocks take the places of the open blocks', which go."""
+        """Free the drafts' pages; pages of accepted final blocks replace the open blocks', which are freed instead."""
         if not len(slots):
             return
         left = set(slots[:, 0].tolist())
@@ -147,7 +145,7 @@ class Spiffy(BlockDiffusion):
             (root, block.slots) for root, block in zip(roots, blocks, strict=True) if block and block.slots is not None
         ]
         if swapped:
-            at, kept = torch.tensor([root for root, _ in swapped]), torch.stack([own for _, own in swapped])
+            at, kept = torch.tensor([root for root, _ in swapped]), torch.stack([page for _, page in swapped])
             table = batch.req_to_token_pool.req_to_token
             table[rows.tables[at, None], rows.starts[at, None] + torch.arange(self.block_size)] = kept.to(table.dtype)
             left -= set(kept[:, 0].tolist())
@@ -155,15 +153,15 @@ class Spiffy(BlockDiffusion):
         pages = torch.tensor(sorted(left))[:, None] + torch.arange(self.block_size)
         batch.token_to_kv_pool_allocator.free(pages.flatten())
 
-    def _record(self, one: Round, blocks: list[BlockOutcome | None]) -> None:
+    def _record(self, current: Round, blocks: list[BlockOutcome | None]) -> None:
         """Count the states of requests that are replayed."""
-        for number, (root, block) in enumerate(zip(one.roots, blocks, strict=True)):
-            if block is not None and one.served[number].options.replayed:
-                before, sampled = one.rows.tokens[root].numpy(), bool(one.rules.temperatures[number] > 0)
-                self.recording.observe(one.reqs[number], sampled, before, block.state)
+        for number, (root, block) in enumerate(zip(current.roots, blocks, strict=True)):
+            if block is not None and current.served[number].options.replayed:
+                before, sampled = current.rows.tokens[root].numpy(), bool(current.rules.temperatures[number] > 0)
+                self.recording.observe(current.reqs[number], sampled, before, block.state)
 
     def _count(
-        self, one: Round, drafts: list[StateDraft], blocks: list[BlockOutcome | None], outcomes: list[StepOutcome]
+        self, current: Round, drafts: list[StateDraft], blocks: list[BlockOutcome | None], outcomes: list[StepOutcome]
     ) -> None:
         """Count a round in the metrics."""
         states = [0] * len(blocks)
@@ -173,26 +171,28 @@ class Spiffy(BlockDiffusion):
             open_blocks=sum(block is not None for block in blocks),
             drafted=len(drafts),
             planned=[
-                own
-                for own, asked, block in zip(states, one.served, blocks, strict=True)
-                if block is not None and asked.planned
+                count
+                for count, request, block in zip(states, current.served, blocks, strict=True)
+                if block is not None and request.planned
             ],
             accepted=[len(block.accepted) for block in blocks if block is not None],
             joined=sum(outcome.committed for outcome in outcomes),
             tokens=sum(len(outcome.complete) for outcome in outcomes) * self.block_size,
         )
 
-    def _time(self, began: float, rows: int, one: Round, alone: bool) -> None:
-        """A round of `rows` with its drafts is over. alone: no request has more than its last two blocks in it."""
+    def _time(self, began: float, rows: int, current: Round, alone: bool) -> None:
+        """Record the time of a round of `rows` rows; alone: no request has more than its last two blocks in it."""
         ended = time.perf_counter()
         seconds = ended - (self._ended if began - self._ended < IDLE_SECONDS else began)
         self._ended = ended
-        deciding = self.drafting.decided(sum(root >= 0 for root in one.roots))
-        if min(one.roots) < 0 or not alone:  # somebody is reading a prompt
+        deciding = self.drafting.decided(sum(root >= 0 for root in current.roots))
+        if min(current.roots) < 0 or not alone:  # a prompt is being read
             return
-        requests, cost = len(one.roots), self.drafting.planner.cost
-        predicted = float(cost.seconds(np.array([rows]), requests, one.context)[0]) + deciding if cost.known else None
-        cost.observe(rows, seconds - deciding, requests, one.context)
+        requests, cost = len(current.roots), self.drafting.planner.cost
+        predicted = (
+            float(cost.seconds(np.array([rows]), requests, current.context)[0]) + deciding if cost.known else None
+        )
+        cost.observe(rows, seconds - deciding, requests, current.context)
         self.metrics.observe_time(seconds, predicted)
         self.metrics.planner_seconds.observe(deciding)
         self.recording.rounds.append((requests, rows, seconds))

@@ -6,13 +6,11 @@ each other and all blocks before, and are revealed in several denoising steps.
 Fields of a config.json, by SDAR's names where it has them:
 
 block_size: tokens of a block. (Fast-dLLM v2 calls it bd_size.)
-mask_token_id: of the token that stands where nothing is revealed yet.
-shift: the states at a position predict the token after it, as in the autoregressive model it was made of.
-context_mask: what a position of a finished block or of the prompt sees: "block", all of its block and what is before;
-    "causal", itself and what is before.
+mask_token_id: of the token at places that are not revealed yet.
+shift: the states at a position predict the token after it, as in the autoregressive model it was made from.
+context_mask: the context of a position of a finished block or of the prompt: "block", its whole block and all before;
+    "causal", itself and all before.
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ UNMASKINGS = ("threshold", "static")
 
 
 class DiffusionConfigError(ValueError):
-    """A config.json names no block diffusion that can be run."""
+    """A config.json without a block diffusion that can be run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +37,8 @@ class DiffusionTarget:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Parameters that the config.json of an architecture leaves out; 0: it has them.
-
-    layers: SGLang's class that has its layers; "" where SGLang knows the architecture.
-    """
+    """Parameters that the config.json of an architecture leaves out; 0: it has them. layers: SGLang's class with its
+    layers; "" where SGLang knows the architecture."""
 
     layers: str = ""
     block_size: int = 0
@@ -68,10 +64,8 @@ CONVERTED = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
 def recognise(config: Mapping[str, Any], block_size: int | None = None) -> DiffusionTarget | None:
-    """The model that a config.json describes; None where it is no block-diffusion model.
-
-    block_size: in place of the config's. Raises DiffusionConfigError where it contradicts itself.
-    """
+    """Return the model that a config.json describes; None if it is not a block-diffusion model. block_size: in place of
+    the config's. Raises DiffusionConfigError for contradictory fields."""
     architecture = (config.get("architectures") or [""])[0]
     family = FAMILIES.get(architecture)
     if family is None:

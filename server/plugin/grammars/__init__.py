@@ -1,1 +1,1 @@
-"""Grammars: compiled in a process of their own within limits, carried to the scheduler, watched while followed."""
+"""Grammars: compiled in their own process within limits, passed to the scheduler, and timed while they are followed."""

@@ -1,4 +1,4 @@
-"""SGLang's xgrammar backend in the scheduler, bounded: what it keeps, what it compiles, and what following may take."""
+"""SGLang's xgrammar backend in the scheduler, bounded in memory, compilation and time to follow a grammar."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -23,22 +24,21 @@ from xgrammar import CompiledGrammar, GrammarCompiler, GrammarMatcher, Tokenizer
 
 from .budget import GrammarBudget
 from .folder import CompileOptions, GrammarFolder, name_of
+from .forced import Forced, ForcedText, Spelling
 from .rewrite import rewritten
 
 CACHE_BYTES = 64 * 1024 * 1024
-"""Compiled grammars that the scheduler keeps."""
+"""Bytes of compiled grammars that the scheduler keeps."""
 ENTRY_BYTES = 64 * 1024
-"""Bytes of each beyond what xgrammar counts: its matcher and objects."""
+"""Bytes of each beyond xgrammar's count: its matcher and objects."""
 NICE = 5
-"""Niceness of the thread that compiles."""
+"""Niceness of the compiling thread."""
 TOO_SLOW = "the request's grammar takes too long to follow; simplify its repetitions and alternatives"
 
 
 class GrammarCache:
-    """Replaces SGLang's dictionary of grammars: keeps the latest used, up to a number of bytes.
-
-    registry: a process can have a metric once in each; other than the default only for tests.
-    """
+    """Replaces SGLang's dictionary of grammars: keeps the latest used, up to a number of bytes. registry: a process can
+    register a metric only once in each; other than the default only for tests."""
 
     def __init__(self, limit: int = CACHE_BYTES, registry: CollectorRegistry = REGISTRY) -> None:
         self._limit = limit
@@ -55,12 +55,12 @@ class GrammarCache:
         return len(self._kept)
 
     def get(self, key: tuple[str, str]) -> BaseGrammarObject | None:
-        found = self._kept.get(key)
-        if found is None:
+        kept = self._kept.get(key)
+        if kept is None:
             return None
         self._kept.move_to_end(key)
-        shared = getattr(followed(found[0]), "shared", None)
-        return InvalidGrammarObject(TOO_SLOW) if shared is not None and shared.refused else found[0]
+        shared = getattr(followed(kept[0]), "shared", None)
+        return InvalidGrammarObject(TOO_SLOW) if shared is not None and shared.refused else kept[0]
 
     def __setitem__(self, key: tuple[str, str], grammar: BaseGrammarObject) -> None:
         self._drop(key)
@@ -83,13 +83,13 @@ class GrammarCache:
 
 
 def compiled_bytes(grammar: Any) -> int:
-    """Bytes of the compiled grammar behind SGLang's object, as xgrammar counts them; 0 where there is none."""
+    """Return the bytes of an SGLang object's compiled grammar, as xgrammar counts them; 0 without one."""
     compiled = getattr(followed(grammar), "ctx", None)
     return 0 if compiled is None else int(compiled.memory_size_bytes)
 
 
 def followed(grammar: Any) -> Any:
-    """The grammar itself, without SGLang's wrapper that lets a model think first."""
+    """Return the grammar itself, without SGLang's wrapper that lets a model think first."""
     return getattr(grammar, "grammar", grammar)
 
 
@@ -103,12 +103,12 @@ class SharedState:
 class BoundedGrammar(XGrammarGrammar):
     """A grammar that is no longer followed once it has taken more time than it may; its requests end with an error.
 
-    Until they end nothing may raise, because masks are made in the middle of a verification: it allows everything.
+    Masks are made in the middle of a verification, so it must not raise: until its requests end it allows everything.
     """
 
-    def __init__(self, *args: Any, budget: GrammarBudget, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, budget: GrammarBudget, forced: ForcedText, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.budget, self.shared = budget, SharedState()
+        self.budget, self.shared, self.forced = budget, SharedState(), forced
         self._not_accepted = 0  # tokens since it is no longer followed
 
     def fill_vocab_mask(self, vocab_mask: Any, idx: int) -> None:
@@ -123,6 +123,21 @@ class BoundedGrammar(XGrammarGrammar):
         with self.budget:
             super().accept_token(token)
 
+    @property
+    def drafts(self) -> bool:
+        """True while it may be followed for drafts."""
+        return not (self.budget.exceeded or self.forced.budget.exceeded or self.is_terminated())
+
+    def forced_tokens(self, most: int) -> Forced:
+        """`ForcedText.tokens` after the answer so far."""
+        with self.forced.budget:
+            return self.forced.tokens(self.matcher, self.accepted_tokens, most)
+
+    def forced_after(self, draft: Sequence[int], most: int) -> tuple[int, Forced]:
+        """`ForcedText.after` the answer so far and a draft."""
+        with self.forced.budget:
+            return self.forced.after(self.matcher, self.accepted_tokens, draft, most)
+
     def rollback(self, k: int) -> None:
         skipped = min(k, self._not_accepted)
         self._not_accepted -= skipped
@@ -134,37 +149,50 @@ class BoundedGrammar(XGrammarGrammar):
         if stats is not None:
             stats = dataclasses.replace(stats, is_cache_hit=True, tree_traversal_time=[])
         copied = bounded(
-            self.ctx, self.vocab_size, self.override_stop_tokens, self.key_string, stats, self.budget.unlimited
+            self.ctx,
+            self.vocab_size,
+            self.override_stop_tokens,
+            self.key_string,
+            stats,
+            self.budget.unlimited,
+            self.forced.anew(),
         )
         copied.shared = self.shared
         return copied
 
 
 def bounded(
-    compiled: CompiledGrammar, vocab_size: int, stops: Any, key: str | None, stats: Any, unlimited: bool
+    compiled: CompiledGrammar,
+    vocab_size: int,
+    stops: Any,
+    key: str | None,
+    stats: Any,
+    unlimited: bool,
+    forced: ForcedText,
 ) -> BoundedGrammar:
-    """A grammar at its beginning. stops: tokens that end it, None for the tokenizer's. unlimited: it may take long."""
+    """Return a grammar at its beginning. stops: tokens that end it, None for the tokenizer's. unlimited: without time
+    limit."""
     matcher = GrammarMatcher(compiled, max_rollback_tokens=MAX_ROLLBACK_TOKENS, override_stop_tokens=stops)
-    return BoundedGrammar(matcher, vocab_size, compiled, stops, key, stats, budget=GrammarBudget(unlimited=unlimited))
+    budget = GrammarBudget(unlimited=unlimited)
+    return BoundedGrammar(matcher, vocab_size, compiled, stops, key, stats, budget=budget, forced=forced)
 
 
 class BoundedBackend(XGrammarGrammarBackend):
-    """Takes compiled grammars from the folder; those that are not there it compiles, in one thread of low priority.
-
-    What reaches it was examined by the HTTP process, whose folder has all that takes long to compile.
-    """
+    """Takes compiled grammars from the folder; it compiles missing ones in one thread of low priority. The HTTP process
+    has examined every grammar that arrives here, and its folder has all that take long to compile."""
 
     grammar_compiler: GrammarCompiler
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(tokenizer, *args, **kwargs)
         from sglang.srt.runtime_context import get_parallel
 
         info: TokenizerInfo = self.grammar_compiler.compile_regex("a").tokenizer_info
-        # xgrammar's own cache, without a bound, would keep what `GrammarCache` drops.
+        # xgrammar's own cache, without a bound, would keep grammars that `GrammarCache` drops.
         self.grammar_compiler = GrammarCompiler(info, max_threads=1, cache_enabled=False)
         self._tokenizer, self._folder = info, GrammarFolder.from_env()
-        # Ranks follow the same tokens; by the clock, each would end a request at another.
+        self._spelling = Spelling.of(tokenizer, info)
+        # Ranks follow the same tokens; with a clock, each would end a request at another token.
         self._unlimited = get_parallel().tp_size > 1
         if self._folder is not None:
             options = CompileOptions(
@@ -185,11 +213,13 @@ class BoundedBackend(XGrammarGrammarBackend):
         return self._from_context(compiled, text, GrammarStats(dispatch_type=kind))
 
     def _from_context(self, ctx: CompiledGrammar, key_string: str, grammar_stats: GrammarStats) -> BoundedGrammar:
-        return bounded(ctx, self.vocab_size, self.override_stop_tokens, key_string, grammar_stats, self._unlimited)
+        forced = ForcedText(self._spelling, json=grammar_stats.dispatch_type == "json")
+        stops = self.override_stop_tokens
+        return bounded(ctx, self.vocab_size, stops, key_string, grammar_stats, self._unlimited, forced)
 
 
 def bound(backend: BaseGrammarBackend) -> None:
-    """Bound what a backend of SGLang's keeps, and how many grammars it compiles at the same time."""
+    """Bound the memory of an SGLang backend, and how many grammars it compiles at the same time."""
     backend.executor.shutdown(wait=False)
     backend.executor = ThreadPoolExecutor(1, "grammars", initializer=_give_way)
     backend.cache = GrammarCache()
@@ -200,7 +230,7 @@ def _give_way() -> None:
 
 
 def end_if_too_slow(req: Any) -> bool:
-    """End the request with an error if its grammar is no longer followed; whether it was."""
+    """End the request with an error if its grammar is no longer followed; return whether it did."""
     grammar = followed(req.grammar)
     if not isinstance(grammar, BoundedGrammar) or not grammar.budget.exceeded:
         return False

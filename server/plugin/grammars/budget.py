@@ -1,17 +1,15 @@
-"""The processor time that following a grammar may take, when it is tried out and when it is used."""
-
-from __future__ import annotations
+"""The processor time that following a grammar may take, in its trial and in use."""
 
 import time
 
 BURST_SECONDS = 0.2
 """Processor time that a grammar may take at once."""
 CALL_SECONDS = 0.001
-"""Processor time that each further mask or token may take in the mean; ordinary grammars take a hundredth of it."""
+"""Processor time that each further mask or token may take on average; ordinary grammars take a hundredth of it."""
 
 
 class GrammarBudget:
-    """Processor time of one grammar's masks and tokens, counted by thread: waiting for a core costs nothing."""
+    """Processor time of one grammar's masks and tokens, counted by thread: waiting for a core is free."""
 
     __slots__ = ("_begun", "calls", "seconds", "unlimited", "worst")
 

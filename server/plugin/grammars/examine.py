@@ -1,4 +1,4 @@
-"""Compiling one grammar and trying it out: what is done in a process that may be killed for it."""
+"""Compiling one grammar and trying it out, in a process that may be killed for it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from .rewrite import rewritten
 from .walk import Walker
 
 CARRY_SECONDS = 0.1
-"""A grammar that took longer to compile is carried to the scheduler as it is; others compile as fast as they load."""
+"""A grammar that took longer to compile is passed to the scheduler compiled; faster ones compile as fast as they
+load."""
 MAX_CARRIED_BYTES = 24 * 1024 * 1024
-"""Largest compiled grammar that is carried; it is read at 35 MB/s."""
+"""Largest compiled grammar that is passed on; it is read at 35 MB/s."""
 MAX_REASON = 300
-"""Characters of a reason; some quote all of a schema."""
+"""Characters of a reason; some quote a whole schema."""
 
 
 class GrammarOutcome(StrEnum):
-    """accepted: the scheduler may follow it. invalid: it is no grammar. costly: it takes too much time or memory. busy:
-    too many others are being compiled."""
+    """accepted: the scheduler may follow it. invalid: it is no grammar. costly: it takes too much time or memory.
+    busy: too many grammars are being compiled."""
 
     ACCEPTED = "accepted"
     INVALID = "invalid"
@@ -35,8 +36,8 @@ class GrammarOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GrammarVerdict:
-    """reason: why it was not accepted. seconds: of processor time. carried: bytes of the compiled grammar's file; 0:
-    there is none."""
+    """reason: why it was not accepted. seconds: of processor time.
+    carried: bytes of the compiled grammar's file; 0: there is none."""
 
     outcome: GrammarOutcome
     reason: str = ""
@@ -67,10 +68,8 @@ class Examiner:
         return cls(folder, options, tokenizer, Walker.of(tokenizer), threads)
 
     def examine(self, kind: str, text: str, name: str) -> GrammarVerdict:
-        """Compile the grammar and walk through it; takes as long, and as much memory, as it takes.
-
-        kind: json, regex, ebnf or structural_tag. name: what a grammar that is carried is called.
-        """
+        """Compile the grammar and walk through it, without a limit of time or memory. kind: json, regex, ebnf or
+        structural_tag. name: of the file of a grammar that is passed on."""
         begun = time.process_time()
         try:
             compiled = self._compile(kind, text)
@@ -116,6 +115,6 @@ class Examiner:
 
 
 def _reason(error: Exception) -> str:
-    """xgrammar's messages begin with its source file and time."""
+    """Return the reason in one of xgrammar's messages, which begin with its source file and time."""
     text = " ".join(str(error).split())
     return (text.rpartition(": ")[2] if text.startswith("[") else text)[:MAX_REASON]

@@ -1,7 +1,7 @@
-"""The folder through which the scheduler and the process that compiles grammars know of each other's results.
+"""The folder through which the scheduler and the compiling process exchange grammars.
 
-The scheduler writes what a grammar is compiled for (tokenizer and options); the compiling process writes grammars that
-took long, so that the scheduler need not compile them again. It lies in the server's run folder.
+The scheduler writes the tokenizer and options to compile for; the compiling process writes grammars that took long, so
+that the scheduler need not compile them again. It lies in the server's run folder.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ENV = "OUTRIDER_GRAMMARS"
-"""Environment: the folder. Where it is not set, the scheduler compiles everything itself."""
+"""Environment variable: the folder. Without it the scheduler compiles everything itself."""
 
 
 def name_of(kind: str, text: str) -> str:
-    """A name for the grammar of an SGLang grammar key."""
+    """Return a name for the grammar of an SGLang grammar key."""
     return hashlib.sha256(f"{kind}\n{text}".encode()).hexdigest()
 
 
@@ -44,7 +44,7 @@ class GrammarFolder:
 
     @classmethod
     def from_env(cls) -> GrammarFolder | None:
-        """The folder of this server, or None."""
+        """Return the folder of this server, or None."""
         path = os.environ.get(ENV)
         return cls(Path(path)) if path else None
 
@@ -52,7 +52,7 @@ class GrammarFolder:
         self._write(self._options, json.dumps(asdict(options)))
 
     def read_options(self) -> CompileOptions | None:
-        """The options that the scheduler has written; None where its grammar backend is not xgrammar."""
+        """Return the options that the scheduler has written; None where its grammar backend is not xgrammar."""
         try:
             return CompileOptions(**json.loads(self._options.read_text()))
         except FileNotFoundError:
@@ -68,7 +68,7 @@ class GrammarFolder:
         self._write(self.file(name), compiled)
 
     def read(self, name: str) -> str | None:
-        """A compiled grammar that was kept; None where none was, or is any longer."""
+        """Return a kept compiled grammar; None if there is none (any more)."""
         try:
             return self.file(name).read_text()
         except FileNotFoundError:
@@ -78,7 +78,7 @@ class GrammarFolder:
         self.file(name).unlink(missing_ok=True)
 
     def file(self, name: str) -> Path:
-        """Path of the compiled grammar of this name."""
+        """Return the path of the compiled grammar of this name."""
         return self.path / f"{name}.json"
 
     @property

@@ -1,7 +1,5 @@
 """Regular expressions as xgrammar follows them: of whole texts, and without anchors."""
 
-from __future__ import annotations
-
 import re
 
 TOKEN = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\(\?<?[=!]|.", re.DOTALL)
@@ -10,10 +8,8 @@ UNSUPPORTED = re.compile(r"\\[AZzbBpPk1-9]|\(\?<?[=!]")
 
 
 def without_anchors(pattern: str) -> str:
-    """The same pattern without `^` before and `$` after each of its alternatives, which match whole texts anyway.
-
-    Raises ValueError for an anchor anywhere else, which xgrammar would ignore, and for what it does not support.
-    """
+    """Return the pattern without `^` before and `$` after each of its alternatives, which match whole texts anyway.
+    Raises ValueError for an anchor anywhere else, which xgrammar would ignore, and for unsupported tokens."""
     tokens = TOKEN.findall(pattern)
     kept, depth = [], 0
     for index, token in enumerate(tokens):

@@ -1,6 +1,4 @@
-"""Grammars as they are given to xgrammar."""
-
-from __future__ import annotations
+"""Grammars in the form given to xgrammar."""
 
 import json
 from typing import Any
@@ -12,14 +10,15 @@ from .schemas import rewrite_patterns
 
 
 def rewritten(kind: str, text: str, max_whitespace: int | None = None) -> str:
-    """The same grammar without anchors, of which xgrammar warns, and with a bound on white space in tools' JSON.
+    """Return the grammar without anchors, of which xgrammar warns, and with a bound on white space in tools' JSON.
 
-    kind: json, regex, ebnf or structural_tag. max_whitespace: the bound for JSON schemas, which SGLang does not apply
-    to structural tags. Raises ValueError for patterns that cannot be enforced.
+    kind: json, regex, ebnf or structural_tag.
+    max_whitespace: the bound for JSON schemas, which SGLang does not apply to structural tags.
+    Raises ValueError for patterns that cannot be enforced.
     """
     if kind == "regex":
         return without_anchors(text)
-    if kind == "json" and "attern" in text:  # others as they came: xgrammar reads numbers otherwise than Python
+    if kind == "json" and "attern" in text:  # the rest stays: xgrammar reads numbers differently from Python
         schema = json.loads(text)
         rewrite_patterns(schema)
         return json.dumps(schema)
@@ -31,7 +30,7 @@ def rewritten(kind: str, text: str, max_whitespace: int | None = None) -> str:
 
 
 def _current(tag: dict[str, Any]) -> dict[str, Any]:
-    """A structural tag in xgrammar's current form, converted as in SGLang's backend."""
+    """Return a structural tag in xgrammar's current form, converted as in SGLang's backend."""
     if (structures := tag.get("structures")) is None:
         return tag
     items = [

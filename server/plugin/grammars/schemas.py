@@ -1,6 +1,4 @@
-"""JSON schemas, of which xgrammar ignores parts: those are refused, or dropped so that it keeps the others."""
-
-from __future__ import annotations
+"""JSON schemas, parts of which xgrammar ignores: these are refused, or dropped to keep the rest."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,9 +7,9 @@ from .patterns import without_anchors
 
 NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 VALUES = ("const", "enum", "default", "examples")
-"""Keywords with values, which are no schemas even where they look so."""
+"""Keywords with values, which are no schemas even if they look like one."""
 ALONE = ("$ref", "anyOf", "oneOf", "allOf")
-"""Keywords beside which xgrammar ignores all constraints."""
+"""Keywords that make xgrammar ignore all constraints next to them."""
 TYPED = {
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "pattern", "format"),
     *("minItems", "maxItems", "minProperties", "maxProperties", "required"),
@@ -23,7 +21,7 @@ CONSTRAINTS = TYPED | {
 
 
 def subschemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """A JSON schema and the schemas within it."""
+    """Yield a JSON schema and the schemas within it."""
     if isinstance(schema, list):
         for each in schema:
             yield from subschemas(each)
@@ -59,7 +57,7 @@ def check(schema: Any) -> None:
 
 
 def relax(schema: Any) -> None:
-    """Drop from a schema what could not be enforced or would have other constraints ignored."""
+    """Drop parts of a schema that cannot be enforced or make xgrammar ignore other constraints."""
     for each in subschemas(schema):
         if "properties" in each:
             for keyword in ALONE:

@@ -1,15 +1,13 @@
 """The process that compiles grammars: `python -m outrider.server.plugin.grammars.worker FOLDER`.
 
-It reads jobs from its standard input and writes verdicts to its standard output, one JSON object a line; a job that is
-withdrawn gets an empty one. Each grammar is compiled in a copy of the process (fork), which is killed when it takes too
-long and cannot take more memory than it may: whatever a grammar does, its memory is given back and the next is not
-affected. A copy costs milliseconds, because all that is needed is imported before.
+It reads jobs from its standard input and writes verdicts to its standard output, one JSON object a line; a withdrawn
+job gets an empty one. Each grammar is compiled in a copy of the process (fork) with a limit of memory, which is killed
+when it takes too long. So whatever a grammar does, its memory is given back and the next is not affected. A copy costs
+milliseconds, because all modules are imported before.
 
-The copies run on half of the machine's cores and, unless they are done at once, give way to the engine. Nobody is
-starved by another's slow grammars: a compilation that has had its share of time makes room when others wait.
+The copies run on half of the machine's cores and, unless they finish at once, give way to the engine. Slow grammars
+starve no other request's: a compilation that has had its share of time makes room for waiting ones.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -28,9 +26,9 @@ from .folder import GrammarFolder
 
 @dataclass(frozen=True, slots=True)
 class CompileLimits:
-    """seconds: from a job's arrival to its verdict. memory: bytes that a compilation may allocate. places: compilations
-    at the same time. share: seconds of processor
-    time after which one gives way. waiting: jobs that may wait for a place."""
+    """seconds: from a job's arrival to its verdict. memory: bytes that a compilation may allocate.
+    places: compilations at the same time. share: seconds of processor time after which one gives way.
+    waiting: jobs that may wait for a place."""
 
     seconds: float = 4.0
     memory: int = 256 * 1024 * 1024
@@ -40,7 +38,7 @@ class CompileLimits:
 
 
 QUICK_SECONDS, NICE = 0.05, 10
-"""Processor time within which an ordinary grammar is compiled, and the niceness of what takes longer."""
+"""Processor time within which an ordinary grammar is compiled, and the niceness of longer compilations."""
 LEAST_USED = 0.25
 """Share of its time that a compilation must have computed to be refused for taking too long."""
 THREADS = 8
@@ -60,7 +58,7 @@ class Examines(Protocol):
 
 @dataclass(slots=True)
 class Job:
-    """One grammar to examine. number: the asker's. arrived: by the monotonic clock."""
+    """One grammar to examine. number: given by the sender. arrived: by the monotonic clock."""
 
     number: int
     kind: str
@@ -71,7 +69,7 @@ class Job:
 
 @dataclass(slots=True)
 class Running:
-    """A copy of the process at work. pipe: where its verdict comes from."""
+    """A copy of the process at work. pipe: carries its verdict."""
 
     job: Job
     process: int
@@ -81,7 +79,7 @@ class Running:
 
 
 class Compilations:
-    """Jobs that wait and those that run; single-threaded, so that a copy finds no lock held."""
+    """Waiting and running jobs; single-threaded, so that a copy never inherits a held lock."""
 
     def __init__(self, examiner: Examines, limits: CompileLimits) -> None:
         self._examiner, self._limits = examiner, limits
@@ -103,7 +101,7 @@ class Compilations:
             self._kill(running)
 
     def advance(self) -> list[dict[str, Any]]:
-        """End what has run out of time and start what waits; returns verdicts."""
+        """End jobs that ran out of time and start waiting ones; return verdicts."""
         now, verdicts = time.monotonic(), []
         while len(self._waiting) > self._limits.waiting + self._limits.places:
             verdicts.append(_busy(self._waiting.pop()))
@@ -120,7 +118,7 @@ class Compilations:
         return verdicts
 
     def finish(self, running: Running) -> dict[str, Any]:
-        """Read the verdict of a copy that has written it, or has ended without."""
+        """Read the verdict of a copy that has written it, or has ended without one."""
         written = b""
         while chunk := os.read(running.pipe, 1 << 16):
             written += chunk
@@ -139,12 +137,12 @@ class Compilations:
         return _verdict(running.job, "costly", reason)
 
     def end(self) -> None:
-        """Kill all that runs."""
+        """Kill all running compilations."""
         for running in list(self._running):
             self._kill(running)
 
     def _timed_out(self, running: Running) -> dict[str, Any]:
-        """Verdict on a grammar whose time is over. One that hardly had a processor is not to blame."""
+        """Return the verdict on a grammar that ran out of time. One that hardly had a processor is not to blame."""
         used = self._kill(running)
         if used < self._limits.seconds * LEAST_USED:
             return _busy(running.job)
@@ -177,7 +175,7 @@ class Compilations:
         try:
             signal.set_wakeup_fd(-1)
             silence = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(silence, 1)  # the asker reads verdicts there, and no log of a library
+            os.dup2(silence, 1)  # the parent reads verdicts there, not a library's log
             os.dup2(silence, 2)
             limit(self._limits)
             verdict = self._examiner.examine(job.kind, job.text, job.name).to_json().encode()
@@ -190,7 +188,7 @@ class Compilations:
             os._exit(code)
 
     def _kill(self, running: Running) -> float:
-        """End a compilation; returns the seconds of processor time that it had."""
+        """End a compilation; return the seconds of processor time that it had."""
         os.kill(running.process, signal.SIGKILL)
         used = os.wait4(running.process, 0)[2]
         os.close(running.pipe)
@@ -199,16 +197,16 @@ class Compilations:
 
 
 def used_seconds(process: int) -> float:
-    """Processor time of a running process."""
+    """Return the processor time of a running process."""
     ticks = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]
     return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
 def limit(limits: CompileLimits) -> None:
-    """Have the system end this process when it takes more than it may."""
+    """Make the system end this process when it takes more than it may."""
     data = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmData"))
     most = int(data.split()[1]) * 1024 + limits.memory
-    # Not the address space, of which allocators reserve far more for each thread than they use.
+    # Not the address space: allocators reserve far more of it for each thread than they use.
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     seconds = (int(limits.seconds) + 1) * THREADS
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
@@ -248,7 +246,7 @@ def serve(compilations: Compilations, jobs: int, verdicts: int) -> None:
 
 
 def cores() -> list[int]:
-    """Half of the cores that this process may use, at least one: the last ones."""
+    """Return half of the cores that this process may use, at least one: the last ones."""
     usable = sorted(os.sched_getaffinity(0))
     return usable[-max(1, len(usable) // 2) :]
 
@@ -258,7 +256,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.sched_setaffinity(0, cores())
-    os.environ["OMP_NUM_THREADS"] = "1"  # nothing here computes with torch, and threads would be missing in a copy
+    os.environ["OMP_NUM_THREADS"] = "1"  # no torch computation here, and a copy would lack the threads
     from .examine import Examiner
 
     folder = GrammarFolder(Path(sys.argv[1]))

@@ -1,7 +1,5 @@
 """Our speculation as SGLang sees it: an algorithm named OUTRIDER on its second-generation worker schema."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -11,7 +9,8 @@ NAME = "OUTRIDER"
 
 
 class OutriderAlgorithm(CustomSpecAlgo):
-    """Drafts live beside SGLang's pools (indexed by its KV slots), so SGLang sees no draft model and no draft KV."""
+    """Draft state is kept apart from SGLang's pools (indexed by its KV slots), so SGLang sees no draft model and no
+    draft KV."""
 
     def has_draft_kv(self) -> bool:
         return False
@@ -20,7 +19,8 @@ class OutriderAlgorithm(CustomSpecAlgo):
         return True
 
     def build_disagg_draft_input(self, batch: Any, last_tokens: Any, future_map: Any) -> Any:
-        """The state of requests whose prompts another server has read; last_tokens: [R], the first of their answers."""
+        """Return the state of requests with prompts read by another server; last_tokens: [R], the first of their
+        answers."""
         from sglang.srt.managers.overlap_utils import RelayPayload
 
         from ..spec_inputs import StepState
@@ -38,8 +38,8 @@ class OutriderAlgorithm(CustomSpecAlgo):
         return FutureMap(device, self, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        # SGLang asks for a few more methods than CustomSpecAlgo defines, different ones per version.
-        # Its n-gram algorithm, which has no draft model either, gives the right answers.
+        # SGLang calls a few more methods than CustomSpecAlgo defines, different ones per version. Its n-gram algorithm,
+        # which has no draft model either, gives the right answers.
         if name.startswith("__"):
             raise AttributeError(name)
         method = getattr(SpeculativeAlgorithm, name)

@@ -1,15 +1,14 @@
-"""Ends of answers, judged as if every token had come in a step of its own.
+"""Ends of answers, judged as if every token had come in its own step.
 
 SGLang judges the tokens that a step accepted as one run: it looks for the first stop *string of the list* anywhere in
-the run, in a window that grows with it, before it looks for stop tokens. Text, matched stop and counts then depend on
-how much of a draft was accepted. Here a run is judged token by token, in SGLang's own order and with its own code.
+    the run, in a window that grows with it, before it looks for stop tokens. Text, matched stop and counts then depend
+    on how much of a draft was accepted. Here a run is judged token by token, in SGLang's own order and with its own
+    code.
 
-Text depends on the run as well where it is released before the end: what a stop string begins in must be held back,
-and the end is cut where the string first occurs. So a run is released as far as single tokens would have been. And of
-characters in front of one that is not whole yet, SGLang's detokenizer sends some twice where a run has several.
+Text released before the end depends on the run as well: the beginning of a stop string must be held back, and the end
+    is cut where the string first occurs. So a run is released as far as single tokens would have been. And if a run has
+    several characters before an incomplete one, SGLang's detokenizer sends some of them twice.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,9 +22,9 @@ STREAMER = "sglang.srt.managers.scheduler_components.output_streamer"
 PRINTABLE = "sglang.srt.managers.detokenizer_manager.find_printable_text"
 REASONING_COUNTERS = ("update_reasoning_tokens", "update_self_opened_reasoning_tokens")
 REASONING_STATE = ("reasoning_tokens", "_think_start_match_len", "_think_end_match_len", "_is_reasoning_over")
-"""Fields of a request that those methods change."""
+"""Fields of a request that these methods change."""
 REPLACEMENT = "\ufffd"
-"""Stands in decoded text for bytes that are no character, or not yet one."""
+"""Decoded text has it for bytes that are no character, or not yet one."""
 
 
 def register() -> None:
@@ -44,7 +43,7 @@ def register() -> None:
 
 
 def _judge(original: Callable[..., None], req: Any, new_accepted_len: int = 1) -> None:
-    """`Req.update_finish_state` of a run: `new_accepted_len` tokens at the end of `output_ids`."""
+    """Do `Req.update_finish_state` of a run: `new_accepted_len` tokens at the end of `output_ids`."""
     run = new_accepted_len
     if req.finished_reason is not None:
         return
@@ -60,7 +59,7 @@ def _judge(original: Callable[..., None], req: Any, new_accepted_len: int = 1) -
 
 
 def _depends_on_run(req: Any, run: int) -> bool:
-    """Tell whether SGLang may judge a run differently from its tokens; a stop token wins over the length in both."""
+    """Return True if SGLang may judge a run differently from its tokens; a stop token wins over the length in both."""
     tokens = req.output_ids[-run:]
     return _may_stop_at_text(req) or min(tokens) < 0 or (req.vocab_size is not None and max(tokens) >= req.vocab_size)
 
@@ -87,7 +86,7 @@ def _judge_each(original: Callable[..., None], req: Any, run: int) -> None:
 
 @contextmanager
 def _up_to(req: Any, end: int) -> Iterator[None]:
-    """The request with its first `end` tokens; the others come back behind these."""
+    """Cut the request to its first `end` tokens; the rest is put back afterwards."""
     behind = req.output_ids[end:]
     del req.output_ids[end:]
     try:
@@ -114,7 +113,7 @@ def _reasoning_counter(name: str) -> Callable[..., None]:
 
 
 def _forget_behind_end(req: Any, run: int) -> None:
-    """Take back what was counted of a step's tokens that are not in the answer."""
+    """Undo counts of a step's tokens that are not in the answer."""
     length = len(req.output_ids)
     end = length if req.finished_len is None else req.finished_len
     kept = max(run - (length - end), 0)
@@ -135,8 +134,8 @@ def _forget_behind_end(req: Any, run: int) -> None:
 
 
 def _release(original: Callable[..., None], accumulator: Any, *, req: Any) -> None:
-    """Send what single tokens would have sent by now: SGLang's decision at the last of a run's tokens that is not held
-    back. Whole texts of requests with stop strings are sent when they end."""
+    """Send the text that single tokens would have sent by now. This is SGLang's decision at the last token of a run
+    that is not held back. Whole texts of requests with stop strings are sent when they end."""
     if req.finished() or not _may_stop_at_text(req):
         original(accumulator, req=req)
         return
@@ -154,14 +153,14 @@ def _release(original: Callable[..., None], accumulator: Any, *, req: Any) -> No
 
 @lru_cache(maxsize=1 << 16)
 def _is_whole(tokenizer: Any, token: int) -> bool:
-    """Tell whether text that ends with the token ends with a whole character, whatever comes before."""
+    """Return True if text that ends with the token ends with a whole character, whatever comes before."""
     return not tokenizer.decode([token]).endswith(REPLACEMENT)
 
 
 def _release_before_ends(
     original: Callable[..., None], streamer: Any, reqs: Any, return_logprob: bool, skip_req: Any = None
 ) -> None:
-    """Before the ends of requests that ended within a run, what single tokens would have sent of them by then."""
+    """Before the ends of requests that ended within a run, send the text that single tokens would have sent by then."""
     for req in reqs:
         if req.finished_reason is None or req.finished_output or not req.stream:
             continue
@@ -174,7 +173,7 @@ def _release_before_ends(
 
 @contextmanager
 def _before_end(req: Any) -> Iterator[None]:
-    """The request as it was before the token that ended it."""
+    """Reset the request to its state before the token that ended it."""
     reason, finished_len, length = req.finished_reason, req.finished_len, len(req.output_ids)
     end = (length if finished_len is None else finished_len) - 1
     req.outrider_unreleased -= length - end
@@ -187,8 +186,6 @@ def _before_end(req: Any) -> Iterator[None]:
 
 
 def _whole_characters(text: str) -> str:
-    """The part of a text that can be sent: all but an incomplete character at its end.
-
-    It only grows with the text. SGLang's own takes Chinese characters back when a letter follows, and sends them again.
-    """
+    """Return the part of a text that can be sent: all but an incomplete character at its end. It only grows with the
+    text. SGLang's own takes Chinese characters back when a letter follows, and sends them again."""
     return text.rstrip(REPLACEMENT)

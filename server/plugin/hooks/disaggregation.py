@@ -1,12 +1,10 @@
-"""Prefill and decode in servers of their own, the drafter's state sent along.
+"""Prefill and decode in separate servers, with the drafter's state sent along.
 
 The prefill server shows its drafter the prompts and never drafts. SGLang sends the keys and values at a request's slots
-to slots of the decode server, and what a draft model keeps there: with ours (`SlotPool`) the decode server drafts as
-if it had read the prompt itself. A request that has to leave the decode server's cache takes both along and comes back
-with them.
+to slots of the decode server, and a draft model's state too. With ours (`SlotPool`) the decode server drafts as if it
+had read the prompt itself. A request that has to leave the decode server's cache takes both along and returns with
+them.
 """
-
-from __future__ import annotations
 
 import time
 from collections.abc import Callable
@@ -27,13 +25,13 @@ UNLIKE = "prefill and decode server differ in model, dtype or drafter; start bot
 
 
 def register() -> None:
-    """Hook into SGLang, in such servers alone: what is hooked takes a second to import."""
+    """Hook into SGLang, in such servers only: the hooked modules take a second to import."""
     if PluginConfig.from_env().role:
         register_hooks()
         if not torch.cuda.is_available():
             from sglang.srt.disaggregation.mooncake.conn import MooncakeKVSender
 
-            # SGLang would copy slots' numbers into pinned memory, which takes a GPU.
+            # SGLang would copy slots' numbers into pinned memory, which needs a GPU.
             must_take.replace(MooncakeKVSender, "supports_host_tensor_indices", False)
 
 
@@ -46,7 +44,7 @@ def register_hooks() -> None:
 
 
 def _admit(original: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
-    """Have the worker know requests that come without a prefill."""
+    """Register requests that come without a prefill with the worker."""
     from ..decode.requests import transferred_tokens  # imports torch's and SGLang's modules of a scheduler
 
     batch = original(scheduler, running_batch)
@@ -60,13 +58,13 @@ def _admit(original: Callable[..., Any], scheduler: Any, running_batch: Any) -> 
 
 
 def _leave(original: Callable[..., None], req: Any, pool: Any, allocator: Any) -> None:
-    """A request's slots are taken from it: keep its draft state, as SGLang does its keys and values."""
+    """When a request's slots are taken from it, keep its draft state, as SGLang does its keys and values."""
     original(req, pool, allocator)
     req.outrider_worker.optional.run("drafting", None, _keep_state, req, pool)
 
 
 def _come_back(original: Callable[..., None], req: Any, pool: Any, allocator: Any) -> None:
-    """A request has other slots: what it is drafted from was another's there."""
+    """When a request gets new slots, restore its draft state there: they held another request's."""
     original(req, pool, allocator)
     req.outrider_worker.optional.run("drafting", None, _restore_state, req, pool)
 
@@ -84,21 +82,21 @@ def _restore_state(req: Any, pool: Any) -> None:
 
 
 def _state_and_slots(req: Any, pool: Any) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """The drafter's tensors, and a request's slots in them that hold keys and values."""
+    """Return the drafter's tensors, and a request's slots in them that hold keys and values."""
     drafter = req.outrider_worker.drafter
     slots = pool.req_to_token[req.kv.req_pool_idx, : req.seqlen - 1].long()
     return [] if drafter is None else drafter.slot_state(), slots
 
 
 def _pause(original: Callable[..., None], scheduler: Any) -> None:
-    """Transfers are polled without a pause, on a core that the other server may need."""
+    """Pause while idle: transfers are polled continuously, on a core that the other server may need."""
     original(scheduler)
     if not scheduler.is_fully_idle():
         time.sleep(PAUSE_SECONDS)
 
 
 def _compare(original: Callable[..., tuple[bool, str | None]], manager: Any, peer: Any) -> tuple[bool, str | None]:
-    """Refuse a decode server whose slots have other sizes: SGLang writes by the prefill server's."""
+    """Refuse a decode server with slots of other sizes: SGLang writes by the prefill server's."""
     if list(peer.dst_kv_item_lens) != list(manager.kv_args.kv_item_lens):
         return False, UNLIKE
     return original(manager, peer)

@@ -1,10 +1,8 @@
-"""The drafter in SGLang's sizing of the KV cache: its weights and its state lie beside that, on the same GPU.
+"""The drafter in SGLang's sizing of the KV cache: its weights and its state need memory on the same GPU.
 
-SGLang counts a draft model of its own algorithms; ours is made after the cache, and would take what SGLang has kept for
-activations. Not counted are logits and distributions of a step's graphs, see docs/gpu.md.
+SGLang counts a draft model of its own algorithms. Ours is made after the cache, and would take the memory that SGLang
+keeps for activations. Logits and distributions of a step's graphs are not counted, see docs/gpu.md.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Callable
@@ -36,13 +34,13 @@ def _with_drafter(original: Callable[[Any], Any], kvc: Any) -> Any:
 
 
 def leave_room(calculate: Callable[[int, int], Any], memory: Memory, available: int, page_size: int) -> Any:
-    """SGLang's sizes for `available` bytes, in which the drafter's memory finds room as well."""
+    """Return SGLang's sizes for `available` bytes, leaving room for the drafter's memory."""
     available -= memory.fixed
     room = available
     while True:
-        found = calculate(room, page_size)
-        tokens = found.max_total_num_tokens
+        sizes = calculate(room, page_size)
+        tokens = sizes.max_total_num_tokens
         beyond = room + memory.per_slot * (tokens + page_size) - available
         if beyond <= 0:
-            return found
+            return sizes
         room -= math.ceil(beyond / (1 + memory.per_slot * tokens / room))

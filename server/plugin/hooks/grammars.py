@@ -1,7 +1,5 @@
 """SGLang's grammars, replaced by bounded ones (`outrider.server.plugin.grammars`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +16,7 @@ def register() -> None:
 
 
 def _make(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    # Imported here: the module needs more of SGLang than is there when plugins are loaded.
+    # Imported here: when plugins are loaded, SGLang's modules that it needs are not importable yet.
     from sglang.srt.constrained import xgrammar_backend
 
     from ..grammars.backend import BoundedBackend, bound

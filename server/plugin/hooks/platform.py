@@ -1,7 +1,5 @@
 """SGLang on a CPU without SGLang's own CPU kernels: it then takes its plain torch paths."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -39,7 +37,7 @@ class OutriderCpuPlatform(CpuSRTPlatform):
         from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
         class CpuKVPool(MHATokenToKVPool):
-            def _init_kv_copy_and_warmup(self) -> None:  # SGLang warms a Triton kernel up here
+            def _init_kv_copy_and_warmup(self) -> None:  # SGLang warms up a Triton kernel here
                 self._kv_copy_config = None
 
             def _create_buffers_normal(self) -> None:
@@ -56,7 +54,7 @@ class OutriderCpuPlatform(CpuSRTPlatform):
             free_pages: torch.Tensor
 
             def alloc(self, need_size: int) -> torch.Tensor | None:
-                """Pages of one token are its slots as they are; SGLang's arithmetic on them is five operations."""
+                """Return slots directly where a page is one token; SGLang's arithmetic on pages is five operations."""
                 if self.page_size > 1:
                     return super().alloc(need_size)
                 if need_size > len(self.free_pages):
@@ -76,7 +74,7 @@ class OutriderCpuPlatform(CpuSRTPlatform):
                 extend_num_tokens: int,
                 num_new_pages: int | None = None,
             ) -> torch.Tensor | None:
-                """Whole pages behind whole pages need no arithmetic."""
+                """Skip the arithmetic where whole pages follow whole pages."""
                 page = self.page_size
                 if not any(n % page for lens in (prefix_lens_cpu, seq_lens_cpu) for n in lens.tolist()):
                     return self.alloc(extend_num_tokens)

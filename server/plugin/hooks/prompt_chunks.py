@@ -1,11 +1,10 @@
 """Has SGLang's scheduler read prompts in the chunks that `scheduler/pauses.py` chooses.
 
-SGLang builds the batches: the chunk is the `chunked_prefill_size` it reads for a batch, prompts wait in the order of
-its policy `shortest-prefill-first`, and that policy's limit of the prompt that was begun lets others pass it. Where a
-decode step comes first, no prefill batch is built. Requests that arrive or are aborted are seen between chunks, as
-between any two batches.
+SGLang builds the batches. We set its `chunked_prefill_size` for each batch, sort its queue by turns, and bound the
+tokens of the partly read prompt, so that shorter ones pass it (SGLang's policy `shortest-prefill-first`). Where a
+decode step comes first, no prefill batch is built. Arrivals and aborts take effect between chunks, as between batches.
 
-With several tensor-parallel ranks the first one decides. Turns are counted in tokens, so that all ranks agree on them.
+The first of several tensor-parallel ranks decides. Turns are counted in tokens, so all ranks have the same.
 """
 
 from __future__ import annotations
@@ -48,14 +47,14 @@ def register() -> None:
     HookRegistry.register(f"{POLICY}.shortest_prefill_chunk_limit", _limit, HookType.AROUND)
 
 
-def _build(original: Callable[..., Any], scheduler: Any, *, running_batch: Any, **others: Any) -> Any:
+def _build(original: Callable[..., Any], scheduler: Any, *, running_batch: Any, **options: Any) -> Any:
     if not hasattr(scheduler, READER):
         reader = PromptReader.of(scheduler)
         setattr(scheduler, READER, reader)
         setattr(scheduler.policy, READER, reader)
     reader = getattr(scheduler, READER)
     if reader is None:
-        return original(scheduler, running_batch=running_batch, **others)
+        return original(scheduler, running_batch=running_batch, **options)
     tokens = reader.choose(running_batch)
     if tokens == DECODE_FIRST:
         batch = None
@@ -63,7 +62,7 @@ def _build(original: Callable[..., Any], scheduler: Any, *, running_batch: Any, 
         configured = scheduler.chunked_prefill_size
         scheduler.chunked_prefill_size = min(tokens or configured, configured)
         try:
-            batch, running_batch = original(scheduler, running_batch=running_batch, **others)
+            batch, running_batch = original(scheduler, running_batch=running_batch, **options)
         finally:
             scheduler.chunked_prefill_size = configured
     reader.optional.run("prompts", None, reader.launched, batch)
@@ -107,7 +106,7 @@ def _tokens(req: Any) -> int:
 
 
 class PromptReader:
-    """Chooses the chunks of one scheduler. limit: tokens that the next forward reads of the prompt that was begun.
+    """Chooses the chunks of one scheduler. limit: most tokens of the partly read prompt in the next forward.
     answering: the running batch decodes."""
 
     def __init__(self, scheduler: Any, pauses: Pauses):
@@ -135,7 +134,7 @@ class PromptReader:
     def choose(self, running_batch: Any) -> int:
         """Tokens that the next forward reads, AS_CONFIGURED or DECODE_FIRST."""
         self._passes.append(time.monotonic())
-        self.limit = None
+        self.limit, self._level_share = None, 0.0
         scheduler, waiting, worker = self.scheduler, self.scheduler.waiting_queue, self.worker
         self.answering = not (running_batch.is_empty() or running_batch.is_prefill_only)
         if not self.answering:
@@ -156,7 +155,7 @@ class PromptReader:
         return tokens
 
     def _sort(self, waiting: list[Any]) -> None:
-        """Sort by turns. Prompts are looked up in the cache again once others were read."""
+        """Sort by turns. A prompt is looked up in the cache again after each chunk."""
         from sglang.srt.mem_cache.common import match_kv_cache
 
         read = self.scheduler.processed_tokens_counter
@@ -187,7 +186,8 @@ class PromptReader:
             ]
         if not pauses.cost.known:
             return AS_CONFIGURED, 0
-        self._level_share = self._share_of_levels(running_batch) if self.answering else 0.0
+        if self.answering:
+            self._level_share = self._share_of_levels(running_batch)
         chunk = pauses.choose(queue, begun, answering=self.answering)
         return (DECODE_FIRST, 0) if chunk is None else (chunk.tokens, chunk.unfinished or 0)
 
@@ -208,9 +208,10 @@ class PromptReader:
         """SGLang has built `batch` of prompts, or runs a decode step, if it can."""
         if batch is None:
             self.pauses.stepped()
-        elif self.answering:
+        else:
             seconds, long = self.pauses.cost.seconds(*_size(batch)), batch.chunked_req is not None
-            self.pauses.launch(seconds, long=long, level_share=self._level_share)
+            now = self.answering
+            self.pauses.launch(seconds * now, long=long and now, level_share=self._level_share)
 
     def observe(self, batch: Any) -> None:
         """A batch is done."""

@@ -1,6 +1,4 @@
-"""Registers everything of ours with SGLang; called once in each of its processes."""
-
-from __future__ import annotations
+"""Registers all our hooks with SGLang; called once in each of its processes."""
 
 import os
 from collections.abc import Callable
@@ -27,7 +25,7 @@ from . import (
 )
 
 PLATFORM_ONLY = "OUTRIDER_PLATFORM_ONLY"
-"""Set to 1, SGLang gets what it needs to start on a CPU at all and nothing else of ours: to compare with."""
+"""Set to 1, SGLang gets only the parts it needs to start on a CPU: for comparison."""
 ASSIGN = "sglang.srt.mem_cache.allocation.assign_req_to_token_pool_func"
 
 
@@ -95,15 +93,19 @@ def _register_algorithm() -> None:
 
 
 def _load_one_tokenizer() -> None:
-    """A scheduler's process loads its tokenizer twice, for the scheduler and for its worker, over a second each."""
+    """Load the tokenizer of a scheduler's process once: SGLang loads it twice, for scheduler and worker, over a second
+    each."""
     load = Once()
     for module in ("scheduler", "tp_worker"):
         HookRegistry.register(f"sglang.srt.managers.{module}.get_tokenizer", load, HookType.AROUND)
 
 
 def _widen_page_table() -> None:
-    """A decode step reserves slots for two steps behind what its requests have, and SGLang's page table has room for
-    those of one behind the context: at its end they would be written into the next request's row."""
+    """Make room in the page table for the slots of two steps.
+
+    A decode step reserves slots for two steps after a request's tokens, and SGLang's page table has room for one step
+    beyond the context: at its end they would be written into the next request's row.
+    """
 
     def room(original: Callable[[], int]) -> int:
         from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
@@ -115,8 +117,8 @@ def _widen_page_table() -> None:
 
 
 def _leave_room_for_a_step() -> None:
-    """Have answers end before the cache is full, as answers that reach their length do: in a cache not larger than the
-    context, SGLang aborts the one that leaves no slots for a decode step."""
+    """End answers before the cache is full, like answers that reach their length. In a cache not larger than the
+    context, SGLang aborts a request that leaves no slots for a decode step."""
     worker = "sglang.srt.managers.tp_worker.TpModelWorker.get_worker_info"
     HookRegistry.register(worker, end_before_the_cache, HookType.AROUND)
 
@@ -131,11 +133,11 @@ def end_before_the_cache(original: Callable[..., tuple[Any, ...]], worker: Any) 
 
 
 CACHE, LONGEST = 0, 4
-"""Places of the cache's and of the longest request's tokens in `TpModelWorker.get_worker_info`."""
+"""Indices of the cache's and of the longest request's tokens in `TpModelWorker.get_worker_info`."""
 
 
 class Once:
-    """Around a function: what it returned for the same arguments before."""
+    """Wraps a function: returns its first result again for the same arguments."""
 
     def __init__(self) -> None:
         self._returned: dict[str, Any] = {}
@@ -165,8 +167,8 @@ def _register_gguf_loader() -> None:
 
 
 def _register_cpu_attention() -> None:
-    # Code elsewhere in SGLang asks support_triton(name), which is true for every name but this one and
-    # intel_amx, and then launches Triton kernels: so our backend takes the name.
+    # SGLang calls support_triton(name), which is true for every name but this one and intel_amx, and then launches
+    # Triton kernels: so our backend takes the name.
     from sglang.srt.arg_groups import model_hook
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
 
@@ -209,7 +211,7 @@ def _register_gpu_attention() -> None:
 
 
 def _capture_verification() -> None:
-    """Have SGLang capture CUDA graphs of the target's verification, as it does for its own algorithms alone."""
+    """Let SGLang capture CUDA graphs of the target's verification, which it does for its own algorithms only."""
     os.environ["SGLANG_RAGGED_VERIFY_MODE"] = "compact"
 
     def runner_class(original: Callable[[Any], type], runner: Any) -> type:
@@ -226,7 +228,7 @@ def _capture_verification() -> None:
 
 
 def _allow_adapters() -> None:
-    """Allow LoRA adapters beside our speculation, on SGLang's Triton kernels."""
+    """Allow LoRA adapters together with our speculation, on SGLang's Triton kernels."""
     from sglang.srt.arg_groups import lora_hook
     from sglang.srt.lora.backend import lora_registry
 

@@ -1,11 +1,9 @@
-"""A request whose own values cannot be served ends with an error; SGLang would end the engine, and everybody's answers.
+"""Ends a request with unservable values with an error; SGLang would end the engine, and with it all answers.
 
-SGLang and our worker turn what requests ask for into tensors of a whole batch. There one value that does not fit raises
-for all. So each request is prepared alone before it is queued, by the same code, on the CPU: under a tenth of a
-millisecond without penalties. What raises later is no request's fault and still ends the engine.
+SGLang and our worker turn the options of requests into tensors of a whole batch, where one unfit value raises for all.
+So each request is first prepared alone before it is queued, by the same code, on the CPU: under a tenth of a
+millisecond without penalties. An error raised later is no request's fault and still ends the engine.
 """
-
-from __future__ import annotations
 
 import logging
 import math
@@ -31,7 +29,7 @@ def register() -> None:
 
 
 def _handle(original: Callable[..., None], scheduler: Any, received: Any, **others: Any) -> None:
-    """Refuse a request whose arrival raises. Nothing is shared yet: it has an object and a grammar of its own."""
+    """Refuse a request if its arrival raises. Its object and grammar are not shared yet."""
     try:
         original(scheduler, received, **others)
     except Exception as error:
@@ -51,10 +49,8 @@ def _add(original: Callable[..., None], scheduler: Any, req: Any, is_retracted: 
 
 
 def prepare(req: Any, vocab_size: int, *, diffusion: bool = False) -> None:
-    """Make of a request alone what a batch makes of it; raises whatever that raises, ValueError for what it lets pass.
-
-    req: SGLang's `Req`. diffusion: the model fills blocks, and our request table is not used.
-    """
+    """Prepare a request alone, as in a batch; raises every error of that, and ValueError for values that it lets pass.
+    req: SGLang's `Req`. diffusion: the model fills blocks, and our request table is not used."""
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
     from ..decode.requests import RequestTable
@@ -103,7 +99,7 @@ def _within(what: str, tokens: Any, vocab_size: int) -> None:
 
 
 def _refuse(scheduler: Any, req: Any, error: Exception) -> None:
-    """End one request. req: SGLang's `Req`, or what came of it from the HTTP process."""
+    """End one request. req: SGLang's `Req`, or the message from the HTTP process."""
     from sglang.srt.managers.io_struct import AbortReq
 
     cause = (str(error).partition("\n")[0] or repr(error)).rstrip(".")

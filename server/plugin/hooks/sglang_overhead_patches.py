@@ -1,9 +1,5 @@
-"""SGLang's work around every decode step without the parts that change nothing here.
-
-Each costs about one percent of a small model's step on a CPU.
-"""
-
-from __future__ import annotations
+"""SGLang's work around every decode step without the parts that have no effect here. Each costs about one percent of a
+small model's step on a CPU."""
 
 import copy
 import dataclasses
@@ -19,9 +15,9 @@ OUTPUT = "sglang.srt.managers.scheduler_components.output_streamer._GenerationSt
 
 RECEIVE = "sglang.srt.managers.scheduler_components.request_receiver.sock_recv"
 PASSES = "sglang.srt.observability.metrics_collector.SchedulerMetricsCollector.increment_decode_cuda_graph_pass"
-"""Counts the steps that ran as a CUDA graph and those that did not; on a CPU none does."""
+"""Counts the steps that ran as a CUDA graph and steps that did not; on a CPU none does."""
 RESERVE = "sglang.srt.mem_cache.allocation_sizing.get_alloc_len_per_decode"
-"""Slots that a step may need; SGLang asks all its speculative algorithms for it, and twice a step."""
+"""Slots that a step may need; SGLang calls it on its speculative algorithms twice a step."""
 NOTHING_THERE, READABLE = zmq.Again(), int(zmq.POLLIN)
 
 
@@ -36,15 +32,15 @@ def register() -> None:
 
 
 def _without_time_stats(payload: Any, *_: Any, **__: Any) -> Any:
-    """Drop the times of stages unless a request ends, when alone they are read. Pickled three times on their way to
-    HTTP, they are the better part of a step's output."""
+    """Drop the times of stages unless a request ends: only then are they read. Pickled three times on their way to
+    HTTP, they are most of a step's output."""
     if payload is not None and not any(payload.finished_reasons):
         payload.time_stats = None
     return payload
 
 
 def _receive_what_is_there(original: Callable[..., Any], socket: Any, flags: int = 0) -> Any:
-    """Twice a step the scheduler asks for requests where mostly none is; to be told so by an attempt takes longer."""
+    """Check for requests before receiving: most calls, two per step, find none, and an attempt takes longer."""
     if flags and not socket.get(zmq.EVENTS) & READABLE:  # NOBLOCK is the only flag there is
         raise NOTHING_THERE.with_traceback(None)
     return original(socket, flags)
@@ -57,10 +53,10 @@ def _forward_isolation(original: Callable[..., Any], scheduler: Any, batch: Any,
 
 
 class _Isolation:
-    """SGLang's own for a worker that returns when it is done: what the forward changes in the batch is undone.
+    """SGLang's isolation for a worker that returns when it is done: undoes the forward's changes to the batch.
 
-    The same fields, from the batch's dictionary instead of one by one; the same copy of the sampling info, without
-    going through its constructor.
+    It saves the same fields, from the batch's dictionary instead of one by one, and the same copy of the sampling info,
+    without its constructor.
     """
 
     def __init__(self, batch: Any):

@@ -1,10 +1,5 @@
-"""Stands in for torchvision where it is not installed.
-
-SGLang imports two of its names at module level although text models never use them, and there is no CPU build of
-torchvision for every torch that we run on.
-"""
-
-from __future__ import annotations
+"""Replaces torchvision where it is not installed. SGLang imports two of its names at module level although text models
+never use them, and not every torch version that we run on has a CPU build of torchvision."""
 
 import enum
 import importlib.util

@@ -1,7 +1,5 @@
 """Makes the drafter that the configuration names, for the target as SGLang has loaded it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sglang.srt.runtime_context import get_parallel
@@ -13,14 +11,12 @@ from outrider.drafters.corpora import Corpora
 from ..config import PluginConfig
 
 CAPTURE = "set_dflash_layers_to_capture"
-"""Method of SGLang's models that show hidden states."""
+"""Method of SGLang's models that expose hidden states."""
 
 
 def load_drafter(config: PluginConfig, runner: Any, corpora: Corpora | None = None) -> Drafter | None:
-    """The drafter for this server, or None where speculation is off.
-
-    runner: SGLang's model runner of the target, its weights loaded. corpora: other texts for prompt lookup.
-    """
+    """Return the drafter for this server, or None where speculation is off. runner: SGLang's model runner of the
+    target, its weights loaded. corpora: other texts for prompt lookup."""
     if config.drafter == "off":
         return None
     if registry.find(config.drafter).needs_hidden_states and not hasattr(runner.model, CAPTURE):
@@ -35,7 +31,6 @@ def load_drafter(config: PluginConfig, runner: Any, corpora: Corpora | None = No
         checkpoint=config.drafter_path,
         lookup_gamma=config.lookup_gamma,
         denoising_steps=config.denoising_steps,
-        denoising_order=config.denoising_order,
         initial_tokens=config.initial_tokens,
         several_sets=config.learn_keys > 0,
         deferred=not config.role,
@@ -44,7 +39,7 @@ def load_drafter(config: PluginConfig, runner: Any, corpora: Corpora | None = No
 
 
 def loaded_target(runner: Any, whole: tuple[Rows, Rows] | None) -> Target:
-    """The drafters' view of the model in SGLang's model runner. whole: see `whole_weights`."""
+    """Return the drafters' view of the model in SGLang's model runner. whole: see `whole_weights`."""
     model, config = runner.model, runner.model_config.hf_text_config
     return Target(
         config=config,
@@ -56,8 +51,8 @@ def loaded_target(runner: Any, whole: tuple[Rows, Rows] | None) -> Target:
 
 
 def whole_weights(config: PluginConfig, runner: Any) -> tuple[Rows, Rows] | None:
-    """Embedding and head, put together from the parts of the vocabulary that tensor-parallel ranks have, on the first
-    of them. All ranks call it. None on the others, on one rank alone, and where no drafter reads them."""
+    """Return embedding and head, gathered on the first tensor-parallel rank from all ranks' parts of the vocabulary.
+    All ranks call it. Returns None on the other ranks, on a single rank, and where no drafter reads them."""
     if config.drafter == "off" or not registry.find(config.drafter).needs_checkpoint:
         return None
     group = get_parallel().tp_group
@@ -83,5 +78,6 @@ def _layers(runner: Any) -> tuple[Any, Any]:
 
 
 def _rows(layer: Any, count: int) -> Rows:
-    """The weight of an embedding or a head without its padding, or what reads its rows where it is kept in blocks."""
+    """Return the weight of an embedding or a head without its padding, or a reader of its rows where it is kept in
+    blocks."""
     return layer.rows.first(count) if hasattr(layer, "rows") else layer.weight[:count]

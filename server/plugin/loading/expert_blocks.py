@@ -1,6 +1,4 @@
-"""Mixtures of experts with each expert's weights in the file's blocks: a step reads those of the experts it chose."""
-
-from __future__ import annotations
+"""Mixtures of experts with each expert's weights in the file's blocks: a step reads only the chosen experts."""
 
 from typing import Any
 
@@ -25,7 +23,7 @@ class BlockExperts(FusedMoEMethodBase):
         self.weights, self.prefix = weights, prefix
 
     def names(self, experts: int) -> list[str]:
-        """Weights of the file that the layer holds."""
+        """Return the names of the file's weights that the layer holds."""
         layers = [f"{self.prefix}.{i}.{part}" for i in range(experts) for part in PARTS]
         return [name for layer in layers for name in self.weights.parts(layer)]
 
@@ -47,7 +45,7 @@ class BlockExperts(FusedMoEMethodBase):
 
     def create_moe_runner(self, layer: Any, moe_runner_config: Any) -> None:
         if moe_runner_config.activation != "silu" or moe_runner_config.apply_router_weight_on_input:
-            raise ValueError("experts from a GGUF file are those of Qwen3: gated by SiLU, weighted at the end")
+            raise ValueError("experts from a GGUF file must be like Qwen3's: gated by SiLU, weighted at the end")
 
     def process_weights_after_loading(self, layer: Any) -> None:
         layer.packed_experts = [

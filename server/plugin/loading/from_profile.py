@@ -1,7 +1,4 @@
-"""Makes the planner that the configuration names, step costs and draft graphs, from the profile measured for this
-server."""
-
-from __future__ import annotations
+"""Makes the configured planner, step costs and draft graphs from the profile measured for this server."""
 
 import json
 import logging
@@ -24,14 +21,12 @@ from ..config import PluginConfig
 logger = logging.getLogger(__name__)
 
 CALIBRATION = "calibration.json"
-"""File of a learned drafter's folder: its own calibration, in place of the profile's."""
+"""File in a learned drafter's folder with its own calibration, which replaces the profile's."""
 
 
 def load_plan(config: PluginConfig, learned: str = "") -> tuple[Planner, CalibrationTable | None]:
-    """Planner and calibration; without a profile nothing is known of costs, and every draft is verified.
-
-    learned: folder of the drafter that serves in place of the configured one.
-    """
+    """Return planner and calibration; without a profile costs are unknown, and every draft is verified. learned: folder
+    of the drafter that serves in place of the configured one."""
     if config.drafter == "off":
         return VerifyAll(), None
     if not registry.find(config.planner).needs_profile:
@@ -39,8 +34,8 @@ def load_plan(config: PluginConfig, learned: str = "") -> tuple[Planner, Calibra
     if not (Path(config.profile) / store.PROFILE).is_file():
         return VerifyAll(), None
     profile = store.read(Path(config.profile))
-    own = Path(learned) / CALIBRATION
-    fitted = own if learned and own.is_file() else profile.calibration
+    learned_calibration = Path(learned) / CALIBRATION
+    fitted = learned_calibration if learned and learned_calibration.is_file() else profile.calibration
     calibration = load_calibration(fitted, config.longest) if fitted else None
     if calibration is not None and calibration.verification != config.verification:
         logger.info(
@@ -52,27 +47,27 @@ def load_plan(config: PluginConfig, learned: str = "") -> tuple[Planner, Calibra
 
 
 def load_prefills(config: PluginConfig) -> tuple[PrefillPoint, ...]:
-    """Measured chunks of prompts; none where the profile is older, cannot be read, or is not there."""
+    """Return measured chunks of prompts; none where the profile is missing, unreadable, or too old to have them."""
     if not (Path(config.profile) / store.PROFILE).is_file():
         return ()
     try:
         return store.read(Path(config.profile)).prefills
     except ValueError as error:
-        logger.warning("what prompts cost is learnt as they are served: %s", error)
+        logger.warning("times of prompts are learnt while serving them: %s", error)
         return ()
 
 
 def load_calibration(path: Path, longest: int) -> CalibrationTable:
-    """A calibration for drafts of `longest` tokens; a drafter may have learned on a server that drafted more. Raises
-    ValueError naming the file."""
-    found = CalibrationTable.load(path)
-    if found.gamma > longest:
-        logger.warning("%s is for drafts of %d tokens: its first %d positions are used", path, found.gamma, longest)
-    return found.first(longest)
+    """Load a calibration for drafts of `longest` tokens; a drafter may have learned on a server that drafted more.
+    Raises ValueError naming the file."""
+    table = CalibrationTable.load(path)
+    if table.gamma > longest:
+        logger.warning("%s is for drafts of %d tokens: its first %d positions are used", path, table.gamma, longest)
+    return table.first(longest)
 
 
 def plan_again(plan_by: Callable[[Planner, CalibrationTable | None], None], config: PluginConfig, learned: str) -> None:
-    """Plan by the profile as it now stands on the disk; where that cannot be read, as before. learned: see above."""
+    """Plan by the profile on disk; if it cannot be read, keep the plan. learned: as in `load_plan`."""
     try:
         plan_by(*load_plan(config, learned))
     except (OSError, ValueError) as error:
@@ -80,7 +75,7 @@ def plan_again(plan_by: Callable[[Planner, CalibrationTable | None], None], conf
 
 
 def load_round_cost(config: PluginConfig) -> RoundCost:
-    """Costs of rounds of block diffusion; without a profile they are learned from those that are served."""
+    """Return the costs of rounds of block diffusion; without a profile they are learned while serving."""
     assert config.diffusion is not None
     if not (Path(config.profile) / store.PROFILE).is_file():
         return RoundCost()
@@ -88,7 +83,7 @@ def load_round_cost(config: PluginConfig) -> RoundCost:
 
 
 def load_graphs(config: PluginConfig) -> dict[bool, DraftGraph]:
-    """Draft graphs by whether a request is sampled; without a profile the graph that is the same for every model."""
+    """Return draft graphs by whether a request is sampled; without a profile the same untuned graph for both."""
     assert config.diffusion is not None
     if not (Path(config.profile) / store.PROFILE).is_file():
         untuned = untuned_graph(config.diffusion.block_size, config.step_tokens)

@@ -1,8 +1,8 @@
-"""SGLang loads a folder that was prepared from a GGUF file.
+"""Lets SGLang load a folder that was prepared from a GGUF file.
 
 On a CPU with compiled kernels, weights stay in the file's blocks: each layer takes its own from the file by its name,
 as a quantisation of SGLang's, and only norms and biases pass through the model's `load_weights`. Everywhere else (a
-GPU, int8 weights, several ranks, plain torch) all are expanded one by one on the way and loaded like any other's.
+GPU, int8 weights, several ranks, plain torch) all are expanded one by one on the way and loaded like any model's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .gguf_weights import GgufWeights, is_prepared
 
 
 def loader_for_gguf(original: Callable[..., Any], load_config: Any, model_config: Any = None) -> Any:
-    """Around SGLang's `get_model_loader`: ours for folders of ours."""
+    """Wrap SGLang's `get_model_loader`: return our loader for prepared folders."""
     if model_config is not None and is_prepared(Path(model_config.model_path)):
         return GgufLoader(load_config)
     return original(load_config, model_config)
@@ -75,12 +75,12 @@ class BlocksConfig(QuantizationConfig):
             method = BlockEmbedding(self.weights, prefix, head=self.weights.tied or isinstance(layer, ParallelLMHead))
         else:
             return None
-        if not (isinstance(layer, ParallelLMHead) and self.weights.tied):  # the embedding takes it, if anything does
+        if not (isinstance(layer, ParallelLMHead) and self.weights.tied):  # the embedding takes it, if any layer does
             self.taken.update(self.weights.parts(prefix))
         return method
 
     def not_taken(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Weights that no layer takes from the file itself: norms, biases, an embedding that is not in blocks."""
+        """Yield weights that no layer takes from the file itself: norms, biases, an embedding that is not in blocks."""
         return ((name, self.weights.expanded(name)) for name in self.weights.stored if name not in self.taken)
 
     def get_name(self) -> str:
@@ -106,7 +106,7 @@ class BlocksConfig(QuantizationConfig):
 
 
 class BlockLinear(LinearMethodBase):
-    """A linear layer that multiplies with the file's blocks; `layer.packed` as with any weight of ours."""
+    """A linear layer that multiplies with the file's blocks; `layer.packed` as in all our layers."""
 
     def __init__(self, weights: GgufWeights, prefix: str) -> None:
         self.weights, self.prefix = weights, prefix
@@ -134,7 +134,7 @@ class BlockLinear(LinearMethodBase):
 
 
 class BlockEmbedding(QuantizeMethodBase):
-    """An embedding whose rows are read from the file's blocks, or a head that multiplies with them, or both."""
+    """An embedding that reads rows from the file's blocks, or a head that multiplies with them, or both."""
 
     def __init__(self, weights: GgufWeights, prefix: str, head: bool) -> None:
         self.weights, self.prefix, self.head = weights, prefix, head
@@ -166,6 +166,6 @@ class BlockEmbedding(QuantizeMethodBase):
 
 
 def _check(weights: GgufWeights, name: str, shape: list[int]) -> None:
-    found = weights.stored[name].shape
-    if found != shape:
-        raise ValueError(f"{name} is {found} in the file, {shape} by config.json")
+    stored = weights.stored[name].shape
+    if stored != shape:
+        raise ValueError(f"{name} is {stored} in the file, {shape} by config.json")

@@ -1,10 +1,8 @@
 """The weights of a folder that was prepared from a GGUF file, by the names that SGLang and transformers give them.
 
-The folder holds a link to the file and an index of its tensors, so that nothing is read twice or stored twice: a weight
-is mapped from the file when it is asked for. `server/model/gguf_model.py` makes such folders.
+The folder holds a link to the file and an index of its tensors, so that no weight is read or stored twice: each is
+mapped from the file when it is needed. `server/model/gguf_model.py` makes such folders.
 """
-
-from __future__ import annotations
 
 import json
 import logging
@@ -34,11 +32,11 @@ logger = logging.getLogger(__name__)
 class Stored:
     """Place and type of a tensor in the file.
 
-    kind: gguf's name of its type. shape: as torch has it, rows first. offset, size: bytes in the file, or in the part
-    of a split one with this number.
-    rotary_heads: where above 0, the rows of each of so many heads lie in pairs, as llama.cpp rotates them; here and
-    in transformers the first halves of all pairs come first.
-    added: a number that the file has more in each place.
+    kind: gguf's name of its type. shape: as in torch, rows first.
+    offset, size: bytes in the file, or in the part of a split one with this number.
+    rotary_heads: if above 0, the rows of each of this many heads lie in pairs, as llama.cpp rotates them; here and in
+        transformers the first halves of all pairs come first.
+    added: a number that the file adds at each place.
     """
 
     kind: str
@@ -51,7 +49,7 @@ class Stored:
 
 
 class GgufWeights:
-    """Reads the tensors of a prepared folder. activations: of products with weights in blocks, as of `pack_blocks`."""
+    """Reads the tensors of a prepared folder. activations: of products with weights in blocks, as in `pack_blocks`."""
 
     def __init__(self, folder: Path, activations: str = "float") -> None:
         self.activations = activations
@@ -61,7 +59,8 @@ class GgufWeights:
         self.tied = f"{HEAD}.weight" not in self.stored
 
     def parts(self, layer: str) -> list[str]:
-        """Names of the weights that an SGLang layer holds: "….qkv_proj" has three, "lm_head" may be the embedding."""
+        """Return names of the weights that an SGLang layer holds: "….qkv_proj" has three, "lm_head" may be the
+        embedding."""
         if layer == HEAD and self.tied:
             layer = EMBEDDING
         prefix, _, last = layer.rpartition(".")
@@ -69,14 +68,14 @@ class GgufWeights:
         return [whole] if whole in self.stored else [f"{prefix}.{part}.weight" for part in FUSED.get(last, (last,))]
 
     def kind(self, layer: str) -> str | None:
-        """The kind of blocks that a layer's weight can be kept in; None where it has to be expanded."""
+        """Return the kind of blocks that a layer's weight can be kept in; None if it has to be expanded."""
         kinds = {self.stored[name].kind for name in self.parts(layer)}
         return kinds.pop() if len(kinds) == 1 and kinds <= KINDS.keys() else None
 
     def raw(self, name: str) -> torch.Tensor:
-        """The bytes of a tensor's rows in transformers' order: [rows, bytes of a row] uint8."""
+        """Return the bytes of a tensor's rows in transformers' order: [rows, bytes of a row] uint8."""
         stored = self.stored[name]
-        # Copy on write: torch has no tensors that may not be written.
+        # Copy on write: torch has no read-only tensors.
         mapped = np.memmap(self.folder / link_name(stored.part), mode="c", offset=stored.offset, shape=(stored.size,))
         rows = torch.from_numpy(mapped).view(stored.shape[0], -1)
         if stored.rotary_heads:
@@ -85,7 +84,7 @@ class GgufWeights:
         return rows
 
     def expanded(self, name: str) -> torch.Tensor:
-        """A tensor in its own float type; bfloat16 where the file keeps blocks."""
+        """Return a tensor in its own float type; bfloat16 where the file has blocks."""
         stored, raw = self.stored[name], self.raw(name)
         if stored.kind in FLOATS:
             floats = raw.view(FLOATS[stored.kind]).view(stored.shape)
@@ -93,8 +92,8 @@ class GgufWeights:
         return expand(raw, stored.kind, *stored.shape)
 
     def prepared(self, layer: str, dtype: torch.dtype) -> BlockWeight | PackedWeight | StackedWeight:
-        """A layer's weight for our products: in its blocks, parts of several kinds each in its own; or of
-        floats, as `dtype`."""
+        """Return a layer's weight for our products: in blocks, parts of several kinds each in its own; floats as
+        `dtype`."""
         names = self.parts(layer)
         runs = [(kind, list(run)) for kind, run in groupby(names, lambda name: self.stored[name].kind)]
         prepared = [self._prepared(kind, run, dtype) for kind, run in runs]
@@ -110,26 +109,26 @@ class GgufWeights:
         return pack_blocks(together, kind, outputs, depth, activations=self.activations)
 
     def rows(self, layer: str) -> BlockRows:
-        """The embedding or head for reading rows; it stays mapped."""
+        """Return the embedding or head for reading rows; it stays mapped."""
         (name,) = self.parts(layer)
         return BlockRows(self.raw(name), self.stored[name].kind, self.stored[name].shape[1])
 
     def everything(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor by name, expanded one after the other."""
+        """Yield every tensor by name, expanded one after the other."""
         return ((name, self.expanded(name)) for name in self.stored)
 
     def bytes_loaded(self, float_size: int | None, in_blocks: bool) -> int:
-        """Bytes of the weights once loaded, floats having `float_size` bytes (None: as in `expanded`)."""
+        """Return the bytes of the weights once loaded, with floats of `float_size` bytes (None: as in `expanded`)."""
         total = 0
         for stored in self.stored.values():
             kept = in_blocks and len(stored.shape) == 2 and stored.kind in KINDS
-            own = FLOATS[stored.kind].itemsize if stored.kind in FLOATS else 2
-            total += stored.size if kept else math.prod(stored.shape) * (float_size or own)
+            stored_size = FLOATS[stored.kind].itemsize if stored.kind in FLOATS else 2
+            total += stored.size if kept else math.prod(stored.shape) * (float_size or stored_size)
         return total
 
 
 def link_name(part: int) -> str:
-    """Name of the link to the file, or to a part of it."""
+    """Return the name of the link to the file, or to a part of it."""
     return f"model-{part + 1:05}.gguf" if part else "model.gguf"
 
 

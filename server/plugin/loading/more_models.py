@@ -1,6 +1,4 @@
-"""Models that SGLang does not have, and those of its models that have to be otherwise here."""
-
-from __future__ import annotations
+"""Models that SGLang lacks, and models of SGLang's that have to differ here."""
 
 from typing import Any, ClassVar
 
@@ -19,7 +17,7 @@ from .. import must_take
 
 
 class SmolLM3ForCausalLM(LlamaForCausalLM):
-    """A Llama some of whose layers rotate nothing (arXiv:2501.18795); SGLang does not know it."""
+    """A Llama without rotation in some layers (arXiv:2501.18795); SGLang does not have it."""
 
     def __init__(self, config: Any, quant_config: QuantizationConfig | None = None, prefix: str = "") -> None:
         super().__init__(config, quant_config, prefix)
@@ -40,8 +38,8 @@ class Unrotated(torch.nn.Module):
 class Phi3ForCausalLM(LlamaForCausalLM):
     """Phi-3 and Phi-4 with one table of LongRoPE's for all positions.
 
-    SGLang goes over to the factors for long contexts as soon as any request of a batch is long: a token would
-    depend on the others' lengths, and its keys on when they were written. As in llama.cpp, the longest context that is
+    SGLang switches to the factors for long contexts as soon as any request of a batch is long: a token would depend on
+    the other requests' lengths, and its keys on when they were written. As in llama.cpp, the longest context that is
     served decides.
     """
 
@@ -64,7 +62,7 @@ def _one_table(rope: Phi3LongRoPEScaledRotaryEmbedding, config: Any) -> RotaryEm
 
 
 class LongRotary(RotaryEmbedding):
-    """Rotary positions whose wavelengths have a factor each, with queries and keys scaled (arXiv:2402.13753)."""
+    """Rotary positions with a factor for each wavelength, and scaled queries and keys (arXiv:2402.13753)."""
 
     def __init__(self, rope: Phi3LongRoPEScaledRotaryEmbedding, factors: torch.Tensor, scale: float) -> None:
         self._factors, self._scale = factors, scale
@@ -79,8 +77,8 @@ class LongRotary(RotaryEmbedding):
 
 
 class Gemma3ForCausalLM(gemma3_causal.Gemma3ForCausalLM):
-    """Gemma 3 whose embedding is one of SGLang's, so that it may stay in blocks; on a CPU its positions are looked up
-    in SGLang's tables, where each token's are those of any batch."""
+    """Gemma 3 with an embedding of SGLang's class, so that it may stay in blocks. On a CPU its positions are looked up
+    in SGLang's tables, so a token's do not depend on its batch."""
 
     _tied_weights_keys: ClassVar[dict[str, str]] = {}  # head and embedding are one module, not two with one weight
 
@@ -104,14 +102,15 @@ class Gemma3ForCausalLM(gemma3_causal.Gemma3ForCausalLM):
 
 
 class ScaledEmbedding(VocabParallelEmbedding):
-    """An embedding whose rows are multiplied by the root of their width."""
+    """An embedding with rows multiplied by the root of their width."""
 
     def forward(self, input_: torch.Tensor) -> torch.Tensor:
         return super().forward(input_) * self.embedding_dim**0.5
 
 
 class AttentionOfTokens(RadixAttention):
-    """Attention of Hunyuan's layers, which leave queries and keys a row for each head: SGLang takes rows for tokens."""
+    """Attention of Hunyuan's layers, which output queries and keys with a row for each head: SGLang expects rows for
+    tokens."""
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any, **more: Any) -> torch.Tensor:
         return super().forward(q.reshape(len(v), -1), k.reshape(len(v), -1), v, *others, **more)
@@ -129,14 +128,14 @@ def _with_rows_of_tokens(model: type) -> type:
 
 
 class NoEmbedding(torch.nn.Module):
-    """Stands where `Gemma3ForCausalLM` puts an embedding."""
+    """Takes the place where `Gemma3ForCausalLM` puts an embedding."""
 
     def __init__(self, *sizes: int, **options: Any) -> None:
         super().__init__()
 
 
 def register() -> None:
-    """Make the models known to SGLang."""
+    """Register the models with SGLang."""
     from sglang.srt.models.registry import ModelRegistry
 
     from . import transformers_models
@@ -150,5 +149,5 @@ def register() -> None:
     ModelRegistry.models["Phi3ForCausalLM"] = Phi3ForCausalLM
     ModelRegistry.models["Gemma3ForCausalLM"] = Gemma3ForCausalLM
     must_take.replace(gemma3_causal, "Gemma3TextScaledWordEmbedding", NoEmbedding)
-    # Not only with the instructions that it is named after: the way of tables.
+    # The flag's name is of instructions, but it selects tables.
     must_take.replace(gemma3_causal, "_is_cpu_amx_available", is_cpu())

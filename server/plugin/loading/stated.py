@@ -1,10 +1,8 @@
-"""Statements of config.json that SGLang leaves out: windows of attention layers, OLMo 3's and Granite 4's rotary base.
+"""Fields of config.json that SGLang ignores: windows of attention layers, OLMo 3's and Granite 4's rotary base.
 
 Some of SGLang's models have no window (Llama's layers: Mistral, Phi-3; Mixtral, StarCoder2) or one that is a token
-longer (Cohere 2, Transformers' own models): answers to texts longer than it are then others than Transformers'.
+longer (Cohere 2, Transformers' own models). Answers to texts longer than the window then differ from Transformers'.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +15,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from .. import must_take
 
 WHOLE = frozenset({"mistral", "mixtral", "starcoder2", "phi3", "ministral3"})
-"""Model types all of whose layers have the window where no `layer_types` says which."""
+"""Model types with the window in all layers, unless `layer_types` says otherwise."""
 
 
 def register() -> None:
@@ -27,10 +25,10 @@ def register() -> None:
 
 
 def initialize(original: Callable[..., Any], model_config: Any, *args: Any, **kwargs: Any) -> Any:
-    """SGLang's model, with its layers' windows."""
+    """Return SGLang's model, with its layers' windows."""
     model = original(model_config, *args, **kwargs)
     config = model_config.hf_text_config
-    # Who states it to SGLang has also set it, except for Gemma 3n.
+    # Models with this method have set the window themselves, except Gemma 3n.
     if not hasattr(model, "get_attention_sliding_window_size") or config.model_type == "gemma3n_text":
         set_windows(model, config)
     return model
@@ -49,11 +47,11 @@ def set_windows(model: Any, config: Any) -> None:
 
 
 def with_rope(original: Callable[..., None]) -> Callable[..., None]:
-    """Reads `rope_parameters`, as Transformers 5 writes them; SGLang's class knows the older fields alone."""
+    """Let SGLang's class, which reads only older fields, read `rope_parameters`, as Transformers 5 writes them."""
 
     def read(self: Any, *args: Any, rope_parameters: dict[str, Any] | None = None, **fields: Any) -> None:
         stated = rope_parameters or {}
-        scaling = dict(stated.get("full_attention", stated))  # only those of full attention are scaled
+        scaling = dict(stated.get("full_attention", stated))  # only full attention's are scaled
         if "rope_theta" in scaling:
             fields.setdefault("rope_theta", scaling.pop("rope_theta"))
         if scaling.get("rope_type", "default") != "default":

@@ -1,7 +1,5 @@
 """Models that SGLang runs by Transformers' code, with weights named as in folders of the hub."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,16 +13,16 @@ from .. import must_take
 
 NAMES = ("TransformersForCausalLM", "TransformersMoEForCausalLM")
 STYLES = {"colwise_gather_output": "colwise_rep", "rowwise_split_input": "rowwise_rep"}
-"""Ways to share a layer among ranks as Transformers calls them, and as SGLang does, which does not know the former."""
+"""Ways to share a layer among ranks: Transformers' name, which SGLang does not know, and SGLang's."""
 
 
 def register() -> None:
-    """Change SGLang's classes for them, where it has imported these."""
-    if (theirs := sys.modules.get("sglang.srt.models.transformers")) is None:
+    """Change SGLang's classes for these models, if it has imported them."""
+    if (module := sys.modules.get("sglang.srt.models.transformers")) is None:
         return
     for name in NAMES:
-        ModelRegistry.models[name] = _with_names_of_the_hub(getattr(theirs, name))
-    must_take.replace(theirs, "_normalize_tp_style", _in_sglangs_words(theirs._normalize_tp_style))
+        ModelRegistry.models[name] = _with_names_of_the_hub(getattr(module, name))
+    must_take.replace(module, "_normalize_tp_style", _in_sglangs_words(module._normalize_tp_style))
 
 
 def _in_sglangs_words(original: Callable[[str], str]) -> Callable[[str], str]:
@@ -33,7 +31,7 @@ def _in_sglangs_words(original: Callable[[str], str]) -> Callable[[str], str]:
 
 def _with_names_of_the_hub(model: type) -> type:
     class NamesOfTheHub(model):  # type: ignore[misc]
-        """Renames weights as Transformers does when it loads; SGLang knows the names of its modules alone."""
+        """Renames weights as Transformers does when it loads; SGLang knows only the names of its modules."""
 
         def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
             changes = get_model_conversion_mapping(self.model, add_legacy=False)

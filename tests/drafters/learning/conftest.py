@@ -1,7 +1,5 @@
 """Answers of the tiny target, and a learner's command line."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import cache
@@ -25,8 +23,7 @@ def learned_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def answers(learned_target: Path) -> list[Answer]:
-    """30 greedy answers to prompts that are trained on, and 16 to prompts that are held out: enough for some attempts
-    at the gate."""
+    """30 greedy answers to training prompts, and 16 to held-out ones: enough for several gate attempts."""
     target = TargetModel.load(str(learned_target), dtype=torch.float32)
     prompts: dict[bool, list[list[int]]] = {False: [], True: []}
     for i in range(2000):
@@ -45,14 +42,11 @@ def answers(learned_target: Path) -> list[Answer]:
 
 @pytest.fixture
 def kind(request: pytest.FixtureRequest) -> str:
-    """Name of the drafter that learns: a test's parameter, else DSpark's."""
     return getattr(request, "param", "dspark")
 
 
 @pytest.fixture(scope="session")
 def starts(learned_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Folders of untrained drafters, by name."""
-
     @cache
     def made(kind: str) -> Path:
         folder = tmp_path_factory.mktemp("start") / "drafter"
@@ -76,6 +70,5 @@ def general(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def command(tmp_path: Path, learned_target: Path, kind: str, start_folder: Path, general: Path) -> list[str]:
-    """Arguments of a learner in tmp_path/learner."""
     fixed = ["--folder", str(tmp_path / "learner"), "--target", str(learned_target), "--kind", kind]
     return [*fixed, "--start", str(start_folder), "--general", str(general), "--dtype", "float32"]

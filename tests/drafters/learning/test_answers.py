@@ -1,6 +1,4 @@
-"""Kept answers on disk: bounded, whole after a kill, split by prompt, forgotten on request."""
-
-from __future__ import annotations
+"""Stored answers: bounded, whole after a kill, split by prompt, forgotten on request."""
 
 import json
 import os
@@ -18,7 +16,7 @@ def segments(folder: Path) -> list[Path]:
     return sorted((folder / "answers").iterdir())
 
 
-def test_what_is_appended_is_read_once(tmp_path: Path) -> None:
+def test_appended_answers_are_read_once(tmp_path: Path) -> None:
     store, reader = AnswerStore(tmp_path, 10**6), AnswerReader(tmp_path)
     assert reader.read() == []
     assert store.append([1, 2, 3], [4, 5], 0.7)
@@ -43,13 +41,13 @@ def test_short_and_long_answers(tmp_path: Path) -> None:
 
 
 def test_the_oldest_segments_go(tmp_path: Path) -> None:
-    """At every moment the newest answers are there, at most the bound, and at least all but a segment of it."""
+    """The store has at most the bound, and at least the bound less a segment."""
     bound, reader, count = 1600, AnswerReader(tmp_path), 0
     store = AnswerStore(tmp_path, bound)
     for i in range(600):
         if i == 300:
             store.close()
-            store = AnswerStore(tmp_path, bound)  # counts what is there
+            store = AnswerStore(tmp_path, bound)
         store.append([i], [1] * 9, 0.0)
         there = [answer.prompt_ids[0] for answer in AnswerReader(tmp_path).read()]
         assert there == list(range(i - len(there) + 1, i + 1))
@@ -57,11 +55,11 @@ def test_the_oldest_segments_go(tmp_path: Path) -> None:
         assert 10 * len(there) >= min(10 * (i + 1), bound - bound // SEGMENTS - 10)
         if i % 7 == 0:
             count += len(reader.read())
-    assert count + len(reader.read()) == 600  # one that follows misses nothing while segments go
+    assert count + len(reader.read()) == 600
 
 
 def test_a_store_is_opened_without_parsing_its_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It still knows how many tokens each segment has: the next one that is too many displaces the oldest."""
+    """It still knows each segment's tokens, so the next surplus segment displaces the oldest."""
     store, parsed = AnswerStore(tmp_path, 1600), []
     for i in range(160):
         store.append([i], [1] * 9, 0.5)
@@ -140,18 +138,18 @@ def test_forget_deletes_everything_and_the_writer_goes_on(tmp_path: Path) -> Non
     forget(folder)
     assert {path.name for path in folder.iterdir()} <= {"state.json", ".learner.json.killed"}
     assert json.loads((folder / "state.json").read_text()) == {"in_use": None, "refused": ["0013"]}
-    assert candidate_names(folder) == ["0013"]  # numbers go on
+    assert candidate_names(folder) == ["0013"]
     store.append([4], [5, 6], 0.0)
     assert [answer.prompt_ids for answer in AnswerReader(folder).read()] == [[4]]
     forget(folder)
     assert AnswerReader(folder).read() == []
-    (folder / ".answers.forgotten.77").mkdir()  # of one that was killed
+    (folder / ".answers.forgotten.77").mkdir()
     forget(folder)
     assert {path.name for path in folder.iterdir()} <= {"state.json", ".learner.json.killed"}
 
 
 @pytest.mark.parametrize("foreign", ["thesis.tex", "answers.jsonl", ".git", "features.zip"])
-def test_forget_refuses_folders_of_others(tmp_path: Path, foreign: str) -> None:
+def test_forget_refuses_foreign_folders(tmp_path: Path, foreign: str) -> None:
     with pytest.raises(ValueError, match="is no learner's folder"):
         forget(tmp_path)
     AnswerStore(tmp_path, 10**6).append([1], [2, 3], 0.0)
@@ -166,7 +164,7 @@ def test_forget_refuses_folders_of_others(tmp_path: Path, foreign: str) -> None:
 
 
 def test_answers_are_kept_again_after_a_segment_could_not_be_begun(tmp_path: Path) -> None:
-    """The store was forgotten just then, or the system has no room for another file."""
+    """The store was just forgotten, or no file can be opened."""
     store = AnswerStore(tmp_path, 16 * SEGMENTS)
     store.append([1], [2] * 20, 0.0)
     (tmp_path / "answers").rename(tmp_path / "aside")

@@ -1,6 +1,4 @@
-"""The gate: its statistics, and that it sees what a drafter learned by heart."""
-
-from __future__ import annotations
+"""The gate: its statistics, and that it rejects a drafter that memorised answers."""
 
 import dataclasses
 import itertools
@@ -84,17 +82,16 @@ def test_too_few_prompts_are_no_verdict() -> None:
     assert not judge([20] * 10, [30] * 10, prompts=["a" * 16] * 5 + ["b" * 16] * 5).passed
 
 
-def test_one_prompt_asked_often_is_one_observation() -> None:
-    """Nine prompts get worse, and one that was asked forty times better."""
+def test_repeated_requests_of_one_prompt_are_one_observation() -> None:
     often = ["f" * 16] * 40
     assert judge([31] * 9 + [20] * 40, [30] * 49).passed
     assert not judge([31] * 9 + [20] * 40, [30] * 49, prompts=prompts(9) + often).passed
 
 
-def test_what_is_forgotten_refuses() -> None:
+def test_a_drafter_worse_on_general_answers_fails() -> None:
     assert judge([20] * 10, [30] * 10, general=answers([31] * 4)).reason == "worse on general answers"
     assert judge([20] * 10, [30] * 10, general=answers([30, 30, 30, 32])).passed
-    # 2 % of the drafter in use again and again would be a lot of the one that the server started with
+    # 2 % worse than the drafter in use, again and again, would be much worse than the first drafter
     assert judge([20] * 10, [30] * 10, first_general=2.1).reason == "worse on general answers"
 
 
@@ -126,13 +123,12 @@ NOISE: dict[str, tuple[float, float, float]] = {
     "one prompt asked often": (20, 10, 40),
     "drafters of one run": (37, 3, 0),
 }
-"""Mean of the steps of a prompt that both drafters have in common, and of each drafter's own; how many times the first
-prompt was asked."""
+"""Mean steps of a prompt: a common part and one of each drafter; additional requests with the first prompt."""
 
 
 def promoted(trials: int, prompts_asked: int, noise: str, gain: float = 0.0) -> int:
-    """Trials in which one of the candidates of a run passes. Each saves `gain` of the steps of the drafter in use, and
-    they are compared with it on the same answers; without a gain both might have changed their places."""
+    """Trials in which a candidate of a run passes. Each candidate saves `gain` of the current drafter's steps, on the
+    same answers."""
     draw, passed = np.random.default_rng(7), 0
     common, own, often = NOISE[noise]
     times = np.ones(prompts_asked, np.int64)
@@ -150,19 +146,18 @@ def promoted(trials: int, prompts_asked: int, noise: str, gain: float = 0.0) -> 
 
 TRIALS = 500
 MOST = stats.binom.isf(1e-4, TRIALS, CHANCE)
-"""If the gate is as strict as it says, more trials of candidates that are no better pass by a chance below 1e-4."""
+"""The chance of more passing trials is below 1e-4 if the gate is as strict as declared."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prompts_asked", [6, 8, 16])
 @pytest.mark.parametrize("noise", NOISE)
 def test_candidates_that_are_no_better_seldom_pass(prompts_asked: int, noise: str) -> None:
-    """At none of a run's attempts on the same answers."""
     assert promoted(TRIALS, prompts_asked, noise) <= MOST
 
 
 @pytest.mark.slow
-def test_attempts_that_all_have_the_whole_chance_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncorrected_attempts_would_be_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "level", lambda attempt: CHANCE)
     assert promoted(TRIALS, 8, "steps of whole answers") > MOST
 
@@ -182,36 +177,36 @@ def test_better_candidates_pass(noise: str, prompts_asked: int, gain: float) -> 
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "deer in three steps"])
-def test_followed_is_what_is_served(kind: str, target: TargetModel, tmp_path: Path) -> None:
-    """Steps, tokens accepted and confidences are those of the drafter that a server makes of the folder."""
+def test_following_equals_serving(kind: str, target: TargetModel, tmp_path: Path) -> None:
+    """It gives the same steps, accepted tokens and confidences as the folder's drafter in a server."""
     kind, _, more = kind.partition(" ")
     model = drafter_of(kind, target, tmp_path)
     draw, layers = torch.Generator().manual_seed(2), model.config.target_layers
     texts = [(model.vocab[torch.randint(3, (60,), generator=draw)].tolist(), 6) for _ in range(3)]
     held = sequence_features(target, texts, layers, 8)
-    gamma, steps, order = model.config.gamma, 3 if more else 0, "certain" if more else "left"
+    gamma, steps = model.config.gamma, 3 if more else 0
     served = registry.make(
         kind, make_target(target.config, target.embedding, target.head), gamma=gamma, checkpoint=str(tmp_path),
-        denoising_steps=steps, denoising_order=order,
+        denoising_steps=steps,
     )  # fmt: skip
-    found = following(model, target, held, schedule_of(kind, gamma, steps, order))
+    followed = following(model, target, held, schedule_of(kind, gamma, steps))
     runs = set()
-    for s, one in zip(held, found, strict=True):
+    for s, one in zip(held, followed, strict=True):
         accepted, confidence = decode(served, s)
         assert one.accepted.tolist() == accepted
         assert one.tokens == len(s.tokens) - 1 - s.prompt
         assert one.confidence.shape == (one.steps, gamma)
         assert one.confidence.dtype == np.float32
-        for k in range(gamma):  # what follows a wrong token is not verified
+        for k in range(gamma):  # tokens after a wrong one are not verified
             right = one.accepted >= k
             np.testing.assert_allclose(one.confidence[right, k], confidence[right, k], atol=2e-3)
         assert ((one.accepted <= one.reach) & (one.reach <= gamma)).all()
         runs |= set(accepted)
-    assert len(runs) > (1 if kind == "dflash2" else 2)  # it proposes all tokens, so it hits less
+    assert len(runs) > (1 if kind == "dflash2" else 2)  # it proposes all tokens, so it is right less often
 
 
 def drafter_of(kind: str, target: TargetModel, folder: Path) -> TrainedModel:
-    """A drafter of random weights that hits now and then, since it knows three tokens, in `folder`."""
+    """A random drafter in `folder` that is right now and then, since it knows only three tokens."""
     args = settings(kind, target, "target")
     args.draft_vocab, args.rank, args.gamma = 3, 8, 4
     model = first_drafter(args, target, torch.arange(96.0), torch.arange(40))
@@ -230,7 +225,7 @@ def following(
 
 
 def decode(drafter: Drafter, s: Sequence) -> tuple[list[int], np.ndarray]:
-    """Tokens accepted in each step along a known answer, and the confidences [steps, gamma]."""
+    """Accepted tokens of each step along a known answer, and confidences [steps, gamma]."""
     drafter.allocate(256)
     table = torch.arange(256, dtype=torch.int32)[None]
     seen, at, accepted, confidence = 0, s.prompt, [], []
@@ -255,7 +250,7 @@ def decode(drafter: Drafter, s: Sequence) -> tuple[list[int], np.ndarray]:
 
 @pytest.fixture(scope="module")
 def noise(target: TargetModel) -> list[Sequence]:
-    """Answers in which nothing follows from anything: they can be learned by heart alone."""
+    """Random answers, which a drafter can only memorise."""
     generator = torch.Generator().manual_seed(0)
     ids = [torch.randint(5, 96, (46,), generator=generator).tolist() for _ in range(16)]
     made = sequence_features(target, [(tokens, 6) for tokens in ids], (1, 3, 4), 8)
@@ -267,10 +262,10 @@ def held(noise: list[Sequence]) -> list[Sequence]:
     return noise[8:]
 
 
-def test_what_was_learned_by_heart_does_not_pass(
+def test_a_memorising_drafter_does_not_pass(
     target: TargetModel, noise: list[Sequence], held: list[Sequence], tmp_path: Path
 ) -> None:
-    """The fault that the split by prompt prevents would be seen: judged by answers it was trained on, it passes."""
+    """Judged by its training answers, it would pass."""
     torch.manual_seed(0)
     model = BlockModel(dataclasses.replace(TINY, head_dim=8))
     before = [following(model, target, part) for part in (noise[:8], held)]

@@ -1,6 +1,4 @@
-"""The learner: what it offers, what it refuses, and that it goes on after a kill anywhere."""
-
-from __future__ import annotations
+"""The learner: its candidates, its refusals, and resumption after a kill."""
 
 import json
 import random
@@ -36,8 +34,8 @@ def folder(tmp_path: Path) -> Path:
 
 def events(folder: Path, name: str) -> list[dict[str, Any]]:
     path = folder / "events.jsonl"
-    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [event for event in found if event["event"] == name]
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [event for event in lines if event["event"] == name]
 
 
 def numbers(folder: Path) -> dict[str, Any]:
@@ -45,7 +43,6 @@ def numbers(folder: Path) -> dict[str, Any]:
 
 
 def use(folder: Path, in_use: str | None, *refused: str) -> None:
-    """Say what the server would."""
     (folder / "new").write_text(json.dumps({"in_use": in_use, "refused": refused}))
     (folder / "new").replace(folder / "state.json")
 
@@ -55,18 +52,18 @@ def names(folder: Path) -> list[str]:
 
 
 def candidates(folder: Path) -> list[str]:
-    """Names of the candidates; each has to be whole, so nothing may be deleting one."""
+    """Names of the candidates, which must be complete."""
     for path in sorted((folder / "drafters").glob("*")):
         networks.check(path, {"num_hidden_layers": 6})
         verdict = json.loads((path / "gate.json").read_text())
         assert verdict["reason"] == ""
         assert verdict["chance"] <= verdict["level"]
-        found = np.load(path / "held-out.npz")
-        assert found["confidence"].dtype == np.float32
-        assert found["confidence"].shape == (len(found["accepted"]), 7)
-        assert (found["accepted"] <= found["reach"]).all()
-        assert found["answer"].tolist() == sorted(found["answer"])
-        assert len(found["accepted"]) > 50
+        arrays = np.load(path / "held-out.npz")
+        assert arrays["confidence"].dtype == np.float32
+        assert arrays["confidence"].shape == (len(arrays["accepted"]), 7)
+        assert (arrays["accepted"] <= arrays["reach"]).all()
+        assert arrays["answer"].tolist() == sorted(arrays["answer"])
+        assert len(arrays["accepted"]) > 50
     return names(folder)
 
 
@@ -78,10 +75,8 @@ def waiting(folder: Path, reason: str) -> Callable[[], bool]:
 def test_it_goes_on_after_a_kill_anywhere(
     folder: Path, command: list[str], answers: list[Answer], kind: str, request: pytest.FixtureRequest
 ) -> None:
-    """Killed at every stage, one after the other; every file is whole, and what was read or trained is not lost.
-
-    An EAGLE-3 head begins from nothing: none that has learned a little is at hand.
-    """
+    """Killed at every stage, it leaves whole files, and loses neither answers nor training. An EAGLE-3 head begins
+    untrained."""
     if kind in ("eagle3", "deer") and not request.config.getoption("--exhaustive"):
         pytest.skip("--exhaustive kills learners of all kinds; files are written alike")
     keep(folder, answers)
@@ -101,13 +96,14 @@ def test_it_goes_on_after_a_kill_anywhere(
     log, gates = folder.parent / "trained", len(events(folder, "gate"))
     before, saved = len(log.read_text().splitlines()), torch.load(folder / "run" / "checkpoint.pt")["step"]
     twice = lambda: len(events(folder, "gate")) > gates + 1  # noqa: E731
-    settings = {"learner__GENERAL_AIM": 0.0, "learner__GENERAL_KEPT": 0.0}  # with less of general answers all are seen
+    # fewer general answers, so that all answers are seen
+    settings = {"learner__GENERAL_AIM": 0.0, "learner__GENERAL_KEPT": 0.0}
     assert run(command, until=twice, **settings) == -signal.SIGTERM
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert lines[before][0] == saved > 0
     assert sum(event["answers"] for event in events(folder, "features")) <= len(answers) + 16
     left = [path for path in folder.rglob(".*") if path.is_file() and path.stat().st_size > 10**4]
-    assert len(left) <= 1  # of the process that has just been ended; the next one deletes it
+    assert len(left) <= 1  # the next process deletes it
     for path in (folder, *folder.iterdir()):
         assert path.name == "state.json" or not path.stat().st_mode & 0o077, path
 
@@ -116,7 +112,7 @@ def test_it_goes_on_after_a_kill_anywhere(
     assert len(hidden) == 16
     assert len(seen & {tuple(answer.tokens) for answer in answers}) == 30
     assert not seen & hidden
-    assert len(seen) == 30 + 4  # and four general answers; three are the gate's, two choose how much is mixed
+    assert len(seen) == 30 + 4  # four general answers: three for the gate, two of them for the mixture
 
 
 def test_a_refused_candidate_is_not_made_again_from_the_same_answers(
@@ -129,12 +125,12 @@ def test_a_refused_candidate_is_not_made_again_from_the_same_answers(
     more: list[int] = []
 
     def offered() -> bool:
-        """The learner waits, gets a tenth more answers, and begins anew from the drafter in use."""
+        """It waits, gets a tenth more answers, and begins anew from the drafter in use."""
         if not more and waiting(folder, "no better drafter from these answers")():
             more.append(len(events(folder, "training")))
             keep(folder, answers[30:32])
             keep(folder, [Answer([*a.prompt_ids, 5], a.response_ids, 4.0) for a in answers[:6]])
-        return bool(more) and names(folder) == ["0002"]  # the refused one goes after the next is there
+        return bool(more) and names(folder) == ["0002"]  # the refused one is deleted after the next one is complete
 
     assert run(command, until=offered, supply__LEAST_AGREEMENT=0.1) == -signal.SIGTERM
     assert events(folder, "training")[more[0]]["steps"] == 40
@@ -143,7 +139,7 @@ def test_a_refused_candidate_is_not_made_again_from_the_same_answers(
 
 
 @pytest.mark.parametrize(("aim", "share", "trained"), [(0.0, 4, 1.0), (100.0, 2, 0.0)])
-def test_what_it_forgets_it_trains_on_more_often_and_mixes_with_the_first_drafter(
+def test_forgotten_general_answers_are_trained_more_and_weights_mixed(
     folder: Path, command: list[str], answers: list[Answer], aim: float, share: int, trained: float
 ) -> None:
     keep(folder, answers)
@@ -176,7 +172,7 @@ def test_shuffled_answers_are_left_out(folder: Path, command: list[str], answers
 def test_poison_that_gets_in_does_not_get_through_the_gate(
     folder: Path, command: list[str], answers: list[Answer], tmp_path: Path
 ) -> None:
-    """A drafter that learned the answers is trained on shuffled ones, which nothing left out."""
+    """A trained drafter is trained on shuffled answers, which the filter lets pass here."""
     keep(folder, answers)
     assert run(command, until=lambda: len(events(folder, "gate")) >= 4) == -signal.SIGTERM
     start = tmp_path / "start"
@@ -192,7 +188,7 @@ def test_poison_that_gets_in_does_not_get_through_the_gate(
 
 
 @pytest.mark.parametrize("kind", ["dspark", "eagle3", "deer"], indirect=True)
-def test_from_nothing(folder: Path, command: list[str], answers: list[Answer], start_folder: Path) -> None:
+def test_from_random_weights(folder: Path, command: list[str], answers: list[Answer], start_folder: Path) -> None:
     keep(folder, answers)
     command = [*command, "--start", "target"]
     assert run(command, until=lambda: events(folder, "gate"), gate__FIRST_TAU=50.0) == -signal.SIGTERM
@@ -246,7 +242,7 @@ def test_stored_features_are_bounded(tmp_path: Path, learned_target: Path, answe
     assert again.items == supply.items
     wanted = again.missing(answers)
     assert all(answer.tokens not in newest for answer in wanted)
-    assert len(wanted) < 8  # not everything that was deleted for its age
+    assert len(wanted) < 8
 
 
 def test_features_of_another_target_are_made_again(tmp_path: Path, learned_target: Path, answers: list[Answer]) -> None:
@@ -277,7 +273,7 @@ sys.exit(process.main(sys.argv[1:]))
 
 
 def state_of(pid: int) -> str:
-    """Letter of a process's state; "" where it is gone or a zombie."""
+    """Letter of a process's state; empty if it is gone or a zombie."""
     try:
         letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -293,7 +289,7 @@ def within(seconds: float, condition: Callable[[], object]) -> None:
 
 
 def test_stopped_continued_ended_and_orphaned(folder: Path, command: list[str], answers: list[Answer]) -> None:
-    """Under the server's signals; stopped, it still ends when its parent is killed."""
+    """While stopped, it still ends when its parent is killed."""
     keep(folder, answers)
     parent = (
         "import subprocess, sys, time; p = subprocess.Popen(sys.argv[1:]); print(p.pid, flush=True); time.sleep(900)"

@@ -1,6 +1,4 @@
-"""Logs as training text: every shape gives the tokens that were served, bad lines are named, training goes on."""
-
-from __future__ import annotations
+"""Logs as training text: every shape gives the served tokens, bad lines are named, training resumes."""
 
 import json
 from pathlib import Path
@@ -52,10 +50,10 @@ def test_every_shape_gives_the_tokens_that_were_served(log: Path, target: Target
         {"messages": [{"role": "user", "content": parts}, ANSWER], "temperature": 0.5},
         {"request": {"messages": [QUESTION], "temperature": 0.5}, "response": {"choices": [choice, choice]}},
     )
-    found = texts(log, target)
-    assert len(found) == 5
-    assert set(map(repr, found)) == {repr(found[0])}
-    assert (found[0].tokens, found[0].prompt, found[0].temperature) == (prompt + served, len(prompt), 0.5)
+    answers = texts(log, target)
+    assert len(answers) == 5
+    assert set(map(repr, answers)) == {repr(answers[0])}
+    assert (answers[0].tokens, answers[0].prompt, answers[0].temperature) == (prompt + served, len(prompt), 0.5)
     write(
         log,
         {"request": {"prompt": "w3 w4"}, "response": {"choices": [{"text": "w7 w8 w9", "finish_reason": "length"}]}},
@@ -63,15 +61,15 @@ def test_every_shape_gives_the_tokens_that_were_served(log: Path, target: Target
     )
     cut, ended = texts(log, target)
     assert ended.tokens == target.tokenizer("w3 w4")["input_ids"] + served
-    assert cut.tokens == ended.tokens[:-1]  # an answer that was cut ends with no token
+    assert cut.tokens == ended.tokens[:-1]
 
 
-def test_what_is_not_text_is_counted(log: Path, target: TargetModel) -> None:
+def test_entries_without_text_are_counted(log: Path, target: TargetModel) -> None:
     call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
     picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
     write(log, {"messages": [picture, ANSWER]}, {"messages": [QUESTION, call]}, {"messages": [QUESTION, ANSWER]})
     with log.open("a") as file:
-        file.write('\n{"messages": [')  # an empty line, and one that is being written
+        file.write('\n{"messages": [')  # an empty line, and an unfinished one
     reader = LogReader(target)
     assert len(list(reader.read([str(log)]))) == 1
     assert dict(reader.skipped) == {"images, sound or tool calls": 1, "no text": 1, "half a last line": 1}
@@ -111,19 +109,19 @@ def test_a_drafter_is_trained_from_a_log_without_writing_answers(
     learned_target: Path, answers: list[Answer], log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Also the answers of held-out prompts alone are held out, others' answers left out, and what is new is added."""
+    """Held-out prompts stay held out, foreign answers are ignored, new answers are added."""
     rows = [
         {"prompt_ids": answer.prompt_ids, "response_ids": answer.response_ids, "temperature": 0} for answer in answers
     ]
     foreign = [{**row, "response_ids": list(reversed(row["response_ids"]))} for row in rows[:3]]
     write(log, *rows[:35], *foreign)
-    monkeypatch.setattr("outrider.drafters.commands.train.answer", None)  # what writes answers
+    monkeypatch.setattr("outrider.drafters.commands.train.answer", None)  # writes answers
     out = tmp_path / "run"
     assert main(command(learned_target, log, out, 4)) == 0
     assert "left out of the log: 3 x not this model's answers" in capsys.readouterr().out
     assert (out / "drafter" / "config.json").is_file()
     facts = json.loads((out / "drafter" / "training.json").read_text())
-    assert facts["sequences"] == 30  # the fixture's prompts that are not held out
+    assert facts["sequences"] == 30
     write(log, *rows)
     assert main(command(learned_target, log, out, 8)) == 0
     assert "resuming" in capsys.readouterr().out

@@ -1,7 +1,5 @@
 """Feature stores of a learner's folder, and its general answers."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path
@@ -14,7 +12,7 @@ from outrider.drafters.training.store import StoreInUse
 from outrider.drafters.training.target import TargetModel
 
 
-def test_a_store_that_another_process_writes_to_is_left_alone(tmp_path: Path) -> None:
+def test_a_store_in_use_by_another_process_is_not_touched(tmp_path: Path) -> None:
     folder, meta = tmp_path / "features", {"layers": [1]}
     with open_store(folder, 8, meta).writing():
         with pytest.raises(StoreInUse, match="another run is writing"):

@@ -1,6 +1,4 @@
-"""Learners of several owners: their folders, whose turn it is, and that each learns for itself."""
-
-from __future__ import annotations
+"""Learners of several owners: their folders and turns."""
 
 import argparse
 import json
@@ -35,7 +33,7 @@ from outrider.drafters.training.target import TargetModel
 
 
 class Scripted:
-    """Stands in for a learner: each turn reads what there is, and ends as its folder's `plan` says."""
+    """Each turn reads the stored answers, and ends by its folder's `plan`."""
 
     taken: ClassVar[list[str]] = []
     plan: ClassVar[dict[str, list[Any]]] = {}
@@ -103,7 +101,7 @@ def test_the_key_with_most_new_answers_comes_first(scripted: Turns, tmp_path: Pa
     assert take_all(scripted) == ["c", "a"]
 
 
-def test_a_turn_ends_where_others_have_something_to_do(scripted: Turns, tmp_path: Path) -> None:
+def test_a_turn_ends_when_another_learner_has_work(scripted: Turns, tmp_path: Path) -> None:
     ask(tmp_path, "a", 9)
     ask(tmp_path, "b", 3)
     Scripted.plan = {"a": ["goes on", "goes on"], "b": ["goes on"]}
@@ -111,7 +109,7 @@ def test_a_turn_ends_where_others_have_something_to_do(scripted: Turns, tmp_path
     assert take_all(scripted) == ["a", *gates, "b", *gates, "a", *gates, "b", "a"]
 
 
-def test_features_are_those_of_the_last_turns(scripted: Turns, tmp_path: Path) -> None:
+def test_features_belong_to_the_last_turn(scripted: Turns, tmp_path: Path) -> None:
     for name, count in (("a", 9), ("b", 5), ("c", 3)):
         ask(tmp_path, name, count)
     take_all(scripted)
@@ -120,7 +118,7 @@ def test_features_are_those_of_the_last_turns(scripted: Turns, tmp_path: Path) -
     assert len(AnswerReader(tmp_path / "keys" / "a").read()) == 9
 
 
-def test_one_keys_trouble_is_not_the_others(scripted: Turns, tmp_path: Path) -> None:
+def test_a_failing_key_does_not_stop_the_rest(scripted: Turns, tmp_path: Path) -> None:
     folders = [ask(tmp_path, name, count) for name, count in (("a", 9), ("b", 5), ("c", 3))]
     Scripted.plan = {"a": [ValueError("damaged")], "b": [Forgotten()]}
     assert take_all(scripted, most=3) == ["a", "b", "c"]
@@ -178,17 +176,17 @@ def test_folders_of_keys(tmp_path: Path) -> None:
 
 def events(folder: Path, name: str) -> list[dict[str, Any]]:
     path = folder / "events.jsonl"
-    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [event for event in found if event["event"] == name]
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [event for event in lines if event["event"] == name]
 
 
 @pytest.mark.slow
 def test_each_key_learns_for_itself_over_a_kill(command: list[str], answers: list[Answer], tmp_path: Path) -> None:
-    """Two keys, features of one on the disk at a time; general answers are written once for all."""
+    """One key's features are on disk at a time; general answers are written once for all."""
     root = tmp_path / "learner"
     one, other = (owners.make(root, Owner(name)) for name in ("ann", "bob"))
     keep(one, answers)
-    keep(other, answers[:30])  # nothing held out: it has to wait
+    keep(other, answers[:30])
     several = [*command, "--per", "key", "--keys", "1"]
     assert run(several, "gate") == -signal.SIGKILL
     assert not events(other, "waiting")
@@ -203,12 +201,11 @@ def test_each_key_learns_for_itself_over_a_kill(command: list[str], answers: lis
 
 @pytest.fixture
 def adapters(learned_target: Path, tmp_path: Path) -> list[Owner]:
-    """Two adapters that change every answer."""
-    model, found = TargetModel.load(str(learned_target), dtype=torch.float32).model, []
+    model, written = TargetModel.load(str(learned_target), dtype=torch.float32).model, []
     for seed, name in enumerate(("sql", "poems")):
         folder = write_adapter(tmp_path / name, model, seed, strength=1.0)
-        found.append(Owner(name, AdapterFolder.open(folder).digest(), str(folder)))
-    return found
+        written.append(Owner(name, AdapterFolder.open(folder).digest(), str(folder)))
+    return written
 
 
 def test_the_target_of_an_adapters_learner_has_the_adapter(
@@ -243,15 +240,15 @@ def answers_of(owner: Owner, target: TargetModel, answers: list[Answer]) -> list
 
 
 @pytest.mark.slow
-def test_each_adapter_learns_from_what_it_says_over_a_kill(
+def test_each_adapter_learns_from_its_answers_over_a_kill(
     command: list[str], answers: list[Answer], learned_target: Path, adapters: list[Owner], tmp_path: Path
 ) -> None:
-    """The adapter's answers are its own to its learner, and foreign to that of another adapter."""
+    """Its answers are foreign for another adapter's learner."""
     root, target = tmp_path / "learner", TargetModel.load(str(learned_target), dtype=torch.float32)
     sql, poems = (owners.make(root, owner) for owner in adapters)
     said = answers_of(adapters[0], target, answers)
     keep(sql, said)
-    keep(poems, [*said, *said[:3]])  # the most: its turn is the first
+    keep(poems, [*said, *said[:3]])
     keep(root, answers[:30])
     several = [*command, "--per", "adapter", "--keys", "3"]
     assert run(several, "gate") == -signal.SIGKILL

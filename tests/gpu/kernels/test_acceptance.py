@@ -1,4 +1,4 @@
-"""Acceptance from logits: ragged batches against the reference, the distribution of a small one's output enumerated."""
+"""Acceptance from logits: ragged batches against the reference; a small distribution enumerated."""
 
 from fractions import Fraction
 
@@ -18,7 +18,7 @@ from outrider.kernels.sampling import Rules, draw_tokens
 
 VOCABULARY = [] if INTERPRETED else [151_936]
 FAR = 1e-5 if INTERPRETED else 1e-4
-"""Total variation of two distributions that differ by rounding; filters of 152 thousand tokens add up float32."""
+"""Total variation by rounding alone, in float32."""
 
 
 @examples()
@@ -29,34 +29,34 @@ FAR = 1e-5 if INTERPRETED else 1e-4
     dtype=st.sampled_from(TYPES),
     seed=st.integers(0, 2**31),
 )
-def test_four_numbers_say_the_distribution(rows, width, ties, dtype, seed):
+def test_four_numbers_determine_the_distribution(rows, width, ties, dtype, seed):
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(rows, width, generator=generator) * 3
     logits = (logits.round() if ties else logits).to(dtype)
     logits[torch.rand(rows, width, generator=generator) < 0.2] = -torch.inf
     logits[:, 1] = 2.0
     given = some_rules(rows, width, generator)
-    found = rules.statistics(moved(logits), *moved(given))
-    said = kernel_probes.probabilities(moved(logits), moved(given.temperatures), found).cpu()
+    statistics = rules.statistics(moved(logits), *moved(given))
+    said = kernel_probes.probabilities(moved(logits), moved(given.temperatures), statistics).cpu()
     expected, random = reference_target_probs(logits, *given), given.temperatures > 0
     assert bool(((said - expected)[random].double().abs().sum(1) / 2 <= FAR).all())
-    if INTERPRETED:  # elsewhere rounding may put another token at a filter's edge
+    if INTERPRETED:  # otherwise rounding may move another token to a filter's edge
         torch.testing.assert_close(said[random], expected[random], rtol=2e-5, atol=1e-9)
-    assert differing(found.best.long(), logits.float().argmax(1)) == 0
+    assert differing(statistics.best.long(), logits.float().argmax(1)) == 0
 
 
 def accept(arrays, keywords, by_block=True, points=None):
-    """The operator, as `accept_logits` calls it, with padding that must not be read."""
+    """The operator, with padding that must not be read."""
     *others, logits, given = moved(arrays)
     logits[int(arrays[2][-1]) :] = torch.nan
     order = ("uniforms", "final_keys", "row_keys", "decided", "draft_probs", "vocab")
     others_moved = (moved(keywords[name]) for name in order)
-    found = acceptance.accept(*others, logits, *given, *others_moved, moved(points), by_block)
-    return [x.cpu() for x in found]
+    accepted = acceptance.accept(*others, logits, *given, *others_moved, moved(points), by_block)
+    return [x.cpu() for x in accepted]
 
 
 def reference(arrays, keywords, by_block=True):
-    """The meaning of acceptance, one token at a time."""
+    """By definition, one token at a time."""
     tokens, verify_lens, qo_indptr, request, logits, given = arrays
     probs = reference_target_probs(logits, *given.of(request))
     others = {name: keywords[name] for name in ("uniforms", "final_keys", "draft_probs", "vocab")}
@@ -93,8 +93,8 @@ def test_accepts_as_the_reference(requests, gamma, width, q_kind, dtype, by_bloc
     by_block=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-def test_point_masses_beside_q(requests, width, q_kind, longer, by_block, seed):
-    """Lookups among a model's drafts, which may be longer than those; q has rows of requests that there are not."""
+def test_point_masses_among_q(requests, width, q_kind, longer, by_block, seed):
+    """Lookups may be longer than a model's drafts; q also has rows of absent requests."""
     tokens, lens, *others = verification(requests, 4, width, q_kind, torch.float32, seed)[0]
     keywords = verification(requests, 4, width, q_kind, torch.float32, seed)[1]
     points = torch.rand(requests, generator=torch.Generator().manual_seed(seed)) < 0.5
@@ -106,11 +106,11 @@ def test_point_masses_beside_q(requests, width, q_kind, longer, by_block, seed):
     spread = with_point_masses(batch, width)
     expected = reference(arrays, keywords | {"draft_probs": spread.draft_probs, "vocab": None}, by_block)
     wide = torch.nn.functional.pad(q[:, :most], (0, 0, 0, 0, 0, 2), value=torch.nan).contiguous()
-    wide[:requests][points] = torch.nan  # not read
+    wide[:requests][points] = torch.nan
     assert differing(accept(arrays, keywords | {"draft_probs": wide}, by_block, points), expected) == 0
 
 
-def test_point_masses_that_are_not_said_change_what_comes_out():
+def test_undeclared_point_masses_change_the_output():
     requests = 6 if INTERPRETED else 24
     arrays, keywords = verification(requests, 4, 24, "full", torch.float32, 1)
     arrays = (*arrays[:5], Rules(torch.ones(requests)))
@@ -146,9 +146,8 @@ def test_three_hundred_requests_without_a_draft():
     assert differing(tokens[:, 0], draw_tokens(logits, torch.arange(300), given, keys)) == 0
 
 
-# Enumeration. p and q have sixteenths, uniform numbers lie in the middle of each eighth, so that counting them gives
-# the chance of acceptance as a fraction. The law of the last token is that of argmin E / w: for each of some keys the
-# token must be the one of the true weights.
+# Enumeration: p and q are in sixteenths, uniform numbers in the middle of each eighth, so that counting gives exact
+# chances. The last token's law is argmin E / w, tested with some keys.
 
 P = [Fraction(n, 16) for n in (8, 4, 2, 2)]
 Q = [Fraction(n, 16) for n in (4, 8, 4, 0)]
@@ -194,7 +193,7 @@ def outcomes(fault=None):
 
 
 def law_of_output(fault=None):
-    """Chance of each token to come out first, or None where a replacement is not drawn from max(0, p - q)."""
+    """Chance of each first token, or None if a replacement is not drawn from max(0, p - q)."""
     chances, finals, bonus = outcomes(fault)
     noise = torch_exponentials(torch.arange(KEYS) * 7919, torch.arange(4))
     rest = [max(Fraction(0), p - q) for p, q in zip(P, Q, strict=True)]
@@ -204,7 +203,7 @@ def law_of_output(fault=None):
             if not torch.equal(finals[x], (noise / weights).argmin(1)):
                 return None
     drawn = (torch_exponentials(torch.arange(STEPS), torch.arange(4)) / torch.tensor([float(w) for w in P])).argmin(1)
-    assert torch.equal(bonus, drawn)  # token 0 is always kept, what follows it is drawn from p
+    assert torch.equal(bonus, drawn)
     chances.append(Fraction(0))
     lost = sum(q * (1 - chance) for q, chance in zip(Q, chances, strict=True))
     whole = sum(rest)

@@ -1,6 +1,4 @@
-"""SGLang's LoRA kernels at the lengths of a ragged verification, eager and as a graph has them."""
-
-from __future__ import annotations
+"""SGLang's LoRA kernels in a ragged verification, eager and in a graph."""
 
 from itertools import pairwise
 from types import SimpleNamespace
@@ -65,11 +63,11 @@ def test_every_request_gets_its_own_adapter(backend, graph):
                 change = SCALES[slot] * x[begin : begin + length].double() @ a.T @ b.T
                 expected[begin : begin + length, first:last] += change
             begin += length
-        found = backend.run_qkv_lora(
+        output = backend.run_qkv_lora(
             x.to(ON), down.to(ON), up.to(ON), base_output=base.to(ON), output_offset=offsets.to(ON),
             output_offset_cpu=offsets, max_qkv_out_dim=max(SIZES),
         )  # fmt: skip
-        error = (found.cpu().double() - expected).norm(dim=1) / expected.norm(dim=1)
+        error = (output.cpu().double() - expected).norm(dim=1) / expected.norm(dim=1)
         assert error.max() < TOLERANCE[torch.float32]
 
 

@@ -1,4 +1,4 @@
-"""Survival and top-K against the planner's own, ties and broken confidences included."""
+"""Survival and top-K compared with the planner's, with ties and NaN confidences."""
 
 import torch
 from admissions import cases
@@ -10,13 +10,13 @@ from outrider.kernels.cuda import admission
 
 @examples()
 @given(cases())
-def test_admits_what_the_planner_admits(case):
+def test_admits_the_same_tokens_as_the_planner(case):
     arguments = case.confidence, case.draft_lens, torch.tensor([case.tokens])
-    found = admission.admit(*moved((*arguments, case.bounds, case.first)))
-    assert differing(found, case.planned()) == 0
+    admitted = admission.admit(*moved((*arguments, case.bounds, case.first)))
+    assert differing(admitted, case.planned()) == 0
 
 
-def test_whether_a_token_is_admitted_does_not_depend_on_what_comes_later():
+def test_admission_of_a_token_does_not_depend_on_later_ones():
     generator = torch.Generator().manual_seed(0)
     for _ in range(4):
         confidence = torch.rand(6, 5, generator=generator)

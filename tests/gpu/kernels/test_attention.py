@@ -1,4 +1,4 @@
-"""Flat attention against torch on ragged batches over scattered slots, where nobody's slots hold NaN."""
+"""Flat attention against torch on ragged batches; unused slots hold NaN."""
 
 import pytest
 import torch
@@ -12,27 +12,26 @@ from outrider.kernels.cuda import attention
 
 
 def attend(q, k_pool, v_pool, batch, *, most=None, scale=0.11, causal=True, window=-1, logit_cap=0.0):
-    """The operator, as `flat_attention` calls it."""
     arrays = moved((q, k_pool, v_pool, batch.qo_indptr, batch.kv_lens, batch.rows, batch.page_table))
     most = most or max(1, batch.max_q_len)
     return attention.attention(*arrays, most, scale, causal, window, logit_cap).cpu()
 
 
 def check(lens, *, group=4, kv_heads=2, dim=128, dtype=torch.float32, least=attention.LEAST, **how):
-    """lens: pairs of queries and cached tokens with them. least: positions of a split."""
+    """lens: pairs of queries and cached tokens, queries included. least: positions of a split."""
     q_lens, kv_lens = zip(*lens, strict=True)
     q, k_pool, v_pool, batch = ragged_attention(
         q_lens, kv_lens, heads=(group * kv_heads, kv_heads), dims=(dim, dim), dtype=dtype
     )
     how = {"scale": dim**-0.5} | how
     expected = torch_attention(q.float(), k_pool.float(), v_pool.float(), batch, **how)
-    padded = torch.cat([q, q.new_full((3, *q.shape[1:]), torch.nan)])  # a bucket's padding, which nobody owns
+    padded = torch.cat([q, q.new_full((3, *q.shape[1:]), torch.nan)])  # a bucket's padding
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "LEAST", least)  # else short contexts are not split
-        found = attend(padded, k_pool, v_pool, batch, **how)
-    assert found.dtype == dtype
-    assert len(q) == 0 or row_error(found[: len(q)], expected) <= TOLERANCE[dtype]
-    assert not found[len(q) :].any()
+        patch.setattr(attention, "LEAST", least)  # splits short contexts too
+        output = attend(padded, k_pool, v_pool, batch, **how)
+    assert output.dtype == dtype
+    assert len(q) == 0 or row_error(output[: len(q)], expected) <= TOLERANCE[dtype]
+    assert not output[len(q) :].any()
 
 
 @examples(24)
@@ -87,11 +86,11 @@ def test_three_hundred_requests():
 
 
 @pytest.mark.parametrize("window", [-1, 20])
-def test_in_float32_a_query_has_the_same_bits_alone_and_beside_others(window):
+def test_in_float32_a_query_has_the_same_bits_alone_and_in_a_batch(window):
     lens = ([4, 16], [90, 200]) if INTERPRETED else ([4, 16, 1, 8], [900, 2000, 3000, 64])
     q, k_pool, v_pool, batch = ragged_attention(*lens, heads=(4, 2))
     together = attend(q, k_pool, v_pool, batch, window=window)
-    # Interpreted, the first of a tile: numpy's products depend on a row's place.
+    # Interpreted, only the first of a tile: numpy's products depend on a row's place.
     for token in (0, 4, 12) if INTERPRETED else range(len(q)):
         one = attend(q[token, None], k_pool, v_pool, alone(batch, token), window=window)
         assert torch.equal(one[0], together[token])

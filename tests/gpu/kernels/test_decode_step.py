@@ -1,6 +1,4 @@
-"""A whole decode step: it waits for nothing, and as a CUDA graph it decides the same."""
-
-from __future__ import annotations
+"""A decode step never waits, and decides the same as a CUDA graph."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +19,7 @@ def made() -> tuple[Decoder, int]:
 
 @pytest.mark.skipif(INTERPRETED, reason="the host waits for itself")
 @torch.inference_mode()
-def test_a_step_waits_for_nothing(made: tuple[Decoder, int]) -> None:
+def test_a_step_never_waits(made: tuple[Decoder, int]) -> None:
     decoder, requests = made
     bucket = TokenBuckets(requests, decoder.gamma + 1).round_up(3 * requests)
     given, other = (decoder.given(requests, bucket - requests, seed) for seed in (0, 1))

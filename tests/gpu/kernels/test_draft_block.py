@@ -1,4 +1,4 @@
-"""A block's tokens, q and confidences by Triton against the drafter's own torch in float32."""
+"""A block's tokens, q and confidences by Triton, against the drafter's own torch."""
 
 import copy
 from types import SimpleNamespace
@@ -43,20 +43,20 @@ def check(requests, gamma, width, head, named, wants_probs, dtype, seed):
     expected = run(copy.deepcopy(markov).float() if markov else None, *given, logits.float(), hidden.float())
     with triton():
         arrays = moved((*given, logits, hidden))
-        found = run(markov.to(ON) if markov else None, *arrays)
-    found = [None if x is None else x.cpu() for x in found]
-    # The states of the other heads are computed by torch, in the drafter's type.
+        results = run(markov.to(ON) if markov else None, *arrays)
+    results = [None if x is None else x.cpu() for x in results]
+    # Torch computes the states of the other heads in the drafter's type.
     exact = dtype == torch.float32 or head in (None, "vanilla")
     near = {"rtol": 1e-4, "atol": 1e-7} if exact else {"rtol": 5e-2, "atol": 5e-3}
     if exact:
-        assert differing(found[0], expected[0]) == 0
-    torch.testing.assert_close(found[2][:, 0], expected[2][:, 0], **near)
-    assert (found[1] is not None) == wants_probs
+        assert differing(results[0], expected[0]) == 0
+    torch.testing.assert_close(results[2][:, 0], expected[2][:, 0], **near)
+    assert (results[1] is not None) == wants_probs
     random = rules.temperatures > 0
     if wants_probs and random.any() and exact:
-        torch.testing.assert_close(found[1][random], expected[1][random], **near)
-        drawn = found[0] if vocab is None else torch.searchsorted(vocab, found[0])
-        assert bool((found[1].gather(2, drawn[:, :, None]) > 0).all())
+        torch.testing.assert_close(results[1][random], expected[1][random], **near)
+        drawn = results[0] if vocab is None else torch.searchsorted(vocab, results[0])
+        assert bool((results[1].gather(2, drawn[:, :, None]) > 0).all())
 
 
 @examples()

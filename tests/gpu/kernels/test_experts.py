@@ -1,6 +1,4 @@
-"""Products of experts against torch, and the mixture against the one of a CPU, expert by expert."""
-
-from __future__ import annotations
+"""Products of experts compared with torch, and the mixture with a CPU's, expert by expert."""
 
 import pytest
 import torch
@@ -14,7 +12,7 @@ from outrider.kernels.linear import pack
 
 
 def choices(rows: int, count: int, chosen: int, draw: torch.Generator) -> torch.Tensor:
-    """[N, K] int64, different experts for each row; few of many experts are liked."""
+    """[N, K] int64, different experts for each row; few of many experts are chosen often."""
     liked = torch.rand(rows, count, generator=draw) * torch.linspace(0.1, 1, count)
     return liked.topk(chosen, -1).indices
 
@@ -26,7 +24,7 @@ def choices(rows: int, count: int, chosen: int, draw: torch.Generator) -> torch.
     dtype=st.sampled_from(TYPES),
     seed=st.integers(0, 2**31),
 )
-def test_as_by_torch_and_as_one_by_one(rows, shape, dtype, seed):
+def test_products_equal_torch_and_single_experts(rows, shape, dtype, seed):
     count, chosen, inner, size = shape
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, size, generator=draw).to(dtype)
@@ -37,29 +35,29 @@ def test_as_by_torch_and_as_one_by_one(rows, shape, dtype, seed):
     numbers, order = ids.flatten().sort(stable=True)
     indptr = torch.searchsorted(numbers, torch.arange(count + 1))
     expected = expert_products(x.float(), gate_up.float(), order, indptr, chosen)
-    found = experts.expert_products(*moved((x, gate_up, order, indptr)), chosen)
-    assert found.dtype == dtype
-    assert row_error(found, expected) <= TOLERANCE[dtype]
+    products = experts.expert_products(*moved((x, gate_up, order, indptr)), chosen)
+    assert products.dtype == dtype
+    assert row_error(products, expected) <= TOLERANCE[dtype]
 
     with triton():
-        found = run_joined_experts(*moved((x, weights, ids, gate_up, down)))
+        products = run_joined_experts(*moved((x, weights, ids, gate_up, down)))
     packed = [(pack(one.float()), pack(other.float())) for one, other in zip(gate_up, down, strict=True)]
-    assert row_error(found, run_experts(x.float(), weights, ids, packed)) <= 3 * TOLERANCE[dtype]
+    assert row_error(products, run_experts(x.float(), weights, ids, packed)) <= 3 * TOLERANCE[dtype]
 
 
-def test_an_expert_that_nobody_chose_is_not_read():
+def test_an_unchosen_expert_is_not_read():
     weight = torch.randn(3, 16, 32)
     weight[1] = torch.nan
     order, indptr = torch.arange(4), torch.tensor([0, 2, 2, 4])
-    found = experts.expert_products(*moved((torch.randn(4, 32), weight, order, indptr)), 1)
-    assert bool(found.isfinite().all())
+    products = experts.expert_products(*moved((torch.randn(4, 32), weight, order, indptr)), 1)
+    assert bool(products.isfinite().all())
 
 
 @pytest.mark.parametrize("fault", ["order", "indptr"])
-def test_rows_of_another_expert_are_noticed(fault):
+def test_rows_of_another_expert_are_detected(fault):
     x, weight = torch.randn(4, 32), torch.randn(3, 16, 32)
     order, indptr = torch.tensor([2, 0, 1, 3]), torch.tensor([0, 1, 3, 4])
     expected = expert_products(x, weight, order, indptr, 1)
     faults = {"order": (x, weight, order.flip(0), indptr), "indptr": (x, weight, order, torch.tensor([0, 2, 3, 4]))}
-    found = experts.expert_products(*moved(faults[fault]), 1)
-    assert row_error(found, expected) > TOLERANCE[torch.float32]
+    products = experts.expert_products(*moved(faults[fault]), 1)
+    assert row_error(products, expected) > TOLERANCE[torch.float32]

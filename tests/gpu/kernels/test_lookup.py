@@ -1,4 +1,4 @@
-"""Prompt lookup by Triton against plain torch."""
+"""Prompt lookup by Triton compared with plain torch."""
 
 from unittest import mock
 
@@ -15,7 +15,7 @@ from outrider.kernels.cpu import native as cpu
 
 
 def texts(requests: int, context: int, words: int, seed: int) -> tuple[torch.Tensor, DraftBatch]:
-    """The cache's tokens, and requests of texts of few words, which repeat themselves."""
+    """The cache's tokens, and requests with repetitive texts of few words."""
     generator = torch.Generator().manual_seed(seed)
     slots = (requests + 1) * context + 1
     history = torch.randint(words, (slots,), generator=generator, dtype=torch.int32)
@@ -42,19 +42,19 @@ def drafted(history: torch.Tensor, batch: DraftBatch, device: torch.device, shap
 
 
 def check(requests: int, context: int, words: int, shape: tuple[int, int, int], seed: int) -> int:
-    """shape: tokens of a draft, longest and shortest match. Returns how many requests had one."""
+    """shape: tokens of a draft, longest and shortest match. Returns the number of requests with a match."""
     history, batch = texts(requests, context, words, seed)
     with mock.patch.object(cpu, "available", return_value=False):
         expected = drafted(history, batch, torch.device("cpu"), shape)
     names = "anchors", "seq_lens", "page_table", "rows", "temperatures", "keys"
     there = DraftBatch(*(moved(getattr(batch, name)) for name in names), longest=context)
     with triton():
-        found = drafted(moved(history), there, ON, shape)
-    assert differing(found.lens, expected.lens) == 0
+        draft = drafted(moved(history), there, ON, shape)
+    assert differing(draft.lens, expected.lens) == 0
     drafts = expected.lens > 0
-    assert differing(found.tokens[drafts], expected.tokens[drafts]) == 0
-    assert bool((found.tokens >= 0).all())
-    torch.testing.assert_close(found.confidence.cpu(), expected.confidence, rtol=1e-4, atol=1e-6)
+    assert differing(draft.tokens[drafts], expected.tokens[drafts]) == 0
+    assert bool((draft.tokens >= 0).all())
+    torch.testing.assert_close(draft.confidence.cpu(), expected.confidence, rtol=1e-4, atol=1e-6)
     return int(drafts.sum())
 
 
@@ -66,7 +66,7 @@ def check(requests: int, context: int, words: int, shape: tuple[int, int, int], 
     shape=st.sampled_from([(4, 32, 2), (7, 3, 1), (1, 2, 2), (10, 8, 3)]),
     seed=st.integers(0, 2**31),
 )
-def test_finds_what_torch_finds(requests, context, words, shape, seed):
+def test_matches_equal_torch(requests, context, words, shape, seed):
     check(requests, context, words, shape, seed)
 
 

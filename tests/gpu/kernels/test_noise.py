@@ -1,4 +1,4 @@
-"""Noise with the bits of the CPU's."""
+"""Noise with the same bits as on a CPU."""
 
 import kernel_probes
 import torch
@@ -23,8 +23,8 @@ def some_keys(*shape, seed=0):
 def test_bits_of_the_noise():
     keys = some_keys(64)
     for width in (1024, *VOCABULARY):
-        found = kernel_probes.exponentials(moved(keys), width)
-        assert differing(found, torch_exponentials(keys, torch.arange(width))) == 0
+        noise = kernel_probes.exponentials(moved(keys), width)
+        assert differing(noise, torch_exponentials(keys, torch.arange(width))) == 0
 
 
 def test_bits_of_keys_and_numbers():

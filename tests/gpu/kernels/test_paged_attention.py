@@ -1,10 +1,7 @@
 """Verifications over a paged KV cache by FlashInfer and fa3: by our plans of single slots, and over larger pages.
 
-Interpreted, the kernels are `paged_kernels`: FlashInfer's index by index, fa3's by its arguments. fa3 is called as
-SGLang's backend calls it for a ragged verification: lengths on the device, nothing planned.
+Interpreted, the kernels come from `paged_kernels`. fa3 is called as by SGLang: lengths on the device, without a plan.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,7 +27,7 @@ KV_HEADS = 2
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A verification of query_lens tokens behind seq_lens cached ones, in a bucket of `tokens`."""
+    """A verification of query_lens tokens after seq_lens cached ones, in a bucket of `tokens`."""
 
     name: str
     query_lens: Sequence[int]
@@ -62,7 +59,6 @@ IN_HALF = pytest.mark.parametrize("dtype", HALVES, ids=str)
 
 @pytest.fixture
 def flashinfer() -> Any:
-    """Class of FlashInfer's wrapper."""
     if INTERPRETED:
         return paged_kernels.PagedWrapper
     return pytest.importorskip("flashinfer").BatchPrefillWithPagedKVCacheWrapper
@@ -76,7 +72,7 @@ def fa3() -> Any:
 
 
 class Planned:
-    """A case on the device, and a wrapper of FlashInfer's: in a graph of as many slots as there could be, or not."""
+    """A case on the device, and FlashInfer's wrapper; optionally in a graph with the most slots."""
 
     def __init__(self, flashinfer: Any, case: Case, dtype: torch.dtype, *, graph: bool):
         self.case, self.dtype, self.slots = case, dtype, len(case.query_lens) + 1
@@ -118,7 +114,6 @@ class Planned:
         )  # fmt: skip
 
     def run(self) -> torch.Tensor:
-        """Call the wrapper as SGLang does."""
         return self.wrapper.forward(
             self.q, self.cache, causal=True, sm_scale=self.case.dim**-0.5, window_left=self.case.window,
             logits_soft_cap=0.0,
@@ -131,7 +126,7 @@ class Planned:
 
 
 class Paged:
-    """A case without padding, whose KV cache has pages of `page` tokens, in random order."""
+    """A case without padding, with a KV cache of pages of `page` tokens."""
 
     def __init__(self, case: Case, dtype: torch.dtype, page: int):
         self.case, self.dtype, self.page = case, dtype, page
@@ -157,17 +152,17 @@ class Paged:
         window = self.case.window
 
         def run() -> torch.Tensor:
-            found: torch.Tensor = attend(
+            output: torch.Tensor = attend(
                 q=self.q, k_cache=self.keys, v_cache=self.values, page_table=self.pages, cache_seqlens=self.kv_lens,
                 cu_seqlens_q=self.indptr, max_seqlen_q=max(self.case.query_lens), softmax_scale=self.case.dim**-0.5,
                 causal=True, window_size=(window, 0) if window >= 0 else (-1, -1), softcap=0.0,
             )  # fmt: skip
-            return found
+            return output
 
         return run
 
     def flashinfer(self, flashinfer: Any) -> Callable[[], torch.Tensor]:
-        """The wrapper, planned as FlashInfer is meant to be, its lists in its own order."""
+        """The wrapper, planned as FlashInfer intends."""
         window = self.case.window
         wrapper = flashinfer(torch.empty(WORKSPACE, dtype=torch.uint8, device=ON), "NHD", backend="fa2")
         indptr = torch.nn.functional.pad(self.held.cumsum(0), (1, 0)).int()
@@ -178,11 +173,11 @@ class Paged:
         )  # fmt: skip
 
         def run() -> torch.Tensor:
-            found: torch.Tensor = wrapper.forward(
+            output: torch.Tensor = wrapper.forward(
                 self.q, (self.keys, self.values), causal=True, sm_scale=self.case.dim**-0.5, window_left=window,
                 logits_soft_cap=0.0,
             )  # fmt: skip
-            return found
+            return output
 
         return run
 
@@ -204,7 +199,7 @@ def test_flashinfer_by_our_plan(flashinfer: Any, case: Case, dtype: torch.dtype)
 @CASES
 @IN_HALF
 def test_flashinfer_by_our_plan_in_a_graph_of_other_lengths(flashinfer: Any, case: Case, dtype: torch.dtype) -> None:
-    """Captured with one token and no cache per request."""
+    """Captured with one token per request and an empty cache."""
     planned = Planned(flashinfer, case, dtype, graph=True)
     requests = len(case.query_lens)
     planned.plan([1] * requests, [0] * requests)
@@ -213,7 +208,7 @@ def test_flashinfer_by_our_plan_in_a_graph_of_other_lengths(flashinfer: Any, cas
     assert planned.error(replay()) <= TOLERANCE[dtype]
 
 
-def test_a_plan_of_other_lengths_is_noticed(flashinfer: Any) -> None:
+def test_a_plan_of_other_lengths_is_detected(flashinfer: Any) -> None:
     case, dtype = SMALL[0], HALVES[0]
     planned = Planned(flashinfer, case, dtype, graph=False)
     planned.plan(case.query_lens, [max(0, n - 1) for n in case.seq_lens])

@@ -1,4 +1,4 @@
-"""Flatten and commit against torch, and the whole of torch's against the version without padding."""
+"""Flatten and commit against torch, and torch's against the version without padding."""
 
 import pytest
 import torch
@@ -24,9 +24,9 @@ def test_flattened_and_committed_as_by_torch(requests, gamma, padding, verified,
     if verified is not None:
         batch[2].fill_(verified)
     total = int((batch[2] + 1).sum())
-    found = ragged.flatten(*moved(batch), total + padding)
+    flat = ragged.flatten(*moved(batch), total + padding)
     expected = flatten_bucket(*batch, total + padding)
-    assert differing(found, expected) == 0
+    assert differing(flat, expected) == 0
     for name, one, other in zip("ipsqrk", expected, flatten_verify(*batch), strict=True):
         assert torch.equal(one if name == "q" else one[:total], other)
         assert name in "qrk" or not one[total:].any()
@@ -37,7 +37,7 @@ def test_flattened_and_committed_as_by_torch(requests, gamma, padding, verified,
     arguments = accept_lens, tokens, batch[3], expected[4], expected[5], expected[2] + 1
     got = ragged.commit(*moved(arguments))
     assert differing(got, commit(*arguments)) == 0
-    assert int((got[2] > 0).sum()) == int(accept_lens.sum())  # every accepted one, no padding
+    assert int((got[2] > 0).sum()) == int(accept_lens.sum())  # all accepted tokens, no padding
 
 
 @examples()
@@ -55,8 +55,8 @@ def test_cached_slots_are_listed_as_by_torch(lens, padding, slots, seed):
     indptr = torch.tensor([0, *lens, padding, *[0] * slots], dtype=torch.int32).cumsum(0).int()
     expected = torch.empty(int(indptr[-1]), dtype=torch.int32)
     write_cached_slots(expected, table, rows, begins, indptr)
-    found = torch.full_like(expected, -1, device=ON)
+    listed = torch.full_like(expected, -1, device=ON)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ragged, "LIST_BLOCK", 64)  # else short lists are one block
-        ragged.cached_slots(found, *moved((table, rows, begins, indptr)))
-    assert differing(found, expected) == 0
+        patch.setattr(ragged, "LIST_BLOCK", 64)  # splits short lists too
+        ragged.cached_slots(listed, *moved((table, rows, begins, indptr)))
+    assert differing(listed, expected) == 0

@@ -1,4 +1,4 @@
-"""A draft layer's norms, rotation and cache writes by Triton against the layer's own torch."""
+"""A draft layer's norms, rotation and cache writes by Triton, against torch."""
 
 from types import SimpleNamespace
 
@@ -65,8 +65,8 @@ def test_a_position_beyond_the_table_is_turned_as_the_last():
     projected, slots = layer.projected(torch.randn(2, 24)), torch.tensor([1, 2])
     pool = torch.zeros(2, SLOTS, KV_HEADS, 8)
     weights = layer.q_norm.weight, layer.k_norm.weight
-    found = [
+    results = [
         rotated.rotate_and_store(*moved((projected, rotary.table, torch.tensor(at), slots, *weights, 1e-5, *pool)))
         for at in ([POSITIONS - 1, 3], [POSITIONS + 7, 3])
     ]
-    assert torch.equal(*found)
+    assert torch.equal(*results)

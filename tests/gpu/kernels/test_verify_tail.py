@@ -1,6 +1,4 @@
-"""Verification, acceptance and commit in one graph: the server's own tail of its verifications."""
-
-from __future__ import annotations
+"""Verification, acceptance and commit in one graph: the server's own tail."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,15 +16,15 @@ from outrider.scheduler.buckets import TokenBuckets
 from outrider.server.plugin.decode.verify_tail import VerifyTail
 
 WRONG = 0.3
-"""Share of wrong draft tokens of greedy requests; the others are what the target says."""
+"""Share of wrong drafts of greedy requests."""
 
 
 Texts = tuple[Given, Draft, torch.Tensor, Flattened, Any]
-"""Requests, drafts, lengths, batch, and what `Sampling` says of them."""
+"""Requests, drafts, lengths, batch, and the batch's `Sampling` arguments."""
 
 
 class Merged:
-    """A graph of a bucket with its tail. seen: the token that was last shown for each slot of the cache."""
+    """A graph of a bucket with its tail. seen: the last observed token of each cache slot."""
 
     def __init__(
         self, made: Decoder, tail: VerifyTail, buckets: TokenBuckets, tokens: int, seen: torch.Tensor,
@@ -49,9 +47,10 @@ class Merged:
         self.tail.capture(None, output, self.batch, self.tokens)
 
     def texts(self, seed: int, *, sampled: bool) -> Texts:
-        """Requests, their drafts, of which a greedy one's are mostly right, and the batch of their verification.
+        """Requests, their drafts, and the batch of their verification.
 
-        sampled: by all rules, a third of them with seeds; and a third greedy. Some drafts are lookups."""
+        sampled: by all rules, a third of them with seeds; and a third greedy. Some drafts are lookups.
+        """
         gamma = self.made.gamma
         budget = min(self.tokens - self.requests, self.requests * gamma)
         given = self.made.given(self.requests, budget, seed)
@@ -99,10 +98,10 @@ class Merged:
         self.tail.open(draft, sampling, lens, named)
 
     def expected(self, texts: Texts) -> tuple[torch.Tensor, ...]:
-        """accept_lens [R], tokens [R, γ + 1] and `seen`, by the kernels behind a verification."""
+        """accept_lens [R], tokens [R, γ + 1] and `seen`, by separate kernels."""
         given, draft, lens, flat, sampling = texts
         _, logits = self.made.verify(given, lens, flat)
-        if draft.points is not None:  # said in q itself
+        if draft.points is not None:  # q includes the point masses
             batch = Verification(draft.tokens, lens, flat[3], draft_probs=draft.probs, points=draft.points)
             draft = replace(draft, probs=with_point_masses(batch, logits.shape[1]).draft_probs)
         accepted = self.made.accept(given, draft, lens, flat, logits, sampling.rules)
@@ -134,10 +133,10 @@ def test_a_graph_accepts_and_commits_other_texts_and_none_while_its_tail_is_clos
                 graph.take(texts)
                 seen.zero_()
                 graph.replay()
-                found = (*tail.results(graph.requests, tokens), seen.clone())
+                results = (*tail.results(graph.requests, tokens), seen.clone())
                 expected = graph.expected(texts)
-                seen[0] = found[2][0] = expected[2][0] = 0  # nobody's
-                assert differing(found, expected) == 0, (tokens, sampled)
+                seen[0] = results[2][0] = expected[2][0] = 0
+                assert differing(results, expected) == 0, (tokens, sampled)
                 accepted[sampled] += int((expected[0] - 1).sum())
                 tail.close()
                 seen.zero_()

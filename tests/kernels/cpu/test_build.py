@@ -1,4 +1,4 @@
-"""A machine without a working compiler still serves: plain torch, said once."""
+"""A machine without a working compiler serves with plain torch, and logs it once."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Kernels compiled for GPUs that are not here."""
+"""Compiles kernels for absent GPUs."""
 
 import re
 
@@ -25,4 +25,4 @@ def test_the_noise_is_rounded_after_every_operation():
     assert "div.rn.f64" in ptx
     assert not re.search(fused, ptx)
     careless = type(drawn)(drawn.name, drawn.kernel, drawn.types, drawn.constants, {"num_warps": 8})
-    assert re.search(fused, compiled(careless, 90).asm["ptx"])  # what the option is for
+    assert re.search(fused, compiled(careless, 90).asm["ptx"])  # the default fuses them

@@ -1,4 +1,4 @@
-"""Runs the tests of tests/gpu/kernels in a process of their own, as on a bare machine with torch and Triton."""
+"""Runs tests/gpu/kernels in a separate process, with only torch and Triton."""
 
 from pathlib import Path
 
@@ -11,5 +11,5 @@ GPU = Path(__file__).parents[2] / "gpu"
 ABSENT = "sglang transformers tokenizers huggingface_hub httpx openai fastapi pydantic psutil prometheus_client orjson"
 
 
-def test_every_kernel_through_the_interpreter():
+def test_every_kernel_in_the_interpreter():
     pass_interpreted(GPU / "kernels", "--confcutdir", str(GPU), without=ABSENT, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")

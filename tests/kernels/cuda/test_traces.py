@@ -1,6 +1,4 @@
-"""A decode step's operators on fake CUDA tensors: nothing is read back, and the lengths change no operation."""
-
-from __future__ import annotations
+"""Traces a decode step on fake CUDA tensors: no result is read back, and lengths change no operation."""
 
 import shutil
 from collections.abc import Callable
@@ -29,8 +27,6 @@ R, GAMMA, TIER, V, D = 5, 4, 16, 300, 64
 
 
 def decode_step(head: str | None) -> None:
-    """A decode step from anchors to new lengths, as a worker would do it."""
-
     def empty(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="cuda:0")
 
@@ -93,23 +89,23 @@ def test_a_decode_step_neither_waits_nor_changes_shape(head: str | None) -> None
 
 
 @pytest.mark.parametrize("dim", [80, 96, 256, 512])
-def test_heads_of_any_published_size_are_one_kernels(dim: int) -> None:
-    """Torch's attention of such heads would be a dozen operations for every 128 positions of the longest context."""
+def test_heads_of_any_published_size_take_one_kernel(dim: int) -> None:
+    """Torch would take a dozen operations for every 128 positions."""
 
     def step() -> None:
         numbers = torch.empty(R + 1, dtype=torch.int64, device="cuda:0")
         table = torch.empty(8, 4096, dtype=torch.int32, device="cuda:0")
         pool = torch.empty(512, 2, dim, device="cuda:0")
         batch = FlatBatch(numbers, numbers[:R], numbers[:R], table, most_queries=1, longest=4096)
-        found.append(flat_attention(torch.empty(R, 8, dim, device="cuda:0"), pool, pool, batch, scale=0.1))
+        outputs.append(flat_attention(torch.empty(R, 8, dim, device="cuda:0"), pool, pool, batch, scale=0.1))
 
-    found: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
     asked = [name for name, _ in traced(step) if not name.startswith(("aten.empty", "aten.slice", "prim."))]
     assert asked == ["outrider_cuda.attention.default"]
-    assert found[0].shape == (R, 8, dim)
+    assert outputs[0].shape == (R, 8, dim)
 
 
-def test_flashinfers_list_of_cached_slots_is_one_kernels() -> None:
+def test_flashinfers_list_of_cached_slots_takes_one_kernel() -> None:
     def step() -> None:
         numbers = torch.empty(R + 2, dtype=torch.int32, device="cuda:0")
         table = torch.empty(8, 64, dtype=torch.int32, device="cuda:0")
@@ -121,7 +117,7 @@ def test_flashinfers_list_of_cached_slots_is_one_kernels() -> None:
 
 
 @pytest.mark.parametrize("fault", ["item", "nonzero", "cpu", "mask"])
-def test_what_waits_is_caught(fault: str) -> None:
+def test_an_operation_that_waits_is_caught(fault: str) -> None:
     def step() -> None:
         x = torch.empty(4, device="cuda:0")
         {"item": x.sum().item, "nonzero": x.nonzero, "cpu": x.cpu, "mask": lambda: x[x > 0]}[fault]()
@@ -131,7 +127,7 @@ def test_what_waits_is_caught(fault: str) -> None:
 
 
 def with_lengths(lens: list[int], bucket: int | None) -> list[tuple[str, tuple[tuple[int, ...], ...]]]:
-    """Operations of torch that flatten and commit these lengths; bucket None: without padding."""
+    """Operations that flatten and commit these lengths; bucket None: without padding."""
     rows = torch.arange(R)
     given = rows, rows[:, None].expand(R, GAMMA), torch.tensor(lens), rows, torch.zeros(8, 64).int(), rows
     with Recorder() as recorder:

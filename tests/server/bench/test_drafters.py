@@ -1,6 +1,4 @@
-"""`outrider bench drafters` measures drafter folders along the answers of a tiny target."""
-
-from __future__ import annotations
+"""`outrider bench drafters` on the answers of a tiny target."""
 
 import json
 from pathlib import Path
@@ -17,7 +15,6 @@ DRAFTERS = ("dspark", "dflash", "diffusion, 1 step", "diffusion, 2 steps")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Holds a target, two drafters for it, and a file of prompts."""
     folder = tmp_path_factory.mktemp("drafters")
     save_target(folder / "target")
     save_compact(make_model(TINY), folder / "dspark")

@@ -1,6 +1,4 @@
-"""Parts that the benchmarks share: flags, requests in flight, turns, ratios, output files."""
-
-from __future__ import annotations
+"""Shared parts of the benchmarks."""
 
 import argparse
 import asyncio
@@ -40,7 +38,7 @@ def test_numbers_of_tokens() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "-5", "9-8", "0-8", "1-2-3", "8-", "1.5"])
-def test_what_is_no_number_of_tokens(text: str) -> None:
+def test_wrong_numbers_of_tokens_are_refused(text: str) -> None:
     with pytest.raises(UserError, match=f"--new-tokens is a positive number of tokens, .* like 64-192, not '{text}'"):
         harness.length_range("--new-tokens", text)
 
@@ -72,24 +70,24 @@ def test_files_that_cannot_be_written_are_refused_before_the_measurement(
         harness.check_outputs(outputs("--plot", str(tmp_path / "new.png")))
 
 
-def test_arms_take_turns_and_another_begins_each_round() -> None:
+def test_arms_take_turns_and_each_begins_a_round() -> None:
     taken = list(harness.alternate_arms(3, [1, 8], ["off", "on", "planned"]))
     assert [turn[:2] for turn in taken[::3]] == [(0, 1), (0, 8), (1, 1), (1, 8), (2, 1), (2, 8)]
     assert [arm for _, _, arm in taken[:3]] == ["off", "on", "planned"]
     assert [arm for _, _, arm in taken[6:9]] == ["on", "planned", "off"]
     assert set(Counter(taken).values()) == {1}
     assert Counter(arm for _, _, arm in taken) == {"off": 6, "on": 6, "planned": 6}
-    assert Counter(arm for _, _, arm in taken[::3]) == {"off": 2, "on": 2, "planned": 2}  # who begins
+    assert Counter(arm for _, _, arm in taken[::3]) == {"off": 2, "on": 2, "planned": 2}
 
 
-def test_a_closed_loop_keeps_as_many_in_flight_as_asked_and_the_order() -> None:
+def test_a_closed_loop_keeps_its_requests_in_flight_and_in_order() -> None:
     in_flight = most = 0
 
     async def ask(item: int) -> int:
         nonlocal in_flight, most
         in_flight += 1
         most = max(most, in_flight)
-        for _ in range(10 - item):  # later ones are done sooner
+        for _ in range(10 - item):
             await asyncio.sleep(0)
         in_flight -= 1
         return item * item
@@ -101,14 +99,14 @@ def test_a_closed_loop_keeps_as_many_in_flight_as_asked_and_the_order() -> None:
 
 
 def test_ratios_are_of_the_same_round() -> None:
-    found = harness.ratio([10, 30, 20], [5, 10, 20])
-    assert found == (2, 1, 3)
-    assert found.cell == "2.00 (1.00–3.00)"
-    assert found.spread == "1.00–3.00"
+    ratio = harness.ratio([10, 30, 20], [5, 10, 20])
+    assert ratio == (2, 1, 3)
+    assert ratio.cell == "2.00 (1.00–3.00)"
+    assert ratio.spread == "1.00–3.00"
 
 
 def test_busy_processes_compute_and_are_gone_afterwards() -> None:
-    before = set(psutil.Process().children())  # servers of other tests
+    before = set(psutil.Process().children())
     with harness.busy_processes(2):
         busy = set(psutil.Process().children()) - before
         assert len(busy) == 2

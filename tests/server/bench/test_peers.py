@@ -1,6 +1,4 @@
-"""Scripts of deploy/peers start other engines as OpenAI servers that `outrider bench load --url` measures."""
-
-from __future__ import annotations
+"""Scripts of deploy/peers start other engines as OpenAI servers."""
 
 import asyncio
 import os
@@ -59,8 +57,8 @@ class ContinuousBatchingPipeline:
 '''
 
 
-def test_openvino_is_asked_over_http(tmp_path: Path) -> None:
-    """Two requests share the steps of its pipeline; text and usage arrive as OpenAI's streams have them."""
+def test_openvino_answers_over_http(tmp_path: Path) -> None:
+    """Two requests share the steps of its pipeline."""
     (tmp_path / "openvino_genai.py").write_text(PIPELINE)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -103,7 +101,7 @@ def test_every_package_of_a_peer_is_pinned(lock: Path) -> None:
         (["vllm", "/nowhere", "1"], 1, "/nowhere does not exist"),
     ],
 )
-def test_what_cannot_be_served_is_refused(words: list[str], code: int, reason: str) -> None:
+def test_unsupported_options_are_refused(words: list[str], code: int, reason: str) -> None:
     done = subprocess.run([PEERS / "serve.sh", *words], capture_output=True, text=True, check=False)
     assert done.returncode == code
     assert reason in done.stderr

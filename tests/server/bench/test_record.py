@@ -1,6 +1,4 @@
-"""Record that `--json` writes: the results with machine, weights, command, date and versions."""
-
-from __future__ import annotations
+"""The record written by `--json`."""
 
 import datetime
 import json
@@ -20,21 +18,21 @@ class Times:
     milliseconds: list[float]
 
 
-def test_a_record_says_what_it_holds_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_names_its_conditions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = tmp_path / "drafter"
     drafter.mkdir()
     (drafter / "config.json").write_text("{}")
     monkeypatch.setattr(sys, "argv", ["/x/bin/outrider", "bench", "micro", "plan", "--only", "two words"])
     record.write(None, "micro plan", {})
     record.write(tmp_path / "a.json", "micro plan", {"case": Times([1.5])}, weights={"drafter": drafter}, requests=3)
-    found = record.read(tmp_path / "a.json")
-    assert found["results"] == {"case": {"milliseconds": [1.5]}}
-    assert found["command"] == "outrider bench micro plan --only 'two words'"
-    assert found["machine"]["device"] == cpu_name()
-    assert found["weights"] == {"drafter": folder_digest(drafter)}
-    assert found["requests"] == 3
-    assert set(found["versions"]) == {"outrider", "sglang", "torch", "python"}
-    assert datetime.date.fromisoformat(found["date"]) <= datetime.datetime.now(datetime.UTC).date()
+    written = record.read(tmp_path / "a.json")
+    assert written["results"] == {"case": {"milliseconds": [1.5]}}
+    assert written["command"] == "outrider bench micro plan --only 'two words'"
+    assert written["machine"]["device"] == cpu_name()
+    assert written["weights"] == {"drafter": folder_digest(drafter)}
+    assert written["requests"] == 3
+    assert set(written["versions"]) == {"outrider", "sglang", "torch", "python"}
+    assert datetime.date.fromisoformat(written["date"]) <= datetime.datetime.now(datetime.UTC).date()
 
 
 @pytest.mark.parametrize(
@@ -46,7 +44,7 @@ def test_other_files_are_no_records(text: str, reason: str, tmp_path: Path) -> N
         record.read(tmp_path / "a.json")
 
 
-def test_acceptance_is_found_wherever_it_stands() -> None:
+def test_acceptance_is_found_at_any_depth() -> None:
     counts = [{"tried": [n], "kept": [0], "tau": 1.0} for n in range(3)]
     value = {
         "1": {"off": [{"counts": counts[0]}, {"counts": None}], "planned": [{"counts": counts[1]}]},

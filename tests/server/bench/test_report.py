@@ -1,6 +1,4 @@
-"""docs/performance.md and README's numbers are what `outrider bench report` makes of the committed records."""
-
-from __future__ import annotations
+"""`outrider bench report` writes docs/performance.md and README's chart."""
 
 import json
 from pathlib import Path
@@ -10,7 +8,6 @@ import pytest
 
 from outrider.profiles.fingerprint import folder_digest
 from outrider.server.bench import report
-from outrider.server.errors import UserError
 from outrider.server.settings.checkpoints import WEIGHTS
 
 MOST_WORDS = 2000
@@ -34,12 +31,12 @@ def rounds(*rates: float, tau: float = 1.0) -> list[dict[str, Any]]:
     return [{"throughput": rate, "counts": {"tau": tau}} for rate in rates]
 
 
-def test_the_committed_page_is_made_of_the_committed_records() -> None:
+def test_the_committed_page_is_made_of_the_committed_records(tmp_path: Path) -> None:
     records = report.read_all(report.RESULTS)
     assert {path.name for path in report.RESULTS.glob("*.json")} == set(records), "records of weights of before"
     assert report.PAGE.read_text() == report.page(records), "run `make performance`"
-    readme = report.README.read_text()
-    assert readme == report.with_numbers(readme, records), "run `make performance`"
+    report.draw_chart(records, tmp_path / "speed.svg")
+    assert report.CHART.read_text() == (tmp_path / "speed.svg").read_text(), "run `make performance`"
     assert len(report.PAGE.read_text().split()) <= MOST_WORDS
 
 
@@ -60,16 +57,19 @@ def test_a_table_a_question_and_a_row_a_machine() -> None:
     page = report.page({"a.json": one, "b.json": other})
     assert "| M | ours | 35 | 7 |" in page
     assert "| M | theirs | 15 = 0.42 (0.33–0.50) × ours | – |" in page
-    readme = report.with_numbers(f"A\n{report.BEGIN}\nold\n{report.END}\nB\n", {"a.json": one, "b.json": other})
-    assert "| AMD EPYC 9, avx512_bf16 | M | 1.25 × off |  |  |" in readme
-    assert "|  | M |  | 2.50 × theirs |  |" in readme
-    mine = {"8": other["results"]["8"] | {"plain": rounds(25, 30)}}
-    assert "| M |  | 2.50 × theirs |" in report.with_numbers(readme, {"b.json": other | {"results": mine}})
-    assert readme.startswith("A\n")
-    assert readme.endswith("\nB\n")
-    assert "old" not in readme
-    with pytest.raises(UserError, match="has no <!-- numbers"):
-        report.with_numbers("A", {})
+
+
+def test_a_bar_an_engine(tmp_path: Path) -> None:
+    arms = {"ours": rounds(301, 303, 999), "plain": rounds(205), "llama.cpp": rounds(107), "unknown": rounds(403)}
+    models = {"ours": report.EMBEDDED, "llama.cpp": "M.gguf"}
+    served = record("load by URL", {"1": arms, "8": arms}, models=models)
+    alone = record("load by URL", {"1": {"ours": rounds(555)}}, models={"ours": report.EMBEDDED})
+    report.draw_chart({"a.json": served, "b.json": alone}, tmp_path / "speed.svg")
+    drawn = (tmp_path / "speed.svg").read_text()
+    assert all(drawn.count(f">{number}<") == 2 for number in (303, 205, 107))
+    assert all(f">{word}<" in drawn for word in ("Outrider", "without speculation", "llama.cpp", "8 in flight"))
+    assert "403" not in drawn
+    assert "555" not in drawn
 
 
 def test_answers_of_one_token_are_times_of_prompts(tmp_path) -> None:
@@ -87,8 +87,6 @@ def test_answers_of_one_token_are_times_of_prompts(tmp_path) -> None:
     assert "| M | 512 | ours | 0.90 |" in page
     assert "| M | 512 | theirs | 2.20 = 2.50 (2.00–3.00) × ours |" in page
     assert "| M | 4096 | ours | 8.00 |" in page
-    readme = report.with_numbers(f"{report.BEGIN}\n{report.END}", records)
-    assert "ours" not in readme, "the README's rows are of throughput"
 
 
 def test_learning_is_compared_by_means_of_rounds() -> None:
@@ -105,8 +103,8 @@ def test_learning_is_compared_by_means_of_rounds() -> None:
 
 
 def test_rounding_and_scores_have_a_row_an_arm() -> None:
-    found = {"answers": 2, "tokens": 9, "kl": 0.00449, "kl_error": 0.0004, "kl_p99": 0.03, "same": 0.966}
-    groups = {"greedy": found | {"kl": 0.0034}, "all": found}
+    rounding = {"answers": 2, "tokens": 9, "kl": 0.00449, "kl_error": 0.0004, "kl_p99": 0.03, "same": 0.966}
+    groups = {"greedy": rounding | {"kl": 0.0034}, "all": rounding}
     one = record("quality", {"int8": groups}, engine={"model": "M"}, first="float")
     page = report.page({"a.json": one})
     assert "| model | arm | tokens | greedy | all | 99th percentile | same |" in page
@@ -138,7 +136,7 @@ def test_records_of_other_weights_are_left_out(tmp_path: Path, capsys: pytest.Ca
     assert "before.json is left out: drafter had other weights" in capsys.readouterr().err
 
 
-def test_drafters_trained_alike_and_what_they_serve_stay_whatever_is_shipped(tmp_path: Path) -> None:
+def test_records_of_trained_drafters_stay_whatever_is_shipped(tmp_path: Path) -> None:
     counts = {"tau": 2.25, "tried": [100, 50], "kept": [50, 0]}
     results = {f"dflash, 1 step, chat, {temperature}": counts for temperature in ("T=0", "T=1")}
     alike = record("drafters", results, trained={"dflash": {"sequences": 9, "anchors": 960}})
@@ -154,7 +152,7 @@ def test_drafters_trained_alike_and_what_they_serve_stay_whatever_is_shipped(tmp
     assert "| dflash | 2.00 (2.00–2.00) |" in page
 
 
-def test_pauses_beside_long_prompts() -> None:
+def test_pauses_during_long_prompts() -> None:
     def beside(pause: float, throughput: float) -> dict[str, float]:
         return {"pause": pause, "pace": 0.4, "alone": 5.0, "beside": 8.0, "short": 0.1, "throughput": throughput}
 
@@ -164,16 +162,16 @@ def test_pauses_beside_long_prompts() -> None:
 
     models = {"models": {"before": "m", "after": "m"}}
     arms = {"before": [beside(5.0, 900), beside(5.2, 800)], "after": [beside(0.2, 810), beside(0.2, 800)]}
-    found = report.page({"a.json": record("long prompts", {"5000": arms}, **models)})
-    assert "| m | 5000 | before | 5.10 | 0.40 | 8.00 | 1.60 | 0.10 | 850 |" in found
-    assert "| 5000 | after | 0.20 | 0.40 | 8.00 | 1.60 | 0.10 | 805 = 0.95 (0.90–1.00) × before |" in found
+    page = report.page({"a.json": record("long prompts", {"5000": arms}, **models)})
+    assert "| m | 5000 | before | 5.10 | 0.40 | 8.00 | 1.60 | 0.10 | 850 |" in page
+    assert "| 5000 | after | 0.20 | 0.40 | 8.00 | 1.60 | 0.10 | 805 = 0.95 (0.90–1.00) × before |" in page
     asked = [{"output_tokens": {"mean": 96}, "input_tokens": {"mean": None, "min": 50, "max": 6000}, "prompts": []}]
     scenario = {"requests": asked, "arrivals": {"kind": "closed"}}
     one = record(
         "load by URL", {"8": {"before": [mixed(0.4, 100)], "after": [mixed(0.1, 99)]}}, scenario=scenario, **models
     )
-    found = report.page({"a.json": one | {"question": report._question(one)}})
+    page = report.page({"a.json": one | {"question": report._question(one)}})
     assert (
         "| m | 8 | after | 100 | 200 | 99 = 0.99 (0.99–0.99) × before | 891 = 0.99 (0.99–0.99) × before | 98% | – |"
-        in found
+        in page
     )

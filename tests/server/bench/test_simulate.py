@@ -1,21 +1,21 @@
-"""`outrider simulate` prints and refuses."""
-
-from __future__ import annotations
+"""The output and refusals of `outrider simulate`."""
 
 import json
 import re
 import statistics
 from pathlib import Path
 
+import ablation
 import numpy as np
 import pytest
+import script
+from ablation import PLANNERS, SITUATIONS, WITHOUT, change
 from profile_samples import profile
 
 from outrider.profiles import store
 from outrider.scheduler.planner import Asynchronous
 from outrider.scheduler.replay import Positions
 from outrider.server.bench import record
-from outrider.server.bench.ablation import PLANNERS, SITUATIONS, WITHOUT, change
 from outrider.server.bench.simulate import MOVED
 from outrider.server.bench.simulated import make_planner
 from outrider.server.cli.main import main
@@ -54,7 +54,7 @@ def test_costs_of_a_profile_and_counts_of_the_benchmark(tmp_path: Path) -> None:
     assert main([*QUICK, *words, "--json", str(tmp_path / "rows.json")]) == 0
     [row] = record.read(tmp_path / "rows.json")["results"]
     cost, context = profile().cost(), 2 * (10 + 150)
-    plain, verified = cost.seconds(2, np.array([2, 6]), context)  # the third position was never tried
+    plain, verified = cost.seconds(2, np.array([2, 6]), context)  # the third position was never verified
     expected = (1 + 0.5 + 0.5 * 0.4) * plain / (verified + cost.draft_seconds(2))
     assert statistics.mean(row["ratios"]) == pytest.approx(expected, rel=0.06)
 
@@ -103,7 +103,7 @@ def test_a_file_that_holds_no_counts_is_refused(
 
 
 @pytest.mark.parametrize("flag", MOVED)
-def test_a_flag_of_before_is_answered_with_what_replaces_it(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_removed_flag_names_its_replacement(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--steps", "9", f"{flag}=1"]) == 1
     assert capsys.readouterr().err == f"outrider: `{flag}` is gone: use {MOVED[flag]}\n"
 
@@ -111,9 +111,9 @@ def test_a_flag_of_before_is_answered_with_what_replaces_it(flag: str, capsys: p
 def test_it_ablates_every_mechanism_in_every_situation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store.save(profile(), tmp_path, None)
     Positions.made_up([0.9, 0.8, 0.8], 20, 30).save(tmp_path / "made.npz")
-    words = ["simulate", "--recorded", str(tmp_path / "made.npz"), "--ablate", "--profile", str(tmp_path / "epyc")]
+    words = ["--recorded", str(tmp_path / "made.npz"), "--profile", str(tmp_path / "epyc")]
     words += ["--concurrency", "2", "--steps", "20", "--resamples", "1", "--json", str(tmp_path / "ablation.json")]
-    assert main(words) == 0
+    assert script.main(ablation, words) == 0
     results = record.read(tmp_path / "ablation.json")["results"]
     assert set(results) == set(SITUATIONS)
     assert all(set(arms) == {*PLANNERS, *WITHOUT} for arms in results.values())
@@ -122,7 +122,7 @@ def test_it_ablates_every_mechanism_in_every_situation(tmp_path: Path, capsys: p
     assert results["hopeless"]["off"]["epyc 2"][0] > results["hopeless"]["verify-all"]["epyc 2"][0]
 
 
-def test_an_ablated_planner_decides_otherwise() -> None:
+def test_an_ablated_planner_decides_differently() -> None:
     planner = make_planner("asynchronous", 3, profile().cost())
     assert isinstance(planner, Asynchronous)
     WITHOUT["held plans"](planner)

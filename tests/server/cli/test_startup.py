@@ -1,6 +1,4 @@
-"""Commands that cannot do what they were asked say why in one line, without a traceback."""
-
-from __future__ import annotations
+"""Commands that fail say why in one line, without a traceback."""
 
 import json
 import os
@@ -33,7 +31,6 @@ def run(*arguments: str, seconds: float = 60, **env: str) -> subprocess.Complete
 
 
 def serve_fails(*flags: str, start: Callable[..., subprocess.CompletedProcess[str]] = run_forked) -> str:
-    """The one line that `outrider serve` ends with."""
     port = () if "--port" in flags else ("--port", str(free_port()))
     result = start("serve", *port, *flags)
     assert result.returncode == 1, result.stderr
@@ -69,12 +66,12 @@ def test_address_of_another_machine() -> None:
         (["--max-total-tokens", "1000000000"], "too little memory for SmolLM2-135M-Instruct: weights 0."),
     ],
 )
-def test_values_that_cannot_be(flags: list[str], message: str) -> None:
+def test_impossible_values(flags: list[str], message: str) -> None:
     assert message in serve_fails(*flags)
 
 
 @pytest.mark.skipif(hardware.has_gpu(), reason="needs a machine without a GPU")
-def test_gpu_asked_for_where_there_is_none() -> None:
+def test_a_gpu_is_requested_without_one() -> None:
     assert "finds no GPU" in serve_fails("--device", "cuda")
 
 
@@ -99,7 +96,7 @@ def test_folders_that_are_no_models(tmp_path: Path) -> None:
         paths[message].mkdir()
         for name, content in files.items():
             (paths[message] / name).write_bytes(content.encode() if isinstance(content, str) else content)
-    with ThreadPoolExecutor(2) as pool:  # each takes seconds to import what it needs
+    with ThreadPoolExecutor(2) as pool:
         lines = pool.map(lambda path: serve_fails("--model", str(path)), paths.values())
         for message, line in zip(paths, lines, strict=True):
             assert message in line
@@ -134,9 +131,8 @@ def test_code_that_comes_with_a_model_is_not_run(tmp_path: Path) -> None:
 
 
 def test_help_teaches_and_is_quick() -> None:
-    """Quick since what takes long to import is not imported."""
-    found = run("--help", PYTHONPROFILEIMPORTTIME="1")
-    shown, imported = found.stdout, {line.rpartition("|")[2].strip() for line in found.stderr.splitlines()}
+    done = run("--help", PYTHONPROFILEIMPORTTIME="1")
+    shown, imported = done.stdout, {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "argparse" in imported
     assert not imported & {"torch", "sglang", "transformers", "fastapi", "numpy"}
     for word in ("serve", "prepare", "bench", "outrider serve --model", "OpenAI"):
@@ -158,11 +154,11 @@ def embedded_folder() -> Path:
 
 
 def test_embedded_model_survives_kills_and_races(tmp_path: Path) -> None:
-    """Killed halfway, then started twice at once: one folder, complete, nothing left over."""
+    """It is killed halfway, then started twice at once: one complete folder remains."""
     cache = {"OUTRIDER_CACHE": str(tmp_path)}
     models = tmp_path / "models"
     if native.available():
-        (tmp_path / "kernels").symlink_to(cache_root() / "kernels")  # compiling them takes a minute or two each time
+        (tmp_path / "kernels").symlink_to(cache_root() / "kernels")  # compiling them takes minutes
     killed = subprocess.Popen([OUTRIDER, "prepare"], env=environment(**cache), stderr=subprocess.DEVNULL)
     while not any(".tmp-" in path.name for path in models.glob("*")):
         assert killed.poll() is None

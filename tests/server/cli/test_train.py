@@ -1,6 +1,4 @@
-"""`outrider train` at tiny size: a drafter, and a picture of its losses where matplotlib is installed; its dtype."""
-
-from __future__ import annotations
+"""`outrider train` at tiny size: a drafter, a picture of its losses, its dtype."""
 
 import argparse
 import json

@@ -1,7 +1,3 @@
-"""The server that tests of tools share."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +6,7 @@ from running import ForkedServer, Server
 
 @pytest.fixture(scope="package")
 def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The embedded model, with a parser of tool calls that a grammar has it write, and its own sampling."""
+    """The embedded model with its sampling, and a tool-call parser enforced by a grammar."""
     log = tmp_path_factory.mktemp("tools") / "log"
     flags = ("--max-total-tokens", "4096", "--tool-call-parser", "hermes", "--planner", "verify-all")
     flags += ("--sampling-defaults", "model")

@@ -1,6 +1,4 @@
-"""Connections beyond the limit, and TLS handshakes that do not end, by uvicorn on a socket and both event loops."""
-
-from __future__ import annotations
+"""Connections beyond the limit, and unfinished TLS handshakes, on both event loops."""
 
 import asyncio
 import contextlib
@@ -36,7 +34,7 @@ Main = Callable[[int, OpenConnections], Coroutine[Any, Any, None]]
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def run(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """Serve an app that says ok and call `main(port, connections)`; all connections have to have left in the end."""
+    """Serve an app that says ok, and call `main(port, connections)`; all connections must be closed in the end."""
 
     def serve_and_run(main: Main, context: ssl.SSLContext | None = None) -> None:
         with asyncio.Runner(loop_factory=request.param) as runner:
@@ -86,7 +84,7 @@ async def connected(port: int, **options: Any) -> AsyncIterator[tuple[asyncio.St
 
 
 async def ask(port: int, **options: Any) -> tuple[int, bytes]:
-    """Status and what follows the head of an answer; the server closes behind it where it refuses."""
+    """Status and the text after the head of an answer."""
     async with connected(port, **options) as (reader, writer):
         writer.write(ASK)
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
@@ -100,7 +98,7 @@ def test_one_connection_too_many_is_answered_503_and_closed(run: Callable[..., N
             for _ in range(LIMIT):
                 await stack.enter_async_context(connected(port))
             await until(lambda: connections.count == LIMIT)
-            async with connected(port) as (reader, _):  # which says nothing itself
+            async with connected(port) as (reader, _):
                 head, _, body = (await asyncio.wait_for(reader.read(), SECONDS / 2)).partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 503 ")
             assert b"Retry-After: 1" in head
@@ -115,7 +113,7 @@ def test_one_connection_too_many_is_answered_503_and_closed(run: Callable[..., N
 
 
 @pytest.mark.slow
-def test_connections_that_say_nothing_keep_nobody_out_for_longer_than_their_time(run: Callable[..., None]) -> None:
+def test_silent_connections_are_closed_in_time(run: Callable[..., None]) -> None:
     async def main(port: int, connections: OpenConnections) -> None:
         async with contextlib.AsyncExitStack() as stack:
             for _ in range(LIMIT):
@@ -127,10 +125,8 @@ def test_connections_that_say_nothing_keep_nobody_out_for_longer_than_their_time
     run(main)
 
 
-def test_a_request_for_another_protocol_is_answered_as_any(
-    run: Callable[..., None], caplog: pytest.LogCaptureFixture
-) -> None:
-    """uvicorn warns of each, or hands the connection over and we would count it for ever."""
+def test_a_request_to_upgrade_is_answered_normally(run: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
+    """uvicorn would hand the connection over, so that it would be counted for ever."""
     caplog.set_level(logging.WARNING)
 
     async def main(port: int, connections: OpenConnections) -> None:
@@ -155,7 +151,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 def contexts(certificate: tuple[str, str]) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """The server's, as flags make it, and a client's."""
+    """TLS contexts: the server's, made from flags, and a client's."""
     tls = Tls.of(Settings(ssl_certfile=certificate[0], ssl_keyfile=certificate[1]))
     assert tls is not None
     return tls.context(), ssl.create_default_context(cafile=certificate[0])
@@ -173,7 +169,7 @@ def test_a_handshake_that_does_not_end_or_fails_is_closed_in_time(
             writer.write(sent)
             began = asyncio.get_running_loop().time()
             with contextlib.suppress(ConnectionError):
-                await asyncio.wait_for(reader.read(), 10 * SECONDS)  # its end
+                await asyncio.wait_for(reader.read(), 10 * SECONDS)
             assert asyncio.get_running_loop().time() - began < 9 * SECONDS
             await until(lambda: connections.count == 0)
 
@@ -203,7 +199,6 @@ def test_handshakes_count_and_one_too_many_is_closed(run: Callable[..., None], c
 
 
 def test_many_requests_through_tls(run: Callable[..., None], certificate: tuple[str, str]) -> None:
-    """One after the other, and several at a time."""
     context, client = contexts(certificate)
 
     async def main(port: int, connections: OpenConnections) -> None:
@@ -241,16 +236,16 @@ except UserError as error:
 def test_the_limit_is_below_that_of_the_system(soft: int, hard: int, wanted: int | None, expected: Any) -> None:
     asked = json.dumps([soft, hard, wanted])
     done = subprocess.run([sys.executable, "-c", LIMITS, asked], capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
-    assert found[: len(expected)] == expected
+    limits = json.loads(done.stdout)
+    assert limits[: len(expected)] == expected
 
 
-def test_a_number_of_connections_that_cannot_be() -> None:
+def test_impossible_numbers_of_connections() -> None:
     with pytest.raises(UserError, match="--max-connections is a number from 1 to"):
         Settings(max_connections=0)
 
 
-def test_the_metrics_have_them(server: Server) -> None:
+def test_the_metrics_count_connections(server: Server) -> None:
     with httpx.Client(base_url=server.url) as client:
         client.get("/ready")
         one = metric(server.url, "outrider_open_connections")

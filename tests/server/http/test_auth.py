@@ -1,6 +1,4 @@
-"""The gate: who gets in, how often, how many at a time, and who is under way."""
-
-from __future__ import annotations
+"""The gate: keys, rates, concurrency, and counts of requests under way."""
 
 import asyncio
 import json
@@ -18,7 +16,7 @@ KEY = "a-secret"
 
 
 class Passed:
-    """A gate before `inner`, and what came out of it."""
+    """A gate in front of `inner`, and its answers."""
 
     def __init__(self, inner: Any, key: str | None = None, file: Path | None = None) -> None:
         self.lifecycle, self.sent = Lifecycle(None, 0), []
@@ -29,13 +27,12 @@ class Passed:
         self.sent.append(message)
 
     def ask(self, path: str = "/v1/models", method: str = "GET", **headers: bytes) -> int:
-        """Status of the answer."""
         return asyncio.run(self.coming(path, method, **headers))
 
     async def coming(self, path: str, method: str, **headers: bytes) -> int:
         raw = [(name.encode(), value) for name, value in headers.items()]
         scope = {"type": "http", "path": path, "method": method, "headers": raw}
-        pieces = iter((True, False))  # a body in two
+        pieces = iter((True, False))
 
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "more_body": next(pieces)}
@@ -104,11 +101,11 @@ def test_only_posts_are_under_way_and_once_they_are_whole() -> None:
     for method in ("GET", "POST"):
         with pytest.raises(RuntimeError):
             passed.ask("/v1/completions", method)
-    assert under_way == [0, 0, 0, 0, 0, 1]  # from its last byte on
+    assert under_way == [0, 0, 0, 0, 0, 1]  # a request counts from its last byte on
     assert passed.lifecycle.in_flight == 0
 
 
-def test_what_never_comes_whole_holds_a_place_of_its_own_key_alone(tmp_path: Path) -> None:
+def test_an_unfinished_request_holds_a_place_of_its_own_key_only(tmp_path: Path) -> None:
     path, header = file_of(tmp_path, one={"concurrency": 1}, free={})
 
     async def wait(scope: Any, receive: Any, send: Any) -> None:
@@ -131,7 +128,7 @@ def test_what_never_comes_whole_holds_a_place_of_its_own_key_alone(tmp_path: Pat
     asyncio.run(main())
 
 
-def test_what_is_not_http_passes() -> None:
+def test_other_protocols_pass() -> None:
     types = []
 
     async def inner(scope: Any, receive: Any, send: Any) -> None:
@@ -142,7 +139,6 @@ def test_what_is_not_http_passes() -> None:
 
 
 def file_of(folder: Path, **fields: dict[str, Any]) -> tuple[Path, dict[str, bytes]]:
-    """A file of keys by name, with the header that each is sent in."""
     path, headers = folder / "keys.toml", {}
     for name, limits in fields.items():
         secret = key_file.new()
@@ -163,8 +159,8 @@ def test_each_key_has_its_own_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert passed.error["type"] == "rate_limit_error"
     assert 3590 <= passed.retry_after <= 3601
     assert [ask("free") for _ in range(3)] == [200] * 3
-    assert ask("slow", "GET") == 200  # what asks the model is limited
-    for jump in (-1e6, 1e6):  # the clock on the wall says nothing about the rate
+    assert ask("slow", "GET") == 200  # only requests to the model are limited
+    for jump in (-1e6, 1e6):  # the wall clock does not affect the rate
         monkeypatch.setattr("time.time", lambda jump=jump: jump)
         monkeypatch.setattr("time.time_ns", lambda jump=jump: int(jump * 1e9))
         assert ask("slow") == 429
@@ -202,7 +198,7 @@ def test_each_key_has_its_own_concurrency(tmp_path: Path) -> None:
         assert passed.retry_after == 1
         free = begin("free")
         await asyncio.sleep(0)
-        under_way[0].cancel()  # its client is gone
+        under_way[0].cancel()
         await asyncio.wait([under_way[0]])
         third = begin("two")
         await asyncio.sleep(0)
@@ -224,4 +220,4 @@ def test_only_administrators_measure_and_load_adapters(tmp_path: Path) -> None:
     assert passed.ask("/load_lora_adapter", "POST", authorization=header["user"]) == 403
     assert passed.ask("/unload_lora_adapter", "POST", authorization=header["user"]) == 403
     assert passed.ask("/v1/models", authorization=header["user"]) == 200
-    assert Passed(answer).ask("/outrider/tune", "POST") == 200  # without keys, everybody's
+    assert Passed(answer).ask("/outrider/tune", "POST") == 200  # without keys, anybody may

@@ -1,6 +1,4 @@
-"""Requests that cannot be served are refused with a 4xx in OpenAI's format that says what was wrong."""
-
-from __future__ import annotations
+"""Invalid requests are refused with a 4xx in OpenAI's format."""
 
 import json
 

@@ -1,9 +1,7 @@
-"""Bodies made to hurt other clients: each is refused at once, while everybody else is answered.
+"""Bodies made to hurt other clients are refused at once, while other clients are answered.
 
-The limits are those of docs/secure.md; tests allow machines that are busy five times as long.
+The limits are those of docs/secure.md; tests allow busy machines five times as long.
 """
-
-from __future__ import annotations
 
 import json
 import random
@@ -22,7 +20,7 @@ ANSWER_SECONDS, HEALTH_SECONDS = 0.2 * BUSY, 0.1 * BUSY
 GROWTH, LEAST_GROWTH = 10, 16 * 2**20
 WORK_SECONDS = 0.05
 TRIES = 3
-"""Work that holds the event loop does so each time. On a busy machine the work of many turns also comes together."""
+"""A real hold repeats each time; on a busy machine many turns may look like one."""
 JSON = {"Content-Type": "application/json"}
 MEGABYTES = 10**6
 
@@ -64,7 +62,7 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
 
 
 def seen_in_time(server: Server, route: str, content: bytes, in_time: Callable[[Observed], bool]) -> Observed:
-    """The first of TRIES sendings that is in time and does not hold the event loop, else the last one."""
+    """The first of TRIES that is in time and does not hold the event loop, else the last."""
     for _ in range(TRIES):
         before = long_works(server)
         seen = send(server, route, content)
@@ -74,15 +72,15 @@ def seen_in_time(server: Server, route: str, content: bytes, in_time: Callable[[
 
 
 def long_works(server: Server) -> float:
-    """The number of times that the event loop worked without a turn for others, longer than a slow processor should."""
+    """How often the event loop worked too long without a break."""
     page, name = MetricsPage(server.url), "outrider_event_loop_work_seconds"
     return page.value(f"{name}_count") - page.value(f"{name}_bucket", le=str(2 * WORK_SECONDS))
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_too_much_is_refused_at_once_and_nobody_waits(server: Server, name: str) -> None:
+def test_too_large_bodies_are_refused_at_once_and_delay_no_client(server: Server, name: str) -> None:
     route, content, message = REFUSED[name]
-    most = ANSWER_SECONDS * max(1, len(content) / (4 * MEGABYTES))  # larger ones take longer to arrive
+    most = ANSWER_SECONDS * max(1, len(content) / (4 * MEGABYTES))
     in_time = lambda seen: seen.seconds < most and seen.health_seconds < HEALTH_SECONDS  # noqa: E731
     seen = seen_in_time(server, route, content, in_time)
     assert seen.answer.status_code == 400, seen.answer.text
@@ -108,11 +106,11 @@ WORK: dict[str, tuple[str, bytes]] = {
     "prompts": (TEXT, body(prompt=["the capital of France is " * 900] * 16, max_tokens=1)),
     "token ids": (TEXT, body(prompt=[[11] * 4096] * 16, max_tokens=1)),
 }
-"""Bodies as large as is read at all, whose requests then do not fit."""
+"""Bodies of the maximum size with requests that do not fit."""
 
 
 @pytest.mark.parametrize("name", WORK)
-def test_much_work_is_done_beside_the_event_loop(server: Server, name: str) -> None:
+def test_much_work_is_done_off_the_event_loop(server: Server, name: str) -> None:
     seen = seen_in_time(server, *WORK[name], lambda seen: seen.health_seconds < HEALTH_SECONDS)
     assert seen.answer.status_code == 400
     assert "context length" in seen.answer.json()["error"]["message"]
@@ -126,11 +124,11 @@ ANSWERS: dict[str, tuple[str, bytes]] = {
     "prompt": (TEXT, body(prompt="one two three " * 1000, echo=True, logprobs=20, max_tokens=1)),
     "streamed prompt": (TEXT, body(prompt="one two four " * 1000, echo=True, logprobs=20, max_tokens=1, stream=True)),
 }
-"""Answers whose logprobs SGLang alone writes within 0.2 to 0.5 s, on the event loop."""
+"""Answers with logprobs that SGLang would write in 0.2 to 0.5 s on the event loop."""
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_long_answers_are_written_beside_the_event_loop(server: Server, name: str) -> None:
+def test_long_answers_are_written_off_the_event_loop(server: Server, name: str) -> None:
     route, content = ANSWERS[name]
     for _ in range(TRIES):
         before = long_works(server)
@@ -149,8 +147,8 @@ def test_the_watchdog_is_on_the_page(server: Server) -> None:
     assert 0 <= longest <= page.value("outrider_event_loop_latest_turn_seconds")
 
 
-def test_a_large_request_that_is_right_is_answered_like_a_small_one(server: Server) -> None:
-    """A body that is prepared in a thread gives the answer that one on the event loop gives."""
+def test_a_large_request_is_answered_like_a_small_one(server: Server) -> None:
+    """A body prepared in a thread gives the same answer."""
     small = {"messages": said("Count: 1, 2, 3,"), "max_tokens": 12, "temperature": 0}
     large = small | {"user": "x" * 4096, "logit_bias": {str(i): 0 for i in range(1000)}}
     texts = []
@@ -163,7 +161,6 @@ def test_a_large_request_that_is_right_is_answered_like_a_small_one(server: Serv
 
 @pytest.mark.parametrize("padding", ["", "y" * 5000], ids=["on the loop", "in a thread"])
 def test_a_template_that_fails_is_the_clients_error(server: Server, padding: str) -> None:
-    """Found out where the template is prepared; the same answer either way."""
     calls = [{"id": "1", "function": {"name": "f", "arguments": "[1]"}}]
     messages = [*said("x"), {"role": "assistant", "tool_calls": calls}, {"role": "user", "content": f"z{padding}"}]
     answer = HTTP.post(server.url + CHAT, json={"messages": messages, "max_tokens": 1}, timeout=60)

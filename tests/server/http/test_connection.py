@@ -1,6 +1,4 @@
-"""Connections whose requests do not come, by uvicorn on a real socket."""
-
-from __future__ import annotations
+"""Connections with late or unfinished requests, on a real socket."""
 
 import asyncio
 import contextlib
@@ -22,8 +20,6 @@ WHOLE = HEAD % 4 + b"body"
 
 
 class Client:
-    """One connection."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
@@ -32,19 +28,17 @@ class Client:
         await self.writer.drain()
 
     async def answer(self) -> tuple[int, bytes]:
-        """Status and body of the next answer."""
         head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 10)
         length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
         return int(head.split()[1]), await self.reader.readexactly(int(length.partition(b":")[2]))
 
     async def closed(self) -> bytes:
-        """Read until the server closes."""
         return await asyncio.wait_for(self.reader.read(), 10)
 
 
 class Echo:
-    """An app that answers with the body, `answer_seconds` after it came. entered, left: requests handled, and those of
-    them whose client left meanwhile."""
+    """Answers with the body, `answer_seconds` after it came. entered, left: requests handled, and those with a client
+    that left meanwhile."""
 
     def __init__(self) -> None:
         self.app = FastAPI()
@@ -63,7 +57,6 @@ class Echo:
 
     @contextlib.asynccontextmanager
     async def served(self) -> AsyncIterator[Any]:
-        """A function that connects."""
         config = uvicorn.Config(self.app, port=0, log_level="error", log_config=None, http=protocol(SECONDS))
         server = uvicorn.Server(config)
         server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
@@ -93,7 +86,7 @@ def run(coroutine: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"POST /ec", b"POST /echo HTTP/1.1\r\nHost: he", HEAD % 100, HEAD % 100 + b"some"])
-def test_a_request_that_does_not_come_whole_is_answered_so_and_closed(
+def test_an_unfinished_request_is_answered_408_and_closed(
     echo: Echo, sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -110,10 +103,10 @@ def test_a_request_that_does_not_come_whole_is_answered_so_and_closed(
             assert await client.closed() == b""
 
     run(main())
-    assert not caplog.records  # a client's slowness is no fault of the server
+    assert not caplog.records
 
 
-def test_a_connection_that_says_nothing_is_closed(echo: Echo) -> None:
+def test_a_silent_connection_is_closed(echo: Echo) -> None:
     async def main() -> None:
         async with echo.served() as connect:
             assert await (await connect()).closed() == b""
@@ -121,8 +114,8 @@ def test_a_connection_that_says_nothing_is_closed(echo: Echo) -> None:
     run(main())
 
 
-def test_a_byte_now_and_then_keeps_nothing_open(echo: Echo) -> None:
-    """Neither in the head nor in the body: the time is that of the whole request."""
+def test_slow_bytes_do_not_keep_a_connection_open(echo: Echo) -> None:
+    """The time limits the whole request, head and body."""
 
     async def trickle(client: Client) -> None:
         with contextlib.suppress(ConnectionError):
@@ -146,8 +139,8 @@ def test_a_byte_now_and_then_keeps_nothing_open(echo: Echo) -> None:
 
 
 @pytest.mark.slow
-def test_requests_that_come_are_answered_however_long_that_takes(echo: Echo) -> None:
-    """One after the other on a connection, in pieces, pipelined, and after a pause."""
+def test_whole_requests_are_answered_however_long_that_takes(echo: Echo) -> None:
+    """Requests come in sequence, in pieces, pipelined, and after a pause."""
     echo.answer_seconds = 2 * SECONDS
 
     async def main() -> None:
@@ -170,7 +163,7 @@ def test_requests_that_come_are_answered_however_long_that_takes(echo: Echo) -> 
 @pytest.mark.parametrize("leaves", ["closes", "closes its side"])
 @pytest.mark.parametrize("ahead", [b"", HEAD[:9], WHOLE, 3 * WHOLE], ids=["", "begun", "one", "three"])
 def test_a_client_that_leaves_is_noticed_at_once(echo: Echo, leaves: str, ahead: bytes) -> None:
-    """Whatever it has sent ahead. One that closes only its side, after its request, is not answered any more."""
+    """The client may have sent data ahead. Closing only the sending side after a request counts as leaving."""
     echo.answer_seconds = 60
 
     async def main() -> None:
@@ -213,7 +206,7 @@ def test_little_is_read_ahead_of_an_answer(echo: Echo) -> None:
 
 
 def test_a_further_request_has_a_time_of_its_own(echo: Echo) -> None:
-    """Also one whose headers came during the answer before."""
+    """Its headers may arrive during the previous answer."""
 
     async def main() -> None:
         async with echo.served() as connect:
@@ -232,7 +225,7 @@ def test_a_further_request_has_a_time_of_its_own(echo: Echo) -> None:
     run(main())
 
 
-def test_an_answer_before_the_end_of_its_request_stays_and_the_rest_is_not_waited_for(echo: Echo) -> None:
+def test_an_early_answer_is_sent_without_waiting_for_the_rest_of_the_request(echo: Echo) -> None:
     async def main() -> None:
         async with echo.served() as connect:
             client = await connect()

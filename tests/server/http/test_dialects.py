@@ -1,9 +1,7 @@
 """Requests as real clients build them, each answered, or refused by name.
 
-`dialects/` has a file for each client: recorded from it, or written as its source builds them, with texts cut short.
+`dialects/` has a file for each client, recorded or written from its source.
 """
-
-from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +14,7 @@ from running import HTTP, Server
 
 FILES = sorted(Path(__file__).with_name("dialects").glob("*.json"))
 LONGEST = {"chat/completions": "max_completion_tokens", "responses": "max_output_tokens"}
-"""Fields that bound an answer, by the end of the path; others' is `max_tokens`."""
+"""Fields that bound an answer, by the end of the path; the default is `max_tokens`."""
 TOKENS = 8
 ENDS = {"message_stop", "response.completed", "response.incomplete"}
 FIELDS = {
@@ -33,7 +31,6 @@ def route_of(request: dict[str, Any]) -> str:
 
 
 def send(server: Server, request: dict[str, Any]) -> httpx.Response:
-    """The answer to a request, of which few tokens are asked."""
     body, route = request.get("body"), route_of(request)
     if body is not None and route != "count_tokens":
         asked = {name: body[name] for name in ("max_tokens", LONGEST.get(route, "max_tokens")) if name in body}
@@ -85,8 +82,8 @@ def test_assistants_without_content_are_all_alike(server: Server, rest: dict[str
     turns += [{"content": None, "refusal": None, "annotations": [], "audio": None, "function_call": None}]
     if not rest:
         turns += [{"content": None, "tool_calls": []}, {"content": [], "tool_calls": None}]
-    found = [tokens(server, [QUESTION, {"role": "assistant", **turn, **rest}, *after]) for turn in turns]
-    assert found.count(found[0]) == len(turns)
+    prompts = [tokens(server, [QUESTION, {"role": "assistant", **turn, **rest}, *after]) for turn in turns]
+    assert prompts.count(prompts[0]) == len(turns)
     for role in ("user", "system"):
         for nothing in (ABSENT, {"content": None}, {"content": []}):
             tokens(server, [{"role": role, **nothing}, *after], status=400)
@@ -96,10 +93,10 @@ def test_an_answer_is_continued_with_its_white_space(server: Server) -> None:
     pair = {"continue_final_message": True, "add_generation_prompt": False}
     for end in ("", " ", "\n", "  \n\n", "\t"):
         text = "One, two," + end
-        found = tokens(server, [QUESTION, {"role": "assistant", "content": text}], **pair)
-        said = HTTP.post(f"{server.url}/v1/detokenize", json={"tokens": found, "skip_special_tokens": False}).json()
+        prompt = tokens(server, [QUESTION, {"role": "assistant", "content": text}], **pair)
+        said = HTTP.post(f"{server.url}/v1/detokenize", json={"tokens": prompt, "skip_special_tokens": False}).json()
         assert said["text"].endswith("<|im_start|>assistant\n" + text)
-        assert found == tokens(server, [QUESTION, {"role": "assistant", "content": text}], continue_final_message=True)
+        assert prompt == tokens(server, [QUESTION, {"role": "assistant", "content": text}], continue_final_message=True)
     body = {"messages": [QUESTION, {"role": "assistant", "content": "One, two,\n"}], "max_tokens": 4}
     for both in (True, False):
         fields = {"continue_final_message": both, "add_generation_prompt": both}
@@ -112,7 +109,7 @@ def test_an_answer_is_continued_with_its_white_space(server: Server) -> None:
 
 @pytest.mark.parametrize("most", [32_000, 10**30])
 def test_an_answer_is_bounded_to_what_the_prompt_leaves(server: Server, most: int) -> None:
-    """In every API, as the answer to a chat without `max_tokens`: clients ask for as much as their own models have."""
+    """Clients of every API request as much as their own models have."""
     beside = len(tokens(server, [{"role": "user", "content": ""}]))
     messages = [{"role": "user", "content": " no" * (4096 - beside - 64)}]
     ids = tokens(server, messages)
@@ -133,7 +130,7 @@ def test_an_answer_is_bounded_to_what_the_prompt_leaves(server: Server, most: in
     assert HTTP.post(f"{server.url}/v1/chat/completions", json=impossible, timeout=60).status_code == 400
 
 
-def test_head_says_what_get_says(server: Server) -> None:
+def test_head_has_the_headers_of_get(server: Server) -> None:
     for path in ("/", "/health", "/v1/models", "/docs", "/nowhere"):
         got, head = HTTP.get(server.url + path), HTTP.head(server.url + path)
         assert (head.status_code, head.headers["content-length"]) == (got.status_code, got.headers["content-length"])

@@ -1,6 +1,4 @@
-"""What asks for nothing is left out of requests of every API, wherever it stands, and nothing else is; no server."""
-
-from __future__ import annotations
+"""Fields without an effect are dropped from requests of every API at any depth, and only these."""
 
 import copy
 import json
@@ -44,21 +42,21 @@ SCHEMA = {"type": "object", "properties": {}, "default": None, "enum": [], "anno
 
 
 def requests() -> list[tuple[str, dict[str, Any]]]:
-    """All that clients send and that is answered."""
+    """All requests of clients that are answered."""
     files = Path(__file__).with_name("dialects").glob("*.json")
-    found = [request for file in files for request in json.loads(file.read_text())["requests"]]
+    recorded = [request for file in files for request in json.loads(file.read_text())["requests"]]
     return [
-        (one["path"].partition("?")[0], one["body"]) for one in found if "status" not in one and "method" not in one
+        (one["path"].partition("?")[0], one["body"]) for one in recorded if "status" not in one and "method" not in one
     ]
 
 
 def with_noise(value: Any, name: str = "") -> Any:
-    """A body with fields that ask for nothing in all of its objects, the user's own left out."""
+    """A body with no-effect fields in all objects except the user's own."""
     if isinstance(value, list):
         return [with_noise(item, name) for item in value]
     if not isinstance(value, dict) or name in ("parameters", "input_schema", "schema", "metadata", "logit_bias"):
         return value
-    if name == "input" and "type" not in value:  # of a tool
+    if name == "input" and "type" not in value:
         return value
     noise = {key: inner for key, inner in NOISE.items() if key not in value}
     return {key: with_noise(inner, key) for key, inner in value.items()} | noise
@@ -70,12 +68,12 @@ def fields(request: ChatRequest | TextRequest) -> dict[str, Any]:
     return request.model_dump() | empty | {"_original": request._original and request._original.model_dump()}
 
 
-def test_nothing_depends_on_fields_that_ask_for_nothing() -> None:
-    found = requests()
-    assert {path for path, _ in found} == FORMS.keys()
-    for path, body in found:
+def test_fields_without_effect_are_dropped() -> None:
+    recorded = requests()
+    assert {path for path, _ in recorded} == FORMS.keys()
+    for path, body in recorded:
         noisy = with_noise(copy.deepcopy(body))
-        assert json.dumps(noisy).count("unheard_of") > ("messages" in body)  # also within messages
+        assert json.dumps(noisy).count("unheard_of") > ("messages" in body)
         assert fields(received(FORMS[path], noisy, LIMITS)) == fields(received(FORMS[path], body, LIMITS))
 
 
@@ -87,12 +85,12 @@ def test_every_optional_field_may_be_empty(nothing: Any) -> None:
         assert fields(received(kind, prompt | dict.fromkeys(names, nothing), LIMITS)) == plain
     for dialect, body in ((MESSAGES, HELLO | {"max_tokens": 2}), (RESPONSES, {"input": "Hello"})):
         names = {*dialect.model.model_fields, *dialect.passed, *dialect.unsupported} - body.keys()
-        found = [received(dialect, given, LIMITS) for given in (body, body | dict.fromkeys(names, nothing))]
-        plain, empty = (fields(request) | {"_original": None} for request in found)
+        checked = [received(dialect, given, LIMITS) for given in (body, body | dict.fromkeys(names, nothing))]
+        plain, empty = (fields(request) | {"_original": None} for request in checked)
         assert empty == plain
 
 
-def test_what_belongs_to_the_user_stays() -> None:
+def test_the_users_own_objects_stay() -> None:
     function = {"name": "f", "parameters": SCHEMA, "strict": None}
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
     kwargs = {"chat_template_kwargs": {"documents": [], "mode": None}}
@@ -145,7 +143,7 @@ def test_what_belongs_to_the_user_stays() -> None:
         (CHAT, HELLO | {"x": [[[[[[[[[[[[[[[[[[[[[[{}]]]]]]]]]]]]]]]]]]]]]]}, "x"),
     ],
 )
-def test_what_is_missing_or_wrong_is_still_refused(form: Any, body: dict[str, Any], param: str) -> None:
+def test_missing_and_wrong_fields_are_still_refused(form: Any, body: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as refused:
         received(form, body, LIMITS)
     assert (refused.value.status, refused.value.param) == (400, param)
@@ -158,11 +156,11 @@ def test_what_is_missing_or_wrong_is_still_refused(form: Any, body: dict[str, An
         {"stream_options": {"include_usage": True}},
         {"verbosity": "medium"},
         {"suffix": ""},
-        {"return_hidden_states": False, "routed_experts_start_len": 0},  # as SGLang's router sends them
+        {"return_hidden_states": False, "routed_experts_start_len": 0},  # sent by SGLang's router
         {"metadata": {"a": "b"}},
     ],
 )
-def test_options_that_change_nothing_are_taken(fields: dict[str, Any]) -> None:
+def test_options_without_effect_are_accepted(fields: dict[str, Any]) -> None:
     received(CHAT, HELLO | fields, LIMITS)
 
 
@@ -183,10 +181,10 @@ def test_items_of_responses_without_a_message_around_them() -> None:
     ]
     fields = {"reasoning": {"summary": "detailed"}, "truncation": "auto", "max_tool_calls": 3, "service_tier": "flex"}
     chat = received(RESPONSES, {"input": items} | fields, LIMITS)
-    found = [message.model_dump(exclude_none=True) for message in chat.messages]
-    assert [(message["role"], message["content"]) for message in found] == [
+    messages = [message.model_dump(exclude_none=True) for message in chat.messages]
+    assert [(message["role"], message["content"]) for message in messages] == [
         ("user", "Why?"),
         ("assistant", "Rain."),
         ("tool", ""),
     ]
-    assert len(found[1]["tool_calls"]) == 1
+    assert len(messages[1]["tool_calls"]) == 1

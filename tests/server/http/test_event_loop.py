@@ -1,6 +1,4 @@
-"""The watchdog of the event loop: it measures what holds it."""
-
-from __future__ import annotations
+"""The watchdog of the event loop measures uninterrupted work."""
 
 import asyncio
 import contextlib
@@ -27,13 +25,13 @@ def watchdog() -> Iterator[EventLoopWatchdog]:
 
 
 def value(name: str) -> float:
-    found = REGISTRY.get_sample_value(name)
-    assert found is not None
-    return found
+    sample = REGISTRY.get_sample_value(name)
+    assert sample is not None
+    return sample
 
 
 def held(watchdog: EventLoopWatchdog, hold: Callable[[], None]) -> None:
-    """Watch a loop that `hold` holds once."""
+    """Watch a loop that `hold` blocks once."""
 
     async def run() -> None:
         watching = asyncio.create_task(watchdog.watch())
@@ -60,7 +58,7 @@ def test_work_is_measured(watchdog: EventLoopWatchdog) -> None:
 
 
 def test_waiting_is_no_work(watchdog: EventLoopWatchdog) -> None:
-    """A thread that waits for a core, a lock or, as here, the clock, has no processor time."""
+    """A waiting thread uses no processor time."""
     held(watchdog, lambda: time.sleep(0.4))
     assert value(LATEST) >= 0.4 - 2 * event_loop.SAMPLE_SECONDS
     assert value(LONGEST) < 0.2
@@ -68,11 +66,11 @@ def test_waiting_is_no_work(watchdog: EventLoopWatchdog) -> None:
 
 def test_the_longest_is_that_of_the_last_minute(watchdog: EventLoopWatchdog) -> None:
     for now, work, longest in (
-        (0.0, 0.001, 0.0),  # too short to count
+        (0.0, 0.001, 0.0),
         (1.0, 0.5, 0.5),
         (2.0, 0.2, 0.5),
         (3.0, 0.3, 0.5),
-        (1.5 + WINDOW_SECONDS, 0.0, 0.3),  # the first is forgotten, and the second was shorter than the third
+        (1.5 + WINDOW_SECONDS, 0.0, 0.3),  # the first is forgotten; the second was shorter
         (2.5 + WINDOW_SECONDS, 0.02, 0.3),
         (3.5 + WINDOW_SECONDS, 0.0, 0.02),
         (9.0 + 2 * WINDOW_SECONDS, 0.0, 0.0),

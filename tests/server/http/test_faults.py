@@ -1,6 +1,4 @@
-"""Faults: parts that die, signals to stop, and missing keys."""
-
-from __future__ import annotations
+"""Dying processes, signals to stop, and missing keys."""
 
 import asyncio
 import json
@@ -59,7 +57,6 @@ def post_in_thread(server: Server, **headers: str) -> Future[httpx.Response]:
 
 @pytest.fixture
 def own_server(tmp_path: Path, small_target: SmallTarget) -> Iterator[Server]:
-    """A server that the test may break."""
     flags = (*small_target.flags(), "--max-total-tokens", "4096", "--drain-seconds", "60")
     started = ForkedServer(tmp_path / "log", *flags)
     try:
@@ -68,11 +65,11 @@ def own_server(tmp_path: Path, small_target: SmallTarget) -> Iterator[Server]:
         started.kill()
 
 
-def test_killed_scheduler_ends_everything_with_an_error(own_server: Server) -> None:
+def test_a_killed_scheduler_ends_all_with_an_error(own_server: Server) -> None:
     children = own_server.children()
     whole = post_in_thread(own_server)
     stream = Stream(own_server, 900)
-    children["scheduler"].suspend()  # neither ends before it is killed
+    children["scheduler"].suspend()
     time.sleep(0.2)
     assert not whole.done()
     children["scheduler"].kill()
@@ -94,8 +91,8 @@ def test_killed_scheduler_ends_everything_with_an_error(own_server: Server) -> N
 
 
 @pytest.mark.server
-def test_texts_that_cannot_be_made_end_everything_with_an_error(tmp_path: Path, small_target: SmallTarget) -> None:
-    """SGLang's detokenizer fails where it has room for fewer requests than there are; it runs beside HTTP."""
+def test_a_failing_detokenizer_ends_all_with_an_error(tmp_path: Path, small_target: SmallTarget) -> None:
+    """SGLang's detokenizer has room for fewer requests than there are."""
     flags = (*small_target.flags("off"), "--max-total-tokens", "4096")
     broken = ForkedServer(tmp_path / "log", *flags, SGLANG_DETOKENIZER_MAX_STATES="1")
     try:
@@ -130,7 +127,6 @@ def test_first_signal_drains_and_exits_with_zero(own_server: Server) -> None:
 
 @pytest.fixture(scope="module")
 def locked_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
-    """A server that asks for a key, and speculates for nobody."""
     log = tmp_path_factory.mktemp("locked") / "log"
     started = ForkedServer(log, *small_target.flags("off"), "--max-total-tokens", "4096", "--api-key", KEY)
     try:
@@ -139,7 +135,7 @@ def locked_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallT
         started.kill()
 
 
-def test_key_is_asked_for_everywhere_but_by_probes(locked_server: Server) -> None:
+def test_a_key_is_required_everywhere_but_by_probes(locked_server: Server) -> None:
     def get(path: str, key: str | None) -> httpx.Response:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         return HTTP.get(locked_server.url + path, headers=headers)
@@ -198,7 +194,7 @@ def test_parent_killed_while_loading_leaves_no_orphans(tmp_path: Path) -> None:
     started = Server(tmp_path / "log")
     try:
         parent = psutil.Process(started.process.pid)
-        wait_until(lambda: len(parent.children()) >= 2, 120)  # scheduler, Python's resource tracker
+        wait_until(lambda: len(parent.children()) >= 2, 120)
         children = parent.children()
         started.process.kill()
         started.process.wait(60)

@@ -1,10 +1,7 @@
-"""Fuzzed requests, by the description of the API and against it. Nothing may be a 5xx, nothing may hang.
+"""Fuzzed requests, within and outside the API's description. None may be a 5xx or hang.
 
-`pytest tests/server/http/test_fuzz.py --fuzz 5000` sends so many malformed bodies and as many described ones; without
---fuzz, a few.
+`pytest tests/server/http/test_fuzz.py --fuzz 5000` sends this many of both; the default is a few.
 """
-
-from __future__ import annotations
 
 import copy
 import json
@@ -27,7 +24,7 @@ from schemathesis.schemas import APIOperation
 from outrider.server.http.requests.bounds import RANGES
 
 SECONDS = 30
-"""Time limit of an answer of two tokens; a request that takes longer hangs."""
+"""of an answer of two tokens"""
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 BODIES: dict[str, dict[str, Any]] = {
@@ -82,7 +79,6 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/detokenize": {"tokens": [[1, 2], [3]], "skip_special_tokens": False},
 }
 LONGEST = {CHAT: "max_completion_tokens", TEXT: "max_tokens", MESSAGES: "max_tokens", RESPONSES: "max_output_tokens"}
-"""Fields that bound an answer."""
 ODD = st.one_of(
     st.none(),
     st.booleans(),
@@ -121,7 +117,7 @@ EDGES: list[Any] = [
     ),
     *(True, False, None, "1", [1], {"1": 1}),
 ]
-"""Values at and around the limits of int32, int64, float32 and float64 and our own bounds, and some of other types."""
+"""Values at and around the limits of number types and our own bounds, and some of other types."""
 BOTH = (
     *("temperature", "top_p", "min_p", "top_k", "seed", "n", "max_tokens", "min_tokens"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "min_tokens_per_second"),
@@ -135,19 +131,18 @@ GREEDY, SAMPLED = {"temperature": 0}, {"temperature": 1.0, "top_p": 0.9, "top_k"
 
 @pytest.fixture(scope="module")
 def amount(request: pytest.FixtureRequest) -> int:
-    """Number of requests to send."""
     return request.config.getoption("--fuzz") or 80
 
 
 @pytest.fixture(scope="module")
 def operations(server: Server) -> list[APIOperation]:
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
-    found = [operation.ok() for operation in schema.get_all_operations()]
-    return [operation for operation in found if operation.path != "/outrider/tune"]  # it would measure for minutes
+    every = [operation.ok() for operation in schema.get_all_operations()]
+    return [operation for operation in every if operation.path != "/outrider/tune"]  # it would measure for minutes
 
 
 def run(strategy: st.SearchStrategy[Any], amount: int, check: Any) -> None:
-    """Call check with as many examples. The first that fails is the one shown: to shrink it takes long."""
+    """Call `check` with as many examples; shows the first failing one unshrunk."""
     quiet = settings(
         max_examples=amount,
         deadline=None,
@@ -161,10 +156,10 @@ def run(strategy: st.SearchStrategy[Any], amount: int, check: Any) -> None:
 
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("mode", GenerationMode)
-def test_what_the_description_allows_and_what_it_does_not(
+def test_requests_within_and_outside_the_description(
     operations: list[APIOperation], mode: GenerationMode, request: pytest.FixtureRequest
 ) -> None:
-    """Check that there is no 5xx, and that the description has every answer's status, type and fields."""
+    """Each answer's status, type and fields are described, and no answer is a 5xx."""
     checks: list[CheckFunction] = [
         schemathesis.checks.not_a_server_error,
         *schemathesis.checks.CHECKS.get_by_names(
@@ -180,13 +175,13 @@ def test_what_the_description_allows_and_what_it_does_not(
     assert {operation.path for operation in operations} >= {CHAT, TEXT, "/v1/models", "/health", "/metrics"}
     for operation in operations:
         if mode is GenerationMode.NEGATIVE and operation.method == "get":
-            continue  # nothing to get wrong
+            continue
         few = (request.config.getoption("--fuzz") or 40) if operation.method == "post" else 3
         run(operation.as_strategy(generation_mode=mode), few // 2, check)
 
 
 def brief(body: Any, longest: str) -> Any:
-    """The body with a short answer where it would be long, so that thousands can be sent."""
+    """The body with a short answer, so that thousands can be sent."""
     if not isinstance(body, dict):
         return body
     short = dict(body)
@@ -199,10 +194,7 @@ def brief(body: Any, longest: str) -> Any:
 
 @pytest.mark.timeout(7200)
 def test_malformed_bodies(server: Server, amount: int) -> None:
-    """A right body with parts exchanged, dropped, added or nested, or with its bytes cut or changed; and other headers.
-
-    A change may leave a body right, so 200 is among the answers.
-    """
+    """Parts of a valid body are exchanged, dropped, added or nested, or bytes changed; some bodies stay valid."""
     client = httpx.Client(base_url=server.url, timeout=SECONDS)
 
     def check(malformed: tuple[str, bytes, str]) -> None:
@@ -220,7 +212,6 @@ def test_malformed_bodies(server: Server, amount: int) -> None:
 
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[str, bytes, str]:
-    """Route, body and content type."""
     path = draw(st.sampled_from([*BODIES]))
     body = copy.deepcopy(BODIES[path])
     for _ in range(draw(st.integers(1, 3))):
@@ -241,7 +232,7 @@ def requests(draw: st.DrawFn) -> tuple[str, bytes, str]:
 
 
 def change(draw: st.DrawFn, body: Any) -> None:
-    """Change one place somewhere in the body."""
+    """Change one place of the body."""
     place = body
     while True:
         keys = [*place] if isinstance(place, dict) else [*range(len(place))]
@@ -262,7 +253,6 @@ def change(draw: st.DrawFn, body: Any) -> None:
 
 
 def numeric(path: str, name: str, value: Any, base: dict[str, Any]) -> bytes:
-    """A body with the value in the field."""
     fields = {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Hi"}
     fields |= {"max_tokens": 2} | base
     if name == "logit_bias":
@@ -281,8 +271,8 @@ def numeric(path: str, name: str, value: Any, base: dict[str, Any]) -> bytes:
 
 @pytest.mark.timeout(7200)
 def test_numbers_at_the_edges(server: Server, request: pytest.FixtureRequest) -> None:
-    """Every numeric field, greedy and sampled, at the edges of the types that hold numbers: none is a 5xx, and the
-    engine goes on. Without --fuzz, a tenth of them."""
+    """For every numeric field, greedy and sampled, no answer is a 5xx, and the engine continues. Without --fuzz, a
+    tenth of the fields."""
     cases = [
         (path, name, value, base)
         for name, paths in NUMBERS.items()
@@ -290,7 +280,7 @@ def test_numbers_at_the_edges(server: Server, request: pytest.FixtureRequest) ->
         for value in EDGES
         for base in (GREEDY, SAMPLED)
         if not (name in ("max_tokens", "max_completion_tokens") and type(value) is int and value > 64)
-    ]  # an answer of thousands of tokens shows nothing
+    ]
     random.Random(1).shuffle(cases)
     if not request.config.getoption("--fuzz"):
         cases = cases[::10]
@@ -311,7 +301,7 @@ def test_numbers_at_the_edges(server: Server, request: pytest.FixtureRequest) ->
 
 @pytest.mark.timeout(7200)
 def test_allowed_extremes_together(server: Server, amount: int) -> None:
-    """Every number at one end of its range at the same time: what divides meets what multiplies."""
+    """Small divisors meet large factors."""
     draw = random.Random(2)
     ends = {name: (range_.low, range_.high) for name, range_ in RANGES.items()} | {"top_k": (1, -1, 2**31 - 1)}
     ends |= {"temperature": (0, 1e-6, 1e-5, 100), "logit_bias": ({"5": 100, "6": -100}, {"5": -100.0})}  # type: ignore[dict-item]

@@ -1,6 +1,4 @@
-"""Asking the process that compiles grammars: a real one, with a small vocabulary."""
-
-from __future__ import annotations
+"""Requests to the real process that compiles grammars."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -38,11 +36,11 @@ def counted(registry: CollectorRegistry, outcome: str) -> float:
 
 
 @pytest.mark.slow
-def test_one_grammar_is_compiled_once_for_all_who_ask(tmp_path: Path) -> None:
+def test_a_grammar_is_compiled_once_for_all_requests(tmp_path: Path) -> None:
     async def ask(process: GrammarProcess, registry: CollectorRegistry) -> None:
         schema = small_schema("name")
-        found = await asyncio.gather(*(process.examine("json", schema) for _ in range(20)))
-        assert {verdict.outcome for verdict in found} == {GrammarOutcome.ACCEPTED}
+        verdicts = await asyncio.gather(*(process.examine("json", schema) for _ in range(20)))
+        assert {verdict.outcome for verdict in verdicts} == {GrammarOutcome.ACCEPTED}
         assert counted(registry, "accepted") == 1
         await process.examine("json", schema)
         assert counted(registry, "known") == 1
@@ -52,7 +50,7 @@ def test_one_grammar_is_compiled_once_for_all_who_ask(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_one_who_leaves_takes_nobody_along(tmp_path: Path) -> None:
+def test_a_request_that_leaves_does_not_cancel_the_rest(tmp_path: Path) -> None:
     async def ask(process: GrammarProcess, registry: CollectorRegistry) -> None:
         schema = small_schema("name")
         first, second = (asyncio.create_task(process.examine("json", schema)) for _ in range(2))
@@ -64,7 +62,7 @@ def test_one_who_leaves_takes_nobody_along(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_grammar_that_nobody_waits_for_any_longer_is_given_up(tmp_path: Path) -> None:
+def test_an_abandoned_grammar_is_cancelled(tmp_path: Path) -> None:
     async def ask(process: GrammarProcess, registry: CollectorRegistry) -> None:
         assert process.running is not None
         compiler = psutil.Process(process.running.pid)
@@ -75,10 +73,10 @@ def test_a_grammar_that_nobody_waits_for_any_longer_is_given_up(tmp_path: Path) 
         first = compiler.children()
         asking[0].cancel()
         assert (await process.examine("json", small_schema("other"))).outcome is GrammarOutcome.ACCEPTED
-        assert compiler.children() == first  # another waits for it
+        assert compiler.children() == first
         asking[1].cancel()
         await asyncio.wait(asking)
-        again = asyncio.create_task(process.examine("regex", slow))  # who asks now is not given up
+        again = asyncio.create_task(process.examine("regex", slow))  # a new request is not cancelled
         assert (await process.examine("json", small_schema("name"))).outcome is GrammarOutcome.ACCEPTED
         assert not set(first) & set(compiler.children())
         assert (await again).outcome in (GrammarOutcome.COSTLY, GrammarOutcome.BUSY)
@@ -111,7 +109,7 @@ def test_carried_grammars_are_kept_within_their_bytes(tmp_path: Path, monkeypatc
     assert there == [7, 8, 9]
 
 
-def test_a_process_that_starts_too_slowly_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_starts_too_slowly_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_process, "START_SECONDS", 0.01)
     with_options(GrammarFolder(tmp_path))
 

@@ -1,7 +1,5 @@
 """Checks of the names in Host and Origin."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket
@@ -48,7 +46,6 @@ def hosts(host: str = "127.0.0.1", **settings: Any) -> AllowedHosts:
 def ask(
     policy: AllowedHosts, *, server: str = "127.0.0.1", path: str = "/v1/models", **headers: str
 ) -> tuple[int, str | None]:
-    """Status and error code."""
     sent: list[dict[str, Any]] = []
 
     async def inner(scope: Any, receive: Any, send: Any) -> None:
@@ -70,20 +67,20 @@ def test_a_foreign_host_on_loopback_without_a_key_is_misdirected(path: str) -> N
 
 
 @pytest.mark.parametrize("host", FOREIGN + BROKEN)
-def test_what_is_foreign(host: str) -> None:
+def test_foreign_hosts(host: str) -> None:
     assert ask(hosts(), host=host)[0] == 421
 
 
 @pytest.mark.parametrize("host", OURS)
-def test_what_is_ours(host: str) -> None:
+def test_own_hosts(host: str) -> None:
     assert ask(hosts(), host=host)[0] == 200
 
 
-def test_who_sends_no_host_is_no_browser() -> None:
+def test_a_request_without_a_host_is_no_browsers() -> None:
     assert ask(hosts())[0] == 200
 
 
-def test_named_hosts_are_answered_beside_our_own() -> None:
+def test_named_hosts_are_answered_as_well_as_our_own() -> None:
     policy = hosts(allowed_hosts=("Llm.Example", "192.0.2.7", "::2"))
     for host in ("llm.example", "llm.example:443", "192.0.2.7", "[::2]:1", "localhost"):
         assert ask(policy, host=host)[0] == 200
@@ -92,19 +89,19 @@ def test_named_hosts_are_answered_beside_our_own() -> None:
     assert ask(hosts(allowed_hosts=("*",)), host="evil.example", origin="https://evil.example")[0] == 200
 
 
-def test_any_host_where_a_key_is_asked_for_or_others_reach_the_server() -> None:
+def test_any_host_where_a_key_is_required_or_the_server_is_public() -> None:
     for policy in (hosts(key_required=True), hosts("0.0.0.0")):
         assert ask(policy, host="llm.example", origin="https://app.example")[0] == 200
 
 
-def test_names_hold_there_too_where_they_are_given() -> None:
-    """Probes send the address that they connect to, which is no page's name."""
+def test_given_names_hold_there_too() -> None:
+    """Probes send the address that they connect to."""
     policy = hosts("0.0.0.0", key_required=True, allowed_hosts=("llm.example",))
     assert ask(policy, host="llm.example")[0] == 200
     assert ask(policy, host="evil.example")[0] == 421
     assert ask(policy, server="10.1.2.3", host="10.1.2.3:30000")[0] == 200
     assert ask(policy, server="10.1.2.3", host="10.1.2.4:30000")[0] == 421
-    assert ask(policy, host="llm.example", origin="https://app.example")[0] == 200  # with a key of its own
+    assert ask(policy, host="llm.example", origin="https://app.example")[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -119,7 +116,7 @@ def test_our_own_pages_may(origin: str) -> None:
     assert ask(hosts(), host="127.0.0.1:30000", origin=origin)[0] == 200
 
 
-def test_the_port_for_metrics_asks_for_no_key_whatever_the_other_does(tmp_path: Path) -> None:
+def test_the_port_for_metrics_never_requires_a_key(tmp_path: Path) -> None:
     for host, metrics_host, statuses in (
         ("127.0.0.1", "127.0.0.1", (200, 421)),
         ("0.0.0.0", "127.0.0.1", (200, 421)),
@@ -127,8 +124,8 @@ def test_the_port_for_metrics_asks_for_no_key_whatever_the_other_does(tmp_path: 
     ):
         settings = Settings(device="cpu", host=host, api_key="key", metrics_port=1, metrics_host=metrics_host)
         with bind(host, 0) as requests, bind(metrics_host, 0) as metrics:
-            found = Listeners(requests, metrics, None, 8).hosts(settings)
-        assert tuple(ask(each, host="evil.example")[0] for each in found) == statuses
+            policies = Listeners(requests, metrics, None, 8).hosts(settings)
+        assert tuple(ask(each, host="evil.example")[0] for each in policies) == statuses
 
 
 def test_an_ipv6_loopback_address_is_one() -> None:
@@ -141,12 +138,12 @@ def test_an_ipv6_loopback_address_is_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "http://llm.example", "llm.example:80", "*.example", "a b", "[::1]:80"])
-def test_names_that_are_none(name: str) -> None:
+def test_invalid_names(name: str) -> None:
     with pytest.raises(UserError, match="--allowed-hosts takes names and addresses"):
         Settings(device="cpu", allowed_hosts=(name,))
 
 
-def test_metrics_are_this_machines_unless_told() -> None:
+def test_metrics_are_local_by_default() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

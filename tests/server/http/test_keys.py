@@ -1,6 +1,4 @@
-"""Keys in a file: made, read, refused, and read again while they are in force."""
-
-from __future__ import annotations
+"""Keys in a file: made, read, refused, and reread."""
 
 import asyncio
 import logging
@@ -22,7 +20,6 @@ DIGEST = "ab" * 32
 
 
 def make(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Run `outrider key` and return what it prints."""
     assert main(["key", *arguments]) == 0
     printed = capsys.readouterr().out
     assert printed.count("\n") == 1
@@ -37,7 +34,7 @@ def header(key: str) -> bytes:
     return f"Bearer {key}".encode()
 
 
-def test_command_makes_keys_that_are_nowhere_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_makes_keys_that_are_not_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "keys.toml"
     first = make(capsys, "team-a", "--api-keys", str(file), "--rate", "600/minute", "--concurrency", "8")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -55,9 +52,9 @@ def test_command_makes_keys_that_are_nowhere_written(tmp_path: Path, capsys: pyt
     team, operator = key_file.read(file)
     assert (team.name, str(team.rate), team.concurrency, team.admin) == ("team-a", "600/minute", 8, False)
     assert (operator.name, operator.rate, operator.concurrency, operator.admin) == ("operator", None, None, True)
-    found = Access(None, file).key_usage(header(first))
-    assert found is not None
-    assert found.key == team
+    usage = Access(None, file).key_usage(header(first))
+    assert usage is not None
+    assert usage.key == team
 
 
 @pytest.mark.parametrize(
@@ -76,7 +73,7 @@ def test_command_makes_keys_that_are_nowhere_written(tmp_path: Path, capsys: pyt
         (["known", "--remove", "--admin"], "--admin goes with a new key; to change one, edit"),
     ],
 )
-def test_command_says_what_was_wrong(
+def test_command_names_the_fault(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "keys.toml"
@@ -116,7 +113,7 @@ def test_command_says_what_was_wrong(
         (f"[a]\nsha256 = '{DIGEST}'\n[b]\nsha256 = '{DIGEST}'", "two keys of"),
     ],
 )
-def test_bad_files_say_where_and_why(text: str, message: str, tmp_path: Path) -> None:
+def test_errors_of_bad_files_name_place_and_reason(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(BadKeys) as raised:
@@ -145,7 +142,7 @@ def test_changes_of_the_file_are_taken_up_and_bad_ones_are_not(
     assert watched.key_usage(header(new)) is None
     look(watched)
     assert watched.key_usage(header(new)) is not None
-    assert watched.key_usage(header(old)) is key_usage  # what it has used stays known
+    assert watched.key_usage(header(old)) is key_usage
 
     with caplog.at_level(logging.ERROR):
         for bad in ("[old", ""):
@@ -156,7 +153,7 @@ def test_changes_of_the_file_are_taken_up_and_bad_ones_are_not(
         look(watched)
     assert [record.getMessage().partition(": ")[0] for record in caplog.records[1:]] == [
         "the API keys stay as they were"
-    ] * 3  # once for each
+    ] * 3
     assert watched.key_usage(header(old)) is key_usage
     assert not watched.open
 
@@ -167,7 +164,7 @@ def test_changes_of_the_file_are_taken_up_and_bad_ones_are_not(
     key_usage.end(1)
 
 
-def test_an_exchanged_link_is_a_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replaced_link_is_a_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Kubernetes renews a secret so."""
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -252,7 +249,7 @@ def test_a_broken_file_never_ends_the_watch(
     assert max(len(record.getMessage()) for record in errors) < len(str(file)) + 300
 
 
-def test_what_nobody_thought_of_does_not_end_the_watch_either(
+def test_an_unexpected_error_does_not_end_the_watch(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -313,7 +310,7 @@ def test_keys_are_listed_without_secrets_and_taken_back(tmp_path: Path, capsys: 
     assert [watched.key_usage(header(key)) is None for key in made] == [True, False, False]
 
 
-def test_a_table_written_otherwise_is_left_to_its_writer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_in_another_style_is_not_edited(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "keys.toml"
     text = f"a.sha256 = '{DIGEST}'\n[b]\nsha256 = '{'cd' * 32}'\n"
     file.write_text(text)

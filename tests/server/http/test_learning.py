@@ -1,6 +1,4 @@
-"""Learning of one server: promotions, roll-backs, and its learner; engines' own exchanges, without a server."""
-
-from __future__ import annotations
+"""Learning of one server: promotions, roll-backs, and its learner."""
 
 import asyncio
 import errno
@@ -24,7 +22,7 @@ from outrider.server.plugin.decode.learning import Exchange
 
 
 class Engines:
-    """Two engines' exchanges. damaged: folders that the second one cannot read."""
+    """damaged: folders that the second engine cannot read."""
 
     def __init__(self, damaged: str = "") -> None:
         def reload(folder: str) -> None:
@@ -49,8 +47,6 @@ class Engines:
 
 
 class Process:
-    """A learner's process that ends at once."""
-
     running = False
 
     def __init__(self, settings: Any) -> None:
@@ -65,7 +61,7 @@ class Process:
 
 
 class Counts(SimpleNamespace):
-    """Metrics: how often each was counted."""
+    """Counts of metrics."""
 
     def __getattr__(self, name: str) -> Any:
         def count() -> None:
@@ -101,7 +97,7 @@ def look(one: Learning) -> None:
     asyncio.run(one._look())
 
 
-def test_a_drafter_that_an_engine_takes_back_serves_on_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_that_one_engine_rolls_back_serves_on_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engines = Engines()
     one = start(tmp_path, engines, monkeypatch)
     for name in ("0001", "0002"):
@@ -130,8 +126,8 @@ def test_a_drafter_that_one_engine_cannot_read_serves_on_none(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("alike", [True, False])
-def test_a_calibration_is_judged_on_other_answers_than_it_is_fitted_on(alike: bool, tmp_path: Path) -> None:
-    """Drafts of every second answer are all accepted; the other answers' as well, or none of them."""
+def test_a_calibration_is_judged_on_held_out_answers(alike: bool, tmp_path: Path) -> None:
+    """All drafts of every second answer are accepted; of the rest all or none."""
     answer = np.arange(1200) // 30
     accepted = np.where((answer % 2 == 0) | alike, 3, 0)
     drafts = {"confidence": np.full((1200, 3), 0.6, np.float32), "accepted": accepted, "reach": np.full(1200, 3)}
@@ -163,7 +159,7 @@ def test_a_promotion_that_a_full_disk_stops_is_made_later(tmp_path: Path, monkey
 
 
 def test_a_full_disk_at_the_start_does_not_end_learning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine has not taken the drafter that state.json names, and there is no room to say so."""
+    """An engine has refused the drafter of state.json, and the disk is full."""
     ServerState("0001").write(tmp_path)
     one = start(tmp_path, Engines(), monkeypatch)
     tried, written = [], ServerState.write

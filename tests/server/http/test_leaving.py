@@ -1,6 +1,4 @@
-"""Clients that leave a real server, at each moment of a request: it costs nothing more from then on."""
-
-from __future__ import annotations
+"""Clients that leave a real server, at each moment of a request: it ends its work for them."""
 
 import json
 import time
@@ -18,7 +16,7 @@ from small_grammars import slow_schema
 from outrider.server.plugin.grammars import worker
 
 TOKENS = 3000
-"""Of an answer; a second one has no room in the cache beside it, and waits."""
+"""Of an answer; the cache has no room for a second one, which waits."""
 QUESTION = [{"role": "user", "content": "Count."}]
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "queued": ("responses", {"input": "Count.", "max_output_tokens": TOKENS}),
@@ -28,9 +26,9 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "choices": ("completions", {"prompt": ["One,", "Two,"], "n": 2, "max_tokens": TOKENS // 4}),
 }
 MOST_SECONDS = 1.0
-"""Of work after a client has left: 0.3 s, 0.25 s that counters lag behind, and the time that it takes to read them."""
+"""Of work after a client has left: measured 0.3 s, 0.25 s for late counters, and reading."""
 TRIES = 3
-"""On a busy machine the server may get no core for longer than that."""
+"""A busy machine may give the server no core for longer."""
 
 
 def live(server: Server) -> Any:
@@ -38,8 +36,8 @@ def live(server: Server) -> Any:
 
 
 def idle(server: Server) -> bool:
-    found = live(server)
-    return found["requests"] == {"running": 0, "queued": 0} and found["cache"]["used"] == 0
+    numbers = live(server)
+    return numbers["requests"] == {"running": 0, "queued": 0} and numbers["cache"]["used"] == 0
 
 
 def under_way(server: Server) -> float:
@@ -47,14 +45,13 @@ def under_way(server: Server) -> float:
 
 
 def compiler(server: Server) -> psutil.Process:
-    """The process that compiles grammars."""
     below = psutil.Process(server.process.pid).children()
     (found,) = (process for process in below if worker.__name__ in process.cmdline())
     return found
 
 
 def work(server: Server) -> float:
-    """Seconds that decode steps and compilations have taken since the server was started."""
+    """Seconds of decode steps and compilations."""
     compilations = compiler(server)
     times = [compilations.cpu_times(), *(child.cpu_times() for child in compilations.children())]
     compiled = times[0].children_user + times[0].children_system + sum(each.user + each.system for each in times[1:])
@@ -62,11 +59,11 @@ def work(server: Server) -> float:
 
 
 def work_after_leaving(server: Server, kind: str, *, stream: bool) -> float:
-    """Seconds of work after the client of such a request has left."""
+    """Seconds of work after the client has left."""
 
     def ask(kind: str, *, stream: bool) -> Any:
         path, body = KINDS[kind]
-        if kind == "grammar":  # a new one, of which nothing is remembered
+        if kind == "grammar":
             body = body | {"json_schema": json.dumps(json.loads(slow_schema()) | {"title": uuid.uuid4().hex})}
         return asked(server, f"/v1/{path}", body | {"ignore_eos": True, "stream": stream})
 
@@ -88,7 +85,7 @@ def work_after_leaving(server: Server, kind: str, *, stream: bool) -> float:
         with ask(kind, stream=stream):
             wait_until(begun, 60)
             if kind == "prefill":
-                time.sleep(0.1)  # it takes longer
+                time.sleep(0.1)
             before = work(server)
         if kind == "queued":
             wait_until(lambda: under_way(server) == beside, 60)
@@ -104,7 +101,7 @@ def work_after_leaving(server: Server, kind: str, *, stream: bool) -> float:
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_client_that_leaves_costs_no_more(server: Server, kind: str, stream: bool) -> None:
-    found = []
-    while len(found) < TRIES and (not found or found[-1] > MOST_SECONDS):
-        found.append(work_after_leaving(server, kind, stream=stream))
-    assert found[-1] <= MOST_SECONDS, found
+    seconds = []
+    while len(seconds) < TRIES and (not seconds or seconds[-1] > MOST_SECONDS):
+        seconds.append(work_after_leaving(server, kind, stream=stream))
+    assert seconds[-1] <= MOST_SECONDS, seconds

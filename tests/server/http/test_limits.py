@@ -1,9 +1,4 @@
-"""A server with limits, asked for more than it may give: who is refused, who is ended, and who never notices.
-
-The last test ends the server.
-"""
-
-from __future__ import annotations
+"""A server with limits under too many requests. The last test ends the server."""
 
 import json
 import os
@@ -57,7 +52,7 @@ def limited_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Limited
 
 @pytest.fixture(autouse=True)
 def idle(limited_server: Limited) -> None:
-    """Wait until nothing of the test before is left in the engine."""
+    """Wait for the end of the previous test's requests."""
     wait_until(limited_server.idle, 30)
 
 
@@ -70,13 +65,13 @@ def test_metrics_have_a_port_of_their_own_and_no_key(limited_server: Limited) ->
     assert HTTP.get(f"{limited_server.server.url}/metrics", headers=operator).status_code == 404
 
 
-def test_what_the_processes_say_to_each_other_is_for_this_user_alone(limited_server: Limited) -> None:
-    """It goes through files in a folder of this user's, and torch's collectives stay on this machine."""
+def test_traffic_between_processes_is_private_to_this_user(limited_server: Limited) -> None:
+    """The files are in this user's folder, and torch's collectives stay on this machine."""
     main = psutil.Process(limited_server.server.process.pid)
     processes = [main, *main.children(recursive=True)]
     connections = [connection for process in processes for connection in process.net_connections("all")]
     files = {Path(found.laddr) for found in connections if isinstance(found.laddr, str) and found.laddr[:1] == "/"}
-    assert len(files) >= 2  # of scheduler and HTTP
+    assert len(files) >= 2
     for folder in {path.parent for path in files}:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert folder.stat().st_uid == os.geteuid()
@@ -87,7 +82,7 @@ def test_what_the_processes_say_to_each_other_is_for_this_user_alone(limited_ser
 
 
 def test_two_servers_on_one_cache_folder_answer_alike(limited_server: Limited, server: Server) -> None:
-    body = LONG | {"max_tokens": 24}  # within the limit of seconds, however busy the machine
+    body = LONG | {"max_tokens": 24}  # within the time limit on a busy machine
     with ThreadPoolExecutor(2) as pool:
         ours = pool.submit(limited_server.ask, "operator", body)
         other = pool.submit(httpx.post, f"{server.url}/v1/completions", json=body, timeout=120)
@@ -100,7 +95,7 @@ def test_two_servers_on_one_cache_folder_answer_alike(limited_server: Limited, s
 def test_administrators_alone_may_measure(limited_server: Limited) -> None:
     url = f"{limited_server.server.url}/outrider/tune"
     answers = [HTTP.post(url, json={"no": 1}, headers=limited_server.headers[name]) for name in ("two", "operator")]
-    assert [answer.status_code for answer in answers] == [403, 400]  # the operator's is looked at
+    assert [answer.status_code for answer in answers] == [403, 400]
 
 
 def test_a_key_sends_as_often_as_it_may(limited_server: Limited) -> None:
@@ -115,7 +110,7 @@ def test_a_key_sends_as_often_as_it_may(limited_server: Limited) -> None:
 
 
 def test_a_key_has_as_many_under_way_as_it_may(limited_server: Limited) -> None:
-    """A key has its limit of requests under way until a stream ends, or its client leaves."""
+    """A request counts until its stream ends or its client leaves."""
     url, body = f"{limited_server.server.url}/v1/completions", LONG | {"stream": True}
     with (
         httpx.Client(headers=limited_server.headers["two"], timeout=60) as client,
@@ -128,11 +123,11 @@ def test_a_key_has_as_many_under_way_as_it_may(limited_server: Limited) -> None:
         assert refused.headers["Retry-After"] == "1"
         assert limited_server.ask("operator").status_code == 200
     wait_until(lambda: limited_server.ask("two").status_code == 200, 30)
-    wait_until(limited_server.idle, 30)  # what they asked for is given up
+    wait_until(limited_server.idle, 30)
 
 
 def test_choices_weigh_as_requests_do(limited_server: Limited) -> None:
-    """A request with more choices than its key, or the server, ever takes is refused whole."""
+    """More choices than its key or the server allows refuse the whole request."""
     refused = limited_server.ask("two", SHORT | {"n": 3})
     assert (refused.status_code, code(refused)) == (400, "too_many_choices")
     refused = limited_server.ask("operator", SHORT | {"prompt": [SHORT["prompt"]] * 3, "n": 3})
@@ -149,16 +144,15 @@ def test_choices_weigh_as_requests_do(limited_server: Limited) -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"stream": True}, {"seed": 1}, {"prompt": ["1 2 3", "4 5 6"], "n": 2}])
-def test_choices_leave_nothing_behind(limited_server: Limited, more: dict[str, Any]) -> None:
-    """Their places are free when they are answered, however often that is."""
+def test_choices_free_their_places(limited_server: Limited, more: dict[str, Any]) -> None:
     answers = [limited_server.ask("operator", SHORT | {"n": 4, "temperature": 1} | more) for _ in range(4)]
     assert [answer.status_code for answer in answers] == [200] * 4
     assert limited_server.ask("operator", SHORT | {"n": RUNNING + QUEUED}).status_code == 200
 
 
-def test_a_key_is_never_given_more_tokens_than_it_may_have(limited_server: Limited) -> None:
-    """Although all that it sends at once would end before they are too many."""
-    body = SHORT | {"max_tokens": 50, "stop": ["1"]}  # asks for more than it gets
+def test_a_key_never_exceeds_its_tokens(limited_server: Limited) -> None:
+    """All concurrent requests would end below the limit, and still count in full."""
+    body = SHORT | {"max_tokens": 50, "stop": ["1"]}  # reserves more than it uses
     answers = limited_server.ask_all("minute", 8, body)
     assert set(map(code, answers)) == {None, "token_limit_exceeded"}
     given = [answer.json()["usage"]["total_tokens"] for answer in answers if answer.status_code == 200]
@@ -166,7 +160,6 @@ def test_a_key_is_never_given_more_tokens_than_it_may_have(limited_server: Limit
         if answer.status_code == 429:
             assert 1 <= int(answer.headers["Retry-After"]) <= 60
             assert answer.json()["error"]["type"] == "rate_limit_error"
-    # What was not used is given back.
     last = limited_server.ask("minute", body)
     assert last.status_code == 200
     assert last.headers["x-ratelimit-limit-tokens"] == str(MINUTE_TOKENS)
@@ -179,7 +172,7 @@ def test_a_key_is_never_given_more_tokens_than_it_may_have(limited_server: Limit
 
 
 def test_usage_is_that_of_the_answers(limited_server: Limited) -> None:
-    """Metrics count it by key and the log by request, for any number of choices and prompts; refused ones have none."""
+    """Metrics count it by key and the log by request, for any number of choices and prompts."""
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6, "stream": True}
     bodies: list[dict[str, Any]] = [
         SHORT,
@@ -223,8 +216,8 @@ def test_other_apis_are_charged_as_chats(
     before = limited_server.used("operator")
     answer = limited_server.client.post(url, json=body | {"stream": stream}, headers={"x-api-key": key})
     assert answer.status_code == 200
-    found = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line.startswith("data: ")]
-    told = (found[-2] if path == "messages" else found[-1]["response"]) if stream else answer.json()
+    events = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line.startswith("data: ")]
+    told = (events[-2] if path == "messages" else events[-1]["response"]) if stream else answer.json()
     usage, after = told["usage"], limited_server.used("operator")
     assert after["prompt"] - before["prompt"] == usage["input_tokens"] + usage.get("cache_read_input_tokens", 0)
     assert after["completion"] - before["completion"] == usage["output_tokens"]
@@ -238,14 +231,14 @@ def test_other_apis_are_charged_as_chats(
     assert much.json()["error"]["param"] in body
 
 
-def test_what_a_client_leaves_counts_as_far_as_it_was_written(limited_server: Limited) -> None:
+def test_an_aborted_answer_counts_as_far_as_it_was_written(limited_server: Limited) -> None:
     url, headers = f"{limited_server.server.url}/v1/completions", limited_server.headers["day"]
     with limited_server.client.stream("POST", url, json=LONG | {"stream": True}, headers=headers) as stream:
         chunks = stream.iter_lines()
         for _ in range(20):
             next(chunks)
         taken = DAY_TOKENS - int(stream.headers["x-ratelimit-remaining-tokens"])
-        assert taken > LONG["max_tokens"]  # all that it may become
+        assert taken > LONG["max_tokens"]  # at least its maximum
     wait_until(lambda: limited_server.used("day")["prompt"] > 0, 30)
     used = limited_server.used("day")
     assert 5 <= used["completion"] < LONG["max_tokens"]
@@ -267,8 +260,8 @@ def test_a_request_has_as_many_tokens_as_it_may(limited_server: Limited) -> None
     assert code(refused) == "request_too_many_tokens"
 
 
-def test_beyond_the_queue_requests_are_refused_and_the_others_answered(limited_server: Limited) -> None:
-    """Four times as many clients as there are places, several rounds."""
+def test_beyond_the_queue_requests_are_refused_and_the_rest_answered(limited_server: Limited) -> None:
+    """There are four times as many clients as places."""
     body = LONG | {"max_tokens": 40}
     alone = limited_server.ask("operator", body).json()["choices"][0]["text"]
     clients = 4 * (RUNNING + QUEUED)
@@ -286,7 +279,7 @@ def test_beyond_the_queue_requests_are_refused_and_the_others_answered(limited_s
             assert int(answer.headers["Retry-After"]) >= 1
 
 
-def test_who_waits_or_runs_too_long_is_ended(limited_server: Limited) -> None:
+def test_requests_that_wait_or_run_too_long_are_ended(limited_server: Limited) -> None:
     streamed = LONG | {"stream": True}
     with ThreadPoolExecutor(8) as pool:
         running = [pool.submit(limited_server.ask, "operator", body) for body in (LONG, LONG, streamed, LONG)]
@@ -309,7 +302,7 @@ def test_who_waits_or_runs_too_long_is_ended(limited_server: Limited) -> None:
 
 
 def test_a_client_that_reads_nothing_is_ended(limited_server: Limited) -> None:
-    """Its answer, with the logprobs of twenty tokens at each place, is more than what the system keeps for it."""
+    """Its answer exceeds the system's buffers."""
     messages = [{"role": "user", "content": "Count."}]
     body = {"messages": messages, "max_tokens": 3000, "ignore_eos": True, "temperature": 0, "stream": True}
     content = json.dumps(body | {"logprobs": True, "top_logprobs": 20}).encode()
@@ -325,8 +318,8 @@ def test_a_client_that_reads_nothing_is_ended(limited_server: Limited) -> None:
         server = psutil.Process(limited_server.server.process.pid)
 
         def connected() -> bool:
-            found = [c for c in server.net_connections("tcp") if c.raddr and c.raddr.port == ours]
-            return any(connection.status == psutil.CONN_ESTABLISHED for connection in found)
+            connections = [c for c in server.net_connections("tcp") if c.raddr and c.raddr.port == ours]
+            return any(connection.status == psutil.CONN_ESTABLISHED for connection in connections)
 
         assert connected()
         wait_until(lambda: not connected(), REQUEST_SECONDS + STALL_SECONDS)
@@ -346,7 +339,7 @@ def test_one_connection_too_many_is_refused(limited_server: Limited) -> None:
 
 
 def test_keys_are_exchanged_under_load(limited_server: Limited) -> None:
-    """Whoever stays in the file never notices, whatever else is written to it."""
+    """Keys that stay in the file keep working."""
     stop, seen = threading.Event(), Counter[int]()
 
     def go_on_asking() -> None:
@@ -367,7 +360,7 @@ def test_keys_are_exchanged_under_load(limited_server: Limited) -> None:
         for bad in ("[two", "", whole.replace("sha256", "sha512")):
             limited_server.file.write_text(bad)
             time.sleep(1.2)
-            assert status("new") == 200  # the old keys stay
+            assert status("new") == 200
         limited_server.file.write_text(whole)
         wait_until(lambda: status("new") == 401, 30)
     assert [thread.result() for thread in asking] == [None, None]
@@ -379,11 +372,11 @@ def test_keys_are_exchanged_under_load(limited_server: Limited) -> None:
         assert reason in log
 
 
-def test_told_to_stop_it_answers_all_that_it_had_taken(limited_server: Limited) -> None:
+def test_a_stopping_server_answers_all_accepted_requests(limited_server: Limited) -> None:
     count, taken = RUNNING + QUEUED // 2, list[Future[httpx.Response]]()
     answered = lambda: any(one.done() for one in taken)  # noqa: E731
     with ThreadPoolExecutor(count) as pool:
-        for length in (32, 64, 128, 256, 512):  # until they take longer than it takes to see all under way
+        for length in (32, 64, 128, 256, 512):  # until they outlast the check
             body = LONG | {"max_tokens": length}
             taken = [pool.submit(limited_server.ask, "operator", body) for _ in range(count)]
             wait_until(lambda: limited_server.in_flight() == count or answered(), 30)

@@ -1,6 +1,4 @@
-"""Binding the server's address, and the one line where that cannot be."""
-
-from __future__ import annotations
+"""Binding the server's address, and errors."""
 
 import os
 import socket
@@ -21,7 +19,7 @@ def test_free_port_is_held_from_now_on() -> None:
         listener.listen()
         with pytest.raises(UserError, match=rf"port {port} on 127.0.0.1 is in use; choose another with --port"):
             bind("127.0.0.1", port)
-    bind("127.0.0.1", port).close()  # let go, it is free at once
+    bind("127.0.0.1", port).close()
 
 
 @pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="needs IPv6")

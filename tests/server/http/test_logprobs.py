@@ -1,6 +1,4 @@
-"""Logprobs of answers: the same as SGLang's, made beside the event loop."""
-
-from __future__ import annotations
+"""Logprobs of answers equal SGLang's, and are made off the event loop."""
 
 import asyncio
 import json
@@ -31,12 +29,11 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def tokens(tokenizer: Any) -> list[int]:
-    """Words, parts of characters, and a special token."""
     return [*tokenizer("Naïve 🦊, 𠮷 and\n\tsome code: f(x)").input_ids, tokenizer.eos_token_id, 11, 12]
 
 
 def yielded(tokens: list[int], tokenizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`meta_info` of a prompt and an answer as our manager keeps it, and as SGLang writes it, with texts."""
+    """`meta_info` as our manager keeps it, and as SGLang writes it, with texts."""
     draw, manager, count = random.Random(0), SimpleNamespace(), 40
     logprobs.install(manager)
     ours: dict[str, Any] = {"output_token_logprobs_length": count}
@@ -46,7 +43,7 @@ def yielded(tokens: list[int], tokenizer: Any) -> tuple[dict[str, Any], dict[str
         ids = draw.choices(tokens, k=count)
         top_ids = [draw.choices(tokens, k=TOP) for _ in range(count)]
         top_values = [[-float(place) for place in range(TOP)] for _ in range(count)]
-        if side == "input":  # nothing precedes the first
+        if side == "input":  # the first token has no logprob
             values[0], top_values[0], top_ids[0] = None, [], []
         ours[f"{side}_token_logprobs"] = manager.detokenize_logprob_tokens(values, ids, True)
         ours[f"{side}_top_logprobs"] = manager.detokenize_top_logprobs_tokens(top_values, top_ids, True)
@@ -68,8 +65,8 @@ def test_chat_is_written_as_sglang_writes_it(tokenizer: Any, tokens: list[int]) 
         sglang, theirs["output_token_logprobs"], theirs["output_top_logprobs"]
     )
     tokens_by_id = DecodedTokens(tokenizer)
-    found = orjson.loads(orjson.dumps(logprobs.chat_logprobs(tokens_by_id, ours)))
-    assert found == ChoiceLogprobs(content=expected).model_dump()
+    written = orjson.loads(orjson.dumps(logprobs.chat_logprobs(tokens_by_id, ours)))
+    assert written == ChoiceLogprobs(content=expected).model_dump()
     assert logprobs.chat_models(tokens_by_id, ours["output_token_logprobs"], ours["output_top_logprobs"]) == expected
 
 
@@ -79,8 +76,8 @@ def test_a_completion_is_written_as_sglang_writes_it(tokenizer: Any, tokens: lis
     if not prompt:
         theirs = {name: value for name, value in theirs.items() if name.startswith("output")}
     expected = to_openai_style_logprobs(**theirs, tokenizer=tokenizer).model_dump()
-    found = orjson.loads(orjson.dumps(logprobs.text_logprobs(DecodedTokens(tokenizer), ours, prompt=prompt)))
-    assert found == expected
+    written = orjson.loads(orjson.dumps(logprobs.text_logprobs(DecodedTokens(tokenizer), ours, prompt=prompt)))
+    assert written == expected
     assert any("�" in tokenizer.decode([token]) for token in tokens)
 
 
@@ -93,7 +90,7 @@ def test_no_top_logprobs_are_none(tokenizer: Any) -> None:
     assert entry["top_logprobs"] == []
 
 
-def test_a_token_that_cannot_be_is_null(tokenizer: Any) -> None:
+def test_an_impossible_token_has_a_null_logprob(tokenizer: Any) -> None:
     """JSON has no infinity."""
     meta = {"output_token_logprobs": [(-1.5, 11)], "output_top_logprobs": [[(-math.inf, 12)]]}
     for fragment in (
@@ -120,7 +117,7 @@ def test_the_first_chunk_of_each_choice_has_its_prompts(tokenizer: Any, tokens: 
     async def stream() -> AsyncGenerator[str, None]:
         for content in contents:
             echoed.add(content)
-            assert content["meta_info"]["input_token_logprobs"] == []  # what SGLang sees
+            assert content["meta_info"]["input_token_logprobs"] == []  # SGLang sees an empty list
             yield f"data: {json.dumps({'choices': [{'index': content['index'], 'logprobs': None}]})}\n\n"
         yield "data: [DONE]\n\n"
 

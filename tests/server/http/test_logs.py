@@ -1,6 +1,4 @@
-"""Logs of the server that most tests share: lines of JSON, without any text of a request."""
-
-from __future__ import annotations
+"""The server's log: lines of JSON, without any text of a request."""
 
 import json
 import uuid
@@ -12,20 +10,19 @@ from running import HTTP, Server, wait_until
 
 
 def lines(server: Server) -> list[dict[str, Any]]:
-    """Everything in its log, of all its processes."""
     return [json.loads(line) for line in server.output().splitlines()]
 
 
 def line_of(server: Server, request_id: str) -> dict[str, Any]:
-    """The line of a request, which may come a moment after its answer."""
-    found: list[dict[str, Any]] = []
+    """The line of a request, which may come a moment later."""
+    matching: list[dict[str, Any]] = []
 
     def written() -> bool:
-        found[:] = [line for line in lines(server) if line.get("request_id") == request_id]
-        return bool(found)
+        matching[:] = [line for line in lines(server) if line.get("request_id") == request_id]
+        return bool(matching)
 
     wait_until(written, 30)
-    (line,) = found
+    (line,) = matching
     return line
 
 
@@ -44,7 +41,7 @@ def test_a_clients_id_goes_through_to_the_log(server: Server) -> None:
     assert 0 < first["seconds_per_token"] < line["seconds"] / 7
 
 
-def test_the_official_client_is_told_the_id(client: openai.OpenAI, server: Server) -> None:
+def test_the_official_client_gets_the_id(client: openai.OpenAI, server: Server) -> None:
     answer = client.completions.create(model=MODEL, prompt="x", max_tokens=2)
     assert line_of(server, str(answer._request_id))["status"] == 200
 
@@ -67,8 +64,8 @@ def test_no_prompt_and_no_answer_is_written(server: Server) -> None:
     assert not any({"prompt", "answer"} & set(found) for line in lines(server) for found in line.get("answers", ()))
 
 
-def test_a_prompt_that_is_too_long_leaves_json_alone(server: Server) -> None:
-    """Transformers warns of it in plain text."""
+def test_a_too_long_prompt_logs_only_json(server: Server) -> None:
+    """Transformers would warn of it in plain text."""
     body = {"model": MODEL, "prompt": "one two " * 6000, "max_tokens": 8}
     assert HTTP.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 400
     assert lines(server)

@@ -1,6 +1,4 @@
-"""Anthropic's /v1/messages: the answers of chats in its form, streamed and whole alike."""
-
-from __future__ import annotations
+"""Anthropic's /v1/messages: a chat's answers in its format, streamed and whole."""
 
 import json
 from typing import Any
@@ -32,7 +30,7 @@ def ask(server: Server, body: dict[str, Any], status: int = 200, path: str = "")
 
 
 def streamed(server: Server, body: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The message put together as Anthropic's client does, and its events."""
+    """The message as assembled by Anthropic's client, and its events."""
     answer = HTTP.post(f"{server.url}/v1/messages", json=body | {"stream": True}, timeout=120)
     assert answer.headers["content-type"].startswith("text/event-stream")
     events, message, opened, inputs = [], {}, None, {}
@@ -66,7 +64,7 @@ def streamed(server: Server, body: dict[str, Any]) -> tuple[dict[str, Any], list
 
 
 def alike(message: dict[str, Any]) -> dict[str, Any]:
-    """An answer without what depends on the request or on what is cached."""
+    """An answer without ids and cache counts."""
     content = [{k: v for k, v in block.items() if k != "id"} for block in message["content"]]
     usage = message["usage"]
     return {
@@ -76,7 +74,7 @@ def alike(message: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_answer_is_the_chats_streamed_and_whole(server: Server, client: openai.OpenAI) -> None:
+def test_answers_equal_a_chats_streamed_and_whole(server: Server, client: openai.OpenAI) -> None:
     chat = client.chat.completions.create(**ASKED)
     whole = ask(server, ASKED)
     assert (whole["type"], whole["role"], whole["model"]) == ("message", "assistant", MODEL)
@@ -91,8 +89,8 @@ def test_answer_is_the_chats_streamed_and_whole(server: Server, client: openai.O
     assert ask(server, {"messages": STORY}, path="/count_tokens") == {"input_tokens": chat.usage.prompt_tokens}
 
 
-def test_speculation_can_be_seen_and_switched_off(tool_server: Server) -> None:
-    server = tool_server  # which verifies every draft
+def test_speculation_is_reported_and_can_be_switched_off(tool_server: Server) -> None:
+    server = tool_server  # it verifies every draft
     asked = ASKED | {
         "messages": [{"role": "user", "content": "Say a b c a b c a b c."}],
         "speculation": {"trace": True},
@@ -155,8 +153,8 @@ def test_structured_output(server: Server) -> None:
     schema = {"type": "object", "properties": {"name": {"enum": ["Ann", "Bob"]}}, "required": ["name"]}
     schema["additionalProperties"] = False
     asked = ASKED | {"max_tokens": 64, "temperature": 1, "seed": 3}
-    found = ask(server, asked | {"output_config": {"format": {"type": "json_schema", "schema": schema}}})
-    assert json.loads(found["content"][0]["text"])["name"] in ("Ann", "Bob")
+    message = ask(server, asked | {"output_config": {"format": {"type": "json_schema", "schema": schema}}})
+    assert json.loads(message["content"][0]["text"])["name"] in ("Ann", "Bob")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""The metrics page of a real server: what it counts, that it is right, and that clients cannot make it grow."""
-
-from __future__ import annotations
+"""The metrics page of a real server: correct counts, of bounded size."""
 
 import re
 import time
@@ -21,24 +19,24 @@ def ended(server: Server, outcome: str) -> float:
 
 def test_the_table_names_every_metric_of_ours_and_its_kind(server: Server) -> None:
     families = MetricsPage(server.url).families
-    found = {name: family.type for name, family in families.items() if name.startswith("outrider_")}
-    # Those of keys are there where there are keys: test_limits.py.
+    kinds = {name: family.type for name, family in families.items() if name.startswith("outrider_")}
+    # Metrics of keys need keys: test_limits.py.
     named = {name: kind for name, (kind, _) in documented("metric").items() if not name.startswith("outrider_key_")}
-    assert named == found
+    assert named == kinds
 
 
 def test_the_metrics_of_sglang_in_the_table_are_there(server: Server) -> None:
-    for _ in range(2):  # the second is in the cache
+    for _ in range(2):
         body = ENDLESS | {"max_tokens": 8, "stream": True}
         assert HTTP.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
-    found = MetricsPage(server.url).families
+    families = MetricsPage(server.url).families
     named = set(re.findall(r"`(sglang:\w+)", TABLES))
     assert len(named) > 8
-    missing = {name for name in named if name not in found and name.removesuffix("_total") not in found}
-    assert missing <= {"sglang:num_retracted_requests_total"}  # there with the first one
+    missing = {name for name in named if name not in families and name.removesuffix("_total") not in families}
+    assert missing <= {"sglang:num_retracted_requests_total"}  # appears with the first one
 
 
-def test_requests_are_counted_by_how_they_ended(server: Server) -> None:
+def test_requests_are_counted_by_outcome(server: Server) -> None:
     before = {outcome: ended(server, outcome) for outcome in ("completed", "cancelled", "refused", "failed")}
     complete(server, "one", speculate=True, max_tokens=4)
     HTTP.post(f"{server.url}/v1/completions", json={"max_tokens": "many"}, timeout=20)
@@ -63,7 +61,6 @@ def test_the_time_per_token_is_what_the_client_sees(server: Server, stream: bool
     body = ENDLESS | {"max_tokens": 60, "temperature": 0, "stream": stream}
 
     def answered() -> tuple[float, float]:
-        """Seconds of an answer, and per token."""
         seconds, count = taken()
         began = time.monotonic()
         assert HTTP.post(f"{server.url}/v1/completions", json=body, timeout=120).status_code == 200
@@ -71,9 +68,9 @@ def test_the_time_per_token_is_what_the_client_sees(server: Server, stream: bool
         wait_until(lambda: taken()[1] == count + 1, 30)
         return whole, taken()[0] - seconds
 
-    for _ in range(3):  # a busy machine may take long for the prompt
+    for _ in range(3):
         whole, per_token = answered()
-        # The whole time but for the prompt's, over 59 tokens: 60 that came together would be far below it.
+        # 60 tokens that came together would be far below
         if 0.2 * whole < 59 * per_token:
             break
     assert 0.2 * whole < 59 * per_token <= whole
@@ -98,7 +95,7 @@ def test_answers_that_are_cut_off_count_for_no_service_level(server: Server) -> 
 
 
 def test_decoded_tokens_are_the_answers_tokens(server: Server) -> None:
-    """SGLang's count and ours, with drafts and without: all tokens but the first, which the prefill brings."""
+    """They exclude the first token, which the prefill draws."""
 
     def counts() -> list[float]:
         sglang = metric(server.url, "sglang:realtime_tokens_total", mode="decode")
@@ -111,7 +108,7 @@ def test_decoded_tokens_are_the_answers_tokens(server: Server) -> None:
 
 
 def test_clients_cannot_make_series(server: Server) -> None:
-    """A thousand odd paths, models and ids."""
+    """Paths, models and ids are odd, a thousand of them."""
 
     def series() -> set[tuple[str, tuple[tuple[str, str], ...]]]:
         return {

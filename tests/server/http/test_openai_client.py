@@ -1,6 +1,4 @@
-"""The official client against the real server and the real model, speculation on."""
-
-from __future__ import annotations
+"""The official client on the real server and model."""
 
 import json
 import math
@@ -23,7 +21,7 @@ def test_chat(client: openai.OpenAI, model: str) -> None:
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
-def test_stream_says_the_same_as_the_whole_answer(client: openai.OpenAI, model: str) -> None:
+def test_a_stream_equals_the_whole_answer(client: openai.OpenAI, model: str) -> None:
     asked = {"model": model, "messages": STORY, "max_tokens": 24, "temperature": 0}
     whole = client.chat.completions.create(**asked)
     chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
@@ -35,7 +33,7 @@ def test_stream_says_the_same_as_the_whole_answer(client: openai.OpenAI, model: 
     assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
 
 
-def test_stream_reports_usage_only_when_asked(client: openai.OpenAI, model: str) -> None:
+def test_a_stream_reports_usage_on_request(client: openai.OpenAI, model: str) -> None:
     chunks = list(client.chat.completions.create(model=model, messages=QUESTION, max_tokens=4, stream=True))
     assert all(chunk.usage is None for chunk in chunks)
 
@@ -77,7 +75,6 @@ def test_chat_logprobs(client: openai.OpenAI, model: str) -> None:
     assert "".join(entry.token for entry in content) == answer.choices[0].message.content
     for entry in content:
         assert len(entry.top_logprobs) == 3
-        # Greedy, so what was chosen is the likeliest.
         assert entry.logprob == pytest.approx(max(other.logprob for other in entry.top_logprobs))
         assert sum(math.exp(other.logprob) for other in entry.top_logprobs) <= 1 + 1e-3
 
@@ -142,7 +139,7 @@ def test_seed_repeats_an_answer(client: openai.OpenAI, model: str) -> None:
     assert len({answer(seed) for seed in range(11, 15)}) > 1
 
 
-def test_n_choices_differ_also_under_one_seed(client: openai.OpenAI, model: str) -> None:
+def test_n_choices_differ_even_with_one_seed(client: openai.OpenAI, model: str) -> None:
     asked = {"model": model, "messages": STORY, "max_tokens": 12, "temperature": 1.0, "n": 3}
     for seeded in ({}, {"seed": 5}):
         answer = client.chat.completions.create(**asked, **seeded)
@@ -178,7 +175,7 @@ def test_logit_bias_and_penalties_change_the_answer(client: openai.OpenAI, model
     free = client.completions.create(**asked).choices[0].text
     penalised = client.completions.create(**asked, presence_penalty=2.0, frequency_penalty=2.0).choices[0].text
     assert penalised != free
-    # Token 28 is one that a bias of 100 makes certain at every position.
+    # A bias of 100 makes token 28 certain at every position.
     biased = client.completions.create(**asked, logit_bias={"28": 100}, logprobs=0).choices[0]
     assert len(set(biased.logprobs.tokens)) == 1
 

@@ -1,6 +1,4 @@
-"""/openapi.json says what is taken, and /docs shows it without another host."""
-
-from __future__ import annotations
+"""/openapi.json describes the accepted requests, and /docs shows it."""
 
 import re
 from pathlib import Path
@@ -34,7 +32,7 @@ def test_every_field_that_is_taken_is_described(document: dict[str, Any], kind: 
     assert schema["additionalProperties"] is False
 
 
-def test_routes_are_those_of_the_readme(document: dict[str, Any]) -> None:
+def test_routes_are_documented_in_the_readme(document: dict[str, Any]) -> None:
     table = README.read_text().partition("## Routes")[2].partition("\n\n")[0]
     listed = {path.replace("NAME", "{name}") for path in re.findall(r"`((?:GET|POST) /[^`]*)`", table)}
     described = {f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods}
@@ -57,7 +55,7 @@ def test_routes_are_those_of_the_readme(document: dict[str, Any]) -> None:
         ("TextRequest", "completions", {"prompt": "Hi", "model": "another"}, False),
     ],
 )
-def test_what_is_described_is_what_is_taken(
+def test_described_requests_are_accepted(
     server: Server, document: dict[str, Any], name: str, path: str, body: dict[str, Any], is_right: bool
 ) -> None:
     body = body | {"max_tokens": 1}
@@ -66,18 +64,18 @@ def test_what_is_described_is_what_is_taken(
     assert validator(document, name).is_valid(body) is is_right
 
 
-def test_docs_ask_no_other_host(server: Server) -> None:
+def test_docs_need_no_other_host(server: Server) -> None:
     page = HTTP.get(f"{server.url}/docs")
     assert page.status_code == 200
     used = USED_BY_DOCS.findall(page.text)
     assert any(url.endswith(".js") for url in used)
-    assert all(re.match("/[^/]", url) for url in used)  # of this host
-    found = [HTTP.get(server.url + url) for url in used]
-    assert {answer.status_code for answer in found} == {200}
-    assert any('"/openapi.json"' in answer.text for answer in found)
+    assert all(re.match("/[^/]", url) for url in used)  # on this host
+    responses = [HTTP.get(server.url + url) for url in used]
+    assert {answer.status_code for answer in responses} == {200}
+    assert any('"/openapi.json"' in answer.text for answer in responses)
 
 
-def test_routes_of_openai_that_are_not_here_say_what_to_do(server: Server) -> None:
+def test_missing_routes_of_openai_name_an_alternative(server: Server) -> None:
     answer = HTTP.post(server.url + "/v1/embeddings", json={"input": "Hi"})
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "unsupported_endpoint"

@@ -1,6 +1,4 @@
-"""Learning of each key or adapter: which drafter requests name, promotions, roll-backs, removal; without a server."""
-
-from __future__ import annotations
+"""Learning per key or adapter: drafters of requests, promotions, roll-backs, removal."""
 
 import asyncio
 import json
@@ -22,7 +20,7 @@ from outrider.server.plugin.options import OwnDrafter
 
 
 class Engine:
-    """Stands in for the engine: what it refused, and what it was told."""
+    """Scripted refusals, and the messages that it got."""
 
     def __init__(self) -> None:
         self.refused: list[str] = []
@@ -36,8 +34,6 @@ class Engine:
 
 
 class Metrics:
-    """Values that were set or counted, by name."""
-
     def __init__(self) -> None:
         self.values: dict[str, float] = {}
 
@@ -84,7 +80,7 @@ def drafter(one: KeyLearning, key: Key) -> str:
 
 
 def learned(root: Path, owner: str | Owner, *drafters: str) -> Path:
-    """A learner's folder with answers and these candidates; owner: a key's name, too."""
+    """A learner's folder with answers and these candidates; owner: also a key's name."""
     folder = root / (Owner(owner) if isinstance(owner, str) else owner).learner
     AnswerStore(folder, 10**6).append([1], [2, 3], 0.0)
     for drafter in drafters:
@@ -98,7 +94,7 @@ def learned(root: Path, owner: str | Owner, *drafters: str) -> Path:
 ANN, BOB = key("ann"), key("bob")
 
 
-def test_each_key_has_what_its_own_learner_offers(tmp_path: Path, engine: Engine) -> None:
+def test_each_key_gets_its_own_learners_drafters(tmp_path: Path, engine: Engine) -> None:
     one = started(tmp_path, ANN, BOB)
     assert one.drafter_of(ANN, "") == OwnDrafter(Owner("ann").learner, secret=ANN.digest.hex())
     ann = learned(tmp_path, "ann", "0001", "0002")
@@ -109,11 +105,11 @@ def test_each_key_has_what_its_own_learner_offers(tmp_path: Path, engine: Engine
     assert drafter(one, key("ann", learn=False)) == ""
     assert owner_of(ann) == Owner("ann")
     assert ServerState.read(ann) == ServerState("0002")
-    assert drafter(started(tmp_path, ANN, BOB), ANN) == "0002"  # at once, after a restart
+    assert drafter(started(tmp_path, ANN, BOB), ANN) == "0002"
     assert engine.told == []
 
 
-def test_what_an_engine_took_back(tmp_path: Path, engine: Engine) -> None:
+def test_a_drafter_that_an_engine_rolled_back(tmp_path: Path, engine: Engine) -> None:
     one = started(tmp_path, ANN, BOB)
     ann, bob = learned(tmp_path, "ann", "0001"), learned(tmp_path, "bob", "0001")
     look(one)
@@ -134,13 +130,13 @@ def test_what_an_engine_took_back(tmp_path: Path, engine: Engine) -> None:
     assert events == ["promotion", "promotion", "rollback", "rollback"]
 
 
-def test_what_cannot_be_used_is_refused(tmp_path: Path, engine: Engine) -> None:
+def test_unusable_drafters_are_refused(tmp_path: Path, engine: Engine) -> None:
     one = started(tmp_path, ANN)
     ann = learned(tmp_path, "ann", "0001")
     (ann / "drafters" / "0001" / "gate.json").unlink()
     look(one)
     assert ServerState.read(ann) == ServerState(None, ("0001",))
-    ServerState("0003").write(ann)  # and it is gone
+    ServerState("0003").write(ann)
     assert drafter(started(tmp_path, ANN), ANN) == ""
     assert ServerState.read(ann) == ServerState(None, ("0003",))
 
@@ -204,7 +200,7 @@ SQL, OTHER_SQL, POEMS = Owner("sql", "1" * 32, "/sql"), Owner("sql", "2" * 32, "
 
 
 def of_adapters(folder: Path, **loaded: Owner) -> tuple[AdapterLearning, dict[str, tuple[str, Owner]]]:
-    """Learning of a server with these adapters, by SGLang's ids; and what is loaded, to change."""
+    """Learning of a server with these adapters; and the loaded ones, to change."""
     settings: Any = SimpleNamespace(learn_folder=folder, profile=None)
     owners = {owner.name: (lora_id, owner) for lora_id, owner in loaded.items()}
     idle: Any = SimpleNamespace(idle=True)
@@ -212,7 +208,7 @@ def of_adapters(folder: Path, **loaded: Owner) -> tuple[AdapterLearning, dict[st
     return AdapterLearning(settings, None, idle, metrics=Metrics(), adapters=adapters), owners  # type: ignore[arg-type]
 
 
-def test_each_adapter_and_the_model_have_what_their_own_learner_offers(tmp_path: Path, engine: Engine) -> None:
+def test_each_adapter_and_the_model_get_their_own_learners_drafters(tmp_path: Path, engine: Engine) -> None:
     one, _ = of_adapters(tmp_path, first=SQL, second=POEMS)
     for model, found in (("m", OwnDrafter(MODEL)), ("sql", OwnDrafter(SQL.learner, adapter="first"))):
         assert one.drafter_of(None, model) == one.drafter_of(ANN, model) == found
@@ -233,9 +229,7 @@ def test_each_adapter_and_the_model_have_what_their_own_learner_offers(tmp_path:
     assert one.drafter_of(None, "sql").learned == "0001"
 
 
-def test_an_unloaded_adapter_comes_back_to_its_drafter_and_another_by_its_name_does_not(
-    tmp_path: Path, engine: Engine
-) -> None:
+def test_a_reloaded_adapter_gets_its_drafter_back_and_a_namesake_does_not(tmp_path: Path, engine: Engine) -> None:
     one, loaded = of_adapters(tmp_path, first=SQL)
     sql = learned(tmp_path, SQL, "0001")
     look(one)
@@ -247,7 +241,7 @@ def test_an_unloaded_adapter_comes_back_to_its_drafter_and_another_by_its_name_d
     look(one)
     assert (sql / "drafters" / "0001").is_dir()
     loaded["sql"] = "third", SQL
-    assert one.drafter_of(None, "sql") == OwnDrafter(SQL.learner, "0001", "third")  # before the next look
+    assert one.drafter_of(None, "sql") == OwnDrafter(SQL.learner, "0001", "third")
     moved = Owner(SQL.name, SQL.digest, "/elsewhere")
     loaded["sql"] = "fourth", moved
     look(one)

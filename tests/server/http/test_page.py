@@ -1,7 +1,5 @@
 """The page at `/` in a real browser, on the real server."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -32,13 +30,13 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def complaints() -> list[str]:
-    """Messages of the page's console; none may be left at the end of a test."""
+    """The page's console messages; there may be none at the end."""
     return []
 
 
 @pytest.fixture
 def page(browser: Browser, server: Server, complaints: list[str]) -> Iterator[Page]:
-    """The page, opened. At the end of the test nobody but the server was asked."""
+    """The opened page, which may request no other host."""
     context = browser.new_context(viewport=dict(zip(("width", "height"), SIZES["laptop"], strict=True)))
     page = context.new_page()
     page.on("console", lambda message: complaints.append(message.text) if message.type != "log" else None)
@@ -64,7 +62,6 @@ def answered(page: Page) -> None:
 
 
 def traces(body: str) -> list[dict[str, Any]]:
-    """The entries of all chunks of a stream."""
     chunks = [json.loads(line[6:]) for line in body.splitlines() if line.startswith("data: {")]
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     return [entry for choice in choices for entry in choice.get("speculation", {}).get("trace", ())]
@@ -90,12 +87,12 @@ def test_every_token_has_the_colour_of_the_maker_that_the_server_names(page: Pag
     assert len(set(colours.values())) == len(colours)
     drafted = page.locator(".text .token:not(.target)").first
     drafted.hover()
-    sure = math.floor(100 * float(drafted.get_attribute("data-confidence")) + 0.5)  # a half goes up in JavaScript
+    sure = math.floor(100 * float(drafted.get_attribute("data-confidence")) + 0.5)  # JavaScript rounds a half up
     expect(page.locator("#detail")).to_contain_text(f"{sure} % sure")
 
 
-def test_an_answer_is_shown_as_it_comes_and_can_be_stopped(page: Page) -> None:
-    ask(page, "Write a long story about a dragon and a knight.", tokens=2000)  # in float32 and in bfloat16
+def test_a_streaming_answer_is_shown_and_can_be_stopped(page: Page) -> None:
+    ask(page, "Write a long story about a dragon and a knight.", tokens=2000)
     text = page.locator(".text")
     expect(text.locator(".token").nth(5)).to_be_attached(timeout=20_000)
     assert text.get_attribute("aria-busy") == "true"
@@ -139,29 +136,28 @@ def test_charts_move_under_load(page: Page, server: Server) -> None:
     ended = threading.Event()
 
     def load() -> None:
-        """Each answer another: the same again and again would soon leave calibration where it is."""
+        """Each answer is different, so that calibration changes."""
         while not ended.is_set():
             complete(server, QUESTION, speculate=True, max_tokens=96, temperature=1, min_tokens_per_second=0.5)
 
     def charts() -> dict[str, tuple[str, str]]:
-        """Caption and picture of each, by title."""
-        found = page.locator(".chart").evaluate_all(
+        pictures = page.locator(".chart").evaluate_all(
             "all => all.map(chart => ['h3', 'figcaption'].map(part => chart.querySelector(part).textContent)"
             ".concat(chart.querySelector('canvas').toDataURL()))"
         )
-        return {title: (caption, picture) for title, caption, picture in found}
+        return {title: (caption, picture) for title, caption, picture in pictures}
 
     def still() -> dict[str, str]:
-        """Captions of the charts whose caption, or picture, is what it was, or that have no number yet."""
+        """Captions of the charts that are unchanged, or without a number yet."""
         return {
             title: now[0]
             for title, now in charts().items()
             if any(new == old for new, old in zip(now, before[title], strict=True))
-            or ("–" in now[0] and not title.startswith("Accepted length"))  # one source may have drafted nothing
+            or ("–" in now[0] and not title.startswith("Accepted length"))  # a source may not have drafted
         }
 
     running = page.locator(".chart", has=page.get_by_role("heading", name="Requests", exact=True)).locator("b").first
-    expect(running).to_have_text("0")  # all are drawn, and nothing happens
+    expect(running).to_have_text("0")
     before = charts()
     assert len(before) == 8
     threads = [threading.Thread(target=load) for _ in range(3)]
@@ -169,8 +165,7 @@ def test_charts_move_under_load(page: Page, server: Server) -> None:
         thread.start()
     try:
         expect(running).to_have_text("3")
-        # Service levels wait for the first answers. Calibration is of all that the server has drafted since its start:
-        # the longer it has run, the more it takes to move a point by a pixel.
+        # Service levels need the first answers; calibration moves ever more slowly.
         deadline = time.monotonic() + 60
         while unmoved := still():
             assert time.monotonic() < deadline, unmoved
@@ -181,7 +176,7 @@ def test_charts_move_under_load(page: Page, server: Server) -> None:
             thread.join()
 
 
-def test_what_is_learned_is_charted_where_the_server_learns(page: Page) -> None:
+def test_learning_is_charted_on_a_learning_server(page: Page) -> None:
     chart = page.locator(".chart", has=page.get_by_role("heading", name="Learning"))
     expect(page.locator(".chart")).to_have_count(8)
     learning: dict[str, Any] = {"in_use": None, "exchanges": [], "now": 1_700_000_000.5}
@@ -191,7 +186,6 @@ def test_what_is_learned_is_charted_where_the_server_learns(page: Page) -> None:
         route.fulfill(response=answer, json=answer.json() | {"learning": learning})
 
     def drawn(colour: str) -> int:
-        """Height of what is drawn in a colour, in pixels."""
         return chart.locator("canvas").evaluate(
             """(canvas, name) => {
               const { width, height } = canvas;
@@ -220,7 +214,7 @@ def test_what_is_learned_is_charted_where_the_server_learns(page: Page) -> None:
     learning |= {"in_use": "0002", "answers": 290, "held_out": 22, "phase": "gate", "exchanges": [promoted]}
     expect(chart.locator("p")).to_have_text("drafter 2 in use · 312 answers kept · trying a candidate")
     height = chart.locator(".u-over").bounding_box()["height"]
-    wait_until(lambda: drawn("lookup") >= height - 2, 30)  # in the next frame
+    wait_until(lambda: drawn("lookup") >= height - 2, 30)
     assert drawn("warn") == 0
 
     learning |= {"in_use": None, "exchanges": [promoted, taken_back]}
@@ -252,7 +246,7 @@ def test_all_of_it_by_keyboard(page: Page) -> None:
     tab_to("tokens")
     page.keyboard.press("Control+a")
     page.keyboard.type("24")
-    page.keyboard.press("Enter")  # in any field
+    page.keyboard.press("Enter")
     answered(page)
     for _ in range(20):
         page.keyboard.press("Shift+Tab")
@@ -268,14 +262,14 @@ def test_all_of_it_by_keyboard(page: Page) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_and_nothing_is_wider_than_the_screen(page: Page, scheme: Any) -> None:
+def test_axe_finds_no_fault_and_the_page_fits_the_screen(page: Page, scheme: Any) -> None:
     page.emulate_media(color_scheme=scheme)
     ask(page, tokens=24)
     answered(page)
     for width, height in SIZES.values():
         page.set_viewport_size({"width": width, "height": height})
-        found = Axe().run(page).response
-        assert [(problem["id"], problem["nodes"]) for problem in found["violations"]] == []
+        results = Axe().run(page).response
+        assert [(problem["id"], problem["nodes"]) for problem in results["violations"]] == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
@@ -313,11 +307,11 @@ def test_the_chart_library_has_its_licence() -> None:
 
 
 def test_live_numbers(server: Server) -> None:
-    time.sleep(live.MIN_INTERVAL_SECONDS)  # what is told may be so old
+    time.sleep(live.MIN_INTERVAL_SECONDS)  # the numbers may be this old
     before = HTTP.get(f"{server.url}/outrider/live").json()
     answer = complete(server, "the fox ran, the fox ran, the fox", speculate=True, max_tokens=24, ignore_eos=True)
     now: dict[str, Any] = {}
-    while now.get("tokens", 0) < before["tokens"] + 23:  # an answer may be half a second old
+    while now.get("tokens", 0) < before["tokens"] + 23:  # up to half a second old
         now = HTTP.get(f"{server.url}/outrider/live").json()
     details = answer["usage"]["completion_tokens_details"]
     assert now["accepted"] - before["accepted"] == details["accepted_prediction_tokens"]

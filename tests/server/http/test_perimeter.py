@@ -1,6 +1,4 @@
-"""A server, and clients that do not send, that are sent by foreign pages, or that give SGLang orders."""
-
-from __future__ import annotations
+"""A server under attack: silent clients, foreign pages, and orders for SGLang."""
 
 import json
 import signal
@@ -19,7 +17,7 @@ from small_target import SmallTarget
 
 RECEIVE_SECONDS, STEP_SECONDS, LAME_DUCK_SECONDS = 3.0, 2.5, 3.0
 ENDLESS = 120
-"""Connections whose requests never come whole."""
+"""Connections with requests that never finish."""
 SHORT = {"prompt": "1 2 3 1 2 3 1", "max_tokens": 4, "temperature": 0}
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "temperature": 0}
 ORDERS = {
@@ -33,7 +31,7 @@ ORDERS = {
 
 
 class Guarded:
-    """A server without a key whose queue has one place, and its metrics."""
+    """A server without a key and with one place in its queue."""
 
     def __init__(self, server: Server, metrics_port: int) -> None:
         self.server, self.url, self.metrics_url = server, server.url, f"http://127.0.0.1:{metrics_port}"
@@ -65,7 +63,7 @@ def guarded_server(tmp_path_factory: pytest.TempPathFactory, small_target: Small
         started.kill()
 
 
-def test_bodies_that_never_end_take_nobodys_place_and_are_closed(guarded_server: Guarded) -> None:
+def test_bodies_that_never_end_take_no_place_and_are_closed(guarded_server: Guarded) -> None:
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     pieces = (f"{head}Content-Length: 1000\r\n\r\n{{", f"{head}Transfer-Encoding: chunked\r\n\r\n1\r\n{{\r\n", head)
     clients = [socket.create_connection(("127.0.0.1", guarded_server.server.port)) for _ in range(ENDLESS)]
@@ -75,7 +73,7 @@ def test_bodies_that_never_end_take_nobodys_place_and_are_closed(guarded_server:
             client.settimeout(30)
             client.sendall(pieces[index % len(pieces)].encode())
         for _ in range(3):
-            assert guarded_server.ask().status_code == 200  # the queue has a place
+            assert guarded_server.ask().status_code == 200
         assert guarded_server.metric("outrider_requests_in_flight") == 0
         for client in clients:
             answer = client.makefile("rb").read()
@@ -86,12 +84,12 @@ def test_bodies_that_never_end_take_nobodys_place_and_are_closed(guarded_server:
         for client in clients:
             client.close()
     counted = guarded_server.metric("outrider_http_requests_total", path="/v1/completions", status="408")
-    assert counted == ENDLESS * 2 / 3  # those whose headers came
+    assert counted == ENDLESS * 2 / 3
     assert "Traceback" not in guarded_server.server.output()
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/outrider/live", "/health", "/ready", "/docs/", "/"])
-def test_a_foreign_host_learns_nothing(guarded_server: Guarded, path: str) -> None:
+def test_a_foreign_host_is_refused_everywhere(guarded_server: Guarded, path: str) -> None:
     for url in (guarded_server.url, guarded_server.metrics_url):
         answer = HTTP.get(url + path, headers={"Host": "evil.example"})
         assert answer.status_code == 421
@@ -99,27 +97,27 @@ def test_a_foreign_host_learns_nothing(guarded_server: Guarded, path: str) -> No
         assert "location" not in answer.headers
 
 
-def test_nobody_is_redirected(guarded_server: Guarded) -> None:
+def test_no_request_is_redirected(guarded_server: Guarded) -> None:
     for path in ("/docs/", "/v1/models/", "/outrider/live/"):
         answer = HTTP.get(guarded_server.url + path)
         assert answer.status_code == 404
         assert "location" not in answer.headers
 
 
-def test_a_foreign_page_cannot_ask_with_what_browsers_send_unasked(guarded_server: Guarded) -> None:
+def test_a_foreign_page_cannot_send_requests_without_a_preflight(guarded_server: Guarded) -> None:
     evil = {"Origin": "http://evil.example"}
     url, data = f"{guarded_server.url}/v1/completions", json.dumps(SHORT)
     answer = HTTP.post(url, content=data, headers=evil | {"Content-Type": "text/plain"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "foreign_origin")
     assert HTTP.post(url, json=SHORT, headers=evil).status_code == 403
-    assert HTTP.post(url, content=data, headers={"Content-Type": "text/plain"}).status_code == 415  # of older browsers
+    assert HTTP.post(url, content=data, headers={"Content-Type": "text/plain"}).status_code == 415  # old browsers
     assert HTTP.post(url, json=SHORT, headers={"Origin": guarded_server.url}).status_code == 200
     preflight = httpx.options(url, headers=evil | {"Access-Control-Request-Method": "POST"})
     assert not [name for name in preflight.headers if name.startswith("access-control")]
 
 
 def test_sglang_takes_no_orders_from_headers(guarded_server: Guarded) -> None:
-    """Each of them would be refused by SGLang, or change the answer."""
+    """SGLang would refuse them, or change the answer."""
     for path, body in (("completions", SHORT), ("chat/completions", CHAT)):
         url = f"{guarded_server.url}/v1/{path}"
         plain = HTTP.post(url, json=body, timeout=60).json()
@@ -129,8 +127,8 @@ def test_sglang_takes_no_orders_from_headers(guarded_server: Guarded) -> None:
         assert ordered.json()["choices"] == plain["choices"]
 
 
-def test_health_is_red_while_the_engine_stands_still_with_requests(guarded_server: Guarded) -> None:
-    """It does not matter whether it had begun them. A client that reads nothing, or no request at all, is no reason."""
+def test_health_fails_while_the_engine_stalls_with_requests(guarded_server: Guarded) -> None:
+    """It may have begun the requests or not. A slow reader is no reason."""
     server = guarded_server.server
     scheduler = server.children()["scheduler"]
 
@@ -145,9 +143,9 @@ def test_health_is_red_while_the_engine_stands_still_with_requests(guarded_serve
             try:
                 assert server.status("/health") == server.status("/ready") == 200
                 wait_until(lambda: server.status("/health") == 503, 5 * STEP_SECONDS)
-                found = HTTP.get(f"{guarded_server.url}/health").json()
-                assert found["status"] == "stalled"
-                assert "--max-step-seconds" in found["reason"]
+                health = HTTP.get(f"{guarded_server.url}/health").json()
+                assert health["status"] == "stalled"
+                assert "--max-step-seconds" in health["reason"]
                 assert server.status("/ready") == 503
                 refused = guarded_server.ask()
                 assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
@@ -165,11 +163,11 @@ def test_health_is_red_while_the_engine_stands_still_with_requests(guarded_serve
 
     scheduler.suspend()
     time.sleep(2 * STEP_SECONDS)
-    assert server.status("/health") == 200  # nobody waits for it
+    assert server.status("/health") == 200
     scheduler.resume()
 
 
-def test_health_stays_green_for_a_slow_reader(guarded_server: Guarded) -> None:
+def test_health_does_not_fail_for_a_slow_reader(guarded_server: Guarded) -> None:
     messages = [{"role": "user", "content": "Count."}]
     body = {"messages": messages, "max_tokens": 400, "ignore_eos": True, "stream": True}
     content = json.dumps(body | {"logprobs": True, "top_logprobs": 20}).encode()
@@ -186,7 +184,7 @@ def test_health_stays_green_for_a_slow_reader(guarded_server: Guarded) -> None:
             time.sleep(0.2)
 
 
-def test_told_to_stop_it_answers_who_does_not_know_yet_and_waits_for_no_endless_body(guarded_server: Guarded) -> None:
+def test_a_stopping_server_answers_open_connections_and_waits_for_no_endless_body(guarded_server: Guarded) -> None:
     """The last test."""
     server = guarded_server.server
     with socket.create_connection(("127.0.0.1", server.port)) as client:

@@ -1,6 +1,4 @@
-"""Detection of engines that stand still, by what SGLang's schedulers publish; test_perimeter.py has a real server."""
-
-from __future__ import annotations
+"""Engines that stand still, by SGLang's published counters; test_perimeter.py has a real server."""
 
 import asyncio
 import fcntl
@@ -19,7 +17,7 @@ SECONDS = 100.0
 
 
 class Engine:
-    """A tokenizer manager's view of its schedulers: the requests it has sent, and what they published."""
+    """A tokenizer manager's view: the requests sent, and the schedulers' counters."""
 
     def __init__(self, path: Path, engines: int) -> None:
         self.writers = [ShmLoadSnapshotWriter(str(path), engines, rank) for rank in range(engines)]
@@ -46,7 +44,7 @@ class Engine:
         self.publish(rank, num_running_reqs=running, num_used_tokens=self.steps)
 
     def after(self, seconds: float, every: float = 5.0) -> float | None:
-        """The stall that is seen so much later."""
+        """The stall observed this many seconds later."""
 
         async def main() -> None:
             for _ in range(round(seconds / every)):
@@ -85,7 +83,7 @@ def test_an_idle_engine_never_stalls_and_its_first_request_has_all_the_time(engi
 
 
 def test_a_prompt_that_is_read_slowly_is_progress(engine: Engine) -> None:
-    """Chunk by chunk, none of which brings a token."""
+    """It is read chunk by chunk, without a token."""
     engine.send("long")
     for chunk in range(20):
         engine.publish(num_used_tokens=chunk * 512)
@@ -93,13 +91,12 @@ def test_a_prompt_that_is_read_slowly_is_progress(engine: Engine) -> None:
 
 
 def test_requests_that_only_wait_are_none(engine: Engine) -> None:
-    """The scheduler says again and again that they do."""
     engine.send("one")
     for _ in range(30):
         engine.publish(num_waiting_reqs=1)
         engine.after(5)
     assert engine.progress.stalled is not None
-    assert engine.asked == 0  # it answers, and does nothing
+    assert engine.asked == 0  # the engine answers, but does no work
 
 
 def test_a_client_that_reads_nothing_is_no_stall(engine: Engine) -> None:
@@ -107,7 +104,7 @@ def test_a_client_that_reads_nothing_is_no_stall(engine: Engine) -> None:
     assert engine.after(3 * SECONDS) is None
 
 
-def test_what_is_still_tokenised_is_not_the_engines(engine: Engine) -> None:
+def test_requests_in_the_tokenizer_are_not_the_engines(engine: Engine) -> None:
     engine.send("one", dispatched=False)
     assert engine.after(3 * SECONDS) is None
 
@@ -119,8 +116,8 @@ def test_answers_are_progress(engine: Engine) -> None:
         assert engine.after(0.9 * SECONDS) is None
 
 
-def test_a_scheduler_without_work_is_asked_whether_it_lives(engine: Engine) -> None:
-    """A request to it may have been lost, which is no reason to end a server that answers others."""
+def test_a_scheduler_without_work_is_probed(engine: Engine) -> None:
+    """A request may be lost, which is no reason to end the server."""
     engine.send("lost")
 
     async def answer(request: Any) -> list[Any]:
@@ -132,7 +129,7 @@ def test_a_scheduler_without_work_is_asked_whether_it_lives(engine: Engine) -> N
         assert engine.after(SECONDS / 4) is None
 
 
-def test_one_engine_of_several_that_stands_still_is_one(tmp_path: Path) -> None:
+def test_one_stalled_engine_of_several_is_a_stall(tmp_path: Path) -> None:
     engine = Engine(tmp_path / "loads", 2)
     engine.after(10)
     engine.send("one")
@@ -144,18 +141,18 @@ def test_one_engine_of_several_that_stands_still_is_one(tmp_path: Path) -> None:
         engine.manager.last_receive_tstamp = float(number)
         engine.after(5)
     assert engine.progress.stalled is not None
-    engine.publish(1)  # it has nothing to do
+    engine.publish(1)
     assert engine.after(5) is None
     for _ in range(30):
         engine.step(0)
         assert engine.after(5) is None
 
 
-def test_a_scheduler_that_is_stopped_while_it_publishes_holds_nobody_up(engine: Engine) -> None:
+def test_a_scheduler_stopped_while_it_publishes_delays_no_reader(engine: Engine) -> None:
     engine.send("one")
     engine.step()
     lock = os.open(engine.writers[0].path, os.O_RDWR)
     with file_lock(lock, fcntl.LOCK_EX):
-        engine.writers[0].mmap[12:16] = bytes(4)  # no record
+        engine.writers[0].mmap[12:16] = bytes(4)
         assert engine.after(2 * SECONDS) is not None
     os.close(lock)

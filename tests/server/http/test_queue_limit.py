@@ -1,6 +1,4 @@
-"""Choices that wait: counted from when they are known until the engine has ended them, whoever asked for them."""
-
-from __future__ import annotations
+"""Waiting choices count from their arrival until the engine has ended them."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +12,7 @@ from outrider.server.http.keys.queue_limit import QueueLimit
 
 
 class Engine:
-    """An engine as SGLang's tokenizer manager shows it: places, and the schedulers' last count of waiting requests."""
+    """An engine as seen through SGLang's tokenizer manager."""
 
     def __init__(self, places: int, most: int | None) -> None:
         self.waiting = 0
@@ -31,7 +29,7 @@ class Engine:
 
 
 def refusal(engine: Engine, choices: int) -> str | None:
-    """Code of the refusal of a request with so many; None where it is taken, and over at once."""
+    """Error code for this many choices; None if they are accepted, and then end at once."""
     with admission.admitted(None) as asking:
         try:
             with engine.limit.entering():
@@ -49,16 +47,16 @@ def test_each_choice_takes_a_place() -> None:
     with admission.admitted(None) as asking:
         asking.add_choices(2, 2)
         engine.limit.check_choices(4)
-        assert engine.table.under_way == 4  # known before the engine is
+        assert engine.table.under_way == 4
         assert [refusal(engine, choices) for choices in (1, 2)] == [None, "429 queue_full"]
-        engine.table.update({name: engine.state() for name in "ab"})  # as SGLang adds those of one prompt
+        engine.table.update({name: engine.state() for name in "ab"})  # as SGLang adds a prompt's choices
         for name in "cd":
             engine.table[name] = engine.state()
         assert engine.table.under_way == 4
         del engine.table["a"], engine.table["b"]
         assert engine.table.under_way == 2
         assert refusal(engine, 3) is None
-    # Its client has left; the engine has not ended the others yet.
+    # Its client has left; the engine has not ended the rest yet.
     assert engine.table.under_way == 2
     engine.table.pop("c")
     engine.table.pop("d")
@@ -66,7 +64,7 @@ def test_each_choice_takes_a_place() -> None:
     assert refusal(engine, 5) is None
 
 
-def test_what_the_schedulers_say_counts_too() -> None:
+def test_the_schedulers_counts_are_added() -> None:
     engine = Engine(places=8, most=2)
     engine.waiting = 2
     with admission.admitted(None) as asking:
@@ -77,7 +75,7 @@ def test_what_the_schedulers_say_counts_too() -> None:
         assert refusal(engine, 1) is None
 
 
-def test_measurements_of_ours_take_places_and_are_nobodys() -> None:
+def test_our_measurements_take_places_without_a_key() -> None:
     engine = Engine(places=1, most=1)
     with admission.admitted(None) as asking:
         engine.table["m"] = engine.state(measuring=True)
@@ -89,8 +87,8 @@ def test_measurements_of_ours_take_places_and_are_nobodys() -> None:
     assert refusal(engine, 2) is None
 
 
-def test_what_sglang_made_and_did_not_need_is_forgotten() -> None:
-    """SGLang makes more states than it sends requests, where several choices have no seeds."""
+def test_unused_states_of_sglang_are_dropped() -> None:
+    """For choices without seeds, SGLang makes more states than requests."""
     engine = Engine(places=4, most=4)
     with admission.admitted(None) as asking:
         asking.add_choices(4, 1)
@@ -101,7 +99,7 @@ def test_what_sglang_made_and_did_not_need_is_forgotten() -> None:
     assert (engine.table, engine.table.under_way) == ({}, 0)
 
 
-def test_without_a_limit_nothing_is_refused() -> None:
+def test_without_a_limit_no_request_is_refused() -> None:
     assert refusal(Engine(places=1, most=None), 1000) is None
 
 

@@ -1,7 +1,5 @@
 """Request ids, outcomes, and streams that pass piece by piece."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -20,7 +18,7 @@ ANSWERING = "/v1/completions"
 
 
 class Counted:
-    """Replacement of the Prometheus metrics that records what was counted."""
+    """Records counts."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[str, int]] = []
@@ -44,7 +42,7 @@ class Counted:
 
 
 class Passed:
-    """A watch around `inner`, and what came out of it. leaves: the client goes when its request is read."""
+    """A watch around `inner`, and its answers. leaves: once its request is read."""
 
     def __init__(self, inner: Any, *, leaves: bool = False) -> None:
         self.counted, self.sent, self.leaves = Counted(), [], leaves
@@ -57,7 +55,6 @@ class Passed:
         return {"type": "http.disconnect" if self.leaves else "http.request"}
 
     def ask(self, path: str = ANSWERING, method: str = "POST", **headers: bytes) -> str:
-        """The id of the answer."""
         raw = [(name.replace("_", "-").encode(), value) for name, value in headers.items()]
         scope = {"type": "http", "path": path, "method": method, "headers": raw}
         asyncio.run(self.watch(scope, self.receive, self.send))
@@ -96,14 +93,14 @@ def test_outcomes(status: int, outcome: str) -> None:
     assert passed.counted.answers == [(ANSWERING, status)]
 
 
-def test_a_client_that_goes_before_its_answer_is_whole_cancels() -> None:
+def test_a_client_that_leaves_before_its_answer_is_whole_cancels() -> None:
     async def half(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await receive()
 
     async def whole(scope: Any, receive: Any, send: Any) -> None:
         await answering(pieces=2)(scope, receive, send)
-        await receive()  # as a server waits for the next request of a connection
+        await receive()
 
     for inner, outcome in ((half, "cancelled"), (whole, "completed")):
         passed = Passed(inner, leaves=True)
@@ -114,7 +111,7 @@ def test_a_client_that_goes_before_its_answer_is_whole_cancels() -> None:
 @pytest.mark.parametrize("stubborn", [False, True])
 @pytest.mark.parametrize("begun", [False, True])
 def test_work_for_a_client_that_has_left_ends(begun: bool, stubborn: bool) -> None:
-    """At once, also where the work takes no notice of a first cancellation."""
+    """It ends even if the work ignores a first cancellation."""
     steps = []
 
     async def work(scope: Any, receive: Any, send: Any) -> None:
@@ -161,7 +158,7 @@ def test_an_administrators_change_is_made_whole() -> None:
 
 
 @pytest.mark.parametrize(("error", "outcome"), [(503, "failed"), (400, "refused")])
-def test_a_stream_that_ends_with_an_error_ended_so(error: int, outcome: str) -> None:
+def test_a_stream_that_ends_with_an_error_counts_as_failed(error: int, outcome: str) -> None:
     async def stream(scope: Any, receive: Any, send: Any) -> None:
         watched = request_middleware.current()
         assert watched is not None
@@ -174,9 +171,9 @@ def test_a_stream_that_ends_with_an_error_ended_so(error: int, outcome: str) -> 
     assert request_middleware.current() is None
 
 
-def test_a_bug_counts_and_leaves_nothing_under_way() -> None:
+def test_a_bug_counts_and_leaves_no_request_under_way() -> None:
     async def fail(scope: Any, receive: Any, send: Any) -> None:
-        assert passed.counted.under_way == 0  # not before it is whole
+        assert passed.counted.under_way == 0
         await receive()
         assert passed.counted.under_way == 1
         raise RuntimeError("a bug")
@@ -245,7 +242,7 @@ def test_lines_of_json(capfd: pytest.CaptureFixture[str]) -> None:
     assert "ValueError: a bug" in second["exc_info"]
 
 
-def test_what_is_not_http_passes() -> None:
+def test_other_protocols_pass() -> None:
     types = []
 
     async def inner(scope: Any, receive: Any, send: Any) -> None:

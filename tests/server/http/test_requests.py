@@ -1,6 +1,4 @@
-"""The door, without a server: what comes out of it can be answered, and nothing gets by."""
-
-from __future__ import annotations
+"""Checks of requests: accepted requests can be answered, and no check is skipped."""
 
 import asyncio
 import json
@@ -32,7 +30,7 @@ def refusal(kind: Kind, body: object, **headers: str) -> ApiError:
     return refused.value
 
 
-def test_what_is_right_comes_through() -> None:
+def test_valid_requests_are_accepted() -> None:
     chat = received(CHAT, HELLO | {"temperature": 0.5, "seed": None, "store": False, "return_hidden_states": False})
     assert isinstance(chat, ChatRequest)
     assert (chat.model, chat.temperature, chat.seed) == ("small", 0.5, None)
@@ -57,7 +55,7 @@ def test_what_is_right_comes_through() -> None:
         (TEXT, {"suffix": "x"}, "suffix", "does not support"),
     ],
 )
-def test_each_kind_of_check_is_passed(kind: Kind, fields: dict, param: str, message: str) -> None:
+def test_every_check_is_applied(kind: Kind, fields: dict, param: str, message: str) -> None:
     refused = refusal(kind, (HELLO if kind is CHAT else {"prompt": "Hello"}) | fields)
     assert (refused.status, refused.param) == (400, param)
     assert message in refused.message
@@ -81,7 +79,7 @@ def test_size_is_limited_whatever_was_declared() -> None:
         assert refused.value.status == 413
 
 
-def test_content_type_is_asked_for() -> None:
+def test_a_content_type_is_required() -> None:
     assert refusal(CHAT, HELLO, content_type="text/plain").status == 415
     received(CHAT, HELLO, content_type="application/json; charset=utf-8")
 
@@ -98,7 +96,6 @@ def test_level_of_the_header_goes_in_and_the_body_wins() -> None:
 
 
 def lowered(headers: dict[str, str]) -> dict[str, str]:
-    """Names of headers as an ASGI server brings them."""
     return {name.lower(): value for name, value in headers.items()}
 
 

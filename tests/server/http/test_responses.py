@@ -1,6 +1,4 @@
-"""OpenAI's /v1/responses by the official client: the answers of chats in its form, streamed and whole alike."""
-
-from __future__ import annotations
+"""OpenAI's /v1/responses: a chat's answers in its format, streamed and whole."""
 
 import json
 from typing import Any
@@ -18,13 +16,12 @@ FUNCTIONS = [{"type": "function", **tool["function"]} for tool in TOOLS]
 
 
 def streamed(client: openai.OpenAI, asked: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """The response at the end of a stream, and its events."""
     events = list(client.responses.create(**asked, stream=True))
     return events[-1].response, events
 
 
 def alike(response: Any) -> dict[str, Any]:
-    """An answer without what depends on the request or on what is cached."""
+    """An answer without ids and cache counts."""
     output = [item.model_dump(exclude={"id", "call_id"}) for item in response.output]
     for item in output:
         for part in item.get("content") or ():
@@ -38,7 +35,7 @@ def alike(response: Any) -> dict[str, Any]:
     }
 
 
-def test_answer_is_the_chats_streamed_and_whole(client: openai.OpenAI) -> None:
+def test_answers_equal_a_chats_streamed_and_whole(client: openai.OpenAI) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": STORY}]
     chat = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=24, temperature=0)
     assert client.responses.create(**ASKED | {"input": "no " * 2000, "max_output_tokens": 1}).usage.input_tokens > 2000
@@ -61,7 +58,7 @@ def test_answer_is_the_chats_streamed_and_whole(client: openai.OpenAI) -> None:
 
 
 def test_speculation_and_logprobs(tool_server: Server) -> None:
-    client = tool_server.client()  # which verifies every draft
+    client = tool_server.client()  # it verifies every draft
     asked = ASKED | {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
     whole = client.responses.create(**asked)
     assert whole.usage.output_tokens_details.accepted_prediction_tokens > 0
@@ -106,12 +103,12 @@ def test_structured_output(client: openai.OpenAI) -> None:
         age: int
 
     asked = ASKED | {"input": "Invent a person.", "max_output_tokens": 64, "temperature": 1}
-    found = client.responses.parse(**asked, text_format=Person, extra_body={"seed": 3})
-    assert isinstance(found.output_parsed, Person)
+    response = client.responses.parse(**asked, text_format=Person, extra_body={"seed": 3})
+    assert isinstance(response.output_parsed, Person)
     with client.responses.stream(**asked, text_format=Person, extra_body={"seed": 3}) as stream:
         pieces = [event.delta for event in stream if event.type == "response.output_text.delta"]
-        assert stream.get_final_response().output_parsed == found.output_parsed
-    assert "".join(pieces) == found.output_text
+        assert stream.get_final_response().output_parsed == response.output_parsed
+    assert "".join(pieces) == response.output_text
     format_ = {"format": {"type": "json_object"}}
     assert client.responses.create(**ASKED, text=format_).output_text.lstrip().startswith("{")
 
@@ -150,7 +147,7 @@ def test_earlier_answers_go_back_in(client: openai.OpenAI) -> None:
         ({"max_tokens": 2}, "max_tokens"),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_name(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
+def test_unsupported_fields_are_refused_by_name(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
     for stream in (False, True):
         body = json.loads(json.dumps(ASKED | fields | {"stream": stream}))
         with pytest.raises(openai.BadRequestError) as refused:

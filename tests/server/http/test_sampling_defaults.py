@@ -1,6 +1,4 @@
-"""Sampling of requests that name none: from the model's recommendation to /openapi.json, /v1/models and the log."""
-
-from __future__ import annotations
+"""Sampling of requests without sampling fields, in /openapi.json, /v1/models and the log."""
 
 import json
 import logging
@@ -16,7 +14,7 @@ from outrider.server.settings.settings import Settings
 
 
 def defaults(*, diffusion: bool = False, **recommended: float) -> SamplingDefaults:
-    """Sampling defaults of a server whose model recommends these values."""
+    """With a model that recommends these values."""
     config = SimpleNamespace(get_default_sampling_params=lambda: dict(recommended))
     algorithm = "blocks" if diffusion else None
     return SamplingDefaults.of(SimpleNamespace(model_config=config, config_value=lambda name: algorithm))
@@ -32,9 +30,9 @@ def test_fields_without_a_recommendation_have_openais_value() -> None:
     [("top_k", 0, False), ("top_k", -5, True), ("top_k", 2**31, True), ("top_p", 0.0, True), ("temperature", -1, True)],
 )
 def test_a_recommendation_that_no_request_may_carry_is_not_applied(name: str, value: float, ignored: bool) -> None:
-    found = defaults(min_p=0.1, **{name: value})
-    assert found.applied == OPENAI | {"min_p": 0.1}
-    assert found.ignored == ({name: value} if ignored else {})
+    applied = defaults(min_p=0.1, **{name: value})
+    assert applied.applied == OPENAI | {"min_p": 0.1}
+    assert applied.ignored == ({name: value} if ignored else {})
 
 
 def test_block_diffusion_has_no_penalty() -> None:
@@ -43,7 +41,7 @@ def test_block_diffusion_has_no_penalty() -> None:
     assert defaults(**recommended).recommended == recommended
 
 
-def test_the_log_says_so_and_nothing_where_the_model_recommends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_log_names_recommendations_only_if_there_are_any(capsys: pytest.CaptureFixture[str]) -> None:
     def logged(found: SamplingDefaults, log_format: str) -> str:
         root, server = logging.getLogger(), logging.getLogger(logs.SERVER)
         kept = root.handlers[:], server.handlers[:], server.propagate
@@ -65,7 +63,7 @@ def test_the_log_says_so_and_nothing_where_the_model_recommends_nothing(capsys: 
 
 
 def described(server: Server) -> list[dict[str, Any]]:
-    """Defaults of both kinds of request, as `/openapi.json` has them."""
+    """Of both kinds of request."""
     schemas = HTTP.get(f"{server.url}/openapi.json").json()["components"]["schemas"]
     return [
         {name: schemas[kind]["properties"][name]["default"] for name in OPENAI}
@@ -73,7 +71,7 @@ def described(server: Server) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_server_that_is_told_so_has_openais(server: Server) -> None:
+def test_a_flag_selects_openais_defaults(server: Server) -> None:
     assert described(server) == [OPENAI, OPENAI]
     shown = HTTP.get(f"{server.url}/v1/models")
     assert shown.json()["data"][0]["default_parameters"] == OPENAI

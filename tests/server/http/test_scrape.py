@@ -1,7 +1,5 @@
 """The route of metrics, without a server."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +12,8 @@ from fastapi import FastAPI
 from outrider.server.http.routes import health
 
 
-def test_a_scrape_waits_for_nothing_that_clients_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop's threads, which check grammars, are all taken."""
+def test_a_scrape_does_not_wait_for_clients_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All threads of the loop are busy with grammars."""
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
     app, done = FastAPI(), threading.Event()
     health.install_metrics(app)

@@ -1,7 +1,5 @@
 """Speculation data of answers: counts, acceptance, and each token's source."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +20,7 @@ TRACE = {"speculation": {"trace": True}}
 
 
 class Bytes:
-    """A tokenizer whose tokens are bytes, so that many characters have several."""
+    """Tokens are bytes, so that many characters have several."""
 
     def __init__(self) -> None:
         vocabulary = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
@@ -31,14 +29,14 @@ class Bytes:
         self.backend_tokenizer.decoder = decoders.ByteLevel()
 
     def content(self, text: str, shown: str | None = None, *, ended: bool = True) -> dict[str, Any]:
-        """The engine's output for an answer `text`, of which `shown` is left."""
+        """The engine's output for an answer `text`, cut to `shown`."""
         ids = self.backend_tokenizer.encode(text).ids
         makers = [(LOOKUP, 0.5)] * (len(ids) - 1) + [(TARGET, float("nan"))]
         meta = {KEY: makers, "finish_reason": {"type": "stop"} if ended else None}
         return {"text": text if shown is None else shown, "output_ids": ids, "meta_info": meta}
 
 
-def test_the_last_token_of_a_character_has_it_all() -> None:
+def test_the_last_token_of_a_character_has_its_text() -> None:
     tokenizer = Bytes()
     entries = TokenTrace(tokenizer).follow(tokenizer.content("aé☃"))
     assert [entry["token"] for entry in entries] == ["a", "", "é", "", "", "☃"]
@@ -48,14 +46,14 @@ def test_the_last_token_of_a_character_has_it_all() -> None:
 
 def test_pieces_of_a_stream_together_are_the_whole() -> None:
     tokenizer = Bytes()
-    trace, found = TokenTrace(tokenizer), []
+    trace, pieces = TokenTrace(tokenizer), []
     for length in range(1, 8):
         content = tokenizer.content("déjà vu"[:length], ended=length == 7)
-        found.append("".join(entry["token"] for entry in trace.follow(content)))
-    assert found == list("déjà vu")
+        pieces.append("".join(entry["token"] for entry in trace.follow(content)))
+    assert pieces == list("déjà vu")
 
 
-def test_a_token_of_which_the_engine_failed_to_tell_has_no_entry() -> None:
+def test_a_token_without_a_record_has_no_entry() -> None:
     tokenizer = Bytes()
     content = tokenizer.content("déjà vu")
     content["meta_info"][KEY][2:5] = [None] * 3
@@ -64,7 +62,7 @@ def test_a_token_of_which_the_engine_failed_to_tell_has_no_entry() -> None:
     assert "".join(entry["token"] for entry in entries) == "déjà vu"
 
 
-def test_what_a_stop_string_cuts_off_belongs_to_no_token() -> None:
+def test_text_cut_off_by_a_stop_string_belongs_to_no_token() -> None:
     tokenizer = Bytes()
     entries = TokenTrace(tokenizer).follow(tokenizer.content("one two", "one "))
     assert [entry["token"] for entry in entries] == ["o", "n", "e", " ", "", "", ""]
@@ -113,7 +111,7 @@ def trace_of(choice: dict[str, Any]) -> list[dict[str, Any]]:
     return choice["speculation"]["trace"]
 
 
-def test_usage_counts_what_the_server_counts(server: Server) -> None:
+def test_usage_equals_the_servers_counters(server: Server) -> None:
     names = [f"outrider_{name}_tokens_total" for name in ("accepted", "wasted")]
     before = [metric(server.url, name) for name in names]
     answer = ask(server, prompt=REPEATING, max_tokens=40, temperature=0)
@@ -127,19 +125,19 @@ def test_acceptance_as_aiperf_checks_it(server: Server) -> None:
     asked = {"prompt": REPEATING, "max_tokens": 40, "temperature": 0}
     *_, last = stream(server, "completions", **asked)
     for answer in (ask(server, **asked), last):
-        found = answer["metrics"]["speculative_decoding"]
-        histogram, steps = found["acceptance_histogram"], found["num_spec_steps"]
-        assert len(histogram) == found["num_spec_tokens"] + 1
+        statistics = answer["metrics"]["speculative_decoding"]
+        histogram, steps = statistics["acceptance_histogram"], statistics["num_spec_steps"]
+        assert len(histogram) == statistics["num_spec_tokens"] + 1
         assert sum(histogram) == steps
-        assert sum(j * count for j, count in enumerate(histogram)) == found["num_accepted_draft_tokens"]
-        assert found["num_accepted_draft_tokens"] <= found["num_draft_tokens"]
-        assert found["mean_acceptance_length"] == pytest.approx(39 / steps)  # the first token came of the prompt
+        assert sum(j * count for j, count in enumerate(histogram)) == statistics["num_accepted_draft_tokens"]
+        assert statistics["num_accepted_draft_tokens"] <= statistics["num_draft_tokens"]
+        assert statistics["mean_acceptance_length"] == pytest.approx(39 / steps)  # prefill draws the first token
         details = answer["usage"]["completion_tokens_details"]
-        assert details["accepted_prediction_tokens"] == found["num_accepted_draft_tokens"]
-        assert sum(details.values()) == found["num_draft_tokens"]
+        assert details["accepted_prediction_tokens"] == statistics["num_accepted_draft_tokens"]
+        assert sum(details.values()) == statistics["num_draft_tokens"]
 
 
-def test_without_speculation_there_is_nothing_to_count(server: Server) -> None:
+def test_without_speculation_no_drafts_are_counted(server: Server) -> None:
     answer = ask(server, prompt=REPEATING, max_tokens=8, temperature=0, speculation={"enabled": False, "trace": True})
     assert set(answer["usage"]["completion_tokens_details"].values()) == {0}
     assert {entry["source"] for entry in trace_of(answer["choices"][0])} == {"target"}
@@ -195,7 +193,7 @@ def test_a_stream_without_trace_or_usage_is_sglangs(server: Server) -> None:
 
 @pytest.mark.parametrize("enabled", [False, True])
 def test_an_answer_may_fill_the_cache(server: Server, enabled: bool) -> None:
-    """It ends as one that has its length, though there is no room for the drafts of another step."""
+    """There is no room for another step's drafts."""
     body = {"prompt": [100 + number % 400 for number in range(4040)], "ignore_eos": True, "temperature": 0}
     body |= {"model": MODEL, "max_tokens": 4096 - 4040, "speculation": {"enabled": enabled}}
     answer = HTTP.post(f"{server.url}/v1/completions", json=body, timeout=120)

@@ -1,6 +1,4 @@
-"""Routes beside OpenAI's: health, readiness, metrics; and who can reach the server."""
-
-from __future__ import annotations
+"""Health, readiness, metrics, and the reach of the server."""
 
 import re
 from typing import Any
@@ -18,7 +16,7 @@ def test_health_and_ready(server: Server) -> None:
     assert HTTP.get(server.url + "/ready").json() == {"status": "ready"}
 
 
-def test_health_generates_nothing(server: Server) -> None:
+def test_health_generates_no_tokens(server: Server) -> None:
     def generated() -> float:
         return metric(server.url, "sglang:prompt_tokens_total")
 
@@ -37,7 +35,7 @@ def test_metrics_count_requests(server: Server, client: openai.OpenAI, model: st
     assert answered() == before + 1
 
 
-def test_routes_are_counted_by_their_path_and_others_together(server: Server) -> None:
+def test_known_routes_are_counted_by_path_and_unknown_ones_together(server: Server) -> None:
     unknown = ("/v1/made-up", "/v1/embeddings", "/v1/models/made-up")
     for path in ("/ready", "/outrider/live", "/openapi.json", *unknown):
         HTTP.get(server.url + path)
@@ -46,7 +44,7 @@ def test_routes_are_counted_by_their_path_and_others_together(server: Server) ->
     assert not counted & {*unknown}
 
 
-def test_nothing_listens_beyond_localhost_and_one_process_on_the_port(server: Server) -> None:
+def test_only_one_process_listens_on_the_port_and_only_on_localhost(server: Server) -> None:
     processes = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
     listening = [
         (connection.laddr, process.pid)
@@ -72,25 +70,24 @@ def test_client_that_leaves_frees_its_slots(server: Server, model: str, path: st
     def aborted() -> float:
         return metric(server.url, "sglang:num_aborted_requests_total")
 
-    def idle() -> bool:  # as of up to half a second ago: the server keeps what it last read of the engine so long
+    def idle() -> bool:  # the numbers are cached for half a second
         live = HTTP.get(server.url + "/outrider/live").json()
         return live["requests"] == {"running": 0, "queued": 0} and live["cache"]["used"] == 0
 
-    wait_until(idle, 30)  # whatever earlier tests have left
+    wait_until(idle, 30)
     before = aborted()
     with HTTP.stream("POST", f"{server.url}/v1/{path}", json=request | {"stream": True}, timeout=60) as response:
-        lines = response.iter_lines()  # dropping it would end the stream
+        lines = response.iter_lines()
         next(lines)
         wait_until(lambda: not idle(), 30)
     wait_until(idle, 30)
-    # A request that is not streamed, too: its client gives up waiting.
     with asked(server, f"/v1/{path}", request):
         wait_until(lambda: not idle(), 30)
-    wait_until(lambda: aborted() == before + 2, 30)  # neither ran to its end
+    wait_until(lambda: aborted() == before + 2, 30)
     wait_until(idle, 30)
     if path != "completions":
         return
-    # All slots are usable again: a request that needs nearly all of them is served.
+    # a request that needs nearly all slots
     answer = HTTP.post(
         server.url + "/v1/completions", json={"model": model, "prompt": "no " * 3500, "max_tokens": 1}, timeout=120
     )

@@ -1,6 +1,4 @@
-"""TLS as the server has it: our files, clients' certificates, and a renewed certificate while connections come."""
-
-from __future__ import annotations
+"""TLS: our files, client certificates, and a renewed certificate under load."""
 
 import asyncio
 import contextlib
@@ -30,7 +28,7 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs o
 
 
 def certificate(folder: Path, name: str, *, password: str = "", signed_by: str | None = None) -> tuple[str, str]:
-    """Certificate and key for localhost; without `signed_by` it is its own authority."""
+    """Certificate and key for localhost, self-signed without `signed_by`."""
     folder.mkdir(exist_ok=True)
     files = folder / f"{name}.crt", folder / f"{name}.key"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"]
@@ -44,7 +42,6 @@ def certificate(folder: Path, name: str, *, password: str = "", signed_by: str |
 
 
 ASKED, LEFT = threading.Event(), threading.Event()
-"""Set while a client waits at /wait, and when it has left."""
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -60,23 +57,23 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 @contextlib.contextmanager
 def served(settings: Settings) -> Iterator[str]:
-    """The address of an app behind these settings' TLS, which is watched as the server's is."""
-    found = Tls.of(settings)
-    assert found is not None
+    """The address of an app with these settings' TLS, watched as in the server."""
+    tls = Tls.of(settings)
+    assert tls is not None
     listener = bind("127.0.0.1", 0)
-    context = found.context()
+    context = tls.context()
     config = uvicorn.Config(app, log_level="error", lifespan="off", http=protocol(5.0))
     server = Server(config, OpenConnections(8), context)
 
     async def main() -> None:
-        watching = asyncio.create_task(found.watch(context))
+        watching = asyncio.create_task(tls.watch(context))
         await server.serve([listener])
         watching.cancel()
 
     thread = threading.Thread(target=asyncio.run, args=(main(),))
     thread.start()
     try:
-        wait_until(lambda: server.started and server.servers, 30)  # `started` is set before it listens
+        wait_until(lambda: server.started and server.servers, 30)
         yield f"https://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
@@ -98,7 +95,7 @@ def test_a_client_that_trusts_the_certificate_is_answered(tmp_path: Path) -> Non
             httpx.get(url.replace("https", "http"))
 
 
-def test_only_clients_with_a_certificate_of_theirs(tmp_path: Path) -> None:
+def test_only_clients_with_a_signed_certificate(tmp_path: Path) -> None:
     crt, key = certificate(tmp_path, "server")
     authority, _ = certificate(tmp_path, "authority")
     known = certificate(tmp_path, "client", signed_by="authority")
@@ -135,7 +132,7 @@ def test_a_client_that_leaves_is_noticed_at_once(tmp_path: Path, says_so: bool) 
         assert LEFT.wait(30)
 
 
-def test_a_renewed_certificate_is_taken_up_and_a_bad_one_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_renewed_certificate_is_loaded_and_a_bad_one_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls, "POLL_SECONDS", 0.05)
     crt, key = certificate(tmp_path, "server")
     new_crt, new_key = certificate(tmp_path / "new", "server")
@@ -159,7 +156,7 @@ def test_an_encrypted_key_needs_its_password(tmp_path: Path, monkeypatch: pytest
         assert httpx.get(url, verify=ssl.create_default_context(cafile=crt)).text == "ok"
 
 
-def test_files_that_do_not_go_together_are_told_before_the_start(tmp_path: Path) -> None:
+def test_mismatched_files_are_refused_before_the_start(tmp_path: Path) -> None:
     crt, key = certificate(tmp_path, "server")
     _, other = certificate(tmp_path, "other")
     text = tmp_path / "text"
@@ -178,15 +175,13 @@ def test_files_that_do_not_go_together_are_told_before_the_start(tmp_path: Path)
     assert Tls.of(Settings()) is None
 
 
-def test_an_expired_certificate_is_told_before_clients_refuse_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_expired_certificate_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     crt, key = certificate(tmp_path, "server")
-    found = Tls.of(Settings(ssl_certfile=crt, ssl_keyfile=key))
-    assert found is not None
-    found.warn()
+    tls = Tls.of(Settings(ssl_certfile=crt, ssl_keyfile=key))
+    assert tls is not None
+    tls.warn()
     assert caplog.messages == []
     renew = ["openssl", "x509", "-in", crt, "-signkey", key, "-days", "-1", "-out", crt]
     subprocess.run(renew, check=True, capture_output=True)
-    found.warn()
+    tls.warn()
     assert caplog.messages == [f"clients will not take the certificate {crt}: certificate has expired"]

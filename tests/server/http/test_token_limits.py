@@ -1,6 +1,4 @@
-"""Counters of tokens: by any interleaving of requests no window is given more than its limit."""
-
-from __future__ import annotations
+"""Token counters: no window exceeds its limit, in any interleaving."""
 
 import math
 from dataclasses import dataclass, field
@@ -26,7 +24,7 @@ MIDNIGHT = 20000 * DAY_SECONDS
 
 
 class Time:
-    """Seconds since 1970 that pass as told."""
+    """Seconds since 1970; the test advances it."""
 
     def __init__(self, now: float = MIDNIGHT + 3600.0) -> None:
         self.now = now
@@ -37,7 +35,7 @@ class Time:
 
 @dataclass
 class Choice:
-    """SGLang's state of a choice, as far as it is read here."""
+    """The needed fields of SGLang's state of a choice."""
 
     dispatched: bool = True
     output_ids: list[int] = field(default_factory=list)
@@ -59,14 +57,14 @@ def test_tokens_count_for_a_minute() -> None:
     window.take(30, 20.0)
     assert window.taken(59.9) == 90
     assert window.wait(10, 100, 59.9) == 0
-    assert window.wait(11, 100, 30.0) == pytest.approx(30.0)  # when the first have passed
-    assert window.wait(71, 100, 30.0) == pytest.approx(50.0)  # when the others have too
+    assert window.wait(11, 100, 30.0) == pytest.approx(30.0)  # the first have expired
+    assert window.wait(71, 100, 30.0) == pytest.approx(50.0)
     assert window.wait(101, 100, 30.0) == math.inf
     assert window.reset(30.0) == pytest.approx(50.0)
     window.give_back(first, 50, 40.0)
     assert window.taken(40.0) == 40
     assert window.taken(60.0) == 30
-    window.give_back(first, 10, 61.0)  # too late to matter
+    window.give_back(first, 10, 61.0)
     assert window.taken(61.0) == 30
     assert window.taken(80.0) == 0
     assert window.reset(80.0) == 0
@@ -79,7 +77,7 @@ def test_a_day_ends_at_midnight() -> None:
     assert count.wait(21, 100, MIDNIGHT - 50.0) == 50
     assert count.taken(MIDNIGHT) == 0
     count.take(5, MIDNIGHT)
-    count.give_back(grant, 70, MIDNIGHT + 1)  # yesterday's
+    count.give_back(grant, 70, MIDNIGHT + 1)
     assert count.taken(MIDNIGHT + 1) == 5
 
 
@@ -98,13 +96,13 @@ def test_no_jump_of_the_wall_clock_begins_a_day() -> None:
 
 REQUESTS = st.lists(
     st.tuples(
-        st.floats(0, 90),  # seconds since the one before
+        st.floats(0, 90),  # seconds since the previous one
         st.integers(1, 60),  # tokens of its prompt
         st.integers(1, 3),  # choices
         st.one_of(st.none(), st.integers(1, 60)),  # max_tokens
         st.floats(0, 1),  # share of them that it writes
         st.floats(0, 200),  # seconds that it takes
-        st.booleans(),  # of its own accord, or its client leaves and the engine follows later
+        st.booleans(),  # ends by itself; otherwise its client leaves, and the engine follows later
     ),
     max_size=40,
 )
@@ -112,15 +110,15 @@ REQUESTS = st.lists(
 
 @settings(deadline=None, max_examples=300)
 @given(REQUESTS, st.integers(20, 300), st.integers(50, 900), st.one_of(st.none(), st.integers(10, 300)))
-def test_whatever_runs_beside_each_other_no_window_is_given_more_than_its_limit(
+def test_concurrent_requests_never_exceed_a_window(
     requests: list[Any], per_minute: int, per_day: int, per_request: int | None
 ) -> None:
-    """The tokens that were used are what counts in the end: none is lost, or kept. No slack: it is taken before."""
+    """The used tokens are counted exactly, as they are reserved in advance."""
     time = Time(MIDNIGHT - 600.0)
     limits = {"tokens_per_minute": per_minute, "tokens_per_day": per_day, "max_tokens_per_request": per_request}
     key_usage = key_usage_of(time, **limits)
     codes: set[str | None] = set()
-    used: list[tuple[float, int]] = []  # when it was admitted, with all that it wrote
+    used: list[tuple[float, int]] = []  # times of admission, with all tokens written
     running: list[tuple[float, RequestAdmission, int, bool]] = []
 
     def until(moment: float) -> None:
@@ -169,7 +167,7 @@ def test_whatever_runs_beside_each_other_no_window_is_given_more_than_its_limit(
     assert key_usage.minute.taken(time.now) == key_usage.under_way == 0
 
 
-def test_a_request_takes_what_it_may_become_and_gives_the_rest_back() -> None:
+def test_a_request_reserves_its_maximum_and_returns_the_rest() -> None:
     time = Time()
     key_usage = key_usage_of(time, tokens_per_minute=100)
     key_usage.begin()
@@ -183,13 +181,13 @@ def test_a_request_takes_what_it_may_become_and_gives_the_rest_back() -> None:
     assert other.reserve(10, 1, 20, 1000, None) == 20
     one.opened("a", Choice(output_ids=[1, 2, 3]))
     one.closed("a")
-    assert key_usage.minute.taken(time.now) == 100  # its answer has not ended
+    assert key_usage.minute.taken(time.now) == 100  # the answer has not ended
     one.end()
     assert key_usage.minute.taken(time.now) == 13 + 30
     assert key_usage.under_way == 1
 
 
-def test_what_a_client_left_counts_when_the_engine_has_let_go() -> None:
+def test_an_aborted_answer_counts_when_the_engine_has_released_it() -> None:
     time = Time()
     key_usage = key_usage_of(time, tokens_per_day=100)
     key_usage.begin()
@@ -206,14 +204,14 @@ def test_what_a_client_left_counts_when_the_engine_has_let_go() -> None:
     assert [(tokens.prompt, tokens.completion) for tokens in seen] == [(10, 8)]
 
 
-def test_what_never_ran_costs_nothing() -> None:
+def test_requests_that_never_ran_are_free() -> None:
     time = Time()
     key_usage = key_usage_of(time, tokens_per_day=100)
     for waited in (False, True):
         key_usage.begin()
         admission = RequestAdmission(key_usage)
         admission.reserve(10, 1, 60, 1000, None)
-        if waited:  # in the engine's queue, for longer than it may
+        if waited:  # in the engine's queue, beyond its time limit
             admission.opened("a", Choice())
             admission.closed("a")
             admission.never_read("a")
@@ -274,7 +272,7 @@ def test_without_max_tokens_an_answer_is_as_long_as_it_may_be(
     assert RequestAdmission(key_usage).reserve(10, 1, None, 300, most) == answer
 
 
-def test_several_prompts_share_what_a_request_may_have() -> None:
+def test_several_prompts_share_a_requests_limit() -> None:
     key_usage = key_usage_of(Time(), max_tokens_per_request=100)
     key_usage.begin()
     admission = RequestAdmission(key_usage)
@@ -284,7 +282,7 @@ def test_several_prompts_share_what_a_request_may_have() -> None:
 
 
 def test_a_prompt_that_is_sent_for_each_choice_counts_once() -> None:
-    """`usage` counts it once too. With a seed SGLang gets a prompt for each choice."""
+    """With a seed SGLang gets a prompt for each choice."""
     time = Time()
     key_usage = key_usage_of(time, tokens_per_day=1000)
     key_usage.begin()
@@ -296,7 +294,7 @@ def test_a_prompt_that_is_sent_for_each_choice_counts_once() -> None:
 
 
 @pytest.mark.parametrize("limits", [{"max_tokens_per_request": 50}, {"tokens_per_minute": 50}, {"tokens_per_day": 50}])
-def test_what_could_never_be_is_refused_for_good(limits: dict[str, int]) -> None:
+def test_requests_above_the_limit_are_refused_for_good(limits: dict[str, int]) -> None:
     key_usage = key_usage_of(Time(), **limits)
     key_usage.begin()
     for prompt, answer in ((10, 41), (50, None), (60, 1)):
@@ -305,7 +303,7 @@ def test_what_could_never_be_is_refused_for_good(limits: dict[str, int]) -> None
         assert "one of key k may have 50" in refusal.message
 
 
-def test_choices_weigh() -> None:
+def test_each_choice_counts() -> None:
     key_usage = key_usage_of(Time(), concurrency=4)
     key_usage.begin()
     one = RequestAdmission(key_usage)
@@ -324,7 +322,7 @@ def test_choices_weigh() -> None:
     RequestAdmission(key_usage).add_choices(4, 1)
 
 
-def test_headers_say_what_is_left() -> None:
+def test_headers_have_the_remaining_tokens() -> None:
     time = Time(MIDNIGHT + DAY_SECONDS - 3723.5)
     key_usage = key_usage_of(time, tokens_per_minute=100, tokens_per_day=120)
     assert dict(key_usage.headers()) == {
@@ -337,12 +335,12 @@ def test_headers_say_what_is_left() -> None:
     key_usage.take(30)
     assert dict(key_usage.headers())[b"x-ratelimit-reset-tokens"] == b"1m0s"
     time.now += 59.25
-    assert dict(key_usage.headers())[b"x-ratelimit-remaining-tokens"] == b"40"  # of the day
+    assert dict(key_usage.headers())[b"x-ratelimit-remaining-tokens"] == b"40"
     assert dict(key_usage.headers())[b"x-ratelimit-reset-tokens"] == b"1h1m3s"
     assert dict(key_usage_of(time).headers()) == {}
 
 
-def test_limits_change_under_what_was_used() -> None:
+def test_changed_limits_keep_the_usage() -> None:
     time = Time()
     key_usage = key_usage_of(time)
     key_usage.take(70)

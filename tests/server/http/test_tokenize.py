@@ -1,6 +1,4 @@
-"""/v1/tokenize says what the model reads, /v1/detokenize what token ids say."""
-
-from __future__ import annotations
+"""/v1/tokenize returns the model's input, /v1/detokenize the text of token ids."""
 
 from typing import Any
 
@@ -18,11 +16,11 @@ def ask(server: Server, path: str, body: dict[str, Any], status: int = 200) -> d
 
 
 def test_messages_have_the_tokens_that_a_chat_has(server: Server, client: openai.OpenAI, model: str) -> None:
-    found = ask(server, "tokenize", {"messages": QUESTION, "model": model})
+    tokenized = ask(server, "tokenize", {"messages": QUESTION, "model": model})
     used = client.chat.completions.create(model=model, messages=QUESTION, max_tokens=1).usage
-    assert found["count"] == len(found["tokens"]) == used.prompt_tokens
-    assert found["max_model_len"] == 4096
-    told = client.completions.create(model=model, prompt=found["tokens"], max_tokens=8, temperature=0)
+    assert tokenized["count"] == len(tokenized["tokens"]) == used.prompt_tokens
+    assert tokenized["max_model_len"] == 4096
+    told = client.completions.create(model=model, prompt=tokenized["tokens"], max_tokens=8, temperature=0)
     chat = client.chat.completions.create(model=model, messages=QUESTION, max_tokens=8, temperature=0)
     assert told.choices[0].text == chat.choices[0].message.content
 
@@ -57,7 +55,7 @@ def test_prompts_there_and_back(server: Server) -> None:
         ("detokenize", {"tokens": [[1], 2]}, 400, "tokens"),
     ],
 )
-def test_what_is_wrong_is_refused_by_name(
+def test_wrong_fields_are_refused_by_name(
     server: Server, path: str, body: dict[str, Any], status: int, param: str
 ) -> None:
     error = ask(server, path, body, status)["error"]

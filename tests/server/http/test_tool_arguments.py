@@ -1,6 +1,4 @@
-"""Arguments of calls that a real model is made to write: they follow the tools' schemas, and come through whole."""
-
-from __future__ import annotations
+"""A real model's arguments follow the tools' schemas and arrive complete."""
 
 import json
 import re
@@ -32,7 +30,7 @@ def post(server: Server, route: str = "chat/completions", **fields: Any) -> http
 
 
 def first_call(server: Server, **fields: Any) -> tuple[str, str, str]:
-    """Name and arguments of the first call, and the finish reason; streamed and whole are the same."""
+    """Name, arguments and finish reason of the first call; streamed and whole must agree."""
     choice = post(server, **fields).json()["choices"][0]
     called = choice["message"]["tool_calls"][0]["function"]
     streamed = streamed_call(server, **fields)
@@ -84,7 +82,7 @@ def test_arguments_are_an_object(tool_server: Server, parameters: Any) -> None:
 
 
 def begins(server: Server, *texts: str) -> dict[str, int]:
-    """Biases that have the model write these wherever it may."""
+    """Biases that make the model write these tokens."""
     ids = [HTTP.post(f"{server.url}/v1/tokenize", json={"prompt": text}).json()["tokens"] for text in texts]
     return {str(tokens[-1]): 100 for tokens in ids}
 
@@ -104,7 +102,7 @@ def test_constants_come_through(tool_server: Server) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["auto", "required"])
-def test_what_a_strict_tool_cannot_have_enforced_is_refused(tool_server: Server, stream: bool, choice: str) -> None:
+def test_unenforceable_schemas_of_strict_tools_are_refused(tool_server: Server, stream: bool, choice: str) -> None:
     cases = {
         "uniqueItems": {"type": "array", "items": STRING, "uniqueItems": True},
         "maxLength": STRING | {"pattern": "^[a-z]+$", "maxLength": 3},
@@ -124,7 +122,7 @@ def test_what_a_strict_tool_cannot_have_enforced_is_refused(tool_server: Server,
 
 
 def longest_space(text: str) -> int:
-    """Characters of white space in a row outside strings."""
+    """Longest run of white space outside strings."""
     text = re.sub(r'"(?:[^"\\]|\\.)*"?', '""', text)
     return max((len(found) for found in re.findall(r"\s+", text)), default=0)
 

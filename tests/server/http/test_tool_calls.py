@@ -1,7 +1,4 @@
-"""A real server with a parser of tool calls: streamed, whole, with drafts and without, they are the same; and with the
-model's own sampling."""
-
-from __future__ import annotations
+"""Tool calls of a real server are the same streamed, whole, with and without drafts."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +13,7 @@ PROMPT = "What is the weather in Paris for three days, and where is a hotel near
 
 
 def ask(server: Server, *, stream: bool, drafts: bool, **fields: Any) -> tuple[str, list[tuple[str, str]], str, int]:
-    """Content, calls, finish reason, and how many drafted tokens were kept."""
+    """Content, calls, finish reason, and the number of accepted drafts."""
     asked: dict[str, Any] = {
         "model": "SmolLM2-135M-Instruct",
         "messages": [{"role": "user", "content": PROMPT}],
@@ -34,7 +31,7 @@ def ask(server: Server, *, stream: bool, drafts: bool, **fields: Any) -> tuple[s
         calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
         kept = whole.usage.completion_tokens_details.accepted_prediction_tokens
         return message.content or "", calls, whole.choices[0].finish_reason, kept
-    content, finish, kept, found = "", "", 0, {}
+    content, finish, kept, by_index = "", "", 0, {}
     for chunk in client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **asked):
         if chunk.usage is not None:
             kept = chunk.usage.completion_tokens_details.accepted_prediction_tokens
@@ -42,30 +39,30 @@ def ask(server: Server, *, stream: bool, drafts: bool, **fields: Any) -> tuple[s
             content += choice.delta.content or ""
             finish = choice.finish_reason or finish
             for call in choice.delta.tool_calls or ():
-                name, arguments = found.get(call.index, ("", ""))
+                name, arguments = by_index.get(call.index, ("", ""))
                 function = call.function
-                found[call.index] = name + (function.name or ""), arguments + (function.arguments or "")
-    return content, [found[index] for index in sorted(found)], finish, kept
+                by_index[call.index] = name + (function.name or ""), arguments + (function.arguments or "")
+    return content, [by_index[index] for index in sorted(by_index)], finish, kept
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "find_hotel"}}])
 def test_calls_are_the_same_streamed_and_whole_with_drafts_and_without(tool_server: Server, choice: Any) -> None:
     kinds = list(product((True, False), repeat=2))
     with ThreadPoolExecutor(len(kinds)) as pool:
-        found = pool.map(lambda kind: ask(tool_server, stream=kind[0], drafts=kind[1], tool_choice=choice), kinds)
-        answers = dict(zip(kinds, found, strict=True))
+        asked = pool.map(lambda kind: ask(tool_server, stream=kind[0], drafts=kind[1], tool_choice=choice), kinds)
+        answers = dict(zip(kinds, asked, strict=True))
     calls = answers[False, False][1]
     assert calls
     assert all(json.loads(arguments) for _, arguments in calls)
-    for (stream, drafts), (content, found, finish, kept) in answers.items():
-        assert found == calls
-        assert content == answers[stream, False][0]  # SGLang drops the text behind the calls of a whole answer
+    for (stream, drafts), (content, asked, finish, kept) in answers.items():
+        assert asked == calls
+        assert content == answers[stream, False][0]  # SGLang drops the text after whole calls
         assert finish == answers[False, False][2]
         assert (kept > 0) == drafts
 
 
 @pytest.mark.parametrize("route", ["chat/completions", "completions"])
-def test_who_names_no_sampling_gets_what_the_model_recommends(tool_server: Server, route: str) -> None:
+def test_requests_without_sampling_get_the_recommended_one(tool_server: Server, route: str) -> None:
     def text(**sampling: float) -> str:
         asked = {"prompt": PROMPT} if route == "completions" else {"messages": [{"role": "user", "content": PROMPT}]}
         body = {**asked, "max_tokens": 24, "seed": 5, **sampling}

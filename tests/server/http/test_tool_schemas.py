@@ -1,6 +1,4 @@
-"""Tool schemas that cannot be followed are refused by the tool's name."""
-
-from __future__ import annotations
+"""Unsupported tool schemas are refused by the tool's name."""
 
 import json
 from typing import Any
@@ -24,7 +22,7 @@ def tool(name: str, parameters: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_tool_whose_schema_cannot_be_followed_is_named(tool_server: Server, stream: bool) -> None:
+def test_the_error_names_the_tool_with_an_unsupported_schema(tool_server: Server, stream: bool) -> None:
     good = tool("good", json.loads(small_schema("name")))
     slow = {"type": "object", "properties": {"a": {"type": "string", "pattern": nested_repeats(8)}}, "required": ["a"]}
     for tools, index in (([tool("slow", slow)], 0), ([good, tool("slow", slow)], 1)):

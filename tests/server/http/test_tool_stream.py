@@ -1,6 +1,4 @@
-"""Streamed tool calls and reasoning are the same, however the engine cuts an answer into runs of tokens."""
-
-from __future__ import annotations
+"""Streamed tool calls and reasoning do not depend on how an answer is cut into runs of tokens."""
 
 import asyncio
 import json
@@ -30,22 +28,22 @@ ANSWERS = (("Sure.", (WEATHER, HOTEL)), (SAID, (WEATHER,)), (SAID, ()))
 CUTS = 4
 """Random cuts of each answer."""
 ONE_CALL = ("gigachat3", "interns1", "mistral")
-"""Parsers of formats that have one call, and those that stream no second one (mistral's list, InternLM's)."""
+"""Formats with one call, and parsers that stream no second one."""
 UNFORCED = {"beam", "hunyuan", "muse", "spark25"}
-"""Parsers of formats that SGLang does not have a grammar hold, or only their frame."""
+"""Formats that SGLang enforces by no grammar, or only in their frame."""
 KEEPS_FRAME = ("gpt-oss", "kimi_k3", "muse")
-"""Parsers that leave a whole answer's own markers in it where a reasoning parser has not taken them out."""
+"""Parsers that leave an answer's markers in it, unless a reasoning parser removes them."""
 
 Assembled = tuple[str, str, list[tuple[str, str]], str | None]
 """Content, reasoning, the calls' names and arguments, and the finish reason."""
 
 
 class Engine:
-    """The engine as the handler sees it: what SGLang's detokenizer makes of given tokens, in given runs."""
+    """SGLang's detokenizer on given tokens, in given runs."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self.tokenizer = tokenizer
-        self.choices: list[tuple[list[int], list[int]]] = []  # the tokens of each, and the lengths of its runs
+        self.choices: list[tuple[list[int], list[int]]] = []  # each choice's tokens and the lengths of its runs
 
     def config_value(self, name: str) -> Any:
         return None
@@ -56,7 +54,7 @@ class Engine:
         detokenizer.decode_status, detokenizer.disable_tokenizer_batch_decode = {}, False
         detokenizer.is_tool_call_parser_gpt_oss, detokenizer.tool_close_token_ids = False, frozenset()
         streams = [self._choice(detokenizer, index, *choice) for index, choice in enumerate(self.choices)]
-        while streams:  # in turn
+        while streams:
             for stream in list(streams):
                 if (content := next(stream, None)) is None:
                     streams.remove(stream)
@@ -89,7 +87,7 @@ class Engine:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerBase:
-    """The embedded model's, with every marker of every format as a token, as models have them that were made for it."""
+    """The embedded model's, with every marker of every format as a token."""
     made = AutoTokenizer.from_pretrained(bundled_model.prepare())
     markers = {mark for parser in FORMATS for mark in MARKER.findall(answer(parser, "", [WEATHER, HOTEL]))}
     made.add_tokens(sorted(markers | {"<think>", "</think>"}))
@@ -122,7 +120,6 @@ def chunks(handler: ChatHandler, **fields: Any) -> list[dict[str, Any]]:
 
 
 def assembled(stream: Sequence[dict[str, Any]], index: int = 0) -> Assembled:
-    """One choice as a client puts it together."""
     content, reasoning, finish = "", "", None
     calls: dict[int, list[str]] = {}
     for chunk in stream:
@@ -141,7 +138,7 @@ def assembled(stream: Sequence[dict[str, Any]], index: int = 0) -> Assembled:
 
 
 def random_runs(length: int, draw: random.Random) -> list[int]:
-    """Lengths of runs of 1 to 16 tokens that are `length` together."""
+    """Runs of 1 to 16 tokens that sum to `length`."""
     runs = []
     while length:
         runs.append(min(length, draw.randint(1, 16)))
@@ -190,7 +187,6 @@ def loaded(found: Assembled) -> list[tuple[str, Any]]:
 
 
 def whole(handler: ChatHandler, written: str) -> tuple[str, list[tuple[str, Any]]]:
-    """The same answer, not streamed."""
     tools = ChatRequest.model_validate({"model": "m", "messages": [], "tools": TOOLS}).tools
     calls, text, _ = handler._process_tool_calls(written, tools or [], {"type": "stop"})
     return text.strip(), [(call.function.name or "", json.loads(call.function.arguments)) for call in calls or ()]
@@ -234,19 +230,19 @@ def logprobs(stream: Sequence[dict[str, Any]], index: int) -> list[dict[str, Any
 
 def test_a_required_call_is_the_same_too(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(tokenizer)
-    handler = handler_of(engine, monkeypatch, tools="pythonic")  # which has no grammar: the model writes a JSON list
+    handler = handler_of(engine, monkeypatch, tools="pythonic")  # without a grammar: the model writes a JSON list
     ids = tokens(tokenizer, json.dumps([{"name": name, "parameters": values} for name, values in (WEATHER, HOTEL)]))
     draw = random.Random(3)
     for runs in (singly(ids), *(random_runs(len(ids), draw) for _ in range(10))):
         engine.choices = [(ids, runs)]
-        found = assembled(chunks(handler, tool_choice="required"))
-        assert loaded(found) == [WEATHER, HOTEL]
-        assert found[0] == ""
+        answer = assembled(chunks(handler, tool_choice="required"))
+        assert loaded(answer) == [WEATHER, HOTEL]
+        assert answer[0] == ""
 
 
 @pytest.mark.parametrize("end", ["1 <", "1 [", "a <tool_c"])
 @pytest.mark.parametrize("parser", FORMATS)
-def test_an_end_that_could_have_begun_a_call_is_said(
+def test_an_end_that_looks_like_a_call_is_sent(
     parser: str, end: str, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(tokenizer)
@@ -256,24 +252,24 @@ def test_an_end_that_could_have_begun_a_call_is_said(
     assert assembled(chunks(handler))[0] == end
 
 
-def test_the_texts_of_tokens_are_those_of_single_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_texts_of_tokens_equal_single_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
     text = "héllo 🙂🚉 wörld \ufffd 日本語 <think>ok\n\n"
     ids = tokenizer.encode(text, add_special_tokens=False)
     draw = random.Random(1)
 
     def cut(runs: Sequence[int]) -> list[str]:
         texts = TokenTexts(tokenizer, skip_special=False, spaces_between=True)
-        found, begin = [], 0
+        pieces, begin = [], 0
         for run in runs:
-            # The engine may be behind with the text: what is no whole word yet comes later.
+            # an unfinished word comes later
             shown = tokenizer.decode(ids[: begin + run]).rstrip("\ufffd")
-            found += texts.add(shown[sum(map(len, found)) + len(texts._pending) :], ids[begin : begin + run])
+            pieces += texts.add(shown[sum(map(len, pieces)) + len(texts._pending) :], ids[begin : begin + run])
             begin += run
-        return [*found, *texts.add("", [], finished=True)]
+        return [*pieces, *texts.add("", [], finished=True)]
 
     single = cut(singly(ids))
     assert "".join(single) == text
-    assert {"<think>", " 🙂"} <= set(single)  # of which one is several tokens
+    assert {"<think>", " 🙂"} <= set(single)  # one of them is several tokens
     for _ in range(50):
         assert cut(random_runs(len(ids), draw)) == single
 

@@ -1,6 +1,4 @@
-"""The fields by which a router brings a prefill and a decode server together."""
-
-from __future__ import annotations
+"""The fields by which a router connects two servers."""
 
 from typing import Any
 
@@ -17,12 +15,12 @@ FIELDS = {"bootstrap_host": "10.0.0.1", "bootstrap_port": 8998, "bootstrap_room"
 def test_they_are_taken_from_the_body() -> None:
     body = {"model": "m", "prompt": "x", **FIELDS}
     assert transfer.take(body, "decode") == ({"model": "m", "prompt": "x"}, FIELDS)
-    assert transfer.take(body, "") == (body, {})  # refused later, by name
+    assert transfer.take(body, "") == (body, {})  # refused later by name
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 @pytest.mark.parametrize("missing", FIELDS)
-def test_a_request_that_no_router_sent_is_told_where_to_go(role: str, missing: str) -> None:
+def test_a_request_without_a_router_names_the_router(role: str, missing: str) -> None:
     body = {name: value for name, value in FIELDS.items() if name != missing}
     with pytest.raises(ApiError, match=f"the {role} server of two; send requests to the router") as refused:
         transfer.take(body, role)
@@ -50,7 +48,7 @@ def test_wrong_values_are_refused(wrong: dict[str, Any]) -> None:
     assert (refused.value.param, refused.value.code) == (next(iter(wrong)), "invalid_value")
 
 
-def test_what_two_servers_cannot_answer_together() -> None:
+def test_options_that_two_servers_cannot_serve_together() -> None:
     messages = [{"role": "user", "content": "x"}]
     transfer.check(ChatRequest(model="m", messages=messages, logprobs=True))
     transfer.check(TextRequest(model="m", prompt="x", logprobs=1))

@@ -1,6 +1,4 @@
-"""Answers to chats as those of other APIs, without a server: with reasoning, and with errors within streams."""
-
-from __future__ import annotations
+"""Answers to chats in the format of other APIs: reasoning, and errors within streams."""
 
 import asyncio
 import itertools
@@ -59,7 +57,7 @@ def writers() -> list[tuple[Writer, Dialect]]:
 
 def whole(parts: list[dict[str, Any]], finish: str, writer: Writer, dialect: Dialect) -> dict[str, Any]:
     message: dict[str, Any] = {"reasoning_content": "", "content": ""}
-    for part in itertools.takewhile(lambda part: "tool_calls" not in part, parts):  # SGLang drops text behind calls
+    for part in itertools.takewhile(lambda part: "tool_calls" not in part, parts):  # SGLang drops text after calls
         for name, text in part.items():
             message[name] += text
     calls = [call for part in parts for call in part.get("tool_calls", ())]
@@ -78,9 +76,9 @@ def events(bodies: list[dict[str, Any]], writer: Writer, dialect: Dialect) -> li
         answer = await translated(StreamingResponse(chunks()), writer, dialect)
         assert isinstance(answer, StreamingResponse)
         texts = [bytes(event).decode() async for event in answer.body_iterator]  # type: ignore[arg-type]
-        found = [json.loads(text.partition("data: ")[2]) for text in texts]
-        assert [text.partition("\n")[0] for text in texts] == [f"event: {event['type']}" for event in found]
-        return found
+        sent = [json.loads(text.partition("data: ")[2]) for text in texts]
+        assert [text.partition("\n")[0] for text in texts] == [f"event: {event['type']}" for event in sent]
+        return sent
 
     return asyncio.run(read())
 
@@ -88,7 +86,7 @@ def events(bodies: list[dict[str, Any]], writer: Writer, dialect: Dialect) -> li
 def stream(parts: list[dict[str, Any]], finish: str) -> list[dict[str, Any]]:
     deltas = [{"role": "assistant", "content": ""}, *parts]
     chunks = [HEAD | {"choices": [{"index": 0, "delta": delta}], "usage": USAGE} for delta in deltas]
-    del chunks[0]["usage"]  # as SGLang's
+    del chunks[0]["usage"]
     last = {"index": 0, "delta": {}, "finish_reason": finish}
     return [*chunks, HEAD | {"choices": [last]}, HEAD | {"choices": [], "usage": USAGE}]
 
@@ -98,16 +96,14 @@ def stream(parts: list[dict[str, Any]], finish: str) -> list[dict[str, Any]]:
 def test_streams_end_as_whole_answers(parts: list[dict[str, Any]], finish: str) -> None:
     for (of_whole, dialect), (of_stream, _) in zip(writers(), writers(), strict=True):
         answer = whole(parts, finish, of_whole, dialect)
-        found = events(stream(parts, finish), of_stream, dialect)
+        sent = events(stream(parts, finish), of_stream, dialect)
         assert of_stream.whole() | {"created_at": 0, "completed_at": 0} == of_whole.whole() | {
             "created_at": 0,
             "completed_at": 0,
         }
         if dialect is RESPONSES:
-            assert found[-1]["response"]["output"] == answer["output"]
-            assert [event["item"] for event in found if event["type"] == "response.output_item.done"] == answer[
-                "output"
-            ]
+            assert sent[-1]["response"]["output"] == answer["output"]
+            assert [event["item"] for event in sent if event["type"] == "response.output_item.done"] == answer["output"]
 
 
 def test_blocks_of_an_answer() -> None:
@@ -130,23 +126,23 @@ def test_blocks_of_an_answer() -> None:
 def test_a_response_begins_before_its_first_text() -> None:
     writer, dialect = writers()[1]
     error = {"error": {"message": "it ran too long", "type": "timeout_error", "param": None, "code": None}}
-    found = events([*stream(PARTS["text"], "stop")[:1], error], writer, dialect)
-    assert [event["type"] for event in found] == ["response.created", "response.in_progress", "response.failed"]
-    assert found[-1]["response"]["id"] == "resp_7"
+    sent = events([*stream(PARTS["text"], "stop")[:1], error], writer, dialect)
+    assert [event["type"] for event in sent] == ["response.created", "response.in_progress", "response.failed"]
+    assert sent[-1]["response"]["id"] == "resp_7"
 
 
 def test_omitted_thinking_is_an_empty_block() -> None:
     writer = MessageWriter(omit_thinking=True)
-    found = events(stream(PARTS["all"], "stop"), writer, MESSAGES)
+    sent = events(stream(PARTS["all"], "stop"), writer, MESSAGES)
     assert writer.whole()["content"][0] == {"type": "thinking", "thinking": "", "signature": ""}
-    assert not [event for event in found if event.get("delta", {}).get("type") == "thinking_delta"]
+    assert not [event for event in sent if event.get("delta", {}).get("type") == "thinking_delta"]
 
 
 def test_error_within_a_stream_ends_it() -> None:
     error = {"error": {"message": "it ran too long", "type": "timeout_error", "param": None, "code": "request_timeout"}}
     for writer, dialect in writers():
-        found = events([*stream(PARTS["text"], "stop")[:3], error], writer, dialect)
-        last = found[-1]
+        sent = events([*stream(PARTS["text"], "stop")[:3], error], writer, dialect)
+        last = sent[-1]
         assert last["type"] in ("error", "response.failed")
         told = last["error"] if dialect is MESSAGES else last["response"]["error"]
         assert told["message"] == "it ran too long"

@@ -1,6 +1,4 @@
-"""The file that keeps what keys have used of their day."""
-
-from __future__ import annotations
+"""The file of the keys' usage of the day."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,7 @@ from outrider.server.http.keys.usage_file import UsageFile
 
 @dataclass
 class Time:
-    """A clock that stands still. now: seconds since 1970."""
+    """A stopped clock. now: seconds since 1970."""
 
     now: float = 20000 * DAY_SECONDS + 3600.0
 
@@ -52,7 +50,7 @@ def test_usage_of_the_day_outlives_a_restart(tmp_path: Path) -> None:
     kept, access = started()
     assert used(access) == {"b": 71}
     kept.close(access)
-    time.now -= 3 * DAY_SECONDS  # whoever sets the clock back wins nothing
+    time.now -= 3 * DAY_SECONDS  # setting the clock back gains no tokens
     kept, access = started()
     assert used(access) == {"b": 71}
     kept.write(access.used_today())
@@ -75,11 +73,11 @@ def test_a_file_of_usage_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogC
         UsageFile(Path("/proc/none/usage.json"))
 
     kept, access = UsageFile(path), Access(None, keys_file(tmp_path), clock=Time())
-    path.mkdir()  # nothing can be put in its place
+    path.mkdir()  # a folder cannot be replaced
     for tokens in (1, 2):
         access._key_usages[0].take(tokens)
         kept.write(access.used_today())
-    assert [record.levelname for record in caplog.records] == ["ERROR"]  # once
+    assert [record.levelname for record in caplog.records] == ["ERROR"]  # logged once
     path.rmdir()
     kept.write(access.used_today())
     assert usage_file.read(path)[1] == {"a": 3}

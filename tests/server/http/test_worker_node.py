@@ -1,6 +1,4 @@
-"""A node that computes a part of a model whose requests another node takes: how it ends."""
-
-from __future__ import annotations
+"""The end of a node with a part of a model."""
 
 import asyncio
 import multiprocessing
@@ -23,7 +21,7 @@ SOON = 0.2
 
 
 def life_of(processes: EngineProcesses, acts: list[str], drain_seconds: float = 30.0) -> WorkerNodeLifecycle:
-    """Its whole life; `acts` come one after the other: "term", or the name of a process that is to end."""
+    """`acts` happen in turn: "term", or the name of a process that ends."""
 
     async def live() -> WorkerNodeLifecycle:
         life = WorkerNodeLifecycle(processes, drain_seconds)
@@ -47,7 +45,7 @@ def life_of(processes: EngineProcesses, acts: list[str], drain_seconds: float = 
 def processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[EngineProcesses]:
-    """An engine of one process, which ends with the test's parameter as exit code."""
+    """An engine of one process, with this exit code."""
     monkeypatch.setattr(lifecycle, "LINGER_SECONDS", SOON)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     context = multiprocessing.get_context("fork")
@@ -75,23 +73,21 @@ def test_it_ends_well_when_the_first_node_has_ended_it(processes: EngineProcesse
 
 
 @pytest.mark.parametrize("processes", [0], indirect=True)
-def test_asked_to_stop_it_waits_for_the_first_node(processes: EngineProcesses) -> None:
+def test_on_a_signal_it_waits_for_the_first_node(processes: EngineProcesses) -> None:
     life = life_of(processes, ["term", "scheduler_0"])
     assert life.exit_code == 0
     assert processes.dead_processes() == ["scheduler_0"]
 
 
 @pytest.mark.parametrize("processes", [0], indirect=True)
-def test_but_not_for_ever_and_not_when_it_is_asked_twice(processes: EngineProcesses) -> None:
+def test_it_does_not_wait_for_ever_or_after_a_second_signal(processes: EngineProcesses) -> None:
     assert life_of(processes, ["term"], drain_seconds=SOON).exit_code == 0
     assert life_of(processes, ["term", "term"]).exit_code == 0
     assert processes.dead_processes() == []
 
 
 @pytest.mark.parametrize("processes", [1], indirect=True)
-def test_a_node_that_is_lost_takes_the_others_along(
-    processes: EngineProcesses, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_lost_node_ends_all_nodes(processes: EngineProcesses, caplog: pytest.LogCaptureFixture) -> None:
     life = life_of(processes, ["scheduler_0"])
     assert (life.exit_code, life.state) == (1, State.FAILED)
     assert not life.healthy

@@ -1,6 +1,4 @@
-"""Number of an engine's threads, and their cores."""
-
-from __future__ import annotations
+"""An engine's threads, and their cores."""
 
 import json
 import os
@@ -31,7 +29,7 @@ def cores(count: int, *, smt: bool = False) -> tuple[Core, ...]:
         (Topology(cores(32), quota=8.0), 7),
     ],
 )
-def test_one_thread_per_core_that_is_not_needed_beside(here: Topology, expected: int) -> None:
+def test_one_thread_per_core_not_needed_elsewhere(here: Topology, expected: int) -> None:
     assert threads.default(here, {}) == expected
 
 
@@ -40,7 +38,7 @@ def test_openmps_own_variable_is_the_default(value: str, expected: int) -> None:
     assert threads.default(Topology(cores(2)), {"OMP_NUM_THREADS": value}) == expected
 
 
-def test_threads_asked_for() -> None:
+def test_requested_threads() -> None:
     available = len(topology.here().cpus)
     assert Settings(device="cpu", threads=available).resolved_threads == available
     for wrong in (0, available + 1):
@@ -52,7 +50,7 @@ def test_threads_get_cores_of_their_own_where_one_is_left() -> None:
     placed = threads.place(3, Topology(cores(4, smt=True)), bind=True, environ={})
     assert placed.environment["OMP_PLACES"] == "{0},{1},{2}"
     assert placed.environment["OMP_PROC_BIND"] == "true"
-    assert placed.main == {0, 4, 3, 7}  # not where another thread is bound, nor on the same core
+    assert placed.main == {0, 4, 3, 7}  # neither with another bound thread nor on its core
 
 
 @pytest.mark.parametrize(
@@ -67,12 +65,12 @@ def test_threads_get_cores_of_their_own_where_one_is_left() -> None:
 )
 def test_threads_that_stay_unbound(here: Topology, bind: bool, environ: dict[str, str]) -> None:
     placed = threads.place(3, here, bind=bind, environ=environ)
-    assert placed.main == (frozenset() if environ else frozenset(here.cpus))  # the user's own variables stand
+    assert placed.main == (frozenset() if environ else frozenset(here.cpus))  # the user's own variables win
     assert not placed.environment.keys() & {"OMP_PROC_BIND", "OMP_PLACES"}
     assert placed.environment["OMP_NUM_THREADS"] == "3"
 
 
-def test_how_long_to_wait_is_the_users_to_say() -> None:
+def test_the_users_wait_policy_is_kept() -> None:
     here = Topology(cores(2))
     assert "GOMP_SPINCOUNT" in threads.place(2, here, bind=True, environ={}).environment
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
@@ -92,7 +90,7 @@ print(json.dumps([sorted(before), sorted(os.sched_getaffinity(0)), found, torch.
 
 @pytest.mark.skipif(len(topology.here().cpus) < 2, reason="needs two processors")
 def test_openmp_binds_its_threads_and_leaves_the_main_one_to_us() -> None:
-    """GNU's OpenMP, as torch comes with it: its second thread stays on the second place when the main one is moved."""
+    """GNU OpenMP's second thread stays on its core when the main one is moved."""
     first, second = topology.here().cpus[:2]
     pretended = Topology((Core(0, (first,)), Core(0, (second,)), Core(0, (10**4,))))
     placed = threads.place(2, pretended, bind=True, environ={})
@@ -101,8 +99,8 @@ def test_openmp_binds_its_threads_and_leaves_the_main_one_to_us() -> None:
             [sys.executable, "-c", AFFINITY, json.dumps([first, second])], capture_output=True, text=True, check=True
         )
     assert "OMP_PLACES" not in os.environ
-    before, main, found, count = json.loads(done.stdout)
+    before, main, other_cores, count = json.loads(done.stdout)
     assert before == [first]
     assert main == [first, second]
-    assert [second] in found
+    assert [second] in other_cores
     assert count == 2

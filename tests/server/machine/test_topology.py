@@ -1,6 +1,4 @@
-"""Processors as Linux tells them: trees of files as machines of each kind have them."""
-
-from __future__ import annotations
+"""Processors by Linux's file trees of each kind of machine."""
 
 import os
 from pathlib import Path
@@ -27,7 +25,7 @@ def tree(root: Path, files: dict[str, str]) -> Path:
 
 
 def machine(cores: int, nodes: int, *, smt: bool, siblings: str = "core_cpus_list") -> dict[str, str]:
-    """Hardware threads as Linux numbers them: a thread of each core, node by node, then the second ones."""
+    """Hardware threads as Linux numbers them: one of each core, node by node, then the second ones."""
     per_node = cores // nodes
     files = {}
     for core in range(cores):
@@ -50,29 +48,29 @@ def test_this_machine() -> None:
 
 
 def test_a_virtual_machine_of_two_cores(tmp_path: Path) -> None:
-    found = topology.read(tree(tmp_path, machine(2, 1, smt=False)), {0, 1})
-    assert found.cores == (Core(0, (0,)), Core(0, (1,)))
-    assert found.usable_cores == 2
+    processors = topology.read(tree(tmp_path, machine(2, 1, smt=False)), {0, 1})
+    assert processors.cores == (Core(0, (0,)), Core(0, (1,)))
+    assert processors.usable_cores == 2
 
 
 @pytest.mark.parametrize("siblings", ["core_cpus_list", "thread_siblings_list"])
 def test_hardware_threads_share_a_core(tmp_path: Path, siblings: str) -> None:
-    found = topology.read(tree(tmp_path, machine(4, 1, smt=True, siblings=siblings)), set(range(8)))
-    assert [core.cpus for core in found.cores] == [(0, 4), (1, 5), (2, 6), (3, 7)]
-    assert found.cpus == tuple(range(8))
-    assert found.usable_cores == 4
+    processors = topology.read(tree(tmp_path, machine(4, 1, smt=True, siblings=siblings)), set(range(8)))
+    assert [core.cpus for core in processors.cores] == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    assert processors.cpus == tuple(range(8))
+    assert processors.usable_cores == 4
 
 
 def test_two_sockets(tmp_path: Path) -> None:
-    found = topology.read(tree(tmp_path, machine(64, 2, smt=True)), set(range(128)))
-    assert [core.node for core in found.cores] == [0] * 32 + [1] * 32
-    assert found.cores[32] == Core(1, (32, 96))
+    processors = topology.read(tree(tmp_path, machine(64, 2, smt=True)), set(range(128)))
+    assert [core.node for core in processors.cores] == [0] * 32 + [1] * 32
+    assert processors.cores[32] == Core(1, (32, 96))
 
 
-def test_only_what_the_process_may_use(tmp_path: Path) -> None:
-    """taskset, or a container's cpuset: here one thread of core 1, both of core 2, and a core of the other node."""
-    found = topology.read(tree(tmp_path, machine(8, 2, smt=True)), {1, 2, 10, 7})
-    assert found.cores == (Core(0, (1,)), Core(0, (2, 10)), Core(1, (7,)))
+def test_only_allowed_processors_count(tmp_path: Path) -> None:
+    """As by taskset, or a container's cpuset."""
+    processors = topology.read(tree(tmp_path, machine(8, 2, smt=True)), {1, 2, 10, 7})
+    assert processors.cores == (Core(0, (1,)), Core(0, (2, 10)), Core(1, (7,)))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +80,7 @@ def test_only_what_the_process_may_use(tmp_path: Path) -> None:
         ({"proc/self/cgroup": "0::/", f"{V2}/cpu.max": "50000 100000"}, 0.5, 1),
         ({"proc/self/cgroup": "0::/", f"{V2}/cpu.max": "max 100000"}, None, 8),
         ({"proc/self/cgroup": "0::/", f"{V2}/cpu.max": "1600000 100000"}, 16.0, 8),
-        # the limit is that of a group above: a pod's, or a slice's
+        # a group above limits: a pod's, or a slice's
         (
             {
                 "proc/self/cgroup": "0::/pod.slice/server.scope",
@@ -103,7 +101,7 @@ def test_only_what_the_process_may_use(tmp_path: Path) -> None:
             2.5,
             2,
         ),
-        # inside a container of version 1 the path is the host's, and the mount is the container's group
+        # in a version 1 container the path is the host's
         (
             {
                 "proc/self/cgroup": "3:cpu,cpuacct:/docker/0123abcd",
@@ -116,9 +114,9 @@ def test_only_what_the_process_may_use(tmp_path: Path) -> None:
     ],
 )
 def test_quota_of_a_container(tmp_path: Path, files: dict[str, str], quota: float | None, usable: int) -> None:
-    found = topology.read(tree(tmp_path, machine(8, 1, smt=True) | files), set(range(16)))
-    assert found.quota == quota
-    assert found.usable_cores == usable
+    processors = topology.read(tree(tmp_path, machine(8, 1, smt=True) | files), set(range(16)))
+    assert processors.quota == quota
+    assert processors.usable_cores == usable
 
 
 def test_without_sys_every_processor_is_a_core(tmp_path: Path) -> None:

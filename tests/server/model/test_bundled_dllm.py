@@ -1,6 +1,4 @@
-"""`--model outrider-dllm`: the embedded model with its delta, as a folder to serve."""
-
-from __future__ import annotations
+"""`--model outrider-dllm`: the embedded model with its delta."""
 
 import json
 
@@ -38,5 +36,5 @@ def test_the_folder_is_the_embedded_model_with_its_delta() -> None:
     assert changed == [delta["mask_token_id"]]
 
 
-def test_what_is_shipped_takes_six_megabytes_at_most() -> None:
+def test_the_shipped_delta_takes_six_megabytes_at_most() -> None:
     assert sum(file.stat().st_size for file in bundled_model.DELTA.iterdir()) <= 6_000_000

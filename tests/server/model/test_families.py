@@ -1,6 +1,4 @@
-"""Every architecture of SGLang's registry is either served or refused with a reason."""
-
-from __future__ import annotations
+"""Every architecture of SGLang's registry is served or refused."""
 
 import json
 from collections import Counter
@@ -24,21 +22,21 @@ def model_of(architecture: str, **config: object) -> Model:
 
 
 def test_every_architecture_is_served_or_refused() -> None:
-    """A newer SGLang's names come up here: compare them in test_families_served.py, or name what is in the way."""
+    """A new name must be compared in test_families_served.py, or its obstacle named."""
     listed = Counter([*SERVED, *(name for each in REFUSED for name in each.names.split())])
     assert not [name for name, count in listed.items() if count > 1]
     assert sorted(architectures() - listed.keys()) == []
     assert sorted(listed.keys() - architectures() - {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()}) == []
 
 
-def test_the_table_in_the_readme_is_of_these() -> None:
+def test_the_readme_lists_these() -> None:
     readme = (Path(__file__).parents[3] / "server" / "README.md").read_text()
     assert families.BEGINS in readme
     assert readme == families.with_table(readme), "run `make format`"
 
 
 @pytest.mark.parametrize("refused", REFUSED, ids=lambda each: each.names.split()[0])
-def test_what_is_not_served_is_refused_in_one_line(refused: families.Refused) -> None:
+def test_unsupported_models_are_refused_in_one_line(refused: families.Refused) -> None:
     for name in refused.names.split():
         with pytest.raises(UserError, match=rf"^model \({name}\) is not served.*: .+") as error:
             families.check(model_of(name), "cpu")
@@ -47,7 +45,7 @@ def test_what_is_not_served_is_refused_in_one_line(refused: families.Refused) ->
             families.check(model_of(name), "cuda")
 
 
-def test_what_is_served_or_unknown_passes() -> None:
+def test_served_and_unknown_models_pass() -> None:
     for name in (*SERVED, "NobodysModel"):
         families.check(model_of(name), "cpu")
     families.check(model_of("GraniteMoeHybridForCausalLM", layer_types=["attention"] * 2), "cuda")
@@ -61,7 +59,7 @@ def test_recurrent_layers_are_refused_whatever_the_architecture(kind: str) -> No
 
 
 def test_models_with_states_that_follow_accepted_tokens_are_served_on_cpus() -> None:
-    """Configurations in which a token has three equal positions are served too."""
+    """Configurations with three equal positions per token are served too."""
     of = {"layer_types": ["linear_attention", "full_attention"], "rope_parameters": {"mrope_section": [2, 3, 3]}}
     for name in RECURRENT:
         families.check(model_of(name, **of), "cpu")
@@ -83,17 +81,17 @@ def test_texts_of_models_with_three_positions_are_served_on_cpus() -> None:
 
 
 @pytest.mark.parametrize("text", ["text_config", None])
-def test_a_text_is_found_beside_its_images(text: str | None, tmp_path: Path) -> None:
-    """Older folders have its fields among the whole's."""
+def test_a_text_model_is_found_in_a_model_with_images(text: str | None, tmp_path: Path) -> None:
+    """Older folders have its fields at the top level."""
     fields = {"hidden_size": 8, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
     whole = {"architectures": ["Qwen2_5_VLForConditionalGeneration"]} | ({text: fields} if text else fields)
     (tmp_path / "config.json").write_text(json.dumps(whole))
     (tmp_path / "model.safetensors").touch()
-    found = target.find(str(tmp_path))
-    assert (found.config["architectures"], found.config["hidden_size"]) == (["Qwen2ForCausalLM"], 8)
-    families.check(found, "cpu")
+    model = target.find(str(tmp_path))
+    assert (model.config["architectures"], model.config["hidden_size"]) == (["Qwen2ForCausalLM"], 8)
+    families.check(model, "cpu")
     with pytest.raises(UserError, match="M-RoPE"):
-        families.check(found, "cuda")
+        families.check(model, "cuda")
 
 
 def test_models_by_transformers_import_its_code_alone() -> None:
@@ -107,14 +105,13 @@ def test_a_model_of_several_parts_keeps_the_architecture_of_the_whole(tmp_path: 
         '"text_config": {"architectures": ["Part"], "a": 1}}'
     )
     (tmp_path / "model.safetensors").touch()
-    found = target.find(str(tmp_path)).config
+    config = target.find(str(tmp_path)).config
     awq = {"quant_method": "awq"}
-    assert found == {"architectures": ["WholeForConditionalGeneration"], "quantization_config": awq, "a": 1}
+    assert config == {"architectures": ["WholeForConditionalGeneration"], "quantization_config": awq, "a": 1}
 
 
 @pytest.mark.slow
-def test_architectures_whose_hidden_states_are_shown() -> None:
-    """All that a CPU serves, and of the others those that are named have SGLang's method for it."""
+def test_architectures_with_hidden_states() -> None:
     showing = set(found_by_fork(Path(showing_states.__file__)))
     assert showing >= families.SHOWING
     by_sglang = SERVED - BY_TRANSFORMERS - TEXT.keys()

@@ -1,7 +1,4 @@
-"""A row's bits do not depend on its batch: each layer of every served family, alone and among others, on one to three
-threads."""
-
-from __future__ import annotations
+"""A row's bits do not depend on its batch: each layer of every served family, on one to three threads."""
 
 from pathlib import Path
 
@@ -32,16 +29,16 @@ ROUNDED_ALIKE = {
 }
 ROUNDED_ALIKE |= {"mul", "multiply", "neg", "pow", "relu", "sqrt", "square", "sub", "true_divide", "where"}
 ROUNDED_ALIKE |= {"cos", "exp", "expm1", "log", "reciprocal", "rsqrt", "sin", "tanh"}
-"""Functions of torch that give a number the same bits at each place (tests/kernels/test_pointwise.py)."""
+"""Torch functions with position-independent bits (tests/kernels/test_pointwise.py)."""
 REPLACED = {"gelu", "sigmoid", "silu", "softplus"}
-"""What `server/plugin/cpu/stable_torch.py` computes in their place."""
+"""Functions that `server/plugin/cpu/stable_torch.py` replaces."""
 ONE_TERM, OF_CONSTANTS = {"matmul"}, {"erfinv"}
-"""Gemma 3's and 3n's products, of one number or two for each token; Gemma 3n's quantile."""
+"""Products of one or two numbers per token in Gemma 3 and 3n; Gemma 3n's quantile."""
 PLANTED = "OlmoForCausalLM:float32:planted"
 
 
 def tasks() -> list[str]:
-    """Every name in float32, and in bfloat16 one of those that stand for the same model."""
+    """Every name in float32, and one per model class in bfloat16."""
     models = {str(model): name for name, model in FAMILIES.items()}
     narrow = [f"{name}:bfloat16" for name in (*models.values(), *DIFFUSION)]
     return [*(f"{name}:float32" for name in (*FAMILIES, *DIFFUSION)), *narrow, PLANTED]
@@ -50,14 +47,14 @@ def tasks() -> list[str]:
 @pytest.mark.slow
 @pytest.mark.skipif(hardware.has_gpu() or not native.available(), reason="compiled kernels on a CPU promise it")
 def test_rows_do_not_depend_on_their_batch(tmp_path: Path) -> None:
-    found = found_by_fork(Path(walked_families.__file__), str(tmp_path), *tasks())
-    assert found.pop(PLANTED)["differing"], "a layer that depends on the number of rows was not seen"
-    assert {task: each for task, each in found.items() if each.get("differing") != {}} == {}
-    walked = {task.partition(":")[0] for task in found}
+    reports = found_by_fork(Path(walked_families.__file__), str(tmp_path), *tasks())
+    assert reports.pop(PLANTED)["differing"], "a layer that depends on the number of rows was not seen"
+    assert {task: each for task, each in reports.items() if each.get("differing") != {}} == {}
+    walked = {task.partition(":")[0] for task in reports}
     print("walked:", *sorted(walked))
-    assert walked | {*TRANSFORMERS} == SERVED  # which no config.json names
-    assert {task.partition(":")[0] for task, each in found.items() if not each["layers"]} == {*IN_ONE_CALL}
-    operations = {name for each in found.values() for name in each["operations"]}
-    assert "rsqrt bfloat16" not in operations  # which torch computes by two instructions
+    assert walked | {*TRANSFORMERS} == SERVED  # in no config.json
+    assert {task.partition(":")[0] for task, each in reports.items() if not each["layers"]} == {*IN_ONE_CALL}
+    operations = {name for each in reports.values() for name in each["operations"]}
+    assert "rsqrt bfloat16" not in operations  # torch computes it by two instructions
     known = ROUNDED_ALIKE | REPLACED | ONE_TERM | OF_CONSTANTS
     assert {name.split()[0] for name in operations} <= known, "may a row's bits depend on its batch by these?"

@@ -1,7 +1,4 @@
-"""Tiny models of the served families, in float32: with speculation and without, the server's answers are
-Transformers' own."""
-
-from __future__ import annotations
+"""Tiny models of the served families, in float32: answers equal Transformers'."""
 
 from pathlib import Path
 from typing import Any
@@ -18,14 +15,13 @@ from outrider.server.model.families import SERVED
 ALWAYS = ("MistralForCausalLM", "Qwen2MoeForCausalLM", "Gemma2ForCausalLM", "Cohere2ForCausalLM")
 ALWAYS += ("ExaoneMoeForCausalLM", "Gemma4ForConditionalGeneration", "Qwen3NextForCausalLM")
 ALWAYS += ("Qwen3_5ForConditionalGeneration", "Llama4ForConditionalGeneration")
-"""One of each of our changes to SGLang's models: a window that it leaves out, experts that it shares by Triton, capped
-logits, a window of another length, Transformers' code and names, layers of several shapes; recurrent layers, and those
-of a text alone; chunks."""
+"""One for each of our changes to SGLang's models: a missing window, experts shared by Triton, capped logits, a window
+of another length, Transformers' code and names, layers of several shapes; recurrent layers; chunks."""
 ELSEWHERE = {"LLaDA2MoeModelLM", "SDARForCausalLM", "SDARMoeForCausalLM"}
 ELSEWHERE |= {"TransformersForCausalLM", "TransformersMoEForCausalLM"}
-"""Block diffusion has tests of its own (`tests/lossless/test_diffusion.py`), and no config.json names the others."""
+"""Block diffusion is tested in `tests/lossless/test_diffusion.py`; the rest is in no config.json."""
 TOKENS, FEW = 40, [33, 200, 54, 77, 93]
-"""Length of an answer, and tokens that one is made of alone: it repeats itself, so that much is drafted."""
+"""Length of an answer, and its only tokens, which repeat, so that much is drafted."""
 
 
 def test_every_served_family_is_compared_here() -> None:
@@ -34,7 +30,7 @@ def test_every_served_family_is_compared_here() -> None:
 
 @pytest.mark.server
 @pytest.mark.parametrize("architecture", tiny_families.FAMILIES)
-def test_answers_are_those_of_transformers(architecture: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_answers_equal_transformers(architecture: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if architecture not in ALWAYS and not request.config.getoption("--exhaustive"):
         pytest.skip("--exhaustive starts a server for it")
     model = tiny_families.write(architecture, tmp_path / "tiny")
@@ -45,9 +41,9 @@ def test_answers_are_those_of_transformers(architecture: str, tmp_path: Path, re
         bias = dict.fromkeys(FEW, 100.0)
         free, biased = greedy(model, {}), greedy(model, bias)
         for speculates in (True, False):
-            found = ask(server, speculates, {"logprobs": 3})
-            assert found["token_ids"] == free[0]
-            assert_close(found["logprobs"]["token_logprobs"], free[1])
+            choice = ask(server, speculates, {"logprobs": 3})
+            assert choice["token_ids"] == free[0]
+            assert_close(choice["logprobs"]["token_logprobs"], free[1])
             assert ask(server, speculates, {"logit_bias": bias})["token_ids"] == biased[0]
         assert drafted(server) > 0
         one_call = f"{model.config.get_text_config().num_hidden_layers} layers run in one call" in server.output()
@@ -57,7 +53,6 @@ def test_answers_are_those_of_transformers(architecture: str, tmp_path: Path, re
 
 
 def ask(server: Server, speculates: bool, more: dict[str, Any]) -> dict[str, Any]:
-    """The answer's choice."""
     body = {
         "model": "tiny", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True,
         "return_token_ids": True, "speculation": {"enabled": speculates}, **more,
@@ -68,22 +63,21 @@ def ask(server: Server, speculates: bool, more: dict[str, Any]) -> dict[str, Any
 
 
 def drafted(server: Server) -> float:
-    """Draft tokens that were accepted."""
     return metric(server.url, "outrider_accepted_tokens_total")
 
 
 @torch.inference_mode()
 def greedy(model: torch.nn.Module, bias: dict[int, float]) -> tuple[list[int], list[float]]:
-    """Transformers' greedy answer, and the log-probabilities of its tokens without the bias."""
-    ids, found = list(PROMPT), []
+    """Transformers' greedy answer, and its log-probabilities without the bias."""
+    ids, logprobs = list(PROMPT), []
     for _ in range(TOKENS):
         logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].float()
         biased = logits.clone()
         for token, value in bias.items():
             biased[token] += value
         ids.append(int(biased.argmax()))
-        found.append(float(torch.log_softmax(logits, -1)[ids[-1]]))
-    return ids[len(PROMPT) :], found
+        logprobs.append(float(torch.log_softmax(logits, -1)[ids[-1]]))
+    return ids[len(PROMPT) :], logprobs
 
 
 def assert_close(found: list[float], expected: list[float]) -> None:

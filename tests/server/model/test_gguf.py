@@ -1,6 +1,4 @@
-"""Models from GGUF files: weights, config and tokenizer beside transformers' own reading, and files that cannot be."""
-
-from __future__ import annotations
+"""Models from GGUF files, compared with transformers' reading, and errors."""
 
 import json
 from pathlib import Path
@@ -30,8 +28,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def theirs(file: Path) -> dict[str, torch.Tensor]:
-    """The weights as transformers expands them, to bfloat16."""
-    # Its own config of Qwen3 takes another width of heads.
+    """The weights as expanded by transformers."""
+    # Its own config of Qwen3 has another head width.
     config = AutoConfig.from_pretrained(gguf_model.prepare(file, file.stem))
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, config=config, dtype=torch.bfloat16)
     return model.state_dict()
@@ -47,7 +45,7 @@ def theirs(file: Path) -> dict[str, torch.Tensor]:
         ("qwen3", "MXFP4", True),
     ],
 )
-def test_weights_are_those_that_transformers_expands(tmp_path: Path, architecture: str, kind: str, tied: bool) -> None:
+def test_weights_equal_transformers(tmp_path: Path, architecture: str, kind: str, tied: bool) -> None:
     file = tiny_gguf.write(tmp_path / "tiny.gguf", architecture, kind, tied=tied, kinds={"ffn_down.weight": "F16"})
     model = target.find(str(file))
     assert model.folder is not None
@@ -134,8 +132,8 @@ def test_recommended_sampling(tmp_path: Path) -> None:
 
 
 def sampling(folder: Path) -> dict[str, float]:
-    found = json.loads((folder / "generation_config.json").read_text())
-    return {name: found[name] for name in gguf_model.SAMPLING if name in found}
+    generation = json.loads((folder / "generation_config.json").read_text())
+    return {name: generation[name] for name in gguf_model.SAMPLING if name in generation}
 
 
 def test_memory_is_that_of_the_blocks(tmp_path: Path) -> None:
@@ -157,8 +155,8 @@ def test_llama_3_scaling_is_found_in_its_factors(tmp_path: Path) -> None:
     factors = (plain / inverse.numpy()).astype(np.float32)
     assert factors.max() > 1
     file = tiny_gguf.write(tmp_path / "scaled.gguf", more={"rope_freqs.weight": factors})
-    found = AutoConfig.from_pretrained(target.find(str(file)).path).rope_parameters
-    assert found == pytest.approx(scaled)
+    parameters = AutoConfig.from_pretrained(target.find(str(file)).path).rope_parameters
+    assert parameters == pytest.approx(scaled)
     odd = tiny_gguf.write(tmp_path / "odd.gguf", more={"rope_freqs.weight": factors[::-1].copy()})
     with pytest.raises(UserError, match="are not Llama 3's"):
         target.find(str(odd))
@@ -219,7 +217,7 @@ def test_files_that_cannot_be_served(tmp_path: Path) -> None:
     assert not list((tmp_path / "cache" / "models").glob("odd*"))
 
 
-def test_another_file_in_its_place_is_another_model(tmp_path: Path) -> None:
+def test_a_replaced_file_is_another_model(tmp_path: Path) -> None:
     file = tiny_gguf.write(tmp_path / "tiny.gguf")
     first = target.find(str(file)).folder
     assert target.find(str(file)).folder == first

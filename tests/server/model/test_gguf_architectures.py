@@ -1,6 +1,4 @@
-"""Every architecture that is served from GGUF files, beside transformers' model that the file was written from."""
-
-from __future__ import annotations
+"""Every architecture served from GGUF files, compared with the transformers model that was written."""
 
 import re
 from pathlib import Path
@@ -33,7 +31,7 @@ def test_the_readme_names_all_architectures_and_types() -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_are_those_of_the_model_that_was_written(tmp_path: Path, name: str) -> None:
+def test_logits_equal_the_written_models(tmp_path: Path, name: str) -> None:
     expected = gguf_models.write(name, tmp_path / "tiny.gguf", "Q8_0")
     folder = target.plain_folder(str(tmp_path / "tiny.gguf"))
     ours = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()

@@ -1,6 +1,4 @@
-"""Tiny GGUF files of several architectures served in float32: the answers are those of transformers."""
-
-from __future__ import annotations
+"""Tiny GGUF files, served in float32: answers equal transformers'."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,23 +24,23 @@ SERVED = (
 )
 ALWAYS = ("qwen3moe", "qwen3")
 TURN_END = "qwen3"
-"""The model whose file names the token that ends a turn, and no other end."""
+"""Its file names only the token that ends a turn."""
 IN_ONE_CALL = ("qwen3", "qwen2")
-"""Models of which all layers run in one call (`server/plugin/cpu/fused_model.py`)."""
+"""Models with all layers in one call (`server/plugin/cpu/fused_model.py`)."""
 FLAGS = {"phi3-partial": ("--context-length", "256")}
-"""Flags of a model: the context that it was made for, so that its factors for short ones are taken."""
+"""Its original context, so that its factors for short texts are used."""
 TOKENS = 16
 
 
 @pytest.mark.server
 @pytest.mark.parametrize("name", SERVED)
-def test_answers_are_those_of_transformers(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_answers_equal_transformers(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if name not in ALWAYS and not request.config.getoption("--exhaustive"):
         pytest.skip("--exhaustive starts a server for it")
     file = tmp_path / "tiny.gguf"
     model = gguf_models.write(name, file, "Q8_0")
     ids, expected = greedy(model)
-    whole = max(i for i in range(TOKENS) if ids[i] not in ids[:i])  # tokens before the one that is to end the answer
+    whole = max(i for i in range(TOKENS) if ids[i] not in ids[:i])  # tokens before the end of the answer
     if name == TURN_END:
         gguf_models.write(name, file, "Q8_0", ids[whole])
     flags = ("--model", str(file), "--dtype", "float32", "--max-total-tokens", "512")
@@ -56,8 +54,8 @@ def test_answers_are_those_of_transformers(name: str, tmp_path: Path, request: p
             }  # fmt: skip
             answer = HTTP.post(f"{server.url}/v1/completions", json=body, timeout=120)
             assert answer.status_code == 200, answer.text
-            found = answer.json()["choices"][0]["logprobs"]["token_logprobs"]
-            torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), atol=2e-4, rtol=1e-4)
+            logprobs = answer.json()["choices"][0]["logprobs"]["token_logprobs"]
+            torch.testing.assert_close(torch.tensor(logprobs), torch.tensor(expected), atol=2e-4, rtol=1e-4)
             if name == TURN_END:
                 body["ignore_eos"] = False
                 ended = HTTP.post(f"{server.url}/v1/completions", json=body, timeout=120).json()
@@ -77,9 +75,9 @@ def started(folder: Path, *flags: str) -> Iterator[Server]:
 
 def greedy(model: torch.nn.Module) -> tuple[list[int], list[float]]:
     """The tokens of a greedy answer and their log-probabilities."""
-    ids, found = list(PROMPT), []
+    ids, logps = list(PROMPT), []
     for _ in range(TOKENS):
         best = logprobs(model, ids)[-1].max(-1)
-        found.append(best.values.item())
+        logps.append(best.values.item())
         ids.append(int(best.indices))
-    return ids[len(PROMPT) :], found
+    return ids[len(PROMPT) :], logps

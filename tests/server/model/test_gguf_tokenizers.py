@@ -1,10 +1,7 @@
-"""Tokenizers of GGUF files split texts as llama.cpp does, by every name of a split that we know.
+"""Tokenizers of GGUF files split texts as llama.cpp does.
 
-The vocabulary is trained on the texts without splitting them, so that its merges reach over every border: a text that
-is split elsewhere has other tokens.
+The vocabulary is trained on unsplit texts, so a text that is split differently has other tokens.
 """
-
-from __future__ import annotations
 
 import json
 from collections.abc import Callable
@@ -43,7 +40,7 @@ TEXTS = [
 
 
 RARE = "界🎉²\r"
-"""Characters that no sentence piece has: they are spelled in bytes."""
+"""Characters outside all sentence pieces: they are spelled in bytes."""
 DEFINED = ["\n", "\n\n", "\n\n\n", "<table>"]
 """Sentence pieces that are found before a text is split, as in Gemma."""
 
@@ -55,7 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def across_borders(spelled: bool) -> tuple[list[str], list[str]]:
-    """Tokens and merges of a byte-pair encoding; spelled: of bytes as GPT-2 spells them, else of characters."""
+    """Tokens and merges of a byte-pair encoding; spelled: as GPT-2 spells bytes."""
     tokenizer = Tokenizer(models.BPE())
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet()) if spelled else []
     if spelled:
@@ -63,7 +60,7 @@ def across_borders(spelled: bool) -> tuple[list[str], list[str]]:
     else:
         tokenizer.normalizer = normalizers.Replace(" ", "▁")
     trainer = trainers.BpeTrainer(vocab_size=900, initial_alphabet=alphabet, show_progress=False)
-    # Neighbours in other contexts as well: else whole texts become tokens.
+    # neighbours in other contexts, so that whole texts do not become tokens
     tokenizer.train_from_iterator([text[i : i + 9] for text in TEXTS for i in range(len(text))], trainer)
     words = tokenizer.get_vocab()
     merges = json.loads(tokenizer.to_str())["model"]["merges"]
@@ -71,7 +68,7 @@ def across_borders(spelled: bool) -> tuple[list[str], list[str]]:
 
 
 def byte_pairs(split: str) -> tuple[list[str], Callable[[GGUFWriter], None]]:
-    """A vocabulary, and what writes it. One token is no merge's: only a split that takes whole pieces finds it."""
+    """A vocabulary and its writer. One token has no merge, so only the right split finds it."""
     words, merges = across_borders(spelled=True)
     assert "zebra" in words
     merges = [merge for merge in merges if merge.replace(" ", "") != "zebra"]
@@ -91,7 +88,7 @@ def byte_pairs(split: str) -> tuple[list[str], Callable[[GGUFWriter], None]]:
 
 
 def sentence_pieces(prefix: bool) -> tuple[list[str], Callable[[GGUFWriter], None]]:
-    """prefix: a space is put before a text, as by Llama 2 and Phi-3 and not by Gemma."""
+    """prefix: a space before the text, as by Llama 2 and Phi-3."""
     words, _ = across_borders(spelled=False)
     words = [word for word in words if not set(word) & {*RARE, "\n"}]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "<start_of_turn>", *DEFINED, *words]
@@ -117,15 +114,15 @@ def written(path: Path, vocabulary: tuple[list[str], Callable[[GGUFWriter], None
 
 
 def differing(file: Path, log: Path, texts: list[str]) -> dict[str, Any]:
-    """Texts that llama.cpp encodes otherwise, with both encodings."""
+    """Texts that llama.cpp encodes differently, with both encodings."""
     ours = AutoTokenizer.from_pretrained(target.find(str(file)).path)
-    found = {}
+    differences = {}
     with llama_cpp.opened(file, log) as reader:
         for text in texts:
             pair = ours.encode(text, add_special_tokens=False), reader.tokens(text)
             if pair[0] != pair[1]:
-                found[text] = [ours.convert_ids_to_tokens(ids) for ids in pair]
-    return found
+                differences[text] = [ours.convert_ids_to_tokens(ids) for ids in pair]
+    return differences
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -143,7 +140,7 @@ def test_the_texts_tell_all_splits_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", [True, False])
-def test_sentence_pieces_are_those_of_llama_cpp(tmp_path: Path, prefix: bool) -> None:
+def test_sentence_pieces_equal_llama_cpp(tmp_path: Path, prefix: bool) -> None:
     file = written(tmp_path / "tiny.gguf", sentence_pieces(prefix))
     assert (
         differing(file, tmp_path / "log", [*TEXTS, "<start_of_turn>user\nHi <start_of_turn>", "a <table>\n\n\n\n\nb"])

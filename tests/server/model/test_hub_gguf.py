@@ -1,6 +1,4 @@
-"""GGUF files by their names on the hub: huggingface_hub itself, against a hub of this machine."""
-
-from __future__ import annotations
+"""GGUF files by their names on the hub: huggingface_hub with a local hub."""
 
 import hashlib
 import json
@@ -22,7 +20,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub(BaseHTTPRequestHandler):
-    """The routes of the hub that huggingface_hub asks for a public repository, OWNER/tiny."""
+    """The hub's routes for a public repository, OWNER/tiny."""
 
     files: dict[str, bytes]
 
@@ -62,7 +60,7 @@ class Hub(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[str]:
-    """Address of a hub that has a model of two types and a split one."""
+    """A hub with a model of two types and a split one."""
     even = tiny_gguf.write(tmp_path / "a.gguf", kind="Q8_0").read_bytes()
     odd = tiny_gguf.write(tmp_path / "b.gguf", kind="Q4_1").read_bytes()
     Hub.files = {
@@ -80,7 +78,7 @@ def hub(tmp_path: Path) -> Iterator[str]:
 
 
 def fetched(name: str, hub: str, cache: Path, offline: bool = False) -> str:
-    """Path of the file in a process of its own, or its error."""
+    """Path of the fetched file, or the error."""
     code = f"""
 from outrider.server.errors import UserError
 from outrider.server.model import hub_gguf
@@ -101,7 +99,7 @@ def test_a_file_is_fetched_by_its_type_and_found_again_offline(hub: str, tmp_pat
     path = fetched("hf.co/OWNER/tiny:q8_0", hub, cache)
     assert Path(path).name == "tiny-Q8_0.gguf"
     assert Path(path).read_bytes() == Hub.files["tiny-Q8_0.gguf"]
-    for address in (hub, "http://127.0.0.1:9"):  # told to stay offline, and nobody there
+    for address in (hub, "http://127.0.0.1:9"):  # offline by setting, and no server there
         assert fetched("OWNER/tiny:Q8_0", address, cache, offline=address == hub) == path
     assert "not in the local cache" in fetched("OWNER/other:Q8_0", hub, cache, offline=True)
 
@@ -117,7 +115,7 @@ def test_all_parts_of_a_split_file_are_fetched(hub: str, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_what_is_not_there_is_named(hub: str, tmp_path: Path) -> None:
+def test_missing_files_are_named(hub: str, tmp_path: Path) -> None:
     assert fetched("OWNER/tiny:Q5_K_M", hub, tmp_path / "cache") == (
         "OWNER/tiny has no GGUF file of type Q5_K_M; it has Q6_K/tiny-Q6_K, tiny-Q4_1, tiny-Q8_0"
     )

@@ -1,10 +1,7 @@
-"""llama.cpp reads the same GGUF files: what it expects after the same tokens is what we expect.
+"""llama.cpp's probabilities after the same tokens, from the same GGUF files, equal ours.
 
-It shares no code with us, transformers or SGLang. transformers runs the folder that is made of a file;
-test_gguf_served.py compares what is served with that.
+transformers runs our folder; test_gguf_served.py compares the server with that.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,15 +21,15 @@ from outrider.server.model.gguf_architectures import SUPPORTED, Architecture
 pytestmark = pytest.mark.slow
 
 CLOSE = 1e-4
-"""Between log-probabilities of float32 weights; measured are up to 6e-6."""
+"""Between log-probabilities of float32 weights; measured up to 6e-6."""
 LOOKED_UP = 5e-3
-"""The same where llama.cpp looks GELU up in a table of half precision; measured are 1.3e-3."""
+"""Where llama.cpp takes GELU from a table in half precision; measured 1.3e-3."""
 ROUNDED = 0.08
-"""Mean difference where llama.cpp rounds activations to 8 bits and we do not; measured are up to 0.034."""
+"""Mean difference where only llama.cpp rounds activations to 8 bits; measured up to 0.034."""
 SHORT = {"phi3": WINDOW}
 """Tokens of prompts: llama.cpp ignores the window of Phi-3."""
 CONTEXTS = {"phi3-partial": CONTEXT // 2}
-"""Tokens that llama.cpp has room for: where they are more than the model was made for, it takes the other factors."""
+"""Tokens that llama.cpp has room for; beyond the original context it takes the other factors."""
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +38,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def theirs(name: str, file: Path) -> torch.Tensor:
-    """llama.cpp's log-probabilities of the token after the prompt."""
     with llama_cpp.opened(file, file.with_suffix(".log"), CONTEXTS.get(name, CONTEXT)) as reader:
         return reader.logprobs(prompt(name), len(gguf_models.tiny_gguf.tokens()))
 
@@ -97,8 +93,7 @@ FAULTS: dict[str, tuple[str, Callable[[Architecture], Architecture]]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_seen(tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is far outside the bound."""
+def test_a_planted_fault_is_detected(tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, change = FAULTS[fault]
     file = tmp_path / "tiny.gguf"
     gguf_models.write(name, file)

@@ -1,6 +1,4 @@
-"""The embedded model as it is served, beside llama.cpp with the same file and the same tokens."""
-
-from __future__ import annotations
+"""The embedded model as served, compared with llama.cpp."""
 
 from pathlib import Path
 from typing import Any
@@ -19,16 +17,15 @@ PROMPTS = [
     "The opposite of hot is", "import numpy as np\n\nx = np.",
 ]  # fmt: skip
 ASKED = 10
-"""Tokens whose log-probabilities are compared after each prompt: llama.cpp's likeliest."""
+"""Tokens with compared log-probabilities after each prompt: llama.cpp's likeliest."""
 CLOSE = 0.25
-"""Mean difference; measured is 0.14, with float and with rounded activations. llama.cpp rounds activations to 8 bits,
-we to bfloat16 or to 8 bits in other blocks."""
+"""Mean difference; measured 0.14, with float and rounded activations, which llama.cpp rounds in other blocks."""
 NO_WORSE = 1.25
-"""Rounded activations against float ones; measured is 0.96."""
+"""Rounded activations relative to float ones; measured 0.96."""
 
 
 def served(server: Server, prompts: list[list[int]], tokenizer: Any, likeliest: list[torch.Tensor]) -> torch.Tensor:
-    """Log-probabilities [prompts, ASKED] that the server gives; NaN for a token that is not among its 20 likeliest."""
+    """The server's log-probabilities [prompts, ASKED]; NaN outside its 20 likeliest."""
     rows = []
     for ids, tokens in zip(prompts, likeliest, strict=True):
         body = {"model": bundled_model.NAME, "prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": 20}

@@ -1,6 +1,4 @@
-"""Prometheus counters that begin at zero in every test; the process's own registry takes each of them only once."""
-
-from __future__ import annotations
+"""Prometheus counters that start at zero in every test."""
 
 from collections.abc import Callable
 
@@ -15,7 +13,7 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 def value(registry: CollectorRegistry) -> Callable[..., float]:
-    """value(name, **labels): what a counter stands at."""
+    """value(name, **labels): the value of a counter."""
 
     def read(name: str, **labels: object) -> float:
         return registry.get_sample_value(name, {key: str(label) for key, label in labels.items()}) or 0.0

@@ -1,11 +1,7 @@
-"""Decode steps of the worker on a GPU that is not there; prints what was asked of it, as JSON. Run by
-`test_no_host_wait.py` in a process of its own, since torch has one private device type.
+"""Runs decode steps of the worker on an absent GPU; prints the operations as JSON, for `test_no_host_wait.py`.
 
-The target's forward is SGLang's, and stands here for logits and hidden states of the right shapes. Everything else is
-the worker's own.
+The target's forward only returns logits and hidden states of the right shapes. The rest is the worker's own code.
 """
-
-from __future__ import annotations
 
 import json
 import traceback
@@ -35,7 +31,6 @@ from outrider.drafters.block.drafter import BlockDrafter
 from outrider.drafters.block.model import BlockModel
 from outrider.drafters.chain.drafter import ChainDrafter
 from outrider.drafters.chain.network import ChainWeights
-from outrider.drafters.diffusion.denoise import SCHEDULES
 from outrider.drafters.diffusion.drafter import DiffusionDrafter
 from outrider.drafters.diffusion.model import DiffusionModel
 from outrider.drafters.eagle.checkpoint import shapes as eagle_shapes
@@ -68,8 +63,7 @@ from outrider.server.plugin.decode.verify_tail import VerifyTail
 
 POOL, CONTEXT, SLOTS, REQUESTS = 80, 128, 600, 3
 MANY, ASKING = 80, (2, 3, 16, 33, 65)
-"""Requests that the warm-up is for, and numbers of those that ask, of which it has run two. torch takes arrays of one
-for constants."""
+"""Requests in the warm-up, and in steps. torch treats arrays of one as constants."""
 CHAINED = 2
 """Tokens of a chain's draft: from the second on each is drafted as that one."""
 CASES = [
@@ -79,15 +73,13 @@ CASES = [
     *(("dspark in graphs", "asynchronous", kind) for kind in BATCHES),
     *(("deer", "asynchronous", kind) for kind in ("greedy", "mixed")),
     *((drafter, "asynchronous", "mixed") for drafter in ("wide diffusion", "without confidence")),
-    *((f"specdiff {order}", "asynchronous", "mixed") for order in SCHEDULES),
-    ("specdiff certain", "asynchronous", "greedy"),
+    *(("specdiff", "asynchronous", kind) for kind in ("greedy", "mixed")),
     ("deer in graphs", "asynchronous", "greedy"),
     *((drafter, "asynchronous", kind) for drafter in ("eagle3", "mtp") for kind in ("greedy", "mixed")),
     *((f"dspark in graphs, rank {rank} of 2", "asynchronous", kind) for rank in (1, 2) for kind in ("greedy", "mixed")),
 ]
-"""Drafters, planners and requests, with our kernels."""
 WARMED = "ngram", "dspark in graphs", "truncated", "dflash", "eagle3", "mtp"
-"""Drafters whose kernels are counted."""
+"""Drafters with counted kernels."""
 WITHOUT_KERNELS = [
     *(("ngram", "asynchronous", kind) for kind in BATCHES),
     *(
@@ -95,12 +87,12 @@ WITHOUT_KERNELS = [
         for drafter in ("dspark", "dspark in graphs")
         for kind in ("greedy", "penalized")
     ),
-    *((drafter, "asynchronous", "mixed") for drafter in ("truncated", "dflash2", "deer", "specdiff certain", "eagle3")),
+    *((drafter, "asynchronous", "mixed") for drafter in ("truncated", "dflash2", "deer", "specdiff", "eagle3")),
 ]
-"""Cases in which torch computes everything, as where there is no Triton."""
+"""Cases in which torch computes everything, as without Triton."""
 IN_GRAPHS, GRAPHS = " in graphs", (1, 2, 4)
 BEGUN = " begun"
-"""Drafters that draft for answers that have begun (`--initial-tokens`)."""
+"""Drafters that draft only for answers that have begun (`--initial-tokens`)."""
 PLANTS = {
     "item": lambda tensor: tensor.sum().item(),
     "cpu": lambda tensor: tensor.cpu(),
@@ -110,7 +102,7 @@ PLANTS = {
     "number": lambda tensor: tensor.clone().index_put_((tensor,), tensor.new_zeros(())),
     "none": lambda tensor: None,
 }
-"""What could be done to a step's anchors; all but the last wait."""
+"""Planted operations on a step's anchors; all but the last wait."""
 
 
 class Worker(worker_module.SpeculativeWorker):
@@ -122,7 +114,7 @@ class OtherRank(FollowerWorker, Worker):
 
 
 class TwoRanks(Ranks):
-    """Two ranks whose broadcasts go from device to device, but for the bucket, which hosts know."""
+    """Two ranks with broadcasts from device to device, except the bucket, which hosts know."""
 
     def __init__(self, device: torch.device):
         super().__init__(SimpleNamespace(world_size=2, broadcast=self._seen), device)
@@ -145,16 +137,16 @@ def make_drafter(name: str, device: torch.device, layers: int | None = None) -> 
         with device:
             return LookupFirst(NgramDrafter(6, device=device), make_chain(name), expected_run_length=1.7)
     begun = name.endswith(BEGUN)
-    name, _, order = name.removesuffix(BEGUN).partition("specdiff ")
-    config = (CONFIGS | PATHS | DIFFUSIONS | {"deer": DIFFUSIONS["diffusion"], "": DIFFUSIONS["diffusion"]})[name]
+    name = name.removesuffix(BEGUN)
+    config = (CONFIGS | PATHS | DIFFUSIONS | dict.fromkeys(("deer", "specdiff"), DIFFUSIONS["diffusion"]))[name]
     config = replace(config, num_layers=layers or config.num_layers)
     drafter: Drafter
     with device:
         vocab = torch.arange(config.draft_vocab_size) if config.draft_vocab_size else None
         rows = torch.zeros(config.vocab_size, config.hidden_size)
         if config.kind == "diffusion":
-            how = {"denoising_steps": 3, "denoising_order": order} if order else {}
-            drafter = DiffusionDrafter(DiffusionModel(config, vocab), embedding=rows, head=rows, **how)
+            steps = 3 if name == "specdiff" else 1
+            drafter = DiffusionDrafter(DiffusionModel(config, vocab), embedding=rows, head=rows, denoising_steps=steps)
         else:
             drafter = BlockDrafter(BlockModel(config, vocab), embedding=rows, head=rows)
     drafter = Initialised(drafter, 3) if begun else drafter
@@ -178,7 +170,7 @@ def make_chain(name: str) -> ChainDrafter:
 def make_worker(
     drafter: str, planner: str, device: torch.device, record: Any = lambda run: (run, run()), layers: int | None = None
 ) -> Worker:
-    """layers: of the drafter, if not its own number; each asks for the same."""
+    """layers: of the drafter, if not its own number."""
     drafter, _, rank = drafter.partition(", rank ")
     worker = Worker.__new__(OtherRank if rank == "2 of 2" else Worker)
     worker.device, worker._sampling, worker._direct, worker._direct_sought = device, None, None, True
@@ -214,7 +206,7 @@ def make_worker(
 
 
 def outputs(worker: Worker, tokens: int) -> Any:
-    """The part of SGLang's `LogitsProcessorOutput` that the worker reads: logits are float32 in every model."""
+    """The part of SGLang's `LogitsProcessorOutput` that the worker reads."""
     hidden = None
     if worker._captures_hidden:
         hidden = torch.empty(tokens, 32 * max(len(worker.drafter.target_layers), 1), device=worker.device)
@@ -238,13 +230,12 @@ def forward(worker: Worker, batch: Any) -> Any:
     output = outputs(worker, tokens)
     if worker.tail is not None:
         capture(worker, output, batch.input_ids, batch.out_cache_loc, batch.spec_info.positions)
-        worker.target_worker.model_runner.shared_read_done_event = absent_gpu.Event()  # as SGLang's graphs have it
+        worker.target_worker.model_runner.shared_read_done_event = absent_gpu.Event()  # as in SGLang's graphs
     return SimpleNamespace(logits_output=output, can_run_cuda_graph=worker.tail is not None)
 
 
 def steps(worker: Worker, kind: str, lengths: list[int], rows: torch.Tensor) -> list[list[Any]]:
-    """Operations that two steps of a batch ask of the device."""
-    found = []
+    operations = []
     batch = batch_of(kind, lengths, rows, worker.device)
     worker.requests.admit(batch.reqs, batch.req_pool_indices, rows.numpy())
     for _ in range(2):
@@ -252,10 +243,10 @@ def steps(worker: Worker, kind: str, lengths: list[int], rows: torch.Tensor) -> 
         with absent_gpu.watching() as watched:
             worker._decode(batch, published.append, None)
         assert published[0].device == worker.device
-        read_late = kind == "penalized"  # the page table, by rules, after the verification has ended
+        read_late = kind == "penalized"  # rules read the page table after the verification
         assert (worker.target_worker.model_runner.shared_read_done_event is None) == (read_late or not worker.tail)
-        found.append(watched.operations)
-    return found
+        operations.append(watched.operations)
+    return operations
 
 
 class Replays:
@@ -272,7 +263,6 @@ class Replays:
         self.count += 1
 
     def forward(self, worker: Worker, batch: Any) -> Any:
-        """Verification, by a graph where there is a tail."""
         if worker.tail is None:
             return forward(worker, batch)
         self.count += 1
@@ -284,14 +274,14 @@ class Replays:
 
 @contextmanager
 def kernels(device: torch.device) -> Iterator[None]:
-    """Our kernels run for tensors of this device, as for CUDA's."""
+    """Our kernels run for this device's tensors, as for CUDA's."""
     on_cuda = lambda *tensors: all(x.device == device for x in tensors) and cuda.available()  # noqa: E731
     with mock.patch.object(cuda, "fits", on_cuda):
         yield
 
 
 def launches(drafter: str, kind: str, device: torch.device) -> int:
-    """Launches of a step by a GPU's kernels; a graph is one, and the target's forward without one is not counted."""
+    """A step's kernel launches; a graph is one, and the target's own forward is not counted."""
     rows, replays = np.arange(1, REQUESTS + 1), Replays()
     at = SimpleNamespace(numpy=lambda: rows)
     with absent_gpu.running(), kernels(device):
@@ -300,7 +290,7 @@ def launches(drafter: str, kind: str, device: torch.device) -> int:
         batch = batch_of(kind, [20, 30, 25], at, device)
         worker.requests.admit(batch.reqs, batch.req_pool_indices, rows)
         info = batch.sampling_info
-        for _ in range(3):  # the first takes what stays the same while its requests run
+        for _ in range(3):  # the first fills caches that last while its requests run
             replays.count = 0
             batch = batch_of(kind, [20, 30, 25], at, device)
             batch.sampling_info = info
@@ -310,8 +300,8 @@ def launches(drafter: str, kind: str, device: torch.device) -> int:
 
 
 def late(drafter: str, device: torch.device, *, without: Any = None) -> tuple[int, list[str]]:
-    """Number of kernels that are compiled at the start, and those that later steps want. without: draws to leave out
-    of the warm-up, "greedy" or "sampled", to see that steps show it."""
+    """Numbers of kernels compiled at the start, and by later steps. without: "greedy" or "sampled" draws to omit from
+    the warm-up."""
     leave = {"greedy": slice(1, None), "sampled": slice(1)}.get(without, slice(None))
     samplings, before = warm_up.samplings, len(absent_gpu.KERNELS.compiled)
     absent_gpu.KERNELS.forget()
@@ -330,7 +320,7 @@ def late(drafter: str, device: torch.device, *, without: Any = None) -> tuple[in
         shapes = warm_up.Shapes(MANY, worker.req_to_token_pool.req_to_token, VOCABULARY, worker.width - 1, True)
         with absent_gpu.watching():
             warm_up.run_all(shapes, worker.drafter)
-        compiled, found = len(absent_gpu.KERNELS.compiled) - before, list[str]()
+        compiled, missed = len(absent_gpu.KERNELS.compiled) - before, list[str]()
         for count in ASKING:
             rows = np.arange(count)
             at = SimpleNamespace(numpy=lambda rows=rows: rows)
@@ -339,14 +329,14 @@ def late(drafter: str, device: torch.device, *, without: Any = None) -> tuple[in
                 with absent_gpu.watching() as watched:
                     worker.requests.admit(batch.reqs, batch.req_pool_indices, rows)
                     worker._decode(batch, lambda _: None, None)
-                found += watched.compiled
-    return compiled, found
+                missed += watched.compiled
+    return compiled, missed
 
 
 def run(drafter: str, planner: str, kind: str, device: torch.device, *, with_kernels: bool = True) -> dict[str, Any]:
-    """Compare what two batches whose lengths differ ask; or say what was in the way."""
+    """Compare the operations of batches with different lengths; or return the error."""
     rows = np.arange(1, REQUESTS + 1)
-    at = SimpleNamespace(numpy=lambda: rows)  # a tensor of the host, which the fake mode does not have
+    at = SimpleNamespace(numpy=lambda: rows)  # a host tensor, which the fake mode lacks
     with absent_gpu.running(), kernels(device) if with_kernels else nullcontext():
         worker = make_worker(drafter, planner, device, layers=1)
         try:
@@ -359,32 +349,32 @@ def run(drafter: str, planner: str, kind: str, device: torch.device, *, with_ker
 
 
 def propose_on_host(drafter: DiffusionDrafter, batch: Any) -> Any:
-    """Drafting as on a CPU, where the host looks what of a text is encoded."""
+    """Drafting as on a CPU, where the host checks encoded texts."""
     drafter.on_host = True
     return drafter.propose(batch)
 
 
 def main() -> None:
     publish(ServerArgs(model_path="dummy", device="cpu"), role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
-    device, found = absent_gpu.install(), {}
+    device, results = absent_gpu.install(), {}
     for case in CASES:
-        found[", ".join(case)] = run(*case, device)
+        results[", ".join(case)] = run(*case, device)
     for case in WITHOUT_KERNELS:
-        found[f"{', '.join(case)}, without kernels"] = run(*case, device, with_kernels=False)
-    found["launches"] = {
+        results[f"{', '.join(case)}, without kernels"] = run(*case, device, with_kernels=False)
+    results["launches"] = {
         f"{drafter}, {kind}": launches(drafter, kind, device)
         for drafter in ("dspark", "dspark in graphs", "dspark begun in graphs")
         for kind in BATCHES
     }
-    found["late"] = {drafter: late(drafter, device) for drafter in WARMED}
-    found["planted late"] = {left: late("dspark", device, without=left) for left in ("greedy", "sampled")}
+    results["late"] = {drafter: late(drafter, device) for drafter in WARMED}
+    results["planted late"] = {left: late("dspark", device, without=left) for left in ("greedy", "sampled")}
     original = worker_module.flatten
     for name, plant in PLANTS.items():
         worker_module.flatten = lambda anchors, *rest, plant=plant: (plant(anchors), original(anchors, *rest))[1]
-        found[f"planted {name}"] = run("ngram", "verify-all", "greedy", device)
+        results[f"planted {name}"] = run("ngram", "verify-all", "greedy", device)
     DiffusionDrafter._propose_each = propose_on_host
-    found["planted host"] = run("deer", "verify-all", "greedy", device)
-    print(json.dumps(found))
+    results["planted host"] = run("deer", "verify-all", "greedy", device)
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,8 @@
-"""The start of SGLang's graphs of verification, on a CPU: its dummy forward, by which it has FlashInfer choose kernels,
-through our attention; and what it says of adapters.
+"""The start of SGLang's verification graphs on a CPU: the dummy forward, with which FlashInfer chooses kernels, through
+our attention; and the refusal of adapters.
 
-Prints as JSON where requests begin in that forward, with SGLang's own batch and ours, and the refusal. The model and
-its runner are those of `verify_graphs_on_cpu.py`; a program of its own for the same reason.
+Prints as JSON where requests begin in that forward, with SGLang's batch and with ours, and the refusal.
 """
-
-from __future__ import annotations
 
 import json
 import sys
@@ -27,7 +24,7 @@ from outrider.server.plugin.flat_attention import FlatAttentionBackend
 
 
 class Attention(FlatAttentionBackend):
-    """Ours, as the model calls it."""
+    """Our attention, as the model calls it."""
 
     def attend(self, x: torch.Tensor, batch: Any) -> torch.Tensor:
         cache = torch.zeros(self.page_table.numel() + 1, 1, x.shape[1])
@@ -49,7 +46,7 @@ def run(prepare: Any) -> list[int] | str:
 
 
 def refusal() -> str:
-    """The reason why SGLang captures nothing for a model with adapters."""
+    """SGLang's reason for capturing no graph for a model with adapters."""
     with_adapters = graphs.model_runner()
     with_adapters.lora_manager = SimpleNamespace(lora_backend=SimpleNamespace(skip_inactive_dense_lora=False))
     try:

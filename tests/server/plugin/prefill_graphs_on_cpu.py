@@ -1,10 +1,7 @@
-"""SGLang's runner of prefill graphs on a CPU, with graphs that are functions: the hidden states that replays bring.
+"""SGLang's runner of prefill graphs on a CPU, with functions as graphs: checks the hidden states of replays.
 
-The model's body is captured and its tail runs without a graph, as in SGLang's. Prints JSON; a program of its own, since
-SGLang has one configuration in a process.
+The model's body is captured and its tail is not, as in SGLang. Prints JSON.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -40,14 +37,14 @@ ARGUMENTS = ServerArgs(model_path="dummy", device="cpu")
 
 
 class Attention(AttentionBackend):
-    """Layers of a model without any."""
+    """Layers of a model without attention."""
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         pass
 
 
 class Body(torch.nn.Module):
-    """Two layers, of which the outputs are shown; `layers` is where SGLang finds a model's body."""
+    """Two layers with returned outputs; SGLang finds a model's body in `layers`."""
 
     layers = ()
 
@@ -77,7 +74,7 @@ class Model(torch.nn.Module):
 
 
 class Graphs(BreakableCudaGraphBackend):
-    """The function that would be captured, in place of a graph."""
+    """Keeps the function to be captured, in place of a graph."""
 
     def __init__(self, runner: Any, fails: bool) -> None:
         self.runner, self.fails, self.captured, self.replays = runner, fails, dict[Any, Any](), 0
@@ -99,7 +96,7 @@ class Graphs(BreakableCudaGraphBackend):
     def replay(self, key: Any, batch: Any, **_: Any) -> Any:
         self.replays += 1
         body = self.runner.layer_model
-        with mock.patch.object(body, "forward", partial(Body.forward, body)):  # SGLang's calls this very replay
+        with mock.patch.object(body, "forward", partial(Body.forward, body)):  # SGLang's version calls this replay
             return self.captured[key]()
 
 
@@ -123,14 +120,12 @@ def model_runner() -> Any:
 
 
 def make(drafter: str, *, fails: bool = False) -> Any:
-    """SGLang's runner, which has captured all there is to capture."""
     PluginConfig(drafter=drafter).to_env()
     sglang_runner.resolve_prefill_backend = lambda runner: Graphs(runner, fails)
     return sglang_runner.PrefillCudaGraphRunner(model_runner())
 
 
 def prefill(lens: list[int], mode: CaptureHiddenMode) -> ForwardBatch:
-    """Prompts of these lengths, behind nothing."""
     tokens, counts = sum(lens), torch.tensor(lens)
     positions = torch.cat([torch.arange(n) for n in lens])
     batch = ForwardBatch(
@@ -146,7 +141,7 @@ def prefill(lens: list[int], mode: CaptureHiddenMode) -> ForwardBatch:
 
 
 def replay_all(runner: Any) -> dict[str, int]:
-    """Prefills with hidden states, of one and more prompts: raises where a replay brings others than the model."""
+    """Raises if a replay's hidden states differ from the model's."""
     torch.manual_seed(1)
     replayed = eager = 0
     for lens in ([1], [4], [5], [3, 2], [1, 6, 4], [16], [2, 9, 5], [17]):
@@ -174,11 +169,11 @@ def main() -> None:
         get_parallel().override(tp_group=SimpleNamespace(world_size=1, barrier=lambda: None)),
         get_exec().graph.override(cuda_graph_config=graphs),
     ):
-        found = {"SGLang's own": replay_all(make("dspark"))}
+        results = {"SGLang's own": replay_all(make("dspark"))}
         sglang_runner.PrefillCudaGraphRunner.capture = lambda self: prefill_graphs.capture(stock, self)
-        found |= {drafter: replay_all(make(drafter)) for drafter in ("dspark", "ngram")}
-        found["failing"] = replay_all(make("dspark", fails=True))
-    print(json.dumps(found))
+        results |= {drafter: replay_all(make(drafter)) for drafter in ("dspark", "ngram")}
+        results["failing"] = replay_all(make("dspark", fails=True))
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

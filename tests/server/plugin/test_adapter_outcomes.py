@@ -1,6 +1,4 @@
-"""Each adapter's drafts are counted and calibrated by themselves."""
-
-from __future__ import annotations
+"""Each adapter's drafts are counted and calibrated separately."""
 
 from types import SimpleNamespace
 
@@ -19,15 +17,14 @@ COMMON = CalibrationTable.of({CLASSES[0]: Calibration((1.0, 1.0), (0.5, -0.5))},
 
 
 def admit(outcomes: AdapterOutcomes, *ids: str | None, learned: str = "") -> np.ndarray:
-    """Numbers of requests with these adapters."""
-    found = [RequestOptions(adapter=each, learned=learned).to_custom_params() for each in ids]
-    sampling = [SimpleNamespace(custom_params=params) for params in found]
+    options = [RequestOptions(adapter=each, learned=learned).to_custom_params() for each in ids]
+    sampling = [SimpleNamespace(custom_params=params) for params in options]
     reqs = [SimpleNamespace(lora_id=each, sampling_params=one) for each, one in zip(ids, sampling, strict=True)]
     return np.array([outcomes.admit(req) for req in reqs])
 
 
 def show(outcomes: AdapterOutcomes, numbers: np.ndarray, chances: list[float], steps: int) -> None:
-    """Steps in which every request has a draft of confidence 0.6 a token, accepted with its chance."""
+    """Every request drafts with confidence 0.6 per token, accepted with its chance."""
     rng, count = np.random.default_rng(0), len(numbers)
     for _ in range(steps):
         accepted = (rng.random((count, GAMMA)) < np.array(chances)[:, None]).cumprod(1).sum(1)
@@ -37,7 +34,7 @@ def show(outcomes: AdapterOutcomes, numbers: np.ndarray, chances: list[float], s
 
 
 def confidences(outcomes: AdapterOutcomes, numbers: np.ndarray) -> np.ndarray:
-    """[R] calibrated first confidences of drafts of confidence 0.6."""
+    """[R] calibrated first confidences of 0.6."""
     tables = [outcomes.table(number) or COMMON for number in numbers.tolist()]
     confidence = torch.full((len(numbers), GAMMA), 0.6)
     places, (inverse, shifts) = parameters_of_each(tables, confidence, torch.zeros(len(numbers), dtype=torch.int64))
@@ -55,10 +52,10 @@ def test_an_adapter_where_drafts_fail_is_known_by_its_own() -> None:
     show(outcomes, numbers, [0.9, 0.6, 0.1, 0.9], FIRST - 1)
     np.testing.assert_allclose(confidences(outcomes, numbers)[2], common, rtol=1e-5)
     show(outcomes, numbers, [0.9, 0.6, 0.1, 0.9], 8 * FIRST)
-    found = confidences(outcomes, numbers)
-    np.testing.assert_allclose(found[[0, 2]], [0.9, 0.1], atol=0.2)
-    assert found[1] == np.float32(common)
-    # Classes of which nothing was seen are the model's, with as many positions.
+    adapted = confidences(outcomes, numbers)
+    np.testing.assert_allclose(adapted[[0, 2]], [0.9, 0.1], atol=0.2)
+    assert adapted[1] == np.float32(common)
+    # Classes without records equal the model's, with as many positions.
     table = outcomes.table(2)
     assert table is not None
     assert table.by_class[1] == Calibration.identity(GAMMA)
@@ -80,10 +77,10 @@ def test_an_unloaded_adapter_is_forgotten() -> None:
     show(outcomes, numbers, [0.2], FIRST)
     assert outcomes.table(1) is not None
     del loaded["a"]
-    loaded["b"] = SimpleNamespace(lora_name="a")  # another one of the same name
+    loaded["b"] = SimpleNamespace(lora_name="a")  # a new adapter of the same name
     assert admit(outcomes, "b", "b").tolist() == [2, 2]
     assert outcomes.table(1) is outcomes.table(2) is None
-    show(outcomes, numbers, [0.2], 1)  # a step of before
+    show(outcomes, numbers, [0.2], 1)  # a step from before the change
 
 
 def test_a_drafter_that_has_learned_more_begins_anew() -> None:
@@ -100,5 +97,5 @@ def test_a_drafter_that_has_learned_more_begins_anew() -> None:
     assert registry.get_sample_value("outrider_adapter_drafted_tokens_total", {"adapter": "a"}) == GAMMA * (FIRST + 1)
 
 
-def test_only_servers_with_adapters_have_it() -> None:
+def test_only_servers_with_adapters_count_them() -> None:
     assert AdapterOutcomes.of(SimpleNamespace(lora_manager=None), GAMMA) is None

@@ -1,6 +1,4 @@
-"""Ends of answers: nothing is drafted, recorded or counted behind it."""
-
-from __future__ import annotations
+"""No token past an answer's end is drafted, recorded or counted."""
 
 import numpy as np
 import pytest
@@ -18,9 +16,9 @@ END, STOP = 7, 9
 
 
 def table(*requests):
-    found = RequestTable(8, GAMMA, "cpu")
-    found.admit(requests, torch.arange(len(requests)))
-    return found
+    made = RequestTable(8, GAMMA, "cpu")
+    made.admit(requests, torch.arange(len(requests)))
+    return made
 
 
 def limits(found, *contexts):
@@ -28,35 +26,35 @@ def limits(found, *contexts):
 
 
 def test_no_more_is_drafted_than_the_answer_has_room_for():
-    """A prompt of 10 and 6 new tokens: 16 in all, of which the step brings one that is not drafted."""
-    found = table(request(prompt=10, new_tokens=6))
+    """A prompt of 10 and 6 new tokens; a step adds one undrafted token."""
+    requests = table(request(prompt=10, new_tokens=6))
     # With 10 cached the answer has one token, the anchor; 5 may follow.
-    assert [limits(found, cached)[0] for cached in (10, 11, 12, 13, 14)] == [4, 3, 2, 1, 0]
-    assert limits(found, 15) == [0]  # and never less
+    assert [limits(requests, cached)[0] for cached in (10, 11, 12, 13, 14)] == [4, 3, 2, 1, 0]
+    assert limits(requests, 15) == [0]
 
 
 def test_where_lengths_are_unsure_drafts_may_pass_the_answers_end_and_not_the_contexts():
-    """10 to 14 tokens are cached of a text of 16, in a context of 16 or more."""
+    """10 to 14 tokens of a text of 16 are cached, in a context of 16 or more."""
     for context, drafted in ((16, 1), (17, 2), (18, 3), (40, GAMMA)):
-        found = RequestTable(8, GAMMA, "cpu", context)
-        found.admit([request(prompt=10, new_tokens=6)], torch.arange(1))
-        entries = found.entries(np.arange(1))
-        assert found.view(entries, np.array([14]), 4).limits.tolist() == [drafted]
-        # The last draft of the longest text stands at position 14 + drafted.
+        requests = RequestTable(8, GAMMA, "cpu", context)
+        requests.admit([request(prompt=10, new_tokens=6)], torch.arange(1))
+        entries = requests.entries(np.arange(1))
+        assert requests.view(entries, np.array([14]), 4).limits.tolist() == [drafted]
+        # The last draft of the longest text is at position 14 + drafted.
         assert 14 + drafted < context
-        assert found.view(entries, np.array([14])).limits.tolist() == [0]
+        assert requests.view(entries, np.array([14])).limits.tolist() == [0]
 
 
-def test_the_tokens_that_end_an_answer_are_those_of_its_request():
-    found = table(
+def test_each_request_has_its_own_end_tokens():
+    requests = table(
         request(ends=(END,)),
         request(ends=(END,), stop_token_ids={STOP}),
         request(ends=(END,), ignore_eos=True),
         request(),
     )
-    assert [sorted(set(row) - {-1}) for row in found.ends[:4].tolist()] == [[END], sorted((END, STOP)), [], []]
+    assert [sorted(set(row) - {-1}) for row in requests.ends[:4].tolist()] == [[END], sorted((END, STOP)), [], []]
     again = table(request(ends=(END, STOP)), request(ends=(2,)))
-    again.admit([request(ends=(3,))], torch.tensor([0]))  # another request in the row: its ends alone hold
+    again.admit([request(ends=(3,))], torch.tensor([0]))  # a new request in the row has only its own ends
     assert again.ends[:2].tolist() == [[3, -1], [2, -1]]
 
 
@@ -68,7 +66,7 @@ def planning_of(registry, *requests):
 
 
 def step_of(planning, tokens, accept):
-    """One step that drafts `tokens` [R, gamma] and accepts so many of them as the list of numbers `accept` says."""
+    """One step that drafts `tokens` [R, gamma] and accepts `accept` of them."""
     count = len(tokens)
     step = planning.begin(np.arange(count), np.full(count, 10), torch.zeros(count, dtype=torch.int64))
     draft = Draft(torch.tensor(tokens), torch.full((count,), GAMMA), torch.full((count, GAMMA), 0.9))
@@ -77,7 +75,7 @@ def step_of(planning, tokens, accept):
     return admission
 
 
-def test_nothing_behind_a_drafted_end_is_verified_recorded_or_counted(registry, value):
+def test_no_token_after_a_drafted_end_is_verified_recorded_or_counted(registry, value):
     planning = planning_of(registry, *[request(ends=(END,))] * 3)
     # accepted with its end; rejected before its end; ends nowhere
     admission = step_of(planning, [[1, END, 3, 4], [1, 2, END, 4], [1, 2, 3, 4]], [2, 1, 4])
@@ -85,7 +83,7 @@ def test_nothing_behind_a_drafted_end_is_verified_recorded_or_counted(registry, 
     state = planning.state()["records"]
     assert state["verify_lens"] == [2, 3, 4]
     assert state["accepted"] == [2, 1, 4]
-    # 2 drafts without the target's own token behind them, 1 draft and that token, 4 drafts and that token
+    # 2 drafts without the target's own token, 1 draft and that token, 4 drafts and that token
     assert value("outrider_accepted_length_sum") == 2 + 2 + 5
     assert planning.requests.generated[:3].tolist() == [2, 2, 5]
     assert value("outrider_verified_tokens_total") == 9
@@ -105,8 +103,8 @@ RULED = (
 
 
 @pytest.mark.parametrize("rules", RULED)
-def test_requests_with_rules_teach_no_calibration(registry, value, rules):
-    """Their accepted drafts are counted, and left out of the drafter's records."""
+def test_requests_with_rules_are_not_calibrated_on(registry, value, rules):
+    """Their accepted drafts are counted."""
     planning = planning_of(registry, request(**rules), request())
     step = step_of(planning, [[1, 2, 3, 4], [1, 2, 3, 4]], [0, 4]).step
     assert step.view.ruled.tolist() == [True, False]

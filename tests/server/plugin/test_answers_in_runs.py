@@ -1,6 +1,4 @@
-"""An answer is the one that single tokens give, however many of its tokens come in a step."""
-
-from __future__ import annotations
+"""An answer does not depend on how many of its tokens come in a step."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,8 +13,7 @@ from hypothesis import strategies as st
 from outrider.server.plugin.hooks import answer_ends
 
 PIECES = ("\n", "\n\n", "User", " User", ":", "Answer", " yes", ".", "###", "#", " ###", " a", "a", "aa", ">", "\u00e9")
-"""Each one token, of which texts are made that repeat themselves; to them come tokens that are parts of a character,
-special ones and one beyond the vocabulary."""
+"""Tokens that make repetitive texts, next to parts of a character, special ones and one beyond the vocabulary."""
 STRINGS = (
     "\n",
     "\n\n",
@@ -62,7 +59,7 @@ def token_ids(draw: st.DrawFn) -> list[int]:
 
 @st.composite
 def in_runs(draw: st.DrawFn, tokens: list[int]) -> list[list[int]]:
-    """The tokens cut at random; the first, of the prefill, is alone."""
+    """The tokens cut at random; the prefill's first one is alone."""
     runs, at = [tokens[:1]], 1
     while at < len(tokens):
         length = draw(st.integers(1, WIDTH))
@@ -97,17 +94,17 @@ def without_drafts(answered: answering.Answer) -> answering.Answer:
 
 
 def check(runs: list[list[int]], request: dict[str, Any], but: str | None = None) -> None:
-    """but: a method whose hook is left out."""
+    """but: a method that is not hooked."""
     tokens = [token for run in runs for token in run]
     expected = None if request.get("stream_interval", 1) > 1 else answer(singly(tokens), **request)
     with hooked(answer_ends.register, but):
         alone = answer(singly(tokens), **request)
         answered = answer(runs, **request)
-    # Where SGLang sends several tokens at a time it may send a character twice, see `test_no_character_is_sent_twice`.
+    # SGLang may send a character twice, see `test_no_character_is_sent_twice`
     expected = expected or alone
     assert alone == expected
     assert without_drafts(answered) == expected
-    # A run's last token is the target's own; whatever of the others is in the answer was a draft of use.
+    # the last token is the target's own; only drafts in the answer count
     left, drafted = len(expected.ids), 0
     for run in runs:
         drafted += min(max(left, 0), len(run) - 1)
@@ -118,7 +115,8 @@ def check(runs: list[list[int]], request: dict[str, Any], but: str | None = None
 @settings(max_examples=200, deadline=None)
 @given(st.data(), token_ids(), REQUESTS)
 def test_runs_of_any_length_give_the_answer_of_single_tokens(data, tokens, request):
-    """Single tokens give the answer of SGLang without us: text, ids, end, usage, logprobs; whole and streamed."""
+    """Single tokens go through unmodified SGLang. Text, ids, end, usage and logprobs are compared, whole and
+    streamed."""
     check(data.draw(in_runs(tokens)), request)
 
 
@@ -158,7 +156,7 @@ def test_without_one_of_the_hooks_some_answer_differs(hook):
         ("a\u96ea b\n", ["\n"], "a\u96ea b", "\n"),
     ],
 )
-def test_what_comes_first_ends_the_answer(text, stop, expected, matched, stream):
+def test_the_first_end_ends_the_answer(text, stop, expected, matched, stream):
     tokens = ids_of(text)
     with hooked(answer_ends.register):
         for run in range(1, len(tokens) + 1):
@@ -169,14 +167,14 @@ def test_what_comes_first_ends_the_answer(text, stop, expected, matched, stream)
 
 A, LINE, LINES, WORD = (ids_of(text)[0] for text in ("a", "\n", "\n\n\n", " a"))
 LATE = [[A], [LINE], [LINE], [LINE]]
-"""Tokens whose stop string is a single other token: SGLang misses three line ends, and cuts there at a later one."""
+"""Here a token is the stop string; SGLang misses three line ends, and cuts at a later one."""
 
 
 @pytest.mark.parametrize(
     ("hook", "runs"),
     [
-        ("stream_output", [*LATE, [WORD, LINES]]),  # what precedes the end within its run
-        ("accept", [*LATE, [WORD, LINE], [LINES]]),  # what precedes a token that is held back
+        ("stream_output", [*LATE, [WORD, LINES]]),  # text before the end, within its run
+        ("accept", [*LATE, [WORD, LINE], [LINES]]),  # text before a withheld token
     ],
 )
 def test_a_run_is_released_as_far_as_single_tokens(hook, runs):
@@ -186,8 +184,8 @@ def test_a_run_is_released_as_far_as_single_tokens(hook, runs):
         check(runs, request, but=hook)
 
 
-def test_of_a_whole_text_nothing_is_sent_before_its_end():
-    """SGLang sends every 50 tokens of it, be the last of them the beginning of a stop string."""
+def test_an_unstreamed_text_is_not_sent_before_its_end():
+    """SGLang sends every 50 tokens, even if they begin a stop string."""
     runs = singly([A] * 49 + ids_of("User:") + ids_of("\n"))
     assert answer(runs, stop=["User:"], stream=False).text == "a" * 49 + "User"
     with hooked(answer_ends.register):
@@ -195,16 +193,16 @@ def test_of_a_whole_text_nothing_is_sent_before_its_end():
 
 
 def test_no_character_is_sent_twice():
-    """A run ends within a character, behind a Chinese one, and so does the next behind a letter."""
+    """Runs end within a character, after a Chinese one and after a letter."""
     snow, smile = ids_of("\u96ea"), ids_of("\U0001f600")
     runs = [ids_of("\n"), [*snow, smile[0]], [*smile[1:], *ids_of("a"), snow[0]], [snow[1], *ids_of(".")]]
     sent = answer(runs, stream=True)
-    assert sent.text == "\n\u96ea\u96ea\U0001f600a\u96ea."  # SGLang's own
+    assert sent.text == "\n\u96ea\u96ea\U0001f600a\u96ea."
     with hooked(answer_ends.register):
         assert answer(runs, stream=True) == replace(sent, text="\n\u96ea\U0001f600a\u96ea.")
 
 
-def test_a_stop_string_of_more_tokens_than_its_own_is_missed_as_by_single_tokens():
+def test_a_stop_string_in_more_tokens_than_its_encoding_is_missed_as_by_single_tokens():
     """Three line ends are one token: the window that SGLang searches holds two."""
     tokens = [*ids_of("a"), *ids_of("\n") * 3, *ids_of(" a")]
     with hooked(answer_ends.register):
@@ -214,8 +212,8 @@ def test_a_stop_string_of_more_tokens_than_its_own_is_missed_as_by_single_tokens
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
-def test_a_grammar_is_asked_at_the_end_of_the_run_that_it_has_read(length):
-    """A step's run ends where its grammar does, which has read all of it before the first token is judged."""
+def test_a_grammar_ends_at_the_end_of_its_run(length):
+    """The grammar has read the whole run before the first token is judged."""
     with hooked(answer_ends.register):
         answering = Answering(stream=False, stop=["###"])
         answering.request.grammar = Grammar(length)
@@ -226,7 +224,7 @@ def test_a_grammar_is_asked_at_the_end_of_the_run_that_it_has_read(length):
 
 
 class Grammar:
-    """One that ends after `length` tokens, whatever they are."""
+    """Ends after `length` tokens of any kind."""
 
     def __init__(self, length: int):
         self.left, self.finished = length, False

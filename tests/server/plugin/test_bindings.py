@@ -1,6 +1,4 @@
-"""A change of a module's function reaches those that have imported it by name, as by SGLang's own code."""
-
-from __future__ import annotations
+"""A change of a module's function reaches all modules that imported it by name."""
 
 import sys
 from collections.abc import Callable
@@ -21,7 +19,7 @@ def replace(request: pytest.FixtureRequest) -> Replace:
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
-    """Makes modules with these names in them, which are imported for as long as the test takes."""
+    """Makes importable modules with these names in them."""
 
     def make(name: str, **names: object) -> ModuleType:
         made = ModuleType(f"bound.{name}")
@@ -32,7 +30,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
     return make
 
 
-def test_every_name_is_bound_anew(replace: Replace, module: Callable[..., ModuleType]) -> None:
+def test_every_name_is_rebound(replace: Replace, module: Callable[..., ModuleType]) -> None:
     function, other, first, second, third = (lambda: None for _ in range(5))
     defining = module("defining", function=function, alias=function)
     importing = module("importing", function=function, renamed=function, other=other)

@@ -1,10 +1,7 @@
-"""Block verification in fractions, by a rule written anew: what comes out, how much is kept, and that the worker's code
-has the same outcomes.
+"""Block verification in exact fractions, by an independent rule, compared with the worker's code.
 
-Blocks end where the tokens drafted so far say so, as the planner may have it; p depends on the whole text.
+Drafted tokens decide where blocks end, as the planner may; p depends on the whole text.
 """
-
-from __future__ import annotations
 
 import itertools
 import math
@@ -30,7 +27,7 @@ Next = Callable[[Text], Law]
 
 
 def table(seed: int, zeros: float = 0.0) -> Next:
-    """Laws in sixty-fourths, another for every text."""
+    """Distributions in sixty-fourths, different for every text."""
 
     @cache
     def after(text: Text) -> Law:
@@ -44,7 +41,6 @@ def table(seed: int, zeros: float = 0.0) -> Next:
 
 
 def point(text: Text) -> Law:
-    """A lookup's."""
     return tuple(Fraction(int(token == (2 * len(text) + sum(text)) % VOCAB)) for token in TOKENS)
 
 
@@ -63,20 +59,20 @@ def rest(scale: Fraction, p: Law, q: Law) -> list[Fraction]:
 
 @dataclass(frozen=True)
 class Rule:
-    """A verification; p and q are of the token after a text."""
+    """A verification rule; p and q are of the token after a text."""
 
     p: Next
     q: Next
 
     def scales(self, drafts: Text) -> list[Fraction]:
         """s_0, s_1, ..."""
-        found = [Fraction(1)]
+        scale = [Fraction(1)]
         for k, x in enumerate(drafts):
-            found.append(min(Fraction(1), found[-1] * self.p(drafts[:k])[x] / self.q(drafts[:k])[x]))
-        return found
+            scale.append(min(Fraction(1), scale[-1] * self.p(drafts[:k])[x] / self.q(drafts[:k])[x]))
+        return scale
 
     def by_block(self, drafts: Text) -> Iterator[tuple[int, Fraction, list[Fraction]]]:
-        """(drafts kept, chance, weights of the token behind them)."""
+        """(drafts kept, chance, weights of the next token)."""
         scales, later = self.scales(drafts), Fraction(1)
         for k in range(len(drafts), -1, -1):
             p, scale = self.p(drafts[:k]), scales[k]
@@ -99,8 +95,6 @@ class Rule:
         yield len(drafts), reached, list(self.p(drafts))
 
     def blocks(self, stop: Stop) -> Iterator[tuple[Text, Fraction]]:
-        """All blocks and their chances."""
-
         def longer(drafts: Text, chance: Fraction) -> Iterator[tuple[Text, Fraction]]:
             if len(drafts) == DEPTH or stop(drafts):
                 yield drafts, chance
@@ -130,35 +124,34 @@ LAWS = dict(laws())
 
 
 Outcomes = dict[Text, Any]
-"""Chances of what a step brings."""
+"""Chances of a step's outcomes."""
 
 
 def outcomes(rule: Rule, verify: str, drafts: Text) -> Outcomes:
-    found: Outcomes = defaultdict(Fraction)
+    chances: Outcomes = defaultdict(Fraction)
     for k, chance, weights in getattr(rule, verify)(drafts):
         for y in TOKENS:
-            found[*drafts[:k], y] += chance * weights[y] / sum(weights)
-    return found
+            chances[*drafts[:k], y] += chance * weights[y] / sum(weights)
+    return chances
 
 
 def said(rule: Rule, stop: Stop, of: Callable[[Text], Outcomes]) -> Outcomes:
-    """Chances of the texts of DEPTH + 1 tokens; behind what a step brings, the target goes on."""
-    found: Outcomes = defaultdict(Fraction)
+    """Chances of the texts of DEPTH + 1 tokens; after a step the target continues alone."""
+    chances: Outcomes = defaultdict(Fraction)
     for drafts, drawn in rule.blocks(stop):
         begun = {text: drawn * chance for text, chance in of(drafts).items()}
         for _ in range(DEPTH + 1):
-            found |= {text: found[text] + chance for text, chance in begun.items() if len(text) > DEPTH}
+            chances |= {text: chances[text] + chance for text, chance in begun.items() if len(text) > DEPTH}
             begun = {
                 (*text, y): chance * rule.p(text)[y]
                 for text, chance in begun.items()
                 for y in TOKENS
                 if len(text) <= DEPTH
             }
-    return found
+    return chances
 
 
 def exact(rule: Rule) -> Outcomes:
-    """The same by the target alone."""
     return {
         text: math.prod(rule.p(text[:k])[token] for k, token in enumerate(text))
         for text in itertools.product(TOKENS, repeat=DEPTH + 1)
@@ -173,22 +166,22 @@ def off_by(found: Outcomes, expected: Outcomes) -> float:
 @pytest.mark.parametrize("name", LAWS)
 def test_texts_have_exactly_the_targets_distribution(name: str, stop: str) -> None:
     rule = LAWS[name]
-    found = said(rule, STOPS[stop], lambda drafts: outcomes(rule, "by_block", drafts))
-    assert all(found[text] == chance for text, chance in exact(rule).items())
+    chances = said(rule, STOPS[stop], lambda drafts: outcomes(rule, "by_block", drafts))
+    assert all(chances[text] == chance for text, chance in exact(rule).items())
 
 
 def survivals(rule: Rule, stop: Stop, verify: str) -> list[Fraction]:
-    """Chances that at least 1, 2, ... tokens are kept, of blocks that have as many."""
-    found = [Fraction(0)] * DEPTH
+    """Chances that at least 1, 2, ... tokens are kept."""
+    survival = [Fraction(0)] * DEPTH
     for drafts, chance in rule.blocks(stop):
         for k, kept, _ in getattr(rule, verify)(drafts):
             for place in range(k):
-                found[place] += chance * kept
-    return found
+                survival[place] += chance * kept
+    return survival
 
 
 @pytest.mark.parametrize("name", LAWS)
-def test_never_fewer_tokens_are_kept_than_token_by_token(name: str) -> None:
+def test_at_least_as_many_tokens_are_kept_as_token_by_token(name: str) -> None:
     rule = LAWS[name]
     for stop in STOPS.values():
         block, token = (survivals(rule, stop, verify) for verify in ("by_block", "by_token"))
@@ -200,9 +193,8 @@ def test_never_fewer_tokens_are_kept_than_token_by_token(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LAWS)
-def test_survival_does_not_depend_on_what_is_verified_behind(name: str) -> None:
-    """It is the mean of the scale: so records of blocks of all lengths are of one thing, and the planner may add up
-    survivals to an expected number of tokens."""
+def test_survival_does_not_depend_on_later_verified_tokens(name: str) -> None:
+    """It is the mean of the scale, so the planner may add survivals."""
     rule = LAWS[name]
     for stop in STOPS.values():
         expected = [Fraction(0)] * DEPTH
@@ -215,7 +207,7 @@ def test_survival_does_not_depend_on_what_is_verified_behind(name: str) -> None:
 
 
 def by_the_worker(rule: Rule, *, by_block: bool = True) -> dict[Text, Outcomes]:
-    """Outcomes of every block of every length, by the worker's code."""
+    """Outcomes of every block, by the worker's code."""
 
     def logits(batch: Batch) -> torch.Tensor:
         rows = [rule.p(item.drafts[:k]) for item in batch.items for k in range(len(item.drafts) + 1)]
@@ -243,13 +235,13 @@ def test_the_worker_verifies_by_this_rule(name: str, verify: str) -> None:
 
 
 def replaced_as_token_by_token(patch: pytest.MonkeyPatch) -> None:
-    """Draw what replaces a token from max(0, p - q), whatever the scale of p."""
+    """Draw the replacement from max(0, p - q), whatever the scale of p."""
     honest = acceptance.draw_each
     patch.setattr(acceptance, "draw_each", lambda batch, kept, scale: honest(batch, kept, torch.ones_like(scale)))
 
 
 def left_over_without_the_scale(patch: pytest.MonkeyPatch) -> None:
-    """Test by what p itself leaves over q."""
+    """Test by p's own excess over q."""
     kept, honest = acceptance.kept_drafts, acceptance.residual
 
     def kept_drafts(batch: acceptance.Verification) -> tuple[torch.Tensor, torch.Tensor]:
@@ -266,7 +258,7 @@ def kept_by_the_scale(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("fault", [replaced_as_token_by_token, left_over_without_the_scale, kept_by_the_scale])
 @pytest.mark.parametrize("name", ["model 0", "model 1"])
-def test_faults_are_seen(
+def test_faults_are_detected(
     name: str, fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rule = LAWS[name]

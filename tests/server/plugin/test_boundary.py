@@ -1,6 +1,4 @@
-"""Failures of optional parts: counted, said once, and then the part is off; errors of a device pass."""
-
-from __future__ import annotations
+"""Failures of optional parts are counted and logged once; then the part is off."""
 
 import logging
 from collections.abc import Callable
@@ -23,10 +21,10 @@ def fail(message: str) -> int:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_part_that_fails_again_and_again_is_off_and_the_others_are_not(
+def test_only_a_part_that_fails_repeatedly_is_switched_off(
     part: str, optional: Boundary, value: Callable[..., float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert value("outrider_speculation_failures_total", part=part) == 0  # the series is there before anything fails
+    assert value("outrider_speculation_failures_total", part=part) == 0  # the series exists before any failure
     assert [optional.run(part, -1, fail, "why\nat length") for _ in range(9)] == [-1] * 9
     most = PARTS[part]
     assert value("outrider_speculation_failures_total", part=part) == optional.counts[part] == (most or 9)

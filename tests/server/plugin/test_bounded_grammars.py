@@ -1,6 +1,4 @@
-"""The scheduler's grammars: those it keeps, and the limits on following one."""
-
-from __future__ import annotations
+"""The scheduler's grammars: the cache, and the limits on following one."""
 
 from types import SimpleNamespace
 
@@ -15,13 +13,19 @@ from small_grammars import nested_repeats, small_schema, tokenizer, vocabulary
 from outrider.server.plugin.grammars import budget as budgets
 from outrider.server.plugin.grammars.backend import TOO_SLOW, BoundedGrammar, GrammarCache, bounded, end_if_too_slow
 from outrider.server.plugin.grammars.budget import GrammarBudget
+from outrider.server.plugin.grammars.forced import ForcedText, Spelling
 
 VOCABULARY = {text: number for number, text in enumerate(vocabulary())}
 
 
 def followed(regex: str, *, unlimited: bool = False) -> BoundedGrammar:
     compiled = xgrammar.GrammarCompiler(tokenizer(), max_threads=1).compile_regex(regex)
-    return bounded(compiled, len(VOCABULARY), None, regex, None, unlimited)
+    return of_compiled(compiled, unlimited=unlimited)
+
+
+def of_compiled(compiled: xgrammar.CompiledGrammar, *, unlimited: bool = False) -> BoundedGrammar:
+    forced = ForcedText(Spelling(lambda text: [VOCABULARY[char] for char in text], list), json=False)
+    return bounded(compiled, len(VOCABULARY), None, "", None, unlimited, forced)
 
 
 def mask_of(grammar: BoundedGrammar) -> torch.Tensor:
@@ -31,7 +35,6 @@ def mask_of(grammar: BoundedGrammar) -> torch.Tensor:
 
 
 def exhaust(grammar: BoundedGrammar) -> None:
-    """Have it taken all the time that it may."""
     grammar.budget.seconds = 1e9
 
 
@@ -42,10 +45,10 @@ def test_the_cache_keeps_the_latest_within_its_bytes() -> None:
     first = ("json", small_schema("first"))
     for number in range(200):
         key = ("json", small_schema(f"name{number}"))
-        cache[key] = bounded(compiler.compile_json_schema(key[1]), len(VOCABULARY), None, key[1], None, False)
+        cache[key] = of_compiled(compiler.compile_json_schema(key[1]))
         if number == 0:
-            cache[first] = bounded(compiler.compile_json_schema(first[1]), len(VOCABULARY), None, "", None, False)
-        assert cache.get(first) is not None  # in use, so it stays
+            cache[first] = of_compiled(compiler.compile_json_schema(first[1]))
+        assert cache.get(first) is not None
         assert cache.bytes <= 2**20
     assert 2 < len(cache) < 200
     assert cache.get(key) is not None
@@ -77,7 +80,7 @@ def test_a_grammar_that_becomes_too_slow_ends_its_request() -> None:
             break
     assert grammar.budget.exceeded
     calls = grammar.budget.calls
-    assert (mask_of(grammar) == -1).all()  # everything is allowed until the request has ended
+    assert (mask_of(grammar) == -1).all()  # all tokens are allowed until the request has ended
     grammar.accept_token(VOCABULARY["1"])
     assert grammar.budget.calls == calls
     req = SimpleNamespace(grammar=grammar, to_finish=None)
@@ -97,7 +100,7 @@ def test_its_copies_are_refused_from_then_on() -> None:
     assert isinstance(cache.get(("regex", "a")), InvalidGrammarObject)
 
 
-def test_nothing_ends_a_request_within_its_budget() -> None:
+def test_a_request_within_its_budget_goes_on() -> None:
     req = SimpleNamespace(grammar=followed("a*"), to_finish=None)
     assert not end_if_too_slow(req)
     assert not end_if_too_slow(SimpleNamespace(grammar=None, to_finish=None))

@@ -1,6 +1,4 @@
-"""A drafter's state as SGLang's transfer sees it, and servers that cannot be a pair."""
-
-from __future__ import annotations
+"""A drafter's state in SGLang's transfer, and mismatched servers."""
 
 import ctypes
 from types import SimpleNamespace
@@ -14,8 +12,8 @@ from outrider.server.plugin.slot_pool import SlotPool
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_a_page_lies_where_sglang_looks_for_it(count: int, page_size: int) -> None:
-    """Buffer i, page j: `address + j * bytes of a page`; there is an even number of buffers."""
+def test_pages_lie_where_sglang_expects_them(count: int, page_size: int) -> None:
+    """Buffer i, page j: `address + j * bytes of a page`; the number of buffers is even."""
     tensors = [torch.arange(8 * width, dtype=torch.int32).view(8, width) for width in range(1, count + 1)]
     pool = SlotPool.of(tensors, page_size)
     assert pool is not None
@@ -31,8 +29,8 @@ def test_without_state_there_is_no_pool() -> None:
     assert SlotPool.of([], 1) is None
 
 
-def test_servers_whose_slots_have_other_sizes_are_no_pair() -> None:
-    """SGLang would write past them, and pairs keys with values where their number differs."""
+def test_servers_with_different_slot_sizes_are_no_pair() -> None:
+    """SGLang would write past them, or pair keys with values."""
     manager = SimpleNamespace(kv_args=SimpleNamespace(kv_item_lens=[64, 64, 4, 8]))
 
     def compare(*sizes: int) -> tuple[bool, str | None]:
@@ -44,7 +42,7 @@ def test_servers_whose_slots_have_other_sizes_are_no_pair() -> None:
         assert compare(*other) == (False, disaggregation.UNLIKE)
 
 
-def test_polling_leaves_the_core_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_polling_releases_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(disaggregation.time, "sleep", slept.append)
     for idle in (True, False):

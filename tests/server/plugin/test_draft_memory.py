@@ -1,6 +1,4 @@
-"""The drafter's memory, in SGLang's own sizing of the KV cache."""
-
-from __future__ import annotations
+"""The drafter's memory in SGLang's own sizing of the KV cache."""
 
 import pytest
 import torch
@@ -17,7 +15,7 @@ from outrider.server.plugin.hooks.draft_memory import leave_room
 
 
 def sglangs(cell_size):
-    """SGLang's configurator of ordinary models, whose constructor wants a whole model runner."""
+    """SGLang's configurator of ordinary models."""
     configurator = DefaultPoolConfigurator.__new__(DefaultPoolConfigurator)
     configurator._cell_size, configurator._fixed_overhead_bytes = cell_size, 0
     return configurator
@@ -30,7 +28,7 @@ def sglangs(cell_size):
 def test_cache_and_drafter_fit_together_and_leave_little(cell_size, per_slot, fixed, available, page_size):
     memory = Memory(fixed, per_slot)
     if available - fixed < 10 * page_size * (cell_size + per_slot):
-        return  # no cache to speak of
+        return
     tokens = leave_room(sglangs(cell_size).calculate_pool_sizes, memory, available, page_size).max_total_num_tokens
     assert tokens * cell_size + (tokens + page_size) * per_slot + fixed <= available
     assert (tokens + 4 * page_size) * (cell_size + per_slot) + fixed > available * 0.99
@@ -43,7 +41,7 @@ def test_a_drafter_that_alone_is_too_large_is_refused_as_sglang_does():
 
 @pytest.mark.parametrize("save", [save_plain, save_compact])
 @pytest.mark.parametrize("name", ["dspark", "truncated", "dflash"])
-def test_what_is_told_is_what_the_drafter_has(tmp_path, name, save):
+def test_the_reported_memory_is_the_drafters(tmp_path, name, save):
     config = CONFIGS[name]
     save(make_model(config), tmp_path)
     told = registry.memory(config.kind, str(tmp_path), lookup_gamma=4, dtype=torch.float32)

@@ -1,10 +1,8 @@
-"""Answers over several decode steps have the target's distribution, to the last digit: every outcome of drafts,
-acceptance and replacement is taken, with its probability, through the worker's own planning and acceptance.
+"""Answers over several decode steps have exactly the target's distribution: every outcome of drafting and acceptance is
+followed through the worker's own planning and acceptance.
 
-Confidences depend on the tokens drafted before, as a real head's do: a second draft is likely after A, not after B.
+Confidences depend on earlier drafted tokens: a second draft is likely after A, not after B.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -41,7 +39,7 @@ from outrider.server.plugin.decode.sampling import Sampling
 from outrider.server.plugin.options import RequestOptions
 
 EXACT, SEEN = 1e-6, 0.01
-"""Total variation that rounding may bring, and that every planted fault brings."""
+"""Total variation by rounding, and by a planted fault at least."""
 TARGET = torch.tensor([[0.7, 0.3], [0.4, 0.6]])
 Q = torch.tensor([[[0.5, 0.5], [0.4, 0.6]], [[0.6, 0.4], [0.3, 0.7]], [[0.8, 0.2], [0.5, 0.5]]])
 CONFIDENCE = torch.tensor([[0.8, 0.5], [0.9, 0.1], [0.7, 0.3]])
@@ -57,8 +55,8 @@ def model(gamma: int, *, shortens: bool = False) -> TableModel:
 class Scene:
     """A served case.
 
-    model: tokens that the model drafts, 0: there is none. lookup: tokens of a lookup. steps: of denoising, the surest
-    tokens first; 0: a table drafts from left to right. by_block: how drafts are verified. also: see `Enumeration`.
+    model: tokens that the model drafts, 0: no model. lookup: tokens of a lookup. steps: of denoising; 0: a table
+    drafts token by token. by_block: the verification rule. also: see `Enumeration`.
     """
 
     planner: Callable[[], Planner]
@@ -79,7 +77,7 @@ class Scene:
         accepting = Acceptance(logits, self.kinds, by_block=self.by_block)
         table = model(self.model, shortens=self.shortens) if self.model else None
         if self.steps:
-            table = DenoisingModel(self.model, len(TARGET), make_schedule("certain", self.model, self.steps))
+            table = DenoisingModel(self.model, len(TARGET), make_schedule(self.model, self.steps))
         drafter: Drafter | None = table
         if self.lookup:
             lookup = NgramDrafter(self.lookup)
@@ -96,7 +94,7 @@ def logits(batch: Batch) -> torch.Tensor:
 
 
 def plain(kind: Kind) -> Callable[[Text], list[float]]:
-    """The next token's probabilities without speculation; where a seed decides, by what is drawn with it."""
+    """The next token's probabilities without speculation; with a seed, by its own draw."""
     table = TARGET.double() / TARGET.double().sum(1, keepdim=True)
     if kind.temperature == 0:
         table = torch.nn.functional.one_hot(table.argmax(1)).double()
@@ -107,7 +105,7 @@ def plain(kind: Kind) -> Callable[[Text], list[float]]:
 
 
 def dear(deciding: float = 0.0) -> StepCost:
-    """Drafts pay for whoever had a likely one two steps ago."""
+    """Drafts pay for requests with a likely one two steps ago."""
     drafts = [Point(n, 0, 0, (0.5 * n,)) for n in (1, 2)]
     cost = StepCost([*(Point(2, 2 + k, 0, (1.0 + 0.1 * k,)) for k in range(5)), *drafts])
     cost.observe_deciding(deciding)
@@ -120,7 +118,7 @@ def by_depth() -> StepCost:
 
 
 def alone(seconds: list[float], gamma: int = 3, **options: int) -> Callable[[], Planner]:
-    """The asynchronous planner of one request; seconds by drafts verified."""
+    """The planner of one request; seconds by verified drafts."""
     return lambda: Asynchronous(curve_cost(1, seconds), gamma, **options)
 
 
@@ -129,12 +127,12 @@ def together(cost: Callable[[], StepCost], gamma: int = 2) -> Callable[[], Plann
 
 
 def one_budget() -> StepCost:
-    """Three drafts of two requests with two each are worth it, and the fourth never is."""
+    """Of two requests' four drafts, three pay, the fourth never does."""
     return curve_cost(2, [1.0, 1.1, 1.2, 1.3, 2.5])
 
 
 def one_budget_for_both() -> StepCost:
-    """Three of the model's drafts or lookups are worth it, and more never are."""
+    """Three drafts of the model or of lookup pay, more never do."""
     return curve_cost(2, [1.0, 1.1, 1.2, 1.3, *(2.5 + 0.1 * k for k in range(5))], draft=0.1)
 
 
@@ -155,9 +153,9 @@ SCENES = {
     "lookups and models together": Scene(together(one_budget_for_both, 4), PAIR, model=2, lookup=4, length=4),
     "resting": Scene(together(lambda: dear(0.4), 3), PAIR, model=2, lookup=3, length=4),
     "shortened": Scene(together(by_depth), model=2, shortens=True, length=6),
-    "surest first": Scene(VerifyAll, steps=3),
-    "surest first, threshold": Scene(lambda: Threshold(0.15), steps=3),
-    "surest first, lookups": Scene(lambda: Threshold(0.1), steps=2, lookup=3),
+    "denoising": Scene(VerifyAll, steps=2),
+    "denoising, threshold": Scene(lambda: Threshold(0.15), steps=3),
+    "denoising, lookups": Scene(lambda: Threshold(0.1), steps=2, lookup=3, length=6),
     "ends": Scene(together(one_budget), PAIR, model=2, length=4, also={"ends": (1,)}),
     "one not planned": Scene(
         together(one_budget),
@@ -184,65 +182,64 @@ LEARN = {"asynchronous", "whether the model drafts", "lookups first", "lookups a
 
 
 KERNELS = [(name, "compiled") for name in SCENES] + [(name, "torch") for name in sorted(DIFFER | INFLUENCE)]
-"""Without compiled kernels, admission is another code; acceptance is measured without them in any case."""
+"""Acceptance is measured without compiled kernels; admission has other code without them."""
 
 
 @pytest.mark.parametrize(("name", "compiled"), KERNELS, indirect=["compiled"])
-def test_requests_say_what_the_target_says(name, compiled):
+def test_requests_have_the_targets_distribution(name, compiled):
     check(SCENES[name], name)
 
 
-@pytest.mark.parametrize("name", ["verify all", "threshold", "one budget", "lookups first", "surest first, lookups"])
-def test_token_by_token_they_say_the_same(name):
+@pytest.mark.parametrize("name", ["verify all", "threshold", "one budget", "lookups first", "denoising, lookups"])
+def test_verified_token_by_token_they_have_it_too(name):
     check(replace(SCENES[name], by_block=False), name)
 
 
 def check(scene, name):
-    found = scene.run()
-    assert sum(found.texts.values()) == pytest.approx(1.0, abs=EXACT)
-    assert distance(found.texts, scene.exact()) < EXACT
-    assert found.verified[2] > 0.2
-    if name in DIFFER:  # how much is verified hangs on what was drawn, as far as it may
-        assert found.differed > 0.2
+    sums = scene.run()
+    assert sum(sums.texts.values()) == pytest.approx(1.0, abs=EXACT)
+    assert distance(sums.texts, scene.exact()) < EXACT
+    assert sums.verified[2] > 0.2
+    if name in DIFFER:  # verification depends on the draw, as far as it may
+        assert sums.differed > 0.2
     if name in INFLUENCE:
-        assert found.influenced > 0.2
-    if name in LEARN:  # whole steps go another way than others did, by what was drawn before
+        assert sums.influenced > 0.2
+    if name in LEARN:  # whole steps depend on earlier draws
         rows = tuple(range(len(scene.kinds)))
-        assert sum(p > 0.05 for (requests, *_), p in found.plans.items() if requests == rows) > 1
+        assert sum(p > 0.05 for (requests, *_), p in sums.plans.items() if requests == rows) > 1
     if scene.lookup:
-        assert found.looked_up > 0.5
+        assert sums.looked_up > 0.5
     if scene.lookup and scene.model and name != "resting":
-        assert found.modelled > 0.5
+        assert sums.modelled > 0.5
     if scene.shortens:
-        assert min(found.depths[1], found.depths[2]) > 0.1
+        assert min(sums.depths[1], sums.depths[2]) > 0.1
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_seed_says_one_text_whatever_is_drafted(seed):
-    """All drafts that there are, not only those that its noise would draw."""
+def test_a_seed_decides_the_text_whatever_is_drafted(seed):
     for planner in (VerifyAll, lambda: Threshold(0.4), alone(STEEP, held=1)):
         scene = Scene(planner, (Kind(seed=seed),), length=6)
-        found = scene.run()
-        assert found.texts.keys() == scene.exact().keys()
-        assert found.verified[1] > 0.5
-        assert planner is not VerifyAll or found.verified[3] > 0.5
+        sums = scene.run()
+        assert sums.texts.keys() == scene.exact().keys()
+        assert sums.verified[1] > 0.5
+        assert planner is not VerifyAll or sums.verified[3] > 0.5
 
 
-def test_all_that_is_learnt_of_acceptance_may_be_used_at_once(monkeypatch):
-    """A correction that believes single outcomes."""
+def test_learnt_acceptance_may_be_used_at_once(monkeypatch):
+    """The correction trusts single outcomes."""
     monkeypatch.setattr(history.Correction, "SURE", 0.1)
     for name in ("several steps looked at", "one budget", "whether the model drafts", "lookups first"):
         scene = SCENES[name]
-        found = scene.run()
-        assert distance(found.texts, scene.exact()) < EXACT
-        assert found.verified[2] > 0.2
+        sums = scene.run()
+        assert distance(sums.texts, scene.exact()) < EXACT
+        assert sums.verified[2] > 0.2
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------
 
 
 def a_tenth_kept(batch):
-    """Keeps a tenth of the wrong drafts."""
+    """Keeps a tenth of wrong drafts."""
     if batch.uniforms is None:
         return acceptance.accept(batch)
     return acceptance.accept(batch._replace(uniforms=((batch.uniforms - 0.1) / 0.9).clamp(min=0)))
@@ -260,18 +257,18 @@ def replaced_from_p(batch):
 @pytest.mark.parametrize("by_block", [True, False], ids=["block", "token"])
 @pytest.mark.parametrize("fault", [a_tenth_kept, replaced_from_p])
 @pytest.mark.parametrize("name", ["verify all", "one budget", "lookups", "lookups first"])
-def test_another_acceptance_is_seen(name, fault, by_block, monkeypatch):
+def test_a_wrong_acceptance_is_detected(name, fault, by_block, monkeypatch):
     monkeypatch.setattr(worker_sampling, "accept", fault)
     scene = replace(SCENES[name], by_block=by_block)
     assert distance(scene.run().texts, scene.exact()) > SEEN
 
 
 APPENDIX = [1.0, 2.0, 1 / 0.45]
-"""Seconds by drafts: of DSpark's appendix A, where a second draft makes up for the first."""
+"""DSpark's appendix A, where a second draft makes up for the first."""
 
 
 class BestOfThis(Asynchronous):
-    """The budget is the best of the current step's throughput curve."""
+    """By the current step's throughput curve."""
 
     def admit(self, confidence, draft_lens, budget):
         survival = survival_of(confidence, draft_lens)[0]
@@ -280,7 +277,7 @@ class BestOfThis(Asynchronous):
 
 
 class SureToTheEnd(VerifyAll):
-    """Nothing is verified of a draft whose second token is unlikely, which is known when the first was drawn."""
+    """A draft with an unlikely second token, once drawn, is not verified."""
 
     def admit(self, confidence, draft_lens, budget):
         return torch.where(confidence[:, 1] > 0.5, draft_lens, 0)
@@ -291,16 +288,16 @@ class SureToTheEnd(VerifyAll):
     [lambda: BestOfThis(curve_cost(1, APPENDIX), 2, smoothing=1, held=1), SureToTheEnd],
     ids=["budget", "second confidence"],
 )
-def test_a_look_ahead_is_seen(planner):
-    """Appendix A: 0.7 and 0.3 become 0.85 and 0.15."""
+def test_a_look_ahead_is_detected(planner):
+    """In appendix A, 0.7 and 0.3 become 0.85 and 0.15."""
     scene = Scene(planner, model=2, length=4, prompt=(0, 1, 0))
-    found = scene.run()
-    assert found.verified[2] > 0.2
-    assert distance(found.texts, scene.exact()) > SEEN
-    assert sum(p for (text,), p in found.texts.items() if text[0] == 0) == pytest.approx(0.85, abs=EXACT)
+    sums = scene.run()
+    assert sums.verified[2] > 0.2
+    assert distance(sums.texts, scene.exact()) > SEEN
+    assert sum(p for (text,), p in sums.texts.items() if text[0] == 0) == pytest.approx(0.85, abs=EXACT)
 
 
-def test_drafts_kept_by_another_seed_are_seen(monkeypatch):
+def test_drafts_kept_by_another_seed_are_detected(monkeypatch):
     honest = Sampling.accept
 
     def by_another(self, logits, draft, verify_lens, flat):
@@ -316,7 +313,7 @@ def test_drafts_kept_by_another_seed_are_seen(monkeypatch):
         assert scene.run().texts.keys() != exactly.keys()
 
 
-def test_a_lookup_that_is_judged_by_the_models_q_is_seen(monkeypatch):
+def test_a_lookup_verified_by_the_models_q_is_detected(monkeypatch):
     honest = lookup_first.merge
 
     def merged(found, drafted, asked, better, temperatures):
@@ -329,7 +326,7 @@ def test_a_lookup_that_is_judged_by_the_models_q_is_seen(monkeypatch):
     assert distance(scene.run().texts, scene.exact()) > SEEN
 
 
-def test_a_point_mass_on_another_token_is_seen(monkeypatch):
+def test_a_point_mass_on_another_token_is_detected(monkeypatch):
     honest = lookup_first.merge
 
     def merged(found, drafted, asked, better, temperatures):
@@ -342,7 +339,7 @@ def test_a_point_mass_on_another_token_is_seen(monkeypatch):
     assert distance(scene.run().texts, scene.exact()) > SEEN
 
 
-def test_denoised_tokens_with_the_q_of_their_own_step_are_seen(monkeypatch):
+def test_denoised_tokens_with_the_q_of_their_own_step_are_detected(monkeypatch):
     monkeypatch.setattr(denoise, "keeps_distribution", lambda at: at >= 0)
     assert distance(SCENES["surest first"].run().texts, SCENES["surest first"].exact()) > SEEN
 
@@ -352,8 +349,8 @@ def test_denoised_tokens_with_the_q_of_their_own_step_are_seen(monkeypatch):
 
 @pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
 @pytest.mark.parametrize("name", ["verify all", "lookups first", "one budget"])
-def test_compiled_kernels_decide_as_those_that_were_measured(name, monkeypatch):
-    """Every acceptance of the enumeration, each with several random numbers."""
+def test_compiled_kernels_decide_as_the_measured_acceptance(name, monkeypatch):
+    """Every acceptance of the enumeration runs with several random numbers."""
     ways = SCENES[name].ways()
     ways.run()
     for with_q in (True, False):

@@ -1,6 +1,4 @@
-"""Our FlashInfer backend: SGLang's own with our plans, on kernels that are FlashInfer's index by index (`fa2.py`)."""
-
-from __future__ import annotations
+"""Our FlashInfer backend, on kernels that repeat FlashInfer's index by index (`fa2.py`)."""
 
 from types import SimpleNamespace
 
@@ -24,14 +22,14 @@ requests = st.lists(st.tuples(st.integers(1, 8), st.integers(0, 300)), min_size=
 
 @settings(max_examples=200, deadline=None)
 @given(requests=requests, padding=st.integers(0, 9), more=st.integers(0, 4), window=st.sampled_from([-1, 0, 5, 128]))
-def test_every_row_is_in_one_slot_and_lists_what_its_window_lets_it_see(requests, padding, more, window):
+def test_every_row_is_in_one_slot_and_lists_its_visible_tokens(requests, padding, more, window):
     query_lens, seq_lens = np.array(requests).T
     tokens, slots = int(query_lens.sum()) + padding, len(requests) + (padding > 0) + more
     plan = plan_verify(query_lens, seq_lens, tokens=tokens, slots=slots, window=window)
     assert plan.qo_indptr.dtype == plan.kv_indptr.dtype == np.int32
     assert (len(plan.qo_indptr), len(plan.kv_indptr), plan.qo_indptr[-1]) == (slots + 1, slots + 1, tokens)
     queries = np.diff(plan.qo_indptr)
-    assert (plan.kv_lens >= queries).all()  # else the first query would lie before its first key
+    assert (plan.kv_lens >= queries).all()
     assert queries[len(requests) :].tolist() == ([padding] if padding else [0] * (more > 0)) + [0] * (
         slots - len(requests) - 1
     )
@@ -41,7 +39,7 @@ def test_every_row_is_in_one_slot_and_lists_what_its_window_lets_it_see(requests
 
 
 @pytest.mark.parametrize(("tokens", "slots"), [(5, 9), (6, 1), (7, 2)])
-def test_what_does_not_fit_is_refused(tokens, slots):
+def test_plans_that_do_not_fit_are_refused(tokens, slots):
     with pytest.raises(ValueError, match="2 requests of 6 tokens do not fit"):
         plan_verify(np.array([2, 4]), np.array([0, 9]), tokens=tokens, slots=slots)
 
@@ -53,13 +51,13 @@ def test_what_does_not_fit_is_refused(tokens, slots):
 def test_tiles_of_a_graph_are_no_larger_than_a_request_fills(captured, width, more, group, head_dim):
     tokens = captured + int(more * captured * (width - 1))
     slots = min(tokens, captured + 1)
-    found = slots_for_tile(tokens, slots, width=width, group=group, head_dim=head_dim)
-    assert slots <= found <= tokens
-    assert tile_rows((tokens - found + 1) * group, head_dim) <= tile_rows(width * group, head_dim)
+    padded = slots_for_tile(tokens, slots, width=width, group=group, head_dim=head_dim)
+    assert slots <= padded <= tokens
+    assert tile_rows((tokens - padded + 1) * group, head_dim) <= tile_rows(width * group, head_dim)
 
 
-def test_they_stay_as_they_are_where_their_room_is_not_there(kernels):
-    """4096 rows of 16 heads want 377 MB of partial results in tiles of 64, and the workspace has 64."""
+def test_tiles_stay_unchanged_without_enough_workspace(kernels):
+    """Partial results need 377 MB in tiles of 64; the workspace has 64."""
     backend, batch = backend_of(paged_of([1], heads=(16, 4)), -1), SimpleNamespace(batch_size=257)
     batch.spec_info = SimpleNamespace(draft_token_num=16)
     for tokens, more in ((512, True), (4096, False)):
@@ -76,7 +74,7 @@ def test_cached_slots_are_the_requests_in_their_order_and_padding_has_slot_0():
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """SGLang's FlashInfer backend imports; its kernels are those of `fa2`, its process's state is a stand-in."""
+    """SGLang's FlashInfer backend with the kernels of `fa2`."""
     monkeypatch.setattr(flashinfer_backend, "BatchPrefillWithPagedKVCacheWrapper", fa2.PagedWrapper, raising=False)
     for name in ("BatchPrefillWithRaggedKVCacheWrapper", "BatchDecodeWithPagedKVCacheWrapper"):
         monkeypatch.setattr(flashinfer_backend, name, lambda *_, **__: None, raising=False)
@@ -113,8 +111,8 @@ def backend_of(paged, window):
     return RaggedFlashInferBackend(runner)
 
 
-def test_a_cache_of_a_type_that_it_cannot_read_is_refused(kernels, monkeypatch):
-    """SGLang's own check is for its own class."""
+def test_a_cache_of_an_unsupported_type_is_refused(kernels, monkeypatch):
+    """SGLang's own check covers its own class only."""
     asked = []
     monkeypatch.setattr(
         RaggedFlashInferBackend, "_check_kv_attention_access", lambda self, phase, access: asked.append(phase)
@@ -151,7 +149,7 @@ def test_outside_graphs(kernels, heads, window):
 
 
 def test_dummies_of_the_start_are_verified_with_equal_lengths(kernels):
-    """SGLang gives its dummies no input of a verification, without which there is nothing to plan."""
+    """SGLang's dummies lack a verification input."""
     paged = paged_of([1] * 3)
     batch = paged.verify([4] * 3, tokens=12, width=4)
     expected, batch.spec_info = batch.spec_info, None
@@ -169,7 +167,7 @@ def test_dummies_of_the_start_are_verified_with_equal_lengths(kernels):
 @pytest.mark.parametrize("window", [-1, 7, 200])
 @pytest.mark.parametrize("heads", [(2, 2), (8, 1)])
 def test_every_replay_of_a_buckets_graph(kernels, heads, window):
-    """Captured for buckets, replayed with other requests: what replay reads lies where capture said."""
+    """A graph is captured for a bucket and replayed with other requests."""
     slots, width = 5, 4
     paged = paged_of([1] * slots, heads=heads, window=window)
     backend = backend_of(paged, window)
@@ -208,7 +206,6 @@ def test_every_replay_of_a_buckets_graph(kernels, heads, window):
 
 
 def adopt(backend, paged):
-    """Another's requests and cache."""
     backend.req_to_token_pool, backend.token_to_kv_pool = paged.requests, paged.cache
     backend._page_table = paged.requests.req_to_token
 
@@ -236,11 +233,11 @@ def test_layers_with_windows_may_have_a_pool_of_their_own(kernels, graph):
         backend.init_forward_metadata_out_graph(batch)
     else:
         backend.init_forward_metadata(batch)
-    q, found = attend(backend, paged, batch, tokens)
+    q, output = attend(backend, paged, batch, tokens)
     paged.cache = SimpleNamespace(
         get_key_buffer=lambda _: windowed[0][places], get_value_buffer=lambda _: windowed[1][places]
     )
-    assert_right(paged, q, found, query_lens)
+    assert_right(paged, q, output, query_lens)
 
 
 def test_full_layers_of_a_model_with_windows_see_everything(kernels):
@@ -262,13 +259,13 @@ def test_a_layer_with_another_window_than_was_planned_is_refused(kernels):
 
 
 def test_an_upper_bound_of_a_cached_length_is_not_enough(kernels):
-    """Why the host must know the lengths: the kernel counts chunks of its own length, the plan those of the bound."""
+    """The kernel counts chunks of its own length, the plan of the bound."""
     paged = paged_of([250])
     backend = backend_of(paged, -1)
     batch = paged.verify([4], tokens=4, width=8)
     backend.init_forward_metadata(batch)
-    q, found = attend(backend, paged, batch, 4)
-    assert_right(paged, q, found, [4])
+    q, output = attend(backend, paged, batch, 4)
+    assert_right(paged, q, output, [4])
     wrapper = backend.prefill_wrappers_verify[0]
     exact, bounds = wrapper._paged_kv_indptr_buf, torch.tensor([0, 382, 382], dtype=torch.int32)
     wrapper.plan(
@@ -277,4 +274,4 @@ def test_an_upper_bound_of_a_cached_length_is_not_enough(kernels):
     )  # fmt: skip
     wrapper._paged_kv_indptr_buf = exact
     wrong = backend.forward(q, None, None, paged.layer, batch)
-    assert not torch.allclose(wrong, found, atol=1e-3)
+    assert not torch.allclose(wrong, output, atol=1e-3)

@@ -1,7 +1,3 @@
-"""Memory that was freed between blocks that stay goes back to the machine."""
-
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -29,8 +25,8 @@ print(full, kept, resident())
 
 
 @pytest.mark.slow
-def test_what_is_free_between_blocks_that_stay() -> None:
+def test_free_memory_between_allocated_blocks_is_returned() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     full, kept, given_back = map(float, done.stdout.split())
-    assert kept > full - 100  # the allocator keeps it, else there is nothing to show here
+    assert kept > full - 100  # the allocator keeps it
     assert given_back < full - 200

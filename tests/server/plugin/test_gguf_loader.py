@@ -1,7 +1,5 @@
 """SGLang's layers with weights from a GGUF file's blocks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +42,7 @@ def linear(config: Any, inputs: int) -> Any:
 
 def test_a_linear_layer(config: Any, weights: GgufWeights) -> None:
     layer = linear(config, tiny_gguf.HEADS * tiny_gguf.HEAD)
-    assert not list(layer.parameters())  # nothing is allocated for the expanded weight
+    assert not list(layer.parameters())
     layer.quant_method.process_weights_after_loading(layer)
     x = torch.randn(3, tiny_gguf.HEADS * tiny_gguf.HEAD, generator=torch.Generator().manual_seed(1)).bfloat16()
     assert torch.equal(layer(x)[0], packed_linear(x, pack(weights.expanded(f"{OUT}.weight"))))
@@ -77,13 +75,13 @@ def test_an_embedding_that_is_the_head_as_well(config: Any, weights: GgufWeights
     assert torch.equal(layer.quant_method.apply(layer, x), packed_linear(x, pack(expanded)))
 
 
-def test_what_no_layer_takes_goes_through_sglang(config: Any) -> None:
+def test_other_weights_are_loaded_by_sglang(config: Any) -> None:
     linear(config, tiny_gguf.HEADS * tiny_gguf.HEAD)
     left = dict(config.not_taken())
     assert f"{OUT}.weight" not in left
     assert {"model.norm.weight", "model.layers.0.input_layernorm.weight"} <= left.keys()
 
 
-def test_a_shape_that_is_not_the_configs(config: Any) -> None:
+def test_a_shape_that_differs_from_the_config(config: Any) -> None:
     with pytest.raises(ValueError, match=r"o_proj.weight is \[64, 128\] in the file, \[64, 96\] by config.json"):
         linear(config, 96)

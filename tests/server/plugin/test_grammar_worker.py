@@ -1,6 +1,4 @@
-"""The process that compiles grammars: what it does with those that take too long, too much, or kill it."""
-
-from __future__ import annotations
+"""The process that compiles grammars survives slow, large and deadly ones."""
 
 import json
 import os
@@ -26,7 +24,7 @@ from outrider.server.plugin.grammars.worker import READY, Compilations, CompileL
 
 @dataclass
 class Kinds:
-    """Does what the kind of a job names, in the copy of the process."""
+    """Acts as the kind of a job says."""
 
     def examine(self, kind: str, text: str, name: str) -> GrammarVerdict:
         if kind == "spin":
@@ -53,20 +51,19 @@ def compilations(**limits: float) -> Iterator[Compilations]:
 
 
 def verdicts(running: Compilations, count: int, seconds: float = 60) -> dict[int, dict[str, object]]:
-    """The next verdicts by number of job."""
-    found: dict[int, dict[str, object]] = {}
+    seen: dict[int, dict[str, object]] = {}
     deadline = time.monotonic() + seconds
-    while len(found) < count:
-        assert time.monotonic() < deadline, found
+    while len(seen) < count:
+        assert time.monotonic() < deadline, seen
         pipes = running.pipes()
         ready, _, _ = select.select(list(pipes), [], [], 0.01)
         results = [*(running.finish(pipes[pipe]) for pipe in ready), *running.advance()]
-        found |= {result["number"]: result for result in results}
-    return found
+        seen |= {result["number"]: result for result in results}
+    return seen
 
 
-def test_one_that_takes_too_long_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "LEAST_USED", 0.0)  # where tests run, others compute too
+def test_a_grammar_that_takes_too_long_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "LEAST_USED", 0.0)
     with compilations(seconds=1) as running:
         running.add(Job(0, "spin", "", ""))
         verdict = verdicts(running, 1)[0]
@@ -84,48 +81,48 @@ def test_each_end_has_its_verdict() -> None:
     with compilations(seconds=60, places=5) as running:
         for number, kind in enumerate(ends):
             running.add(Job(number, kind, "text", "text"))
-        found = verdicts(running, len(ends))
+        seen = verdicts(running, len(ends))
         assert not running.pipes()
     for number, (outcome, reason) in enumerate(ends.values()):
-        assert found[number]["outcome"] == outcome, found
-        assert reason in str(found[number]["reason"])
+        assert seen[number]["outcome"] == outcome, seen
+        assert reason in str(seen[number]["reason"])
 
 
-def test_one_that_had_no_processor_may_be_asked_for_again() -> None:
+def test_a_grammar_without_a_core_may_be_retried() -> None:
     with compilations(seconds=0.5) as running:
         running.add(Job(0, "sleep", "", ""))
         assert verdicts(running, 1)[0]["outcome"] == "busy"
 
 
-def test_slow_ones_make_room_for_those_that_wait() -> None:
+def test_slow_grammars_make_room_for_waiting_ones() -> None:
     with compilations(seconds=60, places=2, share=0.1) as running:
         for number in range(4):
             running.add(Job(number, "spin", "", ""))
         running.add(Job(4, "fine", "", ""))
-        found = verdicts(running, 4)
-        assert found.pop(4)["outcome"] == "accepted"
-        assert {verdict["outcome"] for verdict in found.values()} == {"busy"}
-        assert set(found) == {0, 1, 2}
-        assert len(running.pipes()) == 1  # nobody waits for its place
+        seen = verdicts(running, 4)
+        assert seen.pop(4)["outcome"] == "accepted"
+        assert {verdict["outcome"] for verdict in seen.values()} == {"busy"}
+        assert set(seen) == {0, 1, 2}
+        assert len(running.pipes()) == 1
 
 
 def test_more_than_may_wait_are_refused_at_once() -> None:
     with compilations(places=1, waiting=2, share=60) as running:
         for number in range(6):
             running.add(Job(number, "spin", "", ""))
-        found = verdicts(running, 3, seconds=3)
-    assert set(found) == {3, 4, 5}
-    assert {verdict["outcome"] for verdict in found.values()} == {"busy"}
+        seen = verdicts(running, 3, seconds=3)
+    assert set(seen) == {3, 4, 5}
+    assert {verdict["outcome"] for verdict in seen.values()} == {"busy"}
 
 
-def test_one_that_is_withdrawn_ends_and_makes_room() -> None:
+def test_a_withdrawn_grammar_ends_and_makes_room() -> None:
     with compilations(places=1, seconds=60, share=60) as running:
         for number, kind in enumerate(("spin", "spin", "fine")):
             running.add(Job(number, kind, "", ""))
         running.advance()
-        running.withdraw(1)  # which waits
-        running.withdraw(0)  # which runs
-        running.withdraw(9)  # which is over
+        running.withdraw(1)  # waiting
+        running.withdraw(0)  # running
+        running.withdraw(9)  # finished
         assert verdicts(running, 1)[2]["outcome"] == "accepted"
 
 
@@ -151,7 +148,7 @@ def folder(tmp_path: Path) -> GrammarFolder:
 
 
 @pytest.mark.slow
-def test_grammars_are_accepted_and_refused_for_what_they_are(folder: GrammarFolder) -> None:
+def test_grammars_are_accepted_and_refused_with_the_reason(folder: GrammarFolder) -> None:
     examiner = Examiner.of(folder, options(), threads=1)
 
     def outcome(kind: str, text: str) -> GrammarVerdict:
@@ -184,7 +181,7 @@ def test_grammars_are_accepted_and_refused_for_what_they_are(folder: GrammarFold
         assert "too long to follow" in verdict.reason
 
 
-def test_what_took_long_is_carried(folder: GrammarFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_grammars_are_carried(folder: GrammarFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     examiner = Examiner.of(folder, options(), threads=1)
     assert examiner.examine("regex", "a|b", "a|b").carried == 0
     assert folder.read("a|b") is None
@@ -202,7 +199,7 @@ def test_the_process_answers_and_ends_with_its_input(folder: GrammarFolder) -> N
         assert process.stdin
         assert process.stdout
         assert process.stdout.readline() == READY
-        process.send_signal(signal.SIGTERM)  # is the server's, which ends it
+        process.send_signal(signal.SIGTERM)  # the signal is for the server, which ends this process
         jobs = [("regex", nested_repeats(6)), ("json", small_schema("name"))]
         for number, (kind, text) in enumerate(jobs):
             line = json.dumps({"number": number, "kind": kind, "text": text, "name": str(number)})
@@ -211,10 +208,10 @@ def test_the_process_answers_and_ends_with_its_input(folder: GrammarFolder) -> N
         process.stdin.write(b'\n{"withdrawn": 2}\n')
         process.stdin.flush()
         lines = [json.loads(process.stdout.readline()) for _ in range(3)]
-        found = {one["number"]: one.get("outcome") for one in lines}
-        assert found.pop(2) is None
-        assert found[1] == "accepted"
-        assert found[0] in ("costly", "busy")
+        outcomes = {one["number"]: one.get("outcome") for one in lines}
+        assert outcomes.pop(2) is None
+        assert outcomes[1] == "accepted"
+        assert outcomes[0] in ("costly", "busy")
         assert not psutil.Process(process.pid).children()
         process.stdin.close()
         assert process.wait(20) == 0

@@ -1,6 +1,4 @@
-"""The start of SGLang's graphs of verification: the forward that tunes FlashInfer, and what has no graph."""
-
-from __future__ import annotations
+"""The start of SGLang's verification graphs."""
 
 from pathlib import Path
 
@@ -16,11 +14,11 @@ def found():
 
 
 def test_the_forward_that_tunes_flashinfer_verifies_as_many_tokens_of_each_request(found):
-    """SGLang's own dummies have no input of a verification, and our attention no lengths."""
+    """SGLang's own dummies lack a verification input."""
     assert "'NoneType' object has no attribute 'query_lens'" in found["without"]
     assert found["ours"] == [0, 4, 8, 12, 16, 20]
 
 
 def test_sglang_captures_no_verification_with_adapters(found):
-    """Hence `gpu_attention.graphs` asks for no graphs with them; a server would not start."""
+    """So `gpu_attention.graphs` requests no graphs with adapters."""
     assert "does not support two-batch-overlap, LoRA" in found["adapters"]

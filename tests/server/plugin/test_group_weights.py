@@ -1,6 +1,4 @@
-"""AWQ and GPTQ folders, as SGLang loads them with our plugin: the products of the expanded weights, bit for bit."""
-
-from __future__ import annotations
+"""AWQ and GPTQ folders, loaded by SGLang with our plugin: products equal the expanded weights', bit for bit."""
 
 import json
 from dataclasses import dataclass
@@ -36,7 +34,7 @@ JOINED = {
     "mlp.gate_up_proj": ["mlp.gate_proj", "mlp.up_proj"],
     "mlp.down_proj": ["mlp.down_proj"],
 }
-"""SGLang's layers, of which checkpoint's."""
+"""SGLang's layers -> the checkpoint's."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +57,13 @@ KINDS = {
 
 
 def words(numbers: torch.Tensor, order: list[int]) -> torch.Tensor:
-    """numbers [rows, 8 n] as int32 [rows, n]: the lowest four bits of a word have number order[0] of its eight."""
+    """numbers [rows, 8 n] as int32 [rows, n]: a word's lowest four bits hold number order[0] of its eight."""
     eights = numbers.long().unflatten(-1, (-1, 8))[..., order]
     return (eights << torch.arange(0, 32, 4)).sum(-1).to(torch.uint32).view(torch.int32)
 
 
 def random_weight(kind: Kind, outputs: int, depth: int, seed: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """The checkpoint's tensors of one product, and the weight that they mean."""
+    """The checkpoint's tensors of one product, and their weight."""
     generator = torch.Generator().manual_seed(seed)
     groups, method = depth // kind.group, kind.config["quant_method"]
     codes = torch.randint(0, 16, (depth, outputs), generator=generator)
@@ -86,7 +84,7 @@ def random_weight(kind: Kind, outputs: int, depth: int, seed: int) -> tuple[dict
 
 
 def write_folder(kind: Kind, folder: Path) -> dict[str, str]:
-    """A random model; returns the digests of its products, by the names of SGLang's layers."""
+    """Write a random model; returns its products' digests, by SGLang's layer names."""
     folder.mkdir()
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": VOCAB, "hidden_size": HIDDEN,
@@ -140,7 +138,7 @@ def test_products_of_loaded_checkpoints(tmp_path: Path) -> None:
         ({"quant_method": "awq", "zero_point": False}, "without zero points"),
     ],
 )
-def test_what_is_not_served_is_said_before_the_engine_starts(changes: dict[str, Any], message: str) -> None:
+def test_unsupported_checkpoints_are_refused_before_the_start(changes: dict[str, Any], message: str) -> None:
     config = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}
     model_kinds.check_quantized(Settings(device="cpu"), Model("", "m", {"quantization_config": config}, None))
     with pytest.raises(UserError, match=message):

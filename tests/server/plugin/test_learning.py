@@ -1,6 +1,4 @@
-"""The engine's part in learning: answers kept, drafters exchanged and taken back."""
-
-from __future__ import annotations
+"""The engine's part in learning: answers, promotions, roll-backs."""
 
 import json
 import threading
@@ -30,7 +28,7 @@ MODEL, LOOKUP = 0, 1
 
 
 def show(watch: DrafterWatch, steps: int, chance: float, seed: int = 0, source: int = MODEL, verified: int = 1) -> int:
-    """Show steps of four requests whose first tokens are accepted with that chance; steps until it says worse."""
+    """Steps of four requests, with this chance of the first token, until the verdict "worse"."""
     rng = np.random.default_rng(seed)
     for step in range(steps):
         accepted = verified * (rng.random(4) < chance)
@@ -49,29 +47,29 @@ def watching(chance: float) -> DrafterWatch:
     return watch
 
 
-def test_a_broken_drafter_is_seen_within_a_few_steps() -> None:
+def test_a_broken_drafter_is_detected_within_a_few_steps() -> None:
     assert show(watching(0.8), 50, 0.05) <= 10
 
 
-def test_a_clearly_worse_drafter_is_seen_within_200_steps() -> None:
+def test_a_clearly_worse_drafter_is_detected_within_200_steps() -> None:
     assert all(show(watching(0.8), 200, 0.55, seed) <= 200 for seed in range(10))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chance", [0.75, 0.8, 0.9])
 def test_a_drafter_as_good_or_better_is_left_alone(chance: float) -> None:
-    """It is left alone as long as it is watched, in 40 trials: each may fail with a chance far below one in 40."""
+    """In all of 40 trials, each of which fails with a chance far below one in 40."""
     assert all(show(watching(0.8), WATCHED, chance, seed) > WATCHED for seed in range(40))
 
 
-def test_lookups_say_nothing_of_the_drafter() -> None:
+def test_lookups_do_not_count_for_the_drafter() -> None:
     watch = watching(0.8)
     assert show(watch, 100, 0.0, source=LOOKUP) == 101
     assert show(watch, 50, 0.05) <= 10
 
 
-def test_drafts_that_nobody_verified_count_as_the_drafter_rates_them() -> None:
-    """Else a drafter that never trusts itself would be kept."""
+def test_unverified_drafts_count_by_their_confidence() -> None:
+    """Otherwise a drafter with low confidences would be kept."""
     assert show(watching(0.8), 50, 0.1, verified=0) <= 20
 
 
@@ -82,8 +80,6 @@ def test_a_drafter_is_no_longer_watched_after_a_while() -> None:
 
 
 class Reloading(FixedDrafter):
-    """Remembers whose weights it has."""
-
     def __init__(self) -> None:
         self.folder, self.gone = "start", "bad"
 
@@ -98,7 +94,7 @@ def test_exchange_and_back() -> None:
     exchange = Exchange(PluginConfig(drafter_path="start"), drafter)
     assert exchange.take("one")
     assert exchange.take("two")
-    assert not exchange.take("two")  # it is there already
+    assert not exchange.take("two")
     assert not exchange.take("bad")
     assert (drafter.folder, exchange.in_use, exchange.refused) == ("two", "two", ["bad"])
     assert not exchange.take_back_if_worse()
@@ -109,7 +105,7 @@ def test_exchange_and_back() -> None:
     assert (drafter.folder, exchange.state()["in_use"]) == ("start", "")
 
 
-def test_a_drafter_that_is_gone_is_not_gone_back_to() -> None:
+def test_a_deleted_drafter_is_not_restored() -> None:
     drafter = Reloading()
     exchange = Exchange(PluginConfig(drafter_path="start"), drafter)
     exchange.take("one")
@@ -120,14 +116,12 @@ def test_a_drafter_that_is_gone_is_not_gone_back_to() -> None:
     assert (drafter.folder, exchange.in_use, exchange.refused) == ("start", "", ["one", "two"])
 
 
-def test_a_server_starts_with_what_was_learned_unless_it_does_not_fit() -> None:
+def test_a_server_starts_with_the_learned_drafter_if_it_fits() -> None:
     assert Exchange(PluginConfig(drafter_path="start", learned="one"), Reloading()).in_use == "one"
     assert Exchange(PluginConfig(drafter_path="start", learned="bad"), Reloading()).in_use == ""
 
 
 class Request(SimpleNamespace):
-    """A request that, as SGLang's, can be referred to weakly."""
-
     __slots__ = ("__weakref__",)
 
 
@@ -151,7 +145,7 @@ def keeping(store: AnswerStore) -> AnswerKeeper:
     return AnswerKeeper(lambda _: store)
 
 
-def test_answers_are_kept_but_those_that_refused_or_were_given_up(tmp_path: Path) -> None:
+def test_answers_are_stored_unless_refused_or_aborted(tmp_path: Path) -> None:
     keeper = keeping(AnswerStore(tmp_path, 10_000))
     reqs = [request("a"), request("b", learn=False), request("c", reason=FINISH_ABORT()), request("d", top_k=5)]
     reqs += [request("e", lora_id="an adapter's"), request("f")]
@@ -184,8 +178,8 @@ def test_an_adapters_answers_are_kept_for_its_learner_alone(tmp_path: Path) -> N
     assert kept == {".": [[0]], "adapters/a": [[1]]}
 
 
-def test_the_scheduler_waits_for_no_store(tmp_path: Path) -> None:
-    """Answers are taken while no store can be opened; then all are written, in the order in which they finished."""
+def test_the_scheduler_never_waits_for_a_store(tmp_path: Path) -> None:
+    """Answers are accepted while no store can be opened, and written later in order."""
     stores, ready, opened = OwnerStores(tmp_path, 10_000), threading.Event(), []
 
     def store_of(learner: str) -> AnswerStore:
@@ -199,7 +193,7 @@ def test_the_scheduler_waits_for_no_store(tmp_path: Path) -> None:
         req.origin_input_ids = [number]
         keeper.admit(req)
         keeper.finished(req.rid)
-        req.output_ids_through_stop.clear()  # SGLang may use it again
+        req.output_ids_through_stop.clear()  # SGLang may reuse the list
     assert not opened
     ready.set()
     keeper.save()
@@ -215,7 +209,7 @@ def test_requests_that_end_unnoticed_are_not_held(tmp_path: Path) -> None:
     assert not list(keeper._running)
 
 
-def test_a_full_disk_is_logged_once_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_is_logged_once_and_harmless(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = AnswerStore(tmp_path, 10_000)
     store.close()
     (tmp_path / "answers").rename(tmp_path / "aside")
@@ -229,6 +223,6 @@ def test_a_full_disk_is_logged_once_and_ends_nothing(tmp_path: Path, caplog: pyt
     assert len([record for record in caplog.records if "cannot be kept" in record.message]) == 1
 
 
-def test_options_say_nothing_by_default() -> None:
+def test_options_are_empty_by_default() -> None:
     assert not RequestOptions().learn
     assert RequestOptions(learn=True).to_custom_params() is not None

@@ -1,7 +1,5 @@
 """Data of the page: totals of the counters, and a planner's curve."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -26,34 +24,35 @@ def test_totals_by_source(registry) -> None:
         metrics.observe_time(0.5, 0.4)
         metrics.observe_prefill(64, 0.25)
         metrics.flush()
-    found = snapshot(metrics, None)
-    assert json.loads(json.dumps(found)) == found
-    assert (found["steps"], found["request_steps"], found["tokens"]) == (2, 6, 18)
-    assert (found["budget"], found["verified"], found["accepted"], found["wasted"]) == (18, 16, 12, 4)
+    shown = snapshot(metrics, None)
+    assert json.loads(json.dumps(shown)) == shown
+    assert (shown["steps"], shown["request_steps"], shown["tokens"]) == (2, 6, 18)
+    assert (shown["budget"], shown["verified"], shown["accepted"], shown["wasted"]) == (18, 16, 12, 4)
     none = {"drafts": 0, "accepted": 0}
-    assert found["sources"] == {
+    assert shown["sources"] == {
         "model": {"drafts": 4, "accepted": 8},
         "lookup": {"drafts": 2, "accepted": 4},
         "across": none,
+        "grammar": none,
     }
-    assert sum(found["calibration"]["model"]["observed"]) == 10  # the third of the second request was not seen
-    assert sum(found["calibration"]["lookup"]["expected"]) == 2
-    assert (found["timed_steps"], found["step_seconds"]) == (2, 1.0)
-    assert (found["chunks"], found["chunk_seconds"]) == (2, 0.5)
-    assert found["curve"] is None
+    assert sum(shown["calibration"]["model"]["observed"]) == 10
+    assert sum(shown["calibration"]["lookup"]["expected"]) == 2
+    assert (shown["timed_steps"], shown["step_seconds"]) == (2, 1.0)
+    assert (shown["chunks"], shown["chunk_seconds"]) == (2, 0.5)
+    assert shown["curve"] is None
 
 
 def test_without_a_drafter_there_are_no_positions(registry) -> None:
-    found = snapshot(SpeculationMetrics(0, "off", registry), None)
-    assert found["sources"] == {source: {"drafts": 0, "accepted": 0} for source in SOURCES}
+    shown = snapshot(SpeculationMetrics(0, "off", registry), None)
+    assert shown["sources"] == {source: {"drafts": 0, "accepted": 0} for source in SOURCES}
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_ends(registry) -> None:
     curve = PlannedCurve(np.arange(1001) / 4, np.linspace(10, 20, 1001), 5, (3.0, 12.0))
-    found = snapshot(SpeculationMetrics(GAMMA, "test", registry), curve)["curve"]
-    assert len(found["tokens"]) == len(found["throughput"]) == CURVE_POINTS
-    assert (found["tokens"][0], found["tokens"][-1], found["requests"]) == (0, 250, 5)
-    assert found["chosen"] == [3.0, 12.0]
+    shown = snapshot(SpeculationMetrics(GAMMA, "test", registry), curve)["curve"]
+    assert len(shown["tokens"]) == len(shown["throughput"]) == CURVE_POINTS
+    assert (shown["tokens"][0], shown["tokens"][-1], shown["requests"]) == (0, 250, 5)
+    assert shown["chosen"] == [3.0, 12.0]
 
 
 def test_engines_are_summed_and_the_busiest_shows_its_curve() -> None:

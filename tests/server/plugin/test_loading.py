@@ -1,6 +1,4 @@
-"""Drafter and planner made from the plugin's configuration."""
-
-from __future__ import annotations
+"""Drafter and planner from the plugin's configuration."""
 
 import json
 import logging
@@ -36,8 +34,6 @@ PADDED = 104
 
 
 class Llama:
-    """The parts of SGLang's model that drafters are given."""
-
     def __init__(self) -> None:
         self.model = SimpleNamespace(embed_tokens=torch.nn.Embedding(PADDED, TINY.hidden_size))
         self.lm_head = torch.nn.Linear(TINY.hidden_size, PADDED, bias=False)
@@ -48,7 +44,7 @@ class Llama:
 
 
 class OtherModel:
-    """Keeps its weights elsewhere and shows no hidden states."""
+    """Keeps its weights elsewhere and returns no hidden states."""
 
 
 def runner(model: object) -> SimpleNamespace:
@@ -75,8 +71,8 @@ def test_a_block_drafter_is_joined_to_the_target(tmp_path: Path) -> None:
     assert model.captured == list(TINY.target_layers)
     weights = (model.model.embed_tokens.weight, drafter.embedding), (model.lm_head.weight, drafter.head)
     for theirs, ours in weights:
-        assert ours.shape == (TINY.vocab_size, TINY.hidden_size)  # without the padding
-        assert ours.data_ptr() == theirs.data_ptr()  # not copied
+        assert ours.shape == (TINY.vocab_size, TINY.hidden_size)
+        assert ours.data_ptr() == theirs.data_ptr()
     beside = load_drafter(replace(config, lookup_gamma=9), runner(model))
     assert isinstance(beside, LookupFirst)
     assert beside.gamma == 9
@@ -123,7 +119,7 @@ def test_planners_are_made_from_the_profile(tmp_path: Path) -> None:
         assert planner.cost is calibration is None
 
 
-def test_a_calibration_of_another_verification_is_used_and_said(
+def test_a_calibration_of_another_verification_is_used_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = CalibrationTable.of({}, 3, verification="token")
@@ -137,10 +133,9 @@ def test_a_calibration_of_another_verification_is_used_and_said(
 
 
 @pytest.mark.parametrize(("gamma", "lookup_gamma", "positions"), [(3, 0, 3), (3, 8, 7), (7, 0, 7)])
-def test_what_was_learned_at_a_larger_gamma_serves_a_smaller_one(
+def test_a_drafter_learned_at_a_larger_gamma_serves_a_smaller_one(
     gamma: int, lookup_gamma: int, positions: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A learner's folder is that of its model, whatever the server drafts."""
     store.save(profile(), tmp_path, CalibrationTable.of({}, 3).to_json())
     learned = CalibrationTable.of({CLASSES[0]: Calibration(tuple(range(1, 8)), method="joint")}, 7)
     (tmp_path / "0001").mkdir()

@@ -1,4 +1,4 @@
-"""Penalties and bias on ragged rows: against SGLang's own penalizers fed the same tokens one by one."""
+"""Penalties and bias on ragged rows equal SGLang's penalizers, token by token."""
 
 from types import SimpleNamespace
 
@@ -29,7 +29,7 @@ def request(**penalties):
 
 
 class Batch:
-    """The part of SGLang's batch that its penalizers read (they hold it weakly)."""
+    """The part of SGLang's batch that its penalizers read."""
 
     def __init__(self, reqs):
         self.reqs = reqs
@@ -37,7 +37,7 @@ class Batch:
 
 
 def sglang_logits(req, tokens, logits):
-    """One row of logits as SGLang changes it after the request has generated `tokens`."""
+    """One row of logits, changed by SGLang after `tokens`."""
     batch = Batch([req])
     orchestrator = penaltylib.BatchedPenalizerOrchestrator(
         VOCAB,
@@ -72,7 +72,7 @@ PENALTIES = [
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_every_row_is_what_plain_decoding_would_see(seed):
+def test_every_row_equals_plain_decoding(seed):
     generator = torch.Generator().manual_seed(seed)
     reqs = [request(**penalties) for penalties in PENALTIES]
     count, gamma = len(reqs), 4

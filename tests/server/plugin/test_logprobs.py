@@ -1,4 +1,4 @@
-"""Logprobs are written where SGLang looks for them, and computed for the requests that ask alone."""
+"""Logprobs are computed only for the requests that want them."""
 
 from types import SimpleNamespace
 from unittest import mock
@@ -30,7 +30,7 @@ def case(asking: list[bool], seed: int = 0):
 
 
 @pytest.mark.parametrize("asking", [[True], [False, True, False, True, False], [True] * 4])
-def test_a_step_has_those_of_the_requests_that_ask(asking):
+def test_a_step_has_the_requested_logprobs(asking):
     batch, flat, logits, tokens = case(asking)
     output = SimpleNamespace(next_token_logits=logits)
     softmax, seen = torch.log_softmax, []
@@ -54,7 +54,7 @@ def test_a_step_has_those_of_the_requests_that_ask(asking):
                 torch.testing.assert_close(output.next_token_token_ids_logprobs_val[at], row[[3, place]])
 
 
-def test_so_has_a_prefill():
+def test_a_prefill_has_the_requested_logprobs():
     batch, _, logits, tokens = case([False, True, True])
     output = SimpleNamespace()
     logprobs.write_logprobs(output, batch, logits[:3], tokens[:, 0])

@@ -1,6 +1,4 @@
-"""A long prompt is read beside other requests: their answers go on, and a short prompt passes it."""
-
-from __future__ import annotations
+"""While a long prompt is read, answers continue, and a short prompt passes it."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +32,7 @@ def test_answers_go_on_and_a_short_prompt_passes(server: Server) -> None:
         wait_until(lambda: len(events) >= 10, 60)
         events.append("sent")
         pool.submit(ask, "long", long)
-        wait_until(lambda: MetricsPage(server.url).value(tokens) - before.value(tokens) > 100, 60)  # it is begun
+        wait_until(lambda: MetricsPage(server.url).value(tokens) - before.value(tokens) > 100, 60)
         pool.submit(ask, "short", long[-20:])
     beside = events[events.index("sent") : events.index("long")]
     assert "short" in beside

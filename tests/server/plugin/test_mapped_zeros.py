@@ -1,7 +1,5 @@
 """The KV cache of a CPU takes memory as it fills."""
 
-from __future__ import annotations
-
 import psutil
 import torch
 

@@ -1,6 +1,4 @@
-"""Speculation's counters, and the watch over a drafter that has stopped being any good."""
-
-from __future__ import annotations
+"""Speculation's counters, and detection of a useless drafter."""
 
 import numpy as np
 import pytest
@@ -29,7 +27,7 @@ def observe(metrics, draft_lens, verify_lens, accept_lens, confidence=0.5, budge
     metrics.flush()
 
 
-def test_positions_behind_a_rejection_are_unobserved(metrics, value):
+def test_positions_after_a_rejection_are_unobserved(metrics, value):
     # accepted all 3; rejected at the 2nd of 4; verified none; rejected at once
     observe(metrics, [4, 4, 4, 4], [3, 4, 0, 1], [4, 2, 1, 1], budget=Budget(draft=True, tokens=9))
     assert [value("outrider_verified_position_total", position=k, **GREEDY) for k in (1, 2, 3, 4)] == [3, 2, 1, 0]
@@ -49,7 +47,7 @@ def test_positions_behind_a_rejection_are_unobserved(metrics, value):
     assert value("outrider_undrafted_steps_total") == 1
 
 
-def test_each_case_is_counted_apart(metrics, value):
+def test_each_case_is_counted_separately(metrics, value):
     names = ["greedy, lookup", "sampled, model", "sampled, model"]
     observe(metrics, [4] * 3, [1, 2, 2], [2, 3, 1], classes=[CLASSES.index(name) for name in names])
     counted = {}
@@ -64,7 +62,7 @@ def test_each_case_is_counted_apart(metrics, value):
     assert counted == {case: [0, 0] for case in CLASSES} | {"greedy, lookup": [1, 1], "sampled, model": [3, 2]}
 
 
-def test_tokens_behind_an_answers_end_are_not_counted(metrics, value):
+def test_tokens_after_an_answers_end_are_not_counted(metrics, value):
     observe(metrics, [2], [2], [3], tokens=[2])  # the second draft ended the answer
     assert value("outrider_accepted_tokens_total") == 2
     assert value("outrider_accepted_length_sum") == 2
@@ -88,7 +86,7 @@ def test_the_calibration_error_can_be_read_from_the_bins(metrics, value):
     assert np.abs(expected - accepted).sum() / observed.sum() == pytest.approx(0.25, abs=1e-6)
 
 
-def test_predicted_time_is_counted_beside_the_time_taken(metrics, value):
+def test_predicted_time_is_counted_with_the_time_taken(metrics, value):
     metrics.observe_time(0.03, None)
     metrics.flush()
     assert value("outrider_predictable_step_seconds_total") == 0
@@ -101,12 +99,12 @@ def test_predicted_time_is_counted_beside_the_time_taken(metrics, value):
     assert value("outrider_step_seconds_count") == 3
 
 
-def test_a_collapsed_drafter_is_told_and_recovers(metrics, value, caplog):
+def test_a_collapsed_drafter_is_reported_and_recovers(metrics, value, caplog):
     four = [4] * 1024
     observe(metrics, four, four, [3] * 1024)
     for _ in range(5):
         observe(metrics, four, four, [1] * 1024)
-    assert value("outrider_acceptance_collapsed") == 0  # the window still holds the good start
+    assert value("outrider_acceptance_collapsed") == 0
     for _ in range(5):
         observe(metrics, four, four, [1] * 1024)
     assert value("outrider_acceptance_collapsed") == 1

@@ -1,6 +1,4 @@
-"""SGLang's models as they are here."""
-
-from __future__ import annotations
+"""Our versions of SGLang's models."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +19,7 @@ FACTORS = {"short": [1.0 + i / 10 for i in range(WIDTH // 2)], "long": [2.0 + i 
 def test_the_served_context_chooses_long_ropes_factors(
     served: int | None, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SGLang's own table of that choice, for every position; a shape that the decoder of one call knows."""
+    """Compared with SGLang's own table, for every position."""
     monkeypatch.setattr(runtime_context, "get_server_args", lambda: SimpleNamespace(context_length=served))
     theirs = Phi3LongRoPEScaledRotaryEmbedding(
         WIDTH, WIDTH, LONGEST, ORIGINAL, 5000, True, torch.float32, FACTORS["short"], FACTORS["long"]

@@ -1,6 +1,4 @@
-"""A decode step on a GPU waits for nothing: run on one that is not there, where whatever would wait raises."""
-
-from __future__ import annotations
+"""A decode step never waits for a GPU: it runs on a fake one, where waiting raises."""
 
 from pathlib import Path
 
@@ -17,9 +15,8 @@ def found():
     return found_by_fork(Path(__file__).parent / "decode_on_absent_gpu.py")
 
 
-def test_a_step_waits_for_nothing_and_asks_the_same_whatever_the_lengths(found):
-    """No copy to the host but those behind the step, no shape by numbers, one device; in two steps each of batches
-    whose contexts differ."""
+def test_a_step_never_waits_and_runs_the_same_operations_for_all_lengths(found):
+    """There is no copy to the host except after the step, no shape that depends on numbers, and one device."""
     steps = {case: said for case, said in found.items() if not case.startswith(("planted", "launches", "late"))}
     assert len(steps) > 10
     assert {case: said for case, said in steps.items() if not said.get("same")} == {}
@@ -28,9 +25,9 @@ def test_a_step_waits_for_nothing_and_asks_the_same_whatever_the_lengths(found):
 KINDS = "greedy", "sampled", "filtered", "seeded", "mixed"
 
 
-def test_a_step_by_graphs_asks_for_little_whatever_its_requests_want(found):
-    """A step with top-k and top-p, which SGLang also says of greedy requests, has its drafts, its acceptance and its
-    commit in the graphs, too. Launches without graphs are of a drafter with one layer."""
+def test_a_step_by_graphs_launches_little_for_all_options(found):
+    """With top-k and top-p, which SGLang also sets for greedy requests, drafts, acceptance and commit are in the
+    graphs. Launches without graphs are of a drafter with one layer."""
     asked = found["launches"]
     for kind in KINDS:
         assert asked[f"dspark in graphs, {kind}"] <= 80, asked
@@ -38,21 +35,20 @@ def test_a_step_by_graphs_asks_for_little_whatever_its_requests_want(found):
 
 
 def test_drafts_of_answers_that_have_begun_are_graphs_as_well(found):
-    """With `--initial-tokens`, lengths of answers are compared beside."""
     asked = found["launches"]
     for kind in KINDS:
         assert asked[f"dspark begun in graphs, {kind}"] <= asked[f"dspark in graphs, {kind}"] + 6, asked
 
 
 def test_no_kernel_is_compiled_when_the_server_is_ready(found):
-    """Whatever the number of requests and what they want, captures and the warm-up have asked for the same variants."""
+    """This holds for all requests and options."""
     assert {drafter: late for drafter, (_, late) in found["late"].items() if late} == {}
     for left, (_, late) in found["planted late"].items():
         assert late, f"a warm-up without {left} requests would not be found out"
 
 
 def test_few_kernels_are_compiled_at_the_start(found):
-    """Each takes a second or more; that of all drafters' has 80 requests."""
+    """Each kernel takes a second or more."""
     assert {drafter: count for drafter, (count, _) in found["late"].items() if not 0 < count <= 40} == {}
 
 
@@ -63,6 +59,6 @@ def test_the_warm_up_has_a_number_for_every_power_of_two():
 
 
 @pytest.mark.parametrize("plant", ["item", "cpu", "nonzero", "mask", "upload", "number", "host"])
-def test_one_that_waited_would_be_found_out(found, plant):
+def test_a_waiting_step_is_detected(found, plant):
     assert found["planted none"]["same"]
     assert "error" in found[f"planted {plant}"], found

@@ -20,19 +20,19 @@ TOLD = RequestOptions(
 )
 
 
-def test_what_is_written_is_read():
+def test_options_round_trip():
     for name in RequestOptions.__dataclass_fields__:
         options = replace(DEFAULTS, **{name: getattr(TOLD, name)})
         assert options != DEFAULTS
         assert RequestOptions.from_custom_params(options.to_custom_params()) == options
 
 
-def test_a_request_that_says_nothing_carries_nothing():
+def test_a_request_without_options_carries_none():
     assert RequestOptions().to_custom_params() is None
     assert RequestOptions.from_custom_params(None) == RequestOptions.from_custom_params({}) == DEFAULTS
 
 
-def test_parameters_of_others_are_left_alone():
+def test_foreign_parameters_are_kept():
     assert RequestOptions.from_custom_params({"theirs": 1}) == DEFAULTS
     with pytest.raises(TypeError):
         RequestOptions.from_custom_params({KEY: {"unknown": 1}})

@@ -1,6 +1,4 @@
-"""Drafters of single keys in the engine: which are in memory, which drafts for whom, and what is taken back."""
-
-from __future__ import annotations
+"""Drafters of single keys in the engine: memory, use, and roll-backs."""
 
 import json
 from collections.abc import Iterator
@@ -26,14 +24,10 @@ RIDS: Iterator[int] = count()
 
 
 class Request(SimpleNamespace):
-    """A request that can be referred to weakly, as SGLang's can."""
-
     __slots__ = ("__weakref__",)
 
 
 class SeveralSets(FixedDrafter):
-    """Remembers whose weights each set has."""
-
     gamma = GAMMA
 
     def __init__(self) -> None:
@@ -49,7 +43,7 @@ class SeveralSets(FixedDrafter):
 
 
 def learned(folder: Path, learner: str, name: str, shift: float | None = None) -> None:
-    """A drafter where the learner puts one, perhaps with a calibration."""
+    """A drafter where the learner puts one."""
     made = folder / learner / "drafters" / name
     made.mkdir(parents=True)
     (made / "config.json").write_text("{}")
@@ -80,14 +74,14 @@ def keys(tmp_path: Path, drafter: SeveralSets) -> OwnerDrafters:
 
 
 def served_by(keys: OwnerDrafters, drafter: SeveralSets, *requests: Request) -> list[str]:
-    """The owner of the weights that draft for each request; "": those of the start."""
+    """The owner of each request's drafting weights; "": the start's."""
     return [drafter.sets.get(int(number), "") for number in map(keys.admit, requests)]
 
 
 def test_each_key_is_drafted_by_its_own(keys: OwnerDrafters, drafter: SeveralSets) -> None:
     reqs = [request("a", "0001"), request(""), request("b"), request("b", "0002"), request("a", "0001")]
     assert served_by(keys, drafter, *reqs) == ["a/0001", "", "", "b/0002", "a/0001"]
-    numbers = [keys.admit(req) for req in reqs]  # again, as chunks of prompts are
+    numbers = [keys.admit(req) for req in reqs]  # again, as for chunks of prompts
     assert numbers[1] == 0
     assert numbers[0] == numbers[4]
     assert len(set(numbers)) == 4
@@ -112,12 +106,12 @@ def test_drafters_of_running_requests_stay(keys: OwnerDrafters, drafter: Several
     assert served_by(keys, drafter, first, second, third) == ["a/0001", "b/0001", ""]
     keys.finished(first.rid)
     assert served_by(keys, drafter, third) == ["c/0001"]
-    del second, third  # ended without a word
+    del second, third
     assert served_by(keys, drafter, request("d", "0001")) == ["d/0001"]
 
 
-def test_a_number_is_never_anothers(keys: OwnerDrafters, drafter: SeveralSets) -> None:
-    """A row that a request left in the table is never drafted with another key's weights."""
+def test_numbers_are_never_reused_for_another_key(keys: OwnerDrafters, drafter: SeveralSets) -> None:
+    """An ended request may have left its row in the table."""
     seen: dict[int, str] = {}
     for _ in range(3):
         for learner in "abcd":
@@ -147,20 +141,20 @@ def show(keys: OwnerDrafters, numbers: list[int], chances: list[float], steps: i
         keys.observe(np.array(numbers), *outcome, accepted + 1)
 
 
-def test_a_worse_drafter_is_taken_back_from_its_key_alone(keys: OwnerDrafters, drafter: SeveralSets) -> None:
+def test_a_worse_drafter_is_rolled_back_for_its_key_alone(keys: OwnerDrafters, drafter: SeveralSets) -> None:
     first, other = keys.admit(request("a", "0001")), keys.admit(request("b", "0001"))
     show(keys, [first, other], [0.9, 0.9], WINDOW)
     promoted = request("a", "0002")
     second = keys.admit(promoted)
     show(keys, [second, other], [0.05, 0.05], 100)
     assert keys.state()["refused"] == ["a/0002"]
-    assert set(drafter.sets.values()) == {"b/0001"}  # it was not exchanged, so it is not compared with anything
+    assert set(drafter.sets.values()) == {"b/0001"}  # no new drafter, so no comparison
     assert served_by(keys, drafter, promoted, request("a", "0001")) == ["", "a/0001"]
-    show(keys, [first], [0.0], 100)  # gone back to, and not watched
+    show(keys, [first], [0.0], 100)  # rolled back to, and not watched
     assert keys.state()["refused"] == ["a/0002"]
 
 
-def test_what_does_not_fit_is_refused(keys: OwnerDrafters, drafter: SeveralSets) -> None:
+def test_mismatched_drafters_are_refused(keys: OwnerDrafters, drafter: SeveralSets) -> None:
     assert served_by(keys, drafter, request("a", "0009"), request("a", "0009")) == ["", ""]
     assert keys.state() == {"in_use": "", "loaded": 0, "refused": ["a/0009"]}
 
@@ -191,6 +185,6 @@ def test_each_set_has_its_calibration(keys: OwnerDrafters, tmp_path: Path) -> No
     assert places.tolist() == [2]
 
 
-def test_only_servers_whose_keys_have_drafters_have_it(drafter: SeveralSets) -> None:
+def test_only_servers_with_a_drafter_per_key_have_it(drafter: SeveralSets) -> None:
     assert OwnerDrafters.of(PluginConfig(learning="here"), drafter) is None
     assert OwnerDrafters.of(PluginConfig(learning="here", learn_keys=3), drafter) is not None

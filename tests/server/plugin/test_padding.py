@@ -1,6 +1,4 @@
-"""Rows of padding in SGLang's fa3 backend without a graph: its own metadata and calls, on a kernel that leaves them."""
-
-from __future__ import annotations
+"""Padding rows in SGLang's fa3 backend without a graph, on a kernel that skips them."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -18,7 +16,7 @@ HEADS, DIM, WIDTH = (4, 2), 16, 4
 
 
 def kernel(q: torch.Tensor, cu_seqlens_q: torch.Tensor, **how: Any) -> torch.Tensor:
-    """fa3, by what it documents, whose memory for results holds NaN before it writes the rows of requests."""
+    """fa3, from its documentation; results hold NaN until written."""
     taken = "k_cache", "v_cache", "page_table", "cache_seqlens", "max_seqlen_q", "softmax_scale", "causal"
     how = {name: how[name] for name in (*taken, "window_size", "softcap")}
     rows = int(cu_seqlens_q[-1])
@@ -29,7 +27,6 @@ def kernel(q: torch.Tensor, cu_seqlens_q: torch.Tensor, **how: Any) -> torch.Ten
 
 @pytest.fixture
 def fa3(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes SGLang's backend for a `Paged`, whose process's state is a stand-in."""
     kernels = ModuleType("sgl_kernel.flash_attn")
     for name in ("flash_attn_varlen_func", "flash_attn_with_kvcache", "get_scheduler_metadata"):
         setattr(kernels, name, kernel)
@@ -74,30 +71,30 @@ def attend(backend: Any, paged: Paged, batch: Any, tokens: int) -> tuple[torch.T
     return q, backend.forward(q, k, v, paged.layer, batch)
 
 
-def test_they_hold_what_memory_held_and_are_zero_with_ours(fa3: Any) -> None:
+def test_they_are_uninitialised_in_sglang_and_zero_in_ours(fa3: Any) -> None:
     query_lens, tokens = [3, 1, 4], 11
     for made, finite in ((fa3, False), (lambda paged: zeroed(fa3, paged), True)):
         paged = Paged([40, 0, 7], heads=HEADS, dim=DIM)
-        q, found = attend(made(paged), paged, paged.verify(query_lens, tokens=tokens, width=WIDTH), tokens)
-        torch.testing.assert_close(found[:8], paged.expected(q, query_lens), atol=2e-5, rtol=2e-5)
-        assert bool(found[8:].isfinite().all()) == finite
-        assert bool((found[8:] == 0).all()) == finite
+        q, output = attend(made(paged), paged, paged.verify(query_lens, tokens=tokens, width=WIDTH), tokens)
+        torch.testing.assert_close(output[:8], paged.expected(q, query_lens), atol=2e-5, rtol=2e-5)
+        assert bool(output[8:].isfinite().all()) == finite
+        assert bool((output[8:] == 0).all()) == finite
 
 
 def test_a_full_bucket_and_a_prefill_are_left_as_they_are(fa3: Any) -> None:
     paged = Paged([40, 0, 7], heads=HEADS, dim=DIM)
     backend = zeroed(fa3, paged)
-    q, found = attend(backend, paged, paged.verify([3, 1, 4], tokens=8, width=WIDTH), 8)
-    torch.testing.assert_close(found, paged.expected(q, [3, 1, 4]), atol=2e-5, rtol=2e-5)
+    q, output = attend(backend, paged, paged.verify([3, 1, 4], tokens=8, width=WIDTH), 8)
+    torch.testing.assert_close(output, paged.expected(q, [3, 1, 4]), atol=2e-5, rtol=2e-5)
     paged = Paged([40, 0, 7], heads=HEADS, dim=DIM)
     backend = zeroed(fa3, paged)
     attend(backend, paged, paged.verify([1, 1, 1], tokens=5, width=WIDTH), 5)
     backend.token_to_kv_pool, backend.req_to_token_pool = paged.cache, paged.requests
-    q, found = attend(backend, paged, paged.extend([5, 2, 6]), 13)
-    torch.testing.assert_close(found, paged.expected(q, [5, 2, 6]), atol=2e-5, rtol=2e-5)
+    q, output = attend(backend, paged, paged.extend([5, 2, 6]), 13)
+    torch.testing.assert_close(output, paged.expected(q, [5, 2, 6]), atol=2e-5, rtol=2e-5)
 
 
-def test_nothing_is_added_to_a_graph() -> None:
+def test_no_operation_is_added_to_a_graph() -> None:
     out = torch.ones(4, 2)
     backend = SimpleNamespace(
         init_forward_metadata=lambda _: None, init_forward_metadata_out_graph=lambda *_, **__: None,

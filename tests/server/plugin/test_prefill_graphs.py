@@ -1,6 +1,4 @@
-"""Graphs of prefills: SGLang's own runner, with graphs that are functions, replayed on a CPU."""
-
-from __future__ import annotations
+"""Graphs of prefills: SGLang's own runner with functions as graphs."""
 
 from pathlib import Path
 
@@ -16,7 +14,7 @@ def found():
 
 
 def test_prefills_bring_hidden_states_by_graphs_where_the_drafter_reads_them(found):
-    """All but one of 1 and one of 17 tokens, for which no graph is near in size; compared in the program itself."""
+    """A prompt of 1 token and one of 17 have no graph of similar size."""
     assert found["dspark"] == {"replayed": 6, "eager": 2, "captured": 3}
 
 

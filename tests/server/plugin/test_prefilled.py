@@ -1,7 +1,5 @@
 """The drafter's view of a prefill."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import torch
@@ -21,7 +19,7 @@ class Spy(FixedDrafter):
         self.shown = chunks
 
 
-def test_a_model_learns_whose_chunks_were_read_behind_whatever_drafts_before_it():
+def test_wrappers_pass_prefilled_chunks_to_the_model():
     spy = Spy(4, 99)
     drafter = LookupFirst(NgramDrafter(6), Initialised(spy, 3), expected_run_length=1.0)
     table = torch.zeros(8, 16, dtype=torch.int32)
@@ -35,7 +33,7 @@ def test_a_model_learns_whose_chunks_were_read_behind_whatever_drafts_before_it(
 
 
 def test_texts_of_requests_that_another_server_has_read() -> None:
-    """Each token goes to the slot of its position; the last one is the anchor, which has none yet."""
+    """The last token is the anchor, which has no slot yet."""
     table = torch.arange(48, dtype=torch.int32).view(3, 16)
     requests = [
         SimpleNamespace(origin_input_ids=[7, 8, 9], output_ids=[4]),

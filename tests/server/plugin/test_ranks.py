@@ -1,6 +1,4 @@
-"""Tensor-parallel ranks: what one decides, all do."""
-
-from __future__ import annotations
+"""Tensor-parallel ranks follow one rank's decisions."""
 
 import logging
 from pathlib import Path
@@ -16,27 +14,27 @@ PROGRAM = Path(__file__).parents[2] / "support" / "two_ranks.py"
 
 
 @pytest.mark.slow
-def test_ranks_with_clocks_seeds_and_confidences_of_their_own_agree_at_every_step() -> None:
+def test_ranks_with_different_clocks_seeds_and_confidences_agree_at_every_step() -> None:
     worlds = {found["world"]: found for found in found_by_fork(PROGRAM)}
     alone = worlds.pop("alone")
-    assert alone["same"] < alone["steps"] / 4  # each by itself, they part
+    assert alone["same"] < alone["steps"] / 4  # without communication they diverge
     for told in worlds.values():
         assert told["same"] == told["steps"]
-        assert told["different_lengths"] > 5  # there was something to agree on
+        assert told["different_lengths"] > 5
         assert told["verified"] > told["accepted"] > 40
         assert told["whole_weights"]  # the first rank's drafter reads them
         assert any(sign in told["gone"] for sign in PEER_GONE), told["gone"]
         part = told["world"].partition(" fails")[0]
         failed = told["world"] != part
         assert told["failures"] == ({part: 1} if failed else {})
-        assert any(told["last"]) != failed  # no rank waits for another, and nothing is verified any more
+        assert any(told["last"]) != failed  # no rank waits, and verification stops
     with_buckets = [told for name, told in worlds.items() if name in ("greedy", "drafting fails") or "buckets" in name]
     sizes = set(TokenBuckets(6, 5).sizes)
     assert all(set(told["sizes"]) <= sizes and len(told["sizes"]) > 1 for told in with_buckets)
-    assert all(told["accepted_by_graphs"] == told["steps"] - 1 for told in with_buckets)  # sampled ones, too
+    assert all(told["accepted_by_graphs"] == told["steps"] - 1 for told in with_buckets)
 
 
-def test_that_another_rank_is_gone_is_said_in_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_rank_is_named_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     report, logger = StartupReport(tmp_path / "failure"), logging.getLogger("of.a.scheduler")
     report.started()
     logger.addFilter(FailureFilter(report, verbose=False))

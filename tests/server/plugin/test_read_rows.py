@@ -1,4 +1,4 @@
-"""The last layer of a prompt is run for the rows that are read alone: which these are."""
+"""The last layer of a prompt runs only for the rows that are read."""
 
 from types import SimpleNamespace
 

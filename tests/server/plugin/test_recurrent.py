@@ -1,6 +1,4 @@
-"""Recurrent states of a batch that is verified raggedly: they follow accepted tokens, and no others."""
-
-from __future__ import annotations
+"""Recurrent states of a ragged verification follow the accepted tokens."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +17,7 @@ LENGTH = 24
 
 
 class Pool:
-    """States as SGLang's pool has them: slots by the row of a request, one layer's tensors as views."""
+    """SGLang's pool: slots by row, one layer's tensors as views."""
 
     def __init__(self) -> None:
         self.req_to_token = torch.zeros(6, 64, dtype=torch.int32)
@@ -36,7 +34,7 @@ class Pool:
 
 
 class Served:
-    """A backend with its layers, and what goes into them at each place of each request."""
+    """A backend with its layers, and their inputs at each position."""
 
     def __init__(self) -> None:
         draw = torch.Generator().manual_seed(0)
@@ -57,7 +55,7 @@ class Served:
         )  # fmt: skip
 
     def run(self, mode: ForwardMode, begins: list[int], lens: list[int], wrong_from: list[int]) -> list[torch.Tensor]:
-        """Outputs [lens, LAYERS, HEADS, VALUE] of each request. Tokens from wrong_from on are other ones."""
+        """Outputs [lens, LAYERS, HEADS, VALUE]. Tokens from wrong_from on differ."""
         counts = torch.tensor(lens)
         spec = SimpleNamespace(query_lens=counts, draft_token_num=8)
         seq_lens = torch.tensor(begins) + (0 if mode.is_target_verify() else counts)
@@ -66,13 +64,13 @@ class Served:
                 forward_mode=mode, seq_lens=seq_lens, req_pool_indices=ROWS, spec_info=spec, extend_seq_lens=counts
             )
         )
-        found = []
+        outputs = []
         for layer, texts in zip(self.layers, self.texts, strict=True):
             places = zip(texts, begins, lens, wrong_from, strict=True)
             rows = torch.cat([self._rows(*each) for each in places])
             mixed, a, b = rows.split([CHANNELS, HEADS, HEADS], -1)
-            found.append(self.backend.forward(layer=layer, forward_batch=None, mixed_qkv=mixed, a=a, b=b)[0])
-        return list(torch.stack(found, 1).split(lens))
+            outputs.append(self.backend.forward(layer=layer, forward_batch=None, mixed_qkv=mixed, a=a, b=b)[0])
+        return list(torch.stack(outputs, 1).split(lens))
 
     @staticmethod
     def _rows(text: torch.Tensor, begin: int, count: int, wrong_from: int) -> torch.Tensor:
@@ -82,11 +80,11 @@ class Served:
 
 
 STEPS = [([3, 1, 5], [2, 1, 1]), ([1, 4, 2], [1, 4, 1]), ([4, 2, 3], [4, 1, 3])]
-"""Tokens that each request verifies, and of these those that stay, step by step."""
+"""Verified tokens of each request, and accepted ones, step by step."""
 
 
 def decode(served: Served) -> list[torch.Tensor]:
-    """Outputs of the tokens that stay, after a prompt of 5, 1 and 7 tokens."""
+    """Outputs of accepted tokens, after a prompt of 5, 1 and 7 tokens."""
     begins = [5, 1, 7]
     kept = served.run(ForwardMode.EXTEND, [0, 0, 0], begins, begins)
     for lens, accepted in STEPS:
@@ -99,25 +97,24 @@ def decode(served: Served) -> list[torch.Tensor]:
 
 
 def expected(lens: list[int]) -> tuple[list[torch.Tensor], Pool]:
-    """Outputs and states where the same tokens are a prompt, read in one piece."""
     served = Served()
     return served.run(ForwardMode.EXTEND, [0, 0, 0], lens, lens), served.pool
 
 
 def test_states_follow_accepted_tokens() -> None:
-    """Equal bits in every layer, for requests that verify and keep different numbers."""
+    """The bits are equal in every layer."""
     served = Served()
-    found = decode(served)
-    outputs, pool = expected([len(each) for each in found])
-    for one, other in zip(found, outputs, strict=True):
+    results = decode(served)
+    outputs, pool = expected([len(each) for each in results])
+    for one, other in zip(results, outputs, strict=True):
         assert torch.equal(one, other)
     assert torch.equal(served.pool.temporal, pool.temporal)
     assert torch.equal(served.pool.conv, pool.conv)
 
 
 @pytest.mark.parametrize("part", ["slide", "replay"])
-def test_states_that_follow_drafts_are_found_out(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted fault: windows, or states, are advanced by all tokens that were verified."""
+def test_states_that_follow_drafts_are_detected(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the planted fault, all verified tokens advance the windows, or the states."""
     from outrider.server.plugin.cpu import recurrent
 
     honest = getattr(recurrent.gated_delta, part)
@@ -126,10 +123,10 @@ def test_states_that_follow_drafts_are_found_out(part: str, monkeypatch: pytest.
         honest(tokens, states, states.indptr.diff())
 
     monkeypatch.setattr(recurrent.gated_delta, part, by_drafts)
-    found = decode(Served())
+    results = decode(Served())
     monkeypatch.undo()
-    outputs, _ = expected([len(each) for each in found])
-    assert not all(torch.allclose(one, other, atol=1e-3) for one, other in zip(found, outputs, strict=True))
+    outputs, _ = expected([len(each) for each in results])
+    assert not all(torch.allclose(one, other, atol=1e-3) for one, other in zip(results, outputs, strict=True))
 
 
 def test_a_prompt_in_pieces_gives_the_same() -> None:

@@ -1,7 +1,5 @@
 """Hooks into SGLang."""
 
-from __future__ import annotations
-
 import ast
 from importlib.metadata import distribution
 from pathlib import Path
@@ -19,7 +17,7 @@ from outrider.server.plugin.hooks.register import Once, _register_gpu_attention
 METHODS = "init_forward_metadata", "init_forward_metadata_out_graph", "forward_extend"
 
 
-def test_once_for_the_same_arguments() -> None:
+def test_registration_happens_once_for_the_same_arguments() -> None:
     calls = []
 
     def load(path: str, **options: object) -> object:
@@ -48,7 +46,7 @@ def test_scheduler_and_worker_ask_for_the_same_tokenizer() -> None:
     assert asked[0] == asked[1]
 
 
-def test_gpus_have_every_backend_that_is_offered_and_flashinfer_is_ours(monkeypatch) -> None:
+def test_gpus_have_every_offered_backend_and_our_flashinfer(monkeypatch) -> None:
     made = {}
     monkeypatch.setattr(attention_registry, "ATTENTION_BACKENDS", dict(attention_registry.ATTENTION_BACKENDS))
     monkeypatch.setattr(server_args, "ATTENTION_BACKEND_CHOICES", [*server_args.ATTENTION_BACKEND_CHOICES])

@@ -1,6 +1,4 @@
-"""A request that cannot be prepared ends with an error; the engine and everybody's answers go on."""
-
-from __future__ import annotations
+"""A request that cannot be prepared ends with an error; the engine continues."""
 
 from array import array
 from pathlib import Path
@@ -20,7 +18,7 @@ from outrider.server.processes.engine import EXIT_SECONDS
 
 VOCABULARY = 49152
 ALONE = poison.POISONS | {"no prompt": {"input_ids": []}}
-"""The last is refused by SGLang's tokenizer manager already, but for texts of no token."""
+"""SGLang's tokenizer manager already refuses most empty prompts."""
 TOKENIZER = SimpleNamespace(eos_token_id=2, additional_stop_token_ids=None)
 
 
@@ -34,16 +32,15 @@ def request(**fields: Any) -> Req:
 
 @pytest.fixture
 def flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flags of SGLang that making a batch looks at."""
     deterministic, features = SimpleNamespace(), SimpleNamespace(enable_custom_logit_processor=False)
     deterministic.enable_deterministic_inference = False
-    found = SimpleNamespace(deterministic=deterministic, features=features)
-    monkeypatch.setattr(sampling_batch_info, "get_exec", lambda: found)
+    engine = SimpleNamespace(deterministic=deterministic, features=features)
+    monkeypatch.setattr(sampling_batch_info, "get_exec", lambda: engine)
 
 
 @pytest.mark.usefixtures("flags")
 @pytest.mark.parametrize("name", ALONE)
-def test_what_a_batch_cannot_take_is_found_in_the_request_alone(name: str) -> None:
+def test_invalid_requests_are_found_before_batching(name: str) -> None:
     refused = False
     try:
         prepare(request(**ALONE[name]), VOCABULARY)
@@ -64,18 +61,18 @@ def test_what_a_batch_cannot_take_is_found_in_the_request_alone(name: str) -> No
         {"custom_params": {"another": object()}},
     ],
 )
-def test_what_a_batch_can_take_passes(sampling: dict[str, Any]) -> None:
+def test_valid_requests_pass(sampling: dict[str, Any]) -> None:
     prepare(request(sampling=sampling), VOCABULARY)
 
 
 @pytest.mark.server
-def test_others_answers_go_on_beside_requests_that_cannot_be_prepared(small_target: SmallTarget) -> None:
-    found = found_by_fork(Path(poison.__file__), str(small_target.folder), str(small_target.dspark))
-    assert found["meanwhile"]
-    assert "out-of-vocabulary" in found["ends"].pop("logprob tokens")  # which SGLang finds before
-    for name, end in found["ends"].items():
+def test_other_answers_continue_when_a_request_cannot_be_prepared(small_target: SmallTarget) -> None:
+    report = found_by_fork(Path(poison.__file__), str(small_target.folder), str(small_target.dspark))
+    assert report["meanwhile"]
+    assert "out-of-vocabulary" in report["ends"].pop("logprob tokens")
+    for name, end in report["ends"].items():
         assert end.startswith("500 the engine cannot prepare this request: "), (name, end)
         assert "\n" not in end
-    assert found["same"]
-    assert found["after"]
-    assert found["ending"] < EXIT_SECONDS / 2  # the session asked it to, and did not wait in vain
+    assert report["same"]
+    assert report["after"]
+    assert report["ending"] < EXIT_SECONDS / 2  # it ended without a timeout

@@ -1,7 +1,5 @@
-"""Requests with sampling rules of their own say what those rules make of the target, also behind several drafts: every
-outcome of drafts and acceptance is taken, through the worker's own rules, and compared with rules written anew."""
-
-from __future__ import annotations
+"""Requests with sampling rules have the rules' distribution, also after several drafts: every outcome, through the
+worker's own rules, is compared with independent rules."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -50,8 +48,7 @@ class Ruled:
         return Kind(self.temperature, top_k=self.top_k or 1 << 30, top_p=self.top_p, min_p=self.min_p)
 
     def plain(self) -> Callable[[Text], list[float]]:
-        """The next token's probabilities by rules that are not the server's. A prompt's last token counts as the
-        answer's first, see `Enumeration`."""
+        """The next token's probabilities by independent rules, which count the prompt's last token."""
         rules = Rules(
             self.temperature, self.top_k, self.top_p, self.min_p, **self.penalties, logit_bias=self.bias,
             allowed=None if self.words is None else self.allowed,
@@ -59,8 +56,8 @@ class Ruled:
         return lambda text: rules.probs(LOGITS[text[-1]].double(), text[len(PROMPT) - 1 :]).tolist()
 
     def allowed(self, answer: Text) -> list[int]:
-        """Tokens behind which the words of `ALTERNATIVES` may go on."""
-        open_: set[str] = {""}  # what is left of a word that has begun
+        """Tokens that continue the words of `ALTERNATIVES`."""
+        open_: set[str] = {""}  # the rest of an unfinished word
         for token in answer:
             begun = {rest or word for rest in open_ for word in ([rest] if rest else ALTERNATIVES)}
             open_ = {rest[1:] for rest in begun if rest[0] == WORDS[token]}
@@ -85,7 +82,6 @@ SETS = {
 
 
 def grammar(ruled: Ruled, answer: Text) -> Any:
-    """SGLang's, behind the answer so far."""
     if ruled.words is None:
         return None
     info = xgrammar.TokenizerInfo([*WORDS, "<end>"], stop_token_ids=[END])
@@ -97,8 +93,6 @@ def grammar(ruled: Ruled, answer: Text) -> Any:
 
 
 def logits(ruled: Ruled) -> Callable[[Batch], torch.Tensor]:
-    """The target's, after the worker's rules."""
-
     def after(batch: Batch) -> torch.Tensor:
         count = len(batch.items)
         history = SlotTokens(batch.page_table.numel())
@@ -150,15 +144,15 @@ def off_by(ruled: Ruled, found: Found) -> float:
 
 @pytest.mark.parametrize("planner", [VerifyAll, lambda: Threshold(0.5)], ids=["verify all", "threshold"])
 @pytest.mark.parametrize("name", SETS)
-def test_a_request_says_what_its_rules_make_of_the_target(name, planner):
-    found = said(SETS[name], planner())
-    assert off_by(SETS[name], found) < EXACT
-    assert found.verified[2] > 0.2
+def test_a_request_has_the_targets_distribution_under_its_rules(name, planner):
+    chances = said(SETS[name], planner())
+    assert off_by(SETS[name], chances) < EXACT
+    assert chances.verified[2] > 0.2
 
 
 @pytest.mark.parametrize("name", SETS)
 def test_every_rule_matters(name):
-    """Without it, or any one part of it, the answers are others."""
+    """Without any part of it, the answers differ."""
     whole = exact([SETS[name].plain()], [PROMPT], LENGTH)
     parts = [part for part in Ruled.__dataclass_fields__ if getattr(SETS[name], part) != getattr(Ruled(), part)]
     for part in parts:
@@ -167,8 +161,8 @@ def test_every_rule_matters(name):
 
 
 @pytest.mark.parametrize("name", ["penalties", "grammar"])
-def test_rules_that_do_not_count_drafts_are_seen(name, monkeypatch):
-    """The planted fault applies rules as SGLang does, to one row of each request."""
+def test_rules_that_do_not_count_drafts_are_detected(name, monkeypatch):
+    """The planted fault applies the rules to one row of each request, as SGLang does."""
     honest = logit_rules.apply_rules
 
     def by_the_anchor(found, reqs, info, context, barrier=None):
@@ -181,7 +175,7 @@ def test_rules_that_do_not_count_drafts_are_seen(name, monkeypatch):
             found.copy_(before + (found - before)[first])
 
     monkeypatch.setattr(logit_rules, "apply_rules", by_the_anchor)
-    if name == "grammar":  # which refuses what was said, one step later
+    if name == "grammar":  # the grammar rejects the output one step later
         with pytest.raises(ValueError, match="Tokens not accepted"):
             said(SETS[name], VerifyAll())
     else:

@@ -1,11 +1,9 @@
-"""Tokens of whole decode steps: the worker's own drafting, admission, flattening and acceptance, over a target
-and a drafter that are tables, so that every distribution is known.
+"""Tokens of whole decode steps: the worker's own code, with tables as target and drafter, so that every distribution is
+known.
 
-Four requests with one seed share a batch and a budget. The first opens with OPEN, the others with LEAD; the confidence
-of their second drafts tells how the equal draw of the first request came out: the trap that non-anticipation is about.
+Four requests share a seed and a budget. The first begins with OPEN, the rest with LEAD. The confidence of the rest's
+second drafts reveals the first request's draw, which is equal: a planner that used it would bias the answers.
 """
-
-from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
@@ -28,7 +26,7 @@ from outrider.server.plugin.spec_inputs import flatten
 
 A, B, C, OPEN, LEAD, TO_OPEN, TO_LEAD = range(7)
 GAMMA, SEEDS, LENGTH = 2, 2400, 4
-TARGET = torch.tensor(  # by the token before
+TARGET = torch.tensor(  # by the previous token
     [
         [0.4, 0.4, 0.2, 0, 0, 0, 0],
         [0.2, 0.3, 0.5, 0, 0, 0, 0],
@@ -46,7 +44,7 @@ DRAFT[OPEN] = DRAFT[LEAD]
 
 
 class Table(Drafter):
-    """Draws from a table's row of the token before, as the block drafters do."""
+    """Draws from the row of the previous token."""
 
     gamma = GAMMA
 
@@ -76,7 +74,7 @@ class Table(Drafter):
 
 
 class Wide(Table):
-    """The drafts of the table, in a width that only drafts without q fill."""
+    """In a width that only drafts without q fill."""
 
     def propose(self, batch: DraftBatch) -> Draft:
         draft = super().propose(batch)
@@ -94,9 +92,9 @@ def texts(
     drafter: Drafter | None = None,
     top_p: float = 1.0,
 ) -> list[tuple[int, ...]]:
-    """The first LENGTH tokens of requests whose prompts end with a token each, decoded in one batch.
+    """The first LENGTH tokens of requests with one-token prompts, decoded in one batch.
 
-    admit: verify_lens from (confidence, draft_lens); None: nobody drafts. heat: temperatures, 0: greedy.
+    admit: verify_lens from (confidence, draft_lens); None: no drafts. heat: temperatures, 0: greedy.
     """
     count = len(prompts)
     heat = heat or [1.0] * count
@@ -114,8 +112,8 @@ def texts(
     table, rows = torch.arange(count * 20, dtype=torch.int32).view(count, 20), torch.arange(count)
     seq_lens = torch.full((count,), 5)
     anchors = sampling.draw(TARGET[torch.tensor(prompts)].log(), seq_lens - 1)
-    found = [[token] for token in anchors.tolist()]
-    while min(len(tokens) for tokens in found) < LENGTH:
+    answers = [[token] for token in anchors.tolist()]
+    while min(len(tokens) for tokens in answers) < LENGTH:
         keys = sampling.draft_keys(seq_lens, GAMMA)
         batch = DraftBatch(
             anchors, seq_lens, table, rows, keys=keys, wants_probs=not sampling.all_decided, **sampling.rules._asdict()
@@ -127,15 +125,15 @@ def texts(
         flat = flatten(anchors, draft.tokens, verify_lens, seq_lens, table, rows)
         logits = TARGET[flat.input_ids].log()
         accept_lens, out = sampling.accept(logits, draft, verify_lens, flat)
-        for tokens, more, length in zip(found, out.tolist(), accept_lens.tolist(), strict=True):
+        for tokens, more, length in zip(answers, out.tolist(), accept_lens.tolist(), strict=True):
             tokens += more[:length]
         anchors = out.gather(1, accept_lens[:, None] - 1)[:, 0]
         seq_lens = seq_lens + accept_lens
-    return [tuple(tokens[:LENGTH]) for tokens in found]
+    return [tuple(tokens[:LENGTH]) for tokens in answers]
 
 
 def budget(tokens: int):
-    """The asynchronous planner's admission of so many tokens; the budget is fixed, so nothing of it can look ahead."""
+    """The planner's admission of `tokens` tokens, which cannot look ahead."""
     planner = Asynchronous(curve_cost(4, [1.0]), GAMMA)
     return lambda confidence, lens: planner.admit(confidence, lens, Budget(draft=True, tokens=tokens))
 
@@ -155,20 +153,20 @@ ADMISSIONS = {
 
 
 def exact(start: int) -> dict[tuple[int, ...], float]:
-    """Probability of each text that opens with `start`."""
-    found = {(start,): 1.0}
+    """Probability of each text that begins with `start`."""
+    chances = {(start,): 1.0}
     for _ in range(LENGTH - 1):
-        found = {
+        chances = {
             (*text, token): p * float(TARGET[text[-1], token])
-            for text, p in found.items()
+            for text, p in chances.items()
             for token in range(len(TARGET))
             if TARGET[text[-1], token] > 0
         }
-    return found
+    return chances
 
 
 def p_of_first(admit, **options) -> float:
-    """P-value of the texts of the first request, over SEEDS batches of four requests with one seed."""
+    """P-value of the first request's texts, over SEEDS batches."""
     drawn = Counter(texts(PROMPTS, [seed] * 4, admit=admit, **options)[0] for seed in range(SEEDS))
     return p_value(drawn, exact(OPEN), SEEDS)
 
@@ -179,14 +177,14 @@ def test_equal_seeds_in_many_requests_keep_the_distribution():
 
 
 @pytest.mark.slow
-def test_rejection_sampling_with_equal_seeds_is_seen():
-    """The former way: numbers by seed and step, so that the budget knows of the first request's draw."""
+def test_rejection_sampling_with_equal_seeds_is_detected():
+    """Numbers by seed and step make the budget depend on the first request's draw."""
     assert p_of_first(ADMISSIONS["tight budget"], seeded=[False] * 4) < 1e-6
 
 
 @pytest.mark.slow
-def test_rejection_sampling_keeps_the_distribution_in_the_same_place():
-    """Nobody shares the numbers of requests without a seed."""
+def test_rejection_sampling_without_seeds_keeps_the_distribution():
+    """Unseeded requests share no random numbers."""
     drawn = Counter()
     for seed in range(SEEDS):
         seeds = [4 * seed + i for i in range(4)]
@@ -207,13 +205,13 @@ def test_drafts_may_be_wider_than_q(seeded):
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
 def test_a_seed_decides_the_text(top_p, request):
-    """Whatever drafts it, whoever admits, and whoever is beside it."""
+    """The drafter, the admission and other requests do not matter."""
     flat = Table(torch.where(TARGET > 0, 1.0, 0.0) / (TARGET > 0).sum(1, keepdim=True))
-    found = set()
+    answers = set()
     seeds = 40 if request.config.getoption("--exhaustive") else 16
     for seed in range(seeds):
         (alone,) = texts([TO_OPEN], [seed], top_p=top_p)
-        found.add(alone)
+        answers.add(alone)
         for name, admit in ADMISSIONS.items():
             for drafter in (Table(DRAFT), flat):
                 (other,) = texts([TO_OPEN], [seed], admit=admit, drafter=drafter, top_p=top_p)
@@ -229,12 +227,12 @@ def test_a_seed_decides_the_text(top_p, request):
                 )
                 assert beside[2] == alone, name
                 assert beside[3] == (LEAD, A, A, A)
-    assert len(found) > seeds / 4
+    assert len(answers) > seeds / 4
 
 
 @pytest.mark.usefixtures("compiled")
 def test_a_drafter_that_knows_the_target_is_always_right():
-    """q = p and one noise: every draft is accepted, of seeded requests as of greedy ones."""
+    """q equals p, and both use the same noise."""
     steps = 0
 
     def count(confidence, lens):
@@ -244,11 +242,11 @@ def test_a_drafter_that_knows_the_target_is_always_right():
 
     for seed in range(20):
         texts([TO_OPEN], [seed], admit=count, drafter=Table(TARGET))
-    assert steps == 20  # one brings GAMMA + 1 tokens behind the first
+    assert steps == 20  # each step adds GAMMA + 1 tokens to the first
 
 
-def test_survival_counts_what_the_trap_needs():
-    """The others' second draft stands before or behind the first request's first, as the equal draw came out."""
+def test_survival_reveals_the_draw_as_the_trap_needs():
+    """By the draw, which is equal, the rest's second drafts rank before or after the first request's first."""
     draft = Table(DRAFT)
     first = draft.overlap[OPEN]
     for drawn, before in ((A, True), (B, False)):
@@ -258,7 +256,7 @@ def test_survival_counts_what_the_trap_needs():
 
 @pytest.mark.parametrize("with_probs", [True, False])
 def test_on_a_device_every_token_is_the_same(monkeypatch, with_probs):
-    """Greedy, seeded and other requests with rules of their own; there with padding, and without a look at a number."""
+    """There is padding, and no number is read."""
     generator = torch.Generator().manual_seed(0)
     count, vocab, gamma = 60, 31, 4
     info = SimpleNamespace(
@@ -282,7 +280,7 @@ def test_on_a_device_every_token_is_the_same(monkeypatch, with_probs):
     likely = tokens[padded.request, padded.step.clamp(max=gamma - 1)]
     logits.scatter_add_(1, likely[:, None], 4.0 * (torch.rand(len(logits), 1, generator=generator) < 0.9))
     expected = sampling.accept(logits[: len(exact.input_ids)].clone(), draft, verify_lens, exact)
-    logits[len(exact.input_ids) :] = torch.nan  # what stands in padding is nobody's
+    logits[len(exact.input_ids) :] = torch.nan
     monkeypatch.setattr("outrider.server.plugin.decode.sampling.on_host", lambda tensor: False)
     got = sampling.accept(logits, draft, verify_lens, padded)
     assert expected[0].unique().tolist() == list(range(1, gamma + 2))

@@ -1,6 +1,4 @@
-"""SGLang is the one that Outrider was written against, and what does not fit it is an error."""
-
-from __future__ import annotations
+"""The installed SGLang is the one that Outrider was written for."""
 
 import json
 import re
@@ -21,7 +19,6 @@ from outrider.server.plugin import must_take
 
 @pytest.fixture
 def registry() -> Iterator[type[HookRegistry]]:
-    """SGLang's registry without hooks."""
     kept = HookRegistry._hooks, HookRegistry._patched, HookRegistry.__dict__["apply_hooks"]
     HookRegistry._hooks, HookRegistry._patched = defaultdict(list), set()
     yield HookRegistry
@@ -29,27 +26,25 @@ def registry() -> Iterator[type[HookRegistry]]:
 
 
 class Theirs:
-    """A class of SGLang's."""
-
     def method(self) -> str:
         return "theirs"
 
 
 class Inheriting(Theirs):
-    """It defines nothing itself."""
+    """Defines no attribute itself."""
 
 
 @pytest.mark.slow
-def test_code_that_ours_rests_on_is_as_it_was_read() -> None:
-    """Read what SGLang has changed, change ours where it means something else, then write the fingerprints anew:
-    `python tests/support/sglang_contracts.py --write`."""
+def test_code_that_ours_relies_on_is_unchanged() -> None:
+    """To fix a failure: read SGLang's changes, adapt our code, run `python tests/support/sglang_contracts.py
+    --write`."""
     assert sglang_contracts.read()["sglang"] == version("sglang")
     assert sglang_contracts.report() == []
     assert sglang_contracts.read()["files"] == sglang_contracts.files(sglang_contracts.touched())
 
 
-def test_what_has_changed_is_named_with_the_place_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The installed SGLang against another's fingerprints and a family table without one of its architectures."""
+def test_changes_are_named_with_the_place_of_our_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stored fingerprints and the family table differ from the installed SGLang."""
     scheduler = "sglang.srt.managers.scheduler.Scheduler"
     read = sglang_contracts.read()
     read["fingerprints"] |= {f"{scheduler}._add_request_to_queue": "0" * 16, f"{scheduler}.gone": "1" * 16}
@@ -70,9 +65,7 @@ def test_what_has_changed_is_named_with_the_place_of_ours(tmp_path: Path, monkey
     assert "_add_request_to_queue" in (sglang_contracts.ROOT / path).read_text().splitlines()[int(line) - 1]
 
 
-def test_an_sglang_that_ours_does_not_fit_is_compared_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_sglang_that_does_not_fit_is_still_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read, name = sglang_contracts.read(), "sglang.srt.model_loader.loader._initialize_model"
     monkeypatch.setattr(sglang_contracts, "FILE", tmp_path / "contracts.json")
     sglang_contracts.FILE.write_text(json.dumps(read | {"fingerprints": read["fingerprints"] | {name: "0" * 16}}))
@@ -89,20 +82,20 @@ def test_a_hook_that_cannot_be_applied_is_an_error(registry: type[HookRegistry],
     ours, others = HookSource(must_take.PLUGIN, "outrider"), HookSource("another", "another")
     with must_take.fatal_failures():
         registry.register(name, lambda *_: None, HookType.AFTER, source=others)
-    registry.apply_hooks()  # others' are SGLang's business
+    registry.apply_hooks()
     registry.register(name, lambda *_: None, HookType.AFTER, source=ours)
     with pytest.raises(must_take.NotApplied, match=f"no place for Outrider's {name}"):
         registry.apply_hooks()
 
 
 def test_a_registration_that_fails_is_an_error_where_sglang_goes_on(registry: type[HookRegistry]) -> None:
-    with suppress(KeyError), must_take.fatal_failures():  # as SGLang does
+    with suppress(KeyError), must_take.fatal_failures():
         raise KeyError("layer")
     with pytest.raises(must_take.NotApplied, match="plugin failed: KeyError"):
         registry.apply_hooks()
 
 
-def test_what_a_class_or_module_does_not_define_cannot_be_replaced() -> None:
+def test_missing_names_cannot_be_replaced() -> None:
     with pytest.raises(must_take.NotApplied, match=r"Inheriting\.method"):
         must_take.replace(Inheriting, "method", lambda self: "ours")
     must_take.replace(Theirs, "method", lambda self: "ours")
@@ -115,18 +108,18 @@ def test_what_a_class_or_module_does_not_define_cannot_be_replaced() -> None:
     assert module.has_tiles
 
 
-def test_fingerprints_see_code_and_not_comments(tmp_path, monkeypatch) -> None:
+def test_fingerprints_ignore_comments(tmp_path, monkeypatch) -> None:
     folder = tmp_path / "package"
     folder.mkdir()
     monkeypatch.setattr(
         sglang_contracts, "_path", lambda name: folder / "module.py" if name == "package.module" else None
     )
-    found = []
+    digests = []
     for text in ('class A:\n def f(self):\n  "Old."\n  return 1\n', "class A:\n def f(self):  # new\n  return 1\n",
                  "class A:\n def f(self):\n  return 2\n"):  # fmt: skip
         (folder / "module.py").write_text(text)
         sglang_contracts._tree.cache_clear()
-        found.append(sglang_contracts.fingerprints(["package.module.A.f"])["package.module.A.f"])
-    assert found[0] == found[1] != found[2]
+        digests.append(sglang_contracts.fingerprints(["package.module.A.f"])["package.module.A.f"])
+    assert digests[0] == digests[1] != digests[2]
     with pytest.raises(LookupError):
         sglang_contracts.fingerprints(["package.module.A.g"])

@@ -1,6 +1,4 @@
-"""SGLang's decode step without what we leave out: the rest does what SGLang's own does."""
-
-from __future__ import annotations
+"""SGLang's decode step without the omitted parts does the same as SGLang's own."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -38,7 +36,7 @@ def ours(batch):
 
 
 @pytest.mark.parametrize("isolation", [sglangs, ours])
-def test_what_a_forward_changes_is_undone(isolation):
+def test_changes_by_a_forward_are_undone(isolation):
     batch = make_batch()
     before = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
 
@@ -58,7 +56,7 @@ def test_what_a_forward_changes_is_undone(isolation):
 
 
 @pytest.mark.parametrize(("algorithm", "overlap"), [(True, False), (False, True)])
-def test_other_workers_have_sglangs_own_isolation(algorithm, overlap):
+def test_other_workers_keep_sglangs_isolation(algorithm, overlap):
     batch = make_batch()
     batch.spec_algorithm = SimpleNamespace(is_none=lambda: algorithm)
     given = sglang_overhead_patches._forward_isolation(
@@ -100,7 +98,7 @@ def test_requests_are_received_when_there_are_some():
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_slots_are_those_that_sglang_would_give(page_size):
+def test_slots_equal_sglangs(page_size):
     def make(kind):
         return kind(64, page_size, torch.bfloat16, "cpu", None, need_sort=False)
 

@@ -1,6 +1,4 @@
-"""In the process that runs a target on a CPU, what torch computes for a row does not depend on other rows."""
-
-from __future__ import annotations
+"""In a target's process, torch's results for a row do not depend on other rows."""
 
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -57,7 +55,7 @@ def test_numbers_of_other_types(replaced: None) -> None:
 
 
 def test_shared_experts_gates_and_gpt_oss() -> None:
-    """Ours, which models call in the place of SGLang's Triton kernels."""
+    """Our functions replace SGLang's Triton kernels."""
     draw = torch.Generator().manual_seed(0)
     hidden, gate, shared = (torch.randn(*shape, generator=draw) for shape in ((64, 256), (256,), (64, 3)))
 
@@ -86,4 +84,4 @@ def test_plain_products_within_a_forward(dtype: torch.dtype) -> None:
     torch.testing.assert_close(
         ours, torch_linear(x, weight, bias), rtol=0.02, atol=0.1 if dtype != torch.float32 else 1e-4
     )
-    assert torch.equal(stable_torch.linear(x, weight), torch_linear(x, weight))  # outside of one it is torch's
+    assert torch.equal(stable_torch.linear(x, weight), torch_linear(x, weight))  # outside a forward it is torch's

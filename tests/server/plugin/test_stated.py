@@ -1,6 +1,4 @@
-"""SGLang's models have what config.json states: windows of layers, and OLMo 3's rotary base."""
-
-from __future__ import annotations
+"""SGLang's models follow config.json: windows, and OLMo 3's rotary base."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +13,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def windows(**config: Any) -> list[int]:
-    """Windows of two layers that SGLang gave one of 99, and of one that is in no module."""
+    """Windows of two layers that SGLang gave 99, and of one without a module."""
     layers = [RadixAttention(1, 16, 1.0, 1, layer_id=i, sliding_window_size=99) for i in range(3)]
     model = torch.nn.ModuleList(layers[:2])
     model.attention_instances = {2: layers[2]}  # type: ignore[assignment]
@@ -36,7 +34,7 @@ def test_layers_have_the_window_of_the_configuration(config: dict[str, Any], exp
     assert windows(**config) == expected
 
 
-def test_a_model_that_states_its_window_itself_is_left_alone() -> None:
+def test_a_model_with_its_own_window_is_left_alone() -> None:
     layer = RadixAttention(1, 16, 1.0, 1, layer_id=0, sliding_window_size=99)
     model, config = torch.nn.ModuleList([layer]), SimpleNamespace(model_type="mistral", sliding_window=8)
     model.get_attention_sliding_window_size = lambda: 99  # type: ignore[assignment]
@@ -45,13 +43,13 @@ def test_a_model_that_states_its_window_itself_is_left_alone() -> None:
 
 
 def test_rotary_positions_as_transformers_5_writes_them() -> None:
-    found: dict[str, Any] = {}
-    read = stated.with_rope(lambda self, **fields: found.update(fields))
+    parameters: dict[str, Any] = {}
+    read = stated.with_rope(lambda self, **fields: parameters.update(fields))
     read(None, rope_parameters={FULL: {"rope_type": "default", "rope_theta": 5.0}}, vocab_size=3)
-    assert found == {"rope_theta": 5.0, "vocab_size": 3}
-    found.clear()
+    assert parameters == {"rope_theta": 5.0, "vocab_size": 3}
+    parameters.clear()
     read(None, rope_parameters={FULL: {"rope_type": "yarn", "rope_theta": 5.0, "factor": 8.0}})
-    assert found == {"rope_theta": 5.0, "rope_scaling": {"rope_type": "yarn", "factor": 8.0}}
-    found.clear()
+    assert parameters == {"rope_theta": 5.0, "rope_scaling": {"rope_type": "yarn", "factor": 8.0}}
+    parameters.clear()
     read(None, rope_theta=7.0, rope_scaling=None)
-    assert found == {"rope_theta": 7.0, "rope_scaling": None}
+    assert parameters == {"rope_theta": 7.0, "rope_scaling": None}

@@ -1,6 +1,4 @@
-"""Records of a decode step: what each adds, and what is kept of them for another process."""
-
-from __future__ import annotations
+"""Records of a decode step."""
 
 import json
 from dataclasses import FrozenInstanceError
@@ -37,7 +35,7 @@ def test_every_request_verifies_its_anchor():
     assert outcome([0]).tokens == 1
 
 
-def test_what_is_known_of_a_step_does_not_change():
+def test_records_of_a_step_are_immutable():
     finished = outcome([1])
     assert finished.step is finished.admission.step
     with pytest.raises(FrozenInstanceError):

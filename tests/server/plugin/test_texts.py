@@ -1,6 +1,4 @@
-"""Texts that are kept for lookups across requests: whose, and of prompts with images too."""
-
-from __future__ import annotations
+"""Stored texts for lookups across requests."""
 
 from array import array
 from types import SimpleNamespace
@@ -17,17 +15,15 @@ pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kern
 
 VOCAB = 100
 IMAGE = 1_000_000 + (1 << 61)
-"""A token that SGLang puts in the place of an image's."""
+"""A token that SGLang puts in place of an image's."""
 
 
 class Request(SimpleNamespace):
-    """The part of SGLang's request that is read."""
-
     __hash__ = object.__hash__
 
 
 def ask(keeper: TextKeeper, key: str, adapter: str | None = None, salt: str = "") -> int:
-    """Number of the corpus in which a key's request is looked up; a corpus that was dropped comes back with another."""
+    """Number of a key's corpus; a dropped corpus returns with a new number."""
     params = SimpleNamespace(custom_params=RequestOptions(corpus=key).to_custom_params())
     tokens = array("q", [1, 2, 3])
     request = Request(
@@ -42,7 +38,7 @@ def ask(keeper: TextKeeper, key: str, adapter: str | None = None, salt: str = ""
 
 
 def test_a_keys_adapters_displace_its_own_texts_alone() -> None:
-    """The last ones asked for stay, salted or not; another key's stay whatever comes."""
+    """The most recently used texts stay, and another key's."""
     keeper = TextKeeper(Corpora(4096), VOCAB)
     others = {key: ask(keeper, key) for key in ("bob", "cid")}
     numbers = {name: ask(keeper, "ann", name) for name in map(str, range(2 * OWNERS))}
@@ -53,8 +49,8 @@ def test_a_keys_adapters_displace_its_own_texts_alone() -> None:
     assert {key: ask(keeper, key) for key in others} == others
 
 
-def test_keys_get_their_share_of_one_that_has_more() -> None:
-    """Until each has as much; then the one that has been silent longest goes."""
+def test_keys_take_their_share_from_the_largest() -> None:
+    """Until all have equal shares, the largest loses; then the key silent longest."""
     keeper = TextKeeper(Corpora(4096), VOCAB)
     adapters = [ask(keeper, "ann", f"adapter {n}") for n in range(OWNERS)]
     keys = {f"key {n}": ask(keeper, f"key {n}") for n in range(OWNERS - 1)}
@@ -67,7 +63,7 @@ def test_keys_get_their_share_of_one_that_has_more() -> None:
 
 @pytest.mark.parametrize("images", [0, 1, 3])
 def test_an_image_is_no_text(images: int) -> None:
-    """It cannot be drafted; the words around it can."""
+    """The words around it can be drafted."""
     keeper, prompt, answer = TextKeeper(Corpora(1 << 10), VOCAB), array("q"), [7, 8, 9]
     for number in range(images):
         prompt.extend([10 + number, 11 + number, *[IMAGE + number] * 40])

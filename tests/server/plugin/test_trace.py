@@ -1,6 +1,4 @@
-"""Who made each token, from a step's record to what the request takes along."""
-
-from __future__ import annotations
+"""The source of each token, from a step's record to the request's data."""
 
 import math
 from dataclasses import replace
@@ -29,7 +27,7 @@ def commit(count: int) -> SimpleNamespace:
 
 
 def step(traced: list[bool], third: str = "sampled, model") -> StepTrace:
-    """Drafts of three requests, the first ones a model's."""
+    """Drafts of three requests, the first ones from a model."""
     classes = torch.tensor([CLASSES.index(case) for case in ("greedy, model", "seeded, model", third)])
     admission = SimpleNamespace(confidence=CONFIDENCE, classes=classes)
     return StepTrace.of_step(np.array(traced), admission, ACCEPT_LENS)
@@ -48,9 +46,9 @@ def test_accepted_drafts_are_the_drafters_and_the_last_token_the_targets(third: 
     assert math.isnan(sure[2])
 
 
-def test_only_what_was_committed_counts_and_only_for_those_that_ask() -> None:
+def test_only_committed_tokens_of_traced_requests_count() -> None:
     requests = [request() for _ in range(3)]
-    # The first ends within the step, the last was retracted before its tokens were taken.
+    # the first ends within the step, the last was retracted
     step([True, False, True]).consume(SimpleNamespace(reqs=requests), [commit(2), commit(1), None])
     assert [maker for maker, _ in requests[0].customized_info[KEY]] == [MODEL, MODEL]
     assert requests[1].customized_info is None

@@ -1,6 +1,4 @@
-"""Graphs of a verification: SGLang's own runner, with graphs that are functions, replayed on a CPU."""
-
-from __future__ import annotations
+"""Verification graphs: SGLang's own runner with functions as graphs, on a CPU."""
 
 import itertools
 from pathlib import Path
@@ -17,8 +15,8 @@ def found():
 
 
 @pytest.mark.slow
-def test_a_replay_says_what_each_request_says_alone(found):
-    """At every bucket, with 1 to all requests, also where there is no padding: compared in the program itself."""
+def test_a_replay_equals_each_request_alone(found):
+    """In every bucket, with one request up to all."""
     for drafter, said in found.items():
         assert said["replayed"] > 100, drafter
         assert said["full"] > 0, drafter
@@ -26,17 +24,16 @@ def test_a_replay_says_what_each_request_says_alone(found):
 
 
 @pytest.mark.slow
-def test_what_is_captured_are_the_buckets_of_the_planner(found):
-    """Those with room for the requests that SGLang was told; larger steps run without a graph."""
+def test_the_planners_buckets_are_captured(found):
+    """They must have room for SGLang's requests."""
     for said in found.values():
         assert said["captured"] == said["buckets"] == [t for t in said["sizes"] if t <= 20]
-        assert said["buffers"] == [6, 20]  # a slot more than requests; as many tokens as the largest graph
+        assert said["buffers"] == [6, 20]  # one slot more than requests; as many tokens as the largest graph
         assert said["eager"] > 0
 
 
 @pytest.mark.slow
-def test_logits_take_four_bytes_as_docs_gpu_has_it(found):
-    """SGLang keeps them in float32, of requests * width * vocabulary."""
+def test_logits_take_four_bytes_as_documented(found):
     assert {said["logits"] for said in found.values()} == {5 * 4 * 40 * 4}
 
 
@@ -46,24 +43,23 @@ def test_hidden_states_come_where_the_drafter_wants_them(found):
 
 
 @pytest.mark.slow
-def test_batches_are_accepted_and_committed_by_the_replay_and_closed_tails_leave_nothing(found):
-    """Greedy, sampled and seeded requests, lookups among drafts with q: compared in the program itself with what steps
-    without graphs say, in two of three replays."""
+def test_replays_accept_and_commit_batches_and_closed_tails_leave_no_graph(found):
+    """Greedy, sampled and seeded requests with lookups among drafts equal steps without graphs."""
     for said in found.values():
         assert said["committed"] > 2 * said["replayed"]
 
 
 @pytest.mark.slow
-def test_a_tail_that_reads_what_is_not_the_batchs_is_found_out(found):
+def test_a_tail_that_reads_outside_its_batch_is_detected(found):
     assert all(found["dspark"]["faults"].values()), found["dspark"]["faults"]
 
 
 @pytest.mark.slow
-def test_padding_without_a_slot_of_its_own_would_be_found_out(found):
+def test_padding_without_a_slot_is_detected(found):
     assert found["dspark"]["without a slot more"] > 0
 
 
-def test_with_adapters_none_are_asked_for():
+def test_no_graphs_are_requested_with_adapters():
     assert gpu_attention.graphs("fa3", {}, ranks=1, adapters=True) == {"disable_cuda_graph": True}
 
 
@@ -79,15 +75,15 @@ PREFILLS = {"cuda_graph_bs_prefill": list(gpu_attention.PREFILLS)}
         ("fa3", {}, 2, PREFILLS),
         ("fa3", {"moe_a2a_backend": "deepep"}, 1, PREFILLS),
         ("fa3", {"moe_a2a_backend": "deepep"}, 2, {"disable_cuda_graph": True}),
-        (None, {}, 1, {"disable_cuda_graph": True}),  # nothing is verified
+        (None, {}, 1, {"disable_cuda_graph": True}),
     ],
 )
-def test_graphs_are_asked_for_where_steps_have_buckets(backend, given, ranks, arguments):
+def test_graphs_are_requested_when_steps_have_buckets(backend, given, ranks, arguments):
     assert gpu_attention.graphs(backend, given, ranks=ranks) == arguments
 
 
 def test_graphs_of_prefills_have_little_padding():
-    """SGLang uses none that is more than twice as large; from 512 tokens on less than a fifth is padding."""
+    """No graph has more than twice the size; from 512 tokens on, less than a fifth is padding."""
     for below, size in itertools.pairwise(gpu_attention.PREFILLS):
         assert size <= 2 * below
         assert size <= 512 or size - below - 1 < size / 5

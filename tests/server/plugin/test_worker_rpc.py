@@ -1,6 +1,4 @@
-"""Commands to the engine by SGLang's own communicator, from callers that are cancelled."""
-
-from __future__ import annotations
+"""Commands to the engine from callers that may be cancelled."""
 
 import asyncio
 import contextlib
@@ -15,7 +13,7 @@ from outrider.server.plugin import worker_rpc
 
 
 class Manager:
-    """SGLang's way to an engine that answers each message after a while, or never. done: the commands carried out."""
+    """An engine that answers each message after a while, or never. done: the executed commands."""
 
     def __init__(self, *, answers: bool = True) -> None:
         self.done: list[str] = []
@@ -36,7 +34,7 @@ class Manager:
 
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.07], ids=["before it is sent", "before the answer", "inside"])
 def test_a_measurement_that_is_cancelled_leaves_the_engine_serving(seconds: float) -> None:
-    """The request may come at any moment; and the next command gets its own answer."""
+    """The next command gets its own answer."""
     manager = Manager()
 
     async def measure() -> None:
@@ -58,9 +56,7 @@ def test_a_measurement_that_is_cancelled_leaves_the_engine_serving(seconds: floa
     assert asyncio.run(run()) == [worker_rpc.MEASURE, worker_rpc.SERVE]
 
 
-def test_an_engine_that_stands_still_holds_up_nobody_who_gives_up() -> None:
-    """Neither who waits for so long alone, nor the end of a process that was measuring."""
-
+def test_a_stalled_engine_does_not_delay_callers_that_give_up() -> None:
     async def measure(manager: Manager) -> None:
         async with worker_rpc.measuring(manager):
             await asyncio.sleep(1)

@@ -1,12 +1,9 @@
-"""SGLang's runner of decode graphs, as ours, on a CPU: what it captures, and what replaying that brings.
+"""SGLang's runner of decode graphs with our changes, on a CPU.
 
-Its graph backend is replaced, by one that keeps the function that would be captured and calls it again for a replay:
-on the same buffers, as a graph would read them. The attention backend plans as SGLang's fa3 does, by the same functions
-of SGLang, and computes with our kernel. All else is SGLang's. Prints JSON; a program of its own, since SGLang has one
-configuration in a process.
+Its graph backend is replaced by one that calls the captured function again for a replay, on the same buffers. The
+attention backend plans by the functions of SGLang's fa3, and computes with our kernel. The rest is SGLang's. Prints
+JSON.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -51,11 +48,11 @@ REQUESTS, CAPTURED, WIDTH, CONTEXT, VOCAB, SIZE = 7, 5, 4, 64, 40, 16
 BUCKETS = TokenBuckets(REQUESTS, WIDTH, CAPTURED)
 ARGUMENTS = ServerArgs(model_path="dummy", device="cpu")
 NOBODYS = 1e6
-"""In the cache of slots that belong to no request: whoever reads it shows it."""
+"""Fills unused slots of the cache."""
 
 
 class Attention(AttentionBackend):
-    """Plans as `FlashAttentionBackend` does for a verification: lengths padded to the graph's slots, in its buffers."""
+    """Plans as `FlashAttentionBackend` for a verification: lengths padded to the graph's slots, in its buffers."""
 
     supports_ragged_verify_graph = True
 
@@ -117,8 +114,6 @@ class Operations(TorchDispatchMode):
 
 
 class Graphs:
-    """The function that would be captured, in place of a graph."""
-
     def __init__(self) -> None:
         self.captured: dict[Any, Any] = {}
         self.traces: dict[Any, list[list[str]]] = {}
@@ -126,7 +121,7 @@ class Graphs:
     def capture_one(self, key: Any, forward: Any, **_: Any) -> None:
         assert key not in self.captured
         self.captured[key] = forward
-        forward()  # to warm up
+        forward()  # warms up
         self.replay(key, None)
 
     @contextmanager
@@ -141,7 +136,7 @@ class Graphs:
 
 
 def as_on_a_device(capture: Any) -> Any:
-    """Acceptance without the kernels for CPUs, whose operations depend on numbers."""
+    """Acceptance without the CPU kernels, whose operations depend on numbers."""
 
     def run(*arguments: Any) -> None:
         with mock.patch.object(acceptance, "native", SimpleNamespace(fits=lambda *_: False)):
@@ -151,7 +146,7 @@ def as_on_a_device(capture: Any) -> Any:
 
 
 def model_runner() -> Any:
-    page_table = torch.zeros(REQUESTS + 1, CONTEXT, dtype=torch.int32)  # row 0 is nobody's, as SGLang has it
+    page_table = torch.zeros(REQUESTS + 1, CONTEXT, dtype=torch.int32)  # row 0 is unused, as in SGLang
     page_table[1:] = 1 + torch.randperm(REQUESTS * CONTEXT).view(-1, CONTEXT)
     attention = Attention(page_table)
     runner = SimpleNamespace(
@@ -188,7 +183,6 @@ def model_runner() -> Any:
 
 
 def make(drafter: str) -> verify_graphs.VerifyGraphRunner:
-    """A runner that has captured all there is to capture."""
     torch.cpu.is_current_stream_capturing = lambda: False
     PluginConfig(drafter=drafter).to_env()
     verify_graphs.buckets_of = lambda runner, width: BUCKETS
@@ -199,7 +193,6 @@ def make(drafter: str) -> verify_graphs.VerifyGraphRunner:
 
 
 def prefixes(runner: verify_graphs.VerifyGraphRunner, lengths: list[int]) -> torch.Tensor:
-    """Texts of these lengths, cached: [R] rows of the page table."""
     attention, table = runner.attn_backend, runner.attn_backend.page_table
     rows = 1 + torch.randperm(REQUESTS)[: len(lengths)]
     attention.cache[1:] = NOBODYS
@@ -215,7 +208,7 @@ def verification(
     rows: torch.Tensor,
     bucket: int,
 ) -> ForwardBatch:
-    """Verification of R requests in a step of `bucket` tokens, as the worker and SGLang make it."""
+    """Verification of R requests in a step of `bucket` tokens, as in the server."""
     count, seq_lens = len(lengths), torch.tensor(lengths)
     anchors, drafts = torch.randint(VOCAB, (count,)), torch.randint(VOCAB, (count, WIDTH - 1))
     flat = flatten(anchors, drafts, verify_lens, seq_lens, runner.attn_backend.page_table, rows, bucket)
@@ -232,8 +225,8 @@ def verification(
 
 
 def alone(runner: verify_graphs.VerifyGraphRunner, batch: ForwardBatch, verify_lens: torch.Tensor) -> torch.Tensor:
-    """Logits of the batch's tokens without padding, one request at a time, by nothing of SGLang's."""
-    attention, flat, found = runner.attn_backend, batch.flat, []
+    """Logits of the batch's tokens, one request at a time, without SGLang."""
+    attention, flat, logits = runner.attn_backend, batch.flat, []
     for index, length in enumerate(batch.seq_lens.tolist()):
         begin, end = flat.qo_indptr[index : index + 2].tolist()
         x = runner.model_runner.model.embedding[flat.input_ids[begin:end]]
@@ -243,12 +236,12 @@ def alone(runner: verify_graphs.VerifyGraphRunner, batch: ForwardBatch, verify_l
         scores = x @ known.T * 0.3
         seen = torch.arange(end - begin + length) <= length + torch.arange(end - begin)[:, None]
         hidden = torch.softmax(scores.masked_fill(~seen, float("-inf")), 1) @ known
-        found.append(hidden @ runner.model_runner.model.embedding.T)
-    return torch.cat(found)
+        logits.append(hidden @ runner.model_runner.model.embedding.T)
+    return torch.cat(logits)
 
 
 def sampling_of(count: int, kind: int) -> Sampling:
-    """Greedy requests; sampled ones by temperature, by all rules; and seeded ones among all others."""
+    """Greedy requests; sampled ones by temperature, by all rules; and seeded ones mixed with all kinds."""
     draw = torch.rand(count)
     greedy = draw < (1.0, 0.0, 0.0, 0.3)[kind]
     seeded = ~greedy & (draw < (0.0, 0.0, 0.0, 0.6)[kind])
@@ -261,7 +254,7 @@ def sampling_of(count: int, kind: int) -> Sampling:
 
 
 def draft_of(runner: Any, batch: ForwardBatch) -> Draft:
-    """The batch's drafts: lookups, of which q is a point mass, and where there is room for q drafts drawn from it."""
+    """Lookups, with a point mass as q, and where q fits, drafts drawn from it."""
     drafts, count = batch.drafts, len(batch.drafts)
     lens, sure, probs, points = torch.zeros(count), torch.zeros(drafts.shape), None, None
     if runner.room is not None and torch.rand(()) < 0.8:
@@ -273,7 +266,7 @@ def draft_of(runner: Any, batch: ForwardBatch) -> Draft:
 
 
 def accepted_by_worker(sampling: Sampling, draft: Draft, verify_lens: torch.Tensor, flat: Any, logits: Any) -> Any:
-    """Outcomes by the code that serves steps without graphs, on a CPU, to which point masses are said in q."""
+    """Outcomes by the code for steps without graphs."""
     if draft.points is not None:
         batch = Verification(draft.tokens, verify_lens, flat.qo_indptr, draft_probs=draft.probs, points=draft.points)
         draft = replace(draft, probs=with_point_masses(batch, VOCAB).draft_probs, points=None)
@@ -281,7 +274,7 @@ def accepted_by_worker(sampling: Sampling, draft: Draft, verify_lens: torch.Tens
 
 
 def check_tail(runner: Any, batch: ForwardBatch, verify_lens: torch.Tensor, out: LogitsProcessorOutput) -> int:
-    """Check that the tail has accepted and committed what the worker would have; tokens that stay."""
+    """Check that the tail has accepted and committed as the worker would."""
     flat = batch.flat
     total = int(flat.qo_indptr[-1])
     cut = replace(flat, request=flat.request[:total], positions=flat.positions[:total])
@@ -298,10 +291,10 @@ def check_tail(runner: Any, batch: ForwardBatch, verify_lens: torch.Tensor, out:
 
 
 def replay_all(runner: verify_graphs.VerifyGraphRunner) -> dict[str, int]:
-    """Steps of all sizes, each with several lengths. Raises where a replay is not what each request has alone."""
+    """Steps of all sizes and several lengths. Raises if a replay differs from each request alone."""
     torch.manual_seed(2)
     replayed = eager = full = committed = 0
-    for bucket in reversed(BUCKETS.sizes):  # what a larger one has left must not show
+    for bucket in reversed(BUCKETS.sizes):  # leftovers of a larger one must not matter
         for requests in range(1, min(REQUESTS, bucket) + 1):
             if bucket > BUCKETS.round_up(min(requests * WIDTH, BUCKETS.sizes[-1])):
                 continue
@@ -335,8 +328,7 @@ def replay_all(runner: verify_graphs.VerifyGraphRunner) -> dict[str, int]:
 
 
 def foreign_reads() -> int:
-    """Full batches whose last request takes the padding, as it would without a slot more: how many read what belongs to
-    nobody."""
+    """Full batches in which the last request takes the padding: how many read unused slots."""
     runner, count = make("dspark"), 0
     runner.buckets = SimpleNamespace(
         slots=lambda tokens: CAPTURED, has_graph=lambda *_: True, graphs=(BUCKETS.graphs[-1],), width=WIDTH
@@ -354,7 +346,7 @@ def foreign_reads() -> int:
 
 
 def faults() -> dict[str, bool]:
-    """Buffers of the tail that are not as the batch has them: whether replays show it."""
+    """Wrong buffers of the tail: whether replays detect it."""
     seen, runner = {}, make("dspark")
     tail, taken = runner.model_runner.tail, VerifyTail.open
     changes = {
@@ -388,12 +380,12 @@ def main() -> None:
 
 
 def replay_both() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for drafter in ("dspark", "ngram"):
         runner = make(drafter)
         replays = replay_all(runner)
         traces = runner.backend.traces
-        found[drafter] = {
+        results[drafter] = {
             "captured": sorted(key.size for key in traces),
             "buckets": BUCKETS.graphs,
             "sizes": BUCKETS.sizes,
@@ -403,9 +395,9 @@ def replay_both() -> dict[str, Any]:
             "same operations": all(trace == made[0] for made in traces.values() for trace in made),
             **replays,
         }
-    found["dspark"]["without a slot more"] = foreign_reads()
-    found["dspark"]["faults"] = faults()
-    return found
+    results["dspark"]["without a slot more"] = foreign_reads()
+    results["dspark"]["faults"] = faults()
+    return results
 
 
 if __name__ == "__main__":

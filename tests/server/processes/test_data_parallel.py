@@ -1,6 +1,4 @@
-"""Two engines behind one address, with traces and logs of what is asked and answered."""
-
-from __future__ import annotations
+"""Two engines at one address, with traces and logs."""
 
 import secrets
 from collections.abc import Iterator
@@ -60,7 +58,7 @@ def test_counts_of_all_engines_add_up(server: Server) -> None:
 
     before = counts()
     complete_all(server, PROMPTS, 8, speculate=True, temperature=0, max_tokens=9, ignore_eos=True)
-    decoded = 8 * len(PROMPTS)  # the first token of each comes with its prefill
+    decoded = 8 * len(PROMPTS)  # prefill draws the first token of each
     counted = lambda: [now - then for now, then in zip(counts(), before, strict=True)]  # noqa: E731
     wait_until(lambda: counted() == [decoded, decoded, 9 * len(PROMPTS)], 30)
     assert metric(server.url, "outrider_acceptance_collapsed") == 0
@@ -78,7 +76,7 @@ def test_a_request_becomes_part_of_the_trace_that_it_names(server: Server, colle
     assert request["gen_ai.usage.completion_tokens"] == 8
     (line,) = [line for line in server.output().splitlines() if "request_id=traced" in line]
     assert answer["id"] in line
-    assert "Count to ten." in line  # asked for with --log-requests content
+    assert "Count to ten." in line  # enabled by --log-requests content
 
 
 def test_each_engine_stays_on_cores_of_its_own(server: Server) -> None:
@@ -92,7 +90,7 @@ def test_each_engine_stays_on_cores_of_its_own(server: Server) -> None:
 
 
 def test_a_killed_engine_ends_the_server(server: Server) -> None:
-    """Last: nothing answers after it."""
+    """The last test."""
     victim, *others = schedulers(server)
     victim.kill()
     wait_until(lambda: server.process.poll() is not None, 30)

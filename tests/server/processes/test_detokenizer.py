@@ -1,6 +1,4 @@
-"""Texts made in the HTTP process are those of SGLang's detokenizer process."""
-
-from __future__ import annotations
+"""Texts made in the HTTP process equal SGLang's detokenizer process."""
 
 import copy
 import multiprocessing
@@ -46,7 +44,6 @@ def arguments() -> ServerArgs:
 
 @pytest.fixture(scope="module")
 def sglangs(arguments: ServerArgs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Any], Any]]:
-    """SGLang's detokenizer process: what it makes of a message."""
     folder = tmp_path_factory.mktemp("sockets")
     names = {name: f"ipc://{folder}/{name}" for name in ("tokenizer_ipc_name", "detokenizer_ipc_name")}
     ports: Any = SimpleNamespace(**names)
@@ -67,7 +64,7 @@ def sglangs(arguments: ServerArgs, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def messages(runs_of: Callable[[int], int]) -> Iterator[BatchTokenIDOutput]:
-    """Outputs of a scheduler for all `TEXTS` and `REQUESTS` at once, whose tokens come in runs of `runs_of(step)`."""
+    """Scheduler outputs for all `TEXTS` and `REQUESTS`, with tokens in runs of `runs_of(step)`."""
     sent: list[BatchTokenIDOutput] = []
     rows = []
     for number, (text, request) in enumerate((text, request) for text in TEXTS for request in REQUESTS):
@@ -91,7 +88,6 @@ def messages(runs_of: Callable[[int], int]) -> Iterator[BatchTokenIDOutput]:
 
 
 def together(batches: list[BatchTokenIDOutput]) -> BatchTokenIDOutput:
-    """One message of the requests of several."""
     whole = copy.copy(batches[0])
     for name in BatchTokenIDOutput.__struct_fields__:
         if any(isinstance(getattr(batch, name), list) for batch in batches):
@@ -101,13 +97,13 @@ def together(batches: list[BatchTokenIDOutput]) -> BatchTokenIDOutput:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runs_of", [lambda _: 1, lambda _: 3, lambda step: 1 + step % 5], ids=["1", "3", "1 to 5"])
-def test_texts_are_those_of_sglangs_process(
+def test_texts_equal_sglangs_process(
     runs_of: Callable[[int], int],
     arguments: ServerArgs,
     sglangs: Callable[[Any], Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All that the tokenizer manager gets: texts, ids, ends, logprobs and counts, of each step."""
+    """Texts, ids, ends, logprobs and counts of each step are compared."""
     keep_nothing(monkeypatch)
     texts: dict[str, str] = {}
     with hooked(answer_ends.register):
@@ -117,7 +113,7 @@ def test_texts_are_those_of_sglangs_process(
             theirs = sglangs(message)
             made = ours.handle_batch_token_id_out(copy.deepcopy(message))
             assert len(made.time_stats) == len(theirs.time_stats)
-            made.time_stats = theirs.time_stats = None  # objects that are equal to themselves alone
+            made.time_stats = theirs.time_stats = None  # these compare by identity
             assert made == theirs
             for rid, text in zip(theirs.rids, theirs.output_strs, strict=True):
                 texts[rid] = texts.get(rid, "") + text
@@ -128,8 +124,8 @@ def test_texts_are_those_of_sglangs_process(
 
 
 @pytest.mark.server
-def test_sglangs_processes_make_the_texts_where_they_are_asked_for(tmp_path: Path, small_target: SmallTarget) -> None:
-    """They are there, as on a GPU, and the server ends when one of them does."""
+def test_sglangs_processes_make_the_texts_when_requested(tmp_path: Path, small_target: SmallTarget) -> None:
+    """The server ends when one of them does."""
     flags = (*small_target.flags("off"), "--max-total-tokens", "4096", "--", "--detokenizer-worker-num", "2")
     apart = ForkedServer(tmp_path / "log", *flags)
     try:

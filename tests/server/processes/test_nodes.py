@@ -1,6 +1,4 @@
-"""One engine on two nodes of one rank each, which is tensor parallelism: two `outrider serve` on loopback."""
-
-from __future__ import annotations
+"""One tensor-parallel engine on two nodes, on loopback."""
 
 import os
 import signal
@@ -51,8 +49,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Iterator[Nodes]:
-    """The first one drafts, with a model and by lookup; the second knows the drafter's name only. Prompts are cut at
-    random, by the first one's numbers."""
+    """Only the first one has the drafter; its random numbers cut the prompts."""
     folder = tmp_path_factory.mktemp("nodes")
     save_compact(make_model(TINY), folder / "drafter")
     meeting, cut = f"127.0.0.1:{free_port()}", changed("any-chunks")
@@ -77,7 +74,6 @@ def nodes(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Iterator[No
 
 @pytest.fixture(scope="module")
 def exact(target: Path) -> list[list[int]]:
-    """The likeliest tokens by the model itself, whole, in float32."""
     model = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32)
     answers = []
     for prompt in PROMPTS:
@@ -88,15 +84,15 @@ def exact(target: Path) -> list[list[int]]:
     return answers
 
 
-def test_greedy_answers_are_the_models_with_speculation_and_without(nodes: Nodes, exact: list[list[int]]) -> None:
-    for speculate in (True, False):  # nothing to look up yet: the model drafts
+def test_greedy_answers_equal_the_models_with_and_without_speculation(nodes: Nodes, exact: list[list[int]]) -> None:
+    for speculate in (True, False):  # no text to look up yet: the model drafts
         assert nodes.all_tokens(speculate=speculate, temperature=0) == exact
     position = {"source": "model", "sampling": "greedy"}
     assert metric(nodes.first.url, "outrider_verified_position_total", **position) > 20
 
 
-def test_so_are_those_of_which_many_drafts_are_accepted(nodes: Nodes) -> None:
-    body = {"temperature": 0, "logit_bias": {"10": 100, "11": 100}}  # two words say the same thing again and again
+def test_greedy_answers_with_many_accepted_drafts_equal_the_models(nodes: Nodes) -> None:
+    body = {"temperature": 0, "logit_bias": {"10": 100, "11": 100}}  # repeats two words for ever
     plain, before = nodes.all_tokens(speculate=False, **body), accepted_tokens(nodes.first)
     assert nodes.all_tokens(speculate=True, **body) == plain
     assert accepted_tokens(nodes.first) - before > 40
@@ -106,13 +102,13 @@ def test_so_are_those_of_which_many_drafts_are_accepted(nodes: Nodes) -> None:
 def test_a_seed_decides_and_logprobs_and_rules_hold(nodes: Nodes) -> None:
     body = {"temperature": 0.8, "seed": 3, "frequency_penalty": 0.4, "logprobs": 2}
     assert nodes.all_tokens(speculate=True, **body) == nodes.all_tokens(speculate=False, **body)
-    nodes.all_tokens(speculate=True, temperature=1.0)  # with random numbers of the first rank's own
+    nodes.all_tokens(speculate=True, temperature=1.0)
 
 
-def test_what_the_first_rank_counts_is_counted_once(nodes: Nodes) -> None:
+def test_counts_of_the_first_rank_are_counted_once(nodes: Nodes) -> None:
     before = metric(nodes.first.url, "outrider_accepted_length_sum")
     nodes.all_tokens(speculate=True, temperature=0)
-    decoded = len(PROMPTS) * (TOKENS - 1)  # the first token of each comes with its prefill
+    decoded = len(PROMPTS) * (TOKENS - 1)  # prefill draws the first token of each
     wait_until(lambda: metric(nodes.first.url, "outrider_accepted_length_sum") - before >= decoded, 30)
     assert metric(nodes.first.url, "outrider_accepted_length_sum") - before == decoded
 
@@ -138,7 +134,6 @@ def test_the_first_node_ends_all_and_the_other_waits_for_it(nodes: Nodes) -> Non
 
 
 def _run_folder(server: Server) -> Path:
-    """It is open while the server lives."""
     opened = (os.readlink(file) for file in Path(f"/proc/{server.process.pid}/fd").iterdir())
     (found,) = {Path(name) for name in opened if Path(name).name.startswith(PREFIX)}
     return found

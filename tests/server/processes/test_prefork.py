@@ -1,6 +1,4 @@
-"""SGLang's launcher asks `multiprocessing` for what a WaitingScheduler gives in its place, and nothing else."""
-
-from __future__ import annotations
+"""SGLang's launcher uses only the replaced parts of `multiprocessing`."""
 
 import ast
 import json
@@ -36,8 +34,8 @@ def test_the_launcher_wants_a_pipe_and_a_process() -> None:
 
 
 @pytest.mark.slow
-def test_sglang_launches_a_process_that_was_started_before() -> None:
-    """It gets SGLang's arguments, the environment of that moment, and a pipe to answer through."""
+def test_sglang_launches_a_prestarted_process() -> None:
+    """It gets SGLang's arguments, the current environment, and a pipe."""
     done = subprocess.run(
         [sys.executable, STAND_IN], capture_output=True, text=True, timeout=200, env=environment(), check=False
     )

@@ -1,6 +1,4 @@
-"""The folder of a running server is for this user alone, and goes with the server or with the next."""
-
-from __future__ import annotations
+"""The folder of a running server is private, and is deleted with the server or by the next one."""
 
 import multiprocessing
 import os
@@ -37,7 +35,7 @@ def test_for_this_user_alone_and_gone_at_the_end(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_what_a_killed_server_left_goes_with_the_next_and_what_is_in_use_stays(
+def test_a_killed_servers_folder_is_deleted_by_the_next_and_used_ones_stay(
     temporary: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     context = multiprocessing.get_context("fork")
@@ -51,7 +49,7 @@ def test_what_a_killed_server_left_goes_with_the_next_and_what_is_in_use_stays(
         (left / "metrics").mkdir()
         (left / "metrics" / "counter.db").touch()
         other = temporary / f"{PREFIX}file"
-        other.touch()  # no folder: nobody's of ours
+        other.touch()
         second = RunFolder.make()
         assert left.exists()  # its server lives
         assert elsewhere.exists()

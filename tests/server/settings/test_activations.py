@@ -1,6 +1,4 @@
-"""`--activations auto`: measured once, kept, and the same from then on."""
-
-from __future__ import annotations
+"""`--activations auto`: measured once, then fixed."""
 
 import json
 from collections.abc import Mapping
@@ -32,14 +30,12 @@ def smollm2() -> Model:
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Folder of the choices that are kept, empty; no profile is shipped."""
     monkeypatch.setattr(activations, "cache_root", lambda: tmp_path)
     monkeypatch.setattr(store, "SHIPPED", tmp_path / "shipped")
     return tmp_path / "activations"
 
 
 def profile_of(settings: Settings, model: Model) -> None:
-    """Ship a profile of this engine, measured here."""
     here = profile_lookup.fingerprint(settings, model)
     points = (Point(1, 1, 128.0, (0.01,)),)
     store.save(
@@ -50,23 +46,23 @@ def profile_of(settings: Settings, model: Model) -> None:
 
 
 def measuring(monkeypatch: pytest.MonkeyPatch, seconds: Mapping[str, float]) -> list[str]:
-    """Have measurements find these times; the kinds of blocks of each measurement that took place."""
-    found: list[str] = []
+    """Make measurements return these times; yields the kinds of blocks measured."""
+    kinds: list[str] = []
 
     def measure(settings: Settings, samples: Mapping[str, object]) -> dict[str, float]:
-        found.append(" ".join(sorted(samples)))
+        kinds.append(" ".join(sorted(samples)))
         return dict(seconds)
 
     monkeypatch.setattr(activations, "_measure", measure)
-    return found
+    return kinds
 
 
 @needs_kernels
 @pytest.mark.parametrize(("float_time", "choice"), [(2.0, "int8"), (1.05, "float"), (0.5, "float")])
-def test_what_was_measured_once_holds(
+def test_the_first_measurement_holds(
     float_time: float, choice: str, smollm2: Model, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """int8 only where it is clearly faster; a later measurement, which could find otherwise, does not take place."""
+    """int8 is chosen only if clearly faster; there is no later measurement."""
     measured = measuring(monkeypatch, {"float": float_time, "int8": 1.0})
     said: list[str] = []
     assert with_activations(AUTO, smollm2, said.append).activations == choice
@@ -88,7 +84,7 @@ def test_other_types_and_processors_are_measured_anew(
     with_activations(AUTO, smollm2)
     assert len(measured) == len(list(kept.glob("*.json"))) == 3
     for path in kept.glob("*.json"):
-        path.write_text("{")  # damaged
+        path.write_text("{")
     with_activations(AUTO, smollm2)
     with_activations(AUTO, smollm2)
     assert len(measured) == 4
@@ -96,15 +92,17 @@ def test_other_types_and_processors_are_measured_anew(
 
 @needs_kernels
 def test_a_real_measurement(smollm2: Model, kept: Path) -> None:
-    """Threads stay as they were; each kind counts with all bytes of its weights."""
+    """Each kind counts with all bytes of its weights."""
     before = torch.get_num_threads()
     chosen = with_activations(AUTO, smollm2).activations
     assert torch.get_num_threads() == before
     [path] = kept.glob("*.json")
-    found = json.loads(path.read_text())
-    assert (found["dtype"], found["kinds"]) == ("bfloat16", ["Q4_1", "Q8_0"])
-    assert 0.1 < found["milliseconds"]["int8"] < 1000
-    assert (found["milliseconds"]["float"] >= activations.MARGIN * found["milliseconds"]["int8"]) == (chosen == "int8")
+    written = json.loads(path.read_text())
+    assert (written["dtype"], written["kinds"]) == ("bfloat16", ["Q4_1", "Q8_0"])
+    assert 0.1 < written["milliseconds"]["int8"] < 1000
+    assert (written["milliseconds"]["float"] >= activations.MARGIN * written["milliseconds"]["int8"]) == (
+        chosen == "int8"
+    )
     weights = activations.GgufWeights(Path(smollm2.path))
     sampled = activations._samples(smollm2)
     assert sum(sample.weighing for sample in sampled.values()) == sum(
@@ -114,7 +112,7 @@ def test_a_real_measurement(smollm2: Model, kept: Path) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("measured_by", ["float", "int8"])
-def test_a_shipped_profile_of_this_processor_tells(
+def test_a_shipped_profile_of_this_processor_decides(
     measured_by: str, smollm2: Model, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = measuring(monkeypatch, {"float": 1.0, "int8": 1.0})
@@ -136,7 +134,7 @@ def test_checkpoints_in_groups_are_measured_in_their_shape(kept: Path) -> None:
 
 
 def test_without_integer_products_auto_is_float(smollm2: Model, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And asking for int8 is refused with the reason."""
+    """Requesting int8 is refused with the reason."""
     plain = replace(smollm2, folder=None)
     ranks = ("--tp-size", "2")
     cases: list[tuple[Settings, Model, str]] = [
@@ -161,13 +159,13 @@ def test_without_integer_products_auto_is_float(smollm2: Model, kept: Path, monk
 def test_a_damaged_weight_is_an_error_in_one_line(smollm2: Model, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sampled = activations._samples(smollm2)
     for sample in sampled.values():
-        sample.rows[0, :2] = 255  # a scale that is no number
+        sample.rows[0, :2] = 255  # a NaN scale
     monkeypatch.setattr(activations, "_samples", lambda model: sampled)
     with pytest.raises(UserError, match=f"{smollm2.name} has a weight that cannot be multiplied"):
         with_activations(AUTO, smollm2)
 
 
-def test_a_choice_that_cannot_be_kept_is_no_choice(
+def test_a_choice_that_cannot_be_stored_is_refused(
     smollm2: Model, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not native.available():
@@ -178,6 +176,6 @@ def test_a_choice_that_cannot_be_kept_is_no_choice(
         with_activations(AUTO, smollm2)
 
 
-def test_the_fingerprint_tells_them_apart(smollm2: Model) -> None:
+def test_the_fingerprint_depends_on_the_activations(smollm2: Model) -> None:
     types = [profile_lookup.fingerprint(replace(AUTO, activations=name), smollm2).dtype for name in ("float", "int8")]
     assert types == ["bfloat16", "bfloat16+int8 activations"]

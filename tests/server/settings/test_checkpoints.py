@@ -1,6 +1,4 @@
-"""The parts of the embedded model belong together."""
-
-from __future__ import annotations
+"""The parts of the embedded model fit together."""
 
 import json
 from dataclasses import replace
@@ -26,7 +24,6 @@ OF_THE_MACHINE = {"device", "cores", "threads", "dtype", "instruction_set"}
 
 
 def engine_of(profile: store.Profile) -> Fingerprint:
-    """The default engine, or that of the embedded block-diffusion model."""
     name = None if profile.graphs is None else bundled_model.DLLM_NAME
     model, settings = target.find(name), Settings(model=name, unmasking="threshold" if name is None else "static")
     activations = "int8" if profile.fingerprint.dtype.endswith("+int8 activations") else "float"
@@ -36,7 +33,7 @@ def engine_of(profile: store.Profile) -> Fingerprint:
 
 
 def test_shipped_profiles_fit_the_embedded_models() -> None:
-    """Weights that were replaced need a new profile: the old one would no longer be found."""
+    """New weights need a new profile."""
     folders = [path for path in store.SHIPPED.iterdir() if path.is_dir()]
     assert folders
     for folder in folders:
@@ -50,7 +47,7 @@ def test_shipped_profiles_fit_the_embedded_models() -> None:
 
 
 def test_a_gpus_profile_from_before_drafts_by_graphs_is_refused_and_a_cpus_is_not(tmp_path, monkeypatch) -> None:
-    """Revision 4 had drafts of 7.7 ms on a GPU, so that a planner would hardly ever draft."""
+    """In revision 4, drafts took 7.7 ms on a GPU."""
     monkeypatch.setattr(hardware, "has_gpu", lambda: True)
     monkeypatch.setattr(hardware, "gpu_name", lambda: "NVIDIA H200")
     model = target.find(None)
@@ -75,11 +72,11 @@ def test_a_checkpoint_that_the_drafter_cannot_use_is_refused(tmp_path: Path) -> 
             checkpoints.with_drafter_path(Settings(drafter="dflash", drafter_path=str(folder)), target.find(None))
 
 
-def test_every_drafter_model_that_is_not_of_others_comes_with_the_embedded_model() -> None:
+def test_our_drafter_models_come_with_the_embedded_model() -> None:
     for drafter in CHECKPOINT_DRAFTERS:
         if drafter not in ("eagle3", "dflash2", "mtp"):
-            found = checkpoints.with_drafter_path(Settings(drafter=drafter), target.find(None)).drafter_path
-            assert drafter in registry.serving(networks.kind_of(str(found)))
+            path = checkpoints.with_drafter_path(Settings(drafter=drafter), target.find(None)).drafter_path
+            assert drafter in registry.serving(networks.kind_of(str(path)))
 
 
 def test_an_eagle_head_has_to_be_named(tmp_path: Path) -> None:
@@ -87,8 +84,8 @@ def test_an_eagle_head_has_to_be_named(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=rf"no {kind} drafter for .*; train one \(outrider train {kind} --target "):
             checkpoints.with_drafter_path(Settings(drafter=kind), target.find(None))
     folder = str(save_eagle(tmp_path))
-    found = checkpoints.with_drafter_path(Settings(drafter_path=folder), target.find(None))
-    assert (found.drafter, found.drafter_path) == ("eagle3", folder)
+    settings = checkpoints.with_drafter_path(Settings(drafter_path=folder), target.find(None))
+    assert (settings.drafter, settings.drafter_path) == ("eagle3", folder)
     with pytest.raises(UserError, match="holds an eagle3 drafter; serve it with --drafter eagle3"):
         checkpoints.with_drafter_path(Settings(drafter="dspark", drafter_path=folder), target.find(None))
 
@@ -96,19 +93,19 @@ def test_an_eagle_head_has_to_be_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("drafter", ["deer", "specdiff"])
 def test_diffusion_drafters_take_each_others_checkpoints(tmp_path: Path, drafter: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(DIFFUSION.to_json()))
-    found = checkpoints.with_drafter_path(Settings(drafter=drafter, drafter_path=str(tmp_path)), target.find(None))
-    assert found.drafter_path == str(tmp_path)
+    settings = checkpoints.with_drafter_path(Settings(drafter=drafter, drafter_path=str(tmp_path)), target.find(None))
+    assert settings.drafter_path == str(tmp_path)
     with pytest.raises(UserError, match="holds a diffusion drafter; serve it with --drafter deer or specdiff"):
         checkpoints.with_drafter_path(Settings(drafter="dspark", drafter_path=str(tmp_path)), target.find(None))
 
 
-def test_a_drafter_has_a_name_on_the_hub_and_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_has_a_hub_name_and_a_description(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text(json.dumps(DFLASH.to_json()))
     asked = []
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: asked.append(name) or str(tmp_path))
-    found = checkpoints.with_drafter_path(Settings(drafter_path="z-lab/Some-DFlash"), target.find(None))
-    assert (found.drafter, found.drafter_path) == ("dflash", str(tmp_path))
-    assert checkpoints.with_drafter_path(Settings(drafter_path=str(tmp_path)), target.find(None)) == found
+    settings = checkpoints.with_drafter_path(Settings(drafter_path="z-lab/Some-DFlash"), target.find(None))
+    assert (settings.drafter, settings.drafter_path) == ("dflash", str(tmp_path))
+    assert checkpoints.with_drafter_path(Settings(drafter_path=str(tmp_path)), target.find(None)) == settings
     assert asked == ["z-lab/Some-DFlash"]
 
 

@@ -1,6 +1,4 @@
-"""Settings that go with a block-diffusion model, and the errors of those that do not."""
-
-from __future__ import annotations
+"""Settings of a block-diffusion model."""
 
 from typing import Any
 
@@ -22,7 +20,7 @@ def found(config: dict[str, Any], **given: Any) -> Settings:
     return with_diffusion(Settings(device="cpu", **given), Model("/models/it", "it", config, None))
 
 
-def test_it_is_known_and_told_to_the_plugin() -> None:
+def test_it_is_recognised_and_passed_to_the_plugin() -> None:
     settings = found(SDAR, unmasking="static", unmasking_tokens=2)
     assert settings.diffusion == DiffusionTarget(block_size=8, mask_token_id=151669)
     assert settings.drafter == "off"
@@ -50,7 +48,7 @@ def test_other_models_are_left_alone() -> None:
         (SDAR, {"sglang_flags": ("--tp-size", "2")}, "--tp-size does not spread"),
     ],
 )
-def test_what_does_not_go_together_is_refused(config: dict[str, Any], given: dict[str, Any], says: str) -> None:
+def test_incompatible_settings_are_refused(config: dict[str, Any], given: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError) as error:
         found(config, **given)
     assert says in str(error.value)

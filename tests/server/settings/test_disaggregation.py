@@ -1,6 +1,4 @@
-"""Prefill and decode in servers of their own: what is read of SGLang's flags, and what cannot be."""
-
-from __future__ import annotations
+"""Separate servers for prefill and decode."""
 
 import importlib.util
 from typing import Any
@@ -21,13 +19,12 @@ MODEL = Model("tiny", "path", {}, None)
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The transfer's package is taken to be there."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
 
 
 def test_flags_are_read_and_steps_cost_the_same() -> None:
-    found = Parallel.of((*DECODE, "--disaggregation-bootstrap-port", "9001", "--page-size", "16"))
-    assert (found.role, found.backend, found.others) == ("decode", "mooncake_tcp", ("--page-size", "16"))
+    parallel = Parallel.of((*DECODE, "--disaggregation-bootstrap-port", "9001", "--page-size", "16"))
+    assert (parallel.role, parallel.backend, parallel.others) == ("decode", "mooncake_tcp", ("--page-size", "16"))
     assert Parallel.of(("--disaggregation-mode", "null")).role == ""
     settings = Settings(device="cpu", sglang_flags=DECODE)
     assert settings.plugin_config.role == "decode"
@@ -39,10 +36,10 @@ def test_flags_are_read_and_steps_cost_the_same() -> None:
     [
         (("--disaggregation-mode", "both"), "among the flags for SGLang: argument --disaggregation-mode: invalid"),
         (("--disaggregation-mode", "decode", *TCP[:1], "fake"), "--disaggregation-mode decode goes with .*, not fake"),
-        (("--disaggregation-mode", "prefill", *TCP[:1], "nixl"), "whether two servers fit together"),
+        (("--disaggregation-mode", "prefill", *TCP[:1], "nixl"), "that two servers fit together"),
     ],
 )
-def test_what_cannot_be_is_told_at_once(flags: tuple[str, ...], message: str) -> None:
+def test_impossible_settings_are_refused_at_once(flags: tuple[str, ...], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Settings(device="cpu", sglang_flags=flags)
 
@@ -56,7 +53,7 @@ def test_what_cannot_be_is_told_at_once(flags: tuple[str, ...], message: str) ->
         ({"engines": 2}, "--engines"),
     ],
 )
-def test_what_needs_one_server_is_refused_by_name(changes: dict[str, Any], flag: str) -> None:
+def test_options_that_need_one_server_are_refused_by_name(changes: dict[str, Any], flag: str) -> None:
     with pytest.raises(UserError, match=f"^{flag} needs prefill and decode in one server"):
         Settings(**({"device": "cpu", "sglang_flags": DECODE} | changes))
 

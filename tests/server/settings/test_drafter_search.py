@@ -1,6 +1,4 @@
-"""`--drafter auto` finds a drafter in folders and in the hub's cache, refuses what does not fit, and says which."""
-
-from __future__ import annotations
+"""`--drafter auto` finds a drafter in folders and in the hub's cache."""
 
 import dataclasses
 import json
@@ -34,13 +32,13 @@ Found = tuple[Settings, str]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A target of a name for which public drafters are known."""
+    """With a name that has public drafters."""
     return save_target(tmp_path / "models" / "Qwen3-8B")
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Makes a repository's folder in an empty cache of the hub, as a download would."""
+    """A repository's folder in an empty hub cache, as downloaded."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
@@ -54,19 +52,19 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path
 
 
 def take(folder: Path, **settings: Any) -> Found:
-    """Settings after the search, and the one line that it says."""
+    """Settings after the search, and its log line."""
     lines: list[str] = []
     asked = Settings(model=str(folder), gamma=GAMMA, **settings)
-    found = drafter_search.with_found_drafter(asked, target.find(str(folder)), lines.append)
+    resolved = drafter_search.with_found_drafter(asked, target.find(str(folder)), lines.append)
     (line,) = lines
     assert "\n" not in line
-    return found, line
+    return resolved, line
 
 
-def test_nothing_is_found_where_there_is_nothing(folder: Path, hub: Callable[[str], Path]) -> None:
-    found, line = take(folder)
-    assert found.drafter == "auto"
-    assert checkpoints.with_drafter_path(found, target.find(str(folder))).drafter == "ngram"
+def test_without_drafters_none_is_found(folder: Path, hub: Callable[[str], Path]) -> None:
+    settings, line = take(folder)
+    assert settings.drafter == "auto"
+    assert checkpoints.with_drafter_path(settings, target.find(str(folder))).drafter == "ngram"
     assert line == (
         f"Drafter ngram: no drafter of Qwen3-8B is here; public: {DSPARK} (--drafter-path fetches it; "
         f"all: outrider drafters {folder})"
@@ -75,12 +73,12 @@ def test_nothing_is_found_where_there_is_nothing(folder: Path, hub: Callable[[st
     assert take(other)[1] == "Drafter ngram: no drafter of other is here"
 
 
-def test_one_in_the_hubs_cache_is_taken_by_its_name(folder: Path, hub: Callable[[str], Path]) -> None:
+def test_a_drafter_in_the_hubs_cache_is_taken_by_its_name(folder: Path, hub: Callable[[str], Path]) -> None:
     cached = save_eagle(hub(EAGLE), "speculators")
-    found, line = take(folder)
-    assert (found.drafter, found.drafter_path) == ("eagle3", str(cached))
+    settings, line = take(folder)
+    assert (settings.drafter, settings.drafter_path) == ("eagle3", str(cached))
     assert line == f"Drafter eagle3: {EAGLE}, in the hub's cache, fits Qwen3-8B (--drafter ngram does without)"
-    save_plain(make_model(TINY), hub(DSPARK))  # the registry's order prefers it
+    save_plain(make_model(TINY), hub(DSPARK))
     assert take(folder)[0].drafter == "dspark"
 
 
@@ -91,22 +89,22 @@ def test_the_target_itself_may_lie_in_the_hubs_cache(hub: Callable[[str], Path])
 
 
 @pytest.mark.parametrize("place", ["dspark_qwen3_8b_block7", DSPARK])
-def test_one_beside_the_model_is_taken_by_its_name(folder: Path, hub: Callable[[str], Path], place: str) -> None:
+def test_a_sibling_folder_is_taken_by_its_name(folder: Path, hub: Callable[[str], Path], place: str) -> None:
     save_plain(make_model(TINY), folder.parent / place)
-    found, line = take(folder)
-    assert (found.drafter, found.drafter_path) == ("dspark", str((folder.parent / place).resolve()))
+    settings, line = take(folder)
+    assert (settings.drafter, settings.drafter_path) == ("dspark", str((folder.parent / place).resolve()))
     assert f"{DSPARK}, in {(folder.parent / place).parent}, fits" in line
 
 
-def test_one_in_the_models_folder_goes_before_all(folder: Path, hub: Callable[[str], Path]) -> None:
+def test_a_drafter_in_the_models_folder_comes_first(folder: Path, hub: Callable[[str], Path]) -> None:
     save_plain(make_model(TINY), hub(DSPARK))
     save_compact(make_diffusion(DIFFUSION), folder / "drafter")
-    found, line = take(folder)
-    assert (found.drafter, found.drafter_path) == ("deer", str(folder / "drafter"))
+    settings, line = take(folder)
+    assert (settings.drafter, settings.drafter_path) == ("deer", str(folder / "drafter"))
     assert "in the model's folder, fits" in line
 
 
-def test_what_was_asked_for_stays(folder: Path, hub: Callable[[str], Path]) -> None:
+def test_a_requested_drafter_stays(folder: Path, hub: Callable[[str], Path]) -> None:
     save_compact(make_model(TINY), folder / "drafter")
     model = target.find(str(folder))
     for given in ({"drafter": "ngram"}, {"drafter_path": "elsewhere"}, {"drafter": "off"}):
@@ -148,34 +146,32 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_one_that_does_not_fit_is_refused_with_the_reason(
-    tmp_path: Path, hub: Callable[[str], Path], what: str
-) -> None:
+def test_a_mismatched_drafter_is_refused_with_the_reason(tmp_path: Path, hub: Callable[[str], Path], what: str) -> None:
     make, reason = CHANGES[what]
     folder = save_target(tmp_path / "other")
     make(folder / "drafter")
     settings = Settings(model=str(folder), gamma=GAMMA)
     (one,) = drafter_search.candidates(settings, target.find(str(folder)))
     assert not one.fits
-    found, line = take(folder)
-    assert found == settings
+    resolved, line = take(folder)
+    assert resolved == settings
     for said in (one.obstacle, line):
         assert re.search(reason, said)
 
 
-def test_a_damaged_one_is_passed_over(folder: Path, hub: Callable[[str], Path]) -> None:
-    """Its header is sound, so that only reading the weights shows it."""
+def test_a_damaged_drafter_is_skipped(folder: Path, hub: Callable[[str], Path]) -> None:
+    """Its header is sound, but not its weights."""
     cached = hub(DSPARK)
     save_plain(make_model(TINY), cached)
     save_eagle(hub(EAGLE), "speculators")
     file = cached / "model.safetensors"
     content = bytearray(file.read_bytes())
-    content[-64:] = b"\xff" * 64  # what is no number
+    content[-64:] = b"\xff" * 64  # NaN
     file.write_bytes(content)
     assert take(folder)[0].drafter == "eagle3"
 
 
-def test_architectures_whose_hidden_states_are_not_shown_get_what_reads_none(
+def test_architectures_without_hidden_states_get_a_drafter_that_needs_none(
     tmp_path: Path, hub: Callable[[str], Path]
 ) -> None:
     folder = save_target(tmp_path / "other")
@@ -187,12 +183,12 @@ def test_architectures_whose_hidden_states_are_not_shown_get_what_reads_none(
     assert take(folder)[0].drafter == "deer"
 
 
-def test_a_models_own_mtp_layer_is_taken_where_nothing_else_fits(
+def test_a_models_own_mtp_layer_is_the_last_choice(
     tmp_path: Path, hub: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = save_mtp(tmp_path / "models" / "own", "glm-4.5")
-    found, line = take(folder)
-    assert (found.drafter, found.drafter_path) == ("mtp", str(folder))
+    settings, line = take(folder)
+    assert (settings.drafter, settings.drafter_path) == ("mtp", str(folder))
     assert line == f"Drafter mtp: {folder}, in the model's checkpoint, fits own (--drafter ngram does without)"
     asked = checkpoints.with_drafter_path(Settings(model=str(folder), drafter="mtp"), target.find(str(folder)))
     assert (asked.drafter, asked.drafter_path) == ("mtp", str(folder))
@@ -237,21 +233,21 @@ def test_mtp_layers_draft_on_gpus_too(tmp_path: Path, monkeypatch: pytest.Monkey
         assert checkpoints.with_drafter_path(settings, target.find(str(folder))).drafter == "mtp"
 
 
-def test_learning_starts_from_what_was_found(folder: Path, hub: Callable[[str], Path], tmp_path: Path) -> None:
+def test_learning_starts_from_the_found_drafter(folder: Path, hub: Callable[[str], Path], tmp_path: Path) -> None:
     save_compact(make_model(replace(DFLASH, windows=(4, -1))), folder / "windows")
     given: dict[str, Any] = {"learn": True, "learn_folder": tmp_path / "learned"}
-    found, line = take(folder, **given)
-    assert found.drafter == "auto"  # an untrained one will be made
+    settings, line = take(folder, **given)
+    assert settings.drafter == "auto"
     assert line.startswith("Drafter untrained: ")
     model = target.find(str(folder))
     refused = drafter_search.candidates(Settings(model=str(folder), gamma=GAMMA, **given), model)
     assert "--learn does not train layers with sliding windows" in [one.obstacle for one in refused]
     save_eagle(folder / "head")
-    found = learning.with_start(take(folder, **given)[0], model)
-    assert (found.drafter, found.drafter_path) == ("eagle3", str(folder / "head"))
+    settings = learning.with_start(take(folder, **given)[0], model)
+    assert (settings.drafter, settings.drafter_path) == ("eagle3", str(folder / "head"))
 
 
-def test_a_server_resolves_to_it_and_says_so(folder: Path, hub: Callable[[str], Path]) -> None:
+def test_a_server_resolves_to_it_and_logs_it(folder: Path, hub: Callable[[str], Path]) -> None:
     save_compact(make_model(TINY), folder / "drafter")
     lines: list[str] = []
     resolved = resolve(Settings(model=str(folder), gamma=GAMMA, device="cpu", max_total_tokens=512), lines.append)
@@ -263,10 +259,10 @@ def test_the_command_lists_them(folder: Path, hub: Callable[[str], Path], capsys
     save_compact(make_model(TINY), folder / "drafter")
     save_eagle(hub(EAGLE), "speculators", vocab_size=100)
     assert main.main(["drafters", str(folder), "--gamma", "3", "--json", "--measure"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    rows = {row["name"]: row for row in found["drafters"]}
+    listed = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in listed["drafters"]}
     own, head, absent = rows[str(folder / "drafter")], rows[EAGLE], rows[DSPARK]
-    assert (found["auto"], found["hidden_size"]) == (str(folder / "drafter"), 32)
+    assert (listed["auto"], listed["hidden_size"]) == (str(folder / "drafter"), 32)
     assert own["fits"] is True
     assert own["known_from"] == "measured"
     assert own["draft_ms"] > 0
@@ -280,16 +276,16 @@ def test_the_command_lists_them(folder: Path, hub: Callable[[str], Path], capsys
     assert f"{DSPARK}, not here (https://github.com/deepseek-ai/DeepSpec)" in said
 
 
-def test_the_command_lists_what_comes_with_the_embedded_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_lists_the_embedded_models_drafters(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["drafters", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["auto"] == "dspark" == checkpoints.with_drafter_path(Settings(), target.find(None)).drafter
-    assert [row["name"] for row in found["drafters"] if row["fits"]] == ["dspark", "dflash", "diffusion"]
+    listed = json.loads(capsys.readouterr().out)
+    assert listed["auto"] == "dspark" == checkpoints.with_drafter_path(Settings(), target.find(None)).drafter
+    assert [row["name"] for row in listed["drafters"] if row["fits"]] == ["dspark", "dflash", "diffusion"]
 
 
 @pytest.mark.parametrize("kind", ["dspark", "dflash", "dflash2", "eagle3", "diffusion", "mtp"])
 def test_every_kind_is_measured(tmp_path: Path, kind: str) -> None:
-    from outrider.server.bench.micro.draft_time import draft_seconds
+    from outrider.server.bench.draft_time import draft_seconds
 
     if kind == "eagle3":
         save_eagle(tmp_path)

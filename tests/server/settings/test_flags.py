@@ -1,6 +1,4 @@
-"""Settings declare their flags: what `--help`, the checks and server/README say is made of the same declaration."""
-
-from __future__ import annotations
+"""Settings declare their flags, for `--help`, checks and server/README.md."""
 
 import argparse
 import math
@@ -59,7 +57,7 @@ def test_values_have_the_types_of_their_settings(parser: argparse.ArgumentParser
     )
 
 
-def test_the_environment_stands_in_for_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_replaces_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_API_KEY", "secret")
     parser = argparse.ArgumentParser()
     add_all_flags(parser)
@@ -79,7 +77,7 @@ def test_help_is_plain_text_with_defaults(parser: argparse.ArgumentParser) -> No
 @pytest.mark.parametrize(("name", "flag"), BOUNDED, ids=[name for name, _ in BOUNDED])
 def test_numbers_outside_their_bounds_are_refused(name: str, flag: object) -> None:
     for value in flag.bounds:
-        if name not in ("metrics_port", "port"):  # which must differ
+        if name not in ("metrics_port", "port"):  # they must differ
             Settings(**{name: value} | ({"drafter": "dspark"} if name == "initial_tokens" else {}))
     for value in (math.nextafter(flag.bounds[0], -math.inf), flag.bounds[1] + 1, -math.inf, math.nan):
         with pytest.raises(UserError, match=f"^{name_of(name)} is a number from "):
@@ -94,7 +92,7 @@ def test_values_that_are_no_choice_are_refused(name: str, parser: argparse.Argum
         parser.parse_args([name_of(name), "nonsense"])
 
 
-def test_commands_that_measure_drafts_do_not_take_off() -> None:
+def test_commands_that_measure_drafts_reject_off() -> None:
     parser = argparse.ArgumentParser()
     add_engine_flags(parser, drafter=True)
     assert "off" in DRAFTERS

@@ -1,6 +1,4 @@
-"""The attention backend that a GPU gets, without one: its compute capability is handed in."""
-
-from __future__ import annotations
+"""The attention backend chosen for a compute capability."""
 
 from types import SimpleNamespace
 
@@ -45,7 +43,7 @@ def chosen(capability, config=PLAIN, dtype="auto", **given):
         ((12, 0), CAPPED | {"head_dim": 256}, "outrider"),
     ],
 )
-def test_every_gpu_gets_one_that_verifies_as_it_should(capability, config, backend):
+def test_every_gpu_gets_a_backend_that_verifies_correctly(capability, config, backend):
     assert chosen(capability, config) == backend
 
 
@@ -62,7 +60,7 @@ def test_every_gpu_gets_one_that_verifies_as_it_should(capability, config, backe
     ],
 )
 @pytest.mark.parametrize("flag", ["attention_backend", "prefill_attention_backend", "decode_attention_backend"])
-def test_others_are_refused_by_name_with_what_to_use(capability, config, backend, says, flag):
+def test_other_backends_are_refused_with_an_alternative(capability, config, backend, says, flag):
     with pytest.raises(UserError, match=f"--{flag.replace('_', '-')} {backend} cannot verify drafts here: .*{says}$"):
         chosen(capability, config, **{flag: backend})
 
@@ -86,7 +84,7 @@ def test_our_own_reads_caches_of_the_models_type_alone(cache):
         chosen((9, 0), dtype="float32", kv_cache_dtype=cache)
 
 
-def test_one_that_sglang_takes_instead_is_refused():
+def test_a_backend_that_sglang_would_replace_is_refused():
     def runner(device, prefill, decode):
         names = {"prefill_attention_backend_str": prefill, "decode_attention_backend_str": decode}
         return SimpleNamespace(device=device, **names)
@@ -100,7 +98,7 @@ def test_one_that_sglang_takes_instead_is_refused():
             check_taken(runner("cuda", *taken))
 
 
-def test_one_that_was_asked_for_and_fits_stays():
+def test_a_requested_backend_that_fits_stays():
     assert chosen((9, 0), attention_backend="flashinfer") is None
     assert chosen((8, 0), attention_backend="fa3") is None
     assert chosen((9, 0), decode_attention_backend="flashinfer") == "fa3"
@@ -118,11 +116,11 @@ def test_one_that_was_asked_for_and_fits_stays():
         ((9, 0), {"attention_chunk_size": 8192}, "of a model with attention within chunks on a GPU .* 9.0$"),
     ],
 )
-def test_where_none_fits_that_is_said(capability, config, says):
+def test_the_error_says_that_no_backend_fits(capability, config, says):
     with pytest.raises(UserError, match=says):
         chosen(capability, config)
 
 
-def test_what_none_can_anywhere_is_not_sent_elsewhere():
+def test_models_that_no_backend_serves_get_no_advice():
     with pytest.raises(UserError, match=r"with multi-head latent attention and float32 weights on a GPU .* 9\.0$"):
         chosen((9, 0), LATENT, dtype="float32")

@@ -1,6 +1,4 @@
-"""A block-diffusion model's profile: found where it fits, refused with what differs, of its draft graphs as well."""
-
-from __future__ import annotations
+"""A block-diffusion model's profile and draft graphs."""
 
 import json
 from collections.abc import Callable

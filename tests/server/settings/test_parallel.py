@@ -1,6 +1,4 @@
-"""Ranks and nodes, read from SGLang's flags before SGLang is there; and what cannot be."""
-
-from __future__ import annotations
+"""Ranks and nodes, read from SGLang's flags before SGLang is imported."""
 
 import socket
 from types import SimpleNamespace
@@ -20,12 +18,12 @@ MEETING = ("--dist-init-addr", "10.0.0.1:25000")
 FOUR = ("--tp-size", "4", "--nnodes", "2", "--node-rank", "1", *MEETING)
 
 
-def test_flags_are_read_and_the_others_left() -> None:
-    found = Parallel.of((*FOUR, "--page-size", "16"))
-    assert (found.tp_size, found.nnodes, found.node_rank, found.address) == (4, 2, 1, ("10.0.0.1", 25000))
-    assert found.ranks_here == 2
-    assert not found.leads
-    assert found.step_flags == ("--page-size", "16", "--tp-size", "4", "--nnodes", "2")  # not where the nodes are
+def test_known_flags_are_read_and_the_rest_kept() -> None:
+    parallel = Parallel.of((*FOUR, "--page-size", "16"))
+    assert (parallel.tp_size, parallel.nnodes, parallel.node_rank, parallel.address) == (4, 2, 1, ("10.0.0.1", 25000))
+    assert parallel.ranks_here == 2
+    assert not parallel.leads
+    assert parallel.step_flags == ("--page-size", "16", "--tp-size", "4", "--nnodes", "2")  # without the nodes' address
     alone = Parallel.of(())
     assert alone.leads
     assert alone.ranks_here == 1
@@ -56,7 +54,7 @@ def test_sglang_reads_the_same(flags: tuple[str, ...]) -> None:
         (("--tp-size", "2", "--nnodes", "2", "--dist-init-addr", "10.0.0.1"), "--dist-init-addr is HOST:PORT, like"),
     ],
 )
-def test_what_cannot_be_is_told_at_once(flags: tuple[str, ...], message: str) -> None:
+def test_impossible_settings_are_refused_at_once(flags: tuple[str, ...], message: str) -> None:
     with pytest.raises(UserError) as refused:
         Settings(device="cpu", sglang_flags=flags)
     assert str(refused.value).startswith(message)
@@ -92,13 +90,13 @@ def test_other_kinds_of_parallelism_are_refused_by_name(flags: tuple[str, ...], 
         sglang_args.parse_flags(flags)
 
 
-def test_heads_that_ranks_cannot_share_are_told() -> None:
+def test_heads_that_ranks_cannot_share_are_refused() -> None:
     smollm2 = Model("SmolLM2", "path", {"num_attention_heads": 9, "num_key_value_heads": 3}, None)
     for ranks in (1, 3, 9):
         target.check_heads(smollm2, ranks)
     with pytest.raises(UserError, match=r"9 attention heads and 3 .* --tp-size 2 .* possible are 1, 3, 9"):
         target.check_heads(smollm2, 2)
-    target.check_heads(Model("odd", "path", {"text_config": {}}, None), 2)  # SGLang knows more
+    target.check_heads(Model("odd", "path", {"text_config": {}}, None), 2)
 
 
 def test_each_node_has_its_part_of_weights_and_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +106,7 @@ def test_each_node_has_its_part_of_weights_and_cache(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(target, "weight_bytes", lambda model, size, in_blocks: seen.append(in_blocks) or 8 << 30)
     spread = Settings(device="cpu", dtype="float32", sglang_flags=("--tp-size", "3", "--nnodes", "3", *MEETING))
     memory.plan(spread, model)
-    assert seen == [False]  # ranks have parts of layers, which are not kept in blocks
+    assert seen == [False]  # ranks have parts of layers
     monkeypatch.setattr(memory.hardware, "available_memory", lambda: 6 << 30)
     memory.plan(spread, model)
     with pytest.raises(UserError, match="too little memory"):

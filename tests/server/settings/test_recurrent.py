@@ -1,6 +1,4 @@
-"""Models that keep a state of each request: what they are served with, and its memory."""
-
-from __future__ import annotations
+"""Models with a recurrent state per request."""
 
 from pathlib import Path
 
@@ -20,7 +18,7 @@ QWEN_3_5 = {
     "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
     "linear_conv_kernel_dim": 4, "full_attention_interval": 4, "max_position_embeddings": 4096,
 }  # fmt: skip
-"""Fields of Qwen3.5-0.8B, which has 18 such layers among 24."""
+"""Fields of Qwen3.5-0.8B, with 18 such layers among 24."""
 
 
 def model_of(**config: object) -> Model:
@@ -56,7 +54,7 @@ def test_layers_are_listed_or_by_their_interval() -> None:
 
 
 def test_the_plan_has_room_for_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is 16 matrices of 128 by 128 a layer, and three inputs of 6144 channels, of four bytes."""
+    """A layer has 16 matrices of 128 by 128 and three inputs of 6144 channels, of four bytes."""
     assert state_bytes(QWEN_3_5) == 18 * 4 * (16 * 128 * 128 + 3 * 6144)
     assert memory.kv_bytes_per_token(QWEN_3_5, 2) == 6 * 2 * 2 * 256 * 2
     monkeypatch.setattr(hardware, "available_memory", lambda: memory.PROCESS_BYTES + 2**30)

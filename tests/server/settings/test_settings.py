@@ -1,7 +1,5 @@
 """Settings, their translation to SGLang's, and the memory plan."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -11,12 +9,14 @@ from pathlib import Path
 import pytest
 from tiny_drafters import DFLASH, DFLASH2
 
+from outrider.server.cli.main import main
 from outrider.server.errors import UserError
 from outrider.server.machine import hardware
 from outrider.server.model import bundled_model, target
 from outrider.server.model.target import Model
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.settings import learning, memory
+from outrider.server.settings.flags import MOVED
 from outrider.server.settings.settings import Settings
 
 CPU = {"device": "cpu", "dtype": "bfloat16"}
@@ -28,7 +28,6 @@ def smollm2() -> Model:
 
 
 def test_settings_are_known_without_torch() -> None:
-    """It takes seconds to import, and `outrider serve --help` needs nothing of it."""
     code = "import sys; from outrider.server.cli import serve; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -39,9 +38,9 @@ def test_a_drafter_for_each_key_needs_keys_and_a_cpu(monkeypatch: pytest.MonkeyP
     with pytest.raises(UserError, match="goes with --api-keys"):
         learning.with_start(Settings(**CPU, learn=True, learn_per="key"), smollm2)
     given = Settings(**CPU, learn=True, learn_per="key", learn_keys=3, api_keys=Path("keys.toml"))
-    found = learning.with_start(given, smollm2)
-    assert (found.plugin_config.learn_keys, found.learned) == (3, "")
-    assert replace(found, learn_per="server").plugin_config.learn_keys == 0
+    started = learning.with_start(given, smollm2)
+    assert (started.plugin_config.learn_keys, started.learned) == (3, "")
+    assert replace(started, learn_per="server").plugin_config.learn_keys == 0
     with pytest.raises(UserError, match="--learn-per key goes with --drafter dspark or dflash, not deer"):
         learning.with_start(replace(given, drafter="deer"), smollm2)
     monkeypatch.setattr(hardware, "has_gpu", lambda: True)
@@ -55,20 +54,20 @@ def test_a_drafter_for_each_adapter_needs_adapters(smollm2: Model) -> None:
     given = Settings(**CPU, learn=True, learn_per="adapter", learn_keys=3)
     with pytest.raises(UserError, match="goes with --lora-paths or --enable-lora"):
         learning.with_start(given, smollm2)
-    found = learning.with_start(replace(given, enable_lora=True), smollm2)
-    assert (found.plugin_config.learn_keys, found.learned) == (3, "")
+    started = learning.with_start(replace(given, enable_lora=True), smollm2)
+    assert (started.plugin_config.learn_keys, started.learned) == (3, "")
 
 
 @pytest.mark.slow
 def test_every_drafter_with_weights_learns(smollm2: Model, tmp_path: Path) -> None:
-    """One that does not come with the model begins as its layers."""
+    """A drafter that does not come with the model starts from its layers."""
     for drafter in ("dspark", "dflash", "dflash2", "eagle3", "deer", "specdiff"):
         given = Settings(**CPU, learn=True, drafter=drafter)
-        found = learning.with_start(replace(given, learn_folder=tmp_path / drafter), smollm2)
-        assert (found.drafter, bool(found.drafter_path)) == (drafter, drafter in ("dflash2", "eagle3"))
+        started = learning.with_start(replace(given, learn_folder=tmp_path / drafter), smollm2)
+        assert (started.drafter, bool(started.drafter_path)) == (drafter, drafter in ("dflash2", "eagle3"))
     head = str(tmp_path / "eagle3" / learning.START)
-    found = learning.with_start(Settings(**CPU, learn=True, drafter_path=head), smollm2)
-    assert "eagle3" in found.learn_folder.name
+    started = learning.with_start(Settings(**CPU, learn=True, drafter_path=head), smollm2)
+    assert "eagle3" in started.learn_folder.name
     (tmp_path / "config.json").write_text(json.dumps(replace(DFLASH, windows=(4, -1)).to_json()))
     with pytest.raises(UserError, match=r"--learn does not train .*: it has layers with sliding windows"):
         learning.with_start(Settings(**CPU, learn=True, drafter_path=str(tmp_path)), smollm2)
@@ -88,8 +87,8 @@ def test_plugin_config_survives_the_environment() -> None:
     assert PluginConfig.from_env({}) == PluginConfig()
 
 
-def test_a_step_has_room_for_the_longest_draft_of_those_that_can_come() -> None:
-    trained = Settings(drafter="dspark", gamma=7, lookup_gamma=15)
+def test_a_step_has_room_for_the_longest_possible_draft() -> None:
+    trained = Settings(drafter="dspark", gamma=7)
     assert trained.plugin_config.longest == 15
     assert replace(trained, gamma=20).plugin_config.longest == 20
     assert replace(trained, lookup=False).plugin_config.longest == 7
@@ -119,7 +118,7 @@ def test_weights_are_counted_in_the_type_they_are_loaded_as(smollm2: Model) -> N
     assert half == pytest.approx(134_515_008 * 2, rel=1e-3)
 
 
-def test_kv_cache_is_sized_by_what_is_free(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kv_cache_is_sized_by_free_memory(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     per_token = memory.kv_bytes_per_token(smollm2.config, 2)
 
     def tokens(free_gib: float, **settings: object) -> int | None:
@@ -148,7 +147,6 @@ def test_size_of_the_kv_cache_is_explained(smollm2: Model, monkeypatch: pytest.M
 
 @pytest.fixture(scope="module")
 def sglang_args():
-    """Our translation, with SGLang importable as the server imports it."""
     from outrider.server.plugin import activate
 
     activate()
@@ -182,7 +180,7 @@ def test_code_of_models_is_not_trusted(sglang_args, smollm2: Model) -> None:
         ({"ssl_ca_certs": "authorities"}, "need --ssl-certfile"),
     ],
 )
-def test_limits_that_cannot_be(values: dict[str, object], message: str) -> None:
+def test_impossible_limits(values: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Settings(**values)
 
@@ -221,8 +219,8 @@ def test_flags_for_sglang(sglang_args) -> None:
         ["--enable-hisparse"],
     ],
 )
-def test_a_cache_that_comes_back_without_our_states_is_refused(sglang_args, flags: list[str]) -> None:
-    message = f"SGLang's {flags[0]} is not available here: what it brings back has keys and values alone"
+def test_a_cache_restored_without_our_states_is_refused(sglang_args, flags: list[str]) -> None:
+    message = f"SGLang's {flags[0]} is not available here: it brings back keys and values alone"
     with pytest.raises(UserError, match=message):
         sglang_args.parse_flags(flags)
 
@@ -232,3 +230,12 @@ def test_model_names(tmp_path: Path, smollm2: Model) -> None:
     assert smollm2.context_length == 8192
     with pytest.raises(UserError, match="does not exist"):
         target.find("/no/such/folder")
+
+
+@pytest.mark.parametrize("command", ["serve", "tune", "bench load"])
+@pytest.mark.parametrize("flag", MOVED)
+def test_a_former_flag_is_answered_with_what_replaces_it(
+    flag: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command.split(), f"{flag}=3"]) == 1
+    assert capsys.readouterr().err == f"outrider: `{flag}` is gone: use {MOVED[flag]}\n"

@@ -1,7 +1,5 @@
 """Destinations of traces."""
 
-from __future__ import annotations
-
 import pytest
 
 from outrider.server.errors import UserError
@@ -31,13 +29,13 @@ def test_the_protocol_is_that_of_the_address(
     assert traces.protocol_of(endpoint) == expected
 
 
-def test_without_the_packages_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"traces\.txt"):
         traces.check("127.0.0.1:4317")
 
 
 @pytest.mark.parametrize("endpoint", ["", "127.0.0.1:abc", "127.0.0.1:99999", "http://", ":4317"])
-def test_what_is_no_address_is_refused(endpoint: str) -> None:
+def test_invalid_addresses_are_refused(endpoint: str) -> None:
     with pytest.raises(UserError, match="HOST:4317"):
         traces.check(endpoint)

@@ -1,6 +1,4 @@
-"""Options of a measurement, the same for flags and HTTP, and its events."""
-
-from __future__ import annotations
+"""Options of a measurement, by flags and HTTP, and its events."""
 
 import argparse
 from types import SimpleNamespace
@@ -18,7 +16,7 @@ from outrider.server.tune.grid import capacity_of
 from outrider.server.tune.request import BadOption, TuneRequest
 
 
-def test_effort_asked_for() -> None:
+def test_requested_effort() -> None:
     assert TuneRequest().effort == THOROUGH
     assert TuneRequest(quick=True).effort == QUICK
     assert TuneRequest(quick=True, rounds=5).effort.rounds == 5
@@ -30,7 +28,7 @@ def test_effort_asked_for() -> None:
     assert TuneRequest(quick=True, max_requests=4).effort.requests == (1, 2, 4)
 
 
-def test_a_server_without_a_limit_measures_as_many_requests_as_are_asked_for() -> None:
+def test_a_server_without_a_limit_measures_the_requested_numbers() -> None:
     engine: Any = SimpleNamespace(max_total_tokens=2_000_000, context_length=8192)
     shapes = TuneRequest(max_requests=256).effort.shapes(7, 7, capacity_of(engine, None, None))
     assert {shape.requests for shape in shapes} == {1, 2, 4, 8, 16, 32, 64, 128, 256}
@@ -39,7 +37,7 @@ def test_a_server_without_a_limit_measures_as_many_requests_as_are_asked_for() -
 
 
 @pytest.mark.parametrize(("option", "value"), [("max_requests", 0), ("rounds", -1), ("name", "../up"), ("name", "")])
-def test_options_that_cannot_be(option: str, value: object) -> None:
+def test_impossible_options(option: str, value: object) -> None:
     with pytest.raises(BadOption) as bad:
         TuneRequest(**{option: value})
     assert bad.value.option == option
@@ -53,7 +51,7 @@ def test_options_that_cannot_be(option: str, value: object) -> None:
         (["--name", "a b"], "--name is made of letters, digits, dots, dashes and underscores, not 'a b'"),
     ],
 )
-def test_flags_that_cannot_be(flags: list[str], message: str) -> None:
+def test_impossible_flags(flags: list[str], message: str) -> None:
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
     with pytest.raises(UserError) as refused:
@@ -73,8 +71,8 @@ def test_shapes_fit_the_engine() -> None:
 
 
 @pytest.mark.parametrize("context", [32, 100, 200, 300, 1024, 2048])
-def test_what_a_shape_runs_ends_within_the_context(context: int) -> None:
-    """Prompt, answer and what is drafted behind it; of a dLLM the open block."""
+def test_a_shape_ends_within_the_context(context: int) -> None:
+    """It includes the drafts after the answer; for a dLLM the open block."""
     capacity, longest, rounds = Capacity(8, 100_000, context), 7, Rounds(block=4, mask=0, step=1, vocabulary=512)
     for shape in THOROUGH.shapes(7, longest, capacity):
         assert 1 <= shape.context <= context - THOROUGH.steps - MARGIN_STEPS - longest
@@ -82,8 +80,8 @@ def test_what_a_shape_runs_ends_within_the_context(context: int) -> None:
         assert 1 <= shape.context <= context - (THOROUGH.steps + MARGIN_STEPS) * rounds.step - rounds.block
 
 
-def test_the_longest_prompt_that_fits_stands_in_for_longer_ones() -> None:
-    """But not beside another that is nearly as long, whose slope would be noise."""
+def test_the_longest_prompt_that_fits_replaces_longer_ones() -> None:
+    """Another context nearly as long is not measured, as the slope would be noise."""
     assert Capacity(1, 10_000, 2048).prompts((128, 1024), 45) == [128, 1024]
     assert Capacity(1, 10_000, 1069).prompts((128, 1024), 45) == [128, 1024]
     assert Capacity(1, 10_000, 1024).prompts((128, 1024), 45) == [128, 979]
@@ -93,13 +91,13 @@ def test_the_longest_prompt_that_fits_stands_in_for_longer_ones() -> None:
     assert Capacity(1, 10_000, 45).prompts((128, 1024), 45) == []
 
 
-def test_on_a_gpu_the_buckets_are_what_is_measured() -> None:
-    """Each of them, or those that hold so many tokens of every request; all of a shape's tokens are somebody's."""
+def test_on_a_gpu_the_buckets_are_measured() -> None:
+    """All buckets, or the ones with these tokens of every request."""
     buckets = TokenBuckets(8, 8)
     every = Effort(requests=(1, 3, 8), contexts=(10,)).shapes(7, 7, Capacity(8, 10_000, 8192), buckets.sizes)
     for requests in (1, 3, 8):
-        found = [shape.tokens for shape in every if shape.requests == requests]
-        assert found == [size for size in buckets.sizes if requests <= size <= 8 * requests]
+        tokens = [shape.tokens for shape in every if shape.requests == requests]
+        assert tokens == [size for size in buckets.sizes if requests <= size <= 8 * requests]
     few = Effort(requests=(3,), tokens=(1, 3, 8), contexts=(10,)).shapes(7, 7, Capacity(8, 10_000, 8192), buckets.sizes)
     assert [shape.tokens for shape in few] == [buckets.round_up(3), buckets.round_up(9), buckets.round_up(24)]
     for shape in every + few:
@@ -109,7 +107,7 @@ def test_on_a_gpu_the_buckets_are_what_is_measured() -> None:
         assert 0 <= min(drafted) <= max(drafted) <= 7
 
 
-def test_an_engine_too_small_for_any_shape_is_told() -> None:
+def test_an_engine_too_small_for_any_shape_is_an_error() -> None:
     for capacity in (Capacity(64, 100, 8192), Capacity(64, 8192, 20)):
         with pytest.raises(
             RuntimeError, match=f"of {capacity.cache} tokens and contexts of {capacity.context} hold no step"

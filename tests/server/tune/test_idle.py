@@ -1,6 +1,4 @@
-"""Work in idle time: only while nobody is served, given up when a request arrives, and begun again."""
-
-from __future__ import annotations
+"""Work in idle time."""
 
 import asyncio
 import os
@@ -19,19 +17,17 @@ from outrider.server.tune.idle import Idle, IdleBudget, can_restore_priority, lo
 
 
 def traffic() -> Lifecycle:
-    """Lifecycle of a server that accepts requests and has none."""
     lifecycle = Lifecycle(SimpleNamespace(dead_processes=list), drain_seconds=1.0)
     lifecycle.state = State.UP
     return lifecycle
 
 
 async def settle() -> None:
-    """Let everybody run who can."""
     for _ in range(10):
         await asyncio.sleep(0)
 
 
-def test_a_piece_is_given_up_for_a_request_and_begun_again() -> None:
+def test_a_piece_is_cancelled_for_a_request_and_begun_again() -> None:
     async def scenario() -> list[str]:
         server, seen = traffic(), []
         finish = asyncio.Event()
@@ -50,7 +46,7 @@ def test_a_piece_is_given_up_for_a_request_and_begun_again() -> None:
         assert seen == ["begun"]
         with server.request():
             await settle()
-            assert seen == ["begun", "given up"]  # before the request had anything to wait for
+            assert seen == ["begun", "given up"]  # before the request waits
             await asyncio.sleep(0.6)
             assert len(seen) == 2
         finish.set()
@@ -61,7 +57,7 @@ def test_a_piece_is_given_up_for_a_request_and_begun_again() -> None:
 
 
 @pytest.mark.slow
-def test_nothing_is_begun_until_it_has_been_quiet_for_long_enough() -> None:
+def test_no_piece_begins_before_a_quiet_time() -> None:
     async def scenario() -> None:
         server = traffic()
         begun = asyncio.Event()
@@ -104,7 +100,7 @@ def test_a_server_that_stops_is_left_alone(end: Callable[[Lifecycle], None]) -> 
 
 
 def test_a_caller_that_is_cancelled_while_a_piece_is_given_up_ends() -> None:
-    """A server may stop before its engine has answered that it serves again."""
+    """A server may stop before its engine has confirmed."""
 
     async def scenario() -> None:
         server = traffic()
@@ -126,7 +122,7 @@ def test_a_caller_that_is_cancelled_while_a_piece_is_given_up_ends() -> None:
     asyncio.run(scenario())
 
 
-def test_what_a_piece_raises_is_raised() -> None:
+def test_a_pieces_error_is_raised() -> None:
     async def broken() -> None:
         raise RuntimeError("no step")
 
@@ -138,7 +134,7 @@ def test_what_a_piece_raises_is_raised() -> None:
 
 
 def test_a_measurement_before_the_first_request_ends_with_the_engine() -> None:
-    """A request to a dead engine would wait for ever, and the start with it."""
+    """A request to a dead engine would wait for ever."""
 
     async def scenario() -> None:
         server = Lifecycle(SimpleNamespace(dead_processes=list, fail_requests=lambda reason: None), drain_seconds=1.0)
@@ -173,7 +169,7 @@ def test_a_signal_while_it_measures_at_its_start_ends_that_too() -> None:
 
 
 @pytest.mark.slow
-def test_as_much_rest_as_keeps_one_core_busy_on_average() -> None:
+def test_rests_keep_one_core_busy_on_average() -> None:
     async def scenario() -> float:
         idle = Idle(traffic(), quiet_seconds=0, cores=3)
         begun = time.monotonic()
@@ -181,7 +177,7 @@ def test_as_much_rest_as_keeps_one_core_busy_on_average() -> None:
             await idle.run(partial(asyncio.sleep, 0.2))
         return time.monotonic() - begun
 
-    assert asyncio.run(scenario()) >= 0.2 * (1 + 3 + 3)  # there is no rest after the last
+    assert asyncio.run(scenario()) >= 0.2 * (1 + 3 + 3)
 
 
 def test_a_budget_counts_work_and_not_the_waiting_for_it() -> None:
@@ -207,7 +203,7 @@ time.sleep(60)
 """
 
 
-def test_processes_have_the_lowest_priority_meanwhile_and_theirs_again_after_it() -> None:
+def test_processes_have_the_lowest_priority_meanwhile_and_their_own_afterwards() -> None:
     if not can_restore_priority():
         pytest.skip("who has lowered a priority here may not raise it again")
     process = subprocess.Popen(
@@ -222,7 +218,7 @@ def test_processes_have_the_lowest_priority_meanwhile_and_theirs_again_after_it(
         assert process.stdout
         assert process.stdout.readline() == "there\n"
         assert policies() == [os.SCHED_OTHER] * 2
-        with lowest_priority([process.pid, 2**22 - 1]):  # of which one is gone
+        with lowest_priority([process.pid, 2**22 - 1]):  # one of them is gone
             assert policies() == [os.SCHED_IDLE] * 2
             process.stdin.write("\n")
             assert process.stdout.readline() == "another\n"

@@ -1,12 +1,10 @@
 """Measured points from a log of steps, without an engine."""
 
-from __future__ import annotations
-
 from outrider.server.tune.effort import Shape
 from outrider.server.tune.measure import _points
 
 
-def test_drafts_are_told_apart_by_the_number_for_which_the_model_drafted():
+def test_drafts_are_grouped_by_the_number_of_drafting_requests():
     drafting = [2, 2, 2, 2, 1, 1, 1, 0, 0, 1, 2]
     seconds = [0.004 if n == 2 else 0.003 if n == 1 else 0.0005 for n in drafting]
     log = {
@@ -22,7 +20,7 @@ def test_drafts_are_told_apart_by_the_number_for_which_the_model_drafted():
     assert all(p.tokens == 0 for p in drafts)
 
 
-def test_on_a_gpu_a_draft_takes_what_its_steps_take_longer():
+def test_on_a_gpu_a_draft_takes_its_steps_extra_time():
     drafting = [0, 4, 0, 4, 0, 4, 0, 4]
     log = {
         "requests": [3] * 8,
@@ -37,6 +35,6 @@ def test_on_a_gpu_a_draft_takes_what_its_steps_take_longer():
     assert _points(log | {"draft_seconds": [None] * 8}, Shape(3, 6, 128), 300.0) == []
 
 
-def test_nothing_comes_of_steps_of_another_shape():
+def test_steps_of_another_shape_give_no_point():
     log = {name: [1, 1] for name in ("requests", "tokens", "drafting", "draft_seconds", "seconds")}
     assert _points(log, Shape(2, 6, 128), 266.0) == []

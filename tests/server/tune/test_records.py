@@ -1,6 +1,4 @@
-"""Records of the worker become arrays that calibrations are fitted to."""
-
-from __future__ import annotations
+"""Records of the worker as arrays for fitting calibrations."""
 
 from types import SimpleNamespace
 
@@ -11,7 +9,7 @@ from outrider.server.tune.measure import NO_RECORDS, to_records
 from outrider.server.tune.report import Tuned
 
 
-def test_of_drafts_longer_than_a_models_the_first_tokens_are_fitted() -> None:
+def test_only_the_models_gamma_tokens_of_longer_drafts_are_fitted() -> None:
     lists = {
         "confidence": [[0.9, 0.8, 0.7, 0.6], [0.5, 0.4, 0.3, 0.2]],
         "verify_lens": [4, 1],
@@ -29,4 +27,4 @@ def test_a_measurement_without_any_drafts_is_summed_up() -> None:
     nothing = to_records(NO_RECORDS, 2)
     profile = SimpleNamespace(points=(1, 2, 3))
     summary = Tuned(profile, fit_table(nothing, nothing, dataset="none"), nothing).summary
-    assert summary.startswith("3 step times; nothing was drafted")
+    assert summary.startswith("3 step times; no drafts")

@@ -1,6 +1,4 @@
-"""`outrider tune`: nothing measured is lost, the profile is found and used, another engine's is refused."""
-
-from __future__ import annotations
+"""`outrider tune`: measurements survive a kill, and the profile is used."""
 
 import json
 import os
@@ -34,7 +32,6 @@ QUICK = ("tune", "--quick", "--activations", "float", "--max-requests", "2", "--
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache folder with the kernels and no profiles."""
     folder = tmp_path_factory.mktemp("cache")
     for entry in cache_root().iterdir():
         if entry.name != "profiles":
@@ -49,19 +46,18 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def engine(small_target: SmallTarget) -> tuple[str, ...]:
-    """Flags of the engine that is measured."""
     return ("--model", str(small_target.folder), "--drafter", "ngram", *ONE_THREAD)
 
 
 def measured(partial: Path) -> list[dict]:
-    """The points of a measurement under way, without its first line; a torn last one is no point."""
+    """Points of a running measurement; neither its first line nor a torn last line is a point."""
     lines = partial.read_text().split("\n")[1:-1] if partial.exists() else []
-    return [point for point in map(json.loads, lines) if "requests" in point]  # others say how long it took
+    return [point for point in map(json.loads, lines) if "requests" in point]  # the rest are durations
 
 
 @pytest.fixture(scope="module")
 def profile(cache: Path, engine: tuple[str, ...]) -> Path:
-    """Folder of a profile whose measurement was killed once."""
+    """A profile with a measurement that was killed once."""
     partial = cache / "profiles" / ".mine.partial.jsonl"
     first = start_forked([*QUICK, *engine], environment(), cache / "first", cache / "first")
     wait_until(lambda: len(measured(partial)) >= 3 or first.poll() is not None, 180)
@@ -83,7 +79,7 @@ def profile(cache: Path, engine: tuple[str, ...]) -> Path:
 
 
 @pytest.mark.server
-def test_what_was_measured_is_complete(profile: Path, cache: Path) -> None:
+def test_the_measured_profile_is_complete(profile: Path, cache: Path) -> None:
     content = json.loads((profile / "profile.json").read_text())
     points = content["points"]
     assert {32, 128} <= {prefill["tokens"] for prefill in content["prefills"]}
@@ -97,7 +93,7 @@ def test_what_was_measured_is_complete(profile: Path, cache: Path) -> None:
 
 
 def refinement_yields(server: Server, partial: Path) -> None:
-    """While nobody is served the profile gets better; a request has the engine for itself, and then it goes on."""
+    """It improves without requests; a request gets the whole engine."""
     wait_until(lambda: len(measured(partial)) >= 2, 120)
     body = {"prompt": "one", "max_tokens": 900, "temperature": 0, "ignore_eos": True, "stream": True}
     body["speculation"] = {"enabled": False}
@@ -106,7 +102,7 @@ def refinement_yields(server: Server, partial: Path) -> None:
         page = MetricsPage(server.url)
         return page.value("outrider_decode_steps_total"), page.value("outrider_request_steps_total")
 
-    for _ in range(5):  # on a busy machine an answer may be over before its first line is read, or shapes are given up
+    for _ in range(5):  # an answer may be too fast, or shapes cancelled
         known = []
         with HTTP.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as answer:
             for number, _ in enumerate(answer.iter_lines()):
@@ -114,7 +110,7 @@ def refinement_yields(server: Server, partial: Path) -> None:
                     known.append(len(measured(partial)))
                 if number == 300:
                     first_steps, first_requests = counted()
-        last_steps, last_requests = counted()  # of all steps: the end of a request brings the metrics up to date
+        last_steps, last_requests = counted()  # the end of a request updates the metrics
         assert answer.status_code == 200
         assert len(known) >= 4
         assert len(set(known)) == 1
@@ -132,7 +128,7 @@ def test_a_server_finds_its_profile_plans_by_it_and_measures_itself(
     try:
         server.wait_until_ready()
         assert "No profile fits" not in server.output()
-        assert "Profile mine is a quick one: it is refined while nobody is served" in server.output()
+        assert "Profile mine is a quick one: it is refined while no request is served" in server.output()
         refinement_yields(server, profile.parent / ".mine.partial.jsonl")
         body = {"prompt": "one two three one two three one two", "max_tokens": 24, "temperature": 0}
         body["min_tokens_per_second"] = 0.001
@@ -157,7 +153,7 @@ def test_a_server_finds_its_profile_plans_by_it_and_measures_itself(
 
 @pytest.mark.server
 @pytest.mark.usefixtures("profile")
-def test_a_profile_of_another_engine_is_refused_with_what_differs(engine: tuple[str, ...]) -> None:
+def test_a_profile_of_another_engine_is_refused_with_the_difference(engine: tuple[str, ...]) -> None:
     words = ["serve", "--port", str(free_port()), *engine, "--gamma", "3", "--profile", "mine"]
     refused = run_forked(*words)
     assert refused.returncode == 1
@@ -168,7 +164,7 @@ def test_a_profile_of_another_engine_is_refused_with_what_differs(engine: tuple[
     assert "outrider tune" in unknown.stderr
 
 
-def test_no_server_is_one_line() -> None:
+def test_a_missing_server_is_a_one_line_error() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     done = subprocess.run(
         [OUTRIDER, "tune", "--server", url], env=environment(), capture_output=True, text=True, check=False

@@ -1,6 +1,4 @@
-"""A block-diffusion model's profile: its measurement killed and gone on with, and refined while nobody is served."""
-
-from __future__ import annotations
+"""A block-diffusion model's profile is measured, killed, resumed, and refined in idle time."""
 
 import json
 import os
@@ -19,20 +17,20 @@ PAIR = ("--max-requests", "2", "--name", "mine")
 
 
 def measured(partial: Path) -> list[dict]:
-    """The points of a measurement under way, without its first line; a torn last one is no point."""
+    """Points of a running measurement; neither its first line nor a torn last line is a point."""
     lines = partial.read_text().split("\n")[1:-1] if partial.exists() else []
-    return [point for point in map(json.loads, lines) if "requests" in point]  # others say how long it took
+    return [point for point in map(json.loads, lines) if "requests" in point]  # the rest are durations
 
 
 def answer(server: Server) -> str:
     body = {"model": "tiny", "prompt": "one two three", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
-    found = HTTP.post(server.url + "/v1/completions", json=body, timeout=60)
-    assert found.status_code == 200, found.text
-    return found.json()["choices"][0]["text"]
+    response = HTTP.post(server.url + "/v1/completions", json=body, timeout=60)
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["text"]
 
 
 @pytest.mark.server
-def test_killed_gone_on_with_and_refined(
+def test_killed_resumed_and_refined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     if not request.config.getoption("--exhaustive"):
@@ -67,12 +65,12 @@ def test_killed_gone_on_with_and_refined(
     )  # fmt: skip
     try:
         server.wait_until_ready()
-        assert "Profile mine is a quick one: it is refined while nobody is served" in server.output()
+        assert "Profile mine is a quick one: it is refined while no request is served" in server.output()
         expected = answer(server)
         wait_until(lambda: len(measured(partial)) >= 2, 120)
         assert answer(server) == expected
         known = len(measured(partial))
-        wait_until(lambda: len(measured(partial)) > known, 120)  # it goes on
+        wait_until(lambda: len(measured(partial)) > known, 120)
         wait_until(lambda: json.loads((folder / "profile.json").read_text())["thorough"], 400)
         assert not partial.exists()
         assert (folder / "draft-graphs.json").exists()

@@ -1,28 +1,25 @@
-"""Changes servers of tests from inside. Python imports this file in every process where its folder is on the path;
-OUTRIDER_TEST_CHANGES names the changes; a process forked by `server_forks.py` makes its own by `make`.
+"""Changes the test servers from inside.
 
-overlap: scheduling overlaps with the forward on a CPU, as SGLang has it on a GPU: with its own loop, its future map,
-and steps that begin before the last one's result is there. A CPU's streams and events do nothing, so what is missing is
-that SGLang is asked to, and `record_stream`. The host is not told how long texts are while a step is under way. See
-`--overlap` in tests/conftest.py.
+Python imports this file in every process with its folder on the path. OUTRIDER_TEST_CHANGES names the changes; a
+process forked by `server_forks.py` applies its own by `make`.
 
-one-call: a model whose layers do not run in one call of our kernels, or not without SGLang's batch objects, ends the
-server. It says nothing of its own when SGLang's code stays.
+overlap: on a CPU too, scheduling overlaps with the forward as on a GPU: SGLang's own loop, its future map, and steps
+that begin before the last result. The change requests overlap and adds `record_stream`. The host does not hear text
+lengths during a step. See `--overlap` in tests/conftest.py.
 
-swapped-adapters: a planted fault. Where requests with two LoRA adapters are verified together, each gets the other's.
+one-call: the server ends if layers do not run in one call of our kernels or need SGLang's batch objects, where it would
+fall back silently.
 
-hurries: a server that learns looks for new drafters ten times as often, and one with `--lookup-store` writes it ten
-times as often.
+swapped-adapters: a planted fault. Two LoRA adapters in one verification are swapped.
 
-profile-costs: steps cost what the profile says, however long they take here, so that the planner decides alike on every
-machine.
+hurries: learners are polled, and `--lookup-store` is written, ten times as often.
 
-any-chunks: prompts are read in chunks of random lengths with decode steps and other prompts between them.
+profile-costs: step costs are the profile's, so that the planner decides alike on every machine.
 
-failures: optional parts of speculation fail on request, in the file that OUTRIDER_TEST_FAILURES names; see `Failing`.
+any-chunks: prompts are read in chunks of random lengths, with decode steps and other prompts between them.
+
+failures: optional parts fail by the file in OUTRIDER_TEST_FAILURES; see `Failing`.
 """
-
-from __future__ import annotations
 
 import os
 import random
@@ -36,7 +33,7 @@ from typing import Any
 
 
 def ask_for_overlap(module: ModuleType) -> None:
-    """Change `server/processes/sglang_args.py`: overlap is asked for, as if by a flag behind `--`."""
+    """Change `server/processes/sglang_args.py` to request overlap."""
     parse = module.parse_flags
 
     def overlapping(flags: Sequence[str]) -> dict[str, Any]:
@@ -51,7 +48,7 @@ def stand_in_for_streams(module: ModuleType) -> None:
 
 
 def say_so(module: ModuleType) -> None:
-    """Change SGLang's `scheduler.py`: its overlapped loop says that it runs."""
+    """Change SGLang's `scheduler.py`: its overlapped loop logs that it runs."""
     loop = module.Scheduler.event_loop_overlap
 
     def overlapping(scheduler: Any) -> None:
@@ -62,7 +59,7 @@ def say_so(module: ModuleType) -> None:
 
 
 def keep_lengths(module: ModuleType) -> None:
-    """Change `server/plugin/decode/worker.py`: the host hears of lengths with results alone, as on a GPU."""
+    """Change `server/plugin/decode/worker.py`: the host learns lengths from results only, as on a GPU."""
     read = module.rows_and_lengths
 
     def late(batch: Any, width: int) -> Any:
@@ -76,7 +73,7 @@ DECIDING_SECONDS = 0.0005
 
 
 def keep_the_profiles_costs(module: ModuleType) -> None:
-    """Change `scheduler/cost/model.py`: nothing is learnt of steps."""
+    """Change `scheduler/cost/model.py` to learn no step times."""
 
     def learn_nothing(cost: Any, *step: Any, **times: Any) -> None:
         cost.deciding = DECIDING_SECONDS
@@ -85,7 +82,7 @@ def keep_the_profiles_costs(module: ModuleType) -> None:
 
 
 def hurry(name: str) -> Callable[[ModuleType], None]:
-    """A change of a module: its constant `name`, seconds between two turns, is a tenth."""
+    """A change of a module that divides its constant `name`, in seconds, by ten."""
 
     def change(module: ModuleType) -> None:
         setattr(module, name, getattr(module, name) / 10)
@@ -94,7 +91,7 @@ def hurry(name: str) -> Callable[[ModuleType], None]:
 
 
 def demand(function: str) -> Callable[[ModuleType], None]:
-    """A change of a module of `server/plugin/cpu/`: where its `function` finds no fast path, the server ends."""
+    """A change of a module of `server/plugin/cpu/`: the server ends where `function` finds no fast path."""
 
     def change(module: ModuleType) -> None:
         find = getattr(module, function)
@@ -111,7 +108,7 @@ def demand(function: str) -> Callable[[ModuleType], None]:
 
 
 def swap_adapters(module: ModuleType) -> None:
-    """Change `server/plugin/cpu/direct_forward.py`: adapters change places."""
+    """Change `server/plugin/cpu/direct_forward.py` to swap adapters."""
     verify = module.DirectForward.verify
 
     def swapped(direct: Any, flat: Any, seq_lens: Any, rows: Any, reqs: Sequence[Any]) -> Any:
@@ -124,7 +121,7 @@ def swap_adapters(module: ModuleType) -> None:
 
 
 def cut_anywhere(module: ModuleType) -> None:
-    """Change `server/plugin/hooks/prompt_chunks.py`: chunks are random, within what the cache has room for."""
+    """Change `server/plugin/hooks/prompt_chunks.py`: random chunk lengths within the cache's room."""
     decide, numbers = module.PromptReader._decide, random.Random(5)
 
     def at_random(reader: Any, *args: Any) -> tuple[int, int]:
@@ -142,30 +139,31 @@ def cut_anywhere(module: ModuleType) -> None:
 
 
 class Failing:
-    """Raises in calls through `Boundary.run`. The file has three words: a number, which differs each time; a call, as
-    its part and name; and the place: before, within (behind half of the calls that it makes) or after it. A new number
-    switches everything on again."""
+    """Raises in calls through `Boundary.run`.
+
+    The file has three words: a number; the part and name of a call; and the place: before, within (halfway through its
+    own calls) or after. A new number switches every part on again.
+    """
 
     def __init__(self) -> None:
         self.words = ["", "", ""]
-        self.made: int | None = None  # calls that it makes, once that is known
+        self.made: int | None = None  # number of calls that it makes, once counted
         self.renewed: set[int] = set()
 
     def look(self) -> None:
-        """Read the file."""
         words = Path(os.environ["OUTRIDER_TEST_FAILURES"]).read_text().split()
         if words and words != self.words:
             self.words, self.made = words, None
             self.renewed.clear()
 
     def is_new(self, each: Any) -> bool:
-        """True the first time that this object is seen since the file has changed."""
+        """True the first time that this object is seen since the file changed."""
         new = id(each) not in self.renewed
         self.renewed.add(id(each))
         return new
 
     def failing(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The call, which fails."""
+        """The call, with the failure planted."""
 
         def fails(*args: Any, **options: Any) -> Any:
             place = self.words[2]
@@ -178,7 +176,7 @@ class Failing:
         return fails
 
     def run_half(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """The first time count the calls that it makes; then fail behind half of them."""
+        """Count its calls the first time; later fail after half of them."""
         made = 0
 
         def count(frame: Any, event: str, arg: Any) -> None:
@@ -189,20 +187,20 @@ class Failing:
 
         sys.setprofile(count)
         try:
-            found = call(*args, **options)
+            result = call(*args, **options)
         finally:
             sys.setprofile(None)
         if self.made is not None:
             raise RuntimeError(f"planted within {call.__name__}, at its end")
         self.made = made
-        return found
+        return result
 
 
 FAILING = Failing()
 
 
 def fail_on_request(module: ModuleType) -> None:
-    """Change `server/plugin/decode/boundary.py`: calls fail that are to."""
+    """Change `server/plugin/decode/boundary.py`: calls fail on request."""
     run = module.Boundary.run
 
     def planted(boundary: Any, part: str, otherwise: Any, call: Any, /, *args: Any, **options: Any) -> Any:
@@ -219,7 +217,7 @@ def fail_on_request(module: ModuleType) -> None:
 
 
 def draft_again(module: ModuleType) -> None:
-    """Change `server/plugin/decode/requests.py`: drafts that were stopped go on with the next number."""
+    """Change `server/plugin/decode/requests.py`: stopped drafts continue with the next number."""
     admit = module.RequestTable.admit
 
     def admitted(table: Any, *args: Any) -> None:
@@ -258,7 +256,7 @@ CHANGED: dict[str, Callable[[ModuleType], None]] = {}
 
 
 def make(names: str) -> None:
-    """Make these changes: of modules that are imported now, of the others when they are."""
+    """Apply these changes: at once to imported modules, to the rest on import."""
     for name in names.split():
         for module, change in CHANGES[name].items():
             if module not in CHANGED and module in sys.modules:
@@ -267,23 +265,23 @@ def make(names: str) -> None:
 
 
 class Finder(MetaPathFinder):
-    """Finds modules as Python does, and changes those that are to be."""
+    """Finds modules as Python does, and applies the changes."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         change = CHANGED.get(fullname)
-        found = PathFinder.find_spec(fullname, path, target) if change else None
-        if change is None or found is None or found.loader is None:
+        spec = PathFinder.find_spec(fullname, path, target) if change else None
+        if change is None or spec is None or spec.loader is None:
             return None
-        execute = found.loader.exec_module
+        execute = spec.loader.exec_module
 
         def changed(module: ModuleType) -> None:
             execute(module)
             change(module)
 
-        found.loader.exec_module = changed  # type: ignore[method-assign]
-        return found
+        spec.loader.exec_module = changed  # type: ignore[method-assign]
+        return spec
 
 
 sys.meta_path.insert(0, Finder())

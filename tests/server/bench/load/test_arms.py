@@ -1,6 +1,4 @@
-"""Summary and table of `outrider bench load` for arms that take turns."""
-
-from __future__ import annotations
+"""Summary and table of `outrider bench load`."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,30 +16,30 @@ from outrider.server.bench.remote import Reply
 
 
 def rounds(*throughputs: float, **more: object) -> list[Summary]:
-    """One each, of an answer that took a second to its first token and then came at so many tokens per second."""
-    found = []
+    """One answer each: a second to its first token, then this many tokens per second."""
+    summaries = []
     for rate in throughputs:
         reply = Reply(completion_tokens=11, ttft=1.0, seconds=1 + 10 / rate)
         summary = summarise([Record("", 0.0, 0.0, reply)], 8, 0.0, 1 + 10 / rate + 1e-9, Objectives())
-        found.append(replace(summary, throughput=rate, **more))
-    return found
+        summaries.append(replace(summary, throughput=rate, **more))
+    return summaries
 
 
-def test_who_got_their_level() -> None:
+def test_shares_of_requests_that_met_their_level() -> None:
     fast, slow = Reply(completion_tokens=11, ttft=0.5, seconds=1.5), Reply(completion_tokens=21, ttft=1.0, seconds=5.0)
 
     def kept(*asked: tuple[Reply, float | None], ttft: float | None = None) -> tuple[float | None, float | None]:
-        found = [Record("", 0.0, 0.0, reply, level) for reply, level in asked]
-        summary = summarise(found, 2, 0.0, 9.0, Objectives(ttft=ttft))
+        records = [Record("", 0.0, 0.0, reply, level) for reply, level in asked]
+        summary = summarise(records, 2, 0.0, 9.0, Objectives(ttft=ttft))
         return summary.level_kept, summary.good
 
-    assert kept((fast, 9.0), (slow, None), (slow, 9.0))[0] == 0.5  # 10 tokens per second against 9 asked for, and 5
+    assert kept((fast, 9.0), (slow, None), (slow, 9.0))[0] == 0.5  # 10 tokens per second of 9 wanted, and 5
     assert kept((fast, 9.0), (Reply(failure="429"), 9.0))[0] == 0.5
     assert kept((fast, None)) == (None, None)
-    assert kept((fast, 9.0), (slow, None), (slow, 9.0), (slow, 4.0), ttft=900)[1] == 0.25  # first token and level
+    assert kept((fast, 9.0), (slow, None), (slow, 9.0), (slow, 4.0), ttft=900)[1] == 0.25
 
 
-def test_planned_is_compared_with_the_better_of_the_others(tmp_path: Path) -> None:
+def test_planned_is_compared_with_the_better_arm(tmp_path: Path) -> None:
     arms = {
         "off": rounds(5, 10, 15),
         "verify all": rounds(10, 20, 30),
@@ -50,7 +48,7 @@ def test_planned_is_compared_with_the_better_of_the_others(tmp_path: Path) -> No
     }
     assert report.best_of(arms, "planned") == "verify all"
     assert report.best_of({"planned": arms["planned"], "no levels": arms["no levels"]}, "planned") is None
-    assert report.ratio(arms["off"], arms["off"][:2]) is None  # a round is missing
+    assert report.ratio(arms["off"], arms["off"][:2]) is None
     _, off, every, planned, _ = report.table({8: arms}, "in flight").splitlines()
     assert off.split()[:6] == ["8", "off", "3/3", "0.50", "10.0", "10.0"]
     assert every.endswith("none; 2.00 (2.00–2.00) × off")

@@ -1,6 +1,4 @@
-"""`outrider bench load --url`: what is sent when, and what the answers amount to."""
-
-from __future__ import annotations
+"""`outrider bench load --url`: the times of its requests, and the summary of the answers."""
 
 import asyncio
 import csv
@@ -34,14 +32,14 @@ pytestmark = pytest.mark.usefixtures("childless")
 
 def test_times_of_arrivals() -> None:
     def first(table: Rate | Bursts, rate: float, count: int) -> np.ndarray:
-        found = arrivals.times(table, rate, np.random.default_rng(0))
-        return np.array([next(found) for _ in range(count)])
+        arrived = arrivals.times(table, rate, np.random.default_rng(0))
+        return np.array([next(arrived) for _ in range(count)])
 
     assert first(Rate(kind="fixed", rate=[4.0]), 4.0, 5).tolist() == [0, 0.25, 0.5, 0.75, 1]
     assert first(Bursts(kind="bursts", rate=[2.0], size=3), 2.0, 7).tolist() == [0, 0, 0, 1.5, 1.5, 1.5, 3]
     gaps = np.diff(first(Rate(kind="poisson", rate=[5.0]), 5.0, 4001))
     assert gaps.mean() == pytest.approx(0.2, rel=0.05)
-    assert gaps.std() == pytest.approx(0.2, rel=0.08)  # of an exponential distribution: its mean
+    assert gaps.std() == pytest.approx(0.2, rel=0.08)  # an exponential distribution's equals its mean
 
 
 def test_a_load_is_summed_up(tmp_path: Path) -> None:
@@ -49,36 +47,36 @@ def test_a_load_is_summed_up(tmp_path: Path) -> None:
         return Record("", due, 0.0, Reply(**reply))
 
     records = [
-        one(0.0, completion_tokens=11, ttft=1.0, seconds=11.0),  # of the warm-up: five of its tokens come after it
+        one(0.0, completion_tokens=11, ttft=1.0, seconds=11.0),  # five tokens come after the warm-up
         one(6.0, completion_tokens=11, ttft=0.5, seconds=1.5, gaps=[0.1] * 8 + [0.2], prompt_tokens=100),
         one(7.0, completion_tokens=5, prompt_tokens=5000, ttft=2.0, seconds=4.0),
         one(14.0, completion_tokens=11, prompt_tokens=20, ttft=0.5, seconds=2.0),  # ends after the measured time
         one(8.0, failure="429", seconds=0.01),
     ]
-    found = summarise(records, 2.0, warm_up=6.0, seconds=9.0, objectives=Objectives(ttft=1000, e2e=1900))
-    assert (found.asked, found.whole, found.failures) == (4, 3, {"429": 1})
-    assert found.throughput == pytest.approx((11 * 5 / 10 + 11 + 5 + 11 * 0.5 / 1.5) / 9)
-    assert found.with_prompts == pytest.approx(found.throughput + (100 + 5000 + 20) / 9)
-    assert {name: spread.p50 for name, spread in found.ttft_by_prompt.items()} == {"to 256": 0.5, "over 4096": 2.0}
-    assert found.requests_per_second == pytest.approx(3 / 9)
-    assert found.ttft.p50 == 0.5
-    assert found.tpot.p50 == pytest.approx(0.15)
-    assert (found.gap.p50, found.gap.largest) == (0.1, 0.2)
-    assert (found.goodput, found.good) == (pytest.approx(1 / 9), 0.25)
+    summary = summarise(records, 2.0, warm_up=6.0, seconds=9.0, objectives=Objectives(ttft=1000, e2e=1900))
+    assert (summary.asked, summary.whole, summary.failures) == (4, 3, {"429": 1})
+    assert summary.throughput == pytest.approx((11 * 5 / 10 + 11 + 5 + 11 * 0.5 / 1.5) / 9)
+    assert summary.with_prompts == pytest.approx(summary.throughput + (100 + 5000 + 20) / 9)
+    assert {name: spread.p50 for name, spread in summary.ttft_by_prompt.items()} == {"to 256": 0.5, "over 4096": 2.0}
+    assert summary.requests_per_second == pytest.approx(3 / 9)
+    assert summary.ttft.p50 == 0.5
+    assert summary.tpot.p50 == pytest.approx(0.15)
+    assert (summary.gap.p50, summary.gap.largest) == (0.1, 0.2)
+    assert (summary.goodput, summary.good) == (pytest.approx(1 / 9), 0.25)
     nothing = summarise(records[-1:], 2.0, 6.0, 9.0, Objectives())
     assert (nothing.whole, nothing.throughput, nothing.goodput, nothing.ttft) == (0, 0.0, None, None)
-    _, first, second = report.table({1.0: {"a": [found]}, 2.0: {"a": [nothing]}}, "req/s").splitlines()
+    _, first, second = report.table({1.0: {"a": [summary]}, 2.0: {"a": [nothing]}}, "req/s").splitlines()
     assert "500 ms" in first
-    assert "– ms" in second  # and not 0, which would be fast
+    assert "– ms" in second
     assert second.endswith("429: 1")
-    for results in ({1.0: {"a": [found]}, 2.0: {"a": [nothing]}}, {2.0: {"a": [nothing]}}):
+    for results in ({1.0: {"a": [summary]}, 2.0: {"a": [nothing]}}, {2.0: {"a": [nothing]}}):
         with warnings.catch_warnings(action="error"), pictures.figure(tmp_path / "load.png") as figure:
             report.plot(results, "req/s", figure)
 
 
 @pytest.mark.slow
 def test_open_loop_does_not_wait_for_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """At ten requests per second that take longer than the test, all are sent; a closed loop would send two."""
+    """A closed loop would send two."""
 
     async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         return await answer(request, body, ttft=0.8, tpot=0.05)
@@ -95,7 +93,7 @@ def test_open_loop_does_not_wait_for_answers(tmp_path: Path, capsys: pytest.Capt
     assert len(server.asked) == 15
     assert all(body["max_tokens"] == 3 and body["stream"] for body in server.asked)
     [[found]] = record.read(results)["results"]["10"].values()
-    assert (found["asked"], found["whole"], found["good"]) == (10, 10, 0.0)  # TPOT is 50 ms, not 1
+    assert (found["asked"], found["whole"], found["good"]) == (10, 10, 0.0)  # TPOT is 50 ms
     assert 0.8 <= found["ttft"]["p50"] < 1.2
     assert 0.04 < found["tpot"]["p50"] < 0.1
     assert "10/10" in shown
@@ -106,7 +104,7 @@ def test_open_loop_does_not_wait_for_answers(tmp_path: Path, capsys: pytest.Capt
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_closed_loop_keeps_so_many_in_flight(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_closed_loop_keeps_a_number_in_flight(capsys: pytest.CaptureFixture[str]) -> None:
     running, most = 0, 0
 
     async def counting(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -135,7 +133,7 @@ def test_a_closed_loop_that_is_refused_does_not_hammer(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_keeps_what_is_measured(
+def test_an_interrupted_load_keeps_its_measurements(
     sent: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     running = 0
@@ -144,14 +142,14 @@ def test_interrupted_it_keeps_what_is_measured(
         nonlocal running
         running += 1
         try:
-            if running == 2:  # the second load has begun
+            if running == 2:
                 os.kill(os.getpid(), sent)
             return await answer(request, body, ttft=0.05)
         finally:
             running -= 1
 
     written = tmp_path / "load.json"
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a process of the command's own
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a separate process
     try:
         with SmallServer(interrupting) as server:
             flags = ("--concurrency", "1,2", "--seconds", "0.5", "--warm-up", "0", "--json", str(written))
@@ -166,8 +164,8 @@ def test_interrupted_it_keeps_what_is_measured(
 
 
 @pytest.mark.slow
-def test_failures_stand_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    """A refusal, a stream that breaks off, one with an error and one that hangs: none is in the times."""
+def test_failures_are_reported_separately(capsys: pytest.CaptureFixture[str]) -> None:
+    """A refusal, a broken stream, one with an error and one that hangs: none is in the times."""
 
     async def failing(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         number = len(server.asked) % 5
@@ -195,7 +193,6 @@ def test_failures_stand_apart(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_lengths_are_in_the_tokens_of_the_server(capsys: pytest.CaptureFixture[str]) -> None:
-    """The small server counts 3 + 2 tokens per word."""
     with SmallServer(answer) as server:
         load(
             capsys,
@@ -226,23 +223,23 @@ def test_a_trace_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         )
     assert code == 0
     assert "3/3" in shown
-    asked = server.asked[2:]  # after the two that tell how the server counts
+    asked = server.asked[2:]  # the first two requests measure how the server counts
     assert [body["max_tokens"] for body in asked] == [3, 4, 2]
     assert np.diff(came[2:]) == pytest.approx([0.1, 0.1], abs=0.08)
     first, second = (body["messages"][0]["content"].split() for body in asked[:2])
-    shared = 2 * (512 // 2)  # words of two blocks
+    shared = 2 * (512 // 2)
     assert first[:shared] == second[:shared]
     assert first[shared:] != second[shared:]
 
 
 @pytest.mark.parametrize("path", READY, ids=lambda path: path.stem)
-def test_ready_scenarios_are_valid(path: Path) -> None:
-    found = scenario.read(path, {})
-    assert found.description
-    assert all(file.is_file() for one in found.requests for file in one.prompts)
+def test_shipped_scenarios_are_valid(path: Path) -> None:
+    shipped = scenario.read(path, {})
+    assert shipped.description
+    assert all(file.is_file() for one in shipped.requests for file in one.prompts)
 
 
-def test_ready_scenarios_are_there() -> None:
+def test_usual_scenarios_are_shipped() -> None:
     assert {"chat", "code", "batch", "burst", "mixed", "overload"} <= {path.stem for path in READY}
 
 
@@ -280,12 +277,12 @@ def test_a_scenario_runs_and_flags_win_over_it(tmp_path: Path, capsys: pytest.Ca
         ("secondes = 1", "secondes: Extra inputs are not permitted"),
         ("[arrivals]\nkind = 'closed'\nconcurrency = []", "concurrency: List should have at least 1 item"),
         ("[arrivals]\nkind = 'often'", "arrivals: Input tag 'often'"),
-        ("[[requests]]\nprompts = 'a'\ninput_tokens = 3", "prompts and input_tokens exclude each other"),
+        ("[[requests]]\nprompts = 'a'\ninput_tokens = 3", "prompts, texts and input_tokens exclude each other"),
         ("[[requests]]\ninput_tokens = { min = 3 }", "input_tokens: give a mean, or min and max"),
         ("seconds =", "is not TOML"),
     ],
 )
-def test_a_wrong_scenario_says_what_is_wrong(
+def test_a_wrong_scenario_is_refused_with_the_reason(
     text: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "wrong.toml"

@@ -1,7 +1,5 @@
 """`outrider bench load --long-prompts`: pauses of streams, and first tokens."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any
@@ -15,25 +13,24 @@ from outrider.server.bench.load import long_prompts
 from outrider.server.cli.main import main
 
 LONG = 200
-"""Words of a long prompt, at least."""
 READ_SECONDS = 0.8
 
 
 def test_pauses_and_pace() -> None:
-    even = [at / 10 for at in range(1, 101)]  # ten pieces per second, up to 10 s
+    even = [at / 10 for at in range(1, 101)]
     stands = [at for at in even if not 4.05 < at < 6.05] + [11.0, 13.0]
     pause, pace = long_prompts.pauses([even, stands], 4.0, 8.0)
     assert pause == pytest.approx(2.1)
     assert pace == pytest.approx((40 + 20) / 80, rel=0.05)
-    ends = [at for at in even if at <= 6.05]  # its pace counts while it lasts; its end is no pause
+    ends = [at for at in even if at <= 6.05]  # the end of a stream is no pause
     assert long_prompts.pauses([ends], 4.0, 8.0) == pytest.approx((0.1, 1.0), rel=0.05)
 
 
 @pytest.mark.slow
-def test_streams_stand_still_on_one_server_alone(
+def test_pauses_of_streams_are_found_on_the_server_that_pauses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One server answers nobody while it reads a long prompt, the other one goes on and reads for longer."""
+    """One server stops streams while it reads a long prompt; the other continues them."""
     monkeypatch.setattr(long_prompts, "BEFORE_SECONDS", 0.4)
     monkeypatch.setattr(long_prompts, "SHORT_SECONDS", 0.2)
 
@@ -50,7 +47,7 @@ def test_streams_stand_still_on_one_server_alone(
             if body["max_tokens"] == 1:
                 await free.wait()
                 return await answer(request, body)
-            # The first tokens come later than BEFORE_SECONDS after the request.
+            # First tokens come later than BEFORE_SECONDS after the request.
             return await answer(request, body, text="a " * body["max_tokens"], ttft=0.5, tpot=0.004, free=free)
 
         return handler

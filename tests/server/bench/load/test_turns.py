@@ -1,7 +1,5 @@
 """Several servers of `outrider bench load --url` take turns."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import statistics
@@ -22,17 +20,16 @@ from outrider.server.bench.load import by_url
 pytestmark = pytest.mark.usefixtures("childless")
 
 
-def test_learners_are_stopped_while_others_have_a_turn(
+def test_learners_are_stopped_while_another_server_is_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a server that nobody asks would train beside the one that is measured."""
     states: dict[str, set[bool]] = {"learns": set(), "plain": set()}
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
         learner = psutil.Process(process.pid)
 
         def noting(name: str) -> Handler:
             async def asked(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-                for _ in range(200):  # a signal takes its time
+                for _ in range(200):
                     if (stopped := learner.status() == psutil.STATUS_STOPPED) == (name == "plain"):
                         break
                     await asyncio.sleep(0.01)
@@ -56,7 +53,7 @@ def test_learners_are_stopped_while_others_have_a_turn(
 
 @pytest.mark.slow
 def test_several_servers_take_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Never two at once, every other round the other one first; the ratio is of the same round."""
+    """Two servers never run at once, and each starts in turn."""
     order: list[str] = []
     computes = 0.05
 
@@ -108,10 +105,8 @@ def test_one_server_takes_turns_with_speculation_and_without(capsys: pytest.Capt
     assert turns == [None, {"enabled": False}]
 
 
-def test_every_turn_has_texts_of_its_own_in_the_same_lengths(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Servers of the same round are asked the same; later rounds and loads find nothing in a cache."""
+def test_every_round_has_new_texts_of_the_same_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Servers of a round get the same requests, later rounds new ones."""
     file = tmp_path / "mixed.toml"
     file.write_text("[[requests]]\ninput_tokens = { min = 20, max = 2000 }\nbody = { min_tokens_per_second = 1e9 }\n")
     written = tmp_path / "load.json"

@@ -1,7 +1,5 @@
 """Counts of rounds."""
 
-from __future__ import annotations
-
 from prometheus_client import CollectorRegistry
 
 from outrider.server.plugin.diffusion.metrics import DiffusionMetrics

@@ -1,6 +1,4 @@
-"""The layout of blocks of many requests and drafts in one forward, against a mask over each request's own sequence."""
-
-from __future__ import annotations
+"""The layout of blocks and drafts in one forward, compared with a mask over each request's own sequence."""
 
 import pytest
 import torch
@@ -20,9 +18,9 @@ TARGETS = {
 
 
 class Batch:
-    """Three requests of 16, 8 and 0 tokens in the cache, whose slots are scattered. The first computes a final and an
-    open block and two drafts of it, the second three final blocks, the third its first, open one; then come a complete
-    draft of the first one's open block and the block that would follow."""
+    """Three requests with 16, 8 and 0 cached tokens. The first computes a final and an open block and two drafts of the
+    latter, the second three final blocks, the third its first, open one. Then come a complete draft of the first one's
+    open block and the next block."""
 
     def __init__(self) -> None:
         draw = torch.Generator().manual_seed(0)
@@ -45,7 +43,7 @@ class Batch:
         self.k, self.v = torch.randn(2, 201, KV_HEADS, WIDTH, generator=draw)
 
     def expected(self, q: torch.Tensor, row: int, place: int, causal: bool) -> torch.Tensor:
-        """Attention of the query at a place of a block: softmax over what it sees, gathered slot by slot."""
+        """Softmax attention of the query at a place of a block, gathered slot by slot."""
         start, final = int(self.starts[row]), not bool(self.rows.open[row])
         end = start + place + 1 if causal and final else start + BLOCK
         before = self.page_table[self.tables[row], :start].tolist()
@@ -63,7 +61,7 @@ def some(rows: OpenRows, chosen: list[int]) -> OpenRows:
 
 @pytest.mark.parametrize("chosen", [[*range(8)], [0, 1, 4, 5, 6, 7], [4, 5, 6], [1, 2]], ids=str)
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
-def test_every_token_sees_its_block_and_what_is_before(
+def test_every_token_sees_its_block_and_earlier_ones(
     target: DiffusionTarget, chosen: list[int], compiled: None
 ) -> None:
     batch = Batch()
@@ -73,16 +71,16 @@ def test_every_token_sees_its_block_and_what_is_before(
     assert flat.batch.tokens == len(flat.tokens)
     assert (lens <= flat.batch.kv_lens).all()
     q = torch.randn(len(flat.tokens), HEADS, WIDTH, generator=torch.Generator().manual_seed(1))
-    found = flat_attention(q, batch.k, batch.v, flat.batch, scale=WIDTH**-0.5, causal=flat.causal)
+    output = flat_attention(q, batch.k, batch.v, flat.batch, scale=WIDTH**-0.5, causal=flat.causal)
     for row in range(len(batch.rows)):
         for place in range(BLOCK):
             at = row * BLOCK + place
             expected = batch.expected(q[at], row, place, target.causal_context)
-            torch.testing.assert_close(found[at], expected, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(output[at], expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
-def test_who_says_what_comes_at_a_position(target: DiffusionTarget) -> None:
+def test_rows_that_predict_each_position(target: DiffusionTarget) -> None:
     batch = Batch()
     rows, flat = batch.rows, flatten(batch.rows, target, batch.page_table)
     blocks = len(rows) * BLOCK
@@ -95,13 +93,13 @@ def test_who_says_what_comes_at_a_position(target: DiffusionTarget) -> None:
         assert len(flat.tokens) == blocks
         return
     assert torch.equal(flat.says[rows.open, 1:], own[rows.open, :-1])
-    assert flat.says[1:4, 0].tolist() == [BLOCK - 1] * 3  # the last of the final block before it, of the drafts too
-    assert flat.says[7, 0] == -1  # nothing stands before position 0
+    assert flat.says[1:4, 0].tolist() == [BLOCK - 1] * 3  # the last row of the final block before it, for drafts too
+    assert flat.says[7, 0] == -1  # no row comes before position 0
     assert len(flat.tokens) == blocks
 
 
 def test_under_a_shift_the_token_before_is_computed_again_where_it_must_be() -> None:
-    """Its slot is left alone, and it is computed once for an open block and its drafts."""
+    """It is computed once for an open block and its drafts, and its slot is unchanged."""
     batch, target = Batch(), TARGETS["causal context, shift"]
     flat = flatten(some(batch.rows, [1, 2, 3]), target, batch.page_table)
     assert flat.says[:, 0].tolist() == [3 * BLOCK] * 3

@@ -1,6 +1,4 @@
-"""Tokens that a denoising step reveals, against plain loops; blocks that the policy draws, by enumeration."""
-
-from __future__ import annotations
+"""Tokens revealed by a denoising step, against plain loops; drawn blocks, against enumeration."""
 
 from collections import Counter
 from itertools import product
@@ -36,17 +34,17 @@ def revealed_one_by_one(policy: Policy, masked: list[bool], confidence: list[flo
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_reveals_what_a_plain_loop_reveals(policy: Policy) -> None:
+def test_reveals_the_same_as_a_plain_loop(policy: Policy) -> None:
     draw = torch.Generator().manual_seed(0)
     masked = torch.rand(500, 8, generator=draw) < 0.6
-    confidence = torch.randint(0, 5, (500, 8), generator=draw) / 4  # with many equals
-    found = policy.reveal(masked, confidence).tolist()
+    confidence = torch.randint(0, 5, (500, 8), generator=draw) / 4
+    revealed = policy.reveal(masked, confidence).tolist()
     expected = [revealed_one_by_one(policy, *row) for row in zip(masked.tolist(), confidence.tolist(), strict=True)]
-    assert found == expected
+    assert revealed == expected
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_step_reveals_something_and_leaves_the_rest(policy: Policy) -> None:
+def test_a_step_reveals_tokens_and_keeps_the_rest(policy: Policy) -> None:
     draw = torch.Generator().manual_seed(1)
     states = torch.randint(0, VOCAB, (300, 5), generator=draw)
     tokens = torch.randint(0, MASK, (300, 5), generator=draw)
@@ -90,13 +88,13 @@ def rules_of(count: int, temperature: float, top_p: float) -> Rules:
 
 
 def model(states: torch.Tensor) -> torch.Tensor:
-    """[N, B, V] logits: any function of the state."""
+    """[N, B, V] logits: an arbitrary function of the state."""
     weights = torch.randn((VOCAB**BLOCK, BLOCK, VOCAB), generator=torch.Generator().manual_seed(4))
     return weights[(states * VOCAB ** torch.arange(BLOCK)).sum(1)]
 
 
 def enumerated(policy: Policy, state: tuple[int, ...], temperature: float, top_p: float) -> Counter:
-    """Probabilities of the finished blocks that follow a state."""
+    """Probabilities of the finished blocks reached from a state."""
     masked = [i for i in range(BLOCK) if state[i] == MASK]
     if not masked:
         return Counter({state: 1.0})
@@ -109,7 +107,7 @@ def enumerated(policy: Policy, state: tuple[int, ...], temperature: float, top_p
         torch.full((BLOCK,), top_p),
         torch.zeros(BLOCK),
     ).double()
-    found: Counter = Counter()
+    outcomes: Counter = Counter()
     for tokens in product(range(MASK), repeat=len(masked)):
         drawn = dict(zip(masked, tokens, strict=True))
         confidence = [float(probs[i, drawn[i]]) if i in drawn else 0.0 for i in range(BLOCK)]
@@ -121,8 +119,8 @@ def enumerated(policy: Policy, state: tuple[int, ...], temperature: float, top_p
         shown = revealed_one_by_one(policy, [i in drawn for i in range(BLOCK)], confidence)
         after = tuple(drawn[i] if shown[i] else state[i] for i in range(BLOCK))
         for block, p in enumerated(policy, after, temperature, top_p).items():
-            found[block] += chance * p
-    return found
+            outcomes[block] += chance * p
+    return outcomes
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 0.9)])
@@ -130,7 +128,7 @@ def enumerated(policy: Policy, state: tuple[int, ...], temperature: float, top_p
 def test_blocks_are_distributed_as_enumerated(policy: Policy, temperature: float, top_p: float) -> None:
     total = 40_000
     states = torch.full((total, BLOCK), MASK)
-    states[:, 0] = 1  # the end of a prompt
+    states[:, 0] = 1
     seeds, positions = torch.arange(total), torch.arange(8, 8 + BLOCK).expand(total, BLOCK)
     while bool((states == MASK).any()):
         steps = steps_of(states, MASK)[:, None].expand(total, BLOCK)

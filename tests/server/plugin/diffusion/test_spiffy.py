@@ -1,6 +1,4 @@
-"""Rounds with drafts over a cache that is only tokens: what is read by way of pages is what base decoding reads."""
-
-from __future__ import annotations
+"""Rounds with drafts over a paged cache of tokens read the same as base decoding."""
 
 import functools
 import math
@@ -29,11 +27,10 @@ from outrider.server.plugin.diffusion.target import DiffusionTarget
 
 BLOCK, MASK, VOCABULARY, CONTEXT = 4, 0, 12, 64
 PAGES = 32
-"""Of a request: more than it ever has."""
 
 
 class Cache:
-    """Tokens in place of keys and values; `alloc` and `free` as SGLang's allocator of pages."""
+    """Tokens instead of keys and values; `alloc` and `free` as in SGLang's page allocator."""
 
     def __init__(self, pages: int) -> None:
         self.tokens = torch.full(((pages + 1) * BLOCK,), -1)
@@ -57,7 +54,7 @@ class Cache:
 
 
 class Model:
-    """Logits that are a function of the tokens which a block sees, read from the cache page by page."""
+    """Logits that are a function of the tokens visible to a block, read from the cache page by page."""
 
     def __init__(self, cache: Cache, table: torch.Tensor) -> None:
         self.cache, self.table, self.forwards = cache, table, 0
@@ -66,14 +63,14 @@ class Model:
         self.forwards += 1
         for slots, tokens in zip(rows.slots, rows.tokens, strict=True):
             self.cache.tokens[slots] = tokens
-        found = []
+        logits = []
         for row, start in enumerate(rows.starts.tolist()):
             seen = self.cache.tokens[self.table[rows.tables[row], :start].long()]
             if (above := int(rows.above[row])) >= 0:
                 seen[-BLOCK:] = self.cache.tokens[rows.slots[above]]
             assert not (seen == MASK).any()
-            found.append(self.logits(tuple(seen.tolist()), tuple(rows.tokens[row].tolist())))
-        return torch.stack(found)[wanted]
+            logits.append(self.logits(tuple(seen.tolist()), tuple(rows.tokens[row].tolist())))
+        return torch.stack(logits)[wanted]
 
     @staticmethod
     @functools.cache
@@ -103,8 +100,7 @@ def decode(
     first_seed: int = 7,
     top_k: int = 0,
 ) -> tuple[list[list[int]], int, float]:
-    """Answers of requests that run together, the forwards they took, and drafts accepted; nothing stays in the cache
-    but final blocks."""
+    """Answers, number of forwards, and accepted drafts; only final blocks stay in the cache."""
     count = len(temperatures)
     cache = Cache(count * PAGES)
     table = torch.zeros(count, CONTEXT, dtype=torch.int32)
@@ -147,19 +143,17 @@ def decode(
 
 @pytest.mark.parametrize("temperatures", [[0.0], [1.0], [0.0, 1.0, 0.7, 0.0]])
 @pytest.mark.parametrize("states", [1, 3, 10])
-def test_tokens_are_those_of_base_decoding(spiffy: Spiffy, temperatures: list[float], states: int) -> None:
+def test_tokens_equal_base_decoding(spiffy: Spiffy, temperatures: list[float], states: int) -> None:
     expected, base, _ = decode(spiffy, temperatures, {"enabled": False})
-    found, forwards, accepted = decode(spiffy, temperatures, {"gamma": states, "planned": False})
-    assert found == expected
+    tokens, forwards, accepted = decode(spiffy, temperatures, {"gamma": states, "planned": False})
+    assert tokens == expected
     assert accepted > 0
     assert forwards < base
     assert decode(spiffy, temperatures, {})[0] == expected
 
 
-def test_replayed_states_are_counted_as_drafts_would_have_met_them(
-    spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Naming states by ranks is the inverse of filling a graph: what is counted is what drafts of it had been."""
+def test_replayed_states_are_counted_as_drafts(spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Naming states by ranks inverts the filling of a graph."""
     traced: list[Trajectory] = []
     add = NodeCounts.add
     monkeypatch.setattr(NodeCounts, "add", lambda counts, one, mask: [traced.append(one), add(counts, one, mask)])
@@ -169,7 +163,7 @@ def test_replayed_states_are_counted_as_drafts_would_have_met_them(
     replay = {"gamma": 0, "planned": False, "replayed": True}
     assert decode(spiffy, [0.0, 1.0], replay) == (expected, base, 0)
     counts = spiffy.recording.counts
-    assert counts[False].roots == counts[True].roots == 6 * (BLOCK - 1)  # of 24 tokens, one a step
+    assert counts[False].roots == counts[True].roots == 6 * (BLOCK - 1)
     both = NodeCounts()
     for found in counts.values():
         both.update(found)
@@ -190,8 +184,8 @@ def test_a_calibrated_graph_gives_the_same_tokens(spiffy: Spiffy, monkeypatch: p
     expected, base, _ = decode(spiffy, [0.0, 1.0], {"gamma": 0, "planned": False, "replayed": True})
     graphs = {sampled: choose(counts, 10, 1) for sampled, counts in spiffy.recording.counts.items()}
     monkeypatch.setattr(spiffy.drafting, "graphs", graphs)
-    found, forwards, accepted = decode(spiffy, [0.0, 1.0], {"gamma": 10, "planned": False})
-    assert found == expected
+    tokens, forwards, accepted = decode(spiffy, [0.0, 1.0], {"gamma": 10, "planned": False})
+    assert tokens == expected
     assert accepted > 0
     assert forwards < base
 
@@ -208,9 +202,7 @@ def test_padded_requests_have_the_same_rows_in_every_round(spiffy: Spiffy) -> No
     assert (spiffy.drafting, spiffy.recording) == served
 
 
-def test_the_planner_is_told_who_asks_for_how_many_tokens_per_second_and_has_had_how_many(
-    spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_planner_knows_each_requests_level_and_progress(spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch) -> None:
     views: list[RoundView] = []
     looks = spiffy.drafting.planner.looks
     monkeypatch.setattr(spiffy.drafting.planner, "looks", lambda view: [views.append(view), looks(view)][1])
@@ -227,12 +219,12 @@ def test_the_planner_is_told_who_asks_for_how_many_tokens_per_second_and_has_had
 
 
 WARM, TOP_K = 0.7, 2
-"""At which many blocks are likely, and how likely depends on how far logits are apart."""
+"""Many blocks are likely, and their likelihood depends on the differences of logits."""
 DRAWN = 1024
 
 
 def enumerated(state: list[int]) -> Counter[tuple[int, ...]]:
-    """Probabilities of what a first block becomes by these rules, one token a step."""
+    """Probabilities of a first block, one token per step."""
     masked = [place for place, token in enumerate(state) if token == MASK]
     if not masked:
         return Counter({tuple(state): 1.0})
@@ -242,18 +234,17 @@ def enumerated(state: list[int]) -> Counter[tuple[int, ...]]:
     for place in masked:
         best = logits[place].topk(TOP_K)
         drawn.append(list(zip(best.indices.tolist(), (best.values / WARM).softmax(0).tolist(), strict=True)))
-    found: Counter[tuple[int, ...]] = Counter()
+    outcomes: Counter[tuple[int, ...]] = Counter()
     for tokens in product(*drawn):
         place, (token, _) = max(zip(masked, tokens, strict=True), key=lambda one: one[1][1])
         chance = math.prod(p for _, p in tokens)
         for block, p in enumerated([*state[:place], token, *state[place + 1 :]]).items():
-            found[block] += p * chance
-    return found
+            outcomes[block] += p * chance
+    return outcomes
 
 
 def chance_of_blocks(spiffy: Spiffy, expected: Counter[tuple[int, ...]], total: int = DRAWN) -> float:
-    """The chance that first blocks of answers, with three drafts a round and each of `total` seeds once, are so far
-    from what is expected."""
+    """P-value of the answers' first blocks, with three drafts per round and each of `total` seeds once."""
     counts: Counter[tuple[int, ...]] = Counter()
     options, at_once = {"gamma": 3, "planned": False}, 256
     for seed in range(0, total, at_once):
@@ -268,14 +259,13 @@ def test_sampled_blocks_are_distributed_as_enumerated(spiffy: Spiffy) -> None:
 
 
 @pytest.mark.slow
-def test_logits_that_are_too_far_apart_are_noticed(spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scaled_logits_are_detected(spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, said = enumerated([MASK] * BLOCK), Model.logits
     monkeypatch.setattr(Model, "logits", staticmethod(lambda *seen: 1.6 * said(*seen)))
     assert chance_of_blocks(spiffy, expected) < 1e-4
 
 
-def test_another_acceptance_is_noticed(spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also by what is distributed."""
+def test_a_wrong_acceptance_is_detected(spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, _, _ = decode(spiffy, [1.0], {"enabled": False})
     monkeypatch.setattr(draft_rows, "follow", lambda root, drafts, *_: [len(drafts) - 1] if drafts else [])
     assert decode(spiffy, [1.0], {"gamma": 3, "planned": False})[0] != expected

@@ -1,7 +1,5 @@
 """Block-diffusion models are known by their config.json."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -39,10 +37,10 @@ def test_known_by_their_config(config: dict[str, Any], expected: DiffusionTarget
     assert recognise(config) == expected
 
 
-def test_a_block_size_that_is_asked_for_wins() -> None:
-    found = recognise({"architectures": ["SDARForCausalLM"], "block_size": 4} | QWEN, block_size=32)
-    assert found is not None
-    assert found.block_size == 32
+def test_a_requested_block_size_wins() -> None:
+    settings = recognise({"architectures": ["SDARForCausalLM"], "block_size": 4} | QWEN, block_size=32)
+    assert settings is not None
+    assert settings.block_size == 32
 
 
 @pytest.mark.parametrize(
@@ -54,7 +52,7 @@ def test_a_block_size_that_is_asked_for_wins() -> None:
         ({"context_mask": "full"}, "one of block, causal, not 'full'"),
     ],
 )
-def test_what_contradicts_itself_is_refused(wrong: dict[str, Any], says: str) -> None:
+def test_contradictory_settings_are_refused(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(DiffusionConfigError) as error:
         recognise(CONVERTED | wrong)
     assert says in str(error.value)

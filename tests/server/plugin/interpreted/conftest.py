@@ -1,4 +1,4 @@
-"""Only where Triton interprets: `TRITON_INTERPRET=1 pytest tests/server/plugin/interpreted`, as test_interpreted.py."""
+"""Only in Triton's interpreter, as test_interpreted.py runs it."""
 
 import os
 

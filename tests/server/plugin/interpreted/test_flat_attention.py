@@ -1,6 +1,4 @@
-"""SGLang's backend `outrider`, as on a GPU, whose Triton kernels are interpreted: every kind of forward."""
-
-from __future__ import annotations
+"""SGLang's backend `outrider` as on a GPU, with interpreted Triton kernels."""
 
 import pytest
 import torch
@@ -27,10 +25,10 @@ SHAPES = [  # heads, numbers of a head, type, window, cap
 
 @pytest.fixture(autouse=True)
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Triton kernels are chosen, for tensors of the CPU."""
+    """Choose the Triton kernels for tensors of the CPU."""
     monkeypatch.setattr(native, "available", lambda: False)
     monkeypatch.setattr(cuda, "fits", lambda *_: cuda.available())
-    monkeypatch.setattr(attention, "LEAST", 64)  # else short contexts are not split
+    monkeypatch.setattr(attention, "LEAST", 64)  # splits short contexts too
 
 
 def backend_of(paged: Paged) -> FlatAttentionBackend:
@@ -47,7 +45,7 @@ def assert_near(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_extend_behind_a_prefix_decode_and_verify(shape):
+def test_extend_after_a_prefix_decode_and_verify(shape):
     dtype = shape[2]
     for lens, query_lens, kind in (
         ([0, 33, 100], [9, 1, 3], "extend"),
@@ -63,14 +61,13 @@ def test_extend_behind_a_prefix_decode_and_verify(shape):
         backend = backend_of(paged)
         backend.init_forward_metadata(batch)
         q, k, v = paged.rows_of(bucket)
-        found = backend.forward(q, k, v, paged.layer, batch)
-        assert_near(found[: sum(query_lens)], paged.expected(q, query_lens), dtype)
-        assert not found[sum(query_lens) :].any()  # padding, whose keys lie in slot 0
+        output = backend.forward(q, k, v, paged.layer, batch)
+        assert_near(output[: sum(query_lens)], paged.expected(q, query_lens), dtype)
+        assert not output[sum(query_lens) :].any()
 
 
 @pytest.mark.parametrize("shape", SHAPES[1:3])
 def test_a_graph_reads_the_arrays_of_every_replay(shape):
-    """One capture, replays of other requests and lengths."""
     dtype, slots, tokens, width = shape[2], 5, 10, 3
     paged = paged_of(shape, [2] * slots)
     backend = backend_of(paged)
@@ -85,19 +82,19 @@ def test_a_graph_reads_the_arrays_of_every_replay(shape):
         backend.token_to_kv_pool = live.cache
         batch = live.verify(query_lens, tokens=tokens, width=width)
         padded = slots - len(lens)
-        batch.batch_size = slots  # a replay's view has a graph's slots
+        batch.batch_size = slots  # as in a graph's replay
         batch.seq_lens = torch.nn.functional.pad(batch.seq_lens, (0, padded), value=1)
         batch.req_pool_indices = torch.nn.functional.pad(batch.req_pool_indices, (0, padded))
         backend.init_forward_metadata_out_graph(batch)
         assert backend.batch is arrays
         q, k, v = live.rows_of(tokens)
-        found = backend.forward(q, k, v, live.layer, batch)
-        assert_near(found[: sum(query_lens)], live.expected(q, query_lens), dtype)
-        assert not found[sum(query_lens) :].any()
+        output = backend.forward(q, k, v, live.layer, batch)
+        assert_near(output[: sum(query_lens)], live.expected(q, query_lens), dtype)
+        assert not output[sum(query_lens) :].any()
 
 
 def test_sglang_changes_the_page_table_only_when_a_graph_has_ended():
-    """A graph reads the table as it is while it runs, and SGLang is told so: an event within the graph is too early."""
+    """A running graph reads the current table: an event within the graph is too early."""
     paged = paged_of(SHAPES[1], [70, 9])
     backend = backend_of(paged)
     backend.init_cuda_graph_state(4, 16)
@@ -110,16 +107,16 @@ def test_sglang_changes_the_page_table_only_when_a_graph_has_ended():
     reads_live = not torch.equal(backend.forward(*rows, paged.layer, batch), before)
     for mode in (ForwardMode.TARGET_VERIFY, ForwardMode.DECODE):
         assert (backend.shared_read_ends(mode) is SharedReadEnds.POST_REPLAY) == reads_live
-    assert backend.shared_read_ends(ForwardMode.EXTEND) is SharedReadEnds.UNKNOWN  # runs without graphs
+    assert backend.shared_read_ends(ForwardMode.EXTEND) is SharedReadEnds.UNKNOWN  # prefills run without graphs
 
 
 @pytest.mark.parametrize("kind", ["extend", "decode"])
-def test_as_sglangs_own_torch(kind):
+def test_equals_sglangs_own_torch(kind):
     paged = Paged([20, 0, 75], heads=(4, 2), dim=64)
     batch = paged.extend([3, 9, 1]) if kind == "extend" else paged.decode()
     q, k, v = paged.rows_of(len(batch.out_cache_loc))
-    found = []
+    outputs = []
     for backend in (backend_of(paged), TorchNativeAttnBackend(paged.runner(device="cpu"))):
         backend.init_forward_metadata(batch)
-        found.append(backend.forward(q, k, v, paged.layer, batch))
-    torch.testing.assert_close(found[0], found[1], atol=2e-5, rtol=2e-5)
+        outputs.append(backend.forward(q, k, v, paged.layer, batch))
+    torch.testing.assert_close(outputs[0], outputs[1], atol=2e-5, rtol=2e-5)

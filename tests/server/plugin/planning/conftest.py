@@ -1,6 +1,4 @@
-"""A clock that tests set, and plannings that count in metrics of their own."""
-
-from __future__ import annotations
+"""A clock that tests set, and plannings with separate metrics."""
 
 import time
 
@@ -24,7 +22,7 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
-    """The host's clock, and that of a device that has done at once what it is given."""
+    """The clocks of the host and of a device that finishes its work at once."""
     clock = Clock()
 
     class Event(torch.cpu.Event):
@@ -51,8 +49,6 @@ def metrics(registry):
 
 @pytest.fixture
 def value(metrics, value):
-    """Value of a counter, with all that was observed."""
-
     def read(*args, **labels):
         metrics.flush()
         return value(*args, **labels)
@@ -62,8 +58,7 @@ def value(metrics, value):
 
 @pytest.fixture
 def make(metrics):
-    """make(device, cost, calibration, held, corrects, draft_sizes): a StepPlanner with the asynchronous planner; its
-    plans hold for one step."""
+    """A StepPlanner with the asynchronous planner; its plans hold for one step."""
 
     def make(device="cpu", cost=None, calibration=None, held=1, corrects=False, draft_sizes=()):
         cost = cost or curve_cost(1, PAYS)

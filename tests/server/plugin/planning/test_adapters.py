@@ -1,6 +1,4 @@
-"""Requests of a LoRA adapter are planned by what became of its own drafts."""
-
-from __future__ import annotations
+"""Requests of a LoRA adapter are planned by the outcomes of its own drafts."""
 
 from types import SimpleNamespace
 
@@ -17,7 +15,7 @@ def requested(lora_id):
 
 
 class Watch:
-    """Counts the drafts that it is shown."""
+    """Counts the observed drafts."""
 
     drafts = 0
 
@@ -27,12 +25,12 @@ class Watch:
 
 @pytest.fixture
 def planning(make, registry):
-    found = make()
-    found.adapters = AdapterOutcomes({"a": SimpleNamespace(lora_name="a")}, GAMMA, registry)
-    found.watch = Watch()
-    prefill(found, 2, 5)
-    found.requests.adapters[[2, 5]] = [found.adapters.admit(requested(each)) for each in (None, "a")]
-    return found
+    planner = make()
+    planner.adapters = AdapterOutcomes({"a": SimpleNamespace(lora_name="a")}, GAMMA, registry)
+    planner.watch = Watch()
+    prefill(planner, 2, 5)
+    planner.requests.adapters[[2, 5]] = [planner.adapters.admit(requested(each)) for each in (None, "a")]
+    return planner
 
 
 def step(planning, *accepted):
@@ -52,7 +50,7 @@ def test_an_adapter_where_drafts_fail_has_a_calibration_of_its_own(planning):
     assert last.confidence[1, 0] < 0.3
 
 
-def test_the_models_own_records_have_nothing_of_it(planning):
+def test_the_models_own_records_exclude_it(planning):
     for _ in range(20):
         step(planning, GAMMA + 1, 1)
     records = planning.state()["records"]
@@ -60,7 +58,7 @@ def test_the_models_own_records_have_nothing_of_it(planning):
     assert planning.watch.drafts == 20
 
 
-def test_a_new_request_is_expected_to_do_as_others_of_its_adapter(planning):
+def test_a_new_request_starts_from_its_adapters_history(planning):
     for _ in range(60):
         step(planning, GAMMA + 1, 1)
     planning.flush()
@@ -69,5 +67,5 @@ def test_a_new_request_is_expected_to_do_as_others_of_its_adapter(planning):
     def first(row, generation, group):
         return history.read(np.array([row]), np.array([generation]), 1, np.array([group]))[0][0, 0, 0]
 
-    found = [first(6, 1, group) for group in (0, 1)]
-    assert found == pytest.approx([first(row, generations[row], 0) for row in (2, 5)], abs=0.1)
+    confidences = [first(6, 1, group) for group in (0, 1)]
+    assert confidences == pytest.approx([first(row, generations[row], 0) for row in (2, 5)], abs=0.1)

@@ -1,6 +1,4 @@
-"""Steps of an exact shape: what drafts and plans meanwhile, and what is left as it was."""
-
-from __future__ import annotations
+"""Steps of an exact shape, and the restored state afterwards."""
 
 from types import SimpleNamespace
 
@@ -17,7 +15,7 @@ VOCABULARY = 97
 
 
 class Model(Drafter):
-    """Drafts the anchor for all."""
+    """Drafts the anchor for all requests."""
 
     gamma = GAMMA
     observed = asked = 0
@@ -50,7 +48,7 @@ def test_the_model_drafts_for_all_and_other_tokens_are_verified(make):
         DraftBatch(anchors, torch.tensor([4, 7, 7]), table, torch.arange(3), torch.zeros(3), torch.zeros(3, GAMMA + 2))
     )
     assert (model.asked, draft.drafting, draft.lens.tolist()) == (1, 3, [GAMMA + 2] * 3)
-    assert draft.probs is None  # a point mass, so that answers of others keep their distribution
+    assert draft.probs is None  # a point mass keeps the distribution
     assert len(draft.tokens.unique()) > GAMMA
     assert draft.tokens.min() >= 0
     assert draft.tokens.max() < VOCABULARY
@@ -69,13 +67,13 @@ def test_on_a_gpu_every_other_step_goes_without_the_model():
     assert [drafter.propose(batch).drafting for _ in range(5)] == [0, 3, 0, 3, 0]
 
 
-def test_all_drafts_are_verified_beyond_the_answers_end_and_teach_nothing(make, value):
+def test_all_drafts_are_verified_past_the_answers_end_and_not_learned_from(make, value):
     served = make()
     worker = worker_of(served, Model())
     prefill(served, 2)
     run(served, 2)
     measuring.begin(worker)
-    measuring.begin(worker)  # one that was given up, before its end was heard of
+    measuring.begin(worker)
     planning = worker.planning
     prefill(planning, 2, 3, planned=False)
     most = int(planning.requests.lengths[2])
@@ -89,7 +87,7 @@ def test_all_drafts_are_verified_beyond_the_answers_end_and_teach_nothing(make, 
     assert worker.planning is served
     assert value("outrider_verified_tokens_total") == GAMMA
     assert served.state()["records"]["accepted"] == [0]
-    assert logged(served) == []  # the step before lasted until nobody knows when
+    assert logged(served) == []  # the end of the step before is unknown
 
 
 def test_a_drafter_that_is_exchanged_meanwhile_is_planned_for(make):

@@ -1,6 +1,4 @@
-"""When the outcome of a step is read, and whose it is."""
-
-from __future__ import annotations
+"""When the outcome of a step is read."""
 
 from collections import deque
 from types import SimpleNamespace
@@ -23,7 +21,7 @@ def test_on_the_host_an_outcome_is_read_when_the_planner_looks_back(make, value)
     assert len(planning.recording.blocks) == 1
 
 
-def test_outcomes_wait_while_a_plan_holds_and_lose_nothing(make, clock, value):
+def test_outcomes_wait_while_a_plan_holds_and_none_is_lost(make, clock, value):
     planning, prompt = make(held=3), make()
     for one in (planning, prompt):
         prefill(one, 2)
@@ -42,7 +40,7 @@ def test_outcomes_wait_while_a_plan_holds_and_lose_nothing(make, clock, value):
     assert planning.planner.cost.drift.plain == prompt.planner.cost.drift.plain != 1
 
 
-def test_outcomes_do_not_wait_where_somebody_asked_for_a_speed(make):
+def test_outcomes_do_not_wait_with_a_service_level(make):
     planning = make(held=3)
     prefill(planning, 2, min_tokens_per_second=2.0)
     for count in range(4):
@@ -63,7 +61,7 @@ def test_outcomes_are_read_before_metrics_are_shown_and_requests_prefilled(make,
 
 
 class Late(Readback):
-    """The copies of a device that is asked for them and makes them one by one; what stands there before is wrong."""
+    """Copies one by one; until then the destination holds wrong values."""
 
     def __init__(self):
         super().__init__()
@@ -93,15 +91,15 @@ def test_on_a_gpu_an_outcome_is_read_when_the_step_after_the_next_begins(make, c
     run(planning, 2, accepted=2)
     assert planning.requests.generated[2] == 0
     assert value("outrider_decode_steps_total") == 0
-    device.arrive()  # only now it is done with the first step
+    device.arrive()
     clock.now += 2.0
     step = begin(planning, 2)
     assert planning.requests.generated[2] == 3
-    assert step.view.progress == 1.5  # tokens per second: the planner may know of them
+    assert step.view.progress == 1.5  # tokens per second, which the planner may know
     assert value("outrider_decode_steps_total") == 1
     device.arrive()
     planning.finish(admit(planning, step), torch.tensor([1]))
-    assert planning.requests.generated[2] == 3  # not when a step is finished either
+    assert planning.requests.generated[2] == 3
     begin(planning, 2)
     assert planning.requests.generated[2] == 5
 
@@ -117,12 +115,12 @@ def test_a_gpu_that_is_late_is_not_waited_for(make, value):
     begin(planning, 2)
     assert planning.requests.generated[2] == 3
     assert value("outrider_decode_steps_total") == 1
-    planning.state()  # somebody wants all of it
+    planning.state()
     assert planning.requests.generated[2] == 120
 
 
-def test_what_is_copied_from_a_device_is_what_was_there(make):
-    """Through torch's own streams and events, which a CPU has too."""
+def test_copies_from_a_device_have_its_values(make):
+    """A CPU has torch's streams and events too."""
     planning = make("cuda")
     prefill(planning, 2, 5)
     run(planning, 2, 5, accepted=3, confidence=0.5)
@@ -140,15 +138,15 @@ def test_the_planner_learns_of_a_step_when_the_step_after_the_next_is_planned(ma
     request = np.array([2]), planning.requests.generations[[2]]
     run(planning, 2, confidence=0.5)
     run(planning, 2, confidence=0.9)
-    assert not history.knows(*request).any()
+    assert not history.counts(*request).any()
     begin(planning, 2)
-    assert history.knows(*request).all()
+    assert history.counts(*request).all()
     survival, _ = history.read(*request, 1)
     np.testing.assert_allclose(survival[0, 0], 0.5 ** np.arange(1, GAMMA + 1))
 
 
 @on_every_device
-def test_what_is_asked_for_between_steps_includes_the_last_one(make, device):
+def test_a_state_read_between_steps_includes_the_last_one(make, device):
     planning = make(device)
     prefill(planning, 2)
     run(planning, 2, accepted=3, confidence=0.75)
@@ -180,7 +178,6 @@ def test_forgotten_steps_do_not_come_back(make, device):
 
 @on_every_device
 def test_outcomes_correct_the_confidences_of_later_steps_alone(make, device):
-    """Only where asked for; a step's own outcome, and one that is still under way, say nothing yet."""
     corrected, as_it_is = make(device, calibration=HALVED, corrects=True), make(device, calibration=HALVED)
     seen = []
     for planning in (corrected, as_it_is):
@@ -189,19 +186,19 @@ def test_outcomes_correct_the_confidences_of_later_steps_alone(make, device):
         for _ in range(200):
             admission = admit(planning, begin(planning, 2, 5))
             seen[-1].append(float(admission.confidence[0, 0]))
-            planning.finish(admission, torch.tensor([1, 1]))  # no draft is accepted
-    assert seen[0][:32] == seen[1][:32] == [seen[1][0]] * 32  # 64 drafts are learned from at once
+            planning.finish(admission, torch.tensor([1, 1]))
+    assert seen[0][:32] == seen[1][:32] == [seen[1][0]] * 32  # the correction is updated every 64 drafts
     assert seen[0][-1] < 0.5 * seen[0][0]
     assert seen[1][-1] == seen[1][0]
 
 
-def test_tokens_of_the_request_before_do_not_count_for_the_one_that_took_over_its_row(make):
+def test_tokens_of_a_rows_former_request_do_not_count_for_the_new_one(make):
     planning = make("cuda")
     prefill(planning, 2, 5)
     run(planning, 2, 5, accepted=4)
     prefill(planning, 2)
     run(planning, 2, 5, accepted=1)
-    begin(planning, 2, 5)  # reads the first step
+    begin(planning, 2, 5)
     assert planning.requests.generated[[2, 5]].tolist() == [0, 4]
     planning.state()
     assert planning.requests.generated[[2, 5]].tolist() == [1, 5]

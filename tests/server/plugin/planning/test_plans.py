@@ -1,6 +1,4 @@
-"""The planner's input and decisions: another plan, requests that it does not decide for, who drafts."""
-
-from __future__ import annotations
+"""The planner's input and decisions."""
 
 from types import SimpleNamespace
 
@@ -34,11 +32,11 @@ def test_steps_under_way_are_shown_to_the_planner_that_planned_them(make, device
     clock.now += 0.25
     for _ in range(2):
         run(planning, 2)
-    begin(planning, 2)  # on a GPU this reads the first step of the new planner that was timed
+    begin(planning, 2)  # on a GPU this reads the new planner's first timed step
     assert other.drift.plain != 1
     assert cost.drift.plain == drift
     before.budget(begin(planning, 2).view)
-    assert before.history.knows(np.array([2]), planning.requests.generations[[2]]).all()
+    assert before.history.counts(np.array([2]), planning.requests.generations[[2]]).all()
 
 
 @on_every_device
@@ -48,7 +46,7 @@ def test_the_step_before_another_plan_is_not_timed(make, device, clock):
     run(planning, 2)
     other = curve_cost(1, PAYS)
     planning.plan_by(Asynchronous(other, GAMMA, held=1), None)
-    clock.now += 5.0  # a profile was read
+    clock.now += 5.0
     begin(planning, 2)
     planning.state()
     assert logged(planning) == []
@@ -76,7 +74,7 @@ def test_the_planner_admits_by_calibrated_confidences(make):
     for calibration in (None, HALVED):
         planning.plan_by(Synchronous(dear), calibration)
         admitted += admit(planning, begin(planning, 2), confidence=0.9).verify_lens.tolist()
-    assert admitted == [1, 0]  # 1.9 tokens in 1.8 s, or 1.75, against one in a second
+    assert admitted == [1, 0]  # 1.9 tokens in 1.8 s, or 1.75, or one in a second
 
 
 def test_every_draft_of_an_unplanned_request_is_verified_though_drafting_does_not_pay(make):
@@ -89,7 +87,7 @@ def test_every_draft_of_an_unplanned_request_is_verified_though_drafting_does_no
     assert admit(planning, step, lens=3).verify_lens.tolist() == [0, 3]
 
 
-def test_a_planner_that_does_not_draft_admits_nothing_of_others(make):
+def test_a_planner_that_does_not_draft_admits_no_planned_drafts(make):
     class Never(Planner):
         def budget(self, step):
             return Budget(draft=False, tokens=None)
@@ -105,7 +103,7 @@ def test_a_planner_that_does_not_draft_admits_nothing_of_others(make):
     assert admit(planning, begin(planning, 2)).verify_lens.tolist() == [0]
 
 
-def test_unplanned_requests_do_not_use_up_the_budget_of_others(make):
+def test_unplanned_requests_do_not_use_the_budget(make):
     planning = make(cost=curve_cost(2, [1.0] * 3 + [100.0] * (2 * GAMMA - 2)))
     prefill(planning, 2)
     prefill(planning, 5, planned=False)
@@ -114,7 +112,7 @@ def test_unplanned_requests_do_not_use_up_the_budget_of_others(make):
     assert admit(planning, step).verify_lens.tolist() == [2, GAMMA]
 
 
-def test_a_step_in_which_nobody_may_draft_does_not_draft(make, value):
+def test_a_step_in_which_no_request_may_draft_does_not_draft(make, value):
     planning = make()
     prefill(planning, 2, enabled=False, planned=False)
     step = begin(planning, 2)
@@ -127,7 +125,7 @@ def test_a_step_in_which_nobody_may_draft_does_not_draft(make, value):
     assert len(planning.recording.blocks) == 0
 
 
-def test_requests_that_are_not_planned_are_told_apart_in_the_order_of_the_batch(make):
+def test_unplanned_requests_are_marked_in_batch_order(make):
     planning = make()
     prefill(planning, 2)
     prefill(planning, 5, planned=False)
@@ -136,7 +134,7 @@ def test_requests_that_are_not_planned_are_told_apart_in_the_order_of_the_batch(
 
 
 class Hearing(Planner):
-    """Drafts for all, verifies whole drafts, and keeps what it hears of them."""
+    """Drafts for all, verifies whole drafts, and records its input."""
 
     def budget(self, step):
         return Budget(draft=True, tokens=None)
@@ -150,7 +148,7 @@ class Hearing(Planner):
 
 
 @on_every_device
-def test_the_planner_hears_who_was_asked_and_whose_draft_was_looked_up(make, device, clock):
+def test_the_planner_observes_the_source_of_each_draft(make, device, clock):
     planning = make(device)
     hearing = Hearing()
     planning.plan_by(hearing, None)
@@ -176,12 +174,12 @@ def test_the_planner_hears_who_was_asked_and_whose_draft_was_looked_up(make, dev
     assert hearing.looked_up == [False, True, True, False]
     assert hearing.drafting == 2
     assert (hearing.survival[1] > 0).tolist() == [True] * 3 + [False]
-    timed = [2] if device == "cpu" else []  # on a GPU the first step is not
+    timed = [2] if device == "cpu" else []  # on a GPU the first step is not timed
     assert [step.drafting for step in planning.recording.steps] == timed
 
 
-def test_a_profile_that_was_damaged_meanwhile_leaves_the_plan_as_it_is(make, tmp_path):
-    """A learned drafter is exchanged, or taken back, at any time, and the engine has to go on."""
+def test_a_damaged_profile_keeps_the_plan(make, tmp_path):
+    """A drafter may be promoted at any time, and the engine must continue."""
     (tmp_path / "profile.json").write_text("{")
     planning, config = make(), PluginConfig(drafter="dspark", profile=str(tmp_path))
     planner = planning.planner

@@ -1,6 +1,4 @@
-"""Times of steps, and the steps that are not timed."""
-
-from __future__ import annotations
+"""Times of steps."""
 
 import torch
 from planned_steps import GAMMA, admit, begin, logged, on_every_device, prefill, run
@@ -21,11 +19,11 @@ def test_a_step_lasts_until_the_next_one_begins(make, clock, value):
     step = planning.recording.steps[0]
     assert (step.requests, step.tokens, step.context, step.drafting, step.draft_seconds) == (1, 5, 10, 1, 0.125)
     assert value("outrider_step_seconds_count") == len(planning.recording.steps)
-    assert planning.planner.cost.drift.plain < 1  # they took less than the second that was measured
+    assert planning.planner.cost.drift.plain < 1  # steps took less than the measured second
 
 
 def test_on_a_gpu_a_step_lasts_from_the_end_of_the_one_before_to_its_own(make, clock):
-    """The host begins a step while the device is at the one before, so that its own intervals are another step's."""
+    """The host's intervals belong to another step."""
     planning = make("cuda", draft_sizes=(2, 4))
     prefill(planning, 2)
     for late, seconds in ((0.125, 0.25), (0.0, 0.5), (0.25, 0.75)):
@@ -52,7 +50,7 @@ def test_on_a_gpu_neither_drafts_nor_decisions_of_the_host_are_taken_off(make, c
     assert [(step.seconds, step.draft_seconds, step.host_seconds) for step in seen] == [(None, None, 0), (1.5, None, 0)]
 
 
-def test_the_cost_model_is_told_what_a_step_held(make, clock):
+def test_the_cost_model_learns_a_steps_contents(make, clock):
     seconds = [1.0, 1.125, 2.0, 4.0, 8.0]
     planning, reference = make(cost=curve_cost(1, seconds)), curve_cost(1, seconds)
     prefill(planning, 2)
@@ -92,7 +90,7 @@ def test_a_state_read_between_steps_does_not_lose_the_time_of_the_last_one(make,
 
 @on_every_device
 def test_a_step_that_a_prefill_follows_is_not_timed(make, device, clock, value):
-    """A GPU's next step; the one before has ended first."""
+    """On a GPU, the step after it is not timed."""
     planning = make(device)
     prefill(planning, 2)
     run(planning, 2)
@@ -104,11 +102,11 @@ def test_a_step_that_a_prefill_follows_is_not_timed(make, device, clock, value):
     run(planning, 2, 3)
     planning.state()
     assert [(step.requests, step.seconds) for step in planning.recording.steps] == [(2, 0.25)]
-    assert value("outrider_decode_steps_total") == 3  # counted all the same
+    assert value("outrider_decode_steps_total") == 3
 
 
 @on_every_device
-def test_the_cost_model_does_not_hear_of_a_step_that_a_prefill_follows(make, device, clock):
+def test_the_cost_model_ignores_a_step_that_a_prefill_follows(make, device, clock):
     planning = make(device)
     prefill(planning, 2)
     run(planning, 2)
@@ -136,8 +134,6 @@ def test_a_step_that_was_never_finished_is_not_timed_nor_the_one_before_it_twice
 
 def test_seconds_of_drafting_and_planning_are_counted_once_per_step(make, clock, value):
     class Slow(Asynchronous):
-        """Every call takes a while."""
-
         def budget(self, step):
             clock.now += 1.0
             return super().budget(step)
@@ -156,6 +152,6 @@ def test_seconds_of_drafting_and_planning_are_counted_once_per_step(make, clock,
     run(planning, 2)
     run(planning, 2)
     planning.flush()
-    assert value("outrider_planner_seconds_sum") == 122  # what was learnt of a step counts with the next
+    assert value("outrider_planner_seconds_sum") == 122  # learning counts with the next step
     assert value("outrider_planner_seconds_count") == 2
     assert value("outrider_draft_seconds_total") == 0.25

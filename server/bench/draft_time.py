@@ -1,7 +1,5 @@
 """Time of one draft by a drafter folder, alone on this machine, beside a target of random weights."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from functools import partial

@@ -1,6 +1,4 @@
-"""`outrider bench learn`: what it asks a server that learns, what it counts, and what it says of it."""
-
-from __future__ import annotations
+"""learning.py: its requests, counts and report."""
 
 import json
 import subprocess
@@ -9,20 +7,21 @@ import time
 from pathlib import Path
 from typing import Any
 
+import learning
 import pytest
+import script
 from aiohttp import web
 from small_openai import SmallServer, answer
 
-from outrider.server.bench import learn, record, report
-from outrider.server.cli.main import main
+from outrider.server.bench import record, report
 from outrider.server.prompt_files import read_questions
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 WORDS = 12
 
 
 class LearningServer(SmallServer):
-    """Decodes one token a step, and three after it has been taught twice; nothing teaches it that is not stored."""
+    """Decodes one token a step, and three once taught twice."""
 
     def __init__(self, changes: bool = False) -> None:
         super().__init__(self.answer)
@@ -56,33 +55,32 @@ def prompts(folder: Path, name: str, count: int) -> Path:
 def run(server: LearningServer, folder: Path) -> tuple[int, dict[str, Any]]:
     files = [str(prompts(folder, *each)) for each in (("served", 4), ("held", 3), ("general", 2))]
     with server:
-        code = main(
+        code = script.main(
+            learning,
             [
-                *("bench", "learn", "--url", server.url, "--pauses", "2", "--pause", "0.01", "--probe", "2"),
+                *("--url", server.url, "--pauses", "2", "--pause", "0.01", "--probe", "2"),
                 *("--prompts", files[0], "--held-out", files[1], "--general", files[2]),
                 *("--json", str(folder / "learn.json")),
-            ]
+            ],
         )
     return code, record.read(folder / "learn.json")
 
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learn, "LIVE_SECONDS", 0)
+    monkeypatch.setattr(learning, "LIVE_SECONDS", 0)
 
 
-def test_held_out_prompts_teach_nothing_and_show_what_was_learned(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_held_out_prompts_are_not_stored_and_show_the_gain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server = LearningServer()
-    code, found = run(server, tmp_path)
-    shown, results = capsys.readouterr().out, found["results"]
+    code, written = run(server, tmp_path)
+    shown, results = capsys.readouterr().out, written["results"]
     assert code == 0
     kept = [body["messages"][0]["content"] for body in server.asked if body.get("store", True)]
     assert sorted(kept) == [f"served {number}" for number in range(4)]
     assert all(body["temperature"] == 0 for body in server.asked)
     salts = [body.get("cache_salt") for body in server.asked if not body.get("store", True)]
-    assert len(set(salts)) == len(salts) > 9  # lookup finds no answer in another's, nor in its own of before
+    assert len(set(salts)) == len(salts) > 9  # lookup finds neither another's answers nor its own earlier ones
     assert {name: asked["tau"] for name, asked in results["before"].items()} == {"held": 1.0, "general": 1.0}
     assert {name: asked["tau"] for name, asked in results["after"].items()} == {"held": 3.0, "general": 3.0}
     assert results["before"]["held"]["tokens"] == 3 * WORDS
@@ -91,33 +89,31 @@ def test_held_out_prompts_teach_nothing_and_show_what_was_learned(
     assert 0 < results["first_promotion_seconds"] <= 5.1
     assert (results["promotions"], results["rollbacks"], results["changed_texts"]) == (1, 0, 0)
     assert "| held | 1.00 | 3.00 | 3.00 |" in shown
-    assert "| held | 1.00 → 3.00 = 3.00 × |" in report.page({"learn.json": found})
+    assert "| held | 1.00 → 3.00 = 3.00 × |" in report.page({"learn.json": written})
 
 
 def test_a_changed_greedy_text_is_a_fault(tmp_path: Path) -> None:
-    code, found = run(LearningServer(changes=True), tmp_path)
+    code, results = run(LearningServer(changes=True), tmp_path)
     assert code == 1
-    assert found["results"]["changed_texts"] == 2 * 2 + 3 + 2
+    assert results["results"]["changed_texts"] == 2 * 2 + 3 + 2
 
 
 def test_a_server_that_does_not_learn_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server, file = LearningServer(), str(prompts(tmp_path, "a", 1))
     del server.live["learning"]
     with server:
-        assert main(["bench", "learn", "--url", server.url, "--prompts", file, "--held-out", file]) == 1
+        assert script.main(learning, ["--url", server.url, "--prompts", file, "--held-out", file]) == 1
     assert "does not learn: start it with --learn" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("domain", ["invoices", "sql", "logs"])
 def test_made_up_prompts_are_the_same_again_and_none_is_served_and_held_out(domain: str, tmp_path: Path) -> None:
-    found = []
+    corpora = []
     for folder in (tmp_path / "a", tmp_path / "b"):
-        subprocess.run(
-            [sys.executable, "deploy/loadtest/domains.py", domain, "--out", str(folder)], cwd=ROOT, check=True
-        )
+        subprocess.run([sys.executable, "tests/measure/domains.py", domain, "--out", str(folder)], cwd=ROOT, check=True)
         files = [folder / f"{domain}.jsonl", folder / f"{domain}-held-out.jsonl"]
-        found.append([read_questions(file) for file in files])
-    assert found[0] == found[1]
-    served, held_out = found[0]
+        corpora.append([read_questions(file) for file in files])
+    assert corpora[0] == corpora[1]
+    served, held_out = corpora[0]
     assert (len(served), len(held_out)) == (400, 60)
     assert len({*served, *held_out}) == 460

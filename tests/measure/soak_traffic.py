@@ -1,7 +1,5 @@
 """Requests of a soak: greedy answers that are compared, sampled ones, ones that follow a schema, and ones given up."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random
@@ -11,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import soak_attacks
 from jsonschema import Draft202012Validator
+from soak_attacks import ATTACKS, Attacked, Attacker
 
-from ..remote import CHAT, Remote, Reply
-from . import attacks
-from .attacks import ATTACKS, Attacked, Attacker
+from outrider.server.bench.remote import CHAT, Remote, Reply
 
 KINDS = {"greedy": 4, "sampled": 2, "schema": 2, "given up": 2}
 """Relative frequency of each kind."""
@@ -130,7 +128,7 @@ async def press(
         while time.monotonic() < end:
             if counts.under_attack:
                 await attacker.attack()
-            await asyncio.sleep(attacks.PAUSE_SECONDS)
+            await asyncio.sleep(soak_attacks.PAUSE_SECONDS)
 
     async def alternate() -> None:
         while time.monotonic() < end:
@@ -141,7 +139,7 @@ async def press(
     if attacked is None:
         await asyncio.gather(*clients)
         return
-    health = asyncio.create_task(attacks.watch_health(remote, attacked, lambda: counts.under_attack))
+    health = asyncio.create_task(soak_attacks.watch_health(remote, attacked, lambda: counts.under_attack))
     await asyncio.gather(*clients, alternate(), *(one_attacker(kind, attacked) for kind in ATTACKS))
     health.cancel()
 

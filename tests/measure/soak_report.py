@@ -1,21 +1,15 @@
 """Results of a soak: its faults, a table, and memory over time."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from soak_attacks import Attacked
+from soak_traffic import SoakCounts
 
-from ..server_processes import ProcessSample
-from .attacks import Attacked
-from .traffic import SoakCounts
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+from outrider.server.bench.server_processes import ProcessSample
 
 LOW = 10
 """Percentile of memory over a tenth of the time that counts as held. Above it is what a step works with: the logits
@@ -173,17 +167,3 @@ class Soak:
         if self.emptied is None:
             return f"the cache is not empty: {held}"
         return f"cache empty after {self.emptied:.0f} s" if held else "the server does not say what its cache holds"
-
-
-def plot(soak: Soak, figure: Figure) -> None:
-    """Draw the memory of each process since its first sample, MB over minutes."""
-    figure.set_size_inches(7, 4)
-    axis = figure.subplots()
-    for name, first in soak.samples[0].anonymous.items() if soak.samples else ():
-        kept = [sample for sample in soak.samples if name in sample.anonymous]
-        axis.plot([s.seconds / 60 for s in kept], [s.anonymous[name] - first for s in kept], label=name)
-    axis.axvline(soak.warm_up / 60, color="grey", linewidth=0.8, linestyle="--")
-    axis.set_xlabel("minutes")
-    axis.set_ylabel("anonymous memory, MB above the first sample")
-    if soak.samples:
-        axis.legend()

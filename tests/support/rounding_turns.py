@@ -1,9 +1,7 @@
-"""The engines of `outrider bench quality`, one after another in forks: each answers, or reads the first one's answers.
+"""Runs the engines of tests/measure/rounding.py in turn, in forks: rounding_turns.py FOLDER.
 
-quality_turns.py FOLDER: the logits go to files there by the names of the arms. Prints the answers as JSON.
+The logits go to files there, named by arm. Prints the answers as JSON.
 """
-
-from __future__ import annotations
 
 import argparse
 import json
@@ -13,8 +11,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from outrider.server.bench import quality
-from outrider.server.bench.quality import ReadAnswer
+import rounding
+from rounding import ReadAnswer
+
 from outrider.server.settings.resolve import resolve
 from outrider.server.settings.settings import Settings
 
@@ -25,10 +24,10 @@ def main(folder: str) -> None:
     args = argparse.Namespace(tokens=60, new_tokens=20)
     answers: list[ReadAnswer] = []
     for arm in ("float", "int8"):
-        resolved = resolve(Settings(threads=1, drafter="off", disable_radix_cache=True, **quality.ARMS[arm]))
+        resolved = resolve(Settings(threads=1, drafter="off", disable_radix_cache=True, **rounding.ARMS[arm]))
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
             asked = (QUESTIONS, [0.0, 1.0], args)
-            answers = pool.submit(quality._turn, resolved, Path(folder) / arm, answers, *asked).result()
+            answers = pool.submit(rounding._turn, resolved, Path(folder) / arm, answers, *asked).result()
     print(json.dumps([asdict(answer) for answer in answers]))
 
 

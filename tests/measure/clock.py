@@ -1,7 +1,5 @@
 """Parts that the micro benchmarks share: threads and their clock, arms that take turns."""
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Callable, Mapping
@@ -9,8 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from outrider.kernels.cpu import native
-
-from .. import harness
+from outrider.server.bench import harness
 
 Arm = Callable[[], object]
 Clock = Callable[[], float]

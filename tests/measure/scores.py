@@ -7,21 +7,22 @@ counts. Only what all folders hold is compared, question by question with the fi
   same       share of answers with the same text
 
 examples:
-  outrider bench scores float=scores/float int8=scores/int8 --json scores.json
+  python tests/measure/scores.py float=scores/float int8=scores/int8 --json scores.json
 """
-
-from __future__ import annotations
 
 import argparse
 import json
 import re
 import statistics
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import UserError
-from . import harness, record
+import script
+
+from outrider.server.bench import harness, record
+from outrider.server.errors import UserError
 
 SAMPLES = re.compile(r"samples_(.+)_(\d{4}-\d\d-\d\dT.+)\.jsonl")
 """lm-eval's name of a file: task and date."""
@@ -115,3 +116,7 @@ def _score(answers: list[Answered], first: list[Answered]) -> Score:
         lost=sum(one.right < other.right for one, other in pairs),
         same=statistics.mean(one.text == other.text for one, other in pairs),
     )
+
+
+if __name__ == "__main__":
+    sys.exit(script.main(sys.modules[__name__]))

@@ -17,30 +17,30 @@ A server whose rounding depends on what else is in its batch changes some answer
 and are no fault.
 
 examples:
-  outrider bench soak --url http://127.0.0.1:30000 --minutes 30 --concurrency 64 --json soak.json --plot soak.png
-  outrider bench soak --url http://127.0.0.1:30000 --minutes 20 --concurrency 52 --attack --json attacked.json
+  python tests/measure/soak.py --url http://127.0.0.1:30000 --minutes 30 --concurrency 64 --json soak.json
+  python tests/measure/soak.py --url http://127.0.0.1:30000 --minutes 20 --concurrency 52 --attack --json attacked.json
 """
-
-from __future__ import annotations
 
 import argparse
 import asyncio
 import os
 import random
 import re
+import sys
 import time
 from pathlib import Path
 
-from ... import pictures
-from ...errors import UserError
-from ...prompt_files import BUILT_IN, read_mixed_questions
-from .. import harness, record, remote, server_processes
-from ..remote import Remote
-from ..server_processes import ProcessSample, ServerProcesses
-from . import report, traffic
-from .attacks import Attacked
-from .report import Soak
-from .traffic import SoakCounts, SoakQuestion
+import script
+import soak_traffic
+from soak_attacks import Attacked
+from soak_report import Soak
+from soak_traffic import SoakCounts, SoakQuestion
+
+from outrider.server.bench import harness, record, remote, server_processes
+from outrider.server.bench.remote import Remote
+from outrider.server.bench.server_processes import ProcessSample, ServerProcesses
+from outrider.server.errors import UserError
+from outrider.server.prompt_files import BUILT_IN, read_mixed_questions
 
 SAMPLE_SECONDS = 2.0
 SAY_SECONDS = 30.0
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--most-slower", type=float, default=1.5, metavar="X", help="most p99 beside attackers (default: %(default)g)")
     add("--timeout", type=float, default=600.0, metavar="S", help="seconds for one answer (default: %(default)g)")
     add("--seed", type=int, default=0, metavar="N", help="seed of the choice of requests (default: 0)")
-    harness.add_output_flags(parser, json="every count and memory sample", plot="memory of each process over time")
+    harness.add_output_flags(parser, json="every count and memory sample")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -93,9 +93,6 @@ def run(args: argparse.Namespace) -> int:
     soak = asyncio.run(_soak(args))
     print(soak.table())
     record.write(args.json, "soak", soak.plain())
-    if args.plot:
-        with pictures.figure(args.plot) as figure:
-            report.plot(soak, figure)
     return 1 if soak.faults() else 0
 
 
@@ -112,7 +109,7 @@ async def _soak(args: argparse.Namespace) -> Soak:
         if watched is None:
             harness.log("The server's processes are not to be seen from here: its memory is not watched")
         harness.log(f"Asking {len(questions)} prompts alone")
-        questions, failures = await traffic.ask_alone(server, questions, args.timeout)
+        questions, failures = await soak_traffic.ask_alone(server, questions, args.timeout)
         if failures:
             raise UserError(f"the idle server did not answer {len(failures)} prompts: {failures[0]}")
         counts, samples = SoakCounts(), list[ProcessSample]()
@@ -120,7 +117,7 @@ async def _soak(args: argparse.Namespace) -> Soak:
         seconds = args.minutes * 60
         watch = asyncio.create_task(_watch(watched, samples, counts))
         began = time.monotonic()
-        await traffic.press(
+        await soak_traffic.press(
             server,
             questions,
             concurrency=args.concurrency,
@@ -171,3 +168,7 @@ async def _becomes_empty(server: Remote) -> tuple[float | None, dict[str, float]
         if seconds > EMPTY_SECONDS:
             return None, held
         await asyncio.sleep(1)
+
+
+if __name__ == "__main__":
+    sys.exit(script.main(sys.modules[__name__]))

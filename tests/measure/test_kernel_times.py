@@ -1,15 +1,15 @@
-"""`outrider bench micro kernels` times what it is asked for."""
-
-from __future__ import annotations
+"""kernel_times.py and block_times.py time the requested cases."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
+import block_times
+import kernel_times
 import pytest
+import script
 import torch
 
-from outrider.server.bench import record
-from outrider.server.cli.main import main
+from outrider.server.bench import record, report
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def threads_as_before() -> Iterator[None]:
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_a_line_per_case(rounds: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "kernels.json"
-    assert main(["bench", "micro", "kernels", "--rounds", str(rounds), "--only", "silu", "--json", str(path)]) == 0
+    assert script.main(kernel_times, ["--rounds", str(rounds), "--only", "silu", "--json", str(path)]) == 0
     machine, _, *lines = capsys.readouterr().out.splitlines()
     assert "bfloat16, 1 thread" in machine
     measured = record.read(path)["results"]
@@ -46,5 +46,15 @@ def test_a_line_per_case(rounds: int, tmp_path: Path, capsys: pytest.CaptureFixt
     ],
 )
 def test_bad_input_is_one_line(words: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "micro", "kernels", *words]) == 1
-    assert capsys.readouterr().err == f"outrider: {reason}\n"
+    assert script.main(kernel_times, [*words]) == 1
+    assert capsys.readouterr().err.endswith(f": {reason}\n")
+
+
+@pytest.mark.slow
+def test_products_with_blocks(tmp_path: Path) -> None:
+    flags = ["--shape", "256x256", "--kinds", "Q4_K", "Q8_0", "--rows", "1,2", "--rounds", "2"]
+    assert script.main(block_times, [*flags, "--json", str(tmp_path / "found.json")]) == 0
+    found = record.read(tmp_path / "found.json")
+    assert list(found["results"]) == ["Q4_K 1", "Q4_K 2", "Q8_0 1", "Q8_0 2"]
+    assert all(list(times) == ["reading", "float", "int8"] for times in found["results"].values())
+    assert "| Q8_0 | " in report.page({"found.json": found})

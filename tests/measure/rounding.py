@@ -9,8 +9,8 @@ Arms are engines, started one after another. Two arms at a time lie in a tempora
 entry of the vocabulary, 2 GB an arm for 10,000 tokens of 49,152.
 
 examples:
-  outrider bench quality --prompts humaneval.jsonl gsm8k.jsonl mt-bench.jsonl --json quality.json
-  outrider bench quality --model model.gguf --arms float int8 float32 --tokens 20000
+  python tests/measure/rounding.py --prompts humaneval.jsonl gsm8k.jsonl mt-bench.jsonl --json quality.json
+  python tests/measure/rounding.py --model model.gguf --arms float int8 float32 --tokens 20000
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -26,20 +27,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import script
 import torch
 
-from ..errors import UserError
-from ..plugin.hooks import prompt_logits
-from ..processes import client, session
-from ..prompt_files import BUILT_IN, read_mixed_questions
-from ..settings.flags import settings_of
-from ..settings.resolve import Resolved, resolve
-from ..settings.setting import add_flags
-from ..settings.settings import Settings
-from . import harness, record
+from outrider.server.bench import harness, record
+from outrider.server.errors import UserError
+from outrider.server.plugin.hooks import prompt_logits
+from outrider.server.processes import client, session
+from outrider.server.prompt_files import BUILT_IN, read_mixed_questions
+from outrider.server.settings.flags import settings_of
+from outrider.server.settings.resolve import Resolved, resolve
+from outrider.server.settings.setting import add_flags
+from outrider.server.settings.settings import Settings
 
 if TYPE_CHECKING:
-    from ..processes.engine import Engine
+    from outrider.server.processes.engine import Engine
 
 ARMS: dict[str, dict[str, Any]] = {
     "float": {"activations": "float"},
@@ -217,3 +219,7 @@ def _summary(kls: Sequence[np.ndarray], sames: Sequence[np.ndarray]) -> Divergen
         kl_p99=float(np.quantile(together, 0.99)),
         same=float(np.concatenate(sames).mean()),
     )
+
+
+if __name__ == "__main__":
+    sys.exit(script.main(sys.modules[__name__]))

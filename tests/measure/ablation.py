@@ -1,20 +1,25 @@
-"""`outrider simulate --ablate`: the planner without each of its mechanisms, and the other planners, over the whole
+"""Simulate the planner without each of its mechanisms, and the other planners, over the whole
 planner, on recorded answers and in made situations.
 
 Numbers are goodput: tokens per second, of requests with a service level only while it is kept.
-"""
 
-from __future__ import annotations
+examples:
+  outrider simulate --record mine.npz --prompts prompts.jsonl
+  python tests/measure/ablation.py --recorded mine.npz --concurrency 1,8,32,128
+"""
 
 import argparse
 import statistics
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import pairwise, product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import script
 
 from outrider.drafters import registry as drafters
 from outrider.drafters.lookup_first import LOOKUP_THRESHOLD
@@ -22,10 +27,8 @@ from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
 from outrider.scheduler.planner import Asynchronous, Plan
 from outrider.scheduler.replay import Drafting, Positions, Replay
-
-from ..errors import UserError
-from . import harness, record
-from .simulated import WARM_UP, Machine, machines_of, make_planner
+from outrider.server.bench import harness, record
+from outrider.server.bench.simulated import WARM_UP, Machine, machines_of, make_planner
 
 PLANNERS = ("off", "verify-all", "threshold", "synchronous")
 
@@ -156,13 +159,23 @@ SITUATIONS = {
 """All but the first are made: on one machine."""
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print, of each situation and arm, the mean cell and the lowest one; a cell is the median over resampled answers.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--recorded", type=Path, required=True, metavar="FILE", help="positions that `outrider simulate --record` wrote"
+    )
+    add("--profile", metavar="NAME_OR_FOLDER", help="step costs (default: all shipped profiles with a calibration)")
+    add("--concurrency", default="1,8,32,128", metavar="LIST", help="requests (default: %(default)s)")
+    add("--steps", type=int, default=600, metavar="N", help="steps that count (default: %(default)s)")
+    add("--resamples", type=int, default=5, metavar="N", help="resamplings of the answers (default: %(default)s)")
+    harness.add_output_flags(parser, json="every cell")
+    parser.set_defaults(cost="")
 
-    Raises UserError without a recording.
-    """
-    if not args.recorded:
-        raise UserError("--ablate takes --recorded FILE, which --record FILE writes")
+
+def run(args: argparse.Namespace) -> int:
+    """Print the mean and lowest cell of each situation and arm; a cell is the median over resampled answers."""
+    harness.check_positive(args, "steps", "resamples")
+    harness.check_outputs(args)
     sizes = harness.positive_integers("--concurrency", args.concurrency)
     recorded = Positions.load(args.recorded)
     machines = list(machines_of(args, recorded.lookup.shape[1], max(sizes)))
@@ -212,3 +225,7 @@ def _goodput(
     else:
         replay.run(steps, before)
     return replay.good / replay.seconds
+
+
+if __name__ == "__main__":
+    sys.exit(script.main(sys.modules[__name__]))

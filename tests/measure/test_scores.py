@@ -1,14 +1,13 @@
-"""`outrider bench scores`: what lm-eval wrote about two servers, question by question."""
-
-from __future__ import annotations
+"""scores.py: lm-eval's results, question by question."""
 
 import json
 from pathlib import Path
 
 import pytest
+import scores
+import script
 
 from outrider.server.bench import record
-from outrider.server.cli.main import main
 
 
 def write(folder: Path, task: str, answers: dict[int, tuple[str, float]], date: str = "2026-11-25T10-00-00.1") -> None:
@@ -28,25 +27,25 @@ def test_questions_are_paired_by_their_number(tmp_path: Path, capsys: pytest.Cap
     write(ours, "only_here", {0: ("1", 1.0), 1: ("1", 1.0)})
     written = tmp_path / "scores.json"
     folders = [f"ours={tmp_path / 'a'}", f"theirs={tmp_path / 'b'}"]
-    assert main(["bench", "scores", *folders, "--json", str(written)]) == 0
-    found = record.read(written)["results"]
-    assert list(found) == ["gsm8k"]
-    assert found["gsm8k"]["ours"] == {
+    assert script.main(scores, [*folders, "--json", str(written)]) == 0
+    results = record.read(written)["results"]
+    assert list(results) == ["gsm8k"]
+    assert results["gsm8k"]["ours"] == {
         "questions": 3, "score": pytest.approx(2 / 3), "error": pytest.approx(1 / 3), "won": 0, "lost": 0, "same": 1,
     }  # fmt: skip
-    assert found["gsm8k"]["theirs"] == {
+    assert results["gsm8k"]["theirs"] == {
         "questions": 3, "score": pytest.approx(2 / 3), "error": pytest.approx(1 / 3), "won": 1, "lost": 1,
         "same": pytest.approx(1 / 3),
     }  # fmt: skip
     assert "66.67%" in capsys.readouterr().out
 
 
-def test_what_is_no_result_of_lm_eval_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_are_no_results_of_lm_eval_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "samples_gsm8k_2026-11-25T10.jsonl").write_text('{"doc_id": 1}\n')
-    assert main(["bench", "scores", f"a={tmp_path}"]) == 1
+    assert script.main(scores, [f"a={tmp_path}"]) == 1
     assert "holds no samples of lm-eval" in capsys.readouterr().err
-    assert main(["bench", "scores", "nothing"]) == 1
+    assert script.main(scores, ["nothing"]) == 1
     assert "give each server as NAME=FOLDER" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
-    assert main(["bench", "scores", f"a={tmp_path / 'empty'}"]) == 1
+    assert script.main(scores, [f"a={tmp_path / 'empty'}"]) == 1
     assert "have no task in common" in capsys.readouterr().err

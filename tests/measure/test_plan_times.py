@@ -1,14 +1,12 @@
-"""`outrider bench micro plan` times every planner and refuses empty sizes."""
-
-from __future__ import annotations
+"""tests/measure/plan_times.py times every planner and refuses empty sizes."""
 
 import argparse
 from pathlib import Path
 
+import plan_times as plan
 import pytest
 
 from outrider.server.bench import record
-from outrider.server.bench.micro import plan
 from outrider.server.errors import UserError
 
 
@@ -23,9 +21,9 @@ def test_every_planner_is_timed(levels: list[str], tmp_path: Path, capsys: pytes
     path = tmp_path / "plan.json"
     words = ["--requests", "9", "--gamma", "3", "--steps", "10", "--rounds", "2", "--json", str(path), *levels]
     assert plan.run(parse(*words)) == 0
-    printed, found = capsys.readouterr().out, record.read(path)["results"]
-    assert len(printed.splitlines()) == 1 + len(found)
-    for name, stages in found.items():
+    printed, results = capsys.readouterr().out, record.read(path)["results"]
+    assert len(printed.splitlines()) == 1 + len(results)
+    for name, stages in results.items():
         assert name in printed
         assert set(stages) == {"budget", "admit", "observe", "total"}
         assert all(len(times) == 2 and min(times) > 0 for times in stages.values())

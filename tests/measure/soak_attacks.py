@@ -3,8 +3,6 @@
 Each is one that once stopped or slowed a server. A right server refuses or answers it soon, and nobody else notices.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -19,7 +17,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from ..remote import CHAT, TEXT, Remote
+from outrider.server.bench.remote import CHAT, TEXT, Remote
 
 PAUSE_SECONDS = 1.0
 """Between two attacks of one client."""

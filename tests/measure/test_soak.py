@@ -1,6 +1,4 @@
-"""`outrider bench soak`: a right server passes, and each thing that must not happen is found."""
-
-from __future__ import annotations
+"""soak.py: a correct server passes, and each fault is found."""
 
 import asyncio
 import json
@@ -11,21 +9,22 @@ from typing import Any
 
 import aiohttp
 import pytest
+import script
+import soak as soak_script
+import soak_attacks as attacks
 from aiohttp import web
 from small_openai import Handler, SmallServer, answer
+from soak_report import Soak
+from soak_traffic import SoakCounts
 
 from outrider.server.bench import record, remote, server_processes
 from outrider.server.bench.server_processes import ProcessSample
-from outrider.server.bench.soak import attacks, cli
-from outrider.server.bench.soak.report import Soak
-from outrider.server.bench.soak.traffic import SoakCounts
-from outrider.server.cli.main import main
 
 pytestmark = pytest.mark.slow
 
 
 async def right(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    """Says the prompt's own first words; a schema gets what it asks for."""
+    """Repeats the prompt's first words; follows a schema."""
     text = body["messages"][0]["content"]
     if "response_format" in body:
         text = '{"title":"a","score":3,"kind":"task"}'
@@ -38,27 +37,27 @@ def soak(
     results = folder / "soak.json"
     with SmallServer(handler) as server:
         server.gauges = gauges
-        code = main(
+        code = script.main(
+            soak_script,
             [
-                *("bench", "soak", "--url", server.url, "--minutes", "0.04", "--concurrency", "8", "--count", "6"),
-                *("--json", str(results), "--plot", str(folder / "soak.png"), *flags),
-            ]
+                *("--url", server.url, "--minutes", "0.04", "--concurrency", "8", "--count", "6"),
+                *("--json", str(results), *flags),
+            ],
         )
     return code, capsys.readouterr().out, record.read(results)["results"]
 
 
-def test_a_right_server_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, shown, found = soak(right, tmp_path, capsys, 'sglang:num_used_tokens{rank="0"} 0.0\n')
+def test_a_correct_server_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, shown, record = soak(right, tmp_path, capsys, 'sglang:num_used_tokens{rank="0"} 0.0\n')
     assert code == 0, shown
     assert shown.endswith("nothing found\n")
     assert "cache empty after 0 s" in shown
-    assert found["counts"]["compared"] == found["counts"]["whole"]["greedy"] > 0
-    assert set(found["counts"]["asked"]) == {"greedy", "sampled", "schema", "given up"}
-    assert found["counts"]["whole"].get("given up", 0) < found["counts"]["asked"]["given up"]
-    assert (tmp_path / "soak.png").read_bytes().startswith(b"\x89PNG")
+    assert record["counts"]["compared"] == record["counts"]["whole"]["greedy"] > 0
+    assert set(record["counts"]["asked"]) == {"greedy", "sampled", "schema", "given up"}
+    assert record["counts"]["whole"].get("given up", 0) < record["counts"]["asked"]["given up"]
 
 
-def test_what_changes_under_load_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_that_change_under_load_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     running = 0
 
     async def changing(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -71,10 +70,10 @@ def test_what_changes_under_load_is_found(tmp_path: Path, capsys: pytest.Capture
         finally:
             running -= 1
 
-    code, shown, found = soak(changing, tmp_path, capsys)
+    code, shown, record = soak(changing, tmp_path, capsys)
     assert code == 1
-    assert 0 < found["counts"]["changed"] <= found["counts"]["compared"]
-    assert found["counts"]["against_schema"] > 0
+    assert 0 < record["counts"]["changed"] <= record["counts"]["compared"]
+    assert record["counts"]["against_schema"] > 0
     assert "greedy answers are not what they were alone" in shown
     assert "changed: " in shown
 
@@ -85,15 +84,15 @@ def test_failures_are_found_and_refusals_are_not(tmp_path: Path, capsys: pytest.
     async def failing(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         nonlocal number
         number += 1
-        if number > 6 and number % 3 == 0:  # the first six are asked alone
+        if number > 6 and number % 3 == 0:
             return web.json_response({"error": {"message": "broken"}}, status=429 if number % 2 else 500)
         return await right(request, body)
 
-    code, shown, found = soak(failing, tmp_path, capsys)
+    code, shown, record = soak(failing, tmp_path, capsys)
     assert code == 1
-    failures = found["counts"]["failures"]
+    failures = record["counts"]["failures"]
     assert set(failures) == {"429", "500"}
-    assert found["faults"] == [f"{failures['500']} requests failed"]
+    assert record["faults"] == [f"{failures['500']} requests failed"]
     assert "broken" in shown
 
 
@@ -101,7 +100,6 @@ ATTACKED = ("--attack", "--minutes", "0.12", "--stretch", "2", "--concurrency", 
 
 
 def is_attack(request: web.Request, body: dict[str, Any]) -> bool:
-    """Tell whether a request is none of the soak's ordinary ones."""
     ordinary = len(body["messages"]) == 1 and isinstance(body["messages"][0]["content"], str)
     strange = {"top_k", "regex", "stop", "stop_token_ids", "logit_bias"} & body.keys()
     return bool(strange) or not ordinary or "kind" not in json.dumps(body.get("response_format", "kind"))
@@ -114,7 +112,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_server_that_attacks_do_not_hurt_passes_but_for_the_open_body(
+def test_a_server_that_resists_all_attacks_but_the_open_body(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def refusing(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -122,12 +120,12 @@ def test_a_server_that_attacks_do_not_hurt_passes_but_for_the_open_body(
             return web.json_response({"error": {"message": "no"}}, status=400)
         return await right(request, body)
 
-    _, shown, found = soak(refusing, tmp_path, capsys, flags=(*ATTACKED, "--most-slower", "100"))
-    attacked = found["attacked"]["outcomes"]
+    _, shown, record = soak(refusing, tmp_path, capsys, flags=(*ATTACKED, "--most-slower", "100"))
+    attacked = record["attacked"]["outcomes"]
     assert attacked.keys() == attacks.ATTACKS.keys()
     assert attacked["top_k beyond int32"].keys() == {"400"}
-    # aiohttp waits for a body as long as it takes, and so does this server.
-    assert [fault.partition(":")[0] for fault in found["faults"]] == ["a body that never ends"], shown
+    # aiohttp has no limit for a body, so neither has this server
+    assert [fault.partition(":")[0] for fault in record["faults"]] == ["a body that never ends"], shown
     assert "slowest /health" in shown
 
 
@@ -138,9 +136,9 @@ def test_a_server_that_an_attack_breaks_is_found(tmp_path: Path, capsys: pytest.
             return web.json_response({"error": {"message": "broken"}}, status=500 if "top_k" in body else 400)
         return await right(request, body)
 
-    code, shown, found = soak(breaking, tmp_path, capsys, flags=ATTACKED)
+    code, shown, record = soak(breaking, tmp_path, capsys, flags=ATTACKED)
     assert code == 1
-    assert any(fault.startswith("top_k beyond int32: ") and fault.endswith("500") for fault in found["faults"]), shown
+    assert any(fault.startswith("top_k beyond int32: ") and fault.endswith("500") for fault in record["faults"]), shown
 
 
 def test_a_server_that_attacks_slow_down_is_found() -> None:
@@ -155,18 +153,18 @@ def test_a_server_that_attacks_slow_down_is_found() -> None:
 def test_a_cache_that_stays_full_is_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "EMPTY_SECONDS", 0.5)
+    monkeypatch.setattr(soak_script, "EMPTY_SECONDS", 0.5)
     code, shown, _ = soak(right, tmp_path, capsys, "sglang:num_used_tokens 12.0\nsglang:num_running_reqs 0.0\n")
     assert code == 1
     assert "the cache is not empty: sglang:num_used_tokens 12, sglang:num_running_reqs 0" in shown
 
 
-def test_memory_counts_by_what_is_held_not_by_what_a_step_works_with() -> None:
+def test_memory_counts_held_memory_and_not_a_steps_workspace() -> None:
     def found(held: list[float]) -> Soak:
         samples = []
         for second, mb in enumerate(held):
             anonymous = {"scheduler": mb + 500 * (second % 3), "server": 100.0}
-            files = 80.0 if second < 150 else second  # pages that the machine took away and that were read again
+            files = 80.0 if second < 150 else second  # reclaimed pages that were read again
             samples.append(
                 ProcessSample(float(second), {name: files + mb for name, mb in anonymous.items()}, anonymous)
             )
@@ -183,7 +181,7 @@ def test_memory_counts_by_what_is_held_not_by_what_a_step_works_with() -> None:
 
 def test_processes_of_a_server_are_found() -> None:
     with SmallServer(right) as server, subprocess.Popen(["true"]) as ended:
-        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # it stays as a zombie
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
         watched = server_processes.of_server(server.url)
         assert watched is not None
         sample = watched.sample()
@@ -191,7 +189,7 @@ def test_processes_of_a_server_are_found() -> None:
     assert server_processes.of_server("http://192.0.2.1:80") is None
 
 
-def test_a_server_that_is_gone_is_a_fault_of_its_own_and_ends_no_soak() -> None:
+def test_a_lost_server_is_a_fault_and_does_not_end_the_soak() -> None:
     async def attack() -> dict[str, int]:
         async with aiohttp.ClientSession() as session:
             attacked = attacks.Attacked()

@@ -10,9 +10,9 @@ Tokens a step hardly depend on what else the machine does, nor do processor seco
 too, look at these. Flags of the server go after --.
 
 examples:
-  python deploy/loadtest/domains.py invoices --out prompts
-  outrider bench learn --prompts prompts/invoices.jsonl --held-out prompts/invoices-held-out.jsonl --json learn.json
-  outrider bench learn --prompts mine.jsonl --held-out others.jsonl --pauses 5 --pause 300 -- --model ./Qwen3-4B
+  python tests/measure/domains.py invoices --out prompts
+  python tests/measure/learning.py --prompts prompts/invoices.jsonl --held-out prompts/invoices-held-out.jsonl
+  python tests/measure/learning.py --prompts mine.jsonl --held-out others.jsonl --pauses 5 --pause 300 -- --model FOLDER
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import script
 
-from ..errors import UserError
-from ..prompt_files import read_mixed_questions, read_questions
-from ..settings.flags import add_all_flags, served_settings_of
-from . import harness, record, remote, server_processes
-from .remote import Remote
-from .report import table
-from .server_processes import LEARNER, ServerProcesses
+from outrider.server.bench import harness, record, remote, server_processes
+from outrider.server.bench.remote import Remote
+from outrider.server.bench.report import table
+from outrider.server.bench.server_processes import LEARNER, ServerProcesses
+from outrider.server.errors import UserError
+from outrider.server.prompt_files import read_mixed_questions, read_questions
+from outrider.server.settings.flags import add_all_flags, served_settings_of
 
 if TYPE_CHECKING:
-    from ..settings.resolve import Resolved
+    from outrider.server.settings.resolve import Resolved
 
 START_SECONDS = 600
 """Time that a server may take to start, its first measurement included."""
@@ -57,9 +58,6 @@ LIVE_SECONDS = 0.6
 
 Asked = dict[str, float]
 """Answers to prompts that were asked one at a time: tokens, decode steps, tau, tokens_per_second."""
-
-
-MOVED = {"--plot": "--json"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _resolved(flags: Sequence[str]) -> Resolved:
     """The server's settings; raises UserError where it would not start."""
-    from ..settings.resolve import resolve
+    from outrider.server.settings.resolve import resolve
 
     parser = argparse.ArgumentParser(prog="outrider serve")
     add_all_flags(parser)
@@ -281,3 +279,7 @@ def shown(results: Mapping[str, Any]) -> str:
     ]
     heads = ["prompts", "tokens a step before", "after", "ratio", "tokens/s before", "after"]
     return "\n".join([table(columns, rows), table(heads, compared), *lines])
+
+
+if __name__ == "__main__":
+    sys.exit(script.main(sys.modules[__name__]))

@@ -4,24 +4,23 @@ Both take turns, round by round, with a loop that only reads as many bytes as th
 hardly be faster ("of reading" is the loop's time over the product's). Weights are random.
 
 examples:
-  outrider bench micro blocks
-  outrider bench micro blocks --kinds Q6_K --shape 151936x1024 --rows 1,8
+  python tests/measure/block_times.py
+  python tests/measure/block_times.py --kinds Q6_K --shape 151936x1024 --rows 1,8
 """
 
-from __future__ import annotations
-
 import argparse
+import sys
 from functools import partial
 from statistics import median
 
+import clock as clocks
+import script
 import torch
 
 from outrider.kernels import blocks
 from outrider.kernels.cpu import native
-
-from ...errors import UserError
-from .. import harness, record
-from . import timing
+from outrider.server.bench import harness, record
+from outrider.server.errors import UserError
 
 OFFERED = [kind for kind in blocks.KINDS if not kind.startswith("GROUPS_")]
 
@@ -32,14 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--shape", default="262144x1024", metavar="OUTPUTSxDEPTH", help="of the weight (default: %(default)s)")
     add("--rows", default="1,2,3,4,6,8,16,32,64", metavar="LIST", help="rows of the products (default: %(default)s)")
     add("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="number format (default: %(default)s)")
-    timing.add_flags(parser, threads=2)
+    clocks.add_flags(parser, threads=2)
 
 
 def run(args: argparse.Namespace) -> int:
     rows, (outputs, depth) = harness.positive_integers("--rows", args.rows), shape_of(args.shape)
     if not native.available():
         raise UserError("weights in blocks are multiplied by the compiled kernels, which do not run here")
-    clock = timing.start(args, f"{args.shape} {args.dtype}")
+    clock = clocks.start(args, f"{args.shape} {args.dtype}")
     print(f"{'weight, rows':16}{'reading':>10}{'float':>10}{'int8':>10}{'float/int8':>20}{'of reading':>12}")
     results = {}
     for kind in args.kinds:
@@ -49,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         for count in rows:
             x = torch.randn(count, depth).to(getattr(torch, args.dtype))
             arms = {"reading": words.sum} | {n: partial(blocks.block_linear, x, w) for n, w in weights.items()}
-            times = results[f"{kind} {count}"] = timing.measure(arms, args.rounds, clock)
+            times = results[f"{kind} {count}"] = clocks.measure(arms, args.rounds, clock)
             columns = "".join(f"{median(arm):10.2f}" for arm in times.values())
             faster, share = (harness.ratio(times[arm], times["int8"]) for arm in ("float", "reading"))
             print(f"{f'{kind} {count}':16}{columns}{faster.cell:>20}{share.median:12.2f}", flush=True)
@@ -74,3 +73,7 @@ def random_blocks(kind: str, outputs: int, depth: int) -> torch.Tensor:
     if kind == "MXFP4":
         raw[..., 0] = 118
     return raw.flatten(1)
+
+
+if __name__ == "__main__":
+    sys.exit(script.main(sys.modules[__name__]))

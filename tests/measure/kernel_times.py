@@ -4,62 +4,42 @@ The two take turns, round by round; the least and largest of the rounds' ratios 
 SmolLM2-135M: attention, norms and activation, matrix products, sampling.
 
 examples:
-  outrider bench micro kernels --only attention
-  outrider bench micro kernels --only "linear 8" --threads 2 --json kernels.json
+  python tests/measure/kernel_times.py --only attention
+  python tests/measure/kernel_times.py --only "linear 8" --threads 2 --json kernels.json
 """
 
-from __future__ import annotations
-
 import argparse
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
+import clock as clocks
+import script
 import torch
+from clock import Arm
 
 from outrider.kernels import attention, fused, int8, linear, noise, sampling
 from outrider.kernels.cpu import native
 from outrider.kernels.flat_batch import FlatBatch
-
-from ...errors import UserError
-from .. import harness, record
-from . import timing
-from .timing import Arm
-
-
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """Sizes of a dense decoder; the defaults are SmolLM2-135M."""
-
-    hidden: int = 576
-    heads: int = 9
-    kv_heads: int = 3
-    head_dim: int = 64
-    mlp: int = 1536
-    vocab: int = 49_152
-
-    @property
-    def weights(self) -> list[tuple[int, int]]:
-        """[outputs, depth] of one layer's products."""
-        attended = self.heads * self.head_dim
-        qkv = attended + 2 * self.kv_heads * self.head_dim
-        return [(qkv, self.hidden), (self.hidden, attended), (2 * self.mlp, self.hidden), (self.hidden, self.mlp)]
+from outrider.server.bench import harness, record
+from outrider.server.bench.micro.steps import ModelShape
+from outrider.server.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--only", default="", metavar="TEXT", help="only cases whose name contains this (default: all)")
     add("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="number format (default: %(default)s)")
-    timing.add_flags(parser, threads=1)
+    clocks.add_flags(parser, threads=1)
 
 
 def run(args: argparse.Namespace) -> int:
-    clock = timing.start(args, args.dtype)
+    clock = clocks.start(args, args.dtype)
     print(f"{'case':34}{'torch':>10}{'ours':>10}{'torch/ours':>20}")
     results = {}
     for name, plain, ours in cases(ModelShape(), getattr(torch, args.dtype), args.only):
-        times = results[name] = timing.measure({"torch": plain, "ours": ours}, args.rounds, clock)
+        times = results[name] = clocks.measure({"torch": plain, "ours": ours}, args.rounds, clock)
         columns = "".join(f"{median(arm):10.3f}" for arm in times.values())
         print(f"{name:34}{columns}{harness.ratio(times['torch'], times['ours']).cell:>20}", flush=True)
     if not results:
@@ -155,3 +135,7 @@ def _sampling_cases(shape: ModelShape, dtype: torch.dtype, only: str) -> Iterato
 
 def _draw_plain(logits: torch.Tensor, rules: sampling.Rules, keys: torch.Tensor) -> torch.Tensor:
     return noise.torch_gumbel_argmax(sampling.torch_target_probs(logits, *rules), keys)
+
+
+if __name__ == "__main__":
+    sys.exit(script.main(sys.modules[__name__]))

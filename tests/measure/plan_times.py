@@ -5,18 +5,18 @@ made-up answers (`outrider simulate`), whose confidences are right. The cost mod
 turns, round by round.
 
 examples:
-  outrider bench micro plan --requests 512 --levels
+  python tests/measure/plan_times.py --requests 512 --levels
 """
-
-from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import script
 
 from outrider.drafters.lookup_first import LOOKUP_THRESHOLD
 from outrider.kernels.cpu import native
@@ -26,8 +26,7 @@ from outrider.scheduler.baselines import VerifyAll
 from outrider.scheduler.contract import Planner
 from outrider.scheduler.cost.synthetic import SyntheticCost
 from outrider.scheduler.replay import Drafting, Positions, Replay
-
-from .. import harness, record
+from outrider.server.bench import harness, record
 
 STAGES = ("budget", "admit", "observe")
 WARM_STEPS = 50
@@ -93,3 +92,7 @@ def timed(planner: Planner) -> list[dict[str, float]]:
     for stage in STAGES:
         setattr(planner, stage, noting(stage, getattr(planner, stage)))
     return steps
+
+
+if __name__ == "__main__":
+    sys.exit(script.main(sys.modules[__name__]))

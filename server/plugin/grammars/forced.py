@@ -1,0 +1,172 @@
+"""Text that a grammar forces, as tokens to draft.
+
+A grammar often leaves one way to go on: names of properties, punctuation, the rest of a word of an enumeration. Such
+text costs no drafter. It is a draft like every other: a mask allows every way to split it into tokens, so the target
+may choose another one, and verification decides.
+
+In JSON white space is free almost everywhere. There the text goes on with the answer's own style (`JsonStyle`) if only
+one token of JSON may come next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from xgrammar import TokenizerInfo
+
+from .budget import GrammarBudget
+from .json_style import JsonStyle
+
+MOST_CHARACTERS = 96
+"""Characters that are drafted at once."""
+TAIL = 6
+"""Tokens before the text with which it is encoded."""
+FIRST_CHARACTERS = '":,{}[]tfn-01'
+"""Every token of JSON begins with one of these, and digits with one of two: a schema of integers above 1 is rare."""
+KEPT, PRIOR = 0.9, 4.0
+"""Weight that a counted token keeps, and weight of the first guesses."""
+FIRST_GUESSES = 0.95, 0.7
+"""Chances that a token is accepted, without and with guessed white space in the draft up to it."""
+
+
+class Spelling:
+    """Tokens of text. encode: tokens of a text, without special ones. vocabulary: bytes of each token."""
+
+    def __init__(self, encode: Callable[[str], list[int]], vocabulary: Callable[[], Sequence[bytes]]):
+        self.encode, self._vocabulary = encode, vocabulary
+
+    @classmethod
+    def of(cls, tokenizer: Any, info: TokenizerInfo) -> Spelling:
+        """tokenizer: of Hugging Face. info: xgrammar's view of it."""
+        fast = getattr(tokenizer, "backend_tokenizer", None)
+        if fast is not None:
+            return cls(lambda text: list(fast.encode(text, add_special_tokens=False).ids), lambda: info.decoded_vocab)
+        return cls(lambda text: tokenizer.encode(text, add_special_tokens=False), lambda: info.decoded_vocab)
+
+    @cached_property
+    def vocabulary(self) -> Sequence[bytes]:
+        return self._vocabulary()
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Text of tokens, one character for each byte: punctuation of JSON is never part of another character."""
+        return b"".join(self.vocabulary[token] for token in tokens).decode("latin-1")
+
+    def after(self, tokens: Sequence[int], text: str) -> tuple[list[int], bool]:
+        """Tokens of `text` after `tokens`; and whether the tokenizer keeps these as they are."""
+        try:
+            before = b"".join(self.vocabulary[token] for token in tokens[-TAIL:]).decode()
+        except UnicodeDecodeError:  # the tail begins within a character
+            return self.encode(text), True
+        known, whole = self.encode(before), self.encode(before + text)
+        if whole[: len(known)] == known:
+            return whole[len(known) :], True
+        return self.encode(text), False
+
+
+class Forced(NamedTuple):
+    """Forced tokens. chances: of each, to be accepted if those before it are."""
+
+    tokens: list[int]
+    chances: list[float]
+
+
+class ForcedText:
+    """The forced text of one answer. json: its grammar is a JSON schema. spelling: of the tokenizer.
+
+    budget: processor time that drafting takes. A grammar that exceeds it is not drafted for any more.
+    """
+
+    def __init__(self, spelling: Spelling, *, json: bool):
+        self.spelling, self.budget = spelling, GrammarBudget()
+        self.style = JsonStyle() if json else None
+        self._read = 0
+        self._draft: list[int] = []
+        self._guessed: list[bool] = []
+        self._counts = [[guess * PRIOR, PRIOR] for guess in FIRST_GUESSES]  # accepted, seen
+
+    def anew(self) -> ForcedText:
+        """The same for another answer."""
+        return ForcedText(self.spelling, json=self.style is not None)
+
+    def read(self, accepted: Sequence[int]) -> None:
+        """Read the answer's tokens so far, and count which of the last draft's were right."""
+        new = accepted[self._read :]
+        for token, drafted, guessed in zip(new, self._draft, self._guessed, strict=False):
+            counts = self._counts[guessed]
+            counts[0], counts[1] = KEPT * counts[0] + (token == drafted), KEPT * counts[1] + 1
+            if token != drafted:
+                break
+        self._draft, self._read = [], len(accepted)
+        if self.style is not None:
+            self.style.read(self.spelling.text(new))
+
+    def tokens(self, matcher: Any, accepted: Sequence[int], most: int) -> Forced:
+        """At most `most` tokens that the grammar forces after those `accepted`. matcher: xgrammar's, which has accepted
+        them; it stays as it is."""
+        self.read(accepted)
+        if self.style is not None and self.style.in_string and not matcher.find_jump_forward_string():
+            return Forced([], [])  # most tokens are of strings, and a fork takes time
+        style = None if self.style is None else self.style.copy()
+        text, sure = self._text(matcher.fork(), style, accepted)
+        self._draft, self._guessed = self._spelled(accepted, text, sure, most)
+        return Forced(self._draft, self._chances(self._guessed))
+
+    def after(self, matcher: Any, accepted: Sequence[int], draft: Sequence[int], most: int) -> tuple[int, Forced]:
+        """How many tokens of a draft the grammar allows, and at most `most` that it forces after them; see `tokens`,
+        which was called before."""
+        matcher, style = matcher.fork(), None if self.style is None else self.style.copy()
+        allowed = next((place for place, token in enumerate(draft) if not matcher.accept_token(token)), len(draft))
+        if style is not None:
+            style.read(self.spelling.text(draft[:allowed]), learn=False)
+        before = [*accepted[-TAIL:], *draft[:allowed]]
+        if most <= 0 or matcher.is_terminated():
+            return allowed, Forced([], [])
+        tokens, guessed = self._spelled(before, *self._text(matcher, style, before), most)
+        return allowed, Forced(tokens, self._chances(guessed))
+
+    def _spelled(self, before: Sequence[int], text: str, sure: int, most: int) -> tuple[list[int], list[bool]]:
+        """Tokens of a text, and which of them come after a guess; `sure` bytes do not."""
+        tokens = self.spelling.after(before, text)[0][:most] if text else []
+        ends = accumulate(len(self.spelling.vocabulary[token]) for token in tokens)
+        return tokens, [end > sure for end in ends]
+
+    def _chances(self, guessed: Sequence[bool]) -> list[float]:
+        return [self._counts[each][0] / self._counts[each][1] for each in guessed]
+
+    def _text(self, matcher: Any, style: JsonStyle | None, before: Sequence[int]) -> tuple[str, int]:
+        """Forced text after the tokens `before`, and bytes of it that come before the first guess. matcher, style: they
+        go on with it."""
+        text, sure = "", -1
+        while len(text) < MOST_CHARACTERS and not matcher.is_terminated():
+            if not (forced := matcher.find_jump_forward_string()):
+                if style is None or style.in_string:
+                    break
+                if (next_token := self._next(matcher, style, before, first=not text)) is None:
+                    break
+                forced, sure = next_token, len(text.encode()) if sure < 0 else sure
+            if not matcher.accept_string(forced):
+                break
+            if style is not None:
+                style.read(forced, learn=False)
+            text += forced
+        return text, len(text.encode()) if sure < 0 else sure
+
+    def _next(self, matcher: Any, style: JsonStyle, before: Sequence[int], *, first: bool) -> str | None:
+        """White space and the first character of the next token of JSON, if there is only one."""
+        allowed, probe = "", matcher.fork()
+        for char in FIRST_CHARACTERS:
+            if probe.accept_string(char):
+                allowed, probe = allowed + char, matcher.fork()
+                if len(allowed) > 1:
+                    return None
+        if not allowed:
+            return None
+        char, guess = allowed, style.guess(allowed)
+        more = guess[len(style.pending) :] if guess.startswith(style.pending) else ""
+        if first and style.pending:  # the answer's last token is as the tokenizer splits the right white space
+            likely = (more, " ", "")
+            more = next((space for space in likely if self.spelling.after(before, space + char)[1]), more)
+        return more + char if not more or matcher.fork().accept_string(more + char) else char

@@ -1,0 +1,82 @@
+"""Text that a grammar forces is drafted, and answers stay the same or keep their distribution."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from asking import complete, tokens
+from exact_answers import PROMPT, SAMPLES, Answer, Rules, answer_probs, answers_p_value
+from metrics_page import MetricsPage
+from power import THRESHOLD
+from random_schemas import schemas
+from running import Server
+from small_target import SPECIAL, VOCAB, SmallTarget
+
+CHOICES = 16
+SAMPLING: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.8, "seed": 5}]
+
+
+def drafted(before: MetricsPage, after: MetricsPage, **labels: str) -> float:
+    """Accepted tokens that a grammar forced."""
+    name, labels = "outrider_accepted_position_total", labels | {"source": "grammar"}
+    return after.value(name, **labels) - before.value(name, **labels)
+
+
+@pytest.mark.parametrize("served", ["exact_server", "planned_server"])
+@pytest.mark.parametrize("sampling", SAMPLING, ids=["greedy", "seeded"])
+def test_answers_by_a_schema(
+    served: str, sampling: dict[str, Any], prompts: list[str], request: pytest.FixtureRequest
+) -> None:
+    server: Server = request.getfixturevalue(served)
+    count = 200 if request.config.getoption("--exhaustive") else 50
+    formats = [
+        {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}} for schema in schemas(count)
+    ]
+
+    def ask(number: int, speculate: bool) -> list[int]:
+        body = sampling | {"max_tokens": 64, "response_format": formats[number]}
+        return tokens(complete(server, prompts[number % len(prompts)], speculate=speculate, **body))
+
+    def ask_all(speculate: bool) -> list[list[int]]:
+        with ThreadPoolExecutor(8) as pool:
+            return list(pool.map(lambda number: ask(number, speculate), range(count)))
+
+    plain, before = ask_all(False), MetricsPage(server.url)
+    assert ask_all(True) == plain
+    assert drafted(before, MetricsPage(server.url)) > 3 * count
+
+
+TEXTS = ("the order of things, then", "tennis; or something alike", "it is the end of the day.")
+
+
+@pytest.mark.parametrize("served", ["exact_server", "planned_server"])
+def test_sampled_answers_have_the_exact_distribution(
+    served: str, small_target: SmallTarget, request: pytest.FixtureRequest
+) -> None:
+    """The texts can be split into tokens in many ways, so the target often refuses a forced token."""
+    server: Server = request.getfixturevalue(served)
+    pieces = small_target.tokenizer.batch_decode([[token] for token in range(VOCAB)])
+
+    def allowed(answer: Answer) -> list[int]:
+        said = "".join(pieces[token] for token in answer)
+        return [
+            token
+            for token in range(SPECIAL, VOCAB)
+            if pieces[token] and any(text.startswith(said + pieces[token]) for text in TEXTS)
+        ]
+
+    prompt = small_target.tokenizer(PROMPT)["input_ids"]
+    body = {"temperature": 1.0, "top_k": 3, "regex": "|".join(text.replace(".", r"\.") for text in TEXTS)}
+
+    def sample(_: int) -> list[Answer]:
+        answer = complete(server, prompt, speculate=True, n=CHOICES, max_tokens=5, **body)
+        return [tuple(choice["token_ids"]) for choice in answer["choices"]]
+
+    before = MetricsPage(server.url)
+    with ThreadPoolExecutor(4) as pool:
+        drawn = [answer for part in pool.map(sample, range(SAMPLES // CHOICES)) for answer in part]
+    assert drafted(before, MetricsPage(server.url), sampling="sampled") > SAMPLES / 4
+    exact = answer_probs(small_target.logits, prompt, 5, Rules(temperature=1.0, top_k=3, allowed=allowed))
+    assert answers_p_value(drawn, exact) > THRESHOLD

@@ -1,0 +1,175 @@
+"""Forced text as drafts: every outcome of drafting and acceptance is followed, and answers have the target's
+distribution. The vocabulary has several ways to split forced text, so the target often refuses a forced token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+import xgrammar
+from enumeration import Enumeration, Found, exact
+from measured_acceptance import Acceptance, Batch, Kind, Text
+from power import distance
+from table_models import TableModel
+
+from outrider.drafters.lookup_first import LookupFirst
+from outrider.drafters.ngram import NgramDrafter
+from outrider.drafters.slot_tokens import SlotTokens
+from outrider.scheduler.baselines import Threshold, VerifyAll
+from outrider.scheduler.contract import Planner
+from outrider.server.plugin.decode.logit_rules import LogitRules
+from outrider.server.plugin.grammars.backend import BoundedGrammar, bounded
+from outrider.server.plugin.grammars.drafts import GrammarDrafts
+from outrider.server.plugin.grammars.forced import ForcedText, Spelling
+
+EXACT, SEEN = 1e-6, 0.01
+WORDS = ("a", "b", "c", "ba")
+VOCAB, END, GAMMA, LENGTH = 5, 4, 3, 4
+PROMPT = (0, 2, 1, 0)
+"""Its last token is the first of the answer for the grammar, see `Enumeration`."""
+ALTERNATIVES = ("abacbab", "acbabac")
+LOGITS = torch.tensor(
+    [
+        [1.0, 0.4, 0.9, 0.7, -3.0],
+        [0.2, 0.6, 0.5, 0.1, -3.0],
+        [0.9, 0.3, 0.8, -0.4, -3.0],
+        [0.1, 0.8, 0.2, 0.3, -3.0],
+        [0.0, 0.0, 0.0, 0.0, 0.0],
+    ]
+)
+Q = torch.tensor(
+    [
+        [0.2, 0.3, 0.2, 0.3, 0.0],
+        [0.4, 0.2, 0.3, 0.1, 0.0],
+        [0.3, 0.3, 0.2, 0.2, 0.0],
+        [0.1, 0.3, 0.5, 0.1, 0.0],
+        [0.25, 0.25, 0.25, 0.25, 0.0],
+    ]
+)
+CONFIDENCE = torch.full((GAMMA, VOCAB), 0.7)
+KINDS = {"sampled": Kind(1.2), "greedy": Kind(0.0)}
+
+
+def encode(text: str) -> list[int]:
+    """The longest token first."""
+    tokens, place = [], 0
+    while place < len(text):
+        word = max((word for word in WORDS if text.startswith(word, place)), key=len)
+        tokens.append(WORDS.index(word))
+        place += len(word)
+    return tokens
+
+
+COMPILED = xgrammar.GrammarCompiler(
+    xgrammar.TokenizerInfo([*WORDS, "<end>"], stop_token_ids=[END]), max_threads=1
+).compile_regex(f"({'|'.join(ALTERNATIVES)}){{64}}")
+
+
+def grammar(answer: Text) -> BoundedGrammar:
+    spelling = Spelling(encode, lambda: [word.encode() for word in WORDS])
+    made = bounded(COMPILED, VOCAB, None, "", None, True, ForcedText(spelling, json=False))
+    for token in answer:
+        made.accept_token(token)
+    return made
+
+
+def answer_of(text: Text) -> Text:
+    return text[len(PROMPT) - 1 :]
+
+
+def logits(batch: Batch) -> torch.Tensor:
+    history = SlotTokens(batch.page_table.numel())
+    for row, item in enumerate(batch.items):
+        history.write(batch.page_table[row, : len(item.text) - 1].long(), torch.tensor(item.text[:-1]))
+    params = SimpleNamespace(frequency_penalty=0.0, presence_penalty=0.0, repetition_penalty=1.0, min_new_tokens=0)
+    reqs = [
+        SimpleNamespace(
+            origin_input_ids=list(PROMPT[:-1]),
+            sampling_params=params,
+            grammar=grammar(answer_of(item.text)),
+            finished=lambda: False,
+        )
+        for item in batch.items
+    ]
+    info = SimpleNamespace(acc_additive_penalties=None, logit_bias=None, vocab_size=VOCAB, grammar_mask=None)
+    return LogitRules(history, batch.page_table).verified(
+        SimpleNamespace(reqs=reqs, sampling_info=info, req_pool_indices=torch.arange(len(reqs))),
+        SimpleNamespace(next_token_logits=LOGITS[batch.flat.input_ids]),
+        batch.flat,
+        torch.tensor([item.text[-1] for item in batch.items]),
+        batch.draft.tokens,
+        batch.seq_lens,
+        longest=int(batch.seq_lens.max()),
+        exact=True,
+        barrier=None,
+    )
+
+
+def believing(batch: Batch) -> torch.Tensor:
+    """Logits of a target that takes every drafted token as given."""
+    honest, flat = logits(batch), batch.flat
+    for row, (request, step) in enumerate(zip(flat.request.tolist(), flat.step.tolist(), strict=True)):
+        if step < int(batch.verify_lens[request]):
+            token = batch.draft.tokens[request, step]
+            if honest[row, token] > -torch.inf:
+                honest[row] = torch.where(torch.arange(VOCAB) == token, 0.0, -torch.inf)
+    return honest
+
+
+def plain(kind: Kind) -> Callable[[Text], list[float]]:
+    """The next token's probabilities, by the alternatives alone."""
+
+    def probs(text: Text) -> list[float]:
+        said = "".join(WORDS[token] for token in answer_of(text))
+        allowed = torch.tensor([begins(said + word) for word in WORDS] + [False])
+        masked = LOGITS[text[-1]].double().masked_fill(~allowed, -torch.inf)
+        if kind.temperature == 0:
+            return torch.nn.functional.one_hot(masked.argmax(), VOCAB).double().tolist()
+        return (masked / kind.temperature).softmax(0).tolist()
+
+    return probs
+
+
+def begins(text: str) -> bool:
+    """True if a sequence of alternatives begins with the text."""
+    return any(
+        alternative.startswith(text) or (text.startswith(alternative) and begins(text[len(alternative) :]))
+        for alternative in ALTERNATIVES
+    )
+
+
+def said(kind: Kind, planner: Planner, of_target: Callable[[Batch], torch.Tensor] = logits) -> Found:
+    model = TableModel(Q.expand(GAMMA, VOCAB, VOCAB), CONFIDENCE)
+    drafter = LookupFirst(NgramDrafter(GAMMA, min_match=2), model, expected_run_length=1.7)
+    acceptance = Acceptance(of_target, [kind])
+    return Enumeration(
+        [PROMPT], acceptance, drafter, model, planner, LENGTH, VOCAB, grammar=lambda text: grammar(answer_of(text))
+    ).run()
+
+
+def off_by(kind: Kind, found: Found) -> float:
+    return distance(found.texts, exact([plain(kind)], [PROMPT], LENGTH))
+
+
+@pytest.mark.parametrize("planner", [VerifyAll, lambda: Threshold(0.5)], ids=["verify all", "threshold"])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_answers_have_the_targets_distribution(kind: Kind, planner: Callable[[], Planner]) -> None:
+    found = said(kind, planner())
+    assert off_by(kind, found) < EXACT
+    assert found.looked_up > 0.3
+    assert found.modelled > 0.3
+
+
+def test_forced_text_that_is_not_verified_is_detected() -> None:
+    assert off_by(KINDS["sampled"], said(KINDS["sampled"], VerifyAll(), believing)) > SEEN
+
+
+def test_sampled_drafts_that_are_cut_where_the_grammar_refuses_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cut depends on the token that was drawn, but the next one is drawn as if nothing had been tried."""
+    honest = GrammarDrafts.follow
+    monkeypatch.setattr(
+        GrammarDrafts, "follow", lambda drafts, draft, decided: honest(drafts, draft, torch.ones_like(decided))
+    )
+    assert off_by(KINDS["sampled"], said(KINDS["sampled"], VerifyAll())) > SEEN

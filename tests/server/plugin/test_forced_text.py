@@ -1,0 +1,154 @@
+"""Text that a grammar forces, in the tokens and the white space of the answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import xgrammar
+from answering import tokenizer
+
+from outrider.server.plugin.grammars.forced import ForcedText, Spelling
+from outrider.server.plugin.grammars.json_style import JsonStyle
+
+RECORDS = [
+    {"name": "Anna Berg", "age": 34, "address": {"city": "Oslo", "street_number": 7}, "status": "active"},
+    {"name": "Paul", "age": 41, "address": {"city": "Graz", "street_number": 12}, "status": "suspended"},
+    {"name": "Mia Lund", "age": 29, "address": {"city": "Bern", "street_number": 3}, "status": "active"},
+]
+SCHEMA: dict[str, Any] = {
+    "type": "array",
+    "minItems": 3,
+    "maxItems": 3,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string"},
+            "age": {"type": "integer"},
+            "address": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "street_number": {"type": "integer"}},
+                "required": ["city", "street_number"],
+                "additionalProperties": False,
+            },
+            "status": {"enum": ["active", "suspended"]},
+        },
+        "required": ["name", "age", "address", "status"],
+        "additionalProperties": False,
+    },
+}
+STYLES: dict[str, dict[str, Any]] = {
+    "compact": {"separators": (",", ":")},
+    "one line": {},
+    "two spaces": {"indent": 2},
+    "four spaces": {"indent": 4},
+    "tabs": {"indent": "\t"},
+}
+LONGEST = 15
+
+
+@pytest.fixture(scope="module")
+def info() -> xgrammar.TokenizerInfo:
+    return xgrammar.TokenizerInfo.from_huggingface(tokenizer())
+
+
+@pytest.fixture(scope="module")
+def spelling(info: xgrammar.TokenizerInfo) -> Spelling:
+    return Spelling.of(tokenizer(), info)
+
+
+def matcher_of(info: xgrammar.TokenizerInfo, schema: dict[str, Any]) -> Any:
+    compiled = xgrammar.GrammarCompiler(info).compile_json_schema(json.dumps(schema))
+    return xgrammar.GrammarMatcher(compiled, max_rollback_tokens=50)
+
+
+def steps(forced: ForcedText, matcher: Any, answer: list[int]) -> tuple[int, int]:
+    """Steps in which forced text is drafted and the answer comes out, and drafted tokens that were wrong."""
+    place = count = wrong = 0
+    while place < len(answer):
+        draft = forced.tokens(matcher, answer[:place], LONGEST).tokens
+        kept = next((k for k, token in enumerate(draft) if answer[place + k : place + k + 1] != [token]), len(draft))
+        for token in answer[place : place + kept + 1]:
+            assert matcher.accept_token(token)
+        place, count, wrong = place + kept + 1, count + 1, wrong + (kept < len(draft))
+    return count, wrong
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_an_answers_style_is_followed(style: str, info: xgrammar.TokenizerInfo, spelling: Spelling) -> None:
+    """Each value has tokens that only the model knows; one step can bring the text up to the next value."""
+    answer = tokenizer().encode(json.dumps(RECORDS, **STYLES[style]), add_special_tokens=False)
+    count, wrong = steps(ForcedText(spelling, json=True), matcher_of(info, SCHEMA), answer)
+    values = [value for record in RECORDS for value in (record["name"], record["age"], *record["address"].values())]  # type: ignore[attr-defined]
+    unknown = sum(len(tokenizer().encode(str(value), add_special_tokens=False)) for value in values)
+    # Beside the values: the end of each, the choice of each status, and the style of the first record.
+    assert count <= unknown + len(values) + 3 + 12
+    assert wrong <= 12
+    assert len(answer) > 2.4 * count
+
+
+def test_the_matcher_stays_as_it_is(info: xgrammar.TokenizerInfo, spelling: Spelling) -> None:
+    forced, matcher = ForcedText(spelling, json=True), matcher_of(info, SCHEMA)
+    answer = tokenizer().encode('[{"name": "An', add_special_tokens=False)
+    masks = [xgrammar.allocate_token_bitmask(1, info.vocab_size) for _ in range(2)]
+    for place, token in enumerate(answer):
+        matcher.fill_next_token_bitmask(masks[0])
+        forced.tokens(matcher, answer[:place], LONGEST)
+        forced.after(matcher, answer[:place], answer[place:], LONGEST)
+        matcher.fill_next_token_bitmask(masks[1])
+        assert bool((masks[0] == masks[1]).all())
+        assert matcher.accept_token(token)
+
+
+def test_a_draft_is_cut_where_it_is_refused_and_continued(info: xgrammar.TokenizerInfo, spelling: Spelling) -> None:
+    encode = tokenizer().encode
+    forced, matcher = ForcedText(spelling, json=True), matcher_of(info, SCHEMA)
+    answer = encode('[{"name":', add_special_tokens=False)
+    for token in answer:
+        assert matcher.accept_token(token)
+    forced.tokens(matcher, answer, LONGEST)
+    draft = encode(' "Eva",', add_special_tokens=False)
+    allowed, more = forced.after(matcher, answer, draft, LONGEST)
+    assert allowed == len(draft)
+    assert tokenizer().decode(more.tokens).strip().startswith('"age":')
+    refused = [*draft, *encode(' "size"', add_special_tokens=False)]
+    allowed, more = forced.after(matcher, answer, refused, LONGEST)
+    assert tokenizer().decode(refused[:allowed]) in (' "Eva",', ' "Eva", "')
+    assert tokenizer().decode([*refused[:allowed], *more.tokens]).startswith(' "Eva", "age":')
+
+
+def test_the_chance_of_a_guess_falls_when_guesses_are_wrong(info: xgrammar.TokenizerInfo, spelling: Spelling) -> None:
+    forced, matcher = ForcedText(spelling, json=True), matcher_of(info, SCHEMA)
+    before = forced.tokens(matcher, [], LONGEST).chances
+    answer: list[int] = []
+    for char in '[\n\n{\t"name"  :\n"x" ,"age":\t3 \n,  "address"':
+        (token,) = tokenizer().encode(char, add_special_tokens=False)
+        forced.tokens(matcher, answer, LONGEST)
+        assert matcher.accept_token(token)
+        answer.append(token)
+    after = forced.tokens(matcher, answer, LONGEST).chances
+    assert min(after) < min(before) - 0.1
+
+
+@pytest.mark.parametrize(("regex", "begun", "rest"), [("(yes|no), Sir", "y", "es, Sir"), ("[a-z]+", "abc", "")])
+def test_other_grammars_force_what_they_leave_no_choice_of(
+    regex: str, begun: str, rest: str, info: xgrammar.TokenizerInfo, spelling: Spelling
+) -> None:
+    matcher = xgrammar.GrammarMatcher(xgrammar.GrammarCompiler(info).compile_regex(regex), max_rollback_tokens=50)
+    answer = tokenizer().encode(begun, add_special_tokens=False)
+    for token in answer:
+        assert matcher.accept_token(token)
+    draft = ForcedText(spelling, json=False).tokens(matcher, answer, LONGEST).tokens
+    assert tokenizer().decode(draft) == rest
+
+
+def test_strings_are_not_read_as_json() -> None:
+    style = JsonStyle()
+    style.read('{\n  "a": "x{ \\" [\\\\",\n  "b": [')
+    assert style.guess('"') == "\n    "
+    style.read('\n    "c: {')
+    assert style.in_string
+    style.read('"')
+    assert not style.in_string
+    assert style.guess("]") == "\n  "
