@@ -52,7 +52,8 @@ class StepView:
     @property
     def names(self) -> np.ndarray:
         """[R] int64, a number for each request that no other one has."""
-        return self.rows + (self.generations << 24)
+        names: np.ndarray = self.rows + (self.generations << 24)
+        return names
 
 
 @dataclass(frozen=True, slots=True)
