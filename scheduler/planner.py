@@ -37,8 +37,9 @@ LAG = 2
 """A budget uses steps that are at least this many before it; a GPU still runs the last one."""
 HELD = 4
 """Most steps for which a plan holds. Making one costs as much as verifying two tokens of a small model."""
-NEWS = 0.02
-"""Share of the throughput that the model's drafts may cost: without them the planner learns of no better passage."""
+REQUIRED_RETURN = 0.7
+"""Share of its own cost that a draft must be expected to bring. Below 1, since a request that does not draft gives no
+news, and its past says little about its next passage."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +56,8 @@ class Plan:
     """One way to run a step.
 
     curve: its throughput curve, and `point` the best one. kept: service levels kept there. drafts: the model drafts.
-    depth: tokens of each draft; None: whole drafts. drafting: expected seconds of the drafts. news: see `NEWS`.
+    depth: tokens of each draft; None: whole drafts. drafting: expected seconds of the drafts, `discount` of which does
+    not count when plans are compared.
     """
 
     curve: Curve
@@ -64,7 +66,7 @@ class Plan:
     drafts: bool = False
     depth: int | None = None
     drafting: float = 0.0
-    news: float = 0.0
+    discount: float = 0.0
 
     @property
     def throughput(self) -> float:
@@ -77,7 +79,8 @@ class Plan:
 
     @property
     def value(self) -> tuple[int, float]:
-        return self.kept, self.throughput * (1 + self.news)
+        seconds = float(self.curve.seconds[self.point])
+        return self.kept, self.throughput * seconds / (seconds - self.discount * self.drafting)
 
 
 class Asynchronous(Planner):
@@ -85,6 +88,7 @@ class Asynchronous(Planner):
 
     gamma: width of the confidences. smoothing: with fewer requests than this, several past drafts of each are used, so
     that one unlucky draft does not decide; 1: only the last draft of each. held: most steps for which a plan holds.
+    required_return: drafts are made that bring this share of their cost, or more.
     """
 
     cost: StepCost
@@ -96,12 +100,12 @@ class Asynchronous(Planner):
         *,
         smoothing: int = 64,
         held: int = HELD,
-        news: float = NEWS,
+        required_return: float = REQUIRED_RETURN,
     ):
         if min(gamma, smoothing, held) < 1:
             raise ValueError(f"gamma, smoothing and held are at least 1, not {gamma}, {smoothing} and {held}")
         self.cost, self.gamma = cost, gamma
-        self.smoothing, self.held, self.news = smoothing, held, news
+        self.smoothing, self.held, self.required_return = smoothing, held, required_return
         self.history = SurvivalHistory(gamma)  # of requests for which the model could draft
         self.lookups: SurvivalHistory | None = None  # of prompt lookups alone; None before the first
         self.correction = Correction()
@@ -191,7 +195,7 @@ class Asynchronous(Planner):
         of verifying and drafting them, at the throughput of the last plan, or of a plan without drafts (`least`)."""
         if self.block is None:
             return None
-        price = max(0.0 if self.considered is None else self.considered[1].throughput, least)
+        price = self.required_return * max(0.0 if self.considered is None else self.considered[1].throughput, least)
         gain = np.maximum(survival[:, :, : self.block] - np.float32(price * self._marginal(seconds)), 0.0)
         brought = np.einsum("srk,sr->k", gain, drafted).cumsum() / len(gain)
         return int((brought - price * self._drafting(drafted, np.arange(1, self.block + 1))).argmax()) + 1
@@ -221,7 +225,7 @@ class Asynchronous(Planner):
             kept[0] = levels_kept(step.levels[leveled], np.ones(requests)[leveled], curve.seconds[:1])[0]
             most = int(kept.max())
             point = int(np.where(kept == most, curve.throughput, 0.0).argmax())
-        return Plan(curve, point, most, drafts, depth, drafting, self.news if drafts else 0.0)
+        return Plan(curve, point, most, drafts, depth, drafting, 1 - self.required_return)
 
     def _read(self, history: SurvivalHistory, step: StepView, samples: int) -> tuple[np.ndarray, np.ndarray]:
         """`SurvivalHistory.read`, corrected and cut to the limits."""

@@ -69,7 +69,7 @@ WITHOUT: dict[str, Callable[[Asynchronous], None]] = {
     "held plans": change("held", 1),
     "choice of depth": change("block", None),
     "survival beyond shallow drafts": change("history.extrapolated", lambda survival, depth, block: survival),
-    "news": change("news", 0.0),
+    "required return below 1": change("required_return", 1.0),
     "rests": _keep_plans(lambda plans: [plans[-1], *plans[1:]] if len(plans) > 2 else plans),
     "lookups alone": _keep_plans(lambda plans: [plans[0], plans[-1]]),
     "probes": _no_probes,

@@ -34,6 +34,6 @@ def run(
 
 def uncorrected(cost: StepCost, gamma: int = GAMMA, smoothing: int = 1) -> Asynchronous:
     """A planner that learns no correction of survivals."""
-    planner = Asynchronous(cost, gamma, smoothing=smoothing, held=1, news=0.0)
+    planner = Asynchronous(cost, gamma, smoothing=smoothing, held=1, required_return=1.0)
     planner.correction.observe = planner.correction.fade = lambda *args: None
     return planner
