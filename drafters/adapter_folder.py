@@ -4,15 +4,13 @@ Only adapters that can be served exactly are accepted: low-rank changes of linea
     code).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -59,7 +57,7 @@ class AdapterFolder:
     shapes: Mapping[str, tuple[Shape, Shape]]
 
     @classmethod
-    def open(cls, path: Path) -> AdapterFolder:
+    def open(cls, path: Path) -> Self:
         """Read everything but the weights. Raises ValueError where the adapter cannot be served."""
         if not path.is_dir():
             raise ValueError("there is no such folder")

@@ -6,13 +6,11 @@ reveal another owner's texts. Owners share only their number and order of use: b
 dropped. The key with most owners gives up the one unused for longest, so a key's adapters displace each other.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from threading import RLock
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 
@@ -32,7 +30,7 @@ class Name(NamedTuple):
     salted: str
 
     @classmethod
-    def of(cls, key: str, salt: str, adapter: str = "") -> Name:
+    def of(cls, key: str, salt: str, adapter: str = "") -> Self:
         owner = f"{_digest(key)}.{_digest(adapter)}" if adapter else _digest(key)
         return cls(owner, _digest(f"{owner} {salt}") if salt else "")
 

@@ -1,7 +1,5 @@
 """Prefer tokens that a grammar forces to a lookup."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,8 +1,7 @@
 """Positions of a flattened batch's rows: consecutive ones, and the next ones to encode."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
@@ -20,7 +19,7 @@ class Spans:
     batch: FlatBatch
 
     @classmethod
-    def of(cls, page_table: torch.Tensor, rows: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor) -> Spans:
+    def of(cls, page_table: torch.Tensor, rows: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor) -> Self:
         """Return positions start .. start + count of each request; rows, starts, counts: [R] int64, no count is 0."""
         if rows.is_cpu and native.available():
             positions, slots, indptr, kv_lens = torch.ops.outrider.spans(page_table, rows, starts, counts)
@@ -31,7 +30,7 @@ class Spans:
     @classmethod
     def blocks(
         cls, page_table: torch.Tensor, rows: torch.Tensor, starts: torch.Tensor, count: int, longest: int
-    ) -> Spans:
+    ) -> Self:
         """Return `count` positions of each request, on any device without waiting for it. longest: upper bound of
         starts."""
         positions = starts[:, None] + torch.arange(count, device=rows.device)
@@ -43,7 +42,7 @@ class Spans:
     def padded(
         cls, page_table: torch.Tensor, rows: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor, *,
         size: int, most: int, longest: int | None,
-    ) -> Spans:  # fmt: skip
+    ) -> Self:  # fmt: skip
         """Return `of` for counts that may be 0, as `size` rows, on any device without waiting for it.
 
         Rows left over are padding: position 0 at slot 0, which no request owns.

@@ -11,9 +11,8 @@ these, for any number of rows and threads. A block is a run of neighbours in dep
   `group_blocks` makes them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 
@@ -249,6 +248,6 @@ class BlockRows:
             return torch.ops.outrider.expand_rows(self.raw, rows.long().contiguous(), list(KINDS).index(self.kind))
         return expand(self.raw[rows], self.kind, len(rows), self.depth)
 
-    def first(self, rows: int) -> BlockRows:
+    def first(self, rows: int) -> Self:
         """Return the first `rows` rows, still in blocks."""
         return replace(self, raw=self.raw[:rows])

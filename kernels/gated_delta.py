@@ -8,9 +8,8 @@ Tokens that may be taken back do not write: `gated_delta` leaves the states unch
     `replay` writes the corrections of the tokens that stay, with the same operations and so the same bits.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
@@ -35,9 +34,7 @@ class DeltaLayer:
     key_heads: int
 
     @classmethod
-    def from_checkpoint(
-        cls, weight: torch.Tensor, a_log: torch.Tensor, dt_bias: torch.Tensor, key_heads: int
-    ) -> DeltaLayer:
+    def from_checkpoint(cls, weight: torch.Tensor, a_log: torch.Tensor, dt_bias: torch.Tensor, key_heads: int) -> Self:
         """Create a layer from a checkpoint's weight [C, W], a_log [H] and dt_bias [H]."""
         return cls(weight.float().T.contiguous(), a_log.float().exp(), dt_bias.float(), key_heads)
 

@@ -21,7 +21,8 @@ from .cost.prefill import PrefillCost, pairs_of
 from .service_levels import MARGIN
 
 SHARE = 0.36
-"""Share of the time for decode steps while a long prompt is read: its first token takes 1 / (1 - SHARE) as long."""
+"""Share of the time for decode steps while one long prompt is read: its first token takes 1 / (1 - SHARE) as long. Of
+several waiting prompts each has as much claim as all answers: few answers in decode steps of their own waste time."""
 MOST_SHARE = 0.9
 """The most that service levels can raise it to."""
 PATIENCE = 4
@@ -78,6 +79,7 @@ class Pauses:
         self.paused = 0.0
         """Predicted seconds of the chunks launched since the last decode step."""
         self._owed = self._owed_to_levels = 0.0  # seconds of decode steps before the next long prompt, before any
+        self._waiting = 0  # prompts, at the latest choice
         self._ratios = 0.0, 0.0  # added to each by a second of the latest chunk
 
     def choose(self, queue: Sequence[Prompt], unfinished: Prompt | None, *, answering: bool = True) -> Chunk | None:
@@ -89,6 +91,7 @@ class Pauses:
             self.paused = self._owed = self._owed_to_levels = 0.0
         if self._owed_to_levels > 0:
             return None
+        self._waiting = len(queue) + (unfinished is not None)
         context = next((prompt.context for prompt in (unfinished, *queue) if prompt), 0)
         most = self.bound if answering else ALONE * self.bound
         room, least = most - self.paused - self.step, 2 * self.cost.forward
@@ -122,7 +125,7 @@ class Pauses:
 
     def launch(self, seconds: float, *, long: bool, level_share: float) -> None:
         """A chunk is launched that will take `seconds`. long: it leaves a prompt unfinished."""
-        share = max(SHARE, level_share) if long else 0.0
+        share = max(SHARE / max(self._waiting, 1), level_share) if long else 0.0
         self._ratios = share / (1 - share), level_share / (1 - level_share)
         self.paused += seconds
 

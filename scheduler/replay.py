@@ -5,13 +5,12 @@ many tokens the target accepts. At temperature 0 a text does not depend on its d
 Answers can also be made up from acceptance by position.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -45,7 +44,7 @@ class Positions:
     lookup_lens: np.ndarray
 
     @classmethod
-    def made_up(cls, conditional: Sequence[float], prompt: int, output: int) -> Positions:
+    def made_up(cls, conditional: Sequence[float], prompt: int, output: int) -> Self:
         """Answers of `output` tokens, without lookups, with true confidences.
 
         conditional: mean chance of each draft token if the earlier ones are accepted; raises ValueError for one outside
@@ -66,7 +65,7 @@ class Positions:
         np.savez_compressed(path, **{field.name: getattr(self, field.name) for field in fields(self)})
 
     @classmethod
-    def load(cls, path: Path) -> Positions:
+    def load(cls, path: Path) -> Self:
         """Raises ValueError where the file is no recording."""
         try:
             with np.load(path) as found:
@@ -90,7 +89,7 @@ class Drafting:
     run: float
 
     @classmethod
-    def of(cls, positions: Positions, table: CalibrationTable | None, threshold: float, run: float) -> Drafting:
+    def of(cls, positions: Positions, table: CalibrationTable | None, threshold: float, run: float) -> Self:
         """Calibrated by the greedy classes of `table`; None: as recorded."""
         model, lookup = (found.astype(np.float32) for found in (positions.model, positions.lookup))
         if table is not None:

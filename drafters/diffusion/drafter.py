@@ -5,10 +5,8 @@ and values lie at the target's KV slots; new tokens of a text are encoded in the
 (`encoding.py`).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -61,7 +59,7 @@ class DiffusionDrafter(EncodingDrafter):
             self.compiled.allocate(self.pools)
 
     @classmethod
-    def load(cls, target: Target, checkpoint: str | Path, **options: Any) -> DiffusionDrafter:
+    def load(cls, target: Target, checkpoint: str | Path, **options: Any) -> Self:
         """Load a checkpoint folder for a target; raises CheckpointError where it does not fit. options: the remaining
         arguments of the class."""
         embedding, head = target.weights()

@@ -1,9 +1,8 @@
 """EAGLE-3 as a `Drafter`; its features are fused outputs of several layers of the target."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 from ..base import Target
 from ..chain.drafter import ChainDrafter
@@ -18,7 +17,7 @@ class EagleDrafter(ChainDrafter):
     network_type = EagleNetwork
 
     @classmethod
-    def load(cls, target: Target, checkpoint: str | Path, *, gamma: int) -> EagleDrafter:
+    def load(cls, target: Target, checkpoint: str | Path, *, gamma: int) -> Self:
         """Load a checkpoint folder for a target; raises CheckpointError where it does not fit."""
         embedding, head = target.weights()
         config = target.config

@@ -4,8 +4,6 @@ One process appends, other processes read. A line is `{"prompt_ids": [...], "res
 "at": unix seconds}`. A killed writer leaves at most half a last line; readers skip it and the next writer removes it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -15,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Self
 
 from outrider.storage.replacing import replace
 
@@ -229,7 +228,7 @@ class ServerState:
     refused: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, folder: Path) -> ServerState:
+    def read(cls, folder: Path) -> Self:
         """Read state.json; without it no candidate is in use."""
         try:
             state = json.loads((folder / "state.json").read_text(encoding="utf-8"))

@@ -1,11 +1,10 @@
 """A target's MTP layer as a `Drafter`, chained over its own output. Its features are the target's last hidden states,
 after the final norm."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import torch
 
@@ -66,7 +65,7 @@ class MtpDrafter(ChainDrafter):
     network_type = MtpNetwork
 
     @classmethod
-    def load(cls, target: Target, checkpoint: str | Path, *, gamma: int) -> MtpDrafter:
+    def load(cls, target: Target, checkpoint: str | Path, *, gamma: int) -> Self:
         """Load the layer of a target's folder; raises CheckpointError where it does not fit."""
         embedding, head = target.weights()
         read = partial(load, dtype=target.dtype, device=embedding.device)

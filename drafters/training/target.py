@@ -1,7 +1,5 @@
 """The frozen target model as the trainer sees it: weights, chat template, stop tokens."""
 
-from __future__ import annotations
-
 import ctypes
 import platform
 from collections.abc import Hashable, Iterable, Iterator, Mapping
@@ -9,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +37,7 @@ class TargetModel:
     has_adapter: bool = False
 
     @classmethod
-    def load(cls, path: str, *, device: str = "cpu", dtype: torch.dtype = torch.bfloat16) -> TargetModel:
+    def load(cls, path: str, *, device: str = "cpu", dtype: torch.dtype = torch.bfloat16) -> Self:
         if not Path(path).exists() and Path(path).is_absolute():
             raise FileNotFoundError(f"target {path} does not exist; give a Hugging Face folder or name")
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)

@@ -1,13 +1,11 @@
 """The calibration of an engine: one per class, and the temperatures for SGLang's own DSpark."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -36,11 +34,11 @@ class CalibrationTable:
             raise ValueError(f"a calibration for one gamma and each of {', '.join(CLASSES)} is needed")
 
     @classmethod
-    def of(cls, found: Mapping[str, Calibration], gamma: int, **other: Any) -> CalibrationTable:
+    def of(cls, found: Mapping[str, Calibration], gamma: int, **other: Any) -> Self:
         """Calibrations by class name; raw confidences in the other classes."""
         return cls(tuple(found.get(case, Calibration.identity(gamma)) for case in CLASSES), **other)
 
-    def first(self, positions: int) -> CalibrationTable:
+    def first(self, positions: int) -> Self:
         """The calibration of drafts of at most `positions` tokens."""
         if positions >= self.gamma:
             return self
@@ -70,7 +68,7 @@ class CalibrationTable:
         return {**theirs, "dataset": self.dataset, "verification": self.verification, "cases": classes}
 
     @classmethod
-    def from_json(cls, data: Any) -> CalibrationTable:
+    def from_json(cls, data: Any) -> Self:
         """Raises ValueError for data of another form."""
         try:
             cases = data["cases"]
@@ -88,7 +86,7 @@ class CalibrationTable:
             raise ValueError(f"not a calibration: {error}") from None
 
     @classmethod
-    def load(cls, path: Path) -> CalibrationTable:
+    def load(cls, path: Path) -> Self:
         """Raises ValueError naming the file."""
         try:
             return cls.from_json(json.loads(path.read_text()))

@@ -9,12 +9,10 @@ rates: a machine that becomes slower at short prompts is expected to become so a
 learns the rates within a few prompts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -51,7 +49,7 @@ class PrefillPoint:
         return {"tokens": self.tokens, "context": self.context, "seconds": self.seconds}
 
     @classmethod
-    def from_json(cls, data: Any) -> PrefillPoint:
+    def from_json(cls, data: Any) -> Self:
         """Raises ValueError saying what is wrong with `data`."""
         try:
             return cls(int(data["tokens"]), int(data["context"]), float(data["seconds"]))

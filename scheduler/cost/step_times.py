@@ -1,12 +1,10 @@
 """Measured step times: the points that a step-cost model is made of, and their JSON."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -53,7 +51,7 @@ class Point:
         }
 
     @classmethod
-    def from_json(cls, data: Any) -> Point:
+    def from_json(cls, data: Any) -> Self:
         """Raises ValueError for data of another form."""
         try:
             return cls(

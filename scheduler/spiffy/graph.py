@@ -9,11 +9,9 @@ the model sees a block from both sides, several states lead to one: a node may h
 reached as long as one of them is accepted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -83,7 +81,7 @@ class DraftGraph:
         return int(self.ranks.max(initial=0)) + 1
 
     @classmethod
-    def of(cls, edges: Mapping[Node, Iterable[Node]]) -> DraftGraph:
+    def of(cls, edges: Mapping[Node, Iterable[Node]]) -> Self:
         """The graph of these nodes, each with its parents among them; the empty set is the root."""
         nodes = sorted(edges, key=lambda node: (len(node), sorted(node)))
         number = {ROOT_NODE: ROOT} | {node: place for place, node in enumerate(nodes)}
@@ -99,7 +97,7 @@ class DraftGraph:
         ]
 
     @classmethod
-    def from_json(cls, data: Any) -> DraftGraph:
+    def from_json(cls, data: Any) -> Self:
         """Raises ValueError for data of another form."""
         try:
             nodes = tuple(frozenset((int(i), int(j)) for i, j in entry["pairs"]) for entry in data)

@@ -56,7 +56,7 @@ MOVED = (
     dict.fromkeys(("--arrivals", "--load", "--level", "--level-share"), "outrider bench load")
     | dict.fromkeys(("--slowdown", "--prefill"), "--cost or --profile")
     | dict.fromkeys(("--noise", "--overconfidence"), "--recorded, which has the confidences of a real drafter")
-    | {"--seed": "--resamples", "--plot": "--json", "--ablate": "python tests/measure/ablation.py"}
+    | {"--seed": "--resamples", "--plot": "--json", "--ablate": "`python tests/measure/ablation.py` in a checkout"}
 )
 
 

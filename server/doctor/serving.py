@@ -19,39 +19,43 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer
 """Each of them alone makes a tokenizer."""
 
 
+REMEDIES = {
+    "keys": "`outrider key NAME --api-keys FILE` makes keys and the file (docs/secure.md)",
+    "certificate": "docs/secure.md has commands that make a pair, to try",
+    "address": "`ss -ltnp` shows who listens where, `ip address` which addresses this machine has",
+    "model": "name a model's folder, GGUF file or hub name with --model, or leave it out",
+    "drafter": "see `outrider serve --help`; --drafter ngram needs no checkpoint",
+    "model memory": "serve a smaller model or one in 4 bits (GGUF), or free memory",
+    "profile": "leave --profile out, or measure one: `outrider tune`",
+}
+
+
 def examine(settings: Settings) -> Iterator[Finding]:
     """Check one thing after the other; a problem ends it where later checks need what failed."""
     yield from access(settings)
+    subject = "model"
     try:
         model = target.find(settings.model)
         model_kinds.check_quantized(settings, model)
         settings = with_activations(settings, model)
         weights = target.weight_bytes(model, None)
-    except UserError as error:
-        yield problem("model", str(error), "name a model's folder, GGUF file or hub name with --model, or leave it out")
-        return
-    if lacking := _lacks(model):
-        yield problem("model", f"{model.path}: {lacking}", "fetch it again, or name another with --model")
-        return
-    yield ok(
-        "model", f"{model.name}, {f'{gib(weights)} of weights, ' if weights else ''}context {model.context_length}"
-    )
-    try:
+        if lacking := _lacks(model):
+            yield problem("model", f"{model.path}: {lacking}", "fetch it again, or name another with --model")
+            return
+        size = f"{gib(weights)} of weights, " if weights else ""
+        yield ok("model", f"{model.name}, {size}context {model.context_length}")
+        subject = "drafter"
         settings = checkpoints.with_drafter_path(drafter_search.with_found_drafter(settings, model), model)
+        drafter = _drafter(settings, model)
+        yield drafter
+        subject = "model memory"
+        tokens = memory.plan(settings, model).max_total_tokens
+        yield ok(subject, f"fits, with a KV cache of {tokens} tokens" if tokens else "fits; SGLang sizes the cache")
+        subject = "profile"
+        if not drafter.remedy:
+            yield _profile(settings, model)
     except UserError as error:
-        yield problem("drafter", str(error), "see `outrider serve --help`; --drafter ngram needs no checkpoint")
-        return
-    drafter = list(_drafter(settings, model))
-    yield from drafter
-    try:
-        plan = memory.plan(settings, model)
-    except UserError as error:
-        yield problem("model memory", str(error), "serve a smaller model or one in 4 bits (GGUF), or free memory")
-        return
-    tokens = plan.max_total_tokens
-    yield ok("model memory", f"fits, with a KV cache of {tokens} tokens" if tokens else "fits; SGLang sizes the cache")
-    if not any(finding.remedy for finding in drafter):
-        yield from _profile(settings, model)
+        yield problem(subject, str(error), REMEDIES[subject])
 
 
 def _lacks(model: Model) -> str:
@@ -64,10 +68,9 @@ def _lacks(model: Model) -> str:
     return ""
 
 
-def _drafter(settings: Settings, model: Model) -> Iterator[Finding]:
+def _drafter(settings: Settings, model: Model) -> Finding:
     if settings.drafter not in CHECKPOINT_DRAFTERS:
-        yield ok("drafter", "none" if settings.drafter == "off" else f"{settings.drafter}, which needs no weights")
-        return
+        return ok("drafter", "none" if settings.drafter == "off" else f"{settings.drafter}, which needs no weights")
     from safetensors import SafetensorError
 
     from outrider.drafters import networks, registry
@@ -80,27 +83,20 @@ def _drafter(settings: Settings, model: Model) -> Iterator[Finding]:
         makes = f" (`outrider train {settings.drafter} --target {model.path}` makes one)"
         trained = makes if registry.find(settings.drafter).trained else ""
         remedy = f"another --drafter-path{trained}, or --drafter ngram"
-        yield problem("drafter", f"{folder}: {' '.join(str(error).split())}", remedy)
-    else:
-        yield ok("drafter", f"{settings.drafter}, {folder}")
+        return problem("drafter", f"{folder}: {' '.join(str(error).split())}", remedy)
+    return ok("drafter", f"{settings.drafter}, {folder}")
 
 
-def _profile(settings: Settings, model: Model) -> Iterator[Finding]:
-    try:
-        found, unmeasured = profile_lookup.with_profile(settings, model)
-    except UserError as error:
-        yield problem("profile", str(error), "leave --profile out, or measure one: `outrider tune`")
-        return
+def _profile(settings: Settings, model: Model) -> Finding:
+    found, unmeasured = profile_lookup.with_profile(settings, model)
     if found.profile is None:
-        yield ok("profile", "none is needed")
-    elif not unmeasured:
-        profile = store.read(Path(found.profile))
-        yield ok(
-            "profile", f"{profile.name}, {'thorough' if profile.thorough else 'a quick one'}, of {profile.measured_at}"
-        )
-    else:
+        return ok("profile", "none is needed")
+    if unmeasured:
         otherwise = "the next start measures a quick one" if settings.tune else "every draft is verified"
-        yield warning("profile", _why_none_fits(settings, model), f"`outrider tune` (else {otherwise})")
+        return warning("profile", _why_none_fits(settings, model), f"`outrider tune` (else {otherwise})")
+    profile = store.read(Path(found.profile))
+    kind = "thorough" if profile.thorough else "a quick one"
+    return ok("profile", f"{profile.name}, {kind}, of {profile.measured_at}")
 
 
 def _why_none_fits(settings: Settings, model: Model) -> str:
@@ -117,22 +113,18 @@ def access(settings: Settings) -> Iterator[Finding]:
     """Keys, certificate and address, as far as the settings name them; and who could ask such a server."""
     from ..http import listen
     from ..http.connections.tls import Tls
-    from ..http.keys import key_file, usage_file
+    from ..http.keys import key_file
 
-    subject, remedy = "keys", "`outrider key NAME --api-keys FILE` makes keys and the file (docs/secure.md)"
+    subject = "keys"
     try:
         if settings.api_keys is not None:
             yield ok("keys", f"{len(key_file.read(settings.api_keys))} in {settings.api_keys}")
-        remedy = "name another file with --usage-file"
-        if settings.usage_file is not None:
-            usage_file.read(settings.usage_file)
-        subject, remedy = "certificate", "docs/secure.md has commands that make a pair, to try"
+        subject = "certificate"
         tls = Tls.of(settings)
         subject = "address"
-        remedy = "`ss -ltnp` shows who listens where, `ip address` which addresses this machine has"
         opened = listen.Listeners.open(settings)
     except UserError as error:
-        yield problem(subject, str(error), remedy)
+        yield problem(subject, str(error), REMEDIES[subject])
         return
     opened.requests.close()
     if opened.metrics is not None:

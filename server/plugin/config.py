@@ -1,11 +1,10 @@
 """Settings of the SGLang plugin, which travel in the environment because it runs in spawned processes."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import MutableMapping
 from dataclasses import asdict, dataclass
+from typing import Self
 
 from .diffusion.target import DiffusionTarget
 
@@ -81,7 +80,7 @@ class PluginConfig:
         environ[ENV] = json.dumps(asdict(self))
 
     @classmethod
-    def from_env(cls, environ: MutableMapping[str, str] = os.environ) -> PluginConfig:
+    def from_env(cls, environ: MutableMapping[str, str] = os.environ) -> Self:
         """Read the settings that the parent process wrote; without them (SGLang started on its own) the defaults
         hold."""
         fields = json.loads(environ.get(ENV, "{}"))

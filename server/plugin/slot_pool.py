@@ -1,8 +1,7 @@
 """A drafter's state of every KV slot, sent with the target's keys and values as if it were a draft model's."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
@@ -15,7 +14,7 @@ class SlotPool:
     page_size: int
 
     @classmethod
-    def of(cls, tensors: list[torch.Tensor], page_size: int) -> SlotPool | None:
+    def of(cls, tensors: list[torch.Tensor], page_size: int) -> Self | None:
         """Return a pool of these tensors; None without tensors.
 
         If their number is odd, the first is added twice: SGLang takes the first half of all buffers for keys, the

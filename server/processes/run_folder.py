@@ -3,8 +3,6 @@
 The server removes it at its end; if it is killed, the next server does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -12,6 +10,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 PREFIX = "outrider-run-"
 GRAMMARS = "grammars"
@@ -28,7 +27,7 @@ class RunFolder:
     _lock: int
 
     @classmethod
-    def make(cls) -> RunFolder:
+    def make(cls) -> Self:
         """Make the folder, and remove folders of this user's killed servers."""
         for path in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
             _remove_if_stale(path)

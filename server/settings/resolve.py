@@ -1,9 +1,8 @@
 """Everything that an engine is started with, resolved from settings for `serve`, `tune` and `bench` alike."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Self
 
 from ..model import families, target
 from ..model.target import Model
@@ -36,7 +35,7 @@ class Resolved:
     memory: MemoryPlan
     unmeasured: bool
 
-    def to_measure(self, name: str | None) -> Resolved:
+    def to_measure(self, name: str | None) -> Self:
         """Return a copy that writes the profile to `name`, as `store.NAME`; None: of model, drafter and machine."""
         if name is None:
             name = profile_lookup.default_name(profile_lookup.fingerprint(self.settings, self.model), self.model)

@@ -38,7 +38,7 @@ pytestmark = [
 ]
 pytest.importorskip("mooncake.engine", reason="needs mooncake-transfer-engine-non-cuda and libibverbs1")
 FLAGS = ("--dtype", "float32", "--max-total-tokens", "1024", "--context-length", "1024", "--no-lookup-across")
-"""Those of `exact_server`, but for shared prefixes, a smaller cache and chunks, which are random here."""
+"""As `exact_server`, with shared prefixes, a smaller cache and random chunks."""
 TCP = ("--disaggregation-transfer-backend", "mooncake_tcp")
 PLAIN = {"max_tokens": 96, "temperature": 0}
 LONG = PLAIN | {"max_tokens": 320}
@@ -135,7 +135,7 @@ def test_greedy_answers_and_drafts_equal_a_single_servers(
 def test_prompts_of_many_chunks(
     pair_server: Pair, exact_server: Server, prompts: list[str], body: dict[str, Any], first: int
 ) -> None:
-    """Drafts too are those of one server that read the same prompts in other chunks."""
+    """Drafts also equal those of a single server that read the prompts in other chunks."""
     page = MetricsPage(pair_server.prefill.url)
     long = [" ".join(prompts[at : at + 9]) for at in range(first, first + 4)]
     wanted = complete_all(exact_server, long, 1, speculate=True, **body)

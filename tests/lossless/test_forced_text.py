@@ -1,7 +1,5 @@
 """Text that a grammar forces is drafted, and answers stay the same or keep their distribution."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 

@@ -134,7 +134,7 @@ def test_drafters_exchanged_while_prompts_are_half_read(
     whole: dict[str, list[list[int]]],
     tmp_path: Path,
 ) -> None:
-    """One drafter reads the beginning of a prompt, the next one its end; what is learned from has whole prompts."""
+    """One drafter reads the beginning of a prompt, the next one its end; stored answers have whole prompts."""
     folder = tmp_path / "learned"
     server = start_learning("--chunked-prefill-size", "8192", change="any-chunks")
     with ThreadPoolExecutor(1) as pool:

@@ -1,7 +1,7 @@
-"""Simulate the planner without each of its mechanisms, and the other planners, over the whole
-planner, on recorded answers and in made situations.
+"""Simulates the planner without each of its mechanisms, and the other planners, relative to the whole planner, on
+recorded answers and in made-up situations.
 
-Numbers are goodput: tokens per second, of requests with a service level only while it is kept.
+Numbers are goodput: tokens per second, where a request with a service level counts only while it keeps the level.
 
 examples:
   outrider simulate --record mine.npz --prompts prompts.jsonl
@@ -34,19 +34,20 @@ PLANNERS = ("off", "verify-all", "threshold", "synchronous")
 
 
 def change(path: str, value: Any) -> Callable[[Asynchronous], None]:
-    """Set an attribute of a planner; the path "a.b" names the attribute b of its a."""
+    """Set an attribute of a planner; the path "a.b" names attribute b of its attribute a."""
     *owners, name = path.split(".")
 
     def apply(planner: Asynchronous) -> None:
         owner = reduce(getattr, owners, planner)
-        getattr(owner, name)  # raises where there is no such attribute
+        getattr(owner, name)  # raises if there is no such attribute
         setattr(owner, name, value)
 
     return apply
 
 
 def _keep_plans(choose: Callable[[list[Plan]], list[Plan]]) -> Callable[[Asynchronous], None]:
-    """Compare other plans. By its place the first is the rest, the last the model's drafts, any other lookups alone."""
+    """Choose among plans. The first plan is the rest, the last one the model's drafts, all other plans are lookups
+    alone."""
 
     def apply(planner: Asynchronous) -> None:
         whole = planner._plans
@@ -85,9 +86,10 @@ WITHOUT: dict[str, Callable[[Asynchronous], None]] = {
 class Situation:
     """A change of recorded answers and of a machine.
 
-    positions: of the answers. earlier: of the answers in the first steps, which do not count; None: the same.
-    measured, real: of the points of the profile and of the times that steps really take. calibrated: confidences are.
-    level: tokens per second that every second request asks for, over those without drafts; 0: none.
+    positions: changes the answers. earlier: changes the answers of the first steps, which do not count; None: as
+    positions. measured, real: change the points of the profile, and the real step times. calibrated: whether
+    confidences are calibrated. level: service level of every second request, relative to tokens per second without
+    drafts; 0: none.
     """
 
     positions: Callable[[Positions], Positions] = lambda recorded: recorded
@@ -99,14 +101,14 @@ class Situation:
 
 
 def _failing(recorded: Positions, share: float = 1.0) -> Positions:
-    """Nothing is accepted. share: of the recorded confidences."""
+    """Reject all drafts. share: of the recorded confidences."""
     kept = np.zeros_like(recorded.model_kept)
     confidence = (recorded.model * share).astype(np.float16)
     return replace(recorded, model=confidence, lookup=recorded.lookup * share, model_kept=kept, lookup_kept=kept)
 
 
 def _hopeless(recorded: Positions) -> Positions:
-    """Nothing is accepted, every confidence is 0.4, and lookup finds nothing."""
+    """Reject all drafts; every confidence is 0.4, and lookup has no match."""
     sure = np.full_like(recorded.model, 0.4)
     return replace(_failing(recorded), model=sure, lookup_lens=np.zeros_like(recorded.lookup_lens))
 
@@ -156,7 +158,7 @@ SITUATIONS = {
     "new texts": Situation(_short),
     "levels": Situation(level=0.8),
 }
-"""All but the first are made: on one machine."""
+"""All but the first are made up, on one machine."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

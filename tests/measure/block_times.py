@@ -1,7 +1,7 @@
-"""Products with weights in blocks: milliseconds by rows, activations as they are or rounded to 8 bits.
+"""Times products with weights in blocks, with exact activations and with activations rounded to 8 bits: ms by rows.
 
-Both take turns, round by round, with a loop that only reads as many bytes as the weight has: at one row a product can
-hardly be faster ("of reading" is the loop's time over the product's). Weights are random.
+Both take turns, round by round, with a loop that only reads the weight's bytes, since a product of one row can hardly
+be faster ("of reading": the loop's time over the product's). Weights are random.
 
 examples:
   python tests/measure/block_times.py
@@ -64,7 +64,7 @@ def shape_of(text: str) -> tuple[int, int]:
 
 
 def random_blocks(kind: str, outputs: int, depth: int) -> torch.Tensor:
-    """Random codes and scales of sub-blocks, all blocks' scales about 0.001: [outputs, bytes of a row]."""
+    """Random blocks with scales about 0.001: [outputs, bytes of a row]."""
     raw = torch.randint(0, 256, (outputs, depth // blocks.block_depth(kind), blocks.KINDS[kind]), dtype=torch.uint8)
     scale = torch.tensor([1e-3], dtype=torch.float16).view(torch.uint8)
     at = blocks.SCALES_AT.get(kind, 0)

@@ -1,4 +1,4 @@
-"""Parts that the micro benchmarks share: threads and their clock, arms that take turns."""
+"""Threads and the clock of the micro benchmarks, and arms that take turns."""
 
 import argparse
 import time
@@ -22,7 +22,7 @@ def add_flags(parser: argparse.ArgumentParser, threads: int) -> None:
 
 
 def start(args: argparse.Namespace, about: str) -> Clock:
-    """Check the flags, compute with so many threads, say so; the clock, in seconds."""
+    """Check the flags, set and print the number of threads; returns the clock, in seconds."""
     harness.check_positive(args, "threads", "rounds")
     harness.check_outputs(args)
     torch.set_num_threads(args.threads)
@@ -31,7 +31,7 @@ def start(args: argparse.Namespace, about: str) -> Clock:
 
 
 def measure(arms: Mapping[str, Arm], rounds: int, clock: Clock) -> dict[str, list[float]]:
-    """Milliseconds per call, one per round, arms in turns; short arms are repeated to about a millisecond."""
+    """Milliseconds per call, one per round, arms in turns; short arms repeat for about a millisecond."""
     repeats = {}
     for name, arm in arms.items():
         arm()

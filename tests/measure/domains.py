@@ -1,4 +1,4 @@
-"""Prompts of a domain, for learning.py, made from words and numbers; held-out prompts have their own.
+"""Prompts of a domain, for learning.py, made from words and numbers; held-out prompts have other words.
 
     python tests/measure/domains.py invoices --out prompts
 
@@ -24,7 +24,7 @@ LEVELS = "INFO,WARNING,ERROR,DEBUG"
 
 
 def invoices(rng: random.Random) -> str:
-    """Return an invoice, to be written as JSON."""
+    """An invoice, to be written as JSON."""
     lines = [
         f"{rng.randint(1, 40)} x {good} at {rng.randint(100, 9999) / 100:.2f}"
         for good in rng.sample(GOODS.split(","), rng.randint(2, 4))
@@ -38,7 +38,7 @@ def invoices(rng: random.Random) -> str:
 
 
 def sql(rng: random.Random) -> str:
-    """Return two tables and a question, to be answered by a query."""
+    """Two tables and a question, to be answered by a query."""
     first, second = rng.sample(TABLES.split(","), 2)
     columns = rng.sample(COLUMNS.split(","), 7)
     key = f"{first.removesuffix('s')}_id"
@@ -59,7 +59,7 @@ def sql(rng: random.Random) -> str:
 
 
 def logs(rng: random.Random) -> str:
-    """Return lines of a log, to be taken apart."""
+    """Lines of a log, to be parsed."""
     lines = [
         f"{date(rng)}T{rng.randrange(24):02}:{rng.randrange(60):02}:{rng.randrange(60):02}Z {pick(rng, LEVELS)} "
         f"{pick(rng, SERVICES)}-{rng.randint(1, 9)} {pick(rng, EVENTS)} user={rng.randint(100, 9999)} "

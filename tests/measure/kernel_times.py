@@ -1,6 +1,6 @@
-"""Compiled kernels beside plain torch: times of both and their ratio, one line per case.
+"""Times compiled kernels and plain torch, with their ratio, one line per case.
 
-The two take turns, round by round; the least and largest of the rounds' ratios follow the median. Shapes are those of
+The two take turns, round by round; the least and largest ratios of the rounds follow the median. Shapes are those of
 SmolLM2-135M: attention, norms and activation, matrix products, sampling.
 
 examples:
@@ -92,7 +92,7 @@ def _fused_cases(shape: ModelShape, dtype: torch.dtype, only: str) -> Iterator[t
 
 
 def _linear_cases(shape: ModelShape, dtype: torch.dtype, only: str) -> Iterator[tuple[str, Arm, Arm]]:
-    """All products of eight layers, so that the weights come from memory as in a real step."""
+    """All products of eight layers, so that weights come from memory as in a real step."""
     names = {
         f"{kind} {rows} (8 layers)": rows for rows in (1, 4, 8, 16, 32, 64, 512) for kind in ("linear", "int8 linear")
     }

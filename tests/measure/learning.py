@@ -1,13 +1,13 @@
-"""Tokens a step of a server that learns, on prompts that it never learns from, while it serves others with pauses.
+"""Tokens per step of a server that learns, on held-out prompts, while it serves other prompts with pauses.
 
-Starts `outrider serve --learn` with an empty folder, or takes a running one by --url. The prompts of --prompts are
+Starts `outrider serve --learn` with an empty folder, or uses a running server by --url. The prompts of --prompts are
 served in as many parts as there are pauses; in a pause the server learns. After each pause some prompts of --held-out
-are asked, one at a time and with `"store": false`, so that the server keeps nothing of them; before the first part and
-after the last pause all of them, and those of --general, prompts of other kinds. Each has a `cache_salt` of its own, or
-prompt lookup would find other answers, its own of the last time too. Greedy, so texts must not change.
+are sent, one at a time and with `"store": false`, so that the server does not keep them. All of them, and the prompts
+of other kinds in --general, are sent before the first part and after the last pause. Each request has its own
+`cache_salt`, so that prompt lookup finds no earlier answers. Decoding is greedy, so texts must not change.
 
-Tokens a step hardly depend on what else the machine does, nor do processor seconds of the learner: where others compute
-too, look at these. Flags of the server go after --.
+On a busy machine, compare tokens per step and the learner's processor seconds, which hardly depend on other work. Flags
+of the server go after --.
 
 examples:
   python tests/measure/domains.py invoices --out prompts
@@ -46,18 +46,18 @@ if TYPE_CHECKING:
     from outrider.server.settings.resolve import Resolved
 
 START_SECONDS = 600
-"""Time that a server may take to start, its first measurement included."""
+"""Time limit for the server's start, its first measurement included."""
 STOP_SECONDS = 60
 TIMEOUT = 600.0
 IDLE, IDLE_LOOKS = 0.1, 10
-"""Seconds of processor time between two looks, a second apart, and looks in a row, after which a learner that waits has
-nothing to do."""
+"""A waiting learner is idle if it uses less processor time than this between two polls a second apart, this often in a
+row."""
 LIVE_SECONDS = 0.6
-"""A server reads its engines' counters no more often; they lag by less than that."""
+"""A server reads its engines' counters this often, so they lag by less."""
 
 
 Asked = dict[str, float]
-"""Answers to prompts that were asked one at a time: tokens, decode steps, tau, tokens_per_second."""
+"""Sums over answers to prompts sent one at a time: tokens, decode steps, tau, tokens_per_second."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure; 1 where a greedy text has changed."""
+    """Measure; returns 1 if a greedy text has changed."""
     harness.check_positive(args, "pauses", "probe", "concurrency", "new_tokens", "general_count")
     if args.pause <= 0:
         raise UserError(f"--pause is above 0, not {args.pause:g}")
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _resolved(flags: Sequence[str]) -> Resolved:
-    """The server's settings; raises UserError where it would not start."""
+    """The server's settings; raises UserError if it would not start."""
     from outrider.server.settings.resolve import resolve
 
     parser = argparse.ArgumentParser(prog="outrider serve")
@@ -115,7 +115,7 @@ def _resolved(flags: Sequence[str]) -> Resolved:
 
 @contextlib.contextmanager
 def _server(flags: Sequence[str]) -> Iterator[str]:
-    """Address of a server that runs while this is entered; its output goes to standard error."""
+    """Address of a running server; its output goes to standard error."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -192,12 +192,12 @@ async def _measure(
 
 
 def _learner_seconds(processes: ServerProcesses | None) -> float | None:
-    """Processor time of the learner so far; None where it cannot be seen."""
+    """Processor time of the learner so far; None if unknown."""
     return processes.seconds_of(LEARNER) if processes else None
 
 
 async def _pause(server: Remote, processes: ServerProcesses | None, args: argparse.Namespace) -> dict[str, Any]:
-    """Ask nothing for a while; what the server says of its learning at the end."""
+    """Pause; returns the server's report on its learning at the end."""
     had, until = _learner_seconds(processes), time.monotonic() + args.pause
     before, idle = had, 0
     while True:
@@ -206,7 +206,7 @@ async def _pause(server: Remote, processes: ServerProcesses | None, args: argpar
         has = _learner_seconds(processes)
         if had is None or has is None or has - had >= args.learner_seconds:
             enough = True
-        else:  # or it has nothing to do
+        else:  # it has no work
             idle = idle + 1 if learning.get("phase") == "waiting" and has - (before or 0.0) < IDLE else 0
             enough, before = idle >= IDLE_LOOKS, has
         if enough and time.monotonic() >= until:
@@ -214,14 +214,14 @@ async def _pause(server: Remote, processes: ServerProcesses | None, args: argpar
 
 
 class _Asking:
-    """Asks a server; `changed` counts greedy texts that were not as the first time."""
+    """Sends prompts to a server; `changed` counts greedy texts that differ from the first ones."""
 
     def __init__(self, server: Remote, new_tokens: int) -> None:
         self.server, self.new_tokens, self.changed = server, new_tokens, 0
         self._texts: dict[str, str] = {}
 
     async def each(self, files: Mapping[str, Sequence[str]]) -> dict[str, Asked]:
-        """Ask prompts that are not learned from, one at a time."""
+        """Send prompts that are not learned from, one at a time."""
         return {name: await self._alone(questions) for name, questions in files.items()}
 
     async def _alone(self, questions: Sequence[str]) -> Asked:
@@ -236,7 +236,7 @@ class _Asking:
         return {"tokens": decoded, "steps": steps, "tau": round(tau, 4), "tokens_per_second": round(speed, 1)}
 
     async def ask(self, question: str, **more: Any) -> remote.Reply:
-        """Ask a prompt, which may be learned from; more: fields of the request."""
+        """Send a prompt, which may be learned from; more: fields of the request."""
         body = {"messages": [{"role": "user", "content": question}], "max_tokens": self.new_tokens, "temperature": 0}
         reply = await self.server.ask(remote.CHAT, body | more, timeout=TIMEOUT)
         if reply.failure:

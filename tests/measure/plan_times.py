@@ -1,8 +1,8 @@
 """Microseconds that each planner takes per decode step, without an engine.
 
-A step is `budget`, `admit` and `observe` for a batch of requests of which some end and others begin: a replay of
-made-up answers (`outrider simulate`), whose confidences are right. The cost model learns from every step. Planners take
-turns, round by round.
+A step is `budget`, `admit` and `observe` for a batch in which requests end and begin: a replay of made-up answers
+(`outrider simulate`) with correct confidences. The cost model learns from every step. Planners take turns, round by
+round.
 
 examples:
   python tests/measure/plan_times.py --requests 512 --levels
@@ -31,7 +31,7 @@ from outrider.server.bench import harness, record
 STAGES = ("budget", "admit", "observe")
 WARM_STEPS = 50
 LEVEL = 20.0
-"""Service level of every third request where they have levels, tokens per second."""
+"""Service level of every third request with --levels, tokens per second."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def timed(planner: Planner) -> list[dict[str, float]]:
-    """The seconds of each stage, step by step, of a planner that notes them there from now on."""
+    """Make a planner record the seconds of each stage, step by step; returns the record."""
     steps: list[dict[str, float]] = []
 
     def noting(stage: str, call: Callable[..., Any]) -> Callable[..., Any]:

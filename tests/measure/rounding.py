@@ -2,11 +2,13 @@
 
 The first arm answers the prompts, greedily and sampled. Every arm then reads the same texts, and its distributions over
 the whole vocabulary are compared with the first arm's, token by token:
+
   KL      mean Kullback-Leibler divergence from the first arm, in nats, with its standard error over answers
   p99     the divergence that one token in a hundred exceeds
-  same    share of tokens at which both arms find the same token the most probable
-Arms are engines, started one after another. Two arms at a time lie in a temporary folder: 4 bytes for each token and
-entry of the vocabulary, 2 GB an arm for 10,000 tokens of 49,152.
+  same    share of tokens at which both arms have the same most probable token
+
+Arms are engines, started one after another. A temporary folder holds the logits of two arms at a time: 4 bytes for each
+token and entry of the vocabulary, 2 GB per arm for 10,000 tokens of 49,152.
 
 examples:
   python tests/measure/rounding.py --prompts humaneval.jsonl gsm8k.jsonl mt-bench.jsonl --json quality.json
@@ -52,12 +54,12 @@ ARMS: dict[str, dict[str, Any]] = {
 """Settings of each arm."""
 IN_FLIGHT = 16
 LONGEST = 2048
-"""Tokens of a prompt with its answer, at most: they are read at once."""
+"""Most tokens of a prompt with its answer, which are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadAnswer:
-    """An answer of the first arm. prompt, tokens: ids. temperature: at which it was drawn."""
+    """An answer of the first arm. prompt, tokens: ids. temperature: of its sampling."""
 
     prompt: list[int]
     tokens: list[int]
@@ -66,7 +68,7 @@ class ReadAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """An arm's distance from the first over some tokens; kl, its standard error and its 99th percentile in nats."""
+    """An arm's distance from the first over some tokens: kl, its standard error and its 99th percentile in nats."""
 
     answers: int
     tokens: int
@@ -98,12 +100,12 @@ def run(args: argparse.Namespace) -> int:
     engines = {arm: resolve(settings_of(args, **plain, **ARMS[arm])) for arm in args.arms}
     first, *others = args.arms
     found: dict[str, dict[str, Divergence]] = {}
-    # A process for each engine, of which SGLang allows one.
+    # SGLang allows one engine per process.
     pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1)
     with tempfile.TemporaryDirectory() as folder, pool:
 
         def of(arm: str, answers: Sequence[ReadAnswer]) -> tuple[list[ReadAnswer], Path]:
-            """The answers that an arm read (its own, where there are none yet), and the file of their logits."""
+            """The answers that an arm has read (its own without `answers`), and the file of their logits."""
             harness.log(f"{arm}: {'reads' if answers else 'answers and reads'}")
             path = Path(folder) / arm
             return pool.submit(_turn, engines[arm], path, answers, questions, temperatures, args).result(), path
@@ -130,7 +132,7 @@ def _turn(
     temperatures: Sequence[float],
     args: argparse.Namespace,
 ) -> list[ReadAnswer]:
-    """Start an engine and have it read the answers, after it has given them where there are none."""
+    """Start an engine and let it read the answers, or answer first if there are none."""
     os.environ[prompt_logits.ENV] = str(path)  # for the scheduler's process
 
     async def work(engine: Engine) -> list[ReadAnswer]:
@@ -144,7 +146,7 @@ def _turn(
 async def _answers(
     engine: Engine, questions: Sequence[str], temperatures: Sequence[float], args: argparse.Namespace
 ) -> list[ReadAnswer]:
-    """Answers with `args.tokens` tokens together; raises UserError where the prompts give fewer."""
+    """Answers with `args.tokens` tokens in all; raises UserError if the prompts give fewer."""
     manager = engine.tokenizer_manager
 
     async def ask(asked: tuple[int, str, float]) -> ReadAnswer:
@@ -156,7 +158,7 @@ async def _answers(
         )
         return ReadAnswer(ids, list(given["output_ids"]), temperature)
 
-    # Each question at one of the temperatures; only then at the next.
+    # each question at one temperature, then at the next
     turns = [
         (number * len(questions) + i, question, temperatures[(i + number) % len(temperatures)])
         for number in range(len(temperatures))
@@ -172,7 +174,7 @@ async def _answers(
 
 
 async def _read(engine: Engine, answers: Sequence[ReadAnswer]) -> None:
-    """Have the engine read the answers behind their prompts, one after another: `prompt_logits` writes."""
+    """Let the engine read the answers after their prompts, one at a time; `prompt_logits` writes the logits."""
     for one in answers:
         start = len(one.prompt) - 1
         ids = one.prompt + one.tokens
@@ -180,9 +182,9 @@ async def _read(engine: Engine, answers: Sequence[ReadAnswer]) -> None:
 
 
 def divergences(answers: Sequence[ReadAnswer], reference: Path, other: Path) -> dict[str, Divergence]:
-    """Distances of the logits in one file from those in another, over the same answers, by temperature and of all.
+    """Distances of the logits in one file from those in the other, over the same answers, by temperature and of all.
 
-    The files hold for each answer one row [V] a token, which predicts it, and one more behind them.
+    For each answer the files hold one row [V] per token, which predicts it, and one row after the last.
     """
     rows = sum(len(one.tokens) + 1 for one in answers)
     files = [np.memmap(path, np.float32, mode="c").reshape(rows, -1) for path in (reference, other)]
@@ -210,7 +212,7 @@ def divergence(reference: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tens
 def _summary(kls: Sequence[np.ndarray], sames: Sequence[np.ndarray]) -> Divergence:
     together = np.concatenate(kls)
     mean = float(together.mean())
-    off = np.array([kl.sum() - len(kl) * mean for kl in kls])  # tokens of one answer depend on each other
+    off = np.array([kl.sum() - len(kl) * mean for kl in kls])  # tokens of one answer are correlated
     return Divergence(
         answers=len(kls),
         tokens=len(together),

@@ -1,9 +1,10 @@
 """lm-eval's scores of several servers, answer by answer.
 
-Each folder is what `lm-eval run … --log_samples --output_path FOLDER` wrote; of a task that it holds twice, the later
-counts. Only what all folders hold is compared, question by question with the first:
+Each folder is the output of `lm-eval run … --log_samples --output_path FOLDER`; if it holds a task twice, the later
+counts. Only questions in all folders are compared, each with the first folder's:
+
   score      mean over the questions, with its standard error
-  won, lost  questions that this server answers rightly and the first does not, and the other way round
+  won, lost  questions that only this server answers correctly; questions that only the first one does
   same       share of answers with the same text
 
 examples:
@@ -30,7 +31,7 @@ SAMPLES = re.compile(r"samples_(.+)_(\d{4}-\d\d-\d\dT.+)\.jsonl")
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One answer. right: its score, of 0 to 1."""
+    """One answer. right: its score, 0 to 1."""
 
     text: str
     right: float
@@ -38,7 +39,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A server's score at one task, beside the first server's."""
+    """A server's score at one task, compared with the first server's."""
 
     questions: int
     score: float
@@ -76,7 +77,7 @@ def _parted(text: str) -> tuple[str, str]:
 
 
 def read(folder: Path) -> dict[str, dict[int, Answered]]:
-    """The answers of each task by question; raises UserError for a file that is not lm-eval's."""
+    """The answers of each task by question; raises UserError for other files."""
     dated = [(found[2], found[1], path) for path in folder.rglob("*.jsonl") if (found := SAMPLES.fullmatch(path.name))]
     tasks: dict[str, dict[int, Answered]] = {}
     for _, task, path in sorted(dated):
@@ -91,7 +92,7 @@ def read(folder: Path) -> dict[str, dict[int, Answered]]:
 
 
 def compare(servers: Mapping[str, Mapping[str, Mapping[int, Answered]]]) -> dict[str, dict[str, Score]]:
-    """Scores by task and server, over the questions that all have answered."""
+    """Scores by task and server, over the questions answered by all."""
     first = next(iter(servers.values()))
     found: dict[str, dict[str, Score]] = {}
     for task in first:

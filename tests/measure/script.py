@@ -14,7 +14,7 @@ from outrider.server.errors import UserError
 
 
 def main(module: Any, words: list[str] | None = None) -> int:
-    """The exit code; an error of the user is one line."""
+    """Returns the exit code; a user's error is printed in one line."""
     parser = argparse.ArgumentParser(description=module.__doc__, formatter_class=WideHelp)
     module.add_arguments(parser)
     before, record.PROGRAM = record.PROGRAM, f"python tests/measure/{Path(module.__file__).name}"

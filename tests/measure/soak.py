@@ -1,24 +1,16 @@
-"""Keep a server under mixed load for long, and watch what must not happen.
+"""Keeps a server under mixed load for long, and checks for faults.
 
-Before the load, every prompt is asked alone, at temperature 0. Then --concurrency clients ask without a pause: greedy
-answers, streamed or not, each of which is compared with the same prompt's alone; sampled ones with penalties, seeds and
-logprobs; ones that follow a JSON schema; and ones that are given up half way. The memory of each process of a server
-on this machine is read all the while. At the end the cache of a server that tells (SGLang's, vLLM's metrics) has to
-become empty.
+Before the load, every prompt is sent alone, at temperature 0. Then --concurrency clients send requests without a pause:
+greedy ones, streamed or not, with answers that are compared with the first; sampled ones with penalties, seeds and
+logprobs; ones with a JSON schema; and ones that are aborted half way. Meanwhile the memory of each process of a server
+on this machine is read. At the end the cache must become empty, if the server's metrics show it (SGLang's, vLLM's).
 
-With --attack, in every other stretch of --stretch seconds, further clients send what a client that means harm would:
-numbers beyond int32, bodies of megabytes, grammars that explode, bodies that never end. The others' waits are compared
-with those of the stretches between.
-
-It ends with 1 where there was any 5xx, broken answer, changed answer or answer against its schema, where the cache did
-not become empty, or where memory grew by more than --most-growth after the warm-up; with --attack also where an attack
-was answered with a 5xx or not at all, or where the p99 of the others was more than --most-slower times that without.
-A server whose rounding depends on what else is in its batch changes some answers: with --no-compare they are counted
-and are no fault.
+The exit code is 1 after any 5xx, broken or changed answer, or answer against its schema; if the cache did not become
+empty; or if memory grew by more than --most-growth after the warm-up. If a server's rounding depends on the batch, some
+answers change: --no-compare counts them without a fault.
 
 examples:
   python tests/measure/soak.py --url http://127.0.0.1:30000 --minutes 30 --concurrency 64 --json soak.json
-  python tests/measure/soak.py --url http://127.0.0.1:30000 --minutes 20 --concurrency 52 --attack --json attacked.json
 """
 
 import argparse
@@ -32,7 +24,6 @@ from pathlib import Path
 
 import script
 import soak_traffic
-from soak_attacks import Attacked
 from soak_report import Soak
 from soak_traffic import SoakCounts, SoakQuestion
 
@@ -45,13 +36,13 @@ from outrider.server.prompt_files import BUILT_IN, read_mixed_questions
 SAMPLE_SECONDS = 2.0
 SAY_SECONDS = 30.0
 EMPTY_SECONDS = 60.0
-"""Time that the cache may take to become empty; SGLang's metrics are renewed every 30 s while it is idle."""
+"""Time limit for the cache to become empty; an idle SGLang renews its metrics every 30 s."""
 HELD = re.compile(
     r"^(sglang:num_running_reqs|sglang:num_queue_reqs|sglang:num_used_tokens"
     r"|vllm:num_requests_running|vllm:num_requests_waiting|vllm:kv_cache_usage_perc)(?:\{[^}]*\})? (\S+)",
     re.MULTILINE,
 )
-"""Gauges of what requests hold."""
+"""Gauges of requests' cache usage."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,9 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MB",
         help="memory growth after the warm-up (default: %(default)g)",
     )
-    add("--attack", action="store_true", help="clients that mean harm as well, in every other stretch")
-    add("--stretch", type=float, default=60.0, metavar="S", help="seconds of an attack (default: %(default)g)")
-    add("--most-slower", type=float, default=1.5, metavar="X", help="most p99 beside attackers (default: %(default)g)")
     add("--timeout", type=float, default=600.0, metavar="S", help="seconds for one answer (default: %(default)g)")
     add("--seed", type=int, default=0, metavar="N", help="seed of the choice of requests (default: 0)")
     harness.add_output_flags(parser, json="every count and memory sample")
@@ -85,10 +73,6 @@ def run(args: argparse.Namespace) -> int:
     harness.check_positive(args, "count", "new_tokens", "concurrency")
     if args.minutes <= 0:
         raise UserError(f"--minutes is above 0, not {args.minutes:g}")
-    if args.stretch <= 0:
-        raise UserError(f"--stretch is above 0, not {args.stretch:g}")
-    if args.attack and args.minutes * 60 < 2 * args.stretch:
-        raise UserError(f"--attack needs two stretches: --minutes {args.minutes:g} has room for less than that")
     harness.check_outputs(args)
     soak = asyncio.run(_soak(args))
     print(soak.table())
@@ -113,7 +97,6 @@ async def _soak(args: argparse.Namespace) -> Soak:
         if failures:
             raise UserError(f"the idle server did not answer {len(failures)} prompts: {failures[0]}")
         counts, samples = SoakCounts(), list[ProcessSample]()
-        attacked = Attacked() if args.attack else None
         seconds = args.minutes * 60
         watch = asyncio.create_task(_watch(watched, samples, counts))
         began = time.monotonic()
@@ -125,16 +108,12 @@ async def _soak(args: argparse.Namespace) -> Soak:
             seed=args.seed,
             timeout=args.timeout,
             counts=counts,
-            attacked=attacked,
-            stretch=args.stretch,
         )
         took = time.monotonic() - began
         empty, held = await _becomes_empty(server)
         watch.cancel()
     warm_up = seconds / 3 if args.warm_up is None else args.warm_up * 60
-    return Soak(
-        counts, samples, took, warm_up, args.most_growth, not args.no_compare, empty, held, attacked, args.most_slower
-    )
+    return Soak(counts, samples, took, warm_up, args.most_growth, not args.no_compare, empty, held)
 
 
 async def _watch(watched: ServerProcesses | None, samples: list[ProcessSample], counts: SoakCounts) -> None:
@@ -153,9 +132,9 @@ async def _watch(watched: ServerProcesses | None, samples: list[ProcessSample], 
 
 
 async def _becomes_empty(server: Remote) -> tuple[float | None, dict[str, float]]:
-    """Seconds until no request holds anything, None where it never came to that; what is held at the end, by gauge.
+    """Seconds until requests hold no cache, None if never; and the usage at the end, by gauge.
 
-    A server without such gauges is not judged: 0 seconds and no gauges.
+    A server without such gauges passes: 0 seconds and no gauges.
     """
     began = time.monotonic()
     while True:

@@ -6,22 +6,21 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
-from soak_attacks import Attacked
 from soak_traffic import SoakCounts
 
 from outrider.server.bench.server_processes import ProcessSample
 
 LOW = 10
-"""Percentile of memory over a tenth of the time that counts as held. Above it is what a step works with: the logits
-of a batch, and their sorted copies where requests sample, are hundreds of MB that come and go between two samples."""
+"""Percentile of memory over a tenth of the time that counts as held. Memory above it is a step's workspace: logits of a
+batch and their sorted copies are hundreds of MB that come and go between two samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Anonymous memory of one process, MB; files' pages come and go as the machine has room.
+    """Anonymous memory of one process, MB; pages of files come and go with the machine's free memory.
 
-    first, warm, last: held at first, when the warm-up ended and at the end, see LOW. largest: of any sample after the
-    warm-up. resident: at the end, with files' pages.
+    first, warm, last: held at first, after the warm-up and at the end, see LOW. largest: of any sample after the
+    warm-up. resident: at the end, with pages of files.
     """
 
     first: float
@@ -37,11 +36,11 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class Soak:
-    """seconds: under load. warm_up: of them. most_growth: MB after it. may_not_change: greedy answers.
+    """seconds: under load. warm_up: the part of them before memory counts. most_growth: MB. may_not_change: greedy
+    answers.
 
-    emptied: seconds until the cache was empty; None: never. held: what requests hold at the end, by the server's
-    gauges; empty where it has none. attacked: what became of attacks, None where there were none. most_slower: p99 of
-    the others' waits beside attackers over that without.
+    emptied: seconds until the cache was empty; None: never. held: cache usage at the end, by the server's gauges, if
+    any.
     """
 
     counts: SoakCounts
@@ -52,21 +51,9 @@ class Soak:
     may_not_change: bool
     emptied: float | None
     held: dict[str, float]
-    attacked: Attacked | None = None
-    most_slower: float = 1.5
-
-    def waits(self) -> list[tuple[float, float]]:
-        """Median and p99 of the others' waits, seconds: without attackers, and beside them."""
-        return [tuple(np.percentile(waits, [50, 99]).tolist()) if waits else (0.0, 0.0) for waits in self.counts.waits]
-
-    @property
-    def slower(self) -> float:
-        """p99 of the others' waits beside attackers over that without; 0 where either is not known."""
-        (_, without), (_, beside) = self.waits()
-        return beside / without if without else 0.0
 
     def growth(self) -> dict[str, Growth]:
-        """Growth by process, of those that lived from the warm-up to the end."""
+        """Growth of each process that lived from the warm-up to the end."""
         warm = [sample for sample in self.samples if sample.seconds >= self.warm_up]
         if len(warm) < 4:
             return {}
@@ -87,15 +74,13 @@ class Soak:
         return found
 
     def plain(self) -> dict[str, Any]:
-        """Everything, as JSON has it."""
+        """All results for JSON."""
         counts = {field.name: getattr(self.counts, field.name) for field in fields(self.counts)}
         return {
             "faults": self.faults(),
             "seconds": self.seconds,
             "warm_up": self.warm_up,
             "counts": {name: dict(value) if isinstance(value, Counter) else value for name, value in counts.items()},
-            "attacked": self.attacked and self.attacked.plain(),
-            "p50_p99_without_and_beside_attackers": self.waits(),
             "emptied": self.emptied,
             "held": self.held,
             "growth": {name: asdict(growth) for name, growth in self.growth().items()},
@@ -103,7 +88,7 @@ class Soak:
         }
 
     def faults(self) -> list[str]:
-        """Everything that must not happen, and did."""
+        """All faults of the run."""
         counts, found = self.counts, []
         if counts.broken:
             found.append(f"{counts.broken} requests failed")
@@ -116,12 +101,6 @@ class Soak:
         grown = sum(growth.after_warm_up for growth in self.growth().values())
         if grown > self.most_growth:
             found.append(f"memory grew by {grown:.0f} MB after the warm-up; {self.most_growth:g} are allowed")
-        if self.attacked is not None:
-            found += self.attacked.server_errors()
-            if self.slower > self.most_slower:
-                found.append(
-                    f"p99 beside attackers is {self.slower:.2f} × that without; {self.most_slower:g} are allowed"
-                )
         return found
 
     def table(self) -> str:
@@ -134,7 +113,6 @@ class Soak:
             f"greedy answers compared with the same prompt alone: {counts.compared}, changed: {counts.changed}",
             f"answers against their schema: {counts.against_schema}",
             self._cache_line(),
-            *self._attack_lines(),
         ]
         if growth := self.growth():
             lines.append(f"{'memory, MB':>16} {'first':>8} {'warm':>8} {'last':>8} {'largest':>8} {'resident':>8}")
@@ -145,22 +123,6 @@ class Soak:
         lines += [f"  {example}" for example in counts.examples]
         lines.append("; ".join(self.faults()) or "nothing found")
         return "\n".join(lines)
-
-    def _attack_lines(self) -> list[str]:
-        if self.attacked is None:
-            return []
-        (median, last), (median_beside, last_beside) = self.waits()
-        before, during = self.attacked.health
-        lines = [
-            f"others' waits, p50 and p99: {median:.2f} and {last:.2f} s without attackers, {median_beside:.2f} and"
-            f" {last_beside:.2f} s beside them ({self.slower:.2f} × at p99)",
-            f"slowest /health: {before:.3f} s without attackers, {during:.3f} s beside them",
-            f"{'attack':>26} {'slowest, s':>10}  answers",
-        ]
-        for kind, outcomes in self.attacked.outcomes.items():
-            answers = ", ".join(f"{name}: {number}" for name, number in outcomes.items())
-            lines.append(f"{kind:>26} {self.attacked.slowest[kind]:10.2f}  {answers}")
-        return lines
 
     def _cache_line(self) -> str:
         held = ", ".join(f"{name} {value:g}" for name, value in self.held.items())

@@ -1,4 +1,4 @@
-"""Requests of a soak: greedy answers that are compared, sampled ones, ones that follow a schema, and ones given up."""
+"""Requests of a soak: greedy ones with compared answers, sampled ones, ones with a schema, and aborted ones."""
 
 import asyncio
 import json
@@ -9,16 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import soak_attacks
 from jsonschema import Draft202012Validator
-from soak_attacks import ATTACKS, Attacked, Attacker
 
 from outrider.server.bench.remote import CHAT, Remote, Reply
 
 KINDS = {"greedy": 4, "sampled": 2, "schema": 2, "given up": 2}
 """Relative frequency of each kind."""
-COMPARED = ("greedy", "sampled")
-"""Kinds whose waits are compared without attackers and beside them."""
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -30,15 +26,15 @@ SCHEMA = {
     "additionalProperties": False,
 }
 TURNED_AWAY = "429"
-"""The status that is no failure of the server: it is asked again later."""
+"""This status is no failure; the request is sent again later."""
 PAUSE_SECONDS = 0.5
 SHOWN = 5
-"""Examples kept of what went wrong."""
+"""Examples of faults to keep."""
 
 
 @dataclass(frozen=True, slots=True)
 class SoakQuestion:
-    """A prompt with its answer's length, and the greedy answer that it got alone."""
+    """A prompt with its answer's length, and the greedy answer to it alone."""
 
     text: str
     new_tokens: int
@@ -56,9 +52,8 @@ class SoakQuestion:
 class SoakCounts:
     """Outcomes of the requests.
 
-    whole: answers that came to their end, by kind. failures: by HTTP status or what broke, of all kinds. compared:
-    greedy answers held against the same prompt's alone. examples: some of what went wrong, in words. waits: seconds of
-    whole greedy and sampled answers, of those that began without attackers and of those that began beside some.
+    whole: complete answers, by kind. failures: by HTTP status or fault, of all kinds. compared: greedy answers compared
+    with the first ones. examples: some faults, in words.
     """
 
     asked: Counter[str] = field(default_factory=Counter)
@@ -68,12 +63,10 @@ class SoakCounts:
     changed: int = 0
     against_schema: int = 0
     examples: list[str] = field(default_factory=list)
-    waits: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
-    under_attack: bool = False
 
     @property
     def broken(self) -> int:
-        """Requests that a right server would have answered."""
+        """Requests that a correct server would have answered."""
         return sum(count for failure, count in self.failures.items() if failure != TURNED_AWAY)
 
     def note(self, example: str) -> None:
@@ -84,7 +77,7 @@ class SoakCounts:
 async def ask_alone(
     remote: Remote, questions: Sequence[SoakQuestion], timeout: float
 ) -> tuple[list[SoakQuestion], list[str]]:
-    """The questions with their greedy answers, asked one at a time; what failed instead, in words."""
+    """The questions with their greedy answers, sent one at a time; the fault instead, in words, if one fails."""
     answered, failures = [], []
     for question in questions:
         reply = await remote.ask(CHAT, question.body(), timeout=timeout)
@@ -103,16 +96,9 @@ async def press(
     seed: int,
     timeout: float,
     counts: SoakCounts,
-    attacked: Attacked | None = None,
-    stretch: float = 60.0,
 ) -> None:
-    """Keep `concurrency` requests of all kinds in flight for `seconds`, and wait for the last; counts is filled in.
-
-    attacked: filled in by as many further clients as there are kinds of attack, each of which attacks in every other
-    stretch of so many seconds.
-    """
-    began = time.monotonic()
-    end = began + seconds
+    """Keep `concurrency` requests of all kinds in flight for `seconds`, and wait for the last; fills in counts."""
+    end = time.monotonic() + seconds
 
     async def one_client(number: int) -> None:
         random_ = random.Random(f"{seed} {number}")
@@ -123,25 +109,7 @@ async def press(
             if failure == TURNED_AWAY:
                 await asyncio.sleep(PAUSE_SECONDS * (1 + random_.random()))
 
-    async def one_attacker(kind: str, attacked: Attacked) -> None:
-        attacker = Attacker(remote, kind, seed, timeout, attacked)
-        while time.monotonic() < end:
-            if counts.under_attack:
-                await attacker.attack()
-            await asyncio.sleep(soak_attacks.PAUSE_SECONDS)
-
-    async def alternate() -> None:
-        while time.monotonic() < end:
-            await asyncio.sleep(0.1)
-            counts.under_attack = int((time.monotonic() - began) / stretch) % 2 == 1
-
-    clients = [one_client(number) for number in range(concurrency)]
-    if attacked is None:
-        await asyncio.gather(*clients)
-        return
-    health = asyncio.create_task(soak_attacks.watch_health(remote, attacked, lambda: counts.under_attack))
-    await asyncio.gather(*clients, alternate(), *(one_attacker(kind, attacked) for kind in ATTACKS))
-    health.cancel()
+    await asyncio.gather(*(one_client(number) for number in range(concurrency)))
 
 
 async def _ask(
@@ -153,12 +121,9 @@ async def _ask(
     abort_after: float | None = None,
 ) -> Reply:
     counts.asked[kind] += 1
-    attacked = counts.under_attack
     reply = await remote.ask(CHAT, body, timeout=timeout, abort_after=abort_after)
     if not reply.failure:
         counts.whole[kind] += 1
-        if kind in COMPARED:
-            counts.waits[attacked].append(reply.seconds)
     elif reply.failure != "aborted":
         counts.failures[reply.failure] += 1
         if reply.failure != TURNED_AWAY:

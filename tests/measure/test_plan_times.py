@@ -1,4 +1,4 @@
-"""tests/measure/plan_times.py times every planner and refuses empty sizes."""
+"""plan_times.py times every planner and refuses empty sizes."""
 
 import argparse
 from pathlib import Path

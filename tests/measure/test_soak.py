@@ -1,23 +1,19 @@
 """soak.py: a correct server passes, and each fault is found."""
 
-import asyncio
-import json
 import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import script
 import soak as soak_script
-import soak_attacks as attacks
 from aiohttp import web
 from small_openai import Handler, SmallServer, answer
 from soak_report import Soak
 from soak_traffic import SoakCounts
 
-from outrider.server.bench import record, remote, server_processes
+from outrider.server.bench import record, server_processes
 from outrider.server.bench.server_processes import ProcessSample
 
 pytestmark = pytest.mark.slow
@@ -96,60 +92,6 @@ def test_failures_are_found_and_refusals_are_not(tmp_path: Path, capsys: pytest.
     assert "broken" in shown
 
 
-ATTACKED = ("--attack", "--minutes", "0.12", "--stretch", "2", "--concurrency", "4", "--timeout", "5")
-
-
-def is_attack(request: web.Request, body: dict[str, Any]) -> bool:
-    ordinary = len(body["messages"]) == 1 and isinstance(body["messages"][0]["content"], str)
-    strange = {"top_k", "regex", "stop", "stop_token_ids", "logit_bias"} & body.keys()
-    return bool(strange) or not ordinary or "kind" not in json.dumps(body.get("response_format", "kind"))
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attacks, "NEVER_ENDING_SECONDS", 0.5)
-    monkeypatch.setattr(attacks, "PAUSE_SECONDS", 0.2)
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_server_that_resists_all_attacks_but_the_open_body(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async def refusing(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        if is_attack(request, body):
-            return web.json_response({"error": {"message": "no"}}, status=400)
-        return await right(request, body)
-
-    _, shown, record = soak(refusing, tmp_path, capsys, flags=(*ATTACKED, "--most-slower", "100"))
-    attacked = record["attacked"]["outcomes"]
-    assert attacked.keys() == attacks.ATTACKS.keys()
-    assert attacked["top_k beyond int32"].keys() == {"400"}
-    # aiohttp has no limit for a body, so neither has this server
-    assert [fault.partition(":")[0] for fault in record["faults"]] == ["a body that never ends"], shown
-    assert "slowest /health" in shown
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_server_that_an_attack_breaks_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    async def breaking(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        if is_attack(request, body):
-            return web.json_response({"error": {"message": "broken"}}, status=500 if "top_k" in body else 400)
-        return await right(request, body)
-
-    code, shown, record = soak(breaking, tmp_path, capsys, flags=ATTACKED)
-    assert code == 1
-    assert any(fault.startswith("top_k beyond int32: ") and fault.endswith("500") for fault in record["faults"]), shown
-
-
-def test_a_server_that_attacks_slow_down_is_found() -> None:
-    def found(beside: float) -> list[str]:
-        counts = SoakCounts(waits=([1.0] * 90 + [2.0] * 10, [1.0] * 90 + [beside] * 10))
-        return Soak(counts, [], 60.0, 20.0, 64.0, True, 0.0, {}, attacks.Attacked(), most_slower=1.5).faults()
-
-    assert found(2.9) == []
-    assert found(3.2) == ["p99 beside attackers is 1.60 × that without; 1.5 are allowed"]
-
-
 def test_a_cache_that_stays_full_is_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,14 +129,3 @@ def test_processes_of_a_server_are_found() -> None:
         sample = watched.sample()
     assert 10 < sample.anonymous["server"] < sample.resident["server"] < 100_000
     assert server_processes.of_server("http://192.0.2.1:80") is None
-
-
-def test_a_lost_server_is_a_fault_and_does_not_end_the_soak() -> None:
-    async def attack() -> dict[str, int]:
-        async with aiohttp.ClientSession() as session:
-            attacked = attacks.Attacked()
-            server = remote.Remote("http://127.0.0.1:9", "m", session)
-            await attacks.Attacker(server, "a body that never ends", 0, 5.0, attacked).attack()
-            return attacked.outcomes["a body that never ends"]
-
-    assert asyncio.run(attack()) == {"connection": 1}

@@ -138,6 +138,16 @@ def test_answers_keep_their_share_and_the_prompt_waits_no_longer() -> None:
     assert len(before) * STEP / long.first_token >= SHARE * 0.95
 
 
+def test_the_more_prompts_wait_the_less_time_have_answers() -> None:
+    shares = []
+    for number in (1, 2, 4):
+        simulation = Simulation(Pauses(BOUND, made_cost()), [(0.0, 6000)] * number)
+        simulation.run(8)
+        shares.append(simulation.stepping / simulation.clock)
+        assert max(simulation.gaps) <= BOUND * 1.02 + STEP
+    assert shares == pytest.approx([SHARE, SHARE / 2, max(SHARE / 4, STEP / BOUND)], rel=0.15)
+
+
 @pytest.mark.parametrize("tokens", [1, 50, 200])
 def test_a_short_prompt_passes_a_long_one_and_its_pending_decode_steps(tokens: int) -> None:
     simulation = Simulation(Pauses(BOUND, made_cost()), [(0.0, 6000), (1.0, tokens), (2.05, tokens), (3.1, tokens)])

@@ -3,10 +3,9 @@
 The target's logits after every possible answer are tabulated, so thousands of answers take a moment.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from exact_answers import Answer, Rules, answer_probs
@@ -58,7 +57,7 @@ class Answers:
     drafter: torch.nn.Module
 
     @classmethod
-    def of(cls, small: SmallTarget, prompt: list[int], length: int, rules: Rules) -> Answers:
+    def of(cls, small: SmallTarget, prompt: list[int], length: int, rules: Rules) -> Self:
         begun: list[Answer] = [()]
         for count in range(1, length):
             begun += answer_probs(small.logits, prompt, count, rules)

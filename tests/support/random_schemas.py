@@ -1,7 +1,5 @@
 """JSON schemas of the kinds that users send: extraction, forms, nested records, arrays, enumerations, patterns."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 
@@ -53,7 +51,7 @@ PATTERNS = (r"^\d{4}-\d{2}-\d{2}$", r"^[A-Z]{2}\d{3}$", r"^\+\d{6,9}$", r"^\d{2}
 
 
 def schemas(count: int) -> list[dict[str, Any]]:
-    """The same ones every time."""
+    """The same schemas every time."""
     draw = random.Random(17)
     return [_object(draw, 3) for _ in range(count)]
 

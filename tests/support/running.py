@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -12,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import httpx
 import openai
@@ -76,7 +74,7 @@ class Server:
     def _start(self, arguments: list[str], env: dict[str, str]) -> subprocess.Popen[bytes] | ForkedProcess:
         return start(arguments, env, self.log, self.log)
 
-    def wait_until_ready(self) -> Server:
+    def wait_until_ready(self) -> Self:
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
@@ -169,7 +167,7 @@ class EngineWatch(threading.Thread):
         self.seen = False
         self._ended = threading.Event()
 
-    def __enter__(self) -> EngineWatch:
+    def __enter__(self) -> Self:
         self.start()
         return self
 

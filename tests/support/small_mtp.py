@@ -3,10 +3,9 @@
 The next token depends mostly on the last one, as in `small_target.py`; the MTP layer passes on its embedding.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 from small_target import END, HEAD, HEADS, KV_HEADS, LAYERS, VOCAB, WIDTH, Exact, lively, write_tokenizer
@@ -25,7 +24,7 @@ class SmallMtp(Exact):
     folder: Path
 
     @classmethod
-    def write(cls, folder: Path) -> SmallMtp:
+    def write(cls, folder: Path) -> Self:
         model = lively(Glm4MoeForCausalLM(Glm4MoeConfig(**SHAPE, num_hidden_layers=LAYERS, first_k_dense_replace=1)))
         quieten(model, 0.6)
         model.save_pretrained(folder)

@@ -1,12 +1,10 @@
 """An OpenAI-compatible server without a model, with scripted times and failures, to test benchmarks."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from aiohttp import web
@@ -28,7 +26,7 @@ class SmallServer:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
-    def __enter__(self) -> SmallServer:
+    def __enter__(self) -> Self:
         self._thread.start()
         self.url = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
         return self

@@ -1,13 +1,11 @@
 """Tiny random models that read images, as folders, and small images."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import tiny_families
@@ -48,7 +46,7 @@ class ReadsImages:
     tokenizer: Any
 
     @classmethod
-    def write(cls, architecture: str, folder: Path) -> ReadsImages:
+    def write(cls, architecture: str, folder: Path) -> Self:
         config_class, fields = tiny_families.FAMILIES[architecture]
         plan = Model(config_class, "", {"vocab_size": VOCAB, **fields})
         vision = tiny_families.VISION[architecture] | BY_ARCHITECTURE[architecture]

@@ -3,12 +3,10 @@
 `deploy/loadtest/` holds ready ones; docs/loadtest.md says what each key means.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -42,7 +40,7 @@ class Length(_Table):
         return {"mean": value} if isinstance(value, int) else value
 
     @model_validator(mode="after")
-    def _bounded(self) -> Length:
+    def _bounded(self) -> Self:
         if self.mean is None and "max" not in self.model_fields_set:
             raise ValueError("give a mean, or min and max")
         if self.min > self.max:
@@ -125,7 +123,7 @@ class Requests(_Table):
         return value
 
     @model_validator(mode="after")
-    def _one_source(self) -> Requests:
+    def _one_source(self) -> Self:
         if bool(self.prompts) + bool(self.texts) + (self.input_tokens is not None) > 1:
             raise ValueError("prompts, texts and input_tokens exclude each other")
         return self

@@ -1,12 +1,10 @@
 """Summary of the requests at one load: rates, percentiles, goodput, failures apart."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -30,7 +28,7 @@ class Spread:
     largest: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread | None:
+    def of(cls, values: Sequence[float]) -> Self | None:
         """None of no times."""
         if not values:
             return None

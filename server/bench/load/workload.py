@@ -1,11 +1,9 @@
 """Contents of requests: prompts from files, or made-up text of given lengths in the server's own tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -43,7 +41,7 @@ class Counting:
         return max(1, round((tokens - self.fixed) / self.per_word))
 
     @classmethod
-    async def of(cls, remote: Remote, timeout: float) -> Counting:
+    async def of(cls, remote: Remote, timeout: float) -> Self:
         """Ask the server how it counts; raises UserError where it does not say."""
         counted = []
         rng = np.random.default_rng(0)

@@ -8,7 +8,7 @@ examples:
 COMMANDS = {"steps": ("outrider.server.bench.micro.steps", "time of one engine step by shape")}
 # former name: the command that answers its question now
 MOVED = {
-    "blocks": "python tests/measure/block_times.py",
-    "kernels": "python tests/measure/kernel_times.py",
-    "plan": "python tests/measure/plan_times.py",
+    "blocks": "`python tests/measure/block_times.py` in a checkout",
+    "kernels": "`python tests/measure/kernel_times.py` in a checkout",
+    "plan": "`python tests/measure/plan_times.py` in a checkout",
 }

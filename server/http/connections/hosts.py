@@ -5,10 +5,9 @@ page read answers; `Host` then has the page's name. A page of another origin may
 in `Origin`.
 """
 
-from __future__ import annotations
-
 import socket
 from dataclasses import dataclass
+from typing import Self
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -30,7 +29,7 @@ class AllowedHosts:
     origins: bool
 
     @classmethod
-    def of(cls, settings: Settings, listener: socket.socket, *, host: str, key_required: bool) -> AllowedHosts:
+    def of(cls, settings: Settings, listener: socket.socket, *, host: str, key_required: bool) -> Self:
         """Make the policy of a server at `host` with the socket `listener`.
 
         If the server needs a key, or other machines can reach it, any host is allowed unless --allowed-hosts names

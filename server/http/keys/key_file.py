@@ -16,8 +16,6 @@ A missing limit does not apply; `admin` is false by default, `learn` true. The f
 they are random, so nobody can search for a key with a given plain hash.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import hmac
@@ -30,7 +28,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from filelock import FileLock
 
@@ -71,7 +69,7 @@ class RequestRate:
     seconds: int
 
     @classmethod
-    def parse(cls, text: str) -> RequestRate:
+    def parse(cls, text: str) -> Self:
         """Parse "600/minute"; raises ValueError."""
         match = RATE.fullmatch(text)
         if match is None:

@@ -1,10 +1,8 @@
 """Default sampling of a request: the model's recommendation, or OpenAI's (`--sampling-defaults`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from .bounds import RANGES
 
@@ -25,7 +23,7 @@ class SamplingDefaults:
     ignored: dict[str, float]
 
     @classmethod
-    def of(cls, manager: Any) -> SamplingDefaults:
+    def of(cls, manager: Any) -> Self:
         """Read them from SGLang's tokenizer manager."""
         defaults: dict[str, float] = manager.model_config.get_default_sampling_params()
         defaults = {name: value for name, value in defaults.items() if value != TURNED_OFF.get(name)}

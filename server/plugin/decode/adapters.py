@@ -5,11 +5,9 @@ from adapter to adapter, so confidences are calibrated for each, by its own outc
 come, and until then it is the drafter's. A drafter that has learned more begins anew.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
@@ -62,7 +60,7 @@ class AdapterOutcomes(BufferedMetrics):
         }
 
     @classmethod
-    def of(cls, runner: Any, gamma: int) -> AdapterOutcomes | None:
+    def of(cls, runner: Any, gamma: int) -> Self | None:
         """Those of a server with adapters, by SGLang's model runner; None on any other."""
         return None if runner.lora_manager is None else cls(runner.lora_manager.lora_refs, gamma)
 

@@ -1,14 +1,12 @@
 """The engine's part in learning: it keeps finished answers, and watches a drafter that has just been exchanged."""
 
-from __future__ import annotations
-
 import logging
 import math
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
@@ -53,7 +51,7 @@ class AnswerKeeper:
         self._failed = False
 
     @classmethod
-    def of(cls, config: PluginConfig) -> AnswerKeeper | None:
+    def of(cls, config: PluginConfig) -> Self | None:
         """The keeper of a server that learns; of several engines the first one's answers are enough."""
         if not config.learning or (get_parallel().dp_rank or 0) > 0:
             return None

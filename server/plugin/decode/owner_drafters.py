@@ -4,14 +4,12 @@ A request says whose it is, and which of that owner's drafters is in use (`Reque
 its end, so that its draft state is of one set of weights; a promoted one serves the requests that come later.
 """
 
-from __future__ import annotations
-
 import logging
 import weakref
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -55,7 +53,7 @@ class OwnerDrafters:
         self._running: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
     @classmethod
-    def of(cls, config: PluginConfig, drafter: Drafter | None) -> OwnerDrafters | None:
+    def of(cls, config: PluginConfig, drafter: Drafter | None) -> Self | None:
         """The drafters of a server whose keys or adapters have their own; None on any other."""
         if not config.learn_keys or drafter is None:
             return None

@@ -5,10 +5,8 @@ and its drafts are drawn with the same noise and kept if equal: nothing else can
 are kept by rejection sampling, by block or token by token, with numbers of the decode step's own.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -53,7 +51,7 @@ class Sampling:
         kinds: tuple[bool, bool] | None = None,
         *,
         by_block: bool = True,
-    ) -> Sampling:
+    ) -> Self:
         """info: SGLang's; it marks a greedy request by top_k = 1. seeds [R], seeded [R] bool: see `RequestTable`.
 
         kinds: `RequestTable.kinds`; None: the device is asked, and waited for. by_block: as in `Verification`.

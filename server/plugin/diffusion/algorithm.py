@@ -1,11 +1,9 @@
 """Block diffusion in SGLang's dllm mode: one forward a round, and the next state of each request's open block."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from sglang.srt.dllm.algorithm.base import DllmAlgorithm
@@ -39,7 +37,7 @@ class StepOutcome:
     committed: bool = False
 
     @classmethod
-    def of(cls, start: int, state: list[int], mask_id: int) -> StepOutcome:
+    def of(cls, start: int, state: list[int], mask_id: int) -> Self:
         """Return the outcome of an open block at `start` with new state `state`."""
         return cls(start, open=state) if mask_id in state else cls(start, [state])
 

@@ -1,7 +1,5 @@
 """Drafts that follow the grammars of running requests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,12 +1,10 @@
 """Compiling one grammar and trying it out, in a process that may be killed for it."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 import xgrammar
 from jsonschema import Draft202012Validator, SchemaError
@@ -48,7 +46,7 @@ class GrammarVerdict:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> GrammarVerdict:
+    def from_json(cls, fields: dict[str, Any]) -> Self:
         return cls(**fields | {"outcome": GrammarOutcome(fields["outcome"])})
 
 
@@ -63,7 +61,7 @@ class Examiner:
     threads: int
 
     @classmethod
-    def of(cls, folder: GrammarFolder, options: CompileOptions, threads: int) -> Examiner:
+    def of(cls, folder: GrammarFolder, options: CompileOptions, threads: int) -> Self:
         tokenizer = xgrammar.TokenizerInfo.deserialize_json(options.tokenizer)
         return cls(folder, options, tokenizer, Walker.of(tokenizer), threads)
 

@@ -4,14 +4,13 @@ The scheduler writes the tokenizer and options to compile for; the compiling pro
 that the scheduler need not compile them again. It lies in the server's run folder.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
 ENV = "OUTRIDER_GRAMMARS"
 """Environment variable: the folder. Without it the scheduler compiles everything itself."""
@@ -43,7 +42,7 @@ class GrammarFolder:
     path: Path
 
     @classmethod
-    def from_env(cls) -> GrammarFolder | None:
+    def from_env(cls) -> Self | None:
         """Return the folder of this server, or None."""
         path = os.environ.get(ENV)
         return cls(Path(path)) if path else None

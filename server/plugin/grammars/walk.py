@@ -1,9 +1,7 @@
 """Random walks through a compiled grammar, which show whether it can be followed fast enough."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +25,7 @@ class Walker:
     closing: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, tokenizer: xgrammar.TokenizerInfo) -> Walker:
+    def of(cls, tokenizer: xgrammar.TokenizerInfo) -> Self:
         texts = tokenizer.decoded_vocab
         return cls(np.array([token for token, text in enumerate(texts) if text and PUNCTUATION.issuperset(text)], int))
 

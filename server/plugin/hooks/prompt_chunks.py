@@ -7,13 +7,11 @@ decode step comes first, no prefill batch is built. Arrivals and aborts take eff
 The first of several tensor-parallel ranks decides. Turns are counted in tokens, so all ranks have the same.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, Self
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -121,7 +119,7 @@ class PromptReader:
         self._ended = self._resumed = 0.0
 
     @classmethod
-    def of(cls, scheduler: Any) -> PromptReader | None:
+    def of(cls, scheduler: Any) -> Self | None:
         """None where SGLang cuts prompts as it is configured to."""
         config = PluginConfig.from_env()
         if not config.max_pause or scheduler.chunked_prefill_size is None or scheduler.is_mixed_chunk:

@@ -5,11 +5,9 @@ as a quantisation of SGLang's, and only norms and biases pass through the model'
 GPU, int8 weights, several ranks, plain torch) all are expanded one by one on the way and loaded like any model's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from sglang.srt.layers.linear import LinearBase
@@ -101,7 +99,7 @@ class BlocksConfig(QuantizationConfig):
         return []
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> BlocksConfig:
+    def from_config(cls, config: dict[str, Any]) -> Self:
         raise NotImplementedError("made by GgufLoader, from the file")
 
 

@@ -64,7 +64,7 @@ def test_a_part_of_before_is_answered_with_its_script(name: str, capsys: pytest.
 
 
 def assert_is_there(line: str) -> None:
-    program, command, *words = line.split()
+    program, command, *words = line.replace("`", "").split()
     if program == "python":
         assert (ROOT / command).is_file()
         return

@@ -1,8 +1,6 @@
 """Forced text as drafts: every outcome of drafting and acceptance is followed, and answers have the target's
 distribution. The vocabulary has several ways to split forced text, so the target often refuses a forced token."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 

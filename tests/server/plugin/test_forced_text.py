@@ -1,7 +1,5 @@
 """Text that a grammar forces, in the tokens and the white space of the answer."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -64,7 +62,7 @@ def matcher_of(info: xgrammar.TokenizerInfo, schema: dict[str, Any]) -> Any:
 
 
 def steps(forced: ForcedText, matcher: Any, answer: list[int]) -> tuple[int, int]:
-    """Steps in which forced text is drafted and the answer comes out, and drafted tokens that were wrong."""
+    """Steps with drafts of forced text that complete the answer, and the number of wrong drafted tokens."""
     place = count = wrong = 0
     while place < len(answer):
         draft = forced.tokens(matcher, answer[:place], LONGEST).tokens
@@ -77,12 +75,12 @@ def steps(forced: ForcedText, matcher: Any, answer: list[int]) -> tuple[int, int
 
 @pytest.mark.parametrize("style", STYLES)
 def test_an_answers_style_is_followed(style: str, info: xgrammar.TokenizerInfo, spelling: Spelling) -> None:
-    """Each value has tokens that only the model knows; one step can bring the text up to the next value."""
+    """Only the model knows the tokens of values; one step can add the text up to the next value."""
     answer = tokenizer().encode(json.dumps(RECORDS, **STYLES[style]), add_special_tokens=False)
     count, wrong = steps(ForcedText(spelling, json=True), matcher_of(info, SCHEMA), answer)
     values = [value for record in RECORDS for value in (record["name"], record["age"], *record["address"].values())]  # type: ignore[attr-defined]
     unknown = sum(len(tokenizer().encode(str(value), add_special_tokens=False)) for value in values)
-    # Beside the values: the end of each, the choice of each status, and the style of the first record.
+    # Besides the values: the end of each, the choice of each status, and the style of the first record.
     assert count <= unknown + len(values) + 3 + 12
     assert wrong <= 12
     assert len(answer) > 2.4 * count
