@@ -263,7 +263,7 @@ def check_what_measuring_finds(drafter: Drafter, target: TargetModel, folder: Pa
     learned."""
     prompts.write_text("".join(reversed(prompts.read_text().splitlines(keepends=True))))  # the first ones are held out
     answers = measure.target_answers(target, str(prompts), count=6, new_tokens=20, temperature=0.0, kept=None)
-    (found,) = measure.measure(target, measure.arms_of([folder], [1], "left"), answers)
+    (found,) = measure.measure(target, measure.arms_of([folder], [1]), answers)
     assert found.cycles == sum(decode_with(drafter, target, ids, prompt) for ids, prompt in answers)
     assert found.accepted_length > 1.3
 
