@@ -201,10 +201,16 @@ class Draft:
 
     @classmethod
     def of(
-        cls, tokens: torch.Tensor, probs: torch.Tensor | None, confidence: torch.Tensor, vocab: torch.Tensor | None
+        cls,
+        tokens: torch.Tensor,
+        probs: torch.Tensor | None,
+        confidence: torch.Tensor,
+        vocab: torch.Tensor | None,
+        lens: torch.Tensor | None = None,
     ) -> Draft:
-        """Return a model's draft that proposes all of tokens [R, M] for each of R requests."""
-        lens = tokens.new_full((len(tokens),), tokens.shape[1])
+        """Return a model's draft that proposes all of tokens [R, M] for each of R requests. lens: M of each; None: they
+        are made."""
+        lens = tokens.new_full((len(tokens),), tokens.shape[1]) if lens is None else lens
         return cls(tokens, lens, confidence, probs, None if probs is None else vocab, drafting=len(tokens))
 
     @classmethod

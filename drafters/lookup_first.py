@@ -9,6 +9,8 @@ from dataclasses import replace
 
 import torch
 
+from outrider.kernels.cuda import native as cuda
+
 from .base import Draft, DraftBatch, Drafter, Features
 from .ngram import NgramDrafter
 from .wrappers import Wrapper
@@ -47,6 +49,8 @@ class LookupFirst(Wrapper):
 
     def propose(self, batch: DraftBatch) -> Draft:
         looked_up = self.lookup.propose(batch)
+        if cuda.fits(looked_up.confidence):
+            return self._choose(looked_up, self.model.propose(batch))
         expected = looked_up.confidence[:, : self.model.gamma].cumprod(1).sum(1)
         unsure = expected < LOOKUP_THRESHOLD
         if not unsure.is_cpu:  # the host cannot read who is unsure: the model drafts for all
@@ -62,6 +66,15 @@ class LookupFirst(Wrapper):
         if everyone and bool(better.all()):
             return replace(drafted, looked_up=torch.zeros_like(better)).widened(self.gamma)
         return merge(looked_up, drafted, selected, better, batch.temperatures)
+
+    def _choose(self, found: Draft, drafted: Draft) -> Draft:
+        """`propose` by one kernel."""
+        tokens, lens, confidence, looked_up = torch.ops.outrider_cuda.choose(
+            found.tokens, found.lens, found.confidence, drafted.tokens, drafted.lens, drafted.confidence,
+            LOOKUP_THRESHOLD, self.expected_run_length,
+        )  # fmt: skip
+        points = None if drafted.probs is None else looked_up
+        return Draft(tokens, lens, confidence, drafted.probs, drafted.vocab, looked_up, drafted.drafting, points=points)
 
 
 def choose_each(looked_up: Draft, drafted: Draft, better: torch.Tensor) -> Draft:

@@ -60,6 +60,7 @@ class NgramDrafter(Drafter):
         self.corpora = corpora
         self.by_length, self.by_odds, self.by_temperature = self._tables(FIRST, LATER)
         self._across = self._tables(FIRST_ACROSS, LATER_ACROSS)
+        self._all = torch.ones(1, dtype=torch.bool, device=device)
 
     def _tables(self, first: Weights, later: Weights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return logits by length [max_match + 1, gamma], by log odds [2, gamma] and by temperature [gamma]."""
@@ -97,7 +98,7 @@ class NgramDrafter(Drafter):
             tokens, longest, odds = self._search(batch)
             lens = torch.where(longest >= self.min_match, self.gamma, 0)
             confidence = self._confidence(longest, odds, batch.temperatures)
-        draft = Draft(tokens, lens, confidence, looked_up=torch.ones_like(lens, dtype=torch.bool), across=across)
+        draft = Draft(tokens, lens, confidence, looked_up=self._all.expand(len(lens)), across=across)
         return draft if batch.forced is None else forced_first(draft, batch.forced)
 
     look_up = propose

@@ -12,7 +12,7 @@ class SlotTokens:
 
     def write(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
         """Store tokens [N] at slots [N]."""
-        self.tokens[slots] = tokens.to(torch.int32)
+        self.tokens.index_put_((slots,), tokens.to(torch.int32))
 
     def read(self, page_table: torch.Tensor, rows: torch.Tensor, length: int) -> torch.Tensor:
         """Read the first `length` tokens of rows [R]: [R, length] int64; beyond a request's end, arbitrary."""

@@ -28,16 +28,17 @@ def weigh_drafts(
     tokens: [R, gamma] int64. confidence: [R, gamma] float32. classes, rows: [R] int64. ends: [all rows, E] int64, the
     tokens that end the answer in each row.
     """
+    inverse, shifts = parameters or (None, None)
+    if cuda.fits(confidence):
+        return torch.ops.outrider_cuda.weigh_drafts(tokens, confidence, classes, rows, ends, inverse, shifts)
     if native.fits(confidence):
-        inverse, shifts = parameters or (None, None)
         return torch.ops.outrider.weigh_drafts(tokens, confidence, classes, rows, ends, inverse, shifts)
     goes_on = (tokens[:, :, None] != ends[rows][:, None]).all(2)
     until = goes_on.long().cumprod(1).sum(1) + 1
-    if parameters is None:
+    if inverse is None or shifts is None:
         return confidence, until
-    inverse, shifts = parameters
-    calibrated = torch.addcmul(shifts[classes], confidence.clamp(max=BELOW_ONE).logit_(), inverse[classes]).sigmoid_()
-    return calibrated, until
+    logits = confidence.clamp(max=BELOW_ONE).double().logit_()  # rounded once, as by the kernel for CUDA
+    return (shifts[classes] + logits * inverse[classes]).sigmoid_().float(), until
 
 
 def admit(

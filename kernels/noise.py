@@ -63,6 +63,19 @@ def substreams(keys: torch.Tensor, count: int) -> torch.Tensor:
     return torch.ops.outrider.substreams(keys, count) if _compiled(keys) else torch_numbers(keys, count)
 
 
+def draft_keys(seeds: torch.Tensor, seeded: torch.Tensor, positions: torch.Tensor, count: int) -> torch.Tensor:
+    """[R, count] of the noise that drafts are drawn with, behind anchors at positions [R]: where a request is seeded
+    [R] bool, the target's own of its seed [R] at each token's position; otherwise independent numbers."""
+    if cuda.fits(seeds):
+        purposes = int(Purpose.TOKEN), int(Purpose.DRAFT)
+        return torch.ops.outrider_cuda.draft_keys(seeds, seeded, positions, count, *purposes)
+    shape = len(seeds), count
+    ahead = positions[:, None] + torch.arange(1, count + 1, device=positions.device)
+    same = streams(seeds[:, None].expand(shape), ahead, Purpose.TOKEN)
+    own = substreams(streams(seeds, positions, Purpose.DRAFT), count)
+    return torch.where(seeded[:, None], same, own)
+
+
 def uniforms(keys: torch.Tensor, count: int) -> torch.Tensor:
     """Return [N, count] float64 in (0, 1), the middles of 2**52 equal parts, for keys [N] int64."""
     if cuda.fits(keys):

@@ -1,10 +1,22 @@
 """Lay out the requests of a decode step as one batch without padding, and write their new slots to the page table.
 These are a few numbers per request, so the number of calls decides the time: the compiled kernels do each in one."""
 
+from collections.abc import Sequence
+
 import torch
 
 from .cpu import native
 from .cuda import native as cuda
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def copy_all(pairs: Sequence[Pair]) -> None:
+    """Copy the second of each pair into the first; one launch where all have one type and the two of a pair strides
+    alike."""
+    filled = [pair for pair in pairs if len(pair[0])]
+    torch._foreach_copy_([target for target, _ in filled], [source for _, source in filled])
+
 
 Flattened = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 

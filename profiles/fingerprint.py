@@ -13,7 +13,7 @@ from typing import Any
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 """Weights of a model that is a folder with config.json."""
 SAMPLE_BYTES = 1 << 20
-STEP_REVISION = {"cpu": 4, "cuda": 6}
+STEP_REVISION = {"cpu": 4, "cuda": 7}
 """Raise a device's number when a change to kernels or worker changes its step times: older profiles are then refused
 and measured anew. Keep it otherwise, so that users keep their profiles."""
 EQUAL_STEPS = ({"0.5.21", "0.5.23"},)

@@ -187,8 +187,10 @@ class BlockDrafter(Drafter):
     def _propose_each(self, batch: DraftBatch) -> Draft:
         """Draft for all requests, with length 0 outside the draft mask, which the host need not read."""
         graphs = self.graphs
-        propose = graphs.propose if graphs is not None and graphs.fits(batch) else self._propose
-        made = Draft.of(*propose(batch), self.vocab)
+        if graphs is not None and graphs.fits(batch):
+            made = Draft.of(*graphs.propose(batch), self.vocab, graphs.lens[: len(batch.anchors)])
+        else:
+            made = Draft.of(*self._propose(batch), self.vocab)
         return made if batch.draft_mask is None else replace(made, lens=made.lens * batch.draft_mask)
 
     def _propose_some(self, batch: DraftBatch, requests: torch.Tensor) -> Draft:

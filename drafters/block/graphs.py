@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from outrider.kernels.ragged import copy_all
+
 from ..base import DraftBatch
 
 Block = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
@@ -31,6 +33,8 @@ class DraftGraphs:
     """Graphs of `propose`, with shapes that depend only on the number of requests.
 
     Every request gets all sampling rules, set to keep everything where it has none, so that one graph serves all.
+
+    lens: [most requests] int64, of whole drafts.
 
     sizes: numbers of requests, ascending. page_table: the engine's. gamma: of the keys.
     room: [most requests, G, V'] float32, where all graphs leave q of requests that read it.
@@ -63,6 +67,8 @@ class DraftGraphs:
             all_greedy=False,
             longest=page_table.shape[1],
         )
+        self.lens = torch.full((most,), gamma, device=device)
+        self._zeros = torch.zeros(most, dtype=torch.int64, device=device)
         self._rules: list[torch.Tensor | None] = []
         make = record or GraphRecorder(device)
         # The largest first: the rest then fit into its memory.
@@ -76,23 +82,19 @@ class DraftGraphs:
         return len(batch.anchors) <= self.sizes[-1] and batch.page_table is self._given.page_table
 
     def propose(self, batch: DraftBatch) -> Block:
-        """Return the draft of a batch that fits, as `propose` gives it."""
+        """Return the draft of a batch that fits, as `propose` gives it; the next replay overwrites it."""
         count, given = len(batch.anchors), self._given
         size = self.sizes[bisect_left(self.sizes, count)]
-        given.rows[count:size].zero_()
-        given.seq_lens[count:size].zero_()
-        for buffer, value in (
-            (given.anchors, batch.anchors),
-            (given.seq_lens, batch.seq_lens),
-            (given.rows, batch.rows),
-            (given.keys, batch.keys[:, : given.keys.shape[1]]),
-        ):
-            buffer[:count].copy_(value)
+        keys, padding = batch.keys[:, : given.keys.shape[1]].contiguous(), self._zeros[count:size]
+        parts = (given.anchors, batch.anchors), (given.seq_lens, batch.seq_lens), (given.rows, batch.rows)
+        pairs = [*((buffer[:count], value) for buffer, value in parts), (given.keys[:count], keys)]
+        pairs += [(buffer[count:size], padding) for buffer in (given.seq_lens, given.rows)]
+        copy_all(pairs)
         self._take_rules(batch)
         replay, (tokens, _, confidence) = self._graphs[size]
         replay()
         probs = given.probs_room if batch.wants_probs else None
-        return tokens[:count].clone(), probs, confidence[:count].clone()  # the next replay overwrites them
+        return tokens[:count], probs, confidence[:count]
 
     def _take_rules(self, batch: DraftBatch) -> None:
         """Copy the sampling rules, unless they are the same tensors as in the step before."""

@@ -12,7 +12,18 @@ logger = logging.getLogger(__name__)
 def available() -> bool:
     """Import the kernels, which registers their operators; False, said once in the log, where Triton is missing."""
     try:
-        from . import acceptance, admission, attention, draft_block, experts, lookup, noise, ragged, rotated  # noqa: F401
+        from . import (  # noqa: F401
+            acceptance,
+            admission,
+            attention,
+            draft_block,
+            drafts,
+            experts,
+            lookup,
+            noise,
+            ragged,
+            rotated,
+        )
     except ImportError as error:
         logger.warning("Triton kernels are not available, plain torch is used, which is slower: %s", error)
         return False

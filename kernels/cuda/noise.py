@@ -128,3 +128,32 @@ def uniforms(keys: torch.Tensor, count: int) -> torch.Tensor:
 @uniforms.register_fake
 def _(keys: torch.Tensor, count: int) -> torch.Tensor:
     return keys.new_empty(len(keys), count, dtype=torch.float64)
+
+
+@triton.jit(do_not_specialize=["total", "count", "same_purpose", "own_purpose"])
+def draft_keys_kernel(
+    seeds, seeded, positions, keys, total, count, same_purpose, own_purpose, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Writes 8 bytes a key."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside, r, k = i < total, i // count, (i % count + 1).to(tl.int64)
+    seed, position = tl.load(seeds + r, mask=inside, other=0), tl.load(positions + r, mask=inside, other=0)
+    same = mix(mix(seed + (position * 0 + same_purpose) * GOLDEN) + (position + k) * GOLDEN)
+    own = mix(mix(mix(seed + (position * 0 + own_purpose) * GOLDEN) + position * GOLDEN) + GOLDEN * k)
+    tl.store(keys + i, tl.where(tl.load(seeded + r, mask=inside, other=0) != 0, same, own), mask=inside)
+
+
+@torch.library.custom_op("outrider_cuda::draft_keys", mutates_args=())
+def draft_keys(
+    seeds: torch.Tensor, seeded: torch.Tensor, positions: torch.Tensor, count: int, same_purpose: int, own_purpose: int
+) -> torch.Tensor:
+    keys = seeds.new_empty(len(seeds), count)
+    if keys.numel():
+        arguments = seeds, seeded, positions, keys, keys.numel(), count, same_purpose, own_purpose
+        draft_keys_kernel[(triton.cdiv(keys.numel(), SMALL),)](*arguments, BLOCK=SMALL)
+    return keys
+
+
+@draft_keys.register_fake
+def _(seeds: torch.Tensor, seeded: torch.Tensor, positions: torch.Tensor, count: int, *others: int) -> torch.Tensor:
+    return seeds.new_empty(len(seeds), count)

@@ -49,7 +49,7 @@ class StepState(SpecInput):
 class VerifyInput(SpecInput):
     """Tells the target's forward the shape of a ragged verify.
 
-    positions: [B] int64. query_lens: [R] int64, 1 + verify_len of each request. draft_token_num: gamma + 1.
+    positions: [B] int64. query_lens: [R], 1 + verify_len of each request. draft_token_num: gamma + 1.
     layout: the lengths for SGLang's own CUDA backends, which otherwise expect draft_token_num rows of every request.
         None: for our backend, which reads query_lens.
     """
@@ -103,15 +103,34 @@ def flatten(
     return FlatVerify(*(flatten_verify(*batch) if bucket is None else flatten_bucket(*batch, bucket)))
 
 
-def ragged_layout(flat: FlatVerify, query_lens: torch.Tensor) -> RaggedVerifyLayout:
-    """Return SGLang's description of a flattened batch; the lengths query_lens [R] stay on the device."""
+def ragged_layout(flat: FlatVerify) -> RaggedVerifyLayout:
+    """Return SGLang's description of a flattened batch; the lengths stay on the device."""
     ends = flat.qo_indptr.to(torch.int32)
     return RaggedVerifyLayout(
-        verify_lens=query_lens.to(torch.int32),
+        verify_lens=ends[1:] - ends[:-1],
         graph_num_tokens=len(flat.input_ids),
-        extend_start_loc=ends.narrow(0, 0, len(query_lens)),
+        extend_start_loc=ends[:-1],
         qo_indptr_device=ends,
     )
+
+
+class Layouts:
+    """Lengths [R] of a flattened batch's requests, anchors included, and SGLang's description of it; a CPU has none.
+    Batches of anchors alone have the same while they are of one size."""
+
+    def __init__(self) -> None:
+        self._size: tuple[int, int] | None = None
+
+    def of(
+        self, flat: FlatVerify, verify_lens: torch.Tensor, *, alone: bool = False
+    ) -> tuple[torch.Tensor, RaggedVerifyLayout | None]:
+        """alone: verify_lens [R] are 0, known on the host."""
+        size = len(verify_lens), len(flat.input_ids)
+        if not alone or self._size != size:
+            layout = None if verify_lens.is_cpu else ragged_layout(flat)
+            self._last = verify_lens + 1 if layout is None else layout.verify_lens, layout
+            self._size = size if alone else None
+        return self._last
 
 
 def uniform_verify(positions: torch.Tensor, requests: int) -> VerifyInput:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch._library.custom_ops import OPDEFS
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
@@ -160,6 +161,7 @@ def install() -> torch.device:
     _setup_privateuseone_for_python_backend(NAME, backend_module=Module())
     torch._C._set_only_lift_cpu_tensors(True)  # so that torch.tensor(…, device) is made on the host, and copied
     torch.Tensor.pin_memory = _pinned
+    fake_tensor.CONSTANT_NUMEL_LIMIT = 0  # the device cannot keep the number of a tensor of one
     FakeTensor.data_ptr = lambda tensor: tensor.storage_offset() * tensor.element_size()  # memory begins aligned
     JITFunction._do_compile = lambda function, *arguments: KERNELS.compile(function, *arguments)
     here = {"get_current_target": GPUTarget("cuda", 90, 32), "get_current_device": 0, "get_current_stream": 0}

@@ -22,6 +22,7 @@ from outrider.kernels.cuda import (
     admission,
     attention,
     draft_block,
+    drafts,
     experts,
     lookup,
     noise,
@@ -94,6 +95,7 @@ CASES = [
         {"REQUESTS": 256, "WIDTH": 8},
     ),
     Case("streams", noise.streams_kernel, "iiinn", {"BLOCK": noise.SMALL}),
+    Case("keys of drafts", noise.draft_keys_kernel, "ibiinnnn", {"BLOCK": noise.SMALL}),
     Case("uniforms", noise.numbers_kernel, "idnn", {"UNIFORM": True, "BLOCK": noise.SMALL}, noise.BITS),
     Case("logits of a chunk", rules.chunk_kernel, "fiifffjfnNn", GIVEN | ROW | SPANS),
     Case(
@@ -128,6 +130,8 @@ CASES = [
         "prompt lookup", lookup.lookup_kernel, "jjiiiffffiifnnnn", {"WIDTH": 8, "POSITIONS": lookup.POSITIONS},
         {"num_warps": 8},
     ),
+    Case("weighed drafts", drafts.weigh_kernel, "ifiiifffinnnnnn", {"WIDTH": 8, "CALIBRATED": True}, LAST),
+    Case("lookup or model", drafts.choose_kernel, "iifiifiifbnnnnnnxx", {"WIDTH": 8}, LAST),
     Case(
         "experts", experts.products_kernel, "hhiihnNnN",
         {"ROWS": experts.ROWS, "COLUMNS": experts.COLUMNS, "DEPTH": experts.DEPTH}, {"num_stages": 3},

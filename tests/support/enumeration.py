@@ -270,7 +270,7 @@ def sight(admission: Admission) -> tuple[Any, ...]:
         survival.numpy().tobytes(),
         tuple(admission.verify_lens.tolist()),
         tuple(admission.draft_lens.tolist()),
-        tuple(admission.ends.tolist()),
+        () if admission.ends is None else tuple(admission.ends.tolist()),
         None if looked_up is None else tuple(looked_up.tolist()),
         admission.drafting,
     )

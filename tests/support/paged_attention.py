@@ -66,7 +66,7 @@ class Paged:
         nothing = torch.zeros(count, dtype=torch.int64), torch.zeros((count, width - 1), dtype=torch.int64)
         table = self.requests.req_to_token
         flat = FlatVerify(*flatten_bucket(*nothing, lens - 1, seq_lens, table, self.rows, tokens))
-        spec = VerifyInput(flat.positions, lens, width, capture_hidden=False, layout=ragged_layout(flat, lens))
+        spec = VerifyInput(flat.positions, lens, width, capture_hidden=False, layout=ragged_layout(flat))
         return self._batch(ForwardMode.TARGET_VERIFY, flat.slots, seq_lens, spec_info=spec, positions=flat.positions)
 
     def extend(self, extend_lens: Sequence[int]) -> ForwardBatch:

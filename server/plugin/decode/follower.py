@@ -52,15 +52,15 @@ class FollowerWorker(SpeculativeWorker):
         bucket = self.ranks.receive_bucket() if self.has_buckets else None
         draft_tokens, verify_lens = self.ranks.receive((count, self.width - 1), (count,))
         flat = flatten(anchors, draft_tokens, verify_lens, seq_lens, self.req_to_token_pool.req_to_token, rows, bucket)
-        verified = self._verify(batch, flat, verify_lens, seq_lens, rows)
+        query_lens, verified = self._verify(batch, flat, verify_lens, seq_lens, rows)
         tokens, accept_lens = self.ranks.receive((count, self.width), (count,))
-        new_seq_lens = seq_lens + accept_lens
+        new_seq_lens, bonus = seq_lens + accept_lens, tokens.gather(1, accept_lens[:, None] - 1)[:, 0]
         if on_publish is not None:
             on_publish(new_seq_lens)
         if batch.return_logprob:
             write_step_logprobs(verified.logits_output, batch, flat, tokens)
         batch.forward_mode = ForwardMode.DECODE
-        return decoded(verified, verify_lens, tokens, accept_lens, new_seq_lens)
+        return decoded(verified, query_lens, tokens, accept_lens, new_seq_lens, bonus)
 
     def outrider_state(self) -> dict[str, Any]:
         return {}

@@ -11,7 +11,7 @@ import torch
 
 from outrider.drafters.base import Prefilled
 from outrider.scheduler.contract import StepView
-from outrider.scheduler.upload import upload
+from outrider.scheduler.upload import LastUpload, upload
 
 from ..options import RequestOptions
 from .logit_rules import changes_logits, stop_tokens
@@ -82,6 +82,7 @@ class RequestTable:
         self.levels = np.zeros(rows)
         self.started = np.zeros(rows)
         self.generated = np.zeros(rows, dtype=np.int64)
+        self.sent_rows, self.sent_limits = LastUpload(), LastUpload()  # of the last step
         self._running: Entries | None = None  # of the requests that were asked for last
 
     def admit(self, reqs: Sequence[Any], rows: torch.Tensor, at: np.ndarray | None = None) -> None:

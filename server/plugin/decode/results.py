@@ -26,22 +26,23 @@ def prefilled(
 
 def decoded(
     verified: GenerationBatchResult,
-    verify_lens: torch.Tensor,
+    query_lens: torch.Tensor,
     tokens: torch.Tensor,
     accept_lens: torch.Tensor,
     new_seq_lens: torch.Tensor,
+    bonus: torch.Tensor,
 ) -> GenerationBatchResult:
-    """A decode step's result: tokens [R, gamma + 1], of which the first accept_lens [R] count."""
-    bonus = tokens.gather(1, accept_lens[:, None] - 1)[:, 0]
+    """A decode step's result: tokens [R, gamma + 1], of which the first accept_lens [R] count, the last of them the
+    next anchor `bonus` [R]; query_lens: [R], rows of each request's verification."""
     result_type = HostResult if tokens.is_cpu else GenerationBatchResult
     result = result_type(
         logits_output=verified.logits_output,
         next_token_ids=tokens.flatten(),
-        accept_lens=accept_lens.to(torch.int32),
+        accept_lens=accept_lens,
         new_seq_lens=new_seq_lens,
         can_run_cuda_graph=verified.can_run_cuda_graph,
         next_draft_input=StepState(bonus, new_seq_lens),
         speculative_num_draft_tokens=tokens.shape[1],
     )
-    result.cap_lens = verify_lens + 1  # what SGLang counts as rows of a request's verification
+    result.cap_lens = query_lens
     return result

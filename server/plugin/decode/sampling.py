@@ -13,10 +13,12 @@ import torch
 from outrider.drafters.base import Draft
 from outrider.kernels.acceptance import Verification, accept, accept_logits
 from outrider.kernels.cuda import native as cuda
-from outrider.kernels.noise import Purpose, streams, substreams, uniforms
+from outrider.kernels.noise import Purpose, draft_keys, streams, substreams, uniforms
 from outrider.kernels.sampling import Rules, argmax, draw_tokens, target_probs
+from outrider.scheduler.calibration.classes import classes_of
 
 from ..spec_inputs import FlatVerify
+from .requests import RequestTable
 
 
 def on_host(tensor: torch.Tensor) -> bool:
@@ -75,15 +77,11 @@ class Sampling:
 
     def draft_keys(self, positions: torch.Tensor, gamma: int) -> torch.Tensor:
         """[R, gamma] of the noise that drafts are drawn with, behind anchors at positions [R]."""
-        if self.all_greedy:
+        if self.all_greedy and on_host(positions):  # nobody draws
             return positions.new_zeros(len(positions), gamma)
-        shape = (len(positions), gamma)
-        ahead = positions[:, None] + torch.arange(1, gamma + 1, device=positions.device)
-        same = streams(self.seeds[:, None].expand(shape), ahead, Purpose.TOKEN) if self.any_seeded else None
-        if same is not None and self.all_decided:
-            return same
-        own = substreams(streams(self.seeds, positions, Purpose.DRAFT), gamma)
-        return own if same is None else torch.where(self.seeded[:, None], same, own)
+        if self.any_seeded or not on_host(positions):
+            return draft_keys(self.seeds, self.seeded, positions, gamma)
+        return substreams(streams(self.seeds, positions, Purpose.DRAFT), gamma)
 
     def draw(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The token after each request's row, at positions [R]: logits [R, V] -> [R] int64."""
@@ -140,3 +138,23 @@ class Sampling:
             own = streams(seeds, positions, Purpose.FINAL)
             keys = own if keys is None else torch.where(self.seeded[request], keys, own)
         return draw_tokens(logits, rows, self.rules.of(request), keys)
+
+
+class RunningSampling:
+    """Sampling of the running batch and the classes of its drafts; made once for its requests, since others come with
+    other tensors."""
+
+    def __init__(self) -> None:
+        self._last: tuple[torch.Tensor, Sampling, torch.Tensor] | None = None
+
+    def of(
+        self, batch: Any, rows: torch.Tensor, requests: RequestTable, *, by_block: bool
+    ) -> tuple[Sampling, torch.Tensor]:
+        """batch: SGLang's, whose requests are in `rows` [R]."""
+        mark = batch.sampling_info.temperatures
+        if self._last is None or self._last[0] is not mark:
+            seeded = requests.seeded[rows]
+            kinds = requests.kinds(batch.req_pool_indices_cpu.numpy())
+            made = Sampling.of(batch.sampling_info, requests.seeds[rows], seeded, kinds, by_block=by_block)
+            self._last = mark, made, classes_of(made.rules.temperatures, seeded)
+        return self._last[1:]

@@ -65,7 +65,8 @@ class Admission:
     """A step whose drafts are there: how many of them are verified.
 
     classes: [R] int64, place of each draft in `calibration.classes.CLASSES`.
-    ends: [R] int64, tokens that come out at most: fewer than gamma + 1 where the draft has an end of the answer in it.
+    ends: [R] int64, tokens that come out at most: fewer than gamma + 1 where the draft has an end of the answer in it;
+        None: the step has no drafts.
     draft_lens, verify_lens: [R] int64. raw, confidence: [R, gamma] as the drafter gave them, and calibrated.
     drafting: requests for which the model drafted. looked_up: [R] bool, drafts of prompt lookup; None: there is none.
     draft_seconds: spent drafting; None: on a GPU, which is not waited for.
@@ -74,7 +75,7 @@ class Admission:
 
     step: Step
     classes: torch.Tensor
-    ends: torch.Tensor
+    ends: torch.Tensor | None
     draft_lens: torch.Tensor
     raw: torch.Tensor
     confidence: torch.Tensor

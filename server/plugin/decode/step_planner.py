@@ -20,6 +20,7 @@ from outrider.kernels.cpu import native
 from outrider.kernels.drafts import Parameters, admit, weigh_drafts
 from outrider.scheduler.admission import survival_of
 from outrider.scheduler.buckets import TokenBuckets
+from outrider.scheduler.calibration.classes import looked_up
 from outrider.scheduler.calibration.online import OnlineCalibration
 from outrider.scheduler.calibration.table import CalibrationTable, parameters_of_each
 from outrider.scheduler.contract import Budget, FinishedStep, PlannedCurve, Planner, StepView
@@ -88,6 +89,8 @@ class StepPlanner:
         self._before: StepEnd | None = None
         self._unread: deque[Outcome] = deque()
         self._read_steps: deque[tuple[Outcome, FinishedStep]] = deque()  # that may last still
+        # Of a step without drafts, on a GPU's host: no drafts, and a token of each request.
+        self._none, self._one_each = Draft.nothing(0, requests.gamma, "cpu"), torch.ones(0).long()
         self._learning = 0.0  # seconds of the planner's, counted with the step that is read next
 
     def plan_by(self, planner: Planner, calibration: CalibrationTable | None) -> None:
@@ -152,21 +155,22 @@ class StepPlanner:
     def admit(self, step: Step, draft: Draft, draft_seconds: float | None) -> Admission:
         """A step's drafts are there: how many of each request's are verified. draft_seconds: as in `Admission`."""
         began = time.perf_counter()
-        classes, ends, draft_lens, confidence = step.classes, draft.lens + 1, draft.lens, draft.confidence
-        if drafted := step.drafts or draft.looked_up is not None:
+        classes, ends, draft_lens, confidence = step.classes, None, draft.lens, draft.confidence
+        verify_lens = draft.lens  # without drafts
+        if step.drafts or draft.looked_up is not None:
             if draft.looked_up is not None:
                 classes = classes + draft.looked_up
                 if draft.across is not None:
                     classes = classes + draft.across
                 if draft.by_grammar is not None:
                     classes = classes + 2 * draft.by_grammar
-            rows = upload(step.view.rows, draft.lens.device)
+            rows = self.requests.sent_rows.of(step.view.rows, draft.lens.device)
             calibrated_as, parameters = self._parameters(draft.confidence, classes, step.entries)
             confidence, ends = weigh_drafts(
                 draft.tokens, draft.confidence, calibrated_as, rows, self.requests.ends, parameters
             )
             draft_lens = torch.minimum(draft.lens, ends)  # what lies behind the end of an answer is nobody's
-        verify_lens = self._verify_lens(step, confidence, draft_lens) if drafted else torch.zeros_like(draft.lens)
+            verify_lens = self._verify_lens(step, confidence, draft_lens)
         return Admission(
             step=step,
             classes=classes,
@@ -215,19 +219,29 @@ class StepPlanner:
             outcome = self._last = Outcome(admission, accept_lens)
         else:
             self._ended = StepEnd(accept_lens.device, self._before)
-            outcome = self._read_back(admission, accept_lens)
+            outcome = self._of_anchors(admission) if admission.ends is None else self._read_back(admission, accept_lens)
             outcome.ended = self._ended
         self._unread.append(outcome)
 
+    def _of_anchors(self, admission: Admission) -> Outcome:
+        """The outcome of a step without drafts, which the host knows: one token of each request."""
+        count = len(admission.step.view.rows)
+        if len(self._one_each) != count:
+            self._none, self._one_each = Draft.nothing(count, self.requests.gamma, "cpu"), torch.ones(count).long()
+        lens, confidence = self._none.lens, self._none.confidence
+        known = replace(
+            admission, classes=lens, draft_lens=lens, verify_lens=lens, raw=confidence, confidence=confidence
+        )
+        return Outcome(known, self._one_each)
+
     def _read_back(self, admission: Admission, accept_lens: torch.Tensor) -> Outcome:
         """The same with tensors of the host, which are still under way."""
-        looked_up = admission.looked_up
-        ints = [admission.verify_lens, admission.draft_lens, admission.ends, admission.classes, accept_lens]
-        if looked_up is not None:
-            ints.append(looked_up.long())
+        ends = admission.ends
+        assert ends is not None
+        ints = [admission.verify_lens, admission.draft_lens, ends, admission.classes, accept_lens]
         floats = torch.stack([admission.raw.float(), admission.confidence.float()])
         arrival = self.readback.start(torch.stack(ints), floats)
-        (verify_lens, draft_lens, ends, classes, accepted, *found), (raw, confidence) = arrival.copies
+        (verify_lens, draft_lens, ends, classes, accepted), (raw, confidence) = arrival.copies
         return Outcome(
             replace(
                 admission,
@@ -237,7 +251,6 @@ class StepPlanner:
                 raw=raw,
                 confidence=confidence,
                 verify_lens=verify_lens,
-                looked_up=found[0] if found else None,
             ),
             accepted,
             arrival,
@@ -274,13 +287,13 @@ class StepPlanner:
         step, admission, run = outcome.step, outcome.admission, self.optional.run
         verify_lens, accept_lens = admission.verify_lens.numpy(), outcome.accept_lens.numpy()
         confidence, draft_lens = admission.confidence.float(), admission.draft_lens
-        looked_up = None if admission.looked_up is None else admission.looked_up.numpy().astype(bool, copy=False)
-        tokens = np.minimum(accept_lens, admission.ends.numpy())
+        classes = admission.classes.numpy()
+        found = None if admission.looked_up is None else looked_up(classes)
+        drafted = admission.ends is not None
+        tokens = accept_lens if admission.ends is None else np.minimum(accept_lens, admission.ends.numpy())
         # Without drafts it is not read, and the confidences, all 0, stand for it.
-        drafted = step.drafts or looked_up is not None
         survival = survival_of(confidence, draft_lens).numpy() if drafted else confidence.numpy()
         self.requests.take(step.view, tokens)
-        classes = admission.classes.numpy()
         tried = verify_lens > 0
         if step.entries.ruled is not None:  # what is accepted by their own rules is not the drafter's calibration
             tried &= ~step.entries.ruled
@@ -312,7 +325,7 @@ class StepPlanner:
             accept_lens=accept_lens,
             draft_mask=step.draft_mask,
             drafting=drafting,
-            looked_up=looked_up,
+            looked_up=found,
             depth=step.depth,
             tokens=outcome.tokens,
             seconds=None if outcome.ended is None else outcome.ended.seconds,

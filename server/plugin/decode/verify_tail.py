@@ -14,7 +14,7 @@ import torch
 
 from outrider.kernels.acceptance import Verification, accept_logits
 from outrider.kernels.noise import Purpose, streams, uniforms
-from outrider.kernels.ragged import commit
+from outrider.kernels.ragged import commit, copy_all
 from outrider.kernels.sampling import Rules
 from outrider.scheduler.buckets import TokenBuckets
 
@@ -63,9 +63,11 @@ class VerifyTail:
             torch.ones(slots, device=device),
             torch.zeros(slots, device=device),
         )
-        self._opened = False
+        self._opened: bool | tuple[int, int] = False  # requests and tokens of anchors alone
         self._taken: Sampling | None = None
-        self._results: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._zeros = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._one = torch.ones(1, dtype=torch.int64, device=device)
+        self._results: dict[int, torch.Tensor] = {}
 
     def capture(self, runner: Any, output: Any, batch: Any, tokens: int) -> None:
         """SGLang calls it behind the forward that it captures, of `tokens` tokens."""
@@ -83,41 +85,49 @@ class VerifyTail:
         keys = streams(seeds[request], batch.positions.long() + 1, Purpose.TOKEN)
         accept_lens, accepted = accept_logits(verification, request, output.next_token_logits, rules, keys)
         slots = batch.out_cache_loc * self._gate
-        slots = commit(accept_lens, accepted, batch.seq_lens, request, step, slots)[2]
+        new_seq_lens, bonus, slots = commit(accept_lens, accepted, anchors, request, step, slots)
         self._observe(output.hidden_states, batch.input_ids, batch.positions, slots)
-        self._results[tokens] = accept_lens, accepted
+        filler = self._zeros[: count % 2]  # so that each part begins at a multiple of 16 bytes
+        parts = accepted, accept_lens, new_seq_lens, bonus
+        self._results[tokens] = torch.cat([each for part in parts for each in (part.flatten(), filler)])
 
-    def takes(self, batch: Any, sampling: Sampling, draft: Draft, verify_lens: torch.Tensor, flat: FlatVerify) -> bool:
+    def takes(
+        self, batch: Any, sampling: Sampling, draft: Draft, verify_lens: torch.Tensor, flat: FlatVerify, alone: bool
+    ) -> bool:
         """True if the step is accepted and committed here, if its verification runs as a graph. Then it is laid out for
-        that; otherwise the next replay leaves nothing behind."""
+        that; otherwise the next replay leaves nothing behind. alone: as in `open`."""
         ruled = has_rules(batch.reqs, batch.sampling_info)
         graph = self._buckets.has_graph(len(verify_lens), len(flat.request))
         readable = draft.probs is None or draft.probs is self._q or sampling.all_decided
         if ruled or not (readable and graph):
             self.close()
             return False
-        self.open(draft, sampling, verify_lens, flat)
+        self.open(draft, sampling, verify_lens, flat, alone=alone)
         return True
 
-    def open(self, draft: Draft, sampling: Sampling, verify_lens: torch.Tensor, flat: FlatVerify) -> None:
-        """The next replay accepts and commits this batch of R requests: verify_lens [R]."""
+    def open(
+        self, draft: Draft, sampling: Sampling, verify_lens: torch.Tensor, flat: FlatVerify, *, alone: bool = False
+    ) -> None:
+        """The next replay accepts and commits this batch of R requests: verify_lens [R]; alone: they are 0, known on
+        the host, so that batches of one size are laid out once."""
         count, tokens = len(verify_lens), len(flat.request)
-        self._drafts[:count].copy_(draft.tokens)
-        self._lens[count:].zero_()
-        self._lens[:count].copy_(verify_lens)
-        self._begins[count:].zero_()  # a slot without a request reads the first row
-        self._begins[:count].copy_(flat.qo_indptr[:-1])
-        self._total.copy_(flat.qo_indptr[-1:])
-        self._request[:tokens].copy_(flat.request)
-        self._step[:tokens].copy_(flat.step)
-        self._gate.fill_(1)
+        if alone and self._opened == (count, tokens) and self._taken is sampling:
+            return
+        nothing = self._zeros[count:]  # a slot without a request reads the first row
+        copy_all([
+            (self._drafts[:count], draft.tokens.contiguous()),
+            (self._lens[:count], verify_lens), (self._lens[count:], nothing),
+            (self._begins[:count], flat.qo_indptr[:-1]), (self._begins[count:], nothing),
+            (self._total, flat.qo_indptr[-1:]), (self._gate, self._one),
+            (self._request[:tokens], flat.request), (self._step[:tokens], flat.step),
+        ])  # fmt: skip
         if self._q is not None and not sampling.all_decided:
             if draft.probs is None or draft.points is None:
                 self._points.fill_(draft.probs is None)
             else:
                 self._points[:count].copy_(draft.points)
         self._take_rules(sampling, count)
-        self._opened = True
+        self._opened = (count, tokens) if alone else True
 
     def _take_rules(self, sampling: Sampling, count: int) -> None:
         """They stay the same while the same requests run."""
@@ -141,7 +151,12 @@ class VerifyTail:
                 left.zero_()
             self._opened = False
 
-    def results(self, requests: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Results of the last replay, of a bucket of `tokens`: accept_lens [R] and tokens [R, gamma+1]."""
-        accept_lens, accepted = self._results[tokens]
-        return accept_lens[:requests].clone(), accepted[:requests].clone()  # the next replay writes where they lie
+    def results(self, requests: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Results of the last replay, of a bucket of `tokens`: accept_lens [R], tokens [R, gamma+1], and cached tokens
+        and anchors [R] of the next step."""
+        kept = self._results[tokens].clone()  # the next replay writes where they lie
+        slots, width = self._buckets.slots(tokens), self._buckets.width
+        even = slots + slots % 2
+        begin = len(kept) - 3 * even
+        accept_lens, new_seq_lens, bonus = (kept[begin + i * even :][:requests] for i in range(3))
+        return accept_lens, kept[: requests * width].view(requests, width), new_seq_lens, bonus

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter
-from outrider.kernels.drafts import admit
+from outrider.kernels.drafts import admit, weigh_drafts
 from outrider.kernels.ragged import commit
 from outrider.kernels.sampling import Rules
 
@@ -75,7 +75,10 @@ def step(requests: int, sampling: Sampling, shapes: Shapes, drafter: Drafter | N
 def laid_out(draft: Draft, shapes: Shapes) -> tuple[torch.Tensor, FlatVerify]:
     """Lengths of none, and a batch of the anchors with as much padding."""
     nothing = draft.lens * 0
-    lens, _ = admit(draft.confidence, nothing, nothing[:1])
+    ends, like = nothing[:, None], (draft.confidence, draft.confidence)
+    for parameters in (None, like):
+        confidence, _ = weigh_drafts(draft.tokens, draft.confidence, nothing, nothing, ends, parameters)
+    lens, _ = admit(confidence, nothing, nothing[:1])
     return lens, flatten(nothing, draft.tokens, lens, nothing, shapes.page_table, nothing, 2 * len(nothing))
 
 

@@ -17,11 +17,9 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.runtime_context import get_parallel, get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
-from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
+from outrider.drafters.base import Draft, Drafter, Features
 from outrider.drafters.slot_tokens import SlotTokens
 from outrider.kernels.ragged import commit
-from outrider.scheduler.calibration.classes import classes_of
-from outrider.scheduler.upload import upload
 
 from ..attention_backends import buckets_of, captured_sizes, check_taken, commit_states
 from ..config import PluginConfig
@@ -30,10 +28,11 @@ from ..cpu.free_memory import give_back_free_memory
 from ..image_tokens import rotary_positions, within_vocabulary
 from ..loading.from_profile import load_plan, plan_again
 from ..slot_pool import SlotPool
-from ..spec_inputs import FlatVerify, VerifyInput, extend_positions, flatten, ragged_layout
+from ..spec_inputs import FlatVerify, Layouts, VerifyInput, extend_positions, flatten
 from . import warm_up
 from .adapters import AdapterOutcomes
 from .boundary import Boundary
+from .draft_batch import draft_batch
 from .grammar_drafts import GrammarDrafts
 from .learning import AnswerKeeper, Exchange
 from .logit_rules import LogitRules
@@ -44,7 +43,7 @@ from .ranks import Ranks
 from .request_parts import RequestParts
 from .requests import RequestTable, prefilled_chunks, rows_and_lengths
 from .results import decoded, prefilled
-from .sampling import Sampling
+from .sampling import RunningSampling, Sampling
 from .step import Step
 from .step_planner import StepPlanner
 from .texts import TextKeeper
@@ -61,7 +60,7 @@ class SpeculativeWorker(BaseSpecWorker):
         self.config = PluginConfig.from_env()
         self.width = get_spec().speculative_num_draft_tokens  # gamma + 1, what SGLang reserves per step
         self.speculative_num_draft_tokens = self.width
-        self._sampling: tuple[torch.Tensor, Sampling, torch.Tensor] | None = None
+        self._sampling, self._layouts = RunningSampling(), Layouts()
         self._direct: DirectForward | None = None
         self._direct_sought = False
 
@@ -245,7 +244,7 @@ class SpeculativeWorker(BaseSpecWorker):
     ) -> GenerationBatchResult:
         rows, seq_lens = batch.req_pool_indices.long(), batch.seq_lens.long()
         anchors = batch.spec_info.bonus_tokens.long()
-        sampling, classes = self._sampling_of(batch, rows)
+        sampling, classes = self._sampling.of(batch, rows, self.requests, by_block=self.config.by_block)
         run = self.optional.run
         if run("learning", False, self.exchange.take_back_if_worse):
             self.reload_profile()
@@ -258,16 +257,17 @@ class SpeculativeWorker(BaseSpecWorker):
         draft, draft_seconds = self._draft_or_nothing(step, rows, seq_lens, anchors, sampling, batch.reqs)
         admission = None if step is None else run("planning", None, self.planning.admit, step, draft, draft_seconds)
         verify_lens = torch.zeros_like(seq_lens) if admission is None else admission.verify_lens
+        alone = admission is None or admission.ends is None  # anchors alone are verified
         self.ranks.broadcast(draft.tokens, verify_lens)
         page_table = self.req_to_token_pool.req_to_token
         flat = flatten(anchors, draft.tokens, verify_lens, seq_lens, page_table, rows, bucket)
         tail = self.tail
-        if tail is not None and not tail.takes(batch, sampling, draft, verify_lens, flat):
+        if tail is not None and not tail.takes(batch, sampling, draft, verify_lens, flat, alone):
             tail = None
-        verified = self._verify(batch, flat, verify_lens, seq_lens, rows)
+        query_lens, verified = self._verify(batch, flat, verify_lens, seq_lens, rows, alone=alone)
         logits_output = verified.logits_output
         if tail is not None and verified.can_run_cuda_graph:
-            accept_lens, tokens = tail.results(len(rows), len(flat.request))
+            accept_lens, tokens, new_seq_lens, bonus = tail.results(len(rows), len(flat.request))
             logits_output.hidden_states = None
             self.ranks.broadcast(tokens, accept_lens)
         else:
@@ -281,7 +281,7 @@ class SpeculativeWorker(BaseSpecWorker):
             commit_states(self.target_worker.model_runner, accept_lens)
             sets = None if self.by_owner is None else torch.from_numpy(self.requests.sets[at])
             self._commit(flat, accept_lens, tokens, seq_lens, logits_output, sets)
-        new_seq_lens = seq_lens + accept_lens
+            new_seq_lens, bonus = seq_lens + accept_lens, tokens.gather(1, accept_lens[:, None] - 1)[:, 0]
         if on_publish is not None:
             on_publish(new_seq_lens)
         if batch.return_logprob:
@@ -289,7 +289,7 @@ class SpeculativeWorker(BaseSpecWorker):
         if admission is not None:
             run("planning", None, self.planning.finish, admission, accept_lens)
         batch.forward_mode = ForwardMode.DECODE
-        result = decoded(verified, verify_lens, tokens, accept_lens, new_seq_lens)
+        result = decoded(verified, query_lens, tokens, accept_lens, new_seq_lens, bonus)
         traced = self.requests.traced[at]
         run("tracing", None, StepTrace.send, result, traced, self.optional, admission, accept_lens)
         return result
@@ -320,47 +320,39 @@ class SpeculativeWorker(BaseSpecWorker):
         assert self.drafter is not None
         began = time.perf_counter()
         grammars = GrammarDrafts(reqs, anchors, self.optional)
-        draft = (self.drafter.propose if step.drafts else self.drafter.look_up)(
-            DraftBatch(
-                anchors=anchors,
-                seq_lens=seq_lens,
-                page_table=self.req_to_token_pool.req_to_token,
-                rows=rows,
-                draft_mask=None if step.draft_mask.all() else upload(step.draft_mask, self.device),
-                depth=step.depth,
-                keys=sampling.draft_keys(seq_lens, self.width - 1),
-                wants_probs=not sampling.all_decided,
-                decided=sampling.decided,
-                all_greedy=sampling.all_greedy,
-                answer_lens=seq_lens - self.requests.prompts[rows] + 1 if self.config.initial_tokens else None,
-                longest=None if anchors.is_cpu else 1 << int(step.view.contexts.max()).bit_length(),
-                sets=None if self.by_owner is None else torch.from_numpy(step.entries.sets),
-                corpora=step.entries.corpora,
-                forced=grammars.forced(self.drafter.gamma),
-                **sampling.rules._asdict(),
-            )
-        )
+        given = step, sampling, self.requests, self.req_to_token_pool.req_to_token, rows, seq_lens, anchors
+        forced, owned = grammars.forced(self.drafter.gamma), self.by_owner is not None
+        batch = draft_batch(*given, forced, owned=owned, ages=bool(self.config.initial_tokens))
+        draft = self.drafter.propose(batch) if step.drafts else self.drafter.look_up(batch)
         draft = grammars.follow(draft, sampling.decided)
         seconds = time.perf_counter() - began if anchors.is_cpu else None
-        lens = torch.minimum(draft.lens, upload(step.view.limits, self.device))
+        lens = torch.minimum(draft.lens, self.requests.sent_limits.of(step.view.limits, self.device))
         if draft.probs is not None and draft.points is None:
             lens = lens.clamp(max=draft.probs.shape[1])
         return replace(draft, lens=lens), seconds
 
     def _verify(
-        self, batch: Any, flat: FlatVerify, verify_lens: torch.Tensor, seq_lens: torch.Tensor, rows: torch.Tensor
-    ) -> GenerationBatchResult:
+        self,
+        batch: Any,
+        flat: FlatVerify,
+        verify_lens: torch.Tensor,
+        seq_lens: torch.Tensor,
+        rows: torch.Tensor,
+        *,
+        alone: bool = False,
+    ) -> tuple[torch.Tensor, GenerationBatchResult]:
+        """Rows [R] of each request, and the result of their forward. alone: as in `Layouts.of`."""
+        query_lens, layout = self._layouts.of(flat, verify_lens, alone=alone)
         direct = self._direct_forward()
         if direct is not None and not batch.return_hidden_states:
-            return GenerationBatchResult(direct.verify(flat, seq_lens, rows, batch.reqs), can_run_cuda_graph=False)
+            output = direct.verify(flat, seq_lens, rows, batch.reqs)
+            return query_lens, GenerationBatchResult(output, can_run_cuda_graph=False)
         batch.forward_mode = ForwardMode.TARGET_VERIFY
         batch.input_ids = flat.input_ids
         batch.out_cache_loc = flat.slots
-        query_lens = verify_lens + 1
-        layout = None if query_lens.is_cpu else ragged_layout(flat, query_lens)
         positions = rotary_positions(flat, batch.reqs)
         batch.spec_info = VerifyInput(positions, query_lens, self.width, self._captures_hidden, layout)
-        return self.target_worker.forward_batch_generation(batch, is_verify=True)
+        return query_lens, self.target_worker.forward_batch_generation(batch, is_verify=True)
 
     def _direct_forward(self) -> DirectForward | None:
         if not self._direct_sought or (self._direct is not None and not self._direct.stands):
@@ -404,17 +396,3 @@ class SpeculativeWorker(BaseSpecWorker):
         if self.drafter is not None:
             features = Features(hidden, tokens, positions, slots, sets)
             self.optional.run("drafting", None, self.drafter.observe, features)
-
-    # -- request state ------------------------------------------------------------------------------------------
-
-    def _sampling_of(self, batch: Any, rows: torch.Tensor) -> tuple[Sampling, torch.Tensor]:
-        """Sampling of the running batch and the classes of its drafts; made once for its requests, since others
-        come with other tensors."""
-        mark = batch.sampling_info.temperatures
-        if self._sampling is None or self._sampling[0] is not mark:
-            seeded = self.requests.seeded[rows]
-            kinds = self.requests.kinds(batch.req_pool_indices_cpu.numpy())
-            given = batch.sampling_info, self.requests.seeds[rows], seeded, kinds
-            found = Sampling.of(*given, by_block=self.config.by_block)
-            self._sampling = mark, found, classes_of(found.rules.temperatures, seeded)
-        return self._sampling[1:]

@@ -1,12 +1,16 @@
 """Noise with the same bits as on a CPU."""
 
+from unittest import mock
+
 import kernel_probes
 import torch
 from gpu_device import INTERPRETED, differing, moved
 
+from outrider.kernels.cpu import native
 from outrider.kernels.cuda import noise
 from outrider.kernels.noise import (
     Purpose,
+    draft_keys,
     torch_exponentials,
     torch_numbers,
     torch_streams,
@@ -34,3 +38,15 @@ def test_bits_of_keys_and_numbers():
         assert differing(noise.streams(*moved((seeds, positions)), int(purpose)), keys) == 0
     assert differing(noise.substreams(moved(keys[0]), 7), torch_numbers(keys[0], 7)) == 0
     assert differing(noise.uniforms(moved(keys[0]), 7), torch_uniforms(keys[0], 7)) == 0
+
+
+def test_bits_of_drafts_keys():
+    """As torch has them: of seeded requests the target's own at each position."""
+    for count in (1, 7, 40):
+        seeds, positions = some_keys(count), some_keys(count, seed=1).abs() % 1000
+        seeded = some_keys(count, seed=2) % 2 == 0
+        with mock.patch.object(native, "available", return_value=False):
+            expected = draft_keys(seeds, seeded, positions, 5)
+        purposes = int(Purpose.TOKEN), int(Purpose.DRAFT)
+        found = noise.draft_keys(*moved((seeds, seeded, positions)), 5, *purposes)
+        assert differing(found, expected) == 0

@@ -98,7 +98,7 @@ class Merged:
         self.tail.open(draft, sampling, lens, named)
 
     def expected(self, texts: Texts) -> tuple[torch.Tensor, ...]:
-        """accept_lens [R], tokens [R, γ + 1] and `seen`, by separate kernels."""
+        """accept_lens [R], tokens [R, γ + 1], new lengths and anchors [R], and `seen`, by separate kernels."""
         given, draft, lens, flat, sampling = texts
         _, logits = self.made.verify(given, lens, flat)
         if draft.points is not None:  # q includes the point masses
@@ -106,10 +106,10 @@ class Merged:
             draft = replace(draft, probs=with_point_masses(batch, logits.shape[1]).draft_probs)
         accepted = self.made.accept(given, draft, lens, flat, logits, sampling.rules)
         ids, _, places, _, request, step = flat
-        slots = commit(*accepted, given.seq_lens, request, step, places)[2]
+        new_seq_lens, bonus, slots = commit(*accepted, given.seq_lens, request, step, places)
         seen = torch.zeros_like(self.seen)
         seen[slots] = ids
-        return *accepted, seen
+        return *accepted, new_seq_lens, bonus, seen
 
 
 @torch.inference_mode()
@@ -135,7 +135,7 @@ def test_a_graph_accepts_and_commits_other_texts_and_none_while_its_tail_is_clos
                 graph.replay()
                 results = (*tail.results(graph.requests, tokens), seen.clone())
                 expected = graph.expected(texts)
-                seen[0] = results[2][0] = expected[2][0] = 0
+                seen[0] = results[-1][0] = expected[-1][0] = 0
                 assert differing(results, expected) == 0, (tokens, sampled)
                 accepted[sampled] += int((expected[0] - 1).sum())
                 tail.close()

@@ -48,6 +48,7 @@ from outrider.scheduler import registry
 from outrider.scheduler.buckets import TokenBuckets
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
+from outrider.scheduler.upload import LastUpload
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.decode import warm_up
 from outrider.server.plugin.decode import worker as worker_module
@@ -58,8 +59,10 @@ from outrider.server.plugin.decode.logit_rules import LogitRules
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
 from outrider.server.plugin.decode.ranks import Ranks
 from outrider.server.plugin.decode.requests import RequestTable
+from outrider.server.plugin.decode.sampling import RunningSampling
 from outrider.server.plugin.decode.step_planner import StepPlanner
 from outrider.server.plugin.decode.verify_tail import VerifyTail
+from outrider.server.plugin.spec_inputs import Layouts
 
 POOL, CONTEXT, SLOTS, REQUESTS = 80, 128, 600, 3
 MANY, ASKING = 80, (2, 3, 16, 33, 65)
@@ -173,7 +176,8 @@ def make_worker(
     """layers: of the drafter, if not its own number."""
     drafter, _, rank = drafter.partition(", rank ")
     worker = Worker.__new__(OtherRank if rank == "2 of 2" else Worker)
-    worker.device, worker._sampling, worker._direct, worker._direct_sought = device, None, None, True
+    worker.device, worker._direct, worker._direct_sought = device, None, True
+    worker._sampling, worker._layouts = RunningSampling(), Layouts()
     worker.config = PluginConfig(drafter=drafter, planner=planner, initial_tokens=3 if BEGUN in drafter else 0)
     worker.ranks = TwoRanks(device) if rank else Ranks(SimpleNamespace(world_size=1), device)
     worker.drafter = make_drafter(drafter, device, layers)
@@ -236,6 +240,7 @@ def forward(worker: Worker, batch: Any) -> Any:
 
 def steps(worker: Worker, kind: str, lengths: list[int], rows: torch.Tensor) -> list[list[Any]]:
     operations = []
+    worker.requests.sent_limits, worker.requests.sent_rows = LastUpload(), LastUpload()  # so that both are sent again
     batch = batch_of(kind, lengths, rows, worker.device)
     worker.requests.admit(batch.reqs, batch.req_pool_indices, rows.numpy())
     for _ in range(2):
@@ -278,25 +283,6 @@ def kernels(device: torch.device) -> Iterator[None]:
     on_cuda = lambda *tensors: all(x.device == device for x in tensors) and cuda.available()  # noqa: E731
     with mock.patch.object(cuda, "fits", on_cuda):
         yield
-
-
-def launches(drafter: str, kind: str, device: torch.device) -> int:
-    """A step's kernel launches; a graph is one, and the target's own forward is not counted."""
-    rows, replays = np.arange(1, REQUESTS + 1), Replays()
-    at = SimpleNamespace(numpy=lambda: rows)
-    with absent_gpu.running(), kernels(device):
-        worker = make_worker(drafter, "asynchronous", device, replays.record)
-        worker._target_worker.forward_batch_generation = lambda batch, **_: replays.forward(worker, batch)
-        batch = batch_of(kind, [20, 30, 25], at, device)
-        worker.requests.admit(batch.reqs, batch.req_pool_indices, rows)
-        info = batch.sampling_info
-        for _ in range(3):  # the first fills caches that last while its requests run
-            replays.count = 0
-            batch = batch_of(kind, [20, 30, 25], at, device)
-            batch.sampling_info = info
-            with absent_gpu.watching() as watched:
-                worker._decode(batch, lambda _: None, None)
-    return watched.launches + replays.count
 
 
 def late(drafter: str, device: torch.device, *, without: Any = None) -> tuple[int, list[str]]:
@@ -361,11 +347,6 @@ def main() -> None:
         results[", ".join(case)] = run(*case, device)
     for case in WITHOUT_KERNELS:
         results[f"{', '.join(case)}, without kernels"] = run(*case, device, with_kernels=False)
-    results["launches"] = {
-        f"{drafter}, {kind}": launches(drafter, kind, device)
-        for drafter in ("dspark", "dspark in graphs", "dspark begun in graphs")
-        for kind in BATCHES
-    }
     results["late"] = {drafter: late(drafter, device) for drafter in WARMED}
     results["planted late"] = {left: late("dspark", device, without=left) for left in ("greedy", "sampled")}
     original = worker_module.flatten

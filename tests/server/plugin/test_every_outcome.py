@@ -339,9 +339,15 @@ def test_a_point_mass_on_another_token_is_detected(monkeypatch):
     assert distance(scene.run().texts, scene.exact()) > SEEN
 
 
-def test_denoised_tokens_with_the_q_of_their_own_step_are_detected(monkeypatch):
-    monkeypatch.setattr(denoise, "keeps_distribution", lambda at: at >= 0)
-    assert distance(SCENES["surest first"].run().texts, SCENES["surest first"].exact()) > SEEN
+def test_denoised_tokens_with_the_q_of_their_neighbours_are_detected(monkeypatch):
+    draw = denoise.draw_independently
+
+    def swapped(*args, **given):
+        tokens, q, sure = draw(*args, **given)
+        return tokens, None if q is None else q.roll(1, 1), sure
+
+    monkeypatch.setattr(denoise, "draw_independently", swapped)
+    assert distance(SCENES["denoising"].run().texts, SCENES["denoising"].exact()) > SEEN
 
 
 # -- with compiled kernels --------------------------------------------------------------------------------------------

@@ -7,14 +7,13 @@ JSON.
 
 import json
 import os
-from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from graphs_as_functions import Graphs
 
 from outrider.server.plugin import activate
 
@@ -103,38 +102,6 @@ class Model(torch.nn.Module):
         return LogitsProcessorOutput(hidden @ self.embedding.T, hidden_states=shown)
 
 
-class Operations(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.found.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
-class Graphs:
-    def __init__(self) -> None:
-        self.captured: dict[Any, Any] = {}
-        self.traces: dict[Any, list[list[str]]] = {}
-
-    def capture_one(self, key: Any, forward: Any, **_: Any) -> None:
-        assert key not in self.captured
-        self.captured[key] = forward
-        forward()  # warms up
-        self.replay(key, None)
-
-    @contextmanager
-    def replay_session(self) -> Any:
-        yield
-
-    def replay(self, key: Any, batch: Any) -> Any:
-        with Operations() as operations:
-            out = self.captured[key]()
-        self.traces.setdefault(key, []).append(operations.found)
-        return out
-
-
 def as_on_a_device(capture: Any) -> Any:
     """Acceptance without the CPU kernels, whose operations depend on numbers."""
 
@@ -212,7 +179,7 @@ def verification(
     count, seq_lens = len(lengths), torch.tensor(lengths)
     anchors, drafts = torch.randint(VOCAB, (count,)), torch.randint(VOCAB, (count, WIDTH - 1))
     flat = flatten(anchors, drafts, verify_lens, seq_lens, runner.attn_backend.page_table, rows, bucket)
-    layout = ragged_layout(flat, verify_lens + 1)
+    layout = ragged_layout(flat)
     shown = verify_graphs.shows_hidden_states()
     spec = VerifyInput(flat.positions, verify_lens + 1, WIDTH, shown, layout)
     batch = ForwardBatch(
@@ -281,13 +248,25 @@ def check_tail(runner: Any, batch: ForwardBatch, verify_lens: torch.Tensor, out:
     how = batch.sampling, batch.draft, verify_lens, cut, out.next_token_logits[:total]
     accept_lens, tokens = accepted_by_worker(*how)
     made = runner.tail.results(len(verify_lens), len(flat.request))
-    assert torch.equal(made[0], accept_lens)
-    assert torch.equal(made[1], tokens)
-    slots = commit(accept_lens, tokens, batch.seq_lens, flat.request, flat.step, flat.slots)[2]
+    new_seq_lens, bonus, slots = commit(accept_lens, tokens, batch.seq_lens, flat.request, flat.step, flat.slots)
+    for part, expected in zip(made, (accept_lens, tokens, new_seq_lens, bonus), strict=True):
+        assert torch.equal(part, expected)
     expected = torch.full_like(runner.kept, -1)
     expected[slots] = flat.input_ids
     assert torch.equal(runner.kept[1:], expected[1:])
     return int(accept_lens.sum())
+
+
+def replay_anchors_alone(runner: verify_graphs.VerifyGraphRunner, requests: int, bucket: int) -> None:
+    """Steps of the same requests without drafts, of which the first alone is laid out for the tail."""
+    tail, sampling, verify_lens = runner.model_runner.tail, sampling_of(requests, 3), torch.zeros(requests).long()
+    for _ in range(3 * BUCKETS.has_graph(requests, bucket)):
+        lengths = torch.randint(1, CONTEXT - WIDTH, (requests,)).tolist()
+        batch = verification(runner, lengths, verify_lens, prefixes(runner, lengths), bucket)
+        batch.sampling, batch.draft = sampling, Draft.nothing(requests, WIDTH - 1, "cpu")
+        tail.open(batch.draft, sampling, verify_lens, batch.flat, alone=True)
+        runner.model_runner.kept.fill_(-1)
+        check_tail(runner.model_runner, batch, verify_lens, runner.execute(batch))
 
 
 def replay_all(runner: verify_graphs.VerifyGraphRunner) -> dict[str, int]:
@@ -324,6 +303,7 @@ def replay_all(runner: verify_graphs.VerifyGraphRunner) -> dict[str, int]:
                 if verify_graphs.shows_hidden_states():
                     assert out.hidden_states.shape == (bucket, SIZE)
                 replayed, full = replayed + 1, full + (requests == bucket)
+            replay_anchors_alone(runner, requests, bucket)
     return {"replayed": replayed, "eager": eager, "full": full, "committed": committed}
 
 

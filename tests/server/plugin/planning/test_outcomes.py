@@ -119,6 +119,19 @@ def test_a_gpu_that_is_late_is_not_waited_for(make, value):
     assert planning.requests.generated[2] == 120
 
 
+def test_the_outcome_of_a_step_without_drafts_is_not_read_from_a_gpu(make, value):
+    planning = make("cuda")
+    device = planning.readback = Late()
+    prefill(planning, 2, 5, enabled=False)
+    for _ in range(3):
+        run(planning, 2, 5)
+    assert not device.under_way
+    planning.state()
+    assert planning.requests.generated[[2, 5]].tolist() == [3, 3]
+    assert value("outrider_decode_steps_total") == 3
+    assert len(planning.recording.blocks) == 0
+
+
 def test_copies_from_a_device_have_its_values(make):
     """A CPU has torch's streams and events too."""
     planning = make("cuda")
@@ -138,9 +151,9 @@ def test_the_planner_learns_of_a_step_when_the_step_after_the_next_is_planned(ma
     request = np.array([2]), planning.requests.generations[[2]]
     run(planning, 2, confidence=0.5)
     run(planning, 2, confidence=0.9)
-    assert not history.knows(*request).any()
+    assert not history.counts(*request).any()
     begin(planning, 2)
-    assert history.knows(*request).all()
+    assert history.counts(*request).all()
     survival, _ = history.read(*request, 1)
     np.testing.assert_allclose(survival[0, 0], 0.5 ** np.arange(1, GAMMA + 1))
 
