@@ -59,7 +59,7 @@ struct Scratch {
   AlignedBuffer queries, keys, values, weights, chunk, state;
 };
 
-// The positions of one chunk of a tile, as the slots of their keys and values.
+// The slots of the positions in one chunk of a tile.
 struct Positions {
   const int32_t* slots = nullptr;
   int64_t count = 0, first_head = 0;  // first_head: the first KV head needed
@@ -101,8 +101,8 @@ class TileWorker {
       }
   }
 
-  // The partial softmax of one chunk, [heads][rows][state_stride]. It prefetches the keys and values of the following
-  // chunk, `next`.
+  // The partial softmax of one chunk, [heads][rows][state_stride]; prefetches keys and values of the following chunk,
+  // `next`.
   void partial(int64_t chunk, float* out, const Positions& next = {}) {
     const int64_t start = chunk * CHUNK;
     const Positions now = positions(*t, chunk, kv_head);

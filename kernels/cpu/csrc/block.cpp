@@ -1,5 +1,5 @@
-// A block drafter (DSpark, DFlash). A team of threads runs each of its two calls: one stores the target's tokens, the
-// other makes a whole draft.
+// A block drafter (DSpark, DFlash) in two calls, each by one team of threads: storing the target's tokens, and a whole
+// draft.
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
@@ -59,7 +59,7 @@ class BlockDrafter : public torch::CustomClassHolder {
     return context;
   }
 
-  // Normed states [R * gamma, d] and logits [R * gamma, V'] of a draft; the caller draws from them.
+  // Normed states [R * gamma, d] and logits [R * gamma, V'] of a draft, for the caller to draw from.
   std::tuple<Tensor, Tensor> forward(Tensor embedded, Tensor seq_lens, Tensor rows, Tensor page_table,
                                      int64_t gamma) const {
     Pass pass = pass_of(embedded, seq_lens, rows, page_table, gamma);
@@ -72,8 +72,8 @@ class BlockDrafter : public torch::CustomClassHolder {
   }
 
   // Drafts gamma tokens for each of R requests: tokens [R, gamma], confidence [R, gamma] and, if wanted and a request
-  // is sampled, the distribution of each draw, [R, gamma, V']; it leaves the rows of greedy requests unwritten.
-  // embedded: [R, d], of the anchors [R]. noise: [R, gamma], the key of each draw.
+  // is sampled, the distribution of each draw, [R, gamma, V'], unwritten in rows of greedy requests. embedded: [R, d],
+  // of the anchors [R]. noise: [R, gamma], the key of each draw.
   std::tuple<Tensor, std::optional<Tensor>, Tensor> propose(
       Tensor anchors, Tensor embedded, Tensor seq_lens, Tensor rows, Tensor page_table, Tensor temperatures,
       std::optional<Tensor> top_ks, std::optional<Tensor> top_ps, std::optional<Tensor> min_ps, Tensor noise,
@@ -125,7 +125,7 @@ class BlockDrafter : public torch::CustomClassHolder {
     layers_.finish(member, layers_.own_norm(0), 0, requests, gamma + first_row_, first_row_, gamma, b, pass.b.states);
   }
 
-  // Draws the tokens of a draft from its hidden states, position by position where each depends on the previous one.
+  // Draws a draft's tokens from its hidden states, one by one where each depends on the last.
   void draw(TeamMember& member, DraftDrawArgs a, const int64_t* anchors, int64_t requests, int64_t gamma, int64_t work,
             Buffers& b) const {
     const Stages all(member, layers_.type, requests * gamma, b.layers.rounded);

@@ -18,8 +18,8 @@ constexpr int64_t STREAMS = HAS_PAIRS ? 2 : 1, STREAM = BLOCK / STREAMS;
 constexpr int64_t stream_of(int64_t column) { return HAS_PAIRS ? column % W * 2 / W : 0; }
 constexpr int64_t lane_of(int64_t column, int64_t i) { return HAS_PAIRS ? column % (W / 2) * 2 + i % 2 : column % W; }
 
-// Bit `bit` of a stream is at 32 * word + its bit in that word. A strip has words [..][W]. Bits that do not fill a word
-// share one with the other stream.
+// Bit `bit` of a stream is at 32 * word + its bit there. A strip has words [..][W]. Bits that do not fill a word share
+// one with the other stream.
 template <BlockKind KIND>
 constexpr int64_t place_of(int64_t stream, int64_t bit) {
   constexpr int64_t BITS = STREAM * FORMATS[KIND].bits, REST = BITS % 32, WHOLE = BITS - REST;

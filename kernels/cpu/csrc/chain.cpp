@@ -1,4 +1,4 @@
-// The chain of an EAGLE-3 head in one call by one team of threads: passes of its layer, each over the token that the
+// The chain of an EAGLE-3 head in one call by one team of threads: each pass of its layer takes the token that the
 // previous pass drew.
 #include <torch/custom_class.h>
 #include <torch/library.h>

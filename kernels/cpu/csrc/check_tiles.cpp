@@ -37,7 +37,7 @@ uint16_t random_bf16() {
   return bits >> 16;
 }
 
-// Compares the product of both implementations, each run by two threads that share the panels.
+// Compares both products, each by two threads that share the panels.
 bool same(const LinearArgs& a, Function<const LinearArgs&, int64_t, int64_t> (&implementations)[2]) {
   const int64_t items = a.panels * ((a.rows + a.row_group - 1) / a.row_group), bytes = a.rows * a.outputs * 2;
   uint8_t* outs[2];
@@ -94,7 +94,7 @@ T* guarded_of(int64_t numbers) {
   return reinterpret_cast<T*>(guarded(numbers * int64_t(sizeof(T))));
 }
 
-// Compares attention of the last `queries` of `length` tokens by both implementations, each run by two threads.
+// Compares both attentions of the last `queries` of `length` tokens, each by two threads.
 bool check_attention(int64_t queries, int64_t length) {
   constexpr int64_t HEADS = 6, KV_HEADS = 2, DIM = 64, VALUE_DIM = 48,
                     SIZES[] = {HEADS * DIM, KV_HEADS * DIM, KV_HEADS * VALUE_DIM};

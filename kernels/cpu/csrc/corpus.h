@@ -71,7 +71,7 @@ class Corpus {
     return best;
   }
 
-  // Reads at most `count` tokens from a position on; returns how many the text has.
+  // Reads at most `count` tokens from a position on; returns their number.
   int64_t read(uint32_t from, int64_t* tokens, int64_t count) const {
     int64_t n = 0;
     for (; n < count && from != end_; ++n, ++from) {
@@ -126,7 +126,7 @@ class Corpus {
     return n;
   }
 
-  // Counts the first tokens of `text` that occur together in the newer half of the ring.
+  // Counts the first tokens of `text` that the newer half of the ring has together.
   int64_t known_from(const int64_t* text, int64_t length) const {
     int64_t longest = 0;
     uint32_t at = heads_[0][slot(text, LONG)], before = end_;

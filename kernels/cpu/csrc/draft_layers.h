@@ -197,8 +197,8 @@ class DraftLayers {
     }
   }
 
-  // Normed states [R * count, d] of rows first .. first + count of each request's `queries`, which begin at row
-  // `context_tokens`.
+  // Normed states [R * count, d] of rows first .. first + count of each request's `queries`, from row `context_tokens`
+  // on.
   void finish(TeamMember& member, const void* norm, int64_t context_tokens, int64_t requests, int64_t queries,
               int64_t first, int64_t count, const LayerBuffers& b, const Tensor& states) const {
     const auto share = [&](int64_t begin, int64_t end) {

@@ -1,4 +1,4 @@
-// Draft tokens from logits, and the chance of acceptance of each, known before it is drawn; one row at a time.
+// Draft tokens from logits, each with its chance of acceptance, known before the draw; one row at a time.
 #pragma once
 #include "sampling.h"
 

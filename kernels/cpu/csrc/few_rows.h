@@ -67,7 +67,7 @@ inline void prefetch_row(const T* row, int64_t numbers) {
   for (int64_t i = 0; i < numbers; i += 64 / sizeof(T)) __builtin_prefetch(row + i);
 }
 
-// Numbers [d, d + W) of W keys (pairs if PAIRS), from number `from` of a key on: block[i] has number i of each key.
+// Numbers [d, d + W) of W keys (pairs if PAIRS), counted from `from`: block[i] has number i of each key.
 template <bool PAIRS, typename T>
 inline void transposed_keys(const T* const* keys, int64_t from, int64_t d, Vec (&block)[W]) {
   using Lane = std::conditional_t<PAIRS, float, T>;
@@ -143,8 +143,8 @@ inline void add_values(const float* weights, int64_t stride, const T* const* val
 // The same for short vectors without pairs (AVX2). It transposes bf16 numbers two at a time and then widens them; sums
 // use every register.
 
-// Calls f(number, its W keys) for all numbers of W keys, from number `from` of a key on. It calls `step` once for every
-// 4 * W bytes of a key.
+// Calls f(number, its W keys) for all numbers of W keys, from `from` on, and `step` once for every 4 * W bytes of a
+// key.
 template <typename T, typename S, typename F>
 inline void for_numbers(const T* const* keys, int64_t from, int64_t depth, const S& step, const F& f) {
   constexpr bool HALVES = sizeof(T) == 2;

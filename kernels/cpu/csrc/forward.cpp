@@ -209,7 +209,7 @@ class Decoder : public torch::CustomClassHolder {
       stages_.product(gated_, layer.down, x_, i + 1 == d.layers_.size() ? nullptr : &d.layers_[i + 1].qkv);
     }
 
-    // Computes the norm before layer i, or the last one; keeps the sum of all layers so far where it is captured.
+    // Computes the norm before layer i, or the last one; keeps captured sums of the layers so far.
     void normalise(size_t i, int64_t first) {
       const bool last = i == d.layers_.size();
       const void* weight = last ? d.kept_[2].back().data_ptr() : d.layers_[i].norm_before;

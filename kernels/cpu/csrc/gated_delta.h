@@ -70,8 +70,8 @@ struct StateRow {
   Vec of[N];
 };
 
-// All tokens of a request, for N vectors of a head's values. The write of a token joins the decay of the next one, so
-// each token reads and writes the tile once.
+// All tokens of a request, for N vectors of a head's values. A token's write joins the next decay, so each token reads
+// and writes the tile once.
 template <typename T, int N>
 void delta_tile(const GatedDeltaArgs& a, int64_t request, int64_t head, int64_t first) {
   static thread_local std::vector<StateRow<N>> tile;

@@ -1,5 +1,5 @@
-// The table of functions with the arithmetic of every operation. All operations use one instruction set, since bits and
-// packed weights differ between sets.
+// The table of functions for the arithmetic of all operations: one instruction set, since bits and packed weights
+// differ between sets.
 #include <torch/library.h>
 
 #include <algorithm>

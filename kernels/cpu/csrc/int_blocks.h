@@ -77,7 +77,7 @@ inline IntVec add_scaled(IntVec total, IntVec sums, IntVec scale) {
   return SHORT_SUMS ? add_pairs(total, sums, scale) : total + sums * scale;
 }
 
-// sums[r] += the products of a block of codes and rows r of bytes, times the integer scales of the block, if any.
+// sums[r] += the products of a block of codes and rows r of bytes, times the block's integer scales, if any.
 template <BlockKind KIND, int R>
 __attribute__((always_inline)) inline void add_block(IntVec (&sums)[R], const uint8_t* block, const int8_t* x,
                                                      int64_t x_stride, const IntVec (&scales)[2]) {
@@ -197,8 +197,8 @@ __attribute__((always_inline)) inline void add_narrow_span(Vec (&totals)[R], con
   }
 }
 
-// totals[r]: R rows times a stripe of W outputs. end: end of all weights, to prefetch them, else null. cache: lines to
-// prefetch meanwhile, or null.
+// totals[r]: R rows times a stripe of W outputs. end: of all weights, to prefetch them, or null. cache: lines to
+// prefetch, or null.
 template <BlockKind KIND, int R>
 __attribute__((noinline)) void multiply_stripe(const uint8_t* stripe, const uint8_t* end, const char* x,
                                                int64_t x_stride, int64_t spans, CachePrefetch* cache, Vec* out) {

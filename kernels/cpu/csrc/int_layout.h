@@ -59,9 +59,9 @@ inline IntVec moved_bits(IntVec x, int from, int count, int to) {
   return (to < from ? x >> (from - to) : x << (to - from)) & (mask * 0x01010101);
 }
 
-// A block of BLOCK of the depth lies plane after plane: the upper bits of all groups of four neighbours, then the lower
-// two or four bits, as many groups as fit a vector. Codes of 8 bits lie as bytes. Byte 4 * o + i belongs to output o
-// and number i of a group.
+// A block of BLOCK of the depth lies in planes: the upper bits of all groups of four neighbours, then the lower two or
+// four, as many groups as fit a vector. 8-bit codes lie as bytes. Byte 4 * o + i belongs to output o and number i of a
+// group.
 constexpr int low_bits(int64_t bits) { return bits < 4 ? 2 : 4; }
 template <BlockKind KIND>
 inline IntVec codes_of_group(const uint8_t* block, int g) {
@@ -125,8 +125,8 @@ inline int32_t sum(IntVec x) {
   }));
 }
 
-// Rounds COUNT numbers to the nearest codes of -127 to 127, ties to even; returns their scale. If a number is not
-// finite, the scale is NaN and the codes are 0. total: the sum of the codes, by lanes.
+// Rounds COUNT numbers to the nearest codes of -127 to 127, ties to even; returns their scale. A number that is not
+// finite makes the scale NaN and all codes 0. total: the sum of the codes, by lanes.
 template <int64_t COUNT, typename T>
 inline float round_block(const T* x, int8_t* codes, IntVec& total) {
   IntVec largest{};

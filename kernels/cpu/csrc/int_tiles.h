@@ -97,13 +97,13 @@ struct RowUnit {
   }
 };
 
-// Rows of round_rows() in the order in which products read them: codes [chunk][tile][depth of a chunk /
-// 64][HEIGHT][64], scales [chunk][tile][units of a chunk]. Rows missing in the last tile are 0.
+// Rows of round_rows() in the order of reading: codes [chunk][tile][depth of a chunk / 64][HEIGHT][64], scales
+// [chunk][tile][units of a chunk]. Rows missing in the last tile are 0.
 template <BlockKind KIND>
 class TiledRows {
  public:
   using Unit = StripeUnit<KIND>;
-  // Units of a stripe that are expanded at once; they fit the first cache with two tiles of rows.
+  // Units of a stripe expanded at once; they fit the first cache with two tiles of rows.
   static constexpr int64_t CHUNK_UNITS = (IntKind<KIND>::WIDE ? 512 : 1024) / Unit::DEPTH;
   explicit TiledRows(const LinearArgs& a) : a_(a), units_(a.depth / Unit::DEPTH) {}
 
@@ -159,15 +159,15 @@ class TiledRows {
   RowUnit<KIND>* scales_ = nullptr;
 };
 
-// Products of four tiles wait here for the vectors while the unit makes the next ones. The next products are stored
-// after this buffer is read: a load after a store waits for it if the lowest 12 bits of their addresses are equal.
+// Products of four tiles wait here for the vectors while the unit makes the next ones. These are stored after the
+// buffer is read: a load waits for an earlier store with the same lowest 12 bits of address.
 struct alignas(64) TileSums {
   int32_t of[4][unit::HEIGHT * W];
   IntVec row(int64_t tile, int64_t r) const { return load_ints(reinterpret_cast<const uint8_t*>(of[tile] + r * W)); }
 };
 
-// No lambdas around the unit's instructions below: captured values would be read from memory again after each
-// instruction.
+// No lambdas around the unit's instructions below: each instruction would make captured values be read again from
+// memory.
 #define INLINE __attribute__((always_inline)) inline
 
 // Turns sums J of the unit into a tile of rows times codes of a stripe.
@@ -224,8 +224,8 @@ __attribute__((noinline)) void add_blocks(const StripeUnit<KIND>* stripe, int64_
   for (int r = 0; r < R; ++r) totals[r] = own[r];
 }
 
-// Step STEP of a superblock, for one or two tiles of rows. The unit works on four sums at a time, and each product
-// waits for the previous one of its sum: one tile has separate sums for even and odd steps.
+// Step STEP of a superblock, for one or two tiles of rows. The unit works on four sums at a time; a product waits for
+// the previous one of its sum, so one tile has separate sums for even and odd steps.
 template <BlockKind KIND, int TILES, int STEP>
 INLINE void multiply_step(const int8_t* rows, const StripeUnit<KIND>& stripe) {
   constexpr int64_t STEP_BYTES = TiledRows<KIND>::STEP_BYTES, TILE = TiledRows<KIND>::TILE_BYTES;

@@ -65,8 +65,8 @@ struct LinearArgs {
   CachePrefetch* prefetch;  // lines to prefetch with the weights, or null
 };
 
-// Storage of a checkpoint's weight: BLOCK neighbours in depth have codes and optionally scales per block. `span` such
-// blocks, a power of two, share a scale (and a minimum or zero point). Kinds have the order of blocks.py.
+// Storage of a checkpoint's weight: BLOCK neighbours in depth have codes and optionally scales; `span` such blocks, a
+// power of two, share a scale (and a minimum or zero point). In the order of blocks.py.
 enum BlockKind {
   Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4,
   GROUPS_32, GROUPS_64, GROUPS_128, BLOCK_KINDS
@@ -87,8 +87,8 @@ constexpr BlockFormat FORMATS[BLOCK_KINDS] = {
     {4, 1, 1, 0, 17},  {4, 1, 4, 0, 20},  {4, 2, 4, 0, 36},  {4, 4, 4, 0, 68},
 };
 
-// A row of an integer product: signed bytes, their scale and their sums. Kinds with float scales use blocks of 32;
-// superblocks use blocks of 256.
+// A row of an integer product: signed bytes, their scale and sums. Blocks of 32 serve kinds with float scales, blocks
+// of 256 superblocks.
 struct NarrowBlock {
   int8_t codes[BLOCK];
   float scale;
@@ -146,8 +146,7 @@ struct DrawArgs {
   int64_t count, vocab, stride;
 };
 
-// Verifies the drafts of `count` requests; kept and last have a number for each of them, further arrays cover all
-// requests.
+// Verifies the drafts of `count` requests: kept and last have a number for each, further arrays cover all requests.
 struct AcceptArgs {
   const float *probs, *q;  // q null: point masses
   const int64_t *requests, *first_rows, *lens, *tokens, *vocab, *keys;  // vocab: of the columns of q; null: all tokens
@@ -175,8 +174,8 @@ struct DraftDrawArgs {
   int64_t vocab_stride;  // numbers between the vocabs of two rows; 0: all share one
 };
 
-// A convolution over the rows of each block, in place: [blocks * rows, width]. The kernel of a row is base + added,
-// with one added number for each group of channels, a multiple of 16.
+// A convolution over the rows of each block, in place: [blocks * rows, width]. A row's kernel is base + added; added
+// has a number for each group of channels, a multiple of 16.
 struct BlockConvolutionArgs {
   void* x;
   const void *base, *added;  // [taps, width]; of each row [taps, groups], `stride` numbers apart
@@ -249,7 +248,7 @@ struct Kernels {
   Function<const GatedDeltaArgs&, std::atomic<int64_t>&> gated_delta[2];
   Function<const GatedDeltaArgs&, std::atomic<int64_t>&> replay_delta;
   int64_t tile_rows;  // of attention, at most: a multiple of TILE_ROWS
-  // Bytes between two products of a decoder that fit a core's caches, for threads that take their own rows; else 0.
+  // Bytes between two products of a decoder that fit a core's caches, if threads take their own rows; else 0.
   int64_t cache_bytes_for_rows[2];
 };
 

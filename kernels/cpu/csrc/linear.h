@@ -11,7 +11,7 @@ constexpr bool PAIRS = HAS_PAIRS && sizeof(T) == 2;
 template <typename T>
 using Number = std::conditional_t<PAIRS<T>, float, T>;  // of a panel: a pair has the size of a float
 
-// Index of number c of row i in a panel: the columns of a tile lie together, so a tile reads line after line.
+// Index of number c of row i in a panel: a tile's columns lie together, so it reads line after line.
 inline int64_t in_panel(int64_t i, int64_t c, int64_t depth) {
   if constexpr (STEP == PANEL) return i * PANEL + c;
   else return i * STEP + (c / STEP * depth * STEP + c % STEP);
@@ -108,8 +108,8 @@ struct LaterRows {
   Vec operator()(int64_t i, int64_t c) const { return weights.later(i, c); }
 };
 
-// Items are pairs of a panel and a group of rows. A thread gets neighbouring items, so it reads on where it stopped.
-// weights.first(i, c) gives numbers to the first rows at a panel, later(i, c) to the rows after them.
+// Items are pairs of a panel and a group of rows. A thread gets neighbouring items: it reads on where it stopped.
+// weights.first(i, c) gives numbers to the first rows at a panel, later(i, c) to later rows.
 template <typename T, typename Weights, typename Prefetch>
 void multiply_items(const LinearArgs& a, Weights weights, Prefetch prefetch, int64_t begin, int64_t end) {
   static thread_local std::vector<float> widened;

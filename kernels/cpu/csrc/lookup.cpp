@@ -74,8 +74,8 @@ using Drafted = std::tuple<Tensor, Tensor, Tensor>;
 // For each of R texts, seq_lens [R] tokens by slot and then an anchor [R]: the gamma tokens after the latest of the
 // longest matches of its end [R, gamma], or the repeated anchor without a match; how many of them are a draft [R], none
 // or all; and the chance of each [R, gamma] float32, by `Regression` at the temperatures [R]. instead(r, text, length,
-// tokens, chances) may draft from a second source that matches more than `length` tokens: it writes both and returns
-// the length of the draft, or 0.
+// tokens, chances) may draft from a second source with a match of more than `length` tokens: it writes both and returns
+// the draft's length, or 0.
 template <typename Instead>
 Drafted lookup_with(const Tensor& slot_tokens, const Tensor& page_table, const Tensor& rows, const Tensor& seq_lens,
                     const Tensor& anchors, const Tensor& temperatures, const Regression& regression,

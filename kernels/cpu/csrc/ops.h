@@ -29,7 +29,7 @@ struct AttentionPlan {
   int64_t multiplications = 0;
   AttentionArgs args;  // without q, pools and out
   int64_t items() const { return tiles.size() * (args.kv_heads / args.heads_of_item); }
-  // Says whether (tile, head) are too few to keep the threads evenly busy: then split them into chunks and merge.
+  // Says whether (tile, head) are too few to keep the threads busy: then they are split into chunks and merged.
   bool split(int64_t threads) const {
     return offsets.back() > items() && items() < 4 * threads && threads > 1 && multiplications >= 1 << 19;
   }
@@ -73,8 +73,8 @@ void in_ranges(int64_t items, const F& work, int64_t multiplications) {
   });
 }
 
-// Rows that a product takes through a panel at once. Where threads cannot share the panels evenly, they share parts of
-// the rows; each part is large enough to pay for reading the panel again.
+// Rows that a product takes through a panel at once. If threads cannot share the panels evenly, they share parts of the
+// rows, each large enough to pay for reading the panel again.
 inline int64_t even_row_group(int64_t rows, int64_t panels, int64_t threads) {
   constexpr int64_t LEAST = 16;
   if (rows > ROW_GROUP) return ROW_GROUP;

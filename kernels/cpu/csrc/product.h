@@ -1,5 +1,5 @@
 // The inner loop of attention and matrix products: a few rows times a packed panel, summed over the depth in one order,
-// so that the result of a row does not depend on the number of rows in the call.
+// so a row's result does not depend on the number of rows.
 #pragma once
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-// The bookkeeping of a ragged decode step: it has few numbers per request, so the number of calls decides its time.
+// The bookkeeping of a ragged decode step: a few numbers per request, so the number of calls decides its time.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 

@@ -1,5 +1,4 @@
-// Turns logits into the distribution after a request's sampling rules, and draws from a distribution; one row at a
-// time.
+// The distribution of logits after a request's sampling rules, and draws from a distribution; one row at a time.
 #pragma once
 #include <algorithm>
 #include <numeric>

@@ -11,8 +11,8 @@ namespace outrider {
 
 constexpr int64_t MIN_WORK_PER_MEMBER = 1 << 15;  // multiplications; a team's threads already run
 
-// Spins briefly, since stages are short, and then yields: the awaited thread may need the core. OpenMP's barrier spins
-// for milliseconds; if another process holds a core, every operation can then cost a time slice.
+// Spins briefly, since stages are short, then yields: the awaited thread may need the core. OpenMP's barrier spins for
+// milliseconds; if another process holds a core, each operation can then cost a time slice.
 class Barrier {
  public:
   // Returns when `size` threads have called it; the last one runs last() before the rest continue.

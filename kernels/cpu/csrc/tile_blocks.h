@@ -241,8 +241,8 @@ class BlockPanel {
     }
   }
 
-  // Multiplies one tile of rows by all strips. Each strip expands a K-block ahead: the vectors expand it while the unit
-  // multiplies the previous one.
+  // Multiplies one tile of rows by all strips. The vectors expand one K-block ahead, while the unit multiplies the
+  // previous one.
   void few_rows(int64_t row) const {
     const auto place = [this](int64_t k, int64_t strip) { return expanded_ + (k % 2 * BLOCKS + strip) * STRIP; };
     each<BLOCKS>([&](auto strip) {

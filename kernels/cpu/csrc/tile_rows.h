@@ -14,9 +14,8 @@ inline float* aligned(std::vector<float>& room, int64_t numbers) {
   return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(room.data()) + 63) & ~uintptr_t(63));
 }
 
-// Prefetches the whole range or no line, since prefetches past the end are slow. It fills the second cache: a core has
-// few line buffers for the first one. Inlined: gcc 12 drops calls of a function that only prefetches, as calls without
-// effect.
+// Prefetches the whole range or no line, since prefetches past the end are slow. Fills the second cache: a core has few
+// line buffers for the first. Inlined: gcc 12 drops calls of a function that only prefetches.
 __attribute__((always_inline)) inline void fetch(const uint8_t* from, int64_t bytes, const uint8_t* end) {
   if (end - from < bytes) return;
   for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(from + byte, 0, 2);

@@ -166,7 +166,7 @@ inline void add_integers() {
 
 #endif
 
-// Holds the registers during its lifetime. Further code in this thread (oneDNN) may use them before and after, and a
+// Holds the registers during its lifetime. Before and after, the thread's further code (oneDNN) may use them, and a
 // context switch need not save them.
 class Session {
  public:

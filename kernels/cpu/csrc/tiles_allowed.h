@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 // Asks Linux for the tile registers for all threads of the process. Linux gives them only on request, and may refuse
-// although the processor has them (an old kernel, a sandbox).
+// even if the processor has them (an old kernel, a sandbox).
 inline bool tiles_allowed() {
   constexpr unsigned LEAF = 7, NEEDED = 1u << 22 | 1u << 24 | 1u << 25;  // AMX-BF16, AMX-TILE, AMX-INT8
   unsigned a, b, c, d;
