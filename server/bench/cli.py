@@ -1,7 +1,7 @@
 """Measure on this machine: from the whole server down to single kernels.
 
-Arms that are compared run in one session and take turns, round by round, so that what else the machine does meets all
-of them. Their ratio and its spread over the rounds are the result; the times hold for this machine at this moment.
+Compared arms run in one session and take turns, round by round, so that other load on the machine affects all of them.
+The result is their ratio and its spread over the rounds; the times hold for this machine at this moment.
 
 examples:
   outrider bench load --prompts code.jsonl chat.jsonl --concurrency 1,8,32 --json load.json --plot load.png
@@ -16,7 +16,7 @@ COMMANDS = {
     "micro": ("outrider.server.bench.micro.cli", "time of a part: steps"),
     "report": ("outrider.server.bench.report", "write docs/performance.md from profiles/results"),
 }
-# former name: the command that answers its question now
+# former name: the command that replaces it
 MOVED = {
     "speed": "outrider bench load --prompts FILE… --arms off planned --concurrency 1",
     "accept": 'outrider bench load --prompts FILE… --arms "verify all"',

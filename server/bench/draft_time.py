@@ -1,4 +1,4 @@
-"""Time of one draft by a drafter folder, alone on this machine, beside a target of random weights."""
+"""Times one draft of a drafter folder, alone on this machine; the target's weights are random."""
 
 import time
 from collections.abc import Mapping
@@ -22,15 +22,15 @@ from outrider.drafters.mtp import checkpoint as mtp
 from outrider.drafters.mtp.drafter import MtpDrafter
 
 CONTEXT, COMMITTED, ROUNDS = 200, 3, 15
-"""Tokens of the text, tokens that the step before has committed, and drafts that are timed."""
+"""Tokens of the text, tokens that the last step committed, timed drafts."""
 
 
 @torch.inference_mode()
 def draft_seconds(folder: Path, target: Mapping[str, Any], *, dtype: torch.dtype, gamma: int, device: str) -> float:
-    """Median seconds in which a drafter takes in a step's tokens and drafts `gamma` for one greedy request.
+    """Median seconds in which a drafter reads a step's tokens and drafts `gamma` for one greedy request.
 
-    target: the target's config; its embedding, which is its head, is random. Raises ValueError where the folder does
-    not fit.
+    target: the target's config; its embedding, tied to its head, is random. Raises ValueError if the folder does not
+    fit.
     """
     embedding = torch.randn(target["vocab_size"], target["hidden_size"], dtype=dtype, device=device).mul_(0.1)
     drafter = _made(folder, target, embedding, gamma)
@@ -47,7 +47,7 @@ def draft_seconds(folder: Path, target: Mapping[str, Any], *, dtype: torch.dtype
         longest=CONTEXT + 1,
     )
     drafter.observe(_features(drafter, 0, target["hidden_size"], dtype, device))
-    for _ in range(-(-CONTEXT // BACKLOG_EACH) + 2):  # until it has encoded the text, and is warm
+    for _ in range(-(-CONTEXT // BACKLOG_EACH) + 2):  # encode the text, then warm up
         drafter.propose(batch)
     last, times = _features(drafter, CONTEXT - COMMITTED, target["hidden_size"], dtype, device), []
     for _ in range(ROUNDS):
@@ -61,7 +61,7 @@ def draft_seconds(folder: Path, target: Mapping[str, Any], *, dtype: torch.dtype
 
 
 def _made(folder: Path, target: Mapping[str, Any], rows: torch.Tensor, gamma: int) -> Drafter:
-    """The drafter of a folder, whose record of the target's weights is not compared. rows: [V, d]."""
+    """Load a folder's drafter without checking which target weights it was trained for. rows: [V, d]."""
     kind, dtype, device = networks.kind_of(folder), rows.dtype, rows.device
     if kind == "eagle3":
         layers = int(target["num_hidden_layers"])

@@ -1,10 +1,10 @@
 """Accepted length of drafter folders on files of prompts, without a server.
 
-The target answers once, and every drafter is then followed along the same answers. A server at temperature 0 accepts
-the same tokens, up to ties that rounding decides; at higher temperatures its accepted length has the same distribution.
-With --answers the target's answers are kept for the next measurement. A server's steps begin where the step before
-ended, so that of a better drafter they begin elsewhere; --anchors all has one begin at every token of an answer, which
-compares drafters at the same places: tau is then the mean over them, and larger where an answer is easy for long.
+The target answers once; every drafter then drafts along the same answers. At temperature 0 a server accepts the same
+tokens, up to ties that rounding decides; at higher temperatures its accepted length has the same distribution.
+--answers keeps the target's answers for the next measurement. A server's step begins where the last one ended, so
+better drafters have steps at other tokens. --anchors all begins a step at every token, which compares drafters at the
+same tokens; tau is then the mean over all tokens, and larger if an answer has long easy parts.
 
 examples:
   outrider bench drafters runs/dspark/drafter --target ./Qwen3-4B --prompts humaneval.jsonl --temperatures 0
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     harness.check_positive(args, "count", "new_tokens")
     harness.check_outputs(args)
     for path in args.prompts:
-        read_questions(path)  # a file that cannot be read is refused before the first is measured
+        read_questions(path)  # refuse an unreadable file before measuring the first
     try:
         by_file = _measure(args)
     except (ValueError, OSError) as error:
@@ -84,13 +84,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _trained(folder: Path) -> dict[str, int]:
-    """The training of a folder's drafter, its answers and anchors; empty where the folder does not say."""
+    """Numbers of answers and anchors that trained a folder's drafter; empty if the folder does not say."""
     path = folder / "training.json"
     return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def _measure(args: argparse.Namespace) -> dict[str, Acceptance]:
-    """Acceptance of each drafter, file of prompts and temperature."""
+    """Acceptance by drafter, file of prompts and temperature."""
     keep_freed_memory()
     if args.threads:
         torch.set_num_threads(args.threads)

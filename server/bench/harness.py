@@ -1,4 +1,4 @@
-"""Parts that benchmarks share: numbers from flags, requests in flight, arms that take turns, ratios, output files."""
+"""Shared parts of benchmarks: numbers from flags, requests in flight, arms that take turns, ratios, output files."""
 
 import argparse
 import asyncio
@@ -26,17 +26,17 @@ PROMPTS_HELP = 'one JSON object a line, with "prompt" or "turns": [user turns], 
 
 
 def positive_integers(flag: str, text: str) -> list[int]:
-    """The numbers of a list like "1,8"; raises UserError where there are none, or one is not a number above 0."""
+    """The integers of a list like "1,8"; raises UserError if it is empty or one is not above 0."""
     return _numbers(text, int, 1, f"{flag} is a list of positive numbers like 1,8, not {text!r}")
 
 
 def numbers_from_zero(flag: str, text: str) -> list[float]:
-    """The numbers of a list like "0,0.7"; raises UserError where there are none, or one is not a number from 0 on."""
+    """The numbers of a list like "0,0.7"; raises UserError if it is empty or one is below 0."""
     return _numbers(text, float, 0, f"{flag} is a list like 0,1 of numbers that are not negative, not {text!r}")
 
 
 def length_range(flag: str, text: str) -> tuple[int, int]:
-    """Least and most tokens of "128" or "64-192"; raises UserError where it is neither."""
+    """Least and most tokens of "128" or "64-192"; raises UserError for other text."""
     found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
     least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 1 <= least <= most:
@@ -55,21 +55,21 @@ def _numbers(text: str, convert: Callable[[str], T], least: float, reason: str) 
 
 
 def check_positive(args: argparse.Namespace, *names: str) -> None:
-    """Raise UserError where one of these flags is below 1."""
+    """Raise UserError if one of these flags is below 1."""
     for name in names:
         if (value := getattr(args, name)) < 1:
             raise UserError(f"--{name.replace('_', '-')} is at least 1, not {value}")
 
 
 def add_output_flags(parser: Flags, *, json: str = "every measurement", plot: str = "") -> None:
-    """--json and, with a description of the picture, --plot."""
+    """Add --json and, if the picture is described, --plot."""
     parser.add_argument("--json", type=Path, metavar="FILE", help=f"write {json} there as well")
     if plot:
         parser.add_argument("--plot", type=Path, metavar="FILE", help=f"draw a picture there: {plot}")
 
 
 def check_outputs(args: argparse.Namespace) -> None:
-    """Before a long measurement: raise UserError where its files could not be written."""
+    """Raise UserError before a long measurement if its files could not be written."""
     plot = getattr(args, "plot", None)
     for flag, path in (("--json", args.json), ("--csv", getattr(args, "csv", None)), ("--plot", plot)):
         if path and not path.absolute().parent.is_dir():
@@ -79,21 +79,21 @@ def check_outputs(args: argparse.Namespace) -> None:
 
 
 def log(line: str) -> None:
-    """A line for people, beside the results."""
+    """Print a line for people, apart from the results."""
     print(line, file=sys.stderr, flush=True)
 
 
 def rotated(items: Sequence[T], number: int) -> list[T]:
-    """The items from item `number` on, then those before it; `number` may pass the end."""
+    """The items in cyclic order from item `number`; `number` may exceed their count."""
     start = number % len(items)
     return [*items[start:], *items[:start]]
 
 
 def alternate_arms(rounds: int, cases: Sequence[Case], arms: Sequence[Arm]) -> Iterator[tuple[int, Case, Arm]]:
-    """(round, case, arm) of each measurement, under a progress bar: in every round, at every case, arms take turns.
+    """(round, case, arm) of each measurement, with a progress bar: the arms take turns at every case of every round.
 
-    So what else the machine does meets all arms. Another arm begins in each round, so that none is always the one that
-    finds what another left behind.
+    So other load on the machine affects all arms. Each round begins with another arm, since an arm may change the
+    machine's state for the next one.
     """
     from tqdm import tqdm
 
@@ -108,7 +108,7 @@ def alternate_arms(rounds: int, cases: Sequence[Case], arms: Sequence[Arm]) -> I
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Background load: `count` processes compute without a pause while it is entered, and end with this one."""
+    """Background load: `count` processes compute without a pause inside the context, and end with this process."""
     work = f"import os\nwhile os.getppid() == {os.getpid()}: sum(range(100_000))"
     started = [subprocess.Popen([sys.executable, "-S", "-c", work]) for _ in range(count)]
     try:
@@ -122,9 +122,9 @@ def busy_processes(count: int) -> Iterator[None]:
 async def closed_loop(
     ask: Callable[[T], Awaitable[Answer]], items: Iterable[T], concurrency: int
 ) -> tuple[list[Answer], float]:
-    """The answers to all items in their order, and the seconds that they took together.
+    """The answers to all items in their order, and their total wall time in seconds.
 
-    A closed loop with `concurrency` requests in flight: as one ends, the next begins.
+    A closed loop keeps `concurrency` requests in flight: as one ends, the next begins.
     """
     slots = asyncio.Semaphore(concurrency)
 
@@ -138,7 +138,7 @@ async def closed_loop(
 
 
 class Ratio(NamedTuple):
-    """Comparison of one arm with another over all rounds."""
+    """Ratio of one arm to another over all rounds."""
 
     median: float
     least: float
@@ -150,11 +150,11 @@ class Ratio(NamedTuple):
 
     @property
     def cell(self) -> str:
-        """The comparison as text for a table."""
+        """The ratio as text for a table."""
         return f"{self.median:.2f} ({self.spread})"
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
-    """Ours over theirs. Each round's ratio is of that round alone: what slows a round down slows both of its arms."""
+    """Ratio of `ours` over `theirs`, round by round, since other load slows both arms of a round."""
     found = [a / b if b else float("inf") for a, b in zip(ours, theirs, strict=True)]
     return Ratio(statistics.median(found), min(found), max(found))

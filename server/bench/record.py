@@ -1,4 +1,4 @@
-"""The file that `--json` writes: what was measured, with the machine, the weights and the command that it holds for."""
+"""The file that `--json` writes: results with their machine, weights and command."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..settings.resolve import Resolved
 
 PROGRAM = "outrider"
-"""First word of the command that a record holds."""
+"""First word of a record's command."""
 PACKAGES = ("outrider", "sglang", "torch")
 
 
@@ -35,11 +35,10 @@ def write(
     weights: Mapping[str, Path | str] | None = None,
     **more: Any,
 ) -> None:
-    """Write a record where --json was given.
+    """Write a record if --json was given.
 
-    question: the benchmark's name. resolved: the engine that was measured. weights: folders or digests by what they
-    are, of a measurement without an engine. more: further entries, beside `results`. The load average of the minute
-    before tells whether others computed beside it.
+    question: the benchmark's name. resolved: the measured engine. weights: without an engine, folders or digests by
+    role. more: entries besides `results`. The last minute's load average shows other load on the machine.
     """
     if path is None:
         return
@@ -66,7 +65,7 @@ def write(
         "results": results,
     }
     lines = (f"{json.dumps(name)}: {json.dumps(entry, default=_plain)}" for name, entry in whole.items())
-    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")  # a line an entry: rounds take little room
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")  # one line per entry keeps rounds short
 
 
 def _plain(value: Any) -> Any:
@@ -76,7 +75,7 @@ def _plain(value: Any) -> Any:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The record in a file; raises UserError where it is none."""
+    """Read a record; raises UserError for other files."""
     try:
         found: Any = json.loads(path.read_text())
         missing = {"question", "command", "date", "versions", "machine", "weights", "results"} - found.keys()
@@ -88,7 +87,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def acceptance_counts(value: Any) -> Iterator[dict[str, Any]]:
-    """Every {"tried": …, "kept": …} within a record, of a load or of drafters."""
+    """Every {"tried": …, "kept": …} in a record of a load or of drafters."""
     if isinstance(value, dict):
         if {"tried", "kept"} <= value.keys():
             yield value

@@ -1,5 +1,5 @@
-"""`outrider simulate --record`: what a drafter and prompt lookup would draft at every token of a target's answers at
-temperature 0, and how much of it is accepted. A recording holds no text."""
+"""`outrider simulate --record`: the drafts of a drafter and of prompt lookup at every token of a target's answers at
+temperature 0, and the accepted length of each. A recording holds no text."""
 
 import argparse
 from collections.abc import Iterator
@@ -23,13 +23,13 @@ from ..settings.checkpoints import WEIGHTS
 from ..settings.settings import LOOKUP_GAMMA
 
 AT_A_TIME = 64
-"""Positions of an answer that are drafted for in one call."""
+"""Positions of an answer in one call of the drafter."""
 
 
 def record(args: argparse.Namespace) -> int:
-    """Write args.record: what is drafted at every token of the target's answers, at temperature 0, to the prompts.
+    """Write args.record: the drafts at every token of the target's answers to the prompts, at temperature 0.
 
-    Raises UserError where there are no prompts.
+    Raises UserError without prompts.
     """
     if not args.prompts:
         raise UserError("--record takes --prompts FILE…, and answers their first --count prompts")
@@ -60,7 +60,7 @@ def record(args: argparse.Namespace) -> int:
 def drafts_along(
     model: BlockDrafter, lookup: NgramDrafter, features: torch.Tensor, text: torch.Tensor, prompt: int
 ) -> tuple[np.ndarray, ...]:
-    """The columns of `Positions` of one answer, the tokens [S] of `text` behind its prompt; features [S, m*d]."""
+    """The columns of `Positions` for one answer. text: tokens [S] of prompt and answer. features: [S, m*d]."""
     slots = torch.arange(len(text))
     for drafter in (model, lookup):
         drafter.allocate(len(text) + AT_A_TIME * (model.gamma + 1))
@@ -79,7 +79,7 @@ def drafts_along(
 
 
 def _batches(text: torch.Tensor, prompt: int, gamma: int) -> Iterator[DraftBatch]:
-    """Every position of the answer as a request. They share the slots before them; each has slots for its block."""
+    """Each position of the answer as a request. All share the slots of earlier tokens; each has slots for its block."""
     columns = torch.arange(len(text) + gamma + 1)
     for anchors in torch.arange(prompt, len(text) - 1).split(AT_A_TIME):
         own = torch.arange(len(anchors))[:, None]
@@ -98,7 +98,7 @@ def _batches(text: torch.Tensor, prompt: int, gamma: int) -> Iterator[DraftBatch
 
 
 def _kept(drafts: list[Draft], text: torch.Tensor, anchors: torch.Tensor) -> np.ndarray:
-    """[P] int8, leading tokens of each draft that are those of the text."""
+    """[P] int8: how many leading tokens of each draft equal the text."""
     tokens = torch.cat([draft.tokens for draft in drafts])
     following = torch.nn.functional.pad(text, (0, tokens.shape[1] + 1), value=-1)
     right = tokens == following[anchors[:, None] + 1 + torch.arange(tokens.shape[1])]

@@ -1,7 +1,7 @@
 """Write docs/performance.md, and README's chart, from the records in profiles/results.
 
-One table a question, one row a machine and model. A record is left out where its drafter's weights are not the shipped
-ones of today, but for those of learning and of drafters trained to be compared; `--json` of the benchmarks writes them.
+Each question has a table, with one row per machine and model. The benchmarks' `--json` writes the records. A record
+whose drafter weights are no longer shipped is left out, unless it measures learning or compares drafters.
 
 examples:
   outrider bench load --prompts profiles/prompts.jsonl --concurrency 1,8,32 --json profiles/results/load-amx.json
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_all(folder: Path) -> dict[str, Record]:
-    """The records of today's weights by file name; those of others are named on standard error."""
+    """Records by file name; names on standard error each that is left out for its former weights."""
     today = {folder_digest(path.parent) for path in WEIGHTS.glob("*/*/config.json")}
     records = {path.name: record.read(path) for path in sorted(folder.glob("*.json"))}
     alike = {digest for one in records.values() if one["question"] == "drafters" for digest in one["weights"].values()}
@@ -71,8 +71,8 @@ def read_all(folder: Path) -> dict[str, Record]:
 
 
 def _question(one: Record) -> str:
-    """The record's question, but three kinds of loads by URL have their own: of a single token, of prompts of all
-    lengths, of learning."""
+    """The record's question. Three kinds of loads by URL have a question of their own: single-token answers, prompts of
+    all lengths, learning."""
     asked = one.get("scenario", {}).get("requests", [])
     if asked and all(a["output_tokens"]["mean"] == 1 for a in asked):
         return "prompts by URL"
@@ -83,7 +83,7 @@ def _question(one: Record) -> str:
 
 
 def page(records: Mapping[str, Record]) -> str:
-    """docs/performance.md."""
+    """The text of docs/performance.md."""
     parts = [HEAD]
     for question, (title, about, rows) in QUESTIONS.items():
         of_question = {name: one for name, one in records.items() if one["question"] == question}
@@ -101,13 +101,13 @@ def page(records: Mapping[str, Record]) -> str:
 
 
 def _named_once(rows: Sequence[Row]) -> list[Row]:
-    """The rows, with the machine in the first alone of those that it has one after another."""
+    """The rows, without the machine if the row above has the same."""
     before = ["", *(row[0] for row in rows)]
     return [["" if row[0] == last else row[0], *row[1:]] for row, last in zip(rows, before, strict=False)]
 
 
 def draw_chart(records: Mapping[str, Record], path: Path) -> None:
-    """Draw `speed_chart`, a panel for each processor on which other engines served the embedded model."""
+    """Draw `speed_chart`: a panel for each processor on which other engines served the embedded model."""
     panels = {}
     for one in records.values():
         if (
@@ -121,7 +121,7 @@ def draw_chart(records: Mapping[str, Record], path: Path) -> None:
 
 
 def merged(records: Iterable[Record]) -> list[Record]:
-    """Records of one question, those of parts of it on the same machine, engine and weights as one."""
+    """Merge records of parts of one question, if they share machine, engine and weights."""
     found: dict[str, Record] = {}
     for one in records:
         learned = one["results"]["held_out"] if one["question"] == "learn" else None
@@ -136,7 +136,7 @@ def merged(records: Iterable[Record]) -> list[Record]:
 
 
 def machine(one: Record) -> str:
-    """Processor without its stepping, cores and instruction set."""
+    """Processor (without its stepping), cores and instruction set."""
     device = re.sub(r", stepping \d+|\(R\)| Processor", "", one["machine"]["device"])
     device = re.sub(r"\(family (\d+), model (\d+)\)", r"(\1/\2)", device)
     return f"{device}, {one['machine']['cores']} cores, {one['machine']['instruction_set']}"

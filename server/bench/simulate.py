@@ -1,16 +1,16 @@
 """Compare planners on a simulated server, without the hardware: throughput over no speculation.
 
-Users get one answer after another, decoded in steps that take as long as a profile says (--profile, measured by
-`outrider tune`), or a few numbers in milliseconds (--cost):
+Each user gets one answer after another. The time of a decode step comes from a profile (--profile, measured by
+`outrider tune`) or from a few numbers in milliseconds (--cost):
 
   T = base + request x requests + context x cached tokens + token x max(0, verified tokens - knee)
-  and draft + draft_request x requests on top where a step drafts
+  plus draft + draft_request x requests if the step drafts
 
-Up to `knee` tokens a step is bound by reading the weights and more tokens are free; that is where speculation pays.
-What the planner itself takes on this machine is added.
+Up to `knee` tokens, reading the weights bounds a step, and more tokens are free; there speculation pays. The planner's
+own time on this machine is added.
 
-Answers are made up from acceptance by position (--acceptance), or recorded: --record keeps what would be drafted at
-every token of real answers, and --recorded plans these, with every shipped profile or with the machine that is named.
+Answers are made up from acceptance by position (--acceptance), or recorded. --record stores the drafts at every token
+of real answers; --recorded plans them, with the named machine or else every shipped profile.
 
 The table shows, for each machine and number of requests, the median over resampled answers and their range.
 """
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _simulate(args: argparse.Namespace) -> None:
-    """Print throughput over none without speculation: the median of resampled answers, and the range."""
+    """Print throughput over no speculation: the median and range over resampled answers."""
     sizes = harness.positive_integers("--concurrency", args.concurrency)
     if max(sizes) > MOST_REQUESTS:
         raise UserError(f"--concurrency is from 1 to {MOST_REQUESTS}, not {args.concurrency!r}")
@@ -145,7 +145,7 @@ def _simulate(args: argparse.Namespace) -> None:
 
 
 def _plot_decisions(machine: Machine, drafting: Drafting, sizes: Sequence[int], steps: int, figure: Figure) -> None:
-    """Draw the last decision for each number of requests: the throughput curve of each plan, and the chosen point."""
+    """Draw the last decision for each number of requests: each plan's throughput curve and the chosen point."""
     figure.set_size_inches(4.5 * len(sizes), 3.5)
     for axis, size in zip(figure.subplots(1, len(sizes), squeeze=False)[0], sizes, strict=True):
         planner = Asynchronous(machine.cost(), drafting.positions.lookup.shape[1])
@@ -164,7 +164,7 @@ def _plot_decisions(machine: Machine, drafting: Drafting, sizes: Sequence[int], 
 
 
 def _conditional(wanted: str) -> list[float]:
-    """Acceptance by position from a list, or from the counts of a record of `outrider bench`, summed up."""
+    """Acceptance by position, from a list or from the summed counts of a record of `outrider bench`."""
     path = Path(wanted)
     if not path.is_file():
         try:

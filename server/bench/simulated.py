@@ -1,4 +1,4 @@
-"""Machines and planners of a simulation, as its flags name them."""
+"""The machines and planners that a simulation's flags name."""
 
 import argparse
 from collections.abc import Callable, Iterator
@@ -20,11 +20,11 @@ from ..settings import profile_lookup
 PLANNERS = ("off", *reversed(registry.names()))
 THRESHOLD = 0.3
 WARM_UP = 300
-"""Steps before anything counts."""
+"""Steps before the measurement."""
 
 
 class Machine(NamedTuple):
-    """cost: a fresh model at each call, since planners change theirs as they learn."""
+    """cost: makes a new cost model at each call, since planners update their model as they learn."""
 
     name: str
     cost: Callable[[], StepCost]
@@ -32,7 +32,7 @@ class Machine(NamedTuple):
 
 
 def machines_of(args: argparse.Namespace, gamma: int, largest: int) -> Iterator[Machine]:
-    """The machine that is named, or of a recording all shipped profiles with a calibration."""
+    """The named machine; for a recording without a name, all shipped profiles with a calibration."""
     if args.cost or not (args.profile or args.recorded):
         synthetic = _synthetic(args.cost)
         yield Machine(args.cost or "GPU-like", lambda: synthetic.model(gamma, largest))
@@ -42,7 +42,7 @@ def machines_of(args: argparse.Namespace, gamma: int, largest: int) -> Iterator[
     else:
         profiles = [profile for profile in store.readable(store.SHIPPED) if profile.calibration]
     for profile in profiles:
-        path = profile.calibration if args.recorded else None  # made-up confidences are right
+        path = profile.calibration if args.recorded else None  # made-up confidences need no calibration
         yield Machine(profile.name, profile.cost, CalibrationTable.load(path) if path else None)
 
 
@@ -60,7 +60,7 @@ def _synthetic(text: str) -> SyntheticCost:
 
 
 def make_planner(name: str, gamma: int, cost: StepCost) -> Planner:
-    """A planner by its name; threshold=P: with that survival."""
+    """A planner by its name; "threshold=P" sets the threshold planner's least survival."""
     kind, _, value = name.partition("=")
     if kind == "off":
         return VerifyAll(0)

@@ -21,14 +21,14 @@ COLOURS = {
 OTHERS = frozenset({"llama.cpp", "openvino", "vllm"})
 NAMES = {"ours": "Outrider", "plain": "without speculation"}
 WIDTH = 0.16
-"""Of a bar; groups are 1 apart."""
+"""Width of a bar; groups are 1 apart."""
 
 Speeds = dict[str, dict[str, float]]
 """Tokens per second by engine and requests in flight."""
 
 
 def speeds(record: Record) -> Speeds:
-    """Medians over the rounds of a record of load by URL."""
+    """Medians over the rounds, from a record of a load by URL."""
     by_engine: Speeds = {}
     for load, arms in record["results"].items():
         for arm, rounds in arms.items():

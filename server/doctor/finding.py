@@ -5,7 +5,7 @@ from enum import Enum
 
 
 class Status(Enum):
-    """OK; WARNING: a server runs, but not as well as it could; PROBLEM: it does not start, or does not work."""
+    """WARNING: a server runs, but not as well as it could. PROBLEM: it does not start or does not work."""
 
     OK = "ok"
     WARNING = "warning"
@@ -14,7 +14,7 @@ class Status(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """subject: what was checked, in one or two words. remedy: what to do; never empty unless the status is OK."""
+    """subject: the checked thing, in one or two words. remedy: advice, empty only if the status is OK."""
 
     subject: str
     status: Status

@@ -1,6 +1,6 @@
-"""Python, the packages, the compiler and the kernels it makes.
+"""Checks of Python, the packages, the compiler and the compiled kernels.
 
-What is imported at the top is Python's own: packages may be missing.
+The module imports only the standard library, since packages may be missing.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from .finding import Finding, ok, problem, warning
 
 REINSTALL = "`make clean install` in a checkout, else the two `pip install` of docs/operate.md"
 IMPORTED = ("torch", "transformers", "xgrammar")
-"""Packages with compiled parts, which may be there and broken."""
+"""Packages with compiled parts, which may be installed but broken."""
 OLDEST = (3, 11)
 
 
@@ -33,7 +33,7 @@ def packages() -> Iterator[Finding]:
         from packaging.requirements import Requirement
 
         needed = [Requirement(line) for line in requires("outrider") or ()]
-    except ImportError as error:  # PackageNotFoundError is one
+    except ImportError as error:  # includes PackageNotFoundError
         yield problem("packages", f"{error}", REINSTALL)
         return
     missing, unfit = [], []
@@ -48,7 +48,7 @@ def packages() -> Iterator[Finding]:
     for name in IMPORTED if not missing else ():
         try:
             importlib.import_module(name)
-        except Exception as error:  # whatever a broken package does
+        except Exception as error:  # a broken package may raise anything
             unfit.append(f"{name} cannot be imported: {' '.join(str(error).split()) or repr(error)}")
     if missing:
         yield problem("packages", f"missing: {', '.join(missing)}", REINSTALL)
@@ -66,7 +66,7 @@ def _version(name: str) -> str | None:
 
 
 def kernels() -> Iterator[Finding]:
-    """The compiled CPU kernels; compiles them if that was not done yet, half a minute to two."""
+    """The CPU kernels; compiles them if necessary, which takes half a minute to two."""
     from outrider.kernels.cpu import build, native
 
     from ..errors import UserError

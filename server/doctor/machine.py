@@ -1,4 +1,4 @@
-"""Processors, disk and GPU."""
+"""Checks of processors, disk and GPU."""
 
 import shutil
 import subprocess
@@ -15,7 +15,8 @@ from ..settings.settings import Settings
 from .finding import Finding, ok, problem, warning
 
 CACHE_BYTES = 1 << 30
-"""Room in the cache: the embedded model, kernels and profiles take a tenth of it, a model from the hub many of it."""
+"""Free space wanted for the cache. The embedded model, kernels and profiles take a tenth of it; a model from the hub
+takes many times as much."""
 TEMPORARY_BYTES = 64 << 20
 
 

@@ -1,6 +1,6 @@
 """Check in a separate process that SGLang loads our plugin.
 
-Importing SGLang takes seconds, while the other checks run; and a broken one may crash.
+Importing SGLang takes seconds, during which the other checks run, and a broken SGLang may crash.
 """
 
 import os
@@ -16,7 +16,7 @@ LOAD = "from outrider.server.processes.engine import load_plugin; load_plugin()"
 
 def start() -> subprocess.Popen[str]:
     """Start the process; `finding` waits for its end."""
-    command = [sys.executable, "-P", "-c", LOAD]  # -P: the folder it is called in holds no packages
+    command = [sys.executable, "-P", "-c", LOAD]  # -P: import no packages from the current folder
     env = {"SGLANG_PLUGINS": "outrider"} | os.environ
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env)
 

@@ -1,4 +1,4 @@
-"""Checks of what a server with these flags would serve: model, drafter, memory, profile and address."""
+"""Checks of a server's model, drafter, memory, profile and address, as its flags set them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ from .finding import Finding, ok, problem, warning
 from .machine import gib
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
-"""Each of them alone makes a tokenizer."""
+"""Any one of these files is enough for a tokenizer."""
 
 
 REMEDIES = {
@@ -31,7 +31,7 @@ REMEDIES = {
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
-    """Check one thing after the other; a problem ends it where later checks need what failed."""
+    """Check in order; stop at a problem if the later checks depend on the failed part."""
     yield from access(settings)
     subject = "model"
     try:
@@ -59,7 +59,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
 
 
 def _lacks(model: Model) -> str:
-    """Name what this machine lacks of a model, '' if nothing; the hub may still have it."""
+    """Say which files of a model this machine lacks, '' if it has all; the hub may have them."""
     folder = model.folder or hub.cached(model.path)
     if folder is None:
         return "its weights are not in the local cache of the hub, so that it needs the network to start"
@@ -100,7 +100,7 @@ def _profile(settings: Settings, model: Model) -> Finding:
 
 
 def _why_none_fits(settings: Settings, model: Model) -> str:
-    """Name the profile that differs least, and its differences."""
+    """Name the closest profile and its differences."""
     here = profile_lookup.fingerprint(settings, model)
     known = [profile for root in profile_lookup.roots() for profile in store.readable(root)]
     if not known:
@@ -110,7 +110,7 @@ def _why_none_fits(settings: Settings, model: Model) -> str:
 
 
 def access(settings: Settings) -> Iterator[Finding]:
-    """Keys, certificate and address, as far as the settings name them; and who could ask such a server."""
+    """Keys, certificate and address, if set, and who could reach the server."""
     from ..http import listen
     from ..http.connections.tls import Tls
     from ..http.keys import key_file

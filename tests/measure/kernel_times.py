@@ -1,6 +1,6 @@
 """Times compiled kernels and plain torch, with their ratio, one line per case.
 
-The two take turns, round by round; the least and largest ratios of the rounds follow the median. Shapes are those of
+The two take turns, round by round; the least and largest ratios of the rounds follow the median. Shapes are from
 SmolLM2-135M: attention, norms and activation, matrix products, sampling.
 
 examples:

@@ -182,7 +182,7 @@ async def _read(engine: Engine, answers: Sequence[ReadAnswer]) -> None:
 
 
 def divergences(answers: Sequence[ReadAnswer], reference: Path, other: Path) -> dict[str, Divergence]:
-    """Distances of the logits in one file from those in the other, over the same answers, by temperature and of all.
+    """Divergences of the logits in `other` from `reference`, over the same answers, by temperature and of all.
 
     For each answer the files hold one row [V] per token, which predicts it, and one row after the last.
     """

@@ -1,4 +1,4 @@
-"""Time of a part: an engine's step. Each has flags of its own.
+"""Time one part of the engine, such as a step. Each part has its own flags.
 
 examples:
   outrider bench micro steps --shapes 1x1,8x8
@@ -6,7 +6,7 @@ examples:
 
 # name: (module, one line of help)
 COMMANDS = {"steps": ("outrider.server.bench.micro.steps", "time of one engine step by shape")}
-# former name: the command that answers its question now
+# former name: the command that replaces it
 MOVED = {
     "blocks": "`python tests/measure/block_times.py` in a checkout",
     "kernels": "`python tests/measure/kernel_times.py` in a checkout",
