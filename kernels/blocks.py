@@ -1,7 +1,7 @@
 """Matrix products with weights as a checkpoint stores them: 2 to 8 bits each, so that a step reads less memory.
 
-The product expands them to exactly the bf16 numbers of the unpacked model: its bits are those of `packed_linear` on
-these, for any number of rows and threads. A block is a run of neighbours in depth that share scales:
+The product expands them to exactly the bf16 numbers of the unpacked model: it has the bits of `packed_linear` on these
+numbers, for any number of rows and threads. A block is a run of neighbours in depth that share scales:
 
 - Q4_0 to MXFP4: the quantised formats of llama.cpp (ggml-common.h) as in a GGUF file, expanded as by the package gguf
   and rounded to bfloat16. 32 numbers share a scale d, in Q4_1 and Q5_1 a minimum m as well: d * q or d * q + m. In

@@ -1,7 +1,7 @@
 """All layers of a Llama-like decoder (pre-norm attention, SiLU-gated MLP; Qwen2's biases, Qwen3's norms) in one call.
 
 Between layers there is no Python, and between operations no parallel region, only a barrier of one team of threads. The
-bits are those of the single operations.
+result has the bits of the single operations.
 """
 
 from collections.abc import Callable, Sequence

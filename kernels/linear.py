@@ -1,7 +1,7 @@
 """Matrix products with independent rows, and fast ones for the few rows of a decode step.
 
 `packed_linear` reads a weight once per step, from panels laid out for the processor; its sum over the depth has one
-order whatever the number of rows, so verifying a token among others gives the bits that decoding it alone gives.
+order for any number of rows, so a token has the same bits when it is verified in a batch and when it is decoded alone.
 torch's own float32 product does not; `invariant_linear` does, without knowing how a BLAS sums.
 
 The order in which a BLAS sums up a row of a product is not specified. It may depend on the shape of the call, on the

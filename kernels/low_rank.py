@@ -2,7 +2,7 @@
 
 An adapter changes a weight W to W + s B A, with A [rank, depth] and B [outputs, rank]. W may be shared, in blocks or in
 8 bits, so its product stays as it is, and s B (A x) is added to it. Rows are independent, as in `linear.packed_linear`:
-a token verified among others has the bits that it has alone.
+a token has the same bits in a batch and alone.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,4 @@
-"""Counter-based random numbers, and tokens drawn with them: a key alone decides the draw, whatever else is in the
-batch.
+"""Counter-based random numbers, and tokens drawn with them: a key alone decides the draw, in any batch.
 
 A key names a stream of numbers: its number i is a hash of both, SplitMix64's finaliser (Steele, Lea, Flood: Fast
     splittable pseudorandom number generators, 2014), which int64 arithmetic with wrap-around computes on any device.

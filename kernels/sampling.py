@@ -1,6 +1,6 @@
 """The target's distribution after a request's sampling rules, and its tokens.
 
-The rules are those of SGLang's torch sampler (`top_k_top_p_min_p_sampling_from_probs_torch`): softmax at the request's
+The rules follow SGLang's torch sampler (`top_k_top_p_min_p_sampling_from_probs_torch`): softmax at the request's
 temperature; on the falling probabilities keep rank < top_k, keep while the mass before a token is at most top_p (of the
 unfiltered distribution), drop tokens below min_p times the largest; renormalise. Among equal probabilities the lower
 token ranks first. Speculation needs the whole vector, not only a sample: acceptance divides by it.

@@ -1,8 +1,8 @@
 """Survival, and the top-K that admits draft tokens by it (DSpark, section 3.2.2 and 5.2).
 
-a_{r,j} = c_{r,1} ... c_{r,j} never rises with j. The K largest with ties going to the smaller request, then the smaller
-position, are therefore a prefix of every request, and whether x_{r,k} is among them depends on c_{r,1..k} and on other
-requests only: an entry behind it in its own request never stands before it.
+a_{r,j} = c_{r,1} ... c_{r,j} never rises with j. Ties go to the smaller request, then to the smaller position. So the K
+largest are a prefix of every request, and whether x_{r,k} is among them depends only on c_{r,1..k} and on other
+requests: a later entry of its own request never precedes it.
 """
 
 from typing import Protocol
@@ -13,13 +13,12 @@ import torch
 from .upload import upload, upload_together
 
 FIRST = 2.0**64
-"""Survivals of requests that are served first are multiplied by this: exact in float32, and larger than all others.
-(A survival below 2^-64 does not get ahead; it is as good as none.)"""
+"""Factor of the survivals of requests that are served first: exact in float32, and it puts survivals above 2^-64 ahead
+of all."""
 
 
 class Admit(Protocol):
-    """`largest` in one call, since each small operation costs a launch or the way to it: `kernels.drafts.admit`, which
-    the server hands in where it is compiled."""
+    """`largest` in one call, `kernels.drafts.admit`; the server sets it where it is compiled."""
 
     def __call__(
         self,
@@ -45,7 +44,7 @@ def largest(
     """verify_lens [R] int64: the `tokens` drafts of largest survival (None: all), on the confidence's device.
 
     confidence: [R, gamma]. draft_lens: [R] int64. first: as in `top_k`.
-    bounds: above 0, [R, 1] or [gamma]; survival below its bound ends what is admitted of a request.
+    bounds: above 0, [R, 1] or [gamma]; the first survival below its bound ends a request's tokens.
     """
     if admit is None:
         survival = survival_of(confidence, draft_lens)
@@ -62,7 +61,7 @@ def largest(
 def survival_of(confidence: torch.Tensor, draft_lens: torch.Tensor | None = None) -> torch.Tensor:
     """[R, gamma] float32 prefix survival of confidence [R, gamma]; 0 at and beyond `draft_lens` [R] where given.
 
-    Confidences are clamped to 0..1, NaN to 0, so that a broken drafter costs speed and nothing else.
+    Confidences are clamped to 0..1, NaN to 0, so a broken drafter costs only speed.
     """
     if confidence.device.type != "cpu":
         return survival_torch(confidence, draft_lens)
@@ -87,7 +86,7 @@ def survival_torch(confidence: torch.Tensor, draft_lens: torch.Tensor | None = N
 def top_k(survival: torch.Tensor, tokens: int | None, first: np.ndarray | None = None) -> torch.Tensor:
     """verify_lens [R] int64: the `tokens` largest entries of survival [R, gamma] (None: no bound) that are above 0.
 
-    first: [R] bool, requests whose entries come before all others. On the survival's device, without waiting for it.
+    first: [R] bool, requests that are served before the rest. On the survival's device, without waiting for it.
     """
     if first is not None:
         ahead = upload(np.where(first, np.float32(FIRST), np.float32(1.0)), survival.device)
@@ -101,7 +100,7 @@ def top_k(survival: torch.Tensor, tokens: int | None, first: np.ndarray | None =
 
 
 def at_least(survival: torch.Tensor, bounds: np.ndarray) -> torch.Tensor:
-    """survival [R, gamma], 0 from where a request's is first below its bound on.
+    """survival [R, gamma], set to 0 from the first position on that is below its bound.
 
     bounds: above 0, of a shape that broadcasts to the survival's. On the survival's device, without waiting for it.
     Whether x_{r,k} stays depends on c_{r,1..k} only.

@@ -1,6 +1,6 @@
 """The simple planners: DSpark's Algorithm 1, which knows costs, and three that do not.
 
-They bound nothing before drafting. On a GPU a step's size is decided before its drafts are there: there the numbers of
+They set no budget before drafting. But a GPU's step has its size before its drafts are there: then the numbers of
 tokens that recent steps verified bound the next one.
 """
 
@@ -11,12 +11,9 @@ import torch
 
 from .admission import largest, survival_of, top_k
 from .buckets import RecentDemand
-from .contract import Budget, FinishedStep, Planner, StepView
+from .contract import LATE, Budget, FinishedStep, Planner, StepView
 from .cost.model import StepCost
 from .upload import upload
-
-LATE = 64
-"""Steps that may be unobserved at a time."""
 
 
 class BucketBoundedPlanner(Planner):
@@ -45,37 +42,26 @@ class BucketBoundedPlanner(Planner):
 
 
 def in_turns(draft_lens: torch.Tensor, gamma: int) -> torch.Tensor:
-    """[R, gamma] float32 by which every request's first draft comes before any second; 0 behind `draft_lens` [R]."""
+    """[R, gamma] float32 that sorts every request's first token before any second one; 0 beyond `draft_lens` [R]."""
     steps = torch.arange(gamma, device=draft_lens.device)
     return (steps < draft_lens[:, None]) / (steps + 1.0)
 
 
 class VerifyAll(BucketBoundedPlanner):
-    """Verify every drafted token."""
+    """Verify every drafted token, or at most `gamma` of each request; 0: never draft."""
 
-    def budget(self, step: StepView) -> Budget:
-        return Budget(draft=bool(step.limits.any()), tokens=self.bound(step))
-
-    def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
-        if budget.tokens is None:
-            return draft_lens
-        return top_k(in_turns(draft_lens, confidence.shape[1]), budget.tokens)
-
-
-class StaticGamma(VerifyAll):
-    """Verify at most `gamma` tokens of each request; 0: never draft."""
-
-    def __init__(self, gamma: int):
+    def __init__(self, gamma: int | None = None):
         super().__init__()
-        if gamma < 0:
+        if gamma is not None and gamma < 0:
             raise ValueError(f"gamma is 0 or more, not {gamma}")
         self.gamma = gamma
 
     def budget(self, step: StepView) -> Budget:
-        return Budget(draft=self.gamma > 0 and bool(step.limits.any()), tokens=self.bound(step))
+        return Budget(draft=self.gamma != 0 and bool(step.limits.any()), tokens=self.bound(step))
 
     def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
-        return super().admit(confidence, draft_lens.clamp(max=self.gamma), budget)
+        lens = draft_lens if self.gamma is None else draft_lens.clamp(max=self.gamma)
+        return lens if budget.tokens is None else top_k(in_turns(lens, confidence.shape[1]), budget.tokens)
 
 
 class Threshold(BucketBoundedPlanner):
@@ -100,9 +86,9 @@ class Threshold(BucketBoundedPlanner):
 class Synchronous(BucketBoundedPlanner):
     """Admits tokens by descending survival while each raises the throughput tau / T; stops at the first that does not.
 
-    The stop is what keeps it lossless though it reads current confidences: a token is reached by decisions on larger
-    survivals only. It finds the best length only where throughput has a single peak, and drafts at every step. With
-    buckets a step's size, and so its time, is decided before; the search then only leaves out what does not pay.
+    It reads current confidences, and is lossless because it stops: decisions on larger survivals alone lead to a token.
+    It finds the best length only where throughput has a single peak, and drafts at every step. With buckets a step's
+    size, and so its time, is decided before; the search then only leaves out tokens that do not pay.
     """
 
     cost: StepCost

@@ -1,8 +1,8 @@
 """TokenBuckets: the numbers of tokens that a decode step may have on a GPU, where a graph is captured for each.
 
-A step of R requests that admits K draft tokens runs in the smallest bucket T that holds R + K. What is left over of it
-would be padding, which takes as long as verifying it: so K is raised to T - R wherever there are that many drafts. All
-of this is known before drafting, from the past, so that no shape of a step waits for the device.
+A step of R requests that admits K draft tokens runs in the smallest bucket T that holds R + K. Padding takes as long as
+verifying tokens, so K is raised to T - R where so many are drafted. The size is known before drafting, so no step waits
+for the device.
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 STEPS = 8
 """TokenBuckets between one power of two and the next, so that padding is less than an eighth of a step."""
 RECENT = 8
-"""Steps whose demand bounds the next one's."""
+"""Steps that bound the next one."""
 
 
 class TokenBuckets:
@@ -60,20 +60,19 @@ class TokenBuckets:
         return min(tokens, self.captured + 1)
 
     def has_graph(self, requests: int, tokens: int) -> bool:
-        """True if a step of a bucket of `tokens` runs as a graph: a slot beside its requests' takes the padding."""
+        """True if a step of a bucket of `tokens` runs as a graph: one more slot takes its padding."""
         slots = self.slots(tokens)
         return tokens <= self.captured * self.width and (requests < slots or requests == slots == tokens)
 
     def fill_bucket(self, requests: int, wanted: int, room: int) -> int:
-        """Draft tokens to admit where `wanted` are worth it and `room` can be there, at most: what the bucket holds."""
+        """Draft tokens that fill the bucket of the `wanted` ones, at most `room`."""
         return min(self.round_up(requests + min(wanted, room)) - requests, room)
 
 
 class RecentDemand:
-    """Recent numbers of verified tokens: the bound of planners that set none of their own.
+    """Recent numbers of verified tokens, which bound steps of planners without a budget.
 
-    A step that used its bound up may have wanted more, and counts twice. Steps are those that were observed, so the
-    bound is of the past.
+    A step that used up its bound may have wanted more, and counts twice. Only observed steps count.
     """
 
     def __init__(self) -> None:
@@ -86,7 +85,7 @@ class RecentDemand:
         self._recent.append((2 * verified + 1 if used_up else verified) / len(verify_lens))
 
     def tokens(self, requests: int, room: int) -> int:
-        """Draft tokens of the next step, of `room` that can be there: all of them while nothing was observed."""
+        """Bound of the next step's draft tokens, at most `room`, which is the bound before the first observed step."""
         if not self._recent:
             return room
         return min(max(math.ceil(max(self._recent) * requests), 1), room)

@@ -3,11 +3,10 @@
 A decode step calls, in this order, `looks_back`, `budget`, then, if the budget drafts or looks up, `admit`, and some
 time later `observe`.
 
-Lossless rule (DSpark, section 3.2.2 and appendix A): x_{r,k} may be admitted only by what was known before it was
-drawn: c_{r,1..k}, other requests' confidences, and a budget from earlier steps. So `budget` sees nothing of the current
-draft, and `admit` must leave min(verify_lens[r], k) unchanged whatever confidence[r, k:] is. The requests that draft,
-the source of a draft (model or prompt lookup), its depth and the least survival are part of the budget, and rests too:
-all of them depend on earlier steps alone. The proof is in `docs/planner.md`.
+Lossless rule (DSpark, section 3.2.2 and appendix A): whether x_{r,k} is admitted depends only on facts from before its
+draw: c_{r,1..k}, other requests' confidences, and a budget from earlier steps. So `budget` does not see this
+step's draft, and `admit` must leave min(verify_lens[r], k) unchanged if confidence[r, k:] changes. The budget also says
+which requests draft, by which source (model or prompt lookup) and how deep. The proof is in `docs/planner.md`.
 """
 
 from abc import ABC, abstractmethod
@@ -22,6 +21,9 @@ from .admission import Admit
 from .buckets import TokenBuckets
 from .cost.model import StepCost
 
+LATE = 64
+"""Steps that may be unobserved at a time."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepView:
@@ -31,11 +33,11 @@ class StepView:
     generations: [R] int64, differs when a row belongs to another request or was prefilled again.
     contexts: [R] int64, cached tokens.
     limits: [R] int64, most draft tokens the request may have; 0: speculation is off for it.
-    levels: [R] float64, tokens per second that the request asked for; 0: none.
-    progress: [R] float64, tokens per second that it has had so far; inf when it has just started, or nobody asked.
-    ruled: [R] bool, its drafts are accepted by its own rules (penalties, bias, grammar), so the planner does not learn
-        from their acceptance; None: nobody's are.
-    groups: [R] int64, requests of one group have similar drafts: those of one LoRA adapter, 0 without one; None: all.
+    levels: [R] float64, the request's service level in tokens per second; 0: none.
+    progress: [R] float64, its tokens per second so far; inf when it has just started, or no request has a level.
+    ruled: [R] bool, the request has rules (penalties, bias, grammar) that change acceptance, so the planner does not
+        learn from it; None: no request has.
+    groups: [R] int64, its LoRA adapter, 0 without one: drafts of a group are alike; None: all are in one group.
     """
 
     rows: np.ndarray
@@ -47,26 +49,31 @@ class StepView:
     ruled: np.ndarray | None = None
     groups: np.ndarray | None = None
 
+    @property
+    def names(self) -> np.ndarray:
+        """[R] int64, a number for each request that no other one has."""
+        names: np.ndarray = self.rows + (self.generations << 24)
+        return names
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
     """The decisions about a step that are made before drafting.
 
-    draft: False: no drafter's model drafts in this step.
+    draft: a drafter's model drafts in this step.
     tokens: K, most drafted tokens admitted, over all requests; None: no bound, which planners with buckets always set.
     depth: tokens that the model drafts for each, at most; None: all that it can.
-    threshold: least corrected survival that is admitted; 0: no bound.
-    first: [R] bool, requests served before all others (behind their level); None: nobody.
+    least: least corrected survival that is admitted; 0: no bound.
+    first: [R] bool, requests that are served first, since they are late for their level; None: no request.
     seconds: [n+1] float64, predicted seconds of the step with 0..n drafted tokens admitted, drafting included; None
         from planners that do not know costs.
-    probe: the step drafts and verifies nothing, to see whether drafting would pay again.
-    look_up: prompt lookup drafts for requests for which no model does; where neither it nor the model may
-        draft, the step does nothing for speculation.
+    probe: the step drafts and verifies no draft token, to see whether drafting would pay again.
+    look_up: prompt lookup drafts for requests without a model's draft.
     """
 
     draft: bool
     tokens: int | None
-    threshold: float = 0.0
+    least: float = 0.0
     first: np.ndarray | None = None
     seconds: np.ndarray | None = None
     probe: bool = False
@@ -79,7 +86,7 @@ class Budget:
         return drafts
 
     def predicted_seconds(self, admitted: int) -> float | None:
-        """Seconds that the step was expected to take with `admitted` drafted tokens; None when not known."""
+        """Expected seconds of the step with `admitted` drafted tokens; None: unknown."""
         if self.seconds is None:
             return None
         return float(self.seconds[min(admitted, len(self.seconds) - 1)])
@@ -87,19 +94,18 @@ class Budget:
 
 @dataclass(slots=True, eq=False)
 class FinishedStep:
-    """A decode step of R requests that is over. The arrays are kept: do not write to them afterwards.
+    """A finished decode step of R requests. The arrays are kept: do not write to them afterwards.
 
-    view: the very object that `Planner.budget` was given.
-    survival: [R, gamma] float32 of the step's confidences (`admission.survival_of`); not read where nothing was
-        drafted.
+    view: the object that `Planner.budget` was given.
+    survival: [R, gamma] float32 of the step's confidences (`admission.survival_of`); not read in a step without drafts.
     verify_lens: [R], draft tokens verified. accept_lens: [R] in 1..gamma+1, tokens that came out.
     draft_mask: [R] bool, requests for which the model could draft. drafting: for how many of them it did.
-    looked_up: [R] bool, drafts of prompt lookup, also of requests in `draft_mask`; None: nothing was looked up.
+    looked_up: [R] bool, drafts of prompt lookup, also of requests in `draft_mask`; None: the step did not look up.
     depth: tokens that the model drafted for each, at most; None: all that it can.
     tokens: of the forward, anchors and padding included.
-    seconds: wall time of the step; None when it is not known or had other work in it. draft_seconds: of it for drafts;
-        None when it is not known. host_seconds: of it for looking up, planning and admitting, where no model drafted; 0
-        on a GPU, whose host does so meanwhile.
+    seconds: wall time of the step; None: unknown, or it had other work in it. draft_seconds: the drafts' part; None:
+        unknown. host_seconds: the part of looking up, planning and admitting, if no model drafted; 0 on a GPU, where
+        the host does this meanwhile.
     """
 
     view: StepView
@@ -121,8 +127,7 @@ class PlannedCurve:
     """The throughput curve that a step was planned by, and the point on it that was chosen.
 
     tokens: [n] draft tokens verified, over all requests, in the mean. throughput: [n] tokens per second expected.
-    requests: in the step. chosen: draft tokens and throughput of the plan; it may be beside the curve where nobody was
-        to draft.
+    requests: in the step. chosen: draft tokens and throughput of the plan; a plan without drafts is not on the curve.
     """
 
     tokens: np.ndarray
@@ -137,14 +142,14 @@ class Planner(ABC):
     cost: StepCost | None = None
     """Learns from the steps that are observed; None: the planner knows no costs."""
     buckets: TokenBuckets | None = None
-    """Sizes of which a step has one, on a GPU: every budget then has a bound, which fills a bucket. None: any size."""
+    """Sizes of a GPU's steps: every budget then has a bound, which fills a bucket. None: any size."""
     draft_sizes: Sequence[int] = ()
     """Numbers of requests for which a GPU has graphs of drafts, ascending: a draft for any of R requests takes the time
     of the smallest size from R on. Empty: the time of as many as it is for."""
     admit_by: Admit | None = None
     """Compiled admission in one call. None: torch or numpy admit."""
     block: int | None = None
-    """Tokens of a whole draft of the model's, where it may be asked for fewer. None: it always drafts as many."""
+    """Tokens of a model's whole draft, if the budget may choose fewer. None: it may not."""
 
     def looks_back(self, step: StepView) -> bool:
         """True if `budget` will use the outcomes of earlier steps, so that they should be observed by then."""
@@ -162,7 +167,7 @@ class Planner(ABC):
     def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
         """verify_lens [R] int64 in 0..draft_lens, on the confidence's device.
 
-        confidence: [R, gamma] float32, calibrated, c_k = P(x_k is accepted | those before it were); NaN counts as 0.
+        confidence: [R, gamma] float32, calibrated, c_k = P(x_k is accepted | x_1 ... x_{k-1} are); NaN counts as 0.
         draft_lens: [R] int64 in 0..limits, how many tokens were drafted.
         """
 

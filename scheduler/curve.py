@@ -1,10 +1,10 @@
-"""Throughput curves: what a step brings and takes, by how much of the drafts is verified (DSpark, section 3.2.2).
+"""Throughput curves: expected tokens per second of a step, by the draft tokens that it verifies (DSpark, 3.2.2).
 
 With the survivals of earlier drafts, sorted, Theta(K) = (R + sum of the K largest survivals) / seconds(K).
 
-numpy sorts 16-bit integers by radix: 1792 of them (256 requests, gamma 7) in 5 us on any CPU, floats in 75 us where
-numpy has no vectorised sort for the CPU. So survivals are rounded down to steps of 1 / RESOLUTION before they are
-sorted, which keeps their order.
+numpy sorts 16-bit integers by radix: 1,792 of them (256 requests, gamma 7) take 5 us on any CPU. Floats take 75 us
+where numpy has no vectorised sort. So survivals are rounded down to steps of 1 / RESOLUTION before sorting, which
+keeps their order.
 """
 
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ RESOLUTION = 50_000.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """Points 0..n of a step, at each of which one survival more is admitted, the largest first.
+    """Points 0..n of a step, each of which admits one survival more, the largest first.
 
-    throughput: [n+1] float64 tokens per second. seconds: [n+1] expected.
-    values: [n] the survivals where points are told apart by the least survival that is admitted; None: by the number of
-        tokens. samples: [n] the sample of each of these, of `count`.
+    throughput: [n+1] expected tokens per second. seconds: [n+1] expected.
+    values: [n] the survivals, if the least admitted survival defines a point; None: the number of tokens does.
+    samples: [n] the sample of each survival, of `count`.
     """
 
     throughput: np.ndarray
@@ -32,37 +32,25 @@ class Curve:
 
     def most(self, point: int) -> int:
         """Budget of draft tokens: as many as in any sample, so that a step stays before cliffs that were in sight."""
-        if self.samples is None or not point:
-            return point
-        return int(np.bincount(self.samples[:point]).max())
+        return point if self.samples is None or not point else int(np.bincount(self.samples[:point]).max())
 
-    def threshold(self, point: int) -> float:
-        """Least survival, between the last that is admitted and the next; 0: no bound."""
-        if self.values is None or not point:
-            return 0.0
-        return float(self.values[point - 1 : point + 1].sum()) / 2
+    def least(self, point: int) -> float:
+        """Least survival to admit, between the last admitted one and the next; 0: no bound."""
+        return 0.0 if self.values is None or not point else float(self.values[point - 1 : point + 1].sum()) / 2
 
     @property
     def tokens(self) -> np.ndarray:
-        """[n+1] draft tokens verified at every point, in the mean."""
+        """[n+1] mean draft tokens verified at every point."""
         return np.arange(len(self.throughput)) / self.count
-
-
-def largest(survival: np.ndarray, count: int) -> np.ndarray:
-    """[samples, min(count, n)] uint16: the largest survivals of each sample in descending order, in steps of
-    1 / RESOLUTION. survival: [samples, n] float32 in 0..65535 / RESOLUTION."""
-    ordered = (survival * np.float32(RESOLUTION)).astype(np.uint16)
-    ordered.sort(axis=1, kind="stable")  # "stable" is the radix sort
-    return ordered[:, ::-1][:, :count]
 
 
 def curve_by_tokens(requests: int, survival: np.ndarray, seconds: np.ndarray, *, padded: bool = False) -> Curve:
     """Points are numbers of tokens; they bring the mean over samples.
 
     survival: [samples, R, gamma]. seconds: [room+1] of a step with 0..room admitted tokens. Survivals of 0 are never
-    admitted, so a point beyond all others takes no longer than these, unless steps are `padded`.
+    admitted, so larger steps take no longer than the last one above 0, unless steps are `padded`.
     """
-    ordered = largest(survival.reshape(len(survival), -1), len(seconds) - 1)
+    ordered = largest_survivals(survival.reshape(len(survival), -1), len(seconds) - 1)
     total = ordered[0] if len(ordered) == 1 else ordered.mean(0)
     tokens = np.empty(len(seconds))
     tokens[0], tokens[1:] = requests, total
@@ -73,12 +61,13 @@ def curve_by_tokens(requests: int, survival: np.ndarray, seconds: np.ndarray, *,
 
 
 def curve_by_survival(requests: int, survival: np.ndarray, seconds: np.ndarray) -> Curve:
-    """Points are least survivals; tokens and seconds are means over the samples of what reaches them.
+    """Points are least survivals: good drafts are then verified deeper than poor ones. Tokens and seconds are means
+    over the samples.
 
     survival: [samples, R, gamma]. seconds: [room+1] of a step with 0..room admitted tokens.
     """
     samples = len(survival)
-    best = largest(survival.reshape(samples, -1), len(seconds) - 1).astype(np.uint32)
+    best = largest_survivals(survival.reshape(samples, -1), len(seconds) - 1).astype(np.uint32)
     best *= np.uint32(samples)
     best += np.arange(samples, dtype=np.uint32)[:, None]
     ordered = np.sort(best, axis=None)[::-1]
@@ -93,3 +82,11 @@ def curve_by_survival(requests: int, survival: np.ndarray, seconds: np.ndarray) 
     tokens = np.append(requests, values * (1 / (RESOLUTION * samples))).cumsum()
     taken = np.append(seconds[0], (seconds[place + 1] - seconds[place]) * (1 / samples)).cumsum()
     return Curve(tokens / taken, taken, values * (1 / RESOLUTION), which, samples)
+
+
+def largest_survivals(survival: np.ndarray, count: int) -> np.ndarray:
+    """[samples, min(count, n)] uint16: the largest survivals of each sample in descending order, in steps of
+    1 / RESOLUTION. survival: [samples, n] float32 in 0..65535 / RESOLUTION."""
+    ordered = (survival * np.float32(RESOLUTION)).astype(np.uint16)
+    ordered.sort(axis=1, kind="stable")  # "stable" is the radix sort
+    return ordered[:, ::-1][:, :count]

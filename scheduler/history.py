@@ -1,10 +1,11 @@
 """The planner's memory of drafts: each request's last survivals, and how acceptance compares with them.
 
-Arrays are as large as the engine's request pool (grown to the largest row that was seen); nothing grows with uptime.
+Arrays are as large as the engine's request pool: they grow to the largest row seen, not with uptime.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,25 +19,6 @@ POOL = 64
 """Drafts that are kept of all requests of a group together."""
 MOST_GROUPS = 64
 """Groups of requests with a pool of their own."""
-
-
-class Marks:
-    """A set of requests, as rows of the engine's pool and their generations."""
-
-    def __init__(self) -> None:
-        self._generations = np.full(64, -1, dtype=np.int64)
-
-    def put(self, rows: np.ndarray, generations: np.ndarray) -> None:
-        """Replace the set."""
-        if len(rows) and (most := int(rows.max())) >= len(self._generations):
-            self._generations = np.empty(2 * most, dtype=np.int64)
-        self._generations[:] = -1
-        self._generations[rows] = generations
-
-    def has(self, rows: np.ndarray, generations: np.ndarray) -> np.ndarray:
-        """[R] bool, requests that are in the set."""
-        found: np.ndarray = self._generations.take(rows, mode="clip") == generations
-        return found
 
 
 class SurvivalHistory:
@@ -64,7 +46,7 @@ class SurvivalHistory:
         """Append survival [R, gamma] of a step. drafted: [R] chances as above. groups: as in `StepView`."""
         records = np.empty((len(rows), survival.shape[1] + 1), dtype=np.float32)
         records[:, :-1], records[:, -1] = survival, drafted
-        counts = self._count(rows, generations)
+        counts = self.counts(rows, generations)
         self._records[rows * DEPTH + counts % DEPTH] = records
         self._counts[rows], self._generations[rows] = counts + 1, generations
         for pool, members in self._pools_of(groups):
@@ -80,7 +62,7 @@ class SurvivalHistory:
         More than one sample are followed by half as many of the group: the next passage of a text resembles the mean of
         all texts more than its own last passage, and a plan without them rests after every hard passage.
         """
-        counts = self._count(rows, generations)
+        counts = self.counts(rows, generations)
         own = min(samples, DEPTH)
         back = np.arange(own)[:, None] % np.clip(counts, 1, DEPTH)
         found = self._records.take(rows * DEPTH + (counts - 1 - back) % DEPTH, axis=0)
@@ -93,10 +75,6 @@ class SurvivalHistory:
                 found[:own, places[counts[places] == 0]] = pool.mean
                 found[own:, places] = pool.spread(shared, len(places))
         return found[:, :, :-1], found[:, :, -1]
-
-    def knows(self, rows: np.ndarray, generations: np.ndarray) -> np.ndarray:
-        """[R] bool, requests that have survivals of their own."""
-        return self._count(rows, generations) > 0
 
     def extrapolated(self, survival: np.ndarray, depth: int, block: int) -> np.ndarray:
         """survival [n, gamma] of drafts of `depth` tokens, continued up to `block` tokens as the mean draft falls."""
@@ -115,7 +93,7 @@ class SurvivalHistory:
                 del self._pools[next(iter(self._pools))]
             yield pool, slice(None) if groups is None else np.flatnonzero(groups == group)
 
-    def _count(self, rows: np.ndarray, generations: np.ndarray) -> np.ndarray:
+    def counts(self, rows: np.ndarray, generations: np.ndarray) -> np.ndarray:
         """[R] drafts written for each request; room is made for new rows."""
         if len(rows) and (missing := int(rows.max()) + 1 - len(self._counts)) > 0:
             missing = max(missing, len(self._counts))
@@ -154,12 +132,11 @@ class _Pool:
 
 
 class Correction:
-    """Accepted over predicted draft tokens, of prompt lookups (0) and of drafts of requests that the model may draft
-    for (1). Survivals are multiplied by it, so the planner notices within a few steps that drafts fail. A factor is as
-    near to 1 as the outcomes allow, within `SURE` standard deviations of the mean that they suggest.
+    """Accepted over predicted draft tokens of recent steps. Survivals are multiplied by it, so the planner notices
+    within a few steps that drafts fail. It is as near to 1 as `SURE` standard deviations of the accepted number allow.
 
-    A token counts only where it was verified. That was decided before it was drawn, so leaving out the others does not
-    shift the ratio; counting an early rejection for the positions behind it would.
+    A token counts only where it was verified. That was decided before it was drawn, so leaving out the rest does not
+    shift the ratio; counting an early rejection for later positions would.
     """
 
     SURE = 2.0
@@ -168,27 +145,18 @@ class Correction:
     MOST = 1.25
     """Largest factor, for confidences that are too low."""
     FADE = 0.97
-    """Weight of the past after a probe, which verifies nothing: drafts are to be tried again."""
+    """Weight of the past after a probe, which verifies no drafts: so failed drafts are tried again."""
 
     def __init__(self) -> None:
-        self._predicted, self._accepted = np.zeros(2), np.zeros(2)
-        self.factors = np.ones(2)
+        self._predicted, self._accepted = 0.0, 0.0
+        self.factor = 1.0
 
-    def least(self, worth: float, draft_mask: np.ndarray) -> np.ndarray:
-        """[R, 1] the least survivals that are corrected to at least `worth`; draft_mask: [R] bool as in `observe`."""
-        return (worth / np.maximum(self.factors, 1e-9))[draft_mask.astype(np.int64), None]
-
-    def observe(
-        self, survival: np.ndarray, verify_lens: np.ndarray, accept_lens: np.ndarray, draft_mask: np.ndarray
-    ) -> None:
-        """Take in survival [R, gamma], verify_lens [R], accept_lens [R] in 1..gamma+1 and draft_mask [R] bool of one
-        step."""
-        verified = np.arange(survival.shape[1]) < verify_lens[:, None]
-        predicted = np.einsum("rk,rk->r", survival, verified)
-        accepted = np.minimum(accept_lens - 1, verify_lens)
-        both = np.array([predicted, accepted]) @ np.stack([~draft_mask, draft_mask], 1)
-        fade = np.exp(-both[0] / self.WINDOW)
-        self._predicted, self._accepted = self._predicted * fade + both[0], self._accepted * fade + both[1]
+    def observe(self, survival: np.ndarray, verify_lens: np.ndarray, accept_lens: np.ndarray) -> None:
+        """Learn from a step: survival [R, gamma], verify_lens [R], accept_lens [R] in 1..gamma+1."""
+        predicted = float(survival[np.arange(survival.shape[1]) < verify_lens[:, None]].sum())
+        fade = math.exp(-predicted / self.WINDOW)
+        self._predicted = self._predicted * fade + predicted
+        self._accepted = self._accepted * fade + float(np.minimum(accept_lens - 1, verify_lens).sum())
         self._update()
 
     def fade(self) -> None:
@@ -197,7 +165,7 @@ class Correction:
         self._update()
 
     def _update(self) -> None:
-        root = np.sqrt(self.SURE**2 + 4 * self._accepted)  # bounds of a Poisson mean
-        least, most = ((root - self.SURE) / 2) ** 2, ((root + self.SURE) / 2) ** 2
-        self.factors = np.clip(self._predicted, least, most) / np.maximum(self._predicted, 1e-9)
-        self.factors = np.where(self._predicted > 0, np.minimum(self.factors, self.MOST), 1.0)
+        if self._predicted > 0:
+            root = math.sqrt(self.SURE**2 + 4 * self._accepted)  # bounds of a Poisson mean
+            least, most = ((root - self.SURE) / 2) ** 2, ((root + self.SURE) / 2) ** 2
+            self.factor = min(min(max(self._predicted, least), most) / self._predicted, self.MOST)

@@ -12,8 +12,8 @@ A step, from top to bottom:
 
        Theta(K) = (R + sum of the K largest survivals) / (T(R, R + K, context) + T_host + T_draft(R, depth))
 
-   The plan with the most service levels kept wins, then the one with the highest point. If no draft pays, a probe
-   drafts now and then, so that a change is noticed (`probing.py`).
+   The plan that keeps most service levels wins, then the one with the highest point. If no draft pays, a probe drafts
+   now and then to notice a change (`probing.py`).
 3. After drafting, `admit` takes the tokens of largest survival within the budget (`admission.py`).
 4. `observe` takes in the finished step: times teach `cost/`, survivals and outcomes `history.py`.
 """
@@ -26,24 +26,20 @@ import numpy as np
 import torch
 
 from .admission import largest
-from .contract import Budget, FinishedStep, PlannedCurve, Planner, StepView
+from .contract import LATE, Budget, FinishedStep, PlannedCurve, Planner, StepView
 from .cost.model import StepCost
 from .curve import Curve, curve_by_survival, curve_by_tokens
-from .history import Correction, Marks, SurvivalHistory
-from .probing import Probing
+from .history import Correction, SurvivalHistory
+from .probing import Probing, mostly_the_same
 from .service_levels import behind, levels_kept
 
 LAG = 2
 """A budget uses steps that are at least this many before it; a GPU still runs the last one."""
 HELD = 4
 """Most steps for which a plan holds. Making one costs as much as verifying two tokens of a small model."""
-STILL_THERE = 0.75
-"""A plan holds while at least this share of its requests is left."""
 REQUIRED_RETURN = 0.7
-"""Share of its own cost that a draft must be expected to bring. Below 1: a request without drafts shows nothing, and
-its past says little about the next passage."""
-LATE = 64
-"""Steps that may be unobserved at a time."""
+"""Share of its own cost that a draft must be expected to bring. Below 1, since a request that does not draft gives no
+news, and its past says little about its next passage."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,11 +49,6 @@ class PlannedStep:
     number: int
     view: StepView
     budget: Budget
-
-    @property
-    def rests(self) -> bool:
-        """True if nothing is drafted or looked up."""
-        return not self.budget.draft and not self.budget.look_up
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,10 +112,7 @@ class Asynchronous(Planner):
         self.probing = Probing()
         self._number, self._last_probe, self._has_rested = 0, -LAG, False
         self._last: PlannedStep | None = None  # the last step for which a plan was made
-        self._planned = Marks()  # its requests
         self.considered: tuple[list[Plan], Plan] | None = None  # plans, the best
-        self._price = 0.0  # tokens per second of the last plan
-        self._verified = 1.0  # draft tokens that it meant to verify
         self._open: deque[PlannedStep] = deque(maxlen=LATE)  # not observed yet
         self._finished: deque[tuple[PlannedStep, FinishedStep]] = deque()  # not learned from yet
 
@@ -135,12 +123,12 @@ class Asynchronous(Planner):
         last = self._last
         if last is None or self._number <= self._last_probe + LAG or np.count_nonzero(step.levels):
             return True
-        if last.rests and self.probing.ready:
+        if last.budget.draft or last.budget.look_up:
+            if self._number - last.number >= self.held or len(step.rows) != len(last.view.rows):
+                return True
+        elif self.probing.ready:
             return True
-        if not last.rests and (self._number - last.number >= self.held or len(step.rows) != len(last.view.rows)):
-            return True
-        there = np.count_nonzero(self._planned.has(step.rows, step.generations))
-        return bool(there < STILL_THERE * max(len(step.rows), len(last.view.rows)))
+        return not mostly_the_same(step.names, last.view.names)
 
     def budget(self, step: StepView) -> Budget:
         room = int(np.add.reduce(step.limits))
@@ -148,7 +136,6 @@ class Asynchronous(Planner):
             self._absorb()
             budget = self._decide(step, room)
             self._last = PlannedStep(self._number, step, budget)
-            self._planned.put(step.rows, step.generations)
         else:
             budget = self._last.budget
             if not budget.draft and budget.seconds is not None:
@@ -166,7 +153,7 @@ class Asynchronous(Planner):
             return Budget(draft=False, tokens=0, seconds=seconds)
         plans = self._plans(step, seconds)
         best = max(plans, key=lambda plan: plan.value)  # of equal ones the first, which drafts less
-        self.considered, self._price, self._verified = (plans, best), best.throughput, max(best.verified, 1.0)
+        self.considered = plans, best
         first = behind(step.levels, step.progress) if np.count_nonzero(step.levels) else None
         if not best.drafts:
             loss = self.cost.deciding + plans[-1].drafting
@@ -175,9 +162,11 @@ class Asynchronous(Planner):
             if best is plans[0]:  # the first rest looks up, to see whether the drafter can
                 look_up, self._has_rested = self.lookups is None and not self._has_rested, True
                 return Budget(draft=False, tokens=0, seconds=seconds[:1], probe=look_up, look_up=look_up)
-        tokens, threshold = self._most(step, best, room), best.curve.threshold(best.point)
+        tokens = best.curve.most(best.point)
+        if self.buckets is not None:
+            tokens = self.buckets.fill_bucket(len(step.rows), tokens, room)
         expected = seconds + (self.cost.deciding + best.drafting)
-        return Budget(best.drafts, tokens, threshold, first, expected, depth=best.depth)
+        return Budget(best.drafts, tokens, best.curve.least(best.point), first, expected, depth=best.depth)
 
     # -- plans ----------------------------------------------------------------------------------------------------
 
@@ -203,10 +192,10 @@ class Asynchronous(Planner):
 
     def _depth(self, survival: np.ndarray, drafted: np.ndarray, seconds: np.ndarray, least: float) -> int | None:
         """The best number of tokens to draft, where it may be chosen: the one whose tokens bring most beyond the cost
-        of verifying and drafting them at the throughput of the last plan, or `least`."""
+        of verifying and drafting them, at the throughput of the last plan, or of a plan without drafts (`least`)."""
         if self.block is None:
             return None
-        price = self.required_return * max(self._price, least)
+        price = self.required_return * max(0.0 if self.considered is None else self.considered[1].throughput, least)
         gain = np.maximum(survival[:, :, : self.block] - np.float32(price * self._marginal(seconds)), 0.0)
         brought = np.einsum("srk,sr->k", gain, drafted).cumsum() / len(gain)
         return int((brought - price * self._drafting(drafted, np.arange(1, self.block + 1))).argmax()) + 1
@@ -220,7 +209,7 @@ class Asynchronous(Planner):
         depth: int | None = None,
         drafting: float = 0.0,
     ) -> Plan:
-        """The plan with the best point of its curve. survival: [samples, R, gamma]; None: nothing is drafted."""
+        """The plan with the best point of its curve. survival: [samples, R, gamma]; None: without drafts."""
         requests = len(step.rows)
         if survival is None:
             curve = Curve(requests / seconds, seconds)
@@ -241,7 +230,7 @@ class Asynchronous(Planner):
     def _read(self, history: SurvivalHistory, step: StepView, samples: int) -> tuple[np.ndarray, np.ndarray]:
         """`SurvivalHistory.read`, corrected and cut to the limits."""
         survival, drafted = history.read(step.rows, step.generations, samples, step.groups)
-        survival *= np.float32(self.correction.factors[int(history is self.history)])
+        survival *= np.float32(self.correction.factor)
         if step.limits.min() < self.gamma:
             survival *= np.arange(self.gamma) < step.limits[:, None]
         return survival, drafted
@@ -261,21 +250,16 @@ class Asynchronous(Planner):
 
     def _marginal(self, seconds: np.ndarray) -> float:
         """Mean seconds that a further token adds, over as many tokens as the last plan verified, or a block."""
-        reach = min(max(int(self._verified), self.gamma), len(seconds) - 1)
+        verified = 0 if self.considered is None else int(self.considered[1].verified)
+        reach = min(max(verified, self.gamma), len(seconds) - 1)
         return max(float(seconds[reach] - seconds[0]) / reach, 0.0)
-
-    def _most(self, step: StepView, plan: Plan, room: int) -> int:
-        """Budget of draft tokens at the plan's best point."""
-        most = plan.curve.most(plan.point)
-        return most if self.buckets is None else self.buckets.fill_bucket(len(step.rows), most, room)
 
     # -- after drafting -------------------------------------------------------------------------------------------
 
     def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
         bounds = None
-        if budget.threshold:
-            drafting = budget.draft_mask(np.ones(len(draft_lens), dtype=np.int64))
-            bounds = self.correction.least(budget.threshold, drafting)
+        if budget.least:  # of the corrected survival
+            bounds = np.full(confidence.shape[1], budget.least / max(self.correction.factor, 1e-9))
         return largest(confidence, draft_lens, budget.tokens, bounds=bounds, first=budget.first, admit=self.admit_by)
 
     def observe(self, step: FinishedStep) -> None:
@@ -301,7 +285,7 @@ class Asynchronous(Planner):
         view, survival, drafting = step.view, step.survival, step.draft_mask
         if np.count_nonzero(step.verify_lens):
             taught = step.verify_lens if view.ruled is None else np.where(view.ruled, 0, step.verify_lens)
-            self.correction.observe(survival, taught, step.accept_lens, drafting)
+            self.correction.observe(survival, taught, step.accept_lens)
         elif planned.budget.probe:
             self.correction.fade()
         if step.looked_up is not None:
@@ -325,7 +309,7 @@ class Asynchronous(Planner):
         if self.considered is None or self._last is None:
             return None
         plans, best = self.considered
-        # Where nobody is to draft and nothing was looked up, that is a point; another shows what drafting would bring.
+        # A rest is a point, not a curve: the longest curve shows what drafting would bring.
         shown = best if len(best.curve.throughput) > 1 else max(plans, key=lambda plan: len(plan.curve.throughput))
         requests = len(self._last.view.rows)
         return PlannedCurve(shown.curve.tokens, shown.curve.throughput, requests, (best.verified, best.throughput))

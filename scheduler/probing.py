@@ -1,7 +1,19 @@
-"""Probes: steps that draft and verify nothing although not drafting wins, so that a change is noticed."""
+"""Probes: now and then a step drafts although drafts do not pay, to notice a change; it verifies none of them."""
+
+import numpy as np
 
 SHARE = 0.01
 """Share of the time of steps without model drafts that goes to probes."""
+STILL_THERE = 0.75
+"""Share of a plan's requests that must be left for it to hold."""
+
+
+def mostly_the_same(names: np.ndarray, planned: np.ndarray) -> bool:
+    """True if at least STILL_THERE of the requests are in both: names of the running ones, and of the plan's."""
+    needed = STILL_THERE * max(len(names), len(planned))
+    if len(names) == len(planned) and np.count_nonzero(names == planned) >= needed:
+        return True
+    return len(set(names.tolist()) & set(planned.tolist())) >= needed
 
 
 class Probing:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class PlannerEntry:
     """One planner.
 
-    make: "module:callable", what makes it.
+    make: "module:callable" that makes it.
     takes: the keyword arguments of that, out of gamma (draft tokens per step), cost (`StepCost`, from a measured
         profile) and threshold (a survival in 0..1).
     help: a few words for `outrider serve --help` and server/README.md.

@@ -1,8 +1,8 @@
 """Planners under load, without the hardware: users who get answers of which every position's draft is known.
 
-Positions are recorded of real answers: what a drafter and prompt lookup would have drafted at every token, and how much
-of it the target accepts. At temperature 0 a text does not depend on its drafts, so a recording replays exactly. Others
-are made up from acceptance by position.
+A recording of real answers keeps the drafts that a drafter and prompt lookup would have made at every token, and how
+many tokens the target accepts. At temperature 0 a text does not depend on its drafts, so a recording replays exactly.
+Answers can also be made up from acceptance by position.
 """
 
 import math
@@ -17,7 +17,6 @@ import torch
 
 from .admission import survival_of
 from .calibration.classes import CLASSES
-from .calibration.model import logit, sigmoid
 from .calibration.table import CalibrationTable
 from .contract import FinishedStep, Planner, StepView
 from .cost.model import StepCost
@@ -46,10 +45,10 @@ class Positions:
 
     @classmethod
     def made_up(cls, conditional: Sequence[float], prompt: int, output: int) -> Self:
-        """Answers of `output` tokens, without lookups, whose confidences are right.
+        """Answers of `output` tokens, without lookups, with true confidences.
 
-        conditional: chance of each draft token in the mean, if those before it are accepted; raises ValueError where
-        one is not in 0..1.
+        conditional: mean chance of each draft token if the earlier ones are accepted; raises ValueError for one outside
+        0..1.
         """
         if not all(0 <= chance <= 1 for chance in conditional):
             raise ValueError(f"acceptance is one number in 0..1 per position, not {conditional}")
@@ -95,10 +94,7 @@ class Drafting:
         model, lookup = (found.astype(np.float32) for found in (positions.model, positions.lookup))
         if table is not None:
             model = table.by_class[CLASSES.index("greedy, model")].apply(model)
-            fitted = table.by_class[CLASSES.index("greedy, lookup")]
-            column = np.minimum(np.arange(lookup.shape[1]), fitted.gamma - 1)
-            inverse, shifts = 1 / np.array(fitted.temperatures)[column], np.array(fitted.shifts)[column]
-            lookup = sigmoid(logit(lookup) * inverse + shifts)
+            lookup = table.by_class[CLASSES.index("greedy, lookup")].of_length(lookup.shape[1]).apply(lookup)
         return cls(positions, model.astype(np.float32), lookup.astype(np.float32), threshold, run)
 
     def draft(
@@ -107,11 +103,7 @@ class Drafting:
         """Confidence [R, longest], lens [R], kept [R], looked_up [R] at positions `place` [R] where the model may draft
         for `mask` [R], and for how many it did: as `drafters/lookup_first.py` decides."""
         found, gamma = self.positions, self.model.shape[1]
-        shown, lens, kept = (
-            self.lookup[place].copy(),
-            found.lookup_lens[place].astype(np.int64),
-            found.lookup_kept[place],
-        )
+        shown, lens = self.lookup[place], found.lookup_lens[place].astype(np.int64)
         raw = found.lookup[place].astype(np.float32) * (lens > 0)[:, None]
         expected = raw[:, :gamma].cumprod(1).sum(1)
         drafting = mask & (expected < self.threshold)
@@ -121,16 +113,16 @@ class Drafting:
         shown[better] = 0.0
         shown[better, :reach] = self.model[place[better], :reach]
         lens[better] = reach
-        kept = np.where(better, found.model_kept[place], kept)
+        kept = np.where(better, found.model_kept[place], found.lookup_kept[place])
         return shown, lens, kept, ~better, int(drafting.sum())
 
 
 class Replay:
     """R users who each get one answer after another, decoded with a planner.
 
-    planner: with a cost model of its own. cost: how long steps really take; its drift applies. host: seconds of looking
-    up and admitting for nobody, and for each request; what the planner takes on this machine is added. noise: standard
-    deviation of the logarithm of a step's time. levels: [R] tokens per second that users ask for, 0: none.
+    planner: with a cost model of its own. cost: real times of steps, drift included. host: seconds of looking up and
+    admitting, of a step and of each request; the planner's time on this machine is added. noise: standard deviation of
+    the logarithm of a step's time. levels: [R] users' service levels in tokens per second, 0: none.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Service levels: a request may ask for a minimum of tokens per second.
 
-A level counts as kept by a step when the step brings the request as many tokens, per second of the step, as it asked
-for. The planner keeps as many levels as any step could keep, and only then looks for throughput: so a level that can
-be kept bounds the step's length, and one that no step could keep, not even the shortest, bounds nothing.
+A step keeps a level if it is expected to bring the request that many tokens per second of the step. The planner keeps
+as many levels as any step could, and then maximises throughput: so a level that can be kept bounds the step's length,
+and a level that not even the shortest step keeps has no effect.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ MARGIN = 1.1
 
 
 def behind(levels: np.ndarray, progress: np.ndarray) -> np.ndarray | None:
-    """[R] bool, requests slower so far than the level they asked for; None when there are none."""
+    """[R] bool, requests slower so far than their level; None when there are none."""
     late = progress < levels
     return late if late.any() else None
 

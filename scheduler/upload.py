@@ -1,4 +1,4 @@
-"""Numbers of the host on their way to a device."""
+"""Copying numbers from the host to a device."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -25,15 +25,15 @@ class LastUpload:
 
 
 def upload(numbers: np.ndarray, device: Any) -> torch.Tensor:
-    """`numbers` on `device`, behind what is under way there, without waiting for it; on a CPU the same memory.
+    """`numbers` on `device`, copied in stream order without waiting for the device; on a CPU the same memory.
 
-    From pageable memory a copy would wait. Pinned memory comes from torch's cache, which does not give it out again
+    A copy from pageable memory would wait. Pinned memory comes from torch's cache, which does not give it out again
     before the copy is done.
     """
-    found = torch.from_numpy(numbers)
+    tensor = torch.from_numpy(numbers)
     if torch.device(device).type == "cpu":
-        return found
-    return found.pin_memory().to(device, non_blocking=True)
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def upload_together(arrays: Sequence[np.ndarray], device: Any) -> list[torch.Tensor]:

@@ -28,7 +28,7 @@ INSTALLED = Path(__file__).parent / "built"
 LIBRARY = "outrider_kernels.so"
 COMMON = ("-std=c++20", "-O3", "-fPIC", "-fno-math-errno")
 EXACT = ("-ffp-contract=off",)
-"""Flags of the operations: the bits of random numbers may not depend on the processor they were compiled for."""
+"""Flags of the operations: the bits of random numbers must not depend on the target processor."""
 _WIDE = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma")
 OPERATIONS = (
     ("block",),

@@ -111,4 +111,4 @@ def fits(*tensors: torch.Tensor) -> bool:
     for x in tensors:  # a plain loop is the fastest
         if x.dtype is not dtype or not x.is_cpu:
             return False
-    return dtype in (torch.float32, torch.bfloat16) and available()  # last: a GPU machine builds nothing
+    return dtype in (torch.float32, torch.bfloat16) and available()  # last: no build on a GPU machine

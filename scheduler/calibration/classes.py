@@ -1,10 +1,9 @@
-"""The classes whose confidences are calibrated apart: what is known of a draft before any of its tokens is drawn.
+"""Classes of drafts, each with its own calibration: the rule that accepts a draft, and its source.
 
-How often a token is accepted depends on the rule that accepts it and on who drafted it. The rules: at temperature 0 it
-equals the target's; above, if it passes the test of its block (`CalibrationTable.verification`), token by token with a
-chance of 1 - TV(p, q); with a seed, if it is what the target draws with the same noise, at least (1 - TV) / (1 + TV).
-All of this is known beforehand, so that a
-correction by it tells nothing about the draw.
+The rule: at temperature 0 a token must equal the target's. Above, it passes the test of its block, or is accepted by
+itself with chance 1 - TV(p, q) (`CalibrationTable.verification`). With a seed it must be the token that the target
+draws with the same noise, which has a chance of at least (1 - TV) / (1 + TV). Rule and source are known before a token
+is drawn, so a correction by class cannot depend on the draw.
 """
 
 import numpy as np
@@ -18,12 +17,12 @@ ADDED = ("across", "grammar")
 """Sources that older calibrations lack. Their confidences are then taken as they are."""
 CLASSES = tuple(f"{sampling}, {source}" for sampling in SAMPLING for source in SOURCES)
 LIKE_SGLANG = (CLASSES.index("greedy, model"), CLASSES.index("sampled, model"))
-"""Cases that SGLang's own DSpark has as well."""
+"""Classes that SGLang's own DSpark has as well."""
 
 
 def classes_of(temperatures: torch.Tensor, seeded: torch.Tensor) -> torch.Tensor:
-    """[R] int64 place in CLASSES of a model's draft for each request, before that of the other sources: temperatures
-    [R], seeded [R] bool."""
+    """[R] int64 place in CLASSES of a model's draft for each request; temperatures [R], seeded [R] bool. Other sources
+    follow it."""
     return (temperatures > 0) * (seeded + 1) * len(SOURCES)
 
 

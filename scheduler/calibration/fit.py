@@ -15,15 +15,14 @@ GRID = 1.025 ** np.arange(-65, 85)
 FEWEST = 100
 """Observed records below which a position keeps temperature 1."""
 PRIOR = 64.0
-"""Strength of the belief that nothing needs correcting, as a Gaussian on log-odds slope and shift. Drafts of one answer
-are alike, so few answers tell less than their number of drafts suggests."""
+"""Weight of the prior that confidences are right, as a Gaussian on slope and shift of log odds. Drafts of one answer
+are alike, so they tell less than their number suggests."""
 
 
 def fit_table(fitted_on: Records, held_out: Records, *, dataset: str, verification: str = "token") -> CalibrationTable:
-    """Each class's calibration, fitted on its share of `fitted_on` and judged on its share of `held_out`.
+    """Each class's calibration by `fit_joint`, fitted on its records of `fitted_on` and judged on `held_out`.
 
-    Classes are fitted jointly (`fit_joint`). SGLang, which knows neither classes nor shifts, gets the temperatures that
-    `fit_sts` finds for what a model drafted without a seed.
+    SGLang knows neither classes nor shifts. It gets the temperatures that `fit_sts` finds for unseeded model drafts.
     """
 
     def best(fit: Callable[..., Calibration], places: Sequence[int]) -> Calibration:
@@ -36,7 +35,7 @@ def fit_table(fitted_on: Records, held_out: Records, *, dataset: str, verificati
 
 
 def unless_worse(found: Calibration, held_out: Records) -> Calibration:
-    """`found`, or raw confidences where it does not lower the mean calibration error of the records held out."""
+    """`found` if it lowers the mean calibration error of the records held out, else raw confidences."""
     if sum(found.ece_after) < sum(found.ece_before):
         return found
     return replace(_reported(Calibration.identity(found.gamma), held_out, held_out), num_samples=found.num_samples)
@@ -46,7 +45,7 @@ def fit_sts(records: Records, grid: np.ndarray = GRID, *, held_out: Records | No
     """Sequential temperature scaling (DSpark, section 3.2.1).
 
     From left to right, each position takes the temperature of `grid` [G] that minimises the ECE of the cumulative
-    product, with those before it fixed. ECE is reported on `held_out`, by default on `records` themselves.
+    product; earlier temperatures stay fixed. ECE is reported on `held_out`, by default on `records` themselves.
     """
     logits, verified, survived = logit(records.confidence), records.verified, records.survived
     prefix = np.ones(len(records))

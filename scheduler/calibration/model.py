@@ -1,6 +1,6 @@
 """Calibrated confidences: temperatures per position, and how good they are.
 
-A confidence c_k = P(x_k is accepted | those before it are) becomes c'_k = sigmoid(logit(c_k) / T_k + b_k). The planner
+A confidence c_k = P(x_k is accepted | x_1 ... x_{k-1} are) becomes c'_k = sigmoid(logit(c_k) / T_k + b_k). The planner
 needs the size of the products of c', not only their order (DSpark, section 3.2.1). `fit.py` finds T and b.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,9 +24,9 @@ LARGEST_CONFIDENCE = 1 - 2.0**-24
 class Calibration:
     """temperatures: gamma of them, above 0. shifts: gamma of them; all 0 unless fitted jointly.
 
-    The rest says where they come from, one number per position: `samples` records observed, `ece_before` and
-    `ece_after` of prefix survival (0 where nothing was observed). `ece_by_chance`: what `ece_after` would be on average
-    if every calibrated survival were right, by counting so few.
+    The other fields describe the fit, one number per position: `samples` records observed; `ece_before` and `ece_after`
+    of prefix survival, 0 without records; `ece_by_chance`, the mean `ece_after` that so few records give even if every
+    calibrated survival is right.
     """
 
     temperatures: tuple[float, ...]
@@ -48,11 +48,11 @@ class Calibration:
 
     @classmethod
     def identity(cls, gamma: int) -> Calibration:
-        """Changes nothing."""
+        """Raw confidences."""
         return cls((1.0,) * gamma)
 
     def of_length(self, gamma: int) -> Calibration:
-        """The same for drafts of `gamma` tokens: shorter, or with more positions, which are like the last."""
+        """The calibration of drafts of `gamma` tokens: cut, or its last position repeated."""
         places = np.minimum(np.arange(gamma), self.gamma - 1)
         temperatures, shifts = (np.array(each)[places].tolist() for each in (self.temperatures, self.shifts))
         return Calibration(tuple(temperatures), tuple(shifts))
@@ -74,7 +74,7 @@ class Calibration:
 
     @classmethod
     def from_json(cls, data: Any) -> Calibration:
-        """Raises ValueError saying what is wrong; keys it does not know are skipped."""
+        """Raises ValueError; skips unknown keys."""
         if not isinstance(data, dict):
             raise ValueError(f"expected an object, not {type(data).__name__}")
         known = {key: data[key] for key in cls.__dataclass_fields__ if key in data}
@@ -92,8 +92,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return 0.5 * (1.0 + np.tanh(0.5 * x))
 
 
-@dataclass(frozen=True, slots=True)
-class Quality:
+class Quality(NamedTuple):
     """Per position, as in `Calibration`."""
 
     samples: tuple[int, ...]
@@ -131,7 +130,7 @@ def ece(predicted: np.ndarray, outcome: np.ndarray, bins: int = BINS) -> np.ndar
 def ece_by_chance(predicted: np.ndarray, bins: int = BINS) -> float:
     """The ECE that predictions [N] have on average if every one is right; 0 for N = 0.
 
-    What is counted in a bin then has variance sum p (1 - p), and |mean of a normal| is sqrt(2 / pi) of its deviation.
+    A bin's count then has variance sum p (1 - p), and the mean of |normal| is sqrt(2 / pi) of its deviation.
     """
     if not len(predicted):
         return 0.0

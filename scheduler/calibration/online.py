@@ -1,9 +1,9 @@
-"""A calibration that is fitted on while serving, for drafters whose confidences no head was trained for.
+"""A calibration that learns while serving, for drafters without a trained confidence head.
 
-Such confidences are functions of the draft's own distribution: they order tokens well, and say little of how many are
-accepted, which depends on drafter, text and temperature. Of each class and position, slope and shift of the log odds
-follow the outcomes by Newton steps of their likelihood, with old outcomes fading (logistic regression by an extended
-Kalman filter). What a step's confidences become depends on earlier steps alone.
+Their confidences are functions of the draft's own distribution. They order tokens well, but acceptance depends on
+drafter, text and temperature. For each class and position, slope and shift of the log odds follow the outcomes by
+Newton steps of their likelihood, and old outcomes fade (logistic regression by an extended Kalman filter). Earlier
+steps alone correct a step's confidences.
 """
 
 import numpy as np
@@ -24,9 +24,9 @@ SLOPES = (0.05, 4.0)
 
 
 class OnlineCalibration:
-    """Slopes and shifts [classes, gamma] of log odds, those of a model's drafts learned from outcomes.
+    """Slopes and shifts [classes, gamma] of log odds; outcomes change the classes of a model's drafts.
 
-    start: where they begin; None: raw confidences.
+    start: the calibration to begin with; None: raw confidences.
     """
 
     def __init__(self, gamma: int, start: CalibrationTable | None = None):
@@ -84,5 +84,5 @@ class OnlineCalibration:
         on_slope, on_shift = total(error * x), total(error)
         determinant = slope * shift - cross * cross
         slopes = np.clip(self.slopes + (shift * on_slope - cross * on_shift) / determinant, *SLOPES)
-        self.shifts = self.shifts + (on_shift - cross * (slopes - self.slopes)) / shift  # the best beside that slope
+        self.shifts = self.shifts + (on_shift - cross * (slopes - self.slopes)) / shift  # the best for that slope
         self.slopes = slopes

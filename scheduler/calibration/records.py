@@ -1,4 +1,4 @@
-"""Records what calibration is fitted on, in bounded memory: raw confidences and what became of the tokens."""
+"""Records to fit calibration on, in bounded memory: raw confidences of drafts, and their accepted tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Records:
     """N drafted blocks.
 
     confidence: [N, gamma] float32, raw (before calibration).
-    verify_lens: [N] int64 in 0..gamma, draft tokens verified; what lies beyond was not observed (censored).
+    verify_lens: [N] int64 in 0..gamma, draft tokens verified; later ones are censored.
     accepted: [N] int64 in 0..verify_lens, draft tokens accepted.
     classes: [N] int64, place in `classes.CLASSES` of each block.
     """
@@ -43,10 +43,10 @@ class Records:
 
     @property
     def tested(self) -> np.ndarray:
-        """[N, gamma] bool, positions verified with everything before them accepted.
+        """[N, gamma] bool, positions verified after all earlier ones were accepted.
 
-        Of these, c_k of them are accepted, by block too: how many blocks keep at least k tokens does not depend on what
-        is verified behind k (docs/planner.md).
+        A share c_k of these is accepted, by block too: whether a block keeps k tokens does not depend on how much is
+        verified after k (docs/planner.md).
         """
         return np.arange(self.gamma) < np.minimum(self.verify_lens, self.accepted + 1)[:, None]
 
@@ -54,14 +54,14 @@ class Records:
     def verified(self) -> np.ndarray:
         """[N, gamma] bool, positions whose prefix survival was observed.
 
-        Only `verify_lens` decides, never the outcome: a block that was rejected early but verified no further is left
-        out of the later positions like one that was accepted, otherwise they would look worse than they are.
+        Only `verify_lens` decides, never the outcome. Counting a block that was rejected early at positions that it did
+        not verify would make them look worse than they are.
         """
         return np.arange(self.gamma) < self.verify_lens[:, None]
 
     @property
     def survived(self) -> np.ndarray:
-        """[N, gamma] bool, positions accepted together with all before them."""
+        """[N, gamma] bool, positions that are accepted with all earlier ones."""
         return np.arange(self.gamma) < self.accepted[:, None]
 
     def select(self, which: np.ndarray) -> Records:
@@ -79,23 +79,18 @@ class Records:
         )
 
 
-GATHERED = 32
-"""Steps that are written into a recorder's arrays at once."""
+GATHERED = 128
+"""Steps that a recorder joins at once, since a call costs more than the numbers of a step."""
 
 
 class Recorder:
-    """Keeps the last `capacity` drafted blocks; with gamma 0, where nobody drafts, there are none."""
+    """Keeps the last `capacity` drafted blocks."""
 
     def __init__(self, capacity: int, gamma: int):
         if capacity < 1 or gamma < 0:
             raise ValueError(f"capacity is at least 1 and gamma at least 0, not {capacity} and {gamma}")
-        self.capacity = capacity
-        self.total = 0  # blocks seen
-        self._waiting: list[tuple[np.ndarray, ...]] = []
-        self._confidence = np.zeros((capacity, gamma), dtype=np.float32)
-        self._verify_lens = np.zeros(capacity, dtype=np.int64)
-        self._accepted = np.zeros(capacity, dtype=np.int64)
-        self._classes = np.zeros(capacity, dtype=np.int64)
+        self.capacity, self.gamma = capacity, gamma
+        self.clear()
 
     def __len__(self) -> int:
         return min(self.total, self.capacity)
@@ -107,31 +102,19 @@ class Recorder:
 
         The arrays are kept for a while: do not write to them afterwards.
         """
-        self._waiting.append((confidence, verify_lens, accepted, classes))
+        self._steps.append((confidence, verify_lens, accepted, classes))
         self.total += len(confidence)
-        if len(self._waiting) >= GATHERED:
-            self._write()
-
-    def _write(self) -> None:
-        """Into the arrays with the steps that wait; together, since numbers this small cost by the call."""
-        if not self._waiting:
-            return
-        new = Records(*(np.concatenate(part) for part in zip(*self._waiting, strict=True)))
-        self._waiting = []
-        if len(new) > self.capacity:
-            new = new.select(np.arange(len(new) - self.capacity, len(new)))
-        place = (self.total - len(new) + np.arange(len(new))) % self.capacity
-        self._confidence[place] = new.confidence
-        self._verify_lens[place] = new.verify_lens
-        self._accepted[place] = new.accepted
-        self._classes[place] = new.classes
+        if len(self._steps) > GATHERED:
+            self.records()
 
     def records(self) -> Records:
-        """A copy of what is kept, oldest first."""
-        self._write()
-        order = np.arange(self.total - len(self), self.total) % self.capacity
-        return Records(self._confidence[order], self._verify_lens[order], self._accepted[order], self._classes[order])
+        """The records, oldest first. Do not write to them."""
+        columns = [np.concatenate(part)[-self.capacity :] for part in zip(*self._steps, strict=True)]
+        self._steps = [tuple(columns)]
+        return Records(*columns)
 
     def clear(self) -> None:
         """Forget everything."""
-        self._waiting, self.total = [], 0
+        none = np.zeros(0, dtype=np.int64)
+        self._steps: list[tuple[np.ndarray, ...]] = [(np.zeros((0, self.gamma), dtype=np.float32), none, none, none)]
+        self.total = 0  # blocks seen

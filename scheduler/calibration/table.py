@@ -1,4 +1,4 @@
-"""The calibration of an engine: one per class, and what SGLang's own DSpark reads of it."""
+"""The calibration of an engine: one per class, and the temperatures for SGLang's own DSpark."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,10 @@ from .model import Calibration
 
 @dataclass(frozen=True, slots=True, eq=False)  # hashed in every step
 class CalibrationTable:
-    """by_class: calibrations of one gamma, in the order of CLASSES; raw where a class's identity says so.
+    """by_class: calibrations of one gamma, in the order of CLASSES.
 
     sglang: temperatures alone, for a DSpark without prompt lookup; None where no model drafted.
-    dataset: what they were fitted on, for people. verification: of the sampled class, "block" or "token".
+    dataset: a name for people. verification: of the sampled class, "block" or "token".
     """
 
     by_class: tuple[Calibration, ...]
@@ -35,11 +35,11 @@ class CalibrationTable:
 
     @classmethod
     def of(cls, found: Mapping[str, Calibration], gamma: int, **other: Any) -> Self:
-        """Raw confidences in the classes that were not `found`."""
+        """Calibrations by class name; raw confidences in the other classes."""
         return cls(tuple(found.get(case, Calibration.identity(gamma)) for case in CLASSES), **other)
 
     def first(self, positions: int) -> Self:
-        """The same for drafts of so many tokens, at most."""
+        """The calibration of drafts of at most `positions` tokens."""
         if positions >= self.gamma:
             return self
         return replace(self, by_class=tuple(each.of_length(positions) for each in self.by_class))
@@ -51,7 +51,7 @@ class CalibrationTable:
     def parameters(self, positions: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """1 / T and b of c' = sigmoid(logit(c) / T + b): [classes, positions] float32 each, made once for a device.
 
-        Positions behind the last that was fitted, of lookups longer than a model's drafts, are taken for like it.
+        Lookups may be longer than the fitted drafts: further positions are like the last one.
         """
         if positions < self.gamma:
             raise ValueError(
@@ -61,15 +61,15 @@ class CalibrationTable:
         return _parameters(self, positions, device)
 
     def to_json(self) -> dict[str, Any]:
-        """The form kept in a profile. SGLang's `DSparkStsCalibration` reads `temperatures`; without that key it refuses
-        the file."""
+        """The form kept in a profile. SGLang's `DSparkStsCalibration` reads `temperatures` and refuses a file without
+        it."""
         classes = {case: found.to_json() for case, found in zip(CLASSES, self.by_class, strict=True)}
         theirs = self.sglang.to_json() if self.sglang else {}
         return {**theirs, "dataset": self.dataset, "verification": self.verification, "cases": classes}
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
-        """Raises ValueError saying what is wrong."""
+        """Raises ValueError for data of another form."""
         try:
             cases = data["cases"]
             known = {
@@ -97,7 +97,7 @@ class CalibrationTable:
 def parameters_of_each(
     tables: Sequence[CalibrationTable], confidence: torch.Tensor, classes: torch.Tensor
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-    """Each request's place [R] in the parameters of all calibrations that a batch needs, and those parameters.
+    """Each request's place [R] in the parameters of all calibrations of a batch, and these parameters.
 
     tables: [R] calibrations of the requests. confidence: [R, gamma]. classes: [R], of one calibration.
     """

@@ -1,7 +1,7 @@
 """Drift: how long served steps and drafts take, relative to the measured ones.
 
-A profile is measured in minutes that may have been better or worse than usual, and a machine that others share does not
-slow all parts alike. Whether drafting pays depends on the ratio of both factors.
+A profile is measured in a few minutes, and a shared machine does not slow all parts alike. Whether drafting pays
+depends on the ratio of both factors.
 """
 
 import math
@@ -11,7 +11,7 @@ RATE = 0.03
 SURPRISE = 0.2
 """A step counts as at most this share longer or shorter than predicted, so that single hiccups change little."""
 PLAIN_BOUNDS, DRAFT_BOUNDS = (0.4, 4.0), (0.05, 4.0)
-"""A draft may have become many times cheaper than a stale profile says; no profile may rest for ever."""
+"""A draft may have become many times cheaper than a stale profile says."""
 
 
 class Drift:
@@ -25,8 +25,8 @@ class Drift:
         self.plain = _moved(self.plain, seconds / (measured * self.plain), PLAIN_BOUNDS)
 
     def observe_draft(self, measured: float, seconds: float, share: float = 1.0) -> None:
-        """A draft that was measured to take `measured` seconds took `seconds`. share: of the step that it is part of;
-        less than 1 where `seconds` is what is left of the step, with all of the step's noise."""
+        """A draft that was measured to take `measured` seconds took `seconds`. share: of the draft in the step's time,
+        where `seconds` is the rest of a step and has all of its noise; else 1."""
         ratio = max(seconds / (measured * self.plain * self.draft), 1e-3)
         self.draft = _moved(self.draft, ratio, DRAFT_BOUNDS, share)
 

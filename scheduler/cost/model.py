@@ -2,39 +2,36 @@
 
 DSpark (section 3.2.2) looks up SPS(B), steps per second by verified tokens B, in a measured table. Here the step time
 T is measured in three dimensions and SPS(B) = 1 / T is its slice at the current requests and context. Real curves are
-jagged (section 5.2), so nothing is fitted or smoothed:
+jagged (section 5.2), so they are neither fitted nor smoothed:
 
 - a measured point keeps its measured time, dips included;
-- between two points the time rises linearly, or, where it falls, stays at the larger until the smaller is reached: what
-  was not measured is never assumed to be cheaper;
+- between two points the time rises linearly, or, where it falls, stays at the larger until the smaller is reached:
+  an unmeasured step is never assumed to be cheaper;
 - beyond the measured points it rises as steeply as it was ever seen to rise.
 
-What served steps take corrects all of it: `drift.py`.
+Times of served steps correct the model: `drift.py`.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from .drift import Drift
+from .drift import RATE, Drift
 from .step_times import Point, merge, split
 
-DECIDING_RATE = 0.03
-"""Weight of one step in the running average of what deciding takes."""
-CACHED_NUMBERS = 1 << 21
-"""Bound on the dense curves that are kept, 16 MB."""
+CACHED = 64
+"""Numbers of requests with a dense curve in memory; of 512 requests it has 400 kB."""
 
 
 class StepCost:
     """The cost model of one engine on one machine.
 
-    points: what was measured; combinations may be missing, at least one step must be there (ValueError).
+    points: measured; combinations may be missing, but a step without drafts is needed (else ValueError).
     """
 
     def __init__(self, points: Iterable[Point]):
@@ -48,10 +45,9 @@ class StepCost:
         self.drift = Drift()
         self.deciding = 0.0
         """Seconds that the host looks up, plans and admits, in a step that does."""
-        self._cached: OrderedDict[int, _Dense] = OrderedDict()
-        self._cached_numbers = 0
+        self._cached: dict[int, _Dense] = {}  # the least recently used first
 
-    # -- what the planner asks ------------------------------------------------------------------------------------
+    # -- prices ---------------------------------------------------------------------------------------------------
 
     def seconds(self, requests: int, tokens: np.ndarray, context: float) -> np.ndarray:
         """[n] float64 seconds of a step that verifies `tokens` [n] int (anchors included) of `requests` requests.
@@ -83,10 +79,10 @@ class StepCost:
         seconds: float,
         draft_seconds: float | None = None,
     ) -> None:
-        """Learn from a step that took `seconds` in all, that of so many whole drafts included, see `draft_seconds`.
+        """Learn from a step that took `seconds`, including a number of whole drafts.
 
-        draft_seconds: how much of it that was; None where it is not known: the step's excess then teaches the draft's
-        time alone. Impossible times are ignored.
+        draft_seconds: the part of the drafts; None: unknown, and the step's excess then teaches their time alone.
+        Impossible times are ignored.
         """
         if not (math.isfinite(seconds) and seconds > (draft_seconds or 0.0) >= 0):
             return
@@ -101,16 +97,16 @@ class StepCost:
         self.drift.observe(measured, seconds - (draft_seconds or 0.0))
 
     def observe_deciding(self, seconds: float) -> None:
-        """Learn from a step in which the host has looked up, planned and admitted for `seconds`."""
+        """Learn that the host has looked up, planned and admitted for `seconds` in a step."""
         if not self.deciding:
             self.deciding = seconds
-        self.deciding += DECIDING_RATE * (min(seconds, 2 * self.deciding) - self.deciding)
+        self.deciding += RATE * (min(seconds, 2 * self.deciding) - self.deciding)
 
     # -- JSON -----------------------------------------------------------------------------------------------------
 
     @classmethod
     def from_json(cls, data: Any) -> StepCost:
-        """Raises ValueError saying what is wrong with `data`."""
+        """Raises ValueError for data of another form."""
         if not isinstance(data, list):
             raise ValueError(f"a step-cost grid is a list of measured points, not {type(data).__name__}")
         return cls(Point.from_json(entry) for entry in data)
@@ -119,19 +115,14 @@ class StepCost:
 
     def _dense(self, requests: int, length: int) -> _Dense:
         """Times for tokens requests, requests + 1, …, at least `length` of them."""
-        found = self._cached.get(requests)
-        if found is not None and found.length >= length:
-            self._cached.move_to_end(requests)
-            return found
-        if found is not None:
-            length = max(length, 2 * found.length)  # grows seldom
-            self._cached_numbers -= self._cached.pop(requests).size
-        made = self._make_dense(requests, np.arange(requests, requests + length))
-        self._cached[requests] = made
-        self._cached_numbers += made.size
-        while self._cached_numbers > CACHED_NUMBERS and len(self._cached) > 1:
-            self._cached_numbers -= self._cached.popitem(last=False)[1].size
-        return made
+        dense = self._cached.pop(requests, None)
+        if dense is None or dense.length < length:
+            length = max(length, 0 if dense is None else 2 * dense.length)  # grows seldom
+            dense = self._make_dense(requests, np.arange(requests, requests + length))
+        self._cached[requests] = dense
+        if len(self._cached) > CACHED:
+            del self._cached[next(iter(self._cached))]
+        return dense
 
     def _make_dense(self, requests: int, tokens: np.ndarray) -> _Dense:
         upper = bisect_right(self._sizes, requests)
@@ -165,7 +156,6 @@ class _Dense:
         self.length = times.shape[1]
         self.times = times[:-1]
         self.slopes = np.diff(times, axis=0) / np.diff(self.knots)[:, None]
-        self.size = self.times.size + self.slopes.size
 
     def one(self, column: int, context: float) -> float:
         """`at` for one column."""
@@ -174,7 +164,7 @@ class _Dense:
         return float(self.times[knot, column] + self.slopes[knot, column] * beyond)
 
     def at(self, columns: np.ndarray, context: float) -> np.ndarray:
-        """[n] seconds of `columns` [n]; below the smallest knot nothing is assumed to be cheaper."""
+        """[n] seconds of `columns` [n]; contexts below the smallest knot cost as much as that."""
         knot = min(max(bisect_right(self.knots, context) - 1, 0), len(self.times) - 1)
         beyond = max(context - self.knots[knot], 0.0)
         result = self.slopes[knot].take(columns)
@@ -245,7 +235,7 @@ def _prolonged(low: _Curve, high: _Curve, tokens: np.ndarray, contexts: np.ndarr
     inside = low.at(np.minimum(tokens, low.last), contexts)
     start = np.array([max(low.last, high.first)])
     rise = np.clip(high.at(np.maximum(tokens, start), contexts) - high.at(start, contexts), 0, None)
-    if high.first > low.last:  # nothing measured in between: straight to the first point of `high`
+    if high.first > low.last:  # unmeasured between both: straight to the first point of `high`
         gap = np.clip((tokens - low.last) / (high.first - low.last), 0, 1)
         rise = rise + gap * np.clip(high.at(start, contexts) - low.at(np.array([low.last]), contexts), 0, None)
     return inside + rise

@@ -34,7 +34,7 @@ class Point:
 
     @property
     def undisturbed(self) -> float:
-        """The time without what else the machine did meanwhile, which only ever adds to it: the lower octile."""
+        """The lower octile: other work of the machine only ever adds time."""
         return float(np.quantile(self.seconds, 0.125))
 
     @property
@@ -52,7 +52,7 @@ class Point:
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
-        """Raises ValueError saying what is wrong with `data`."""
+        """Raises ValueError for data of another form."""
         try:
             return cls(
                 requests=int(data["requests"]),
@@ -65,7 +65,7 @@ class Point:
 
 
 def merge(points: Iterable[Point]) -> list[Point]:
-    """Points in order of what was measured; repetitions of the same combination together in one point."""
+    """One point for each combination, in order, with all of its repetitions."""
     found: dict[tuple[int, int, float], tuple[float, ...]] = {}
     for point in points:
         key = point.requests, point.tokens, point.context
@@ -79,7 +79,7 @@ between two that are almost equal would be noise."""
 
 
 def level_contexts(points: Iterable[Point]) -> list[Point]:
-    """Points whose almost equal contexts are made equal (their mean), merged."""
+    """Points with almost equal contexts set to their mean, merged."""
     levels: dict[int, list[list[Point]]] = {}
     for point in sorted(points, key=lambda p: (p.requests, p.context)):
         known = levels.setdefault(point.requests, [])

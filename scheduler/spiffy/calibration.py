@@ -94,18 +94,18 @@ def following(trajectory: Trajectory, root: int, mask_id: int) -> Iterator[Node]
 
 
 def steps_ahead(graph: DraftGraph, counts: NodeCounts) -> float:
-    """Mean further steps of a forward that drafts all nodes of a graph, at most: it counts all nodes of the graph that
-    a trajectory meets, also those after a state outside the graph."""
+    """Upper bound of the mean further steps of a forward that drafts all nodes of a graph: all nodes that a trajectory
+    meets count, even after a state outside the graph."""
     return sum(counts.nodes[node] for node in graph.nodes) / max(counts.roots, 1)
 
 
 def choose(counts: NodeCounts, size: int = NODES, step_tokens: int | None = None) -> DraftGraph:
     """The connected graph of at most `size` nodes that were met most often.
 
-    Nodes are taken one by one, the most counted of those to which the root or a taken node leads; of equal ones the
-    node whose taken parents have more counts, then smaller ranks. (The sum of a node's and its parents' counts would
-    take rare children of the most frequent node.) step_tokens: tokens that every step reveals, if that is fixed; edges
-    then also lead to nodes with so many more pairs, though that step was never met.
+    Nodes are taken one by one: the most counted node to which the root or a taken node leads; of equal ones the node
+    with more counts of its taken parents, then with smaller ranks. (The sum of a node's and its parents' counts would
+    take rare children of the most frequent node.) step_tokens: tokens that every step reveals, if fixed; edges then
+    also lead to every node with that many more pairs.
     """
 
     def parents(node: Node) -> list[Node]:
@@ -129,8 +129,8 @@ def choose(counts: NodeCounts, size: int = NODES, step_tokens: int | None = None
 def untuned_graph(block_size: int, step_tokens: int | None, size: int = NODES) -> DraftGraph:
     """The graph of an uncalibrated target: at most `size` nodes for blocks of `block_size` tokens.
 
-    step_tokens: tokens that a step reveals; None: any number. First come the states to which steps lead that reveal the
-    most probable tokens in their order, then those in which the last token is the next position's, or the next best.
+    step_tokens: tokens that a step reveals; None: any number. First come the states that reveal the most probable
+    tokens in their order, then states that differ in the last token: the next best token, or the next position.
     """
     step = step_tokens or 1
     chain = [frozenset((i, 0) for i in range(n)) for n in range(step, min(step * LONGEST, block_size) + 1, step)]
@@ -146,5 +146,5 @@ def untuned_graph(block_size: int, step_tokens: int | None, size: int = NODES) -
 
 
 def _leads(before: Node, after: Node, step_tokens: Container[int | None]) -> bool:
-    """True if a step that reveals so many tokens may lead from one node to the other."""
+    """True if a step that reveals `step_tokens` may lead from one node to the other."""
     return before < after and len(after) - len(before) in step_tokens

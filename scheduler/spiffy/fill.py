@@ -40,7 +40,7 @@ class Filled:
 
 
 def ranked_positions(masked: np.ndarray, best: np.ndarray) -> np.ndarray:
-    """[R, B] int64, masked positions by descending probability `best` [R, B], then the others. masked: [R, B] bool."""
+    """[R, B] int64, masked positions by descending probability `best` [R, B], then the rest. masked: [R, B] bool."""
     return np.argsort(np.where(masked, -best, np.inf), axis=1, kind="stable")
 
 
@@ -68,8 +68,8 @@ def fill(graph: DraftGraph, blocks: np.ndarray, candidates: Candidates, mask_id:
 def scores(graph: DraftGraph, filled: Filled) -> np.ndarray:
     """[R, D] float32, geometric means of each node's local score and its best child's score; 0 where it does not fit.
 
-    The paper does not say how children are combined, nor what a leaf has: the best child counts, since a trajectory
-    takes one, and a leaf's local score stands for a child's.
+    The paper leaves open how children are combined, and the score of a leaf. Here the best child counts, since a
+    trajectory takes one, and a leaf uses its local score twice.
     """
     found = filled.local_scores.astype(np.float64)
     for node, children in _inner(graph):

@@ -25,7 +25,7 @@ ROOT = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftGraph:
-    """D nodes, smaller ones first, so that parents stand before their children. Raises ValueError for a wrong graph.
+    """D nodes, smaller ones first, so that parents precede their children. Raises ValueError for a wrong graph.
 
     nodes: D sets of pairs, all different. parents: numbers of each node's parents, or ROOT; at least one.
 
@@ -98,7 +98,7 @@ class DraftGraph:
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
-        """Raises ValueError saying what is wrong with `data`."""
+        """Raises ValueError for data of another form."""
         try:
             nodes = tuple(frozenset((int(i), int(j)) for i, j in entry["pairs"]) for entry in data)
             parents = tuple(tuple(int(parent) for parent in entry["parents"]) for entry in data)

@@ -44,12 +44,12 @@ def _cells(scores: np.ndarray, depths: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 class RoundCost:
-    """Seconds of a round by its rows: as measured, corrected by recent rounds; without a profile a line through those.
+    """Seconds of a round by its rows: measured and corrected by recent rounds; without a profile a line through them.
 
     Rounds of one size do not show the line's slope. It begins with half of a round's time for its rows, as if a round
     of twice the rows had been seen.
 
-    measured: of rounds, whose tokens are those of all rows. block_size: tokens of a row.
+    measured: by the tokens of all rows. block_size: tokens of a row.
     """
 
     def __init__(self, measured: StepCost | None = None, block_size: int = 1) -> None:

@@ -1,16 +1,14 @@
-"""The planner of block-diffusion models: how many draft states of each open block stand in a forward.
+"""The planner of block-diffusion models: how many draft states of each open block a forward has.
 
 A forward over R open blocks brings R steps, and one more for each accepted draft. Drafts of all requests are put in one
 order, and the first n are admitted that make most steps per second, or none. Scores, times and other requests change
 which states are drafted and no text: a draft is accepted if base decoding comes to it (`fill.follow`).
 
-A round keeps a service level (`service_levels.py`) if it is expected to bring the request as many tokens, per second of
-the round, as it asked for. As many levels are kept as any choice keeps; only then steps per second count.
+Service levels come first, as in `service_levels.py`: as many are kept as any choice keeps, then steps per second count.
 
-If drafts do not pay for themselves and for the host's time, the planner rests as the planner of other models does: a
-round then costs what it does without speculation. A rest ends with a probe (`probing.py`), or when under three quarters
-of its requests remain. A probe drafts only what pays: whether a filled state one step ahead would have been accepted
-shows without drafting it.
+If drafts do not pay for themselves and for the host's time, the planner rests: a round then costs as much as without
+speculation. A rest ends with a probe (`probing.py`), or when under three quarters of its requests remain. A probe
+drafts only states that pay: whether a filled state one step ahead would have been accepted shows without drafting it.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,13 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..curve import Curve
-from ..planner import STILL_THERE, Plan
-from ..probing import Probing
+from ..planner import Plan
+from ..probing import Probing, mostly_the_same
 from ..service_levels import MARGIN
 from .learning import MEMORY, RoundCost
 
 LOOKS = 24
-"""Rounds with drafts to choose from whose mean decides whether the planner rests."""
+"""Rounds with drafts to choose from; the planner rests if they save no time in the mean."""
 LOOK_SHARE = 0.005
 """Share of a rest's time that goes to probes."""
 
@@ -35,8 +33,8 @@ class RoundView:
     """The state of R open blocks before anything is drafted.
 
     names: [R] int64, of their requests, unique for ever. context: tokens in the cache, summed over the requests.
-    levels: [R] tokens per second that they asked for; 0: none. progress: [R] that they have had so far; inf where they
-    have just begun.
+    levels: [R] their service levels in tokens per second; 0: none. progress: [R] tokens per second so far; inf at the
+    beginning.
     """
 
     names: np.ndarray
@@ -57,8 +55,8 @@ def plan_states(
     chances, sizes: of each request, [n] chances of its drafts in their order of admission, and the mean rows that each
     adds. seconds: from the rows [n] that drafts add to a round to its seconds [n]. step_tokens: that a step reveals.
 
-    With levels two orders are compared: the drafts that pay first, of late requests before others; and all drafts of
-    late requests first, then of others with a level, since a draft that does not pay for all may do so for its request.
+    With levels two orders are compared: drafts that pay first, late requests before the rest; and all drafts of late
+    requests first, then of requests with a level, since a draft may help its request and not pay for all.
     """
     requests = len(chances)
     owners = np.repeat(np.arange(requests), [len(own) for own in chances])
@@ -90,8 +88,8 @@ def plan_states(
 
 @dataclass(slots=True)
 class _Load:
-    """Rounds with about so many open blocks. saved: mean seconds that drafts saved of late, of `rounds`, up to LOOKS.
-    deciding: mean seconds in which the host makes and weighs drafts."""
+    """Rounds of about one number of open blocks. saved: mean seconds that drafts saved in the last `rounds`, at most
+    LOOKS. deciding: mean seconds of the host for making and weighing drafts."""
 
     saved: float = 0.0
     rounds: int = 0
@@ -111,7 +109,7 @@ class StatePlanner:
 
     @property
     def rests(self) -> bool:
-        """True if this round drafts nothing, nor will the next one: its predictions need not be kept."""
+        """True if neither this round nor the next one drafts: its predictions need not be kept."""
         return self._resting is not None and not self._probing.ready
 
     @property
@@ -122,8 +120,7 @@ class StatePlanner:
     def looks(self, view: RoundView) -> bool:
         """True if drafts are to be made and weighed in this round. Call it once a round, before they are."""
         if self._resting is not None and not np.count_nonzero(view.levels):
-            left = np.count_nonzero(np.isin(view.names, self._resting))
-            still = left >= STILL_THERE * max(len(self._resting), len(view.names))
+            still = mostly_the_same(view.names, self._resting)
             if still and not self._probing.due(self._load(len(view.names)).deciding, self._without):
                 return False
         self._resting = None
@@ -161,7 +158,7 @@ class StatePlanner:
         load.deciding += (min(seconds, 2 * load.deciding) - load.deciding) / LOOKS
 
     def observe_steps(self, steps: int, tokens: int) -> None:
-        """Learn that so many steps of open blocks revealed so many tokens."""
+        """Learn that `steps` of open blocks revealed `tokens`."""
         self._steps = MEMORY * self._steps + steps
         self._tokens = MEMORY * self._tokens + tokens
 

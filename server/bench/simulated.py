@@ -8,7 +8,7 @@ from outrider.kernels.cpu import native
 from outrider.kernels.drafts import admit
 from outrider.profiles import store
 from outrider.scheduler import registry
-from outrider.scheduler.baselines import StaticGamma
+from outrider.scheduler.baselines import VerifyAll
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.contract import Planner
 from outrider.scheduler.cost.model import StepCost
@@ -63,7 +63,7 @@ def make_planner(name: str, gamma: int, cost: StepCost) -> Planner:
     """A planner by its name; "threshold=P" sets the threshold planner's least survival."""
     kind, _, value = name.partition("=")
     if kind == "off":
-        return StaticGamma(0)
+        return VerifyAll(0)
     if kind not in PLANNERS:
         raise UserError(f"--planners knows {', '.join(PLANNERS)}, not {name!r}")
     try:

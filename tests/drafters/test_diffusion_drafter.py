@@ -16,6 +16,8 @@ from tiny_drafters import (
     WIDE_DIFFUSION,
     assert_same_draft,
     batch,
+    check_draws_are_unseen,
+    check_history_is_forgotten,
     check_tokens_follow_q,
     make_diffusion,
     make_model,
@@ -83,37 +85,14 @@ def test_drafts_equal_encoding_the_whole_text_at_once(shape: BlockConfig, steps:
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("steps", [1, 2])
 def test_drafts_do_not_depend_on_earlier_requests(shape: BlockConfig, steps: int) -> None:
-    """Chunks, steps with and without drafts, rejected drafts, another request's prefix, reused slots, and a retracted
-    request. The fresh drafter works on the host."""
-    used, slots = make(shape, steps), page_table().flatten()
-    generator = torch.Generator().manual_seed(0)
 
-    def dice(sides: int) -> int:
-        return int(torch.randint(sides, (), generator=generator))
+    def read(drafter: DiffusionDrafter, table: torch.Tensor, life: int, row: int, start: int, stop: int) -> None:
+        ids = text(44, 10 * life + row)
+        if row == 3:
+            ids = torch.cat([text(44, 10 * life)[:20], ids[:24]])
+        observe(drafter, table, row, ids, start, stop)
 
-    for life in range(3):
-        texts = {row: text(44, 10 * life + row) for row in range(3)}
-        texts[3] = torch.cat([texts[0][:20], text(24, 10 * life + 3)])
-        table = slots[torch.randperm(len(slots), generator=generator)].view(4, -1)  # the same slots, reused
-        lens = dict.fromkeys(range(3), 0)
-        while min(lens.values()) < 40:
-            row = dice(len(lens))
-            stop = min(40, lens[row] + 1 + dice(6))
-            observe(used, table, row, texts[row], lens[row], stop)
-            if stop > lens[row] and dice(2):
-                used.prefilled(Prefilled(table, torch.tensor([row]), torch.tensor([stop]), [stop - lens[row]], stop))
-            lens[row] = stop
-            if 3 not in lens and lens[0] > 20:
-                table[3, :20] = table[0, :20]
-                lens[3] = 20
-            if dice(3) == 0:
-                asked = [r for r in lens if lens[r]]
-                drafting = batch(table, asked, [lens[r] for r in asked], float(dice(2)))
-                fresh = make(shape, steps)
-                fresh.on_host = True
-                for r in asked:
-                    observe(fresh, table, r, texts[r], 0, lens[r])
-                assert_same_draft(used.propose(drafting), fresh.propose(drafting))
+    check_history_is_forgotten(page_table().flatten(), lambda: make(shape, steps), read)
 
 
 @pytest.mark.usefixtures("place")
@@ -148,19 +127,7 @@ def test_draft_honours_the_contract(shape: BlockConfig, steps: int) -> None:
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("steps", [1, 2, 4])
 def test_from_left_to_right_no_token_is_seen_before_it_is_drawn(shape: BlockConfig, steps: int) -> None:
-    made, table = observed(shape, steps)
-    base = batch(table, [0, 1, 2], list(LENGTHS), 6.0)
-    made.propose(base)  # takes in all tokens now: a later, larger pass would round differently
-    seen = made.propose(base)
-    for k in range(GAMMA):
-        changed = base.keys.clone()
-        changed[:, k:] += 5
-        other = made.propose(dataclasses.replace(base, keys=changed))
-        assert not torch.equal(seen.tokens[:, k], other.tokens[:, k])
-        assert torch.equal(seen.confidence[:, : k + 1], other.confidence[:, : k + 1])
-        assert seen.probs is not None
-        assert other.probs is not None
-        assert torch.equal(seen.probs[:, : k + 1], other.probs[:, : k + 1])
+    check_draws_are_unseen(*observed(shape, steps), LENGTHS)
 
 
 @pytest.mark.slow

@@ -11,7 +11,15 @@ import torch
 from eagle_reference import Reference
 from margins import assert_near
 from own_process import found_by_fork
-from tiny_drafters import TERMS, assert_same_draft, batch, check_tokens_follow_q, make_target, save_target
+from tiny_drafters import (
+    TERMS,
+    assert_same_draft,
+    batch,
+    check_history_is_forgotten,
+    check_tokens_follow_q,
+    make_target,
+    save_target,
+)
 from tiny_eagle import LAYER_IDS, LAYOUTS, VOCAB, flat, save_eagle, tensors_of
 
 from outrider.drafters import encoding, networks, registry
@@ -109,37 +117,14 @@ def test_drafts_equal_sglangs_module(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("place")
 def test_drafts_do_not_depend_on_earlier_requests(layout: str, tmp_path: Path) -> None:
-    """Chunks, steps with and without drafts, rejected drafts, another request's prefix, reused slots, and a retracted
-    request."""
-    used, slots = make(layout, tmp_path), pages().flatten()
-    generator = torch.Generator().manual_seed(0)
 
-    def dice(sides: int) -> int:
-        return int(torch.randint(sides, (), generator=generator))
+    def read(drafter: EagleDrafter, table: torch.Tensor, _: int, row: int, start: int, stop: int) -> None:
+        shared = 20 if row == 3 else 0
+        if start < shared:
+            observe(drafter, layout, table, row, start, shared, of=0)
+        observe(drafter, layout, table, row, max(start, shared), stop)
 
-    for _ in range(3):
-        table = slots[torch.randperm(len(slots), generator=generator)].view(4, -1)  # the same slots, reused
-        lens = dict.fromkeys(range(3), 0)
-        while min(lens.values()) < 40:
-            row = dice(len(lens))
-            stop = min(40, lens[row] + 1 + dice(6))
-            observe(used, layout, table, row, lens[row], stop)
-            if stop > lens[row] and dice(2):
-                used.prefilled(Prefilled(table, torch.tensor([row]), torch.tensor([stop]), [stop - lens[row]], stop))
-            lens[row] = stop
-            if 3 not in lens and lens[0] > 20:
-                table[3, :20] = table[0, :20]
-                lens[3] = 20
-            if dice(3) == 0:
-                asked = [r for r in lens if lens[r]]
-                drafting = batch(table, asked, [lens[r] for r in asked], float(dice(2)))
-                fresh = make(layout, tmp_path)
-                fresh.on_host = True
-                for r in asked:
-                    shared = min(20, lens[r]) if r == 3 else 0
-                    observe(fresh, layout, table, r, 0, shared, of=0)
-                    observe(fresh, layout, table, r, shared, lens[r])
-                assert_same_draft(used.propose(drafting), fresh.propose(drafting))
+    check_history_is_forgotten(pages().flatten(), lambda: make(layout, tmp_path), read)
 
 
 @pytest.mark.usefixtures("place")

@@ -42,13 +42,6 @@ def arguments(target: Path, prompts: Path, out: Path, *more: str) -> argparse.Na
     return parser.parse_args([*fixed, *small, *recipe, "--device", "cpu", *more])
 
 
-@pytest.fixture
-def prompts(tmp_path: Path) -> Path:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"turns": [f"w{i} w{i + 1}"]}) + "\n" for i in range(20)))
-    return path
-
-
 def target_of(layout: str) -> Any:
     """For the training forward, and for the drafter."""
     size = flat(layout)["hidden_size"]
@@ -58,7 +51,7 @@ def target_of(layout: str) -> Any:
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_each_training_step_equals_the_served_drafters(layout: str, tmp_path: Path) -> None:
-    """Drafts of texts of several lengths serve as training answers."""
+    """Drafts of several texts serve as training answers."""
     folder, target = save_eagle(tmp_path, layout), target_of(layout)
     config = SimpleNamespace(model_type="llama", num_hidden_layers=6, vocab_size=VOCAB)
     served = EagleDrafter.load(make_target(config, target.embedding, target.head), folder, gamma=GAMMA)
@@ -154,7 +147,7 @@ def test_sglangs_module_drafts_the_same_with_the_folder(
 
 @pytest.mark.slow
 def test_a_published_head_goes_on(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
-    """With biases, norms of queries and keys, and its own embedding and head."""
+    """It has biases, norms of queries and keys, and its own embedding and head."""
     first = save_eagle(tmp_path / "published", "speculators")
     args = arguments(target_folder, prompts, tmp_path / "run", "--start", str(first), "--steps", "4")
     args.target_layers = None
@@ -196,7 +189,6 @@ def test_untrainable_heads_are_refused(target_folder: Path, prompts: Path, tmp_p
 
 @pytest.mark.parametrize("layout", ["authors", "specforge", "whole"])
 def test_a_folder_of_speculators_drafts_the_same(layout: str, target_folder: Path, tmp_path: Path) -> None:
-    """It has every field that vLLM requires."""
     folder, made = save_eagle(tmp_path / "head", layout), tmp_path / "made"
     parser = argparse.ArgumentParser()
     add_export_arguments(parser)

@@ -44,13 +44,6 @@ def arguments(kind: str, target: Path, prompts: Path, out: Path, *more: str) -> 
     return parser.parse_args([*fixed, *small, *recipe, "--validate-every", "40", "--device", "cpu", *more])
 
 
-@pytest.fixture
-def prompts(tmp_path: Path) -> Path:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"turns": [f"w{i} w{i + 1}"]}) + "\n" for i in range(20)))
-    return path
-
-
 def drafted_steps(
     config: BlockConfig, temperature: float
 ) -> tuple[BlockDrafter, torch.Tensor, torch.Tensor, TrainingStep]:
@@ -86,7 +79,7 @@ def test_a_training_step_has_the_drafted_paths(name: str, temperature: float) ->
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_the_loss_is_the_sum_over_positions(name: str) -> None:
-    """In plain loops; tokens after a non-candidate have no part in it."""
+    """Compared with plain loops; tokens after a non-candidate have no part in it."""
     config = dataclasses.replace(TRAINED[name], choosing=dataclasses.replace(TRAINED[name].choosing, candidates=5))
     model = make_model(config).requires_grad_(True)
     draw = torch.Generator().manual_seed(5)
@@ -184,7 +177,7 @@ def test_a_drafter_with_the_head_of_lilicorr_goes_on(target_folder: Path, prompt
     with pytest.raises(ValueError, match="has scaled or capped logits: Outrider serves them and cannot train them"):
         train.run(args)
     with pytest.raises(CheckpointError, match="scaled or capped logits, which a server measures"):
-        measure.arms_of([tmp_path / "published"], [1], "left")
+        measure.arms_of([tmp_path / "published"], [1])
 
 
 @pytest.mark.slow

@@ -23,7 +23,17 @@ from test_block_drafter import (  # noqa: F401 - they run here too, with the con
     test_weights_exchanged_while_it_serves,
     test_weights_of_another_shape_are_refused,
 )
-from tiny_drafters import DFLASH2, LILICORR, PATHS, TERMS, WIDE_PATHS, batch, check_tokens_follow_q, make_model
+from tiny_drafters import (
+    DFLASH2,
+    LILICORR,
+    PATHS,
+    TERMS,
+    WIDE_PATHS,
+    batch,
+    check_draws_are_unseen,
+    check_tokens_follow_q,
+    make_model,
+)
 
 from outrider.drafters import networks
 from outrider.drafters.block import checkpoint
@@ -80,16 +90,7 @@ def test_tokens_follow_q_exactly(config: BlockConfig) -> None:
 
 
 def test_confidence_does_not_see_its_own_token(config: BlockConfig) -> None:
-    drafter, table = prepared(config)
-    base = batch(table, [0, 1, 2], list(LENGTHS), 6.0)
-    seen = drafter.propose(base)
-    for k in range(config.gamma):
-        changed = base.keys.clone()
-        changed[:, k:] += 5
-        other = drafter.propose(dataclasses.replace(base, keys=changed))
-        assert not torch.equal(seen.tokens[:, k], other.tokens[:, k])
-        assert torch.equal(seen.confidence[:, : k + 1], other.confidence[:, : k + 1])
-        assert torch.equal(seen.probs[:, : k + 1], other.probs[:, : k + 1])
+    check_draws_are_unseen(*prepared(config), LENGTHS)
 
 
 def test_folders_of_both_storages(config: BlockConfig, tmp_path: Path) -> None:
@@ -156,7 +157,7 @@ def test_missing_tensors_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_parts_equal_sglangs_modules(tmp_path: Path) -> None:
-    """Convolution, selector and LiLiCorr's head, with the same inputs."""
+    """Convolution, selector and LiLiCorr's head get the same inputs."""
     draw = torch.Generator().manual_seed(3)
     rows, slots = LILICORR.gamma + 1, LILICORR.gamma
     hidden, context, embedding, logits, x = (

@@ -45,13 +45,6 @@ def arguments(target: Path, prompts: Path, out: Path, *more: str) -> argparse.Na
     return parser.parse_args([*fixed, *small, *recipe, "--validate-every", "20", "--device", "cpu", *more])
 
 
-@pytest.fixture
-def prompts(tmp_path: Path) -> Path:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"turns": [f"w{i} w{i + 1}"]}) + "\n" for i in range(20)))
-    return path
-
-
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load(folder, dtype=torch.float32).state_dict()
 
@@ -207,7 +200,7 @@ def test_measured_acceptance_at_a_temperature_equals_speculative_sampling(target
 
 @pytest.mark.slow
 def test_a_run_goes_on_from_a_drafter_with_averaged_weights(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
-    """Every flag of the recipe at once, and a kill; the mean is saved, not the last weights."""
+    """With all flags of the recipe, and a kill; the mean of the weights is saved."""
     first = arguments(target_folder, prompts, tmp_path / "first", "--temperatures", "0", "--steps", "20")
     train.run(first)
     more = ["--start", str(tmp_path / "first" / "drafter"), "--data", str(tmp_path / "first"), "--ema", "0.9"]

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from outrider.drafters import registry
-from outrider.drafters.base import Draft, DraftBatch, Drafter, Features, Target
+from outrider.drafters.base import Draft, DraftBatch, Drafter, Features, Prefilled, Target
 from outrider.drafters.block.checkpoint import save_compact
 from outrider.drafters.block.choosing import CodebookChoosing, Convolution, LatticeChoosing
 from outrider.drafters.block.config import BlockConfig
@@ -258,12 +258,61 @@ def check_tokens_follow_q(drafter: Drafter, table: torch.Tensor, *, positions: I
         assert p_value(Counter(columns.tolist()), dict(enumerate(q.tolist())), draws) > 1e-3
 
 
+def check_draws_are_unseen(drafter: Any, table: torch.Tensor, lengths: tuple[int, ...]) -> None:
+    """Check that the draws from position k on change neither confidences nor q up to k."""
+    base = batch(table, list(range(len(lengths))), list(lengths), 6.0)
+    drafter.propose(base)  # takes in all tokens now: a later, larger pass would round differently
+    seen = drafter.propose(base)
+    for k in range(drafter.gamma):
+        keys = base.keys.clone()
+        keys[:, k:] += 5
+        other = drafter.propose(dataclasses.replace(base, keys=keys))
+        assert not torch.equal(seen.tokens[:, k], other.tokens[:, k])
+        assert torch.equal(seen.confidence[:, : k + 1], other.confidence[:, : k + 1])
+        assert torch.equal(seen.probs[:, : k + 1], other.probs[:, : k + 1])
+
+
+def check_history_is_forgotten(slots: torch.Tensor, make: Callable[[], Any], read: Callable[..., None]) -> None:
+    """Check that a drafter with a history drafts as a fresh one on the host: chunks, steps with and without drafts,
+    rejected drafts, another request's prefix, reused slots, and a retracted request.
+
+    slots: of four texts. read(drafter, table, life, row, start, stop): observe tokens of a text, which is another in
+    each life; row 3 begins with 20 tokens of row 0.
+    """
+    used, generator = make(), torch.Generator().manual_seed(0)
+
+    def dice(sides: int) -> int:
+        return int(torch.randint(sides, (), generator=generator))
+
+    for life in range(3):
+        table = slots[torch.randperm(len(slots), generator=generator)].view(4, -1)  # the same slots, reused
+        lens = dict.fromkeys(range(3), 0)
+        while min(lens.values()) < 40:
+            row = dice(len(lens))
+            stop = min(40, lens[row] + 1 + dice(6))
+            read(used, table, life, row, lens[row], stop)
+            if stop > lens[row] and dice(2):
+                used.prefilled(Prefilled(table, torch.tensor([row]), torch.tensor([stop]), [stop - lens[row]], stop))
+            lens[row] = stop
+            if 3 not in lens and lens[0] > 20:
+                table[3, :20] = table[0, :20]
+                lens[3] = 20
+            if dice(3) == 0:
+                rows = [row for row in lens if lens[row]]
+                drafting = batch(table, rows, [lens[row] for row in rows], float(dice(2)))
+                fresh = make()
+                fresh.on_host = True
+                for row in rows:
+                    read(fresh, table, life, row, 0, lens[row])
+                assert_same_draft(used.propose(drafting), fresh.propose(drafting))
+
+
 def check_what_measuring_finds(drafter: Drafter, target: TargetModel, folder: Path, prompts: Path) -> None:
     """Check that a trained folder's measured accepted length equals decoding step by step, and shows that it
     learned."""
     prompts.write_text("".join(reversed(prompts.read_text().splitlines(keepends=True))))  # the first ones are held out
     answers = measure.target_answers(target, str(prompts), count=6, new_tokens=20, temperature=0.0, kept=None)
-    (found,) = measure.measure(target, measure.arms_of([folder], [1], "left"), answers)
+    (found,) = measure.measure(target, measure.arms_of([folder], [1]), answers)
     assert found.cycles == sum(decode_with(drafter, target, ids, prompt) for ids, prompt in answers)
     assert found.accepted_length > 1.3
 

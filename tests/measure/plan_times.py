@@ -22,7 +22,7 @@ from outrider.drafters.lookup_first import LOOKUP_THRESHOLD
 from outrider.kernels.cpu import native
 from outrider.kernels.drafts import admit
 from outrider.scheduler import registry
-from outrider.scheduler.baselines import StaticGamma
+from outrider.scheduler.baselines import VerifyAll
 from outrider.scheduler.contract import Planner
 from outrider.scheduler.cost.synthetic import SyntheticCost
 from outrider.scheduler.replay import Drafting, Positions, Replay
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     harness.check_positive(args, "requests", "gamma", "steps", "rounds")
     harness.check_outputs(args)
     costs = SyntheticCost()
-    planners: dict[str, Planner] = {"static gamma": StaticGamma(max(args.gamma // 2, 1))}
+    planners: dict[str, Planner] = {"static gamma": VerifyAll(max(args.gamma // 2, 1))}
     for name in reversed(registry.names()):
         cost = costs.model(args.gamma, args.requests)
         planner = planners[name.replace("-", " ")] = registry.make(name, gamma=args.gamma, threshold=0.3, cost=cost)

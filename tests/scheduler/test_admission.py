@@ -10,7 +10,7 @@ from planning import check_nothing_is_read_behind_a_token, curve_cost, prefixes,
 
 from outrider.scheduler import admission
 from outrider.scheduler.admission import survival_of, survival_torch, top_k
-from outrider.scheduler.baselines import StaticGamma, Synchronous, Threshold, VerifyAll
+from outrider.scheduler.baselines import Synchronous, Threshold, VerifyAll
 from outrider.scheduler.contract import Budget, Planner
 from outrider.scheduler.planner import Asynchronous
 
@@ -88,7 +88,7 @@ def planners(requests: int) -> list[Planner]:
     seconds = [1.0 + 0.07 * k + 0.3 * (k > 4) for k in range(requests * GAMMA + 1)]
     return [
         VerifyAll(),
-        StaticGamma(2),
+        VerifyAll(2),
         Threshold(0.25),
         Synchronous(curve_cost(requests, seconds)),
         Asynchronous(curve_cost(requests, seconds), GAMMA),
@@ -127,12 +127,12 @@ def test_baselines():
     confidence, lens = torch.tensor([[0.9, 0.9, 0.1], [0.4, 1.0, 1.0]]), torch.tensor([3, 2])
     everything = Budget(draft=True, tokens=None)
     assert VerifyAll().admit(confidence, lens, everything).tolist() == [3, 2]
-    assert StaticGamma(1).admit(confidence, lens, everything).tolist() == [1, 1]
+    assert VerifyAll(1).admit(confidence, lens, everything).tolist() == [1, 1]
     assert Threshold(0.5).admit(confidence, lens, everything).tolist() == [2, 0]
     assert Threshold(0.0).admit(confidence, lens, everything).tolist() == [3, 2]
-    assert not StaticGamma(0).budget(view(2, 3)).draft
+    assert not VerifyAll(0).budget(view(2, 3)).draft
     assert not VerifyAll().budget(view(2, 3, limits=[0, 0])).draft
     with pytest.raises(ValueError, match=r"in 0\.\.1"):
         Threshold(1.5)
     with pytest.raises(ValueError, match="0 or more"):
-        StaticGamma(-1)
+        VerifyAll(-1)

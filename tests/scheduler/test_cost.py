@@ -244,11 +244,11 @@ def test_costs_do_not_depend_on_earlier_queries() -> None:
 
 
 def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.scheduler.cost.model.CACHED_NUMBERS", 20_000)
+    monkeypatch.setattr("outrider.scheduler.cost.model.CACHED", 8)
     cost = StepCost(jagged_grid(0))
     for requests in range(1, 200):
         cost.seconds(requests, np.arange(requests, 8 * requests + 1), 0)
-        assert sum(dense.size for dense in cost._cached.values()) == cost._cached_numbers <= 20_000
+    assert list(cost._cached) == list(range(192, 200))
 
 
 def test_json_keeps_every_repetition() -> None:

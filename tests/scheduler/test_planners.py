@@ -10,7 +10,7 @@ from planning import curve_cost, prefixes, value, view
 from outrider.scheduler.baselines import Synchronous
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
-from outrider.scheduler.history import MOST_GROUPS, POOL, Correction, SurvivalHistory
+from outrider.scheduler.history import MOST_GROUPS, POOL, SurvivalHistory
 from outrider.scheduler.planner import Asynchronous
 
 
@@ -157,12 +157,12 @@ def test_history_belongs_to_a_request(other):
     for _ in range(50):
         run(planner, view(2, GAMMA), good_then_bad, draft=True)
     same, _ = planner.history.read(view(2, GAMMA).rows, np.array([1, 1]), 1)
-    known = planner.history.knows(view(2, GAMMA).rows, np.array([1, 1]))
+    known = planner.history.counts(view(2, GAMMA).rows, np.array([1, 1])) > 0
     assert known.all()
     assert same[0] == pytest.approx(good_then_bad.cumprod(1), rel=1e-5)
     changed = view(2, GAMMA, **other)
     curve, _ = planner.history.read(changed.rows, changed.generations, 1)
-    known = planner.history.knows(changed.rows, changed.generations)
+    known = planner.history.counts(changed.rows, changed.generations) > 0
     assert known.tolist() == [False, True]
     assert curve[0, 0] == pytest.approx(good_then_bad.cumprod(1).mean(0), rel=0.05)
     assert curve[0, 1] == pytest.approx(good_then_bad[1].cumprod(), rel=1e-5)
@@ -175,7 +175,7 @@ def test_groups_are_independent():
         history.write(np.array([0, 1]), np.ones(2, dtype=int), np.stack([good, bad]), groups=groups)
     for samples in (1, 8):
         curves, _ = history.read(np.array([2, 3, 0]), np.ones(3, dtype=int), samples, np.array([7, 0, 0]))
-        known = history.knows(np.array([2, 3, 0]), np.ones(3, dtype=int))
+        known = history.counts(np.array([2, 3, 0]), np.ones(3, dtype=int)) > 0
         assert known.tolist() == [False, False, True]
         assert curves[:, 0] == pytest.approx(np.tile(bad, (len(curves), 1)), abs=0.02)
         assert curves[:, 1:] == pytest.approx(np.full((len(curves), 2, GAMMA), 0.9), abs=0.02)
@@ -193,7 +193,7 @@ def test_a_late_write_of_the_former_request_does_not_leak():
     run(planner, view(1, GAMMA, generations=[2]), new, draft=True)
     run(planner, view(1, GAMMA, generations=[2]), new, draft=True)
     curves, _ = planner.history.read(np.array([0]), np.array([2]), 4)
-    known = planner.history.knows(np.array([0]), np.array([2]))
+    known = planner.history.counts(np.array([0]), np.array([2])) > 0
     curves = curves[:4]  # the next request's curves follow
     assert known.all()
     assert curves == pytest.approx(np.broadcast_to(new.cumprod(1), curves.shape), rel=1e-5)
@@ -203,7 +203,7 @@ def test_requests_without_speculation_leave_no_history():
     planner = uncorrected(curve_cost(2, CHEAP))
     for _ in range(4):
         run(planner, view(2, GAMMA, limits=[0, GAMMA]), LIKELY, draft=True)
-    known = planner.history.knows(np.array([0, 1]), np.array([1, 1]))
+    known = planner.history.counts(np.array([0, 1]), np.array([1, 1])) > 0
     assert known.tolist() == [False, True]
     assert not planner.budget(view(2, GAMMA, limits=[0, 0])).draft
 
@@ -263,9 +263,8 @@ def test_calibrated_confidences_stay_unchanged_whatever_is_verified():
         survival = confidence.cumprod(1)
         accepted = (rng.random((8, 7)) < confidence).cumprod(1).sum(1)
         verify_lens = (survival > 0.4).sum(1)  # later positions are censored more often
-        asked = np.ones(8, dtype=bool)
-        planner.correction.observe(survival, verify_lens, np.minimum(accepted, verify_lens) + 1, asked)
-    assert planner.correction.factors == pytest.approx(np.ones(2), abs=0.02)
+        planner.correction.observe(survival, verify_lens, np.minimum(accepted, verify_lens) + 1)
+    assert planner.correction.factor == pytest.approx(1.0, abs=0.02)
 
 
 def test_requests_with_rules_do_not_affect_the_correction_of_the_rest():
@@ -278,7 +277,7 @@ def test_requests_with_rules_do_not_affect_the_correction_of_the_rest():
             step, survival = view(2, 1, ruled=ruled), np.full((2, 1), 0.75, dtype=np.float32)
             planner.budget(step)
             observe(planner, step, survival, one, np.array([1, 1 + (rng.random() < 0.75)]), asked)
-        return float(planner.correction.factors[1])
+        return planner.correction.factor
 
     assert factor([True, False]) == pytest.approx(1.0, abs=0.04)
     assert factor([True, True]) == 1.0
@@ -294,18 +293,6 @@ def test_a_drafter_whose_drafts_all_fail_rests_within_a_few_steps(requests, stat
     drafts = [run(planner, view(requests, GAMMA), confidence) is not None for _ in range(600)]
     assert sum(drafts[:50]) <= 30
     assert sum(drafts[300:]) <= 0.15 * 300
-
-
-def test_lookups_are_corrected_separately_from_the_model():
-    """Half of the lookups are accepted."""
-    correction, rng = Correction(), np.random.default_rng(0)
-    asked, one = np.arange(64) < 32, np.ones(64, dtype=np.int64)
-    for _ in range(400):
-        survival = rng.random((64, 1)).astype(np.float32)
-        accepted = rng.random(64) < np.where(asked, survival[:, 0], 0.5 * survival[:, 0])
-        correction.observe(survival, one, accepted + 1, asked)
-    assert correction.factors == pytest.approx([0.5, 1.0], abs=0.07)
-    assert correction.least(0.3, asked)[[0, 63], 0] == pytest.approx([0.3, 0.6], abs=0.08)
 
 
 def test_a_planner_for_a_real_grid():

@@ -10,7 +10,7 @@ from planning import curve_cost
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
 from outrider.drafters.lookup_first import LookupFirst
-from outrider.scheduler.baselines import StaticGamma, Synchronous, Threshold, VerifyAll
+from outrider.scheduler.baselines import Synchronous, Threshold, VerifyAll
 from outrider.scheduler.contract import Budget, FinishedStep, Planner, StepView
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.synthetic import SyntheticCost
@@ -108,7 +108,7 @@ def made_up(*conditional: float, output: int = 256) -> Drafting:
 
 def test_a_replay_gives_the_tokens_and_takes_the_time_of_its_steps():
     drafting = Drafting.of(recording(), None, 1.2, 1.7)
-    plain = Replay(StaticGamma(0), constant(10.0), drafting, 2, **NO_HOST).run(50, 10)
+    plain = Replay(VerifyAll(0), constant(10.0), drafting, 2, **NO_HOST).run(50, 10)
     assert plain == pytest.approx(200.0, rel=0.02)
     replay = Replay(VerifyAll(), constant(10.0), drafting, 2, **NO_HOST)
     throughput = replay.run(400, 0)
@@ -204,7 +204,7 @@ def test_acceptance_equals_the_shown_confidence() -> None:
 def test_the_planners_are_no_worse_than_the_better_of_not_speculating_and_verifying_all(size: int) -> None:
     synthetic, drafting = SyntheticCost(), made_up(0.8, 0.75, 0.7, 0.7, 0.7)
     make: dict[str, Callable[[], Planner]] = {
-        "off": lambda: StaticGamma(0),
+        "off": lambda: VerifyAll(0),
         "all": VerifyAll,
         "sync": lambda: Synchronous(synthetic.model(5, size)),
         "async": lambda: Asynchronous(synthetic.model(5, size), 5),

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from outrider.scheduler.curve import RESOLUTION, largest
+from outrider.scheduler.curve import RESOLUTION, largest_survivals
 from outrider.scheduler.history import Correction
 
 
 def sorted_first(survival: np.ndarray, count: int) -> np.ndarray:
-    """Reference of `largest`: sorts the floats, then rounds down."""
+    """Reference of `largest_survivals`: sorts the floats, then rounds down."""
     ordered = np.sort(survival, axis=1)[:, ::-1][:, :count]
     return np.floor(ordered * np.float32(RESOLUTION)).astype(np.uint16)
 
@@ -23,11 +23,11 @@ def test_largest_equals_its_reference(seed: int) -> None:
     survival[rng.random((samples, n)) < 0.2] = survival[0, 0]  # ties
     expected = sorted_first(survival, count)
     assert expected.shape == (samples, min(count, n))
-    sorted_fast = largest(survival, count)
+    sorted_fast = largest_survivals(survival, count)
     assert sorted_fast.dtype == np.uint16
     assert np.array_equal(sorted_fast, expected)
 
 
 def test_the_largest_correction_of_the_largest_survival_fits() -> None:
     most = np.full((1, 2), Correction.MOST, dtype=np.float32)
-    assert largest(most.copy(), 2).tolist() == [[int(RESOLUTION * Correction.MOST)] * 2]
+    assert largest_survivals(most.copy(), 2).tolist() == [[int(RESOLUTION * Correction.MOST)] * 2]

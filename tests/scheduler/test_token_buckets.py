@@ -12,7 +12,7 @@ from planning import check_nothing_is_read_behind_a_token, curve_cost, view
 
 from outrider.kernels import drafts
 from outrider.scheduler.admission import survival_of, top_k
-from outrider.scheduler.baselines import StaticGamma, Synchronous, Threshold, VerifyAll, until_first_drop
+from outrider.scheduler.baselines import Synchronous, Threshold, VerifyAll, until_first_drop
 from outrider.scheduler.buckets import RecentDemand, TokenBuckets
 from outrider.scheduler.contract import Planner
 from outrider.scheduler.curve import curve_by_tokens
@@ -28,7 +28,7 @@ def planners(requests: int) -> list[Planner]:
     seconds = [1.0 + 0.07 * k + 0.3 * (k > 4) for k in range(requests * GAMMA + 1)]
     every = [
         VerifyAll(),
-        StaticGamma(2),
+        VerifyAll(2),
         Threshold(0.25),
         Synchronous(curve_cost(requests, seconds)),
         Asynchronous(curve_cost(requests, seconds), GAMMA),
@@ -142,7 +142,7 @@ def test_admission_in_one_call_admits_the_same(block, data):
     for planner in planners(requests):
         step = view(requests, GAMMA, limits=limits)
         budget = seasoned(planner, requests, GAMMA).budget(step)
-        budget = replace(budget, first=np.arange(requests) % 2 == 0, threshold=0.1)
+        budget = replace(budget, first=np.arange(requests) % 2 == 0, least=0.1)
         given_block = torch.tensor(block), torch.tensor(limits)
         alone = planner.admit(*given_block, budget)
         planner.admit_by = admit
@@ -167,7 +167,7 @@ def test_a_point_of_the_mean_curve_has_a_fixed_time():
     survival = np.array([[[0.9, 0.0]], [[0.5, 0.3]]], dtype=np.float32)
     curve = curve_by_tokens(1, survival, np.array([1.0, 2.0, 4.0]), padded=True)
     assert curve.throughput == pytest.approx([1.0, 1.7 / 2, 1.85 / 4], abs=1e-4)
-    assert curve.threshold(2) == 0
+    assert curve.least(2) == 0
 
 
 def test_the_asynchronous_planner_knows_the_cost_of_tiers():

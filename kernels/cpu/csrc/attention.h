@@ -1,7 +1,6 @@
-// Flat paged attention. A tile's rows (queries x heads of a group) meet the positions of a KV head in chunks of CHUNK.
-// Every chunk gives a partial softmax; partials are merged in the order of the positions, whichever thread computed
-// them, and a row's sums never mix with another's: the result of a query depends neither on its batch nor on the
-// threads.
+// Flat paged attention. The rows of a tile (queries x heads of a group) meet the positions of a KV head in chunks of
+// CHUNK. Each chunk gives a partial softmax. Partials merge in the order of the positions, and sums of rows never mix:
+// a query's result depends neither on its batch nor on the threads.
 #pragma once
 #include "few_rows.h"
 
@@ -9,15 +8,14 @@ namespace ISA {
 
 constexpr float MASKED = -1e30f;
 
-// The products of attention by vectors: few rows with keys and values as they lie in the cache, many with packed
-// panels.
+// The products of attention by vectors. Few rows read keys and values in the cache; many rows read packed panels.
 class VectorProducts {
  public:
-  static constexpr int64_t STRIP = 4 * ROWS;  // rows whose weights of a chunk stay in the first cache
-  static constexpr int64_t TOGETHER = W;      // positions; where fewer are left, the others are weighted 0
+  static constexpr int64_t STRIP = 4 * ROWS;  // rows; their weights of a chunk fit the first cache
+  static constexpr int64_t TOGETHER = W;      // positions; missing ones have weight 0
   static constexpr int64_t PAIRS_TOGETHER = 1;
-  static constexpr int64_t WEIGHTS = CHUNK;  // from a row of scores to the next
-  static constexpr int SOFTMAX_ROWS = 1;  // rows whose scores become weights together
+  static constexpr int64_t WEIGHTS = CHUNK;  // from one row of scores to the next
+  static constexpr int SOFTMAX_ROWS = 1;  // rows per step from scores to weights
 
   template <int R, bool PAIRS, typename T>
   void scores(const float* queries, int64_t depth, const T* const* keys, int64_t from, LinePrefetcher<T>& ahead,
@@ -42,7 +40,7 @@ class VectorProducts {
 
 inline int64_t whole(int64_t numbers, int64_t part) { return (numbers + part - 1) / part * part; }
 
-// Memory that begins with a cache line, so that no vector lies across two.
+// Memory aligned to cache lines.
 class AlignedBuffer {
  public:
   float* at_least(int64_t numbers) {
@@ -57,19 +55,18 @@ class AlignedBuffer {
   std::vector<Line> lines_;
 };
 
-// Buffers of one thread.
 struct Scratch {
   AlignedBuffer queries, keys, values, weights, chunk, state;
 };
 
-// The positions of a chunk of a tile, by the slots of their keys and values.
+// The slots of the positions in one chunk of a tile.
 struct Positions {
   const int32_t* slots = nullptr;
-  int64_t count = 0, first_head = 0;  // first_head: the first KV head that is needed
+  int64_t count = 0, first_head = 0;  // first_head: the first KV head needed
 };
 
-// The state of a row, `state_stride` floats: weighted values, from `value_dim` on the largest score and the sum of the
-// weights. Weights are powers of 2, and the largest score is in that unit.
+// The state of a row has `state_stride` floats: the weighted values, then at `value_dim` the largest score and the sum
+// of the weights. Weights are powers of 2, and the largest score is an exponent of 2.
 template <typename T, typename Products>
 class TileWorker {
   static constexpr int64_t STRIP = Products::STRIP, WEIGHTS = Products::WEIGHTS;
@@ -86,7 +83,7 @@ class TileWorker {
   // Heads of an item that are computed together.
   int64_t heads_at_once(const Tile& tile) const { return tile.queries * group <= ROWS ? a.heads_of_item : 1; }
 
-  // Some queries of a request and KV heads from `head` on.
+  // Starts a tile (queries of one request) and `some_heads` KV heads from `head` on.
   void begin(const Tile& tile, int64_t head, int64_t some_heads = 1) {
     t = &tile;
     kv_head = head;
@@ -104,8 +101,8 @@ class TileWorker {
       }
   }
 
-  // The partial softmax of one chunk, [heads][rows][state_stride]. Meanwhile the keys and values of `next`, which comes
-  // after it, are prefetched.
+  // The partial softmax of one chunk, [heads][rows][state_stride]; prefetches keys and values of the following chunk,
+  // `next`.
   void partial(int64_t chunk, float* out, const Positions& next = {}) {
     const int64_t start = chunk * CHUNK;
     const Positions now = positions(*t, chunk, kv_head);
@@ -164,19 +161,19 @@ class TileWorker {
     return static_cast<const T*>(a.v_pool) + slot * a.v_stride + head * a.value_dim;
   }
 
-  // Slots are scattered over the pool, which no hardware prefetcher follows.
+  // Slots are scattered: no hardware prefetcher follows them.
   static void prefetch(const T* from, int64_t numbers) {
     const char* line = reinterpret_cast<const char*>(from);
     for (int64_t byte = 0; byte < int64_t(numbers * sizeof(T)); byte += 64) __builtin_prefetch(line + byte, 0, 2);
   }
 
-  // Number of a chunk's positions, from `start` on, that rows [first, first + some) see.
+  // Counts the positions of a chunk, from `start` on, that rows [first, first + some) see.
   int64_t keys_of(int64_t first, int64_t some, int64_t start, int64_t count) const {
     const int64_t last = t->first_position + (first + some - 1) / group + 1 - start;
     return a.causal ? std::max<int64_t>(0, std::min(count, last)) : count;
   }
 
-  // Scores become weights, [some][WEIGHTS]; into out the largest score and the sum.
+  // Turns scores into weights, [some][WEIGHTS]; writes the largest score and the sum to out.
   void softmax_all(float* x, int64_t first, int64_t some, int64_t start, int64_t keys, float* out) const {
     const int64_t width = whole(keys, Products::TOGETHER);
     int64_t r = 0;
@@ -189,7 +186,7 @@ class TileWorker {
 
   float* weights_of(int64_t row) const { return weights + row * WEIGHTS; }
 
-  // The partial of all rows of all heads, where they are few.
+  // The partial of all rows of all heads, for few rows.
   template <int R, bool PAIRS>
   void few_rows(const Positions& now, int64_t start, float* out) {
     const int64_t keys = keys_of(0, R, start, now.count), dim = a.value_dim;
@@ -212,13 +209,13 @@ class TileWorker {
                                                keys - i, dim, values_ahead, out + h * R * state_stride, state_stride);
   }
 
-  // Rows [first, first + some) of a partial, from packed keys and values; what their last one does not see is left out.
+  // Rows [first, first + some) of a partial, from packed keys and values, without keys that the last row does not see.
   void strip_of(int64_t first, int64_t some, int64_t start, const Positions& now, float* out) {
     const int64_t keys = keys_of(first, some, start, now.count);
     const int64_t width = whole(keys, W), dim = a.value_dim;
     out += first * state_stride;
     for (int64_t j = 0; j < width; j += STEP) {
-      float* panel = key_panels + (rows > STRIP ? j * depth : 0);  // kept for the strips to come
+      float* panel = key_panels + (rows > STRIP ? j * depth : 0);  // kept for later strips
       if (j >= packed_keys) pack_keys(panel, now, j);
       multiply(some, queries + first * depth, depth, panel, STEP, depth, std::min(STEP, width - j), weights + j,
                WEIGHTS);
@@ -233,7 +230,7 @@ class TileWorker {
     else products.template multiply<false>(some, x, x_stride, right, right_stride, deep, width, out, out_stride);
   }
 
-  // The values of two neighbours side by side in each lane; beyond the last one that one again, weighted 0.
+  // The values of two neighbouring positions in each lane. Past the end the last value repeats, with weight 0.
   Vec pair(const int32_t* slots, int64_t i, int64_t c, int64_t keys) const {
     const auto at = [&](int64_t key) { return value(slots[std::min(key, keys - 1)], kv_head) + c; };
     return interleave(at(2 * i), at(2 * i + 1));
@@ -246,14 +243,14 @@ class TileWorker {
         store(packed_values + i * dim + c, pairs ? pair(slots, i, c, keys) : load(value(slots[i], kv_head) + c));
   }
 
-  // Keys [first, first + STEP) transposed, as pairs of bf16 where the processor multiplies those. As much of what comes
-  // next is prefetched.
+  // Transposes keys [first, first + STEP), as pairs of bf16 where the processor multiplies pairs. It prefetches as many
+  // of the next positions.
   void pack_keys(float* panel, const Positions& now, int64_t first) {
     packed_keys = first + STEP;
     for (int64_t j = first; j < std::min(now.count, first + STEP); j += W) {
       const T* from[W];
       for (int64_t i = 0; i < W; ++i) {
-        from[i] = key(now.slots[std::min(j + i, now.count - 1)], kv_head);  // beyond the last key: masked later
+        from[i] = key(now.slots[std::min(j + i, now.count - 1)], kv_head);  // past the last key: masked later
         if (j + i >= next_positions.count) continue;
         prefetch(key(next_positions.slots[j + i], next_positions.first_head), a.head_dim);
         prefetch(value(next_positions.slots[j + i], next_positions.first_head), a.value_dim);
@@ -275,8 +272,8 @@ class TileWorker {
     }
   }
 
-  // Scores of N rows, from `first` on, to weights; those of positions that a row does not see get 0. Writes the largest
-  // score and the sum of each.
+  // Turns scores of N rows, from `first` on, into weights, 0 at positions a row does not see. Writes each row's largest
+  // score and sum.
   template <int N>
   __attribute__((noinline)) void softmax(float* x, int64_t first, int64_t start, int64_t keys, int64_t width,
                                         float* peak_and_mass) const {
@@ -306,7 +303,7 @@ class TileWorker {
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
       peak[n] = highest(top[n]);
-      shift[n] = peak[n] > MASKED ? peak[n] * unit : 0.f;  // where nothing is seen, MASKED stays far below
+      shift[n] = peak[n] > MASKED ? peak[n] * unit : 0.f;  // a row that sees no key: MASKED stays far below
     }
     for (int64_t j = 0; j < width; j += W)
 #pragma GCC unroll 4
@@ -314,7 +311,7 @@ class TileWorker {
         float* row = x + n * WEIGHTS;
         const Vec weight = exp2(load(row + j) * unit - shift[n]);
         mass[n] += weight;
-        if (pairs) store(reinterpret_cast<bf16*>(row) + j, weight);  // never ahead of what is still to be read
+        if (pairs) store(reinterpret_cast<bf16*>(row) + j, weight);  // never overwrites unread scores
         else store(row + j, weight);
       }
 #pragma GCC unroll 4
@@ -329,7 +326,7 @@ class TileWorker {
   const int64_t group, state_stride;
   const bool pairs;
   const int64_t depth;
-  const float unit;  // of a score, in powers of 2
+  const float unit;  // of a score, as an exponent of 2
   float *const key_panels, *const packed_values, *const weights;
   float* queries = nullptr;
   const Tile* t = nullptr;
@@ -350,7 +347,7 @@ void attention(const AttentionArgs& a, std::atomic<int64_t>& next, float* partia
   Scratch& s = scratch();
   TileWorker<T, Products> worker(a, s);
   const int64_t stride = a.state_stride(), tiles = a.tiles.size();
-  if (partials) {  // items are chunks, offsets[tiles] of them, merged by the next pass
+  if (partials) {  // items are chunks, offsets[tiles] in all; the next pass merges them
     const int64_t items = offsets[tiles];
     for (int64_t item; (item = next++) < items;) {
       const int64_t tile = std::upper_bound(offsets, offsets + tiles + 1, item) - offsets - 1;
@@ -360,7 +357,7 @@ void attention(const AttentionArgs& a, std::atomic<int64_t>& next, float* partia
     }
     return;
   }
-  // Items are (tile, heads), late tiles, the long ones, first. The next item is taken early, to prefetch it.
+  // Items are (tile, heads). Late tiles are long and come first. The next item is taken early, to prefetch it.
   const int64_t heads = a.heads_of_item, parts = a.kv_heads / heads, items = tiles * parts;
   const auto tile_of = [&](int64_t item) { return &a.tiles[tiles - 1 - item / parts]; };
   for (int64_t item = next++, upcoming; item < items; item = upcoming) {

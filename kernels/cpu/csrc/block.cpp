@@ -1,5 +1,5 @@
-// A block drafter (DSpark, DFlash) in two calls, each by one team of threads: what it remembers of the target's tokens,
-// and a whole draft.
+// A block drafter (DSpark, DFlash) in two calls, each by one team of threads: storing the target's tokens, and a whole
+// draft.
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
@@ -10,19 +10,18 @@
 namespace outrider {
 namespace {
 
-// Intermediate results of one draft.
 struct Buffers {
   LayerBuffers layers;
   Tensor states, logits, latents, bias;
 };
 
-// Weights and caches of a drafter, checked once at construction.
+// Weights and caches, checked once at construction.
 class BlockDrafter : public torch::CustomClassHolder {
  public:
-  // own weights: the head, fc and the keys|values of all layers, with a Markov head W2. own norms: the last one, the
-  // context's. mask: [1, d], embedded. w1: [V, r], none without a Markov head. confidence_head: float32, the confidence
-  // head's weight of a hidden state [d], what it adds for the token before [V], and DraftDrawArgs' mix [2, 3]; empty
-  // without one. vocab: [V'], none for the identity. convolutions: as in DrafterTensors.
+  // own weights: the head, fc, the keys|values of all layers, and W2 with a Markov head. own norms: the last one, the
+  // context's. mask: [1, d], embedded. w1: [V, r], none without a Markov head. confidence_head: empty without one, else
+  // float32: its weight of a hidden state [d], its addend for the previous token [V], and DraftDrawArgs' mix [2, 3].
+  // vocab: [V'], none for the identity. convolutions: as in DrafterTensors.
   BlockDrafter(Tensors weights, std::vector<int64_t> kinds, Tensors scales, std::vector<int64_t> outputs,
                std::vector<int64_t> depths, Tensors norms, Tensors k_pools, Tensors v_pools, Tensor cos_sin,
                Tensor mask, std::optional<Tensor> w1, Tensors confidence_head, std::optional<Tensor> vocab,
@@ -33,7 +32,7 @@ class BlockDrafter : public torch::CustomClassHolder {
     read_heads(layers_.own_weights);
   }
 
-  // Writes keys and values of target features [N, m * d] at `slots` of every layer's pools; these skip the input norm.
+  // Writes keys and values of target features [N, m * d] at `slots` of every layer's pools; they skip the input norm.
   // Returns the features in the drafter's width, [N, d].
   Tensor observe(Tensor features, Tensor positions, Tensor slots) const {
     const int64_t tokens = features.size(0), kv_width = layers_.kv_heads * layers_.width;
@@ -60,7 +59,7 @@ class BlockDrafter : public torch::CustomClassHolder {
     return context;
   }
 
-  // Normed states [R * gamma, d] and logits [R * gamma, V'] of a draft, from which the caller draws.
+  // Normed states [R * gamma, d] and logits [R * gamma, V'] of a draft, for the caller to draw from.
   std::tuple<Tensor, Tensor> forward(Tensor embedded, Tensor seq_lens, Tensor rows, Tensor page_table,
                                      int64_t gamma) const {
     Pass pass = pass_of(embedded, seq_lens, rows, page_table, gamma);
@@ -72,9 +71,9 @@ class BlockDrafter : public torch::CustomClassHolder {
     return {pass.b.states, pass.b.logits};
   }
 
-  // A draft of gamma tokens for each of R requests: tokens [R, gamma], confidence [R, gamma] and, where that is wanted
-  // and a request is not greedy, the distribution each token was drawn from, [R, gamma, V']; rows of greedy requests
-  // are not written there. embedded: [R, d], of the anchors [R]. noise: [R, gamma], the key of each draw's.
+  // Drafts gamma tokens for each of R requests: tokens [R, gamma], confidence [R, gamma] and, if wanted and a request
+  // is sampled, the distribution of each draw, [R, gamma, V'], unwritten in rows of greedy requests. embedded: [R, d],
+  // of the anchors [R]. noise: [R, gamma], the key of each draw.
   std::tuple<Tensor, std::optional<Tensor>, Tensor> propose(
       Tensor anchors, Tensor embedded, Tensor seq_lens, Tensor rows, Tensor page_table, Tensor temperatures,
       std::optional<Tensor> top_ks, std::optional<Tensor> top_ps, std::optional<Tensor> min_ps, Tensor noise,
@@ -95,7 +94,7 @@ class BlockDrafter : public torch::CustomClassHolder {
   }
 
  private:
-  // The one pass of a draft: where its rows stand, what they see, and their inputs in the buffers.
+  // The single pass of a draft: places of its rows, positions they see, and their inputs in the buffers.
   struct Pass {
     QueryPlacement places;
     SharedAttention seen;
@@ -126,7 +125,7 @@ class BlockDrafter : public torch::CustomClassHolder {
     layers_.finish(member, layers_.own_norm(0), 0, requests, gamma + first_row_, first_row_, gamma, b, pass.b.states);
   }
 
-  // The tokens of a draft from its hidden states, position after position where each depends on the one before.
+  // Draws a draft's tokens from its hidden states, one by one where each depends on the last.
   void draw(TeamMember& member, DraftDrawArgs a, const int64_t* anchors, int64_t requests, int64_t gamma, int64_t work,
             Buffers& b) const {
     const Stages all(member, layers_.type, requests * gamma, b.layers.rounded);
@@ -180,7 +179,7 @@ class BlockDrafter : public torch::CustomClassHolder {
     return b;
   }
 
-  // weights: the head, fc, the keys|values of all layers and perhaps W2.
+  // weights: the head, fc, the keys|values of all layers, and optionally W2.
   void read_heads(const std::vector<Weight>& weights) {
     head_ = weights[0];
     fc_ = weights[1];

@@ -1,7 +1,7 @@
-// Weights as the blocks of a checkpoint: codes q of 2 to 8 bits, and what a few neighbours in depth share to make
-// weights of them: d * q, d * q + m, d * q - m or (q - z) * d. They are expanded on the way to the product into the
-// bf16 numbers of the unpacked model: less is read from memory, and the bits are those of linear(). Products are exact
-// in float32 (d, with the scale of a sub-block, has at most 18 bits): the sum rounds once, fused or not, then the bf16.
+// Weights as the blocks of a checkpoint: codes q of 2 to 8 bits, and scales that a few neighbours in depth share. A
+// weight is d * q, d * q + m, d * q - m or (q - z) * d. The product expands codes into the bf16 numbers of the unpacked
+// model: it reads less memory and has the bits of linear(). Products are exact in float32 (d times a sub-block's scale
+// has at most 18 bits): the sum rounds once, fused or not, then bf16 rounds.
 #pragma once
 #include <array>
 #include <bit>
@@ -12,22 +12,22 @@
 namespace ISA {
 
 // A lane's share of a strip (W outputs, BLOCK of the depth) is a stream of codes. Where the processor multiplies pairs,
-// a lane has every other number of its output's depth, and an output two neighbouring lanes: rounding 2 * W numbers to
-// bf16 then leaves them in the order of the product.
+// an output has two neighbouring lanes, each with every other number of its depth: rounding 2 * W numbers to bf16
+// leaves them in the order of the product.
 constexpr int64_t STREAMS = HAS_PAIRS ? 2 : 1, STREAM = BLOCK / STREAMS;
 constexpr int64_t stream_of(int64_t column) { return HAS_PAIRS ? column % W * 2 / W : 0; }
 constexpr int64_t lane_of(int64_t column, int64_t i) { return HAS_PAIRS ? column % (W / 2) * 2 + i % 2 : column % W; }
 
-// The place of bit `bit` of a stream: 32 * word + bit of that word. A strip has words [..][W]; what does not fill a
-// word of its own shares one with the other stream.
+// Bit `bit` of a stream is at 32 * word + its bit there. A strip has words [..][W]. Bits that do not fill a word share
+// one with the other stream.
 template <BlockKind KIND>
 constexpr int64_t place_of(int64_t stream, int64_t bit) {
   constexpr int64_t BITS = STREAM * FORMATS[KIND].bits, REST = BITS % 32, WHOLE = BITS - REST;
   return bit < WHOLE ? stream * WHOLE + bit : STREAMS * WHOLE + stream * REST + bit - WHOLE;
 }
 struct Place {
-  int64_t word, shift, rest, rest_shift;  // of a code; of its bits that are in another word
-  int64_t taken;                          // how many are not
+  int64_t word, shift, rest, rest_shift;  // of a code; of its bits in another word
+  int64_t taken;                          // how many bits are not in another word
 };
 template <BlockKind KIND>
 constexpr Place place_of_code(int64_t stream, int64_t n) {
@@ -37,8 +37,8 @@ constexpr Place place_of_code(int64_t stream, int64_t n) {
   return {first / 32, first % 32, rest / 32, rest % 32, taken};
 }
 
-// STEP outputs of a span lie together: what their blocks share [BLOCKS][shared bytes][W], then for one block after the
-// other [BLOCKS] strips: codes, own scales. A panel has the spans of its first STEP outputs, then those of the next.
+// STEP outputs of a span lie together: the shared numbers [BLOCKS][shared bytes][W], then for each block [BLOCKS]
+// strips of codes and own scales. A panel has the spans of its first STEP outputs, then of the next STEP.
 inline int64_t span_of(const BlockFormat& f, int64_t column, int64_t block, int64_t blocks) {
   return (column / STEP * f.spans(blocks) + f.spans(block)) * STEP * f.bytes();
 }
@@ -46,7 +46,6 @@ constexpr int64_t strips_of(const BlockFormat& f, int64_t block) {  // in its sp
   return STEP * (f.shared + (block & (f.span - 1)) * f.block());
 }
 
-// Bytes of one of the shared numbers.
 constexpr int64_t unit_of(BlockKind kind) { return kind >= GROUPS_32 ? 4 : std::min<int64_t>(FORMATS[kind].shared, 2); }
 
 // Codes of a strip as streams.
@@ -123,7 +122,7 @@ inline Vec from_exponents(const uint8_t* p) {
   const IntVec e = widened(p);
   return reinterpret_cast<Vec>(((e - 1) << 23) & (e >= 3));
 }
-// Each byte's number in the table, plus MORE; bytes are below 16.
+// Looks up each byte (below 16) in the table, and adds MORE.
 template <BlockKind KIND, int MORE>
 inline IntVec looked_up(IntVec codes) {
   static constexpr auto TABLE = [] {
@@ -147,7 +146,7 @@ inline IntVec looked_up(IntVec codes) {
 #endif
 }
 
-// Code n of a stream, as the number that it stands for.
+// The number of code n of a stream.
 template <BlockKind KIND>
 inline Vec codes_at(const uint8_t* strip, int64_t stream, int64_t n) {
   if constexpr (KIND == Q8_0) return from_bytes(strip + (n * STREAMS + stream) * W);
@@ -160,7 +159,7 @@ inline Vec codes_at(const uint8_t* strip, int64_t stream, int64_t n) {
   if (place.taken < BITS)
     code = (code & ((1 << place.taken) - 1)) | (word(place.rest) >> int32_t(place.rest_shift)) << int32_t(place.taken);
 #if defined(__AVX512F__)
-  const auto index = reinterpret_cast<__m512i>(code);  // lookups use the lowest bits alone
+  const auto index = reinterpret_cast<__m512i>(code);  // lookups use only the lowest bits
   if constexpr (BITS <= 5) {
     Vec low;
     for (int i = 0; i < W; ++i) low[i] = float(number_of<KIND>(i & MASK));
@@ -189,7 +188,7 @@ inline Vec spread(Vec x, [[maybe_unused]] int64_t stream) {
 #endif
 }
 
-// Scale and offset that turn a strip's codes into weights.
+// Scale and offset that turn the codes of a strip into weights.
 template <BlockKind KIND>
 struct Scales {
   Vec d[2], m[2]{};  // of the first and of the second half of the block
@@ -208,7 +207,7 @@ struct Scales {
     for (int h = 0; h < 2 && HALVED<KIND>; ++h, own += W) {
       const IntVec both = widened(own);
       d[h] *= KIND == Q2_K ? __builtin_convertvector(both & 15, Vec) : from_bytes(own);
-      m[h] *= __builtin_convertvector(both >> 4, Vec);  // only Q2_K has any
+      m[h] *= __builtin_convertvector(both >> 4, Vec);  // Q2_K alone has minima
     }
   }
   Vec weight(Vec code, int64_t n, int64_t stream) const {
@@ -216,15 +215,15 @@ struct Scales {
     const Vec scaled = code * spread(d[half], stream);
     if constexpr (MINIMA<KIND> && !FORMATS[KIND].own) return scaled + spread(m[half], stream);
     if constexpr (FORMATS[KIND].shared == 4) return scaled - spread(m[half], stream);
-    return scaled;  // nothing is added: -0 stays
+    return scaled;  // no sum: -0 stays
   }
 };
 
-// Finite, and where it takes no integers below 2^111 and not -0, which becomes 0.
+// x is finite. Where the function uses no integers, |x| is below 2^111 and -0 becomes 0.
 inline Vec rounded_to_bf16(Vec x) {
 #if defined(ONLY_AVX2)
-  // With x in units of its last place, 2^23 <= x < 2^24, the first product rounds x - x / 2^16 to a whole number (half
-  // of one near 2^23, where it makes no difference), ties to even: x minus that is x / 2^16 rounded to even.
+  // In units of its last place, 2^23 <= x < 2^24. The first product rounds x - x / 2^16 to a whole number, ties to even
+  // (to a half near 2^23, which makes no difference): x minus the result is x / 2^16 rounded to even.
   return _mm256_fmadd_ps(x, splat(65536.f), _mm256_mul_ps(x, splat(-65535.f)));
 #endif
   const IntVec bits = reinterpret_cast<IntVec>(x);
@@ -232,10 +231,10 @@ inline Vec rounded_to_bf16(Vec x) {
 }
 
 #if defined(__AVX512BF16__)
-// Both streams' numbers as bf16, in the order of the product's pairs.
+// The numbers of both streams as bf16 pairs of the product.
 inline Vec rounded_pairs(Vec first, Vec second) { return reinterpret_cast<Vec>(_mm512_cvtne2ps_pbh(second, first)); }
 
-// Number 2 * n + o of all W outputs, o = 0 and 1, from the two streams.
+// Stores numbers 2 * n (even) and 2 * n + 1 (odd) of all W outputs, from the two streams.
 inline void store_halves(float* even, float* odd, Vec first, Vec second) {
   const auto from = reinterpret_cast<__m512i>(iota() * 2);
   store(even, _mm512_permutex2var_ps(first, from, second));
@@ -243,7 +242,7 @@ inline void store_halves(float* even, float* odd, Vec first, Vec second) {
 }
 #endif
 
-// BLOCKS neighbouring strips of block `k`, into rows of STEP numbers or pairs.
+// Expands BLOCKS neighbouring strips of block `k` into rows of STEP numbers or pairs.
 template <BlockKind KIND, bool PAIRS>
 __attribute__((noinline)) void expand(const uint8_t* span, int64_t k, float* to) {
   constexpr BlockFormat F = FORMATS[KIND];
@@ -264,11 +263,11 @@ __attribute__((noinline)) void expand(const uint8_t* span, int64_t k, float* to)
   }
 }
 
-// A panel of pack_blocks(). Its first rows expand block after block; where others follow, everything is kept for them.
+// A panel of pack_blocks(). Its first rows expand block after block; if more rows follow, all expanded blocks are kept.
 template <typename T>
 class BlockPanels {
  public:
-  static constexpr bool WHOLE = true;  // expands STEP columns at once, which the last outputs must have, too
+  static constexpr bool WHOLE = true;  // expands STEP columns at once, even for the last outputs
   BlockPanels(const LinearArgs& a, const BlockFormat& format, Function<const uint8_t*, int64_t, float*> expand)
       : format_(format), expand_(expand), blocks_(a.depth / BLOCK), each_(format.spans(STEP * format.bytes())),
         size_(PANEL * format.spans(blocks_) * format.bytes()), packed_(static_cast<const uint8_t*>(a.packed)),
@@ -284,7 +283,7 @@ class BlockPanels {
     const int64_t k = i / EACH;
     const uint8_t* span = panel_ + span_of(format_, c, k, blocks_);
     const uint8_t* next = span + strips_of(format_, k) + AHEAD;
-    if (next + each_ <= end_)  // all or nothing: prefetches past the end are slow
+    if (next + each_ <= end_)  // whole or not at all: prefetches past the end are slow
       for (int64_t byte = 0; byte < each_; byte += 64) __builtin_prefetch(next + byte);
     expand_(span, k, buffer_ + in_panel(i & mask_, c, kept_));
   }
@@ -295,11 +294,11 @@ class BlockPanels {
   static constexpr int64_t EACH = PAIRS<T> ? BLOCK / 2 : BLOCK;
   const BlockFormat format_;
   const Function<const uint8_t*, int64_t, float*> expand_;
-  const int64_t blocks_, each_, size_;  // each_: bytes of a block of STEP columns, about
+  const int64_t blocks_, each_, size_;  // each_: about the bytes of a block of STEP columns
   const uint8_t *const packed_, *const end_, *panel_ = nullptr;
-  const int64_t mask_;  // which of the depth are kept apart
+  const int64_t mask_;  // maps i to its row in the buffer
   float* buffer_;
-  const int64_t kept_;  // how many of the depth
+  const int64_t kept_;  // rows of the depth in the buffer
 };
 
 template <typename T>

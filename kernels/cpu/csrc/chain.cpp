@@ -1,5 +1,5 @@
-// An EAGLE-3 head's chain in one call by one team of threads: passes of its layer, each over the token that the one
-// before drew.
+// The chain of an EAGLE-3 head in one call by one team of threads: each pass of its layer takes the token that the
+// previous pass drew.
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
@@ -10,24 +10,25 @@
 namespace outrider {
 namespace {
 
-// Intermediate results of a pass. inputs: what q|k|v are made from, [R, 2 * d].
+// Intermediate results of a pass. inputs: the input of q|k|v, [R, 2 * d].
 struct Buffers {
   LayerBuffers layers;
   Tensor embedded, inputs, features, states, logits;
 };
 
-// One row for each request, and what it sees.
+// One row for each request, and the positions it sees.
 struct Pass {
   QueryPlacement places;
   SharedAttention seen;
 };
 
-// Weights and caches of a head, checked once at construction.
+// Weights and caches, checked once at construction.
 class ChainDrafter : public torch::CustomClassHolder {
  public:
-  // own weights: the head. own norms: the last one, the embedding's; the layer's first is that of the features. bias:
-  // of q|k|v. features: [slots, d]. embedding: [V, d], or rows in blocks of `embedding_kind`, -1: it is not in blocks.
-  // vocab: [V'], none for the identity. mix: DraftDrawArgs' [2, 3]. norm_before_residual, norm_output: of EagleConfig.
+  // own weights: the head. own norms: the last one, and the norm of the embedding; the layer's first norm is for the
+  // features. bias: of q|k|v. features: [slots, d]. embedding: [V, d], or rows in blocks of `embedding_kind`; -1 means
+  // no blocks. vocab: [V'], none for the identity. mix: DraftDrawArgs' [2, 3]. norm_before_residual, norm_output: as in
+  // EagleConfig.
   ChainDrafter(Tensors weights, std::vector<int64_t> kinds, Tensors scales, std::vector<int64_t> outputs,
                std::vector<int64_t> depths, Tensors norms, Tensor k_pool, Tensor v_pool, Tensor cos_sin,
                std::optional<Tensor> bias, Tensor features, Tensor embedding, int64_t embedding_kind,
@@ -58,8 +59,7 @@ class ChainDrafter : public torch::CustomClassHolder {
     }
   }
 
-  // A draft of gamma tokens for each of R requests, as of BlockDrafter's `propose`. The features of each one's last
-  // token are at its slot.
+  // Drafts like BlockDrafter's `propose`. The features of each request's last token are at its slot.
   std::tuple<Tensor, std::optional<Tensor>, Tensor> propose(
       Tensor anchors, Tensor seq_lens, Tensor rows, Tensor page_table, Tensor temperatures,
       std::optional<Tensor> top_ks, std::optional<Tensor> top_ps, std::optional<Tensor> min_ps, Tensor noise,
@@ -70,7 +70,7 @@ class ChainDrafter : public torch::CustomClassHolder {
     check_range(anchors, 0, embedding_.size(0), "anchors");
     check_dense(noise, at::kLong, {requests, gamma}, "noise");
     const std::vector<Pass> passes = passes_of(seq_lens, rows, page_table, gamma);
-    Buffers b = buffers_for(requests, passes.back().seen);  // of all passes the last one sees most
+    Buffers b = buffers_for(requests, passes.back().seen);  // the last pass sees most
     read_features(seq_lens, rows, page_table, b.features);
     DraftDrawArgs draws{};
     draws.rules = rules_of(temperatures, top_ks, top_ps, min_ps, requests);
@@ -107,7 +107,7 @@ class ChainDrafter : public torch::CustomClassHolder {
     }
   }
 
-  // Inputs and residual of each request's row: of its token, `stride` numbers apart, and of its features.
+  // Reads the inputs and the residual of each request's row: its token, `stride` numbers apart, and its features.
   void read_inputs(TeamMember& member, const int64_t* tokens, int64_t stride, const char* features, int64_t requests,
                    const Buffers& b) const {
     const int64_t hidden = layers_.hidden, bytes = hidden * layers_.size();
@@ -116,7 +116,7 @@ class ChainDrafter : public torch::CustomClassHolder {
       for (int64_t r = begin; r < end; ++r) {
         char *const embedded = data(b.embedded) + r * bytes, *const inputs = data(b.inputs) + 2 * r * bytes;
         char* const residual = data(b.layers.residual) + r * bytes;
-        const char* const given = features + r * bytes;  // perhaps the residual of the pass before
+        const char* const given = features + r * bytes;  // may be the residual of the last pass
         embed(tokens[r * stride], embedded);
         norm(embedded, nullptr, layers_.own_norm(1), inputs, hidden, layers_.eps, 0, 1);
         norm(given, nullptr, layers_.layers[0].norm_before, inputs + bytes, hidden, layers_.eps, 0, 1);
@@ -134,7 +134,7 @@ class ChainDrafter : public torch::CustomClassHolder {
       kernels().expand_rows[embedding_kind_](embedding_.data_ptr<uint8_t>(), &token, to, layers_.hidden, 0, 1);
   }
 
-  // A text's first token has no row, and the first row is that of the second token.
+  // The first token of a text has no row: the first row belongs to the second token.
   std::vector<Pass> passes_of(const Tensor& seq_lens, const Tensor& rows, const Tensor& page_table,
                               int64_t gamma) const {
     const int64_t requests = rows.numel();
@@ -157,7 +157,7 @@ class ChainDrafter : public torch::CustomClassHolder {
     return passes;
   }
 
-  // features [R, d] of the last token of each text.
+  // Reads the features [R, d] of the last token of each text.
   void read_features(const Tensor& seq_lens, const Tensor& rows, const Tensor& page_table, const Tensor& to) const {
     const int64_t bytes = layers_.hidden * layers_.size();
     for (int64_t r = 0; r < rows.numel(); ++r) {

@@ -1,6 +1,6 @@
-// Checks that the tile unit works as the kernels expect: products and attention by it, on two threads at once, have the
-// bits of its emulation. proof.py runs it in a process of its own, since a wrong shape would
-// be an illegal instruction. Exits with 0 if they have, 1 if not, 2 if the processor or the system gives no tiles.
+// Checks the tile unit: its products and attention, on two threads at once, must have the bits of its emulation.
+// proof.py runs this in a process of its own, since a wrong shape would be an illegal instruction. Exits with 0 if the
+// bits are equal, 1 if not, 2 if the processor or the system gives no tiles.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -16,7 +16,7 @@
 
 namespace {
 
-// Memory that ends where a page ends, with nothing behind it.
+// Memory that ends at the end of a page; the next page is unmapped.
 uint8_t* guarded(int64_t bytes) {
   const int64_t page = sysconf(_SC_PAGESIZE), pages = (bytes + page - 1) / page;
   void* start = mmap(nullptr, (pages + 1) * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -29,7 +29,7 @@ uint8_t* guarded(int64_t bytes) {
 
 std::mt19937 generator;
 
-// Numbers of ordinary size, and some so small that products of them are denormal.
+// Numbers of ordinary size, and some so small that their products are denormal.
 uint16_t random_bf16() {
   const float number = std::normal_distribution<float>()(generator) * (generator() % 16 ? 1.f : 1e-20f);
   uint32_t bits;
@@ -37,7 +37,7 @@ uint16_t random_bf16() {
   return bits >> 16;
 }
 
-// The product of both implementations, each by two threads that share the panels.
+// Compares both products, each by two threads that share the panels.
 bool same(const LinearArgs& a, Function<const LinearArgs&, int64_t, int64_t> (&implementations)[2]) {
   const int64_t items = a.panels * ((a.rows + a.row_group - 1) / a.row_group), bytes = a.rows * a.outputs * 2;
   uint8_t* outs[2];
@@ -94,7 +94,7 @@ T* guarded_of(int64_t numbers) {
   return reinterpret_cast<T*>(guarded(numbers * int64_t(sizeof(T))));
 }
 
-// Attention of the last `queries` of `length` tokens by both implementations, each by two threads.
+// Compares both attentions of the last `queries` of `length` tokens, each by two threads.
 bool check_attention(int64_t queries, int64_t length) {
   constexpr int64_t HEADS = 6, KV_HEADS = 2, DIM = 64, VALUE_DIM = 48,
                     SIZES[] = {HEADS * DIM, KV_HEADS * DIM, KV_HEADS * VALUE_DIM};

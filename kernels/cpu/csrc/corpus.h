@@ -1,4 +1,4 @@
-// Texts of other requests by corpus, with an index of their n-grams.
+// Texts of earlier requests by corpus, with an index of their n-grams.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -7,33 +7,33 @@
 
 namespace outrider {
 
-// Stand before every text in a ring, the latter before one that is not to be kept elsewhere; tokens are at least 0.
+// A mark precedes every text in a ring; SECRET_TEXT forbids to store the text elsewhere. Tokens are at least 0.
 constexpr int32_t TEXT_END = -1, SECRET_TEXT = -2;
 
-// Where a text's end was found in a corpus: the position behind the match, and its length, 0 for none.
+// A match of a text's end in a corpus: the position after it, and its length, 0 for none.
 struct FoundText {
   uint32_t next = 0;
   int64_t length = 0;
-  int64_t agreeing = 0, counted = 0;  // of the matches that were compared, those that went on with the same token
+  int64_t agreeing = 0, counted = 0;  // compared matches, and how many continued with the same token
 };
 
-// A ring of token ids, the oldest of which go first, and the positions of its n-grams by hash: for each length the
-// latest one, and from every position the one before. Positions count all tokens that ever came, modulo 2^32.
+// A ring of token ids, which drops the oldest first, and the positions of its n-grams by hash: the latest for each
+// length, and from every position the previous one. Positions count all tokens ever added, modulo 2^32.
 class Corpus {
  public:
   explicit Corpus(int64_t capacity) : capacity_(capacity) { resize(std::min<int64_t>(capacity, SMALLEST)); }
 
-  // Adds the parts of a text that are not among the newer half of what is here.
+  // Adds the parts of a text that the newer half of the ring lacks.
   void insert(const int64_t* text, int64_t length, bool secret) {
     const int32_t mark = secret ? SECRET_TEXT : TEXT_END;
-    int64_t begin = 0;  // of what waits to be added
+    int64_t begin = 0;  // of the part still to be added
     for (int64_t i = 0; i + LONG <= length;) {
       const int64_t known = known_from(text + i, length - i);
-      if (known < SKIPPED && known < length) {  // `known` may be all of a short text
+      if (known < SKIPPED && known < length) {  // `known` may cover all of a short text
         ++i;
         continue;
       }
-      if (i > begin) append(mark, text + begin, i + LONG - begin);  // with what is known, so that the copies join
+      if (i > begin) append(mark, text + begin, i + LONG - begin);  // with the known tokens, so that the copies join
       i += known;
       begin = std::max<int64_t>(i - LONGEST, begin);
       if (i == length) return;
@@ -41,8 +41,8 @@ class Corpus {
     if (length > begin) append(mark, text + begin, length - begin);
   }
 
-  // The latest of the longest matches of a text's end among the last CHAIN that share its last LONG tokens, or else its
-  // last SHORT ones; of at most LONGEST tokens.
+  // The latest of the longest matches of a text's end, at most LONGEST tokens, among the last CHAIN positions with the
+  // same last LONG tokens, or else SHORT tokens.
   FoundText find(const int64_t* text, int64_t length) const {
     FoundText best;
     for (int64_t level = 0; level < LEVELS && !best.length; ++level) {
@@ -71,7 +71,7 @@ class Corpus {
     return best;
   }
 
-  // At most `count` tokens from a position on; returns how many the text has.
+  // Reads at most `count` tokens from a position on; returns their number.
   int64_t read(uint32_t from, int64_t* tokens, int64_t count) const {
     int64_t n = 0;
     for (; n < count && from != end_; ++n, ++from) {
@@ -81,7 +81,7 @@ class Corpus {
     return n;
   }
 
-  // All that is here, oldest first; or `kept`, all whose mark is here and not SECRET_TEXT.
+  // All tokens, oldest first. With `kept`, only texts with a mark in the ring other than SECRET_TEXT.
   std::vector<int32_t> contents(bool kept = false) const {
     std::vector<int32_t> found;
     bool taken = !kept;
@@ -93,7 +93,7 @@ class Corpus {
     return found;
   }
 
-  // As `contents` gave it.
+  // Restores the tokens of `contents`.
   void fill(const int32_t* tokens, int64_t count) {
     for (int64_t i = 0; i < count; ++i) push(tokens[i]);
   }
@@ -117,7 +117,7 @@ class Corpus {
     return uint32_t(hash >> 32) & mask();
   }
 
-  // Tokens before and at a position that equal the last ones of a text.
+  // Counts the tokens up to a position that equal the last ones of a text.
   int64_t backwards(uint32_t at, const int64_t* text, int64_t length) const {
     int64_t n = 0;
     while (n < std::min(LONGEST, length) && holds(at - uint32_t(n)) &&
@@ -126,7 +126,7 @@ class Corpus {
     return n;
   }
 
-  // How many of the first tokens of `text` stand together among the newer half of what is here.
+  // Counts the first tokens of `text` that the newer half of the ring has together.
   int64_t known_from(const int64_t* text, int64_t length) const {
     int64_t longest = 0;
     uint32_t at = heads_[0][slot(text, LONG)], before = end_;
@@ -169,7 +169,7 @@ class Corpus {
     }
   }
 
-  // An empty ring of that size; positions begin where none is held yet.
+  // Makes an empty ring of `size` tokens; positions begin where the ring holds no token.
   void resize(int64_t size) {
     ring_.assign(size, TEXT_END);
     for (int64_t level = 0; level < LEVELS; ++level) {

@@ -1,5 +1,5 @@
-// A diffusion drafter's pass in one call by one team of threads: what is new of the texts and their blocks, to logits.
-// Beside it, what is cheap but would take many small operations: where rows stand, and what is new.
+// The pass of a diffusion drafter in one call by one team of threads: from the new tokens of the texts and their blocks
+// to logits. Two helpers replace many small operations: the places of rows, and each text's first new position.
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
@@ -18,7 +18,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> spans(const Tensor& page_table, const
   return {p.positions, p.slots, p.indptr, p.kv_lens};
 }
 
-// The first of each text's positions whose slot is not `encoded` [S] bool, or its length [R].
+// The first position of each text with a slot that is not `encoded` [S] bool, or the length of the text [R].
 Tensor first_missing(const Tensor& encoded, const Tensor& page_table, const Tensor& rows, const Tensor& lengths) {
   check_dense(encoded, at::kBool, {encoded.numel()}, "encoded");
   check_dense(lengths, at::kLong, {rows.numel()}, "lengths");
@@ -34,10 +34,10 @@ Tensor first_missing(const Tensor& encoded, const Tensor& page_table, const Tens
   return first;
 }
 
-// Weights and caches of a drafter, checked once at construction.
+// Weights and caches, checked once at construction.
 class DiffusionDrafter : public torch::CustomClassHolder {
  public:
-  // own weights: the head. own norms: the last one. like: of the type of all numbers, [1, d].
+  // own weights: the head. own norms: the last one. like: [1, d], has the type of all numbers.
   DiffusionDrafter(Tensors weights, std::vector<int64_t> kinds, Tensors scales, std::vector<int64_t> outputs,
                    std::vector<int64_t> depths, Tensors norms, Tensors k_pools, Tensors v_pools, Tensor cos_sin,
                    Tensor like, double eps)
@@ -46,9 +46,9 @@ class DiffusionDrafter : public torch::CustomClassHolder {
     TORCH_CHECK(head_.depth == layers_.hidden, "the head is of depth ", head_.depth, ", expected ", layers_.hidden);
   }
 
-  // Normed states [R * count, d] and logits [R * count, V'] of rows first .. first + count of each request's block.
-  // x: [N, d] inputs at `positions` and `slots` [N]: rows of the context, whose requests are `context_rows`, as
-  // context_indptr and context_kv_lens say; then equally many of the block of each of `rows` [R].
+  // Normed states [R * count, d] and logits [R * count, V'] of rows first .. first + count of each request's block. x:
+  // [N, d] inputs at `positions` and `slots` [N]: first the rows of the context, for requests `context_rows`, by
+  // context_indptr and context_kv_lens; then equally many block rows for each of `rows` [R].
   std::tuple<Tensor, Tensor> forward(Tensor x, Tensor positions, Tensor slots, Tensor page_table, Tensor context_rows,
                                      Tensor context_indptr, Tensor context_kv_lens, Tensor rows, Tensor indptr,
                                      Tensor kv_lens, int64_t first, int64_t count) const {

@@ -1,5 +1,5 @@
-// The layers of a drafter (DSpark, DFlash, EAGLE-3, diffusion) as stages of a team: what is checked once, when it is made,
-// and what all of them compute alike.
+// The layers of a drafter (DSpark, DFlash, EAGLE-3, diffusion) as stages of a team: checks at construction, and all
+// shared computation.
 #pragma once
 #include <ATen/ops/empty.h>
 
@@ -12,14 +12,13 @@ namespace outrider {
 
 using Tensors = std::vector<Tensor>;
 
-// A draft as it is handed back: tokens and confidences [R, gamma], and where a sampled request wants them
-// probs [R, gamma, columns].
+// A draft: tokens and confidences [R, gamma], and probs [R, gamma, columns] if a sampled request wants them.
 struct Drawn {
   Tensor tokens, confidence;
   std::optional<Tensor> probs;
   bool sampled;
 
-  // Makes room, where draws with `draws`, whose rules are there already, are written. noise: [R, gamma].
+  // Allocates the outputs of `draws`, which has its rules already. noise: [R, gamma].
   Drawn(DraftDrawArgs& draws, const Tensor& noise, int64_t columns, bool wants_probs)
       : tokens(at::empty(noise.sizes(), noise.options())),
         confidence(at::empty(noise.sizes(), noise.options().dtype(at::kFloat))) {
@@ -34,8 +33,7 @@ struct Drawn {
   }
 };
 
-// Queries by request, and their places in the cache: request r has `count(r)` of them, from
-// position starts[r] on.
+// Queries by request, and their places in the cache: request r has `count(r)` queries, from position starts[r] on.
 struct QueryPlacement {
   Tensor positions, slots, indptr, kv_lens;
 
@@ -63,34 +61,32 @@ struct QueryPlacement {
   }
 };
 
-// DFlash 2's convolution before a sublayer (side 0) and behind it (side 1).
+// DFlash 2's convolution before (side 0) and after (side 1) a sublayer.
 struct BlockConvolution {
-  Weight added;      // outputs [2, taps, groups]: what a row's input adds to its kernels
+  Weight added;      // outputs [2, taps, groups]: added to a row's kernels by its input
   const void* base;  // [2, taps, d]
   int64_t taps, groups;
 };
 
 struct DraftLayer {
   Weight qkv, out, up, down;
-  const void *norm_before, *norm_queries, *norm_keys, *norm_between;  // of queries and keys: null without
+  const void *norm_before, *norm_queries, *norm_keys, *norm_between;  // of queries and keys: null if absent
   void *k_pool, *v_pool;
   const void* bias = nullptr;  // of q|k|v
   std::optional<BlockConvolution> around_attention, around_mlp;
 };
 
-// Intermediate results of the layers.
 struct LayerBuffers {
   Tensor residual, normed, qkv, attended, x, up, gated, partials, added;
   RoundedInput rounded;
-  int64_t block_rows = 1;  // that a convolution goes over
+  int64_t block_rows = 1;  // rows of one convolution
 };
 
-// Constructor arguments that all drafters share. weights, each beside its kind, scales (none: no numbers), outputs and
-// depth as of weight_of: four a layer (q|k|v, out, gate|up, down), then the drafter's own. norms: of each layer four
-// (before attention, of queries, of keys, before the MLP; those of queries and keys may have no numbers: there are
-// none), then its own, all [d]. pools: of keys and values, [slots, heads, width], of each layer. convolutions: bases of
-// each layer two, around attention and around the MLP, whose weights are the last ones; or none. bias: of the first
-// layer's q|k|v.
+// Constructor arguments that all drafters share. weights: four a layer (q|k|v, out, gate|up, down), then the drafter's;
+// each has its kind, scales (may be empty), outputs and depth, as in weight_of. norms, all [d]: four a layer (before
+// attention, of queries, of keys, before the MLP; empty norms of queries and keys mean none), then the drafter's.
+// pools: keys and values [slots, heads, width] of each layer. convolutions: none, or two bases a layer, around
+// attention and around the MLP; their weights come last. bias: of q|k|v in the first layer.
 struct DrafterTensors {
   Tensors weights;
   std::vector<int64_t> kinds;
@@ -102,7 +98,7 @@ struct DrafterTensors {
   std::optional<Tensor> bias{};
 };
 
-// An attention that all layers of a pass share, and whether its work is split into chunks that are merged afterwards.
+// An attention of all layers of a pass, and whether its work is split into chunks to be merged.
 struct SharedAttention {
   AttentionPlan plan;
   bool split;
@@ -110,8 +106,8 @@ struct SharedAttention {
 
 class DraftLayers {
  public:
-  // `like` has the type of all numbers and d columns; `own` weights and `own_norms` are the drafter's. input_width: of
-  // what the first layer's q|k|v are made from, 0: d.
+  // `like` has the type of all numbers and d columns. The drafter has `own` weights and `own_norms` norms of its own.
+  // input_width: columns of the input of q|k|v in the first layer; 0 means d.
   DraftLayers(DrafterTensors parts, const Tensor& like, size_t own, size_t own_norms, double eps,
               int64_t input_width = 0)
       : eps(float(eps)), type(type_of(like, "inputs")), hidden(like.size(-1)), parts_(std::move(parts)), like_(like) {
@@ -159,10 +155,10 @@ class DraftLayers {
     layers[0].bias = p.bias->data_ptr();
   }
 
-  // Inputs in b.residual [N, d] of rows at `positions` and `slots` [N], of which the first `context_tokens` are
-  // context: they see by `context` what is before them, the others by `block` all of their own. Their keys and values
-  // go to the pools. What comes out of the rows behind the context is b.residual + b.x. `next`: the product that
-  // follows. inputs: what the first layer's q|k|v are made from, null: the normed residual.
+  // Runs all layers on the inputs b.residual [N, d] of rows at `positions` and `slots` [N]. The first `context_tokens`
+  // rows see the tokens before them, by `context`; the block rows that follow see their whole block, by `block`. Keys
+  // and values go to the pools. The result of block rows is b.residual + b.x. `next`: the following product. inputs:
+  // the input of q|k|v in the first layer; null: the normed residual.
   void run(TeamMember& member, const Tensor& positions, const Tensor& slots, const SharedAttention* context,
            int64_t context_tokens, const SharedAttention* block, LayerBuffers& b, const Weight* next,
            const void* inputs = nullptr) const {
@@ -185,7 +181,7 @@ class DraftLayers {
       every.product(given ? inputs : data(b.normed), layer.qkv, qkv, &layer.out);
       rotate(every, rope, layer);
       if (context && !ends) attend(every, *context, layer, 0, b);
-      if (ends && !own) return;  // of the context only keys and values were wanted
+      if (ends && !own) return;  // the context needs keys and values only
       if (block) attend(every, *block, layer, context_tokens, b);
       const Stages& stages = ends ? last : every;
       const int64_t skipped = ends ? context_tokens : 0;
@@ -201,8 +197,8 @@ class DraftLayers {
     }
   }
 
-  // Normed states [R * count, d] of rows first .. first + count of each request's `queries`, which begin at row
-  // `context_tokens`.
+  // Normed states [R * count, d] of rows first .. first + count of each request's `queries`, from row `context_tokens`
+  // on.
   void finish(TeamMember& member, const void* norm, int64_t context_tokens, int64_t requests, int64_t queries,
               int64_t first, int64_t count, const LayerBuffers& b, const Tensor& states) const {
     const auto share = [&](int64_t begin, int64_t end) {
@@ -215,15 +211,14 @@ class DraftLayers {
     member.run_ranges(requests, share, requests * count * hidden * WORK_PER_NUMBER);
   }
 
-  // Norms and rotates each head of queries (if there are any) and keys, and writes keys and values to the layer's
-  // pools.
+  // Norms and rotates each head of queries (if any) and keys; writes keys and values to the layer's pools.
   void rotate(const Stages& stages, RopeArgs rope, const DraftLayer& layer) const {
     rope.k_pool = layer.k_pool;
     rope.v_pool = layer.v_pool;
     stages.rope(rope, {layer.bias, layer.norm_queries, layer.norm_keys, eps});
   }
 
-  // Arguments for keys and values in rows of a matrix, without queries; k and v are left to be set.
+  // Arguments for keys and values in rows of a matrix, without queries; the caller sets k and v.
   RopeArgs rope_of(const Tensor& matrix, const Tensor& positions, const Tensor& slots) const {
     RopeArgs rope{};
     rope.cos_sin = parts_.cos_sin.data_ptr();
@@ -284,7 +279,7 @@ class DraftLayers {
   int64_t size() const { return type ? 2 : 4; }  // bytes of a number
   at::ScalarType number() const { return like_.scalar_type(); }
 
-  // The drafter's own norm number i.
+  // Norm number i of the drafter itself.
   const void* own_norm(size_t i) const { return parts_.norms[4 * layers.size() + i].data_ptr(); }
 
   const float eps;
@@ -304,7 +299,7 @@ class DraftLayers {
     return {added, base.data_ptr(), taps, groups};
   }
 
-  // x, of whole blocks, convolved in place. Side 0 is the sublayer's input, from which both sides' kernels are made.
+  // Convolves x, whole blocks, in place. Side 0 is the input of the sublayer; it gives the kernels of both sides.
   void convolve(const Stages& stages, const std::optional<BlockConvolution>& by, int64_t side, void* x,
                 const LayerBuffers& b) const {
     if (!by) return;
@@ -335,7 +330,7 @@ class DraftLayers {
     width = first.size(2);
   }
 
-  const DrafterTensors parts_;  // keeps alive what the pointers point to
+  const DrafterTensors parts_;  // keeps the memory of the pointers alive
   const Tensor like_;
 };
 

@@ -1,10 +1,10 @@
-// Draft tokens from logits, and each one's chance of acceptance, which is known before it is drawn; one row at a time.
+// Draft tokens from logits, each with its chance of acceptance, known before the draw; one row at a time.
 #pragma once
 #include "sampling.h"
 
 namespace ISA {
 
-// out = x + bias, either of which may end within a vector.
+// out = x + bias; both may end within a vector.
 template <typename T>
 inline void widen(const T* x, const T* bias, float* out, int64_t n) {
   int64_t i = 0;
@@ -22,11 +22,11 @@ inline float weighted(const T* x, const float* weight, int64_t n) {
   return rest;
 }
 
-// Entropy in nats of the probabilities scale * weights, the largest of which is `chance`. A weight is 0, or a multiple
-// of e^((x - top) / temperature), the same for all.
+// Entropy in nats of the probabilities scale * weights; the largest is `chance`. A weight is 0, or e^((x - top) /
+// temperature) times one factor for all.
 inline float entropy(const float* x, float top, float temperature, const float* weights, float scale, float chance,
                      int64_t n) {
-  const Vec least = splat(-1e30f);  // times a weight of 0 it is 0
+  const Vec least = splat(-1e30f);  // times weight 0 gives 0
   double total = 0;
   for (int64_t start = 0; start < n; start += SUM_BLOCK) {
     const int64_t end = std::min(n, start + SUM_BLOCK);

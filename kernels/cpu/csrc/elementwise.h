@@ -33,7 +33,7 @@ void norm(const void* x, void* residual, const void* weight, void* out, int64_t 
   }
 }
 
-// x += bias, in rows `stride` numbers apart.
+// x += bias, in rows that are `stride` numbers apart.
 template <typename T>
 void add_bias(void* x, const void* bias, int64_t width, int64_t stride, int64_t begin, int64_t end) {
   const T* b = static_cast<const T*>(bias);
@@ -55,7 +55,7 @@ void silu_mul(const void* x, void* out, int64_t width, int64_t begin, int64_t en
   }
 }
 
-// Work on blocks. Rows from the last on, so that those before are read as they were.
+// Convolves blocks. It starts at the last row, so that earlier rows are read unchanged.
 template <typename T>
 void convolve_blocks(const BlockConvolutionArgs& a, int64_t begin, int64_t end) {
   const T* base = static_cast<const T*>(a.base);
@@ -75,7 +75,7 @@ void convolve_blocks(const BlockConvolutionArgs& a, int64_t begin, int64_t end) 
   }
 }
 
-// Rotates the halves of one head's first rotary_dim numbers (neox) by the angles in cos_sin = [cos | sin].
+// Rotates the halves of the first rotary_dim numbers of one head (neox) by the angles in cos_sin = [cos | sin].
 template <typename T, typename C>
 inline void rotate(T* x, const C* cos_sin, int64_t half) {
   for (int64_t i = 0; i < half; i += W) {

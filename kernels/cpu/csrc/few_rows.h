@@ -1,6 +1,6 @@
-// Attention of so few rows that each key and value is used once, as it lies in the cache: a decode step. Positions are
-// read in order, the KV heads of a position together: neighbouring lines come faster than the same lines head by
-// head. A row's sums have the order of product(): the bits are those of the path for many rows.
+// Attention of few rows, as in a decode step: it uses each key and value once, in the cache. It reads positions in
+// order, and the KV heads of a position together: neighbouring lines come faster than head by head. Sums have the order
+// of product(), so the bits equal the path for many rows.
 #pragma once
 #include <algorithm>
 
@@ -10,9 +10,9 @@
 namespace ISA {
 
 constexpr bool NARROW = W < 16;
-constexpr int64_t ROWS_AHEAD = 32;  // positions between one that is read and one that is prefetched
+constexpr int64_t ROWS_AHEAD = 32;  // positions from a read to its prefetch
 
-// Prefetches rows line by line in the order of memory, which is faster than head by head.
+// Prefetches rows line by line in memory order, which is faster than head by head.
 template <typename T>
 class LinePrefetcher {
  public:
@@ -37,11 +37,11 @@ class LinePrefetcher {
   int64_t left_ = 0;
 };
 
-// Addresses of a pool's rows: those of a chunk's positions, then those of the pool that is read after it.
+// Addresses of a pool's rows: the positions of a chunk, then rows of the pool that is read next.
 template <typename T>
 class PoolRows {
  public:
-  // Rows of `count` slots, from number `first` of a row on.
+  // Sets the rows of `count` slots, from number `first` of a row on.
   void set(const void* pool, int64_t stride, int64_t first, const int32_t* slots, int64_t count) {
     for (int64_t i = 0; i < count; ++i) rows_[i] = static_cast<const T*>(pool) + slots[i] * stride + first;
     size_ = (count + W - 1) / W * W;
@@ -52,7 +52,7 @@ class PoolRows {
       rows_[size_ + i] = i < count ? static_cast<const T*>(pool) + slots[i] * stride + first : rows_[0];
   }
   const T* const* at(int64_t i) const { return rows_ + i; }
-  // The first `numbers` of every row, ROWS_AHEAD of the one that is read.
+  // Prefetches the first `numbers` of every row, ROWS_AHEAD rows before the read.
   LinePrefetcher<T> prefetcher(int64_t numbers) const {
     return {rows_ + ROWS_AHEAD, rows_ + size_ + ROWS_AHEAD, numbers};
   }
@@ -67,8 +67,7 @@ inline void prefetch_row(const T* row, int64_t numbers) {
   for (int64_t i = 0; i < numbers; i += 64 / sizeof(T)) __builtin_prefetch(row + i);
 }
 
-// Numbers [d, d + W) of W keys, pairs of them where PAIRS, from number `from` of a key on: block[i] has the i-th of
-// each.
+// Numbers [d, d + W) of W keys (pairs if PAIRS), counted from `from`: block[i] has number i of each key.
 template <bool PAIRS, typename T>
 inline void transposed_keys(const T* const* keys, int64_t from, int64_t d, Vec (&block)[W]) {
   using Lane = std::conditional_t<PAIRS, float, T>;
@@ -80,7 +79,7 @@ inline void transposed_keys(const T* const* keys, int64_t from, int64_t d, Vec (
   transpose(block);
 }
 
-// out[r][j] = queries[r] . keys[j] from number `from` of a key on, for W keys.
+// out[r][j] = queries[r] . keys[j], for W keys from their number `from` on.
 template <int R, bool PAIRS, typename T>
 inline void scores(const float* queries, int64_t depth, const T* const* keys, int64_t from, float* out,
                    int64_t stride) {
@@ -128,8 +127,8 @@ inline void add_columns(const float* weights, int64_t stride, const T* const* va
     for (int b = 0; b < B; ++b) store(out + r * out_stride + b * W, sums[r][b]);
 }
 
-// out[r][c] += sum_i weights[r][i] * values[i][from + c], of the next ROWS_AHEAD of `keys` positions. Weights are bf16
-// where PAIRS.
+// out[r][c] += sum_i weights[r][i] * values[i][from + c], for the next ROWS_AHEAD of `keys` positions. Weights are bf16
+// if PAIRS.
 template <int R, bool PAIRS, typename T>
 inline void add_values(const float* weights, int64_t stride, const T* const* values, int64_t from, int64_t keys,
                        int64_t width, float* out, int64_t out_stride) {
@@ -141,11 +140,11 @@ inline void add_values(const float* weights, int64_t stride, const T* const* val
     add_columns<R, 1, PAIRS>(weights, stride, values, from + c, count, keys, out + c, out_stride);
 }
 
-// The same for short vectors without pairs (AVX2): numbers of bf16 are transposed two
-// at a time and widened after it, and sums take as many registers as there are.
+// The same for short vectors without pairs (AVX2). It transposes bf16 numbers two at a time and then widens them; sums
+// use every register.
 
-// f(number, its W keys) for all numbers of W keys, from number `from` of a key on. `step` is called once for every 4 *
-// W bytes of a key.
+// Calls f(number, its W keys) for all numbers of W keys, from `from` on, and `step` once for every 4 * W bytes of a
+// key.
 template <typename T, typename S, typename F>
 inline void for_numbers(const T* const* keys, int64_t from, int64_t depth, const S& step, const F& f) {
   constexpr bool HALVES = sizeof(T) == 2;
@@ -209,7 +208,7 @@ inline void narrow_values(const float* weights, int64_t stride, const T* const* 
     narrow_columns<R, 1>(weights, stride, values, from + c, count, ahead, out + c, out_stride);
 }
 
-// f(number) with rows, 1 .. ROWS, as a constant.
+// Calls f with rows, 1 .. ROWS, as a constant.
 template <typename F>
 inline void with_rows(int64_t rows, const F& f) {
   switch (rows) {

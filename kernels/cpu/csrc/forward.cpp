@@ -24,21 +24,20 @@ struct Layer {
   int64_t window;
 };
 
-// Intermediate results of one forward.
 struct Buffers {
   Tensor normed, qkv, attended, x, up, gated, partials;
   RoundedInput rounded;
 };
 
-// Weights and caches of a decoder, checked once at construction.
+// Weights and caches, checked once at construction.
 class Decoder : public torch::CustomClassHolder {
  public:
   // counts: parts of each product, four products a layer (q|k|v, out, gate|up, down). weights, kinds, outputs: of all
-  // parts. Codes of int8_linear beside their scales; or, without scales, each what its kind says: blocks of
-  // block_linear or, where that is negative, panels of packed_linear. norms: two a layer and the last one. head_norms:
-  // none, or two a layer, of each head of queries and keys. biases: none, or of each layer's q|k|v. k_pools,
-  // v_pools: the layers' caches [slots, heads, width]. attention_scales, windows, logit_caps: as of flat_attention, one
-  // a layer.
+  // parts. A weight with scales has the codes of int8_linear; without scales, a kind of 0 or more means blocks of
+  // block_linear, a negative kind panels of packed_linear. norms: two a layer and the last one. head_norms: none, or
+  // two a layer, for each head of queries and keys. biases: none, or of q|k|v in each layer. k_pools, v_pools: the
+  // caches of the layers [slots, heads, width]. attention_scales, windows, logit_caps: as in flat_attention, one a
+  // layer.
   Decoder(std::vector<int64_t> counts, Tensors weights, std::vector<int64_t> kinds, Tensors scales,
           std::vector<int64_t> outputs, Tensors norms, Tensors head_norms, Tensors biases, Tensors k_pools,
           Tensors v_pools, Tensor cos_sin, double eps, std::vector<double> attention_scales, std::vector<int64_t> windows, std::vector<double> logit_caps)
@@ -51,7 +50,7 @@ class Decoder : public torch::CustomClassHolder {
                     (biases.empty() || biases.size() == layers) && v_pools.size() == layers && attention_scales.size() == layers &&
                     windows.size() == layers && logit_caps.size() == layers,
                 "a layer has four products, two norms, two pools, a scale, a window and a cap");
-    std::vector<int64_t> sums, first{0};  // outputs of each product, its first part
+    std::vector<int64_t> sums, first{0};  // outputs and first part of each product
     for (const int64_t count : counts) {
       const auto from = outputs.begin() + first.back();
       sums.push_back(std::accumulate(from, from + count, int64_t(0)));
@@ -97,11 +96,11 @@ class Decoder : public torch::CustomClassHolder {
                          k_pools[i].data_ptr(), v_pools[i].data_ptr(), float(attention_scales[i]), float(logit_caps[i]), windows[i]});
   }
 
-  // residual: [N, H], the embedded tokens; it becomes the sum of all layers. positions, slots: [N]. The rest as of
-  // flat_attention. captured: before which layers the sum is kept, rising, none the first.
-  // read: rows of the last norm's output that are wanted, rising; none: all. Of other rows the last layer computes keys
-  // and values alone, and residual is not the sum afterwards.
-  // Returns the last norm's output [N, H], or of the rows read, and the kept sums [N, captured, H].
+  // residual: [N, H], the embedded tokens; it becomes the sum of all layers. positions, slots: [N]. Further arguments
+  // are as in flat_attention. captured: the layers before which the sum is kept, rising, none the first.
+  // read: wanted rows of the output of the last norm, rising; none means all. For all further rows the last layer
+  // computes only keys and values, and residual is then not the sum.
+  // Returns the output of the last norm, [N, H] or only the rows read, and the kept sums [N, captured, H].
   std::tuple<Tensor, Tensor> forward(Tensor residual, Tensor positions, Tensor slots, Tensor qo_indptr, Tensor kv_lens,
                                      Tensor rows, Tensor page_table, bool causal,
                                      std::vector<int64_t> captured, std::optional<Tensor> read) const {
@@ -136,7 +135,7 @@ class Decoder : public torch::CustomClassHolder {
   }
 
  private:
-  // The state of a step that all members share. rope: of all rows. cached: slots whose keys and values are prefetched.
+  // The state of a step, which all members share. rope: of all rows. cached: slots with keys and values to prefetch.
   struct Step {
     const Tensor &residual, &kept;
     const AttentionPlan& plan;
@@ -147,8 +146,8 @@ class Decoder : public torch::CustomClassHolder {
     const ReadRows* read;  // null: all rows
   };
 
-  // A member's share of a step. Between two attentions lie the rest of a layer, the norm, and the start of the next
-  // layer: a row needs nothing of other rows there, so a member may take rows of its own, `at_once_` at a time.
+  // A member's share of a step. Between two attentions a row needs no other row (the rest of a layer, the norm, the
+  // start of the next layer), so a member may take its own rows, `at_once_` at a time.
   class Pass {
    public:
     Pass(const Decoder& decoder, const Step& step, TeamMember& member)
@@ -192,14 +191,14 @@ class Decoder : public torch::CustomClassHolder {
       return captured_ < step_.captured.size() && step_.captured[captured_] == int64_t(i);
     }
 
-    // Products from here to the layer's attention prefetch what that will read.
+    // From here to the layer's attention, products prefetch its keys and values.
     void prefetch_cache(size_t i) {
       const bool wanted = !step_.cached.empty() && i < d.layers_.size() && d.layers_[i].window < 0;
       if (wanted) prefetch_ = d.cache_lines(d.layers_[i], step_.cached, member_);
       stages_.prefetch_during(wanted ? &prefetch_ : nullptr);
     }
 
-    // The output of attention, and the MLP.
+    // Computes the output of attention, and the MLP.
     void finish_layer(size_t i, int64_t first) {
       const Layer& layer = d.layers_[i];
       char* const normed = at(b.normed, first);
@@ -210,7 +209,7 @@ class Decoder : public torch::CustomClassHolder {
       stages_.product(gated_, layer.down, x_, i + 1 == d.layers_.size() ? nullptr : &d.layers_[i + 1].qkv);
     }
 
-    // The norm before layer i, or the last one; the sum of all layers so far is kept where it is captured.
+    // Computes the norm before layer i, or the last one; keeps captured sums of the layers so far.
     void normalise(size_t i, int64_t first) {
       const bool last = i == d.layers_.size();
       const void* weight = last ? d.kept_[2].back().data_ptr() : d.layers_[i].norm_before;
@@ -221,7 +220,7 @@ class Decoder : public torch::CustomClassHolder {
       else stages_.norm(sum, nullptr, weight, normed, d.hidden_, d.eps_);
     }
 
-    // Queries, keys and values, which are rotated and written to the cache.
+    // Computes queries, keys and values, rotates them and writes them to the cache.
     void begin_layer(size_t i, int64_t first) {
       const Layer& layer = d.layers_[i];
       const bool more = first + at_once_ < end_;
@@ -238,7 +237,7 @@ class Decoder : public torch::CustomClassHolder {
       stages_.rope(rope, layer.before);
     }
 
-    // From here on the rows that are read are all there are.
+    // Drops all rows but the ones to be read.
     void keep_read_rows() {
       const std::vector<int64_t>& numbers = step_.read->numbers;
       member_.run_once([&] {
@@ -303,7 +302,7 @@ class Decoder : public torch::CustomClassHolder {
     return rope;
   }
 
-  // True if members take rows of their own through all but attention, and how many at once: with many rows and fast
+  // Says whether members take their own rows between attentions, and how many at once. With many rows and fast
   // products, moving rows between cores' caches takes longer than expanding all weights on each core. Otherwise members
   // share the products of all rows.
   std::pair<bool, int64_t> shares(int64_t tokens, int64_t threads) const {
@@ -315,8 +314,8 @@ class Decoder : public torch::CustomClassHolder {
     return {true, (each + parts - 1) / parts};
   }
 
-  // Slots that attention reads, in its order, as many as fit a shared cache; none for few tokens, whose products are
-  // bound by memory themselves.
+  // Slots in attention's order, as many as fit a shared cache. With few tokens none: their products are memory-bound
+  // already.
   std::vector<int32_t> cached_slots(const AttentionArgs& a, int64_t requests, int64_t tokens) const {
     constexpr int64_t ROOM = 8 << 20;  // bytes
     const int64_t least = rounds_ ? 4 : 16, slot = kv_heads_ * (width_ + value_width_) * (type_ ? 2 : 4);
@@ -329,7 +328,7 @@ class Decoder : public torch::CustomClassHolder {
     return slots;
   }
 
-  // A member's share of the slots, in a layer's cache.
+  // A member's share of the slots, in the cache of a layer.
   CachePrefetch cache_lines(const Layer& layer, const std::vector<int32_t>& slots, const TeamMember& member) const {
     const int64_t size = type_ ? 2 : 4, count = slots.size();
     const CachePrefetch::Pool keys{static_cast<const char*>(layer.k_pool), k_slot_ * size, kv_heads_ * width_ * size};
@@ -374,11 +373,11 @@ class Decoder : public torch::CustomClassHolder {
     v_slot_ = v.stride(0);
   }
 
-  std::vector<Tensors> kept_;  // weights, scales, norms, pools of keys and of values, norms of heads, biases: pointed to
+  std::vector<Tensors> kept_;  // weights, scales, norms, pools, head norms, biases: keeps pointers valid
   Tensor cos_sin_;
   const float eps_;
   int type_;
-  bool rounds_ = false;  // an input of a product, for all rows at once
+  bool rounds_ = false;  // whether a product rounds its input for all rows at once
   int64_t hidden_, mlp_, heads_, kv_heads_, width_, value_width_, slots_, k_slot_, v_slot_;
   std::vector<Layer> layers_;
 };

@@ -1,4 +1,4 @@
-// Torch operations of gated delta networks: checks, work lists, threads. The arithmetic is in gated_delta.h.
+// Torch operations of gated delta networks: checks, work lists, threads. gated_delta.h has the arithmetic.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -10,7 +10,7 @@
 namespace outrider {
 namespace {
 
-// indptr: from 0 to the number of rows, rising; a slot of the pool for each request.
+// indptr rises from 0 to the number of rows; each request has a slot of the pool.
 void check_requests(const Tensor& slots, const Tensor& indptr, const Tensor& pool, int64_t rows) {
   const int64_t requests = slots.numel();
   check_dense(slots, at::kLong, {requests}, "slots");
@@ -21,7 +21,7 @@ void check_requests(const Tensor& slots, const Tensor& indptr, const Tensor& poo
               "indptr must rise from 0 to the ", rows, " rows");
 }
 
-// Of each request at most as many as it has rows.
+// A request counts at most its number of rows.
 void check_counts(const Tensor& counts, const Tensor& indptr) {
   check_dense(counts, at::kLong, {indptr.numel() - 1}, "counts");
   const int64_t *at = indptr.data_ptr<int64_t>(), *count = counts.data_ptr<int64_t>();
@@ -29,7 +29,7 @@ void check_counts(const Tensor& counts, const Tensor& indptr) {
     TORCH_CHECK(0 <= count[r] && count[r] <= at[r + 1] - at[r], "request ", r, " has fewer rows than ", count[r]);
 }
 
-// Slots of float32, each dense and of `dim` - 1 dimensions.
+// A pool has float32 slots, each dense and of `dim` - 1 dimensions.
 void check_pool(const Tensor& pool, int64_t dim, const char* name) {
   TORCH_CHECK(pool.scalar_type() == at::kFloat && pool.dim() == dim && pool.select(0, 0).is_contiguous(), name,
               " must be float32, of ", dim, " dimensions and with dense slots");
@@ -136,13 +136,13 @@ void replay_delta(const Tensor& pool, const Tensor& slots, const Tensor& decays,
                   2 * rows * args.heads * args.key_dim * args.value_dim);
 }
 
-// to = `count` numbers of x from `at` on.
+// Widens `count` numbers of x from `at` on into `to`.
 void copy_widened(float* to, const Tensor& x, int64_t at, int64_t count) {
   if (x.scalar_type() == at::kFloat) std::memcpy(to, x.data_ptr<float>() + at, count * sizeof(float));
   else std::copy_n(x.data_ptr<at::BFloat16>() + at, count, to);
 }
 
-// The windows after the first counts of each request's inputs.
+// Moves each window past the first counts of its request's inputs.
 void slide(const Tensor& windows, const Tensor& slots, const Tensor& inputs, const Tensor& indptr,
            const Tensor& counts) {
   type_of(inputs, "inputs");

@@ -1,6 +1,6 @@
-// Gated delta networks: a short convolution, and a state of each head that every token lets decay and then corrects.
-// States are [key_dim][value_dim]. A lane is one value, and its sums run over the key's numbers in their order. Where
-// bits could depend on what the compiler fuses, add_product() says what is fused.
+// Gated delta networks: a short convolution, and a state of each head that every token decays and then corrects. States
+// are [key_dim][value_dim]. A lane is one value; its sums run over the key's numbers in order. add_product() fixes the
+// fusing where the compiler's choice could change bits.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -10,7 +10,7 @@
 
 namespace ISA {
 
-// The sum of each channel's last inputs by its weights, then SiLU. Rows are tokens.
+// Weights and adds the last inputs of each channel, then applies SiLU. Rows are tokens.
 template <typename T>
 void convolve(const ConvolutionArgs& a, int64_t begin, int64_t end) {
   const T* inputs = static_cast<const T*>(a.inputs);
@@ -31,7 +31,7 @@ void convolve(const ConvolutionArgs& a, int64_t begin, int64_t end) {
   }
 }
 
-// to = x times `length` divided by its own.
+// to = x scaled to the norm `length`.
 template <typename T>
 inline void set_length(const T* x, float* to, int64_t width, float length) {
   Vec squares{};
@@ -60,7 +60,7 @@ void delta_inputs(const GatedDeltaArgs& a, int64_t begin, int64_t end) {
   }
 }
 
-constexpr int DELTA_VECTORS = 4;  // at most, of a row of a state, that stay together: a tile
+constexpr int DELTA_VECTORS = 4;  // at most, of a state's row in one tile
 inline int64_t delta_tiles(int64_t value_dim) {
   return (value_dim + DELTA_VECTORS * W - 1) / (DELTA_VECTORS * W);
 }
@@ -70,8 +70,8 @@ struct StateRow {
   Vec of[N];
 };
 
-// All tokens of a request, for N vectors of a head's values. What a token adds is written together with the decay by
-// the next one, so the tile is read and written once a token.
+// All tokens of a request, for N vectors of a head's values. A token's write joins the next decay, so each token reads
+// and writes the tile once.
 template <typename T, int N>
 void delta_tile(const GatedDeltaArgs& a, int64_t request, int64_t head, int64_t first) {
   static thread_local std::vector<StateRow<N>> tile;
@@ -124,7 +124,7 @@ void delta_tile(const GatedDeltaArgs& a, int64_t request, int64_t head, int64_t 
   finish(end - 1);
 }
 
-// The state of a tile after the first counts of a request's tokens, with the operations of delta_tile().
+// The state of a tile after the first counts of a request's tokens, by the operations of delta_tile().
 template <int N>
 void replay_tile(const GatedDeltaArgs& a, int64_t request, int64_t head, int64_t first) {
   const int64_t begin = a.indptr[request], end = begin + a.counts[request], key_head = head / (a.heads / a.key_heads);
@@ -141,8 +141,7 @@ void replay_tile(const GatedDeltaArgs& a, int64_t request, int64_t head, int64_t
   }
 }
 
-// Calls work.operator()<N>(request, head, first value) for all tiles of all requests that have rows, until `next` runs
-// out.
+// Calls work.operator()<N>(request, head, first value) for all tiles of all requests with rows, until `next` runs out.
 template <typename F>
 inline void for_delta_tiles(const GatedDeltaArgs& a, std::atomic<int64_t>& next, const F& work) {
   const int64_t tiles = delta_tiles(a.value_dim), items = a.requests * a.heads * tiles;

@@ -1,5 +1,5 @@
-// The table of functions that every operation takes its arithmetic from: one instruction set for all of them, since
-// bits and packed weights differ from set to set.
+// The table of functions for the arithmetic of all operations: one instruction set, since bits and packed weights
+// differ between sets.
 #include <torch/library.h>
 
 #include <algorithm>
@@ -11,14 +11,15 @@
 namespace outrider {
 namespace {
 
-constexpr int64_t ROWS_FOR_TILES = 17;  // of integer products; vectors are as fast with those of one tile
+constexpr int64_t ROWS_FOR_TILES = 17;  // of integer products; below that vectors are as fast
 
 struct InstructionSet {
   std::string name;
   Kernels kernels;
 };
 
-// many_rows: from which on integer products are by tiles; fewer only if `rest` lays weights out alike.
+// many_rows: integer products use tiles from this many rows on; `rest` takes fewer rows only if it lays weights out
+// alike.
 Kernels with_tiles(Kernels rest, const TileKernels& tiles, int64_t many_rows) {
   rest.attention[1] = tiles.attention;
   rest.merge[1] = tiles.merge;
@@ -77,7 +78,7 @@ std::vector<std::string> names() {
   return names;
 }
 
-// Before anything is packed: weights packed for one instruction set are not those of another.
+// Must run before the first packing: each instruction set packs weights in its own way.
 void use_instruction_set(const std::string& name) {
   const auto& all = instruction_sets();
   const auto found = std::find_if(all.begin(), all.end(), [&](const InstructionSet& set) { return set.name == name; });

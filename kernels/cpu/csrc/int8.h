@@ -1,5 +1,5 @@
-// y = x W^T with weights and activations in 8 bits: groups of GROUP neighbours in depth share a scale, per output for
-// the weights, per row for the activations. Sums inside a group are exact integers, groups are added in order.
+// y = x W^T in 8 bits: groups of GROUP neighbours in depth share a scale, per output for weights, per row for
+// activations. Sums inside a group are exact integers; groups are added in order.
 #pragma once
 #include "linear.h"
 
@@ -11,7 +11,7 @@ constexpr int32_t OFFSET = 0;
 constexpr int32_t OFFSET = 128;  // of a weight's codes: VNNI multiplies unsigned bytes by signed ones
 #endif
 
-// c + the four products of a lane's codes of a weight, which have the offset, with those of a row, which do not.
+// c + the four products of a lane's weight codes, with the offset, and row codes, without it.
 inline IntVec dot4(IntVec c, IntVec weights, IntVec row) {
 #if defined(__AVX512VNNI__)
   return reinterpret_cast<IntVec>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(c), reinterpret_cast<__m512i>(weights),
@@ -30,7 +30,7 @@ inline IntVec dot4(IntVec c, IntVec weights, IntVec row) {
 #endif
 }
 
-// The codes of up to GROUP numbers, those missing 0; returns their scale.
+// The codes of up to GROUP numbers, with 0 for missing ones; returns their scale.
 template <typename T>
 inline float round_group(const T* x, int64_t count, IntVec (&codes)[GROUP / W]) {
   T padded[GROUP] = {};
@@ -61,7 +61,7 @@ void pack_int8(const void* weight, uint8_t* codes, float* scales, int64_t output
     }
 }
 
-// Rows to signed bytes [rows][groups * GROUP], with scales and sums of the codes [rows][groups].
+// Rounds rows to signed bytes [rows][groups * GROUP], with scales and sums of the codes [rows][groups].
 template <typename T>
 void quantize(const void* x, int8_t* codes, float* scales, int32_t* sums, int64_t depth, int64_t begin, int64_t end) {
   const int64_t groups = (depth + GROUP - 1) / GROUP;
@@ -82,7 +82,7 @@ void quantize(const void* x, int8_t* codes, float* scales, int32_t* sums, int64_
     }
 }
 
-// R rows times one panel's columns [column, column + B * W). The first rows at a panel prefetch the codes ahead.
+// R rows times columns [column, column + B * W) of one panel. The first rows of a panel prefetch the codes ahead.
 template <int R, int B, typename T>
 inline void int8_tile(const Int8Args& a, int64_t panel, int64_t column, int64_t row, T* out, int64_t out_stride) {
   const uint8_t* const last = a.codes + (a.outputs + PANEL - 1) / PANEL * PANEL * a.groups * GROUP - 1;

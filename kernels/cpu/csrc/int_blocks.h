@@ -1,12 +1,12 @@
-// Products of blocks in integers: a row is rounded to signed bytes once (round_rows), codes are multiplied by those,
-// and only whole blocks are added in float32, in order and by explicit fused multiply-adds. Integer sums are exact, so
-// the bits are the same for every instruction set, number of rows and thread: those of int_blocks.py's reference.
+// Products of blocks in integers: round_rows() rounds a row once to signed bytes, which the codes multiply. Only whole
+// blocks are added in float32, in order and by explicit fused multiply-adds. Integer sums are exact, so all instruction
+// sets, numbers of rows and threads have the bits of the reference in int_blocks.py.
 #pragma once
 #include "int_layout.h"
 
 namespace ISA {
 
-constexpr int LINES_A_BLOCK = 2;  // of the cache, that are prefetched meanwhile
+constexpr int LINES_A_BLOCK = 2;  // cache lines to prefetch meanwhile
 constexpr int MOST_ROWS = W == 16 || (W == 8 && !SHORT_SUMS) ? 8 : 4;  // of a register tile of W outputs
 
 // a * b + c, rounded once.
@@ -38,8 +38,8 @@ inline IntVec add_pairs(IntVec c, IntVec a, IntVec b) {
 #endif
 }
 
-// sums + the products of codes and a row's four bytes: 32 bits a lane or, with SHORT_SUMS, two of 16 bits. SIGNED: the
-// codes are, which only SHORT_SUMS have.
+// sums + the products of codes and four bytes of a row: 32 bits a lane or, with SHORT_SUMS, two of 16 bits. SIGNED
+// codes exist only with SHORT_SUMS.
 template <bool SIGNED>
 inline IntVec add_codes(IntVec sums, IntVec codes, IntVec row) {
 #if defined(__AVX512VNNI__)
@@ -70,14 +70,14 @@ inline IntVec add_codes(IntVec sums, IntVec codes, IntVec row) {
 #endif
 }
 
-// A scale of 16 bits as add_scaled() takes it.
+// A scale of 16 bits in the form for add_scaled().
 inline IntVec as_scale(IntVec scale) { return SHORT_SUMS ? (scale & 0xffff) | scale << 16 : scale; }
 // total + the sums of add_codes(), times a scale.
 inline IntVec add_scaled(IntVec total, IntVec sums, IntVec scale) {
   return SHORT_SUMS ? add_pairs(total, sums, scale) : total + sums * scale;
 }
 
-// sums[r] += the products of a block of codes with rows r of bytes, times the block's integer scales, if it has any.
+// sums[r] += the products of a block of codes and rows r of bytes, times the block's integer scales, if any.
 template <BlockKind KIND, int R>
 __attribute__((always_inline)) inline void add_block(IntVec (&sums)[R], const uint8_t* block, const int8_t* x,
                                                      int64_t x_stride, const IntVec (&scales)[2]) {
@@ -108,13 +108,13 @@ const B* block_of_row(const B* x, int r, int64_t x_stride) {
   return reinterpret_cast<const B*>(reinterpret_cast<const char*>(x) + r * x_stride);
 }
 
-// The sum of the minima times a row's sums, of which halves have been multiplied by -16.
+// The sum of the minima times a row's sums; the sums of halves carry a factor of -16.
 template <BlockKind KIND>
 inline Vec scaled_minima(IntVec lower) {
   return __builtin_convertvector(IntKind<KIND>::HALVES ? -lower >> 4 : lower, Vec);
 }
 
-// Spans of superblocks: rows have one scale for each.
+// Spans of superblocks: rows have one scale for each span.
 template <BlockKind KIND, int R>
 __attribute__((always_inline)) inline void add_wide_span(Vec (&totals)[R], const uint8_t* span, const WideBlock* x,
                                                          int64_t x_stride, int64_t ahead, CachePrefetch* cache) {
@@ -158,7 +158,7 @@ __attribute__((always_inline)) inline void add_wide_span(Vec (&totals)[R], const
   }
 }
 
-// Spans whose blocks share float scales at most: rows have a scale for each block.
+// Spans with float scales only: rows have a scale for each block.
 template <BlockKind KIND, int R>
 __attribute__((always_inline)) inline void add_narrow_span(Vec (&totals)[R], const uint8_t* span, const NarrowBlock* x,
                                                            int64_t x_stride, int64_t ahead, CachePrefetch* cache) {
@@ -197,8 +197,8 @@ __attribute__((always_inline)) inline void add_narrow_span(Vec (&totals)[R], con
   }
 }
 
-// totals[r]: R rows times a stripe of W outputs. end: of all weights where they are to be prefetched, else null.
-// cache: prefetched meanwhile; null: nothing.
+// totals[r]: R rows times a stripe of W outputs. end: of all weights, to prefetch them, or null. cache: lines to
+// prefetch, or null.
 template <BlockKind KIND, int R>
 __attribute__((noinline)) void multiply_stripe(const uint8_t* stripe, const uint8_t* end, const char* x,
                                                int64_t x_stride, int64_t spans, CachePrefetch* cache, Vec* out) {
@@ -216,7 +216,7 @@ __attribute__((noinline)) void multiply_stripe(const uint8_t* stripe, const uint
   for (int r = 0; r < R; ++r) out[r] = totals[r];
 }
 
-// store() of bfloat16 by some processors makes 0 of subnormal numbers; here all have the same bits.
+// store() of bfloat16 turns subnormals into 0 on some processors; this function has the same bits on all.
 inline void store_rounded(float* p, Vec x) { store(p, x); }
 inline void store_rounded(bf16* p, Vec x) {
   const IntVec bits = reinterpret_cast<IntVec>(x);
@@ -238,7 +238,7 @@ void multiply_rows(int64_t rows, const uint8_t* stripe, const uint8_t* end, cons
   (void)((rows == R + 1 && (multiply_stripe<KIND, R + 1>(stripe, end, x, x_stride, spans, cache, out), true)) || ...);
 }
 
-// Sums of W outputs from `column` on, of `count` rows from `row` on, plus the bias.
+// Stores sums of W outputs from `column` on, of `count` rows from `row` on, plus the bias.
 template <typename T>
 inline void write_outputs(const LinearArgs& a, int64_t row, int64_t column, const Vec* totals, int64_t count) {
   const int64_t width = std::min<int64_t>(W, a.outputs - column);
@@ -255,7 +255,7 @@ inline void write_outputs(const LinearArgs& a, int64_t row, int64_t column, cons
   }
 }
 
-// x: rows of round_rows(), x_stride bytes from one to the next. Items as of multiply_items().
+// x: rows of round_rows(), x_stride bytes apart. Items are as in multiply_items().
 template <typename T, BlockKind KIND>
 void int_block_linear(const LinearArgs& a, int64_t begin, int64_t end) {
   const int64_t spans = FORMATS[KIND].spans(a.depth / BLOCK), groups = (a.rows + a.row_group - 1) / a.row_group;

@@ -1,11 +1,11 @@
-// What integer products of blocks multiply: weights in the order in which they are read, rows as signed bytes.
+// The operands of integer products of blocks: weights in the order in which products read them, rows as signed bytes.
 #pragma once
 #include "blocks.h"
 
 namespace ISA {
 
 #if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
-constexpr bool SHORT_SUMS = true;  // products of bytes are added in 16 bits first
+constexpr bool SHORT_SUMS = true;  // 16-bit sums add the products of bytes first
 #else
 constexpr bool SHORT_SUMS = false;
 #endif
@@ -14,15 +14,16 @@ using Shorts = int16_t __attribute__((vector_size(W * 4)));
 template <BlockKind KIND>
 struct IntKind {
   static constexpr BlockFormat F = FORMATS[KIND];
-  static constexpr bool WIDE = F.span == 8;  // rows have a scale per 256, and the span's blocks integer scales
+  static constexpr bool WIDE = F.span == 8;  // rows have a scale per 256, blocks integer scales
   static constexpr bool HALVES = HALVED<KIND>, MINIMA = ISA::MINIMA<KIND>;
-  // Bytes that are multiplied have a size of MOST at most. Signed ones need SHORT_SUMS, all others count OFFSET too
-  // much; halves' sums are times -16, so a multiple of that. MORE: added to the stored codes.
+  // The size of the multiplied bytes is MOST at most. Signed bytes need SHORT_SUMS; all further codes are OFFSET too
+  // large. If halves have scales, OFFSET is a multiple of 16, since sums of halves carry a factor of -16. MORE is added
+  // to the stored codes.
   static constexpr bool SIGNED = F.bits == 8 || KIND == IQ4_NL || KIND == IQ4_XS;
   static constexpr int32_t MORE = KIND == Q3_K ? 12 : 0;
   static constexpr int32_t OFFSET = SIGNED ? (SHORT_SUMS ? 0 : 128) : KIND == MXFP4 ? 12 : EXCESS<KIND> + MORE;
   static constexpr int MOST = SIGNED ? 128 : KIND == MXFP4 ? 24 : (1 << F.bits) - 1 + MORE;
-  // Groups of four of the depth whose sums fit: 16 bits, or those that have one scale.
+  // The number of groups of four in depth with a sum that fits 16 bits; else the groups that share one scale.
   static constexpr int FITTING = SHORT_SUMS ? 32767 / (2 * 127 * MOST) : 8;
   static constexpr int GROUPS = std::min<int>(HALVES ? 4 : 8, std::bit_floor(unsigned(FITTING)));
   // A stripe of W outputs has spans of [shared][own scales][blocks of codes].
@@ -36,7 +37,7 @@ inline IntVec splat_four(const void* p) {  // four bytes, or two numbers of 16 b
   return four - IntVec{};
 }
 
-// 2 * W bytes as pairs of 16-bit numbers.
+// Widens 2 * W bytes to pairs of 16-bit numbers.
 template <bool SIGNED>
 inline IntVec widened_pairs(const uint8_t* p) {
 #if defined(__AVX512BW__)
@@ -52,14 +53,15 @@ inline IntVec widened_pairs(const uint8_t* p) {
 #endif
 }
 
-// The bits of every byte that begin at FROM, `count` of them, moved to `to`.
+// Moves `count` bits of every byte from bit `from` to bit `to`.
 inline IntVec moved_bits(IntVec x, int from, int count, int to) {
   const int32_t mask = ((1 << count) - 1) << to;
   return (to < from ? x >> (from - to) : x << (to - from)) & (mask * 0x01010101);
 }
 
-// Vectors of a block of BLOCK of the depth lie plane after plane: the upper bits of all groups of four neighbours, then
-// the lower two or four, as many groups as fit a vector; bytes as they are. Byte 4 * o + i belongs to output o and number i of a group.
+// A block of BLOCK of the depth lies in planes: the upper bits of all groups of four neighbours, then the lower two or
+// four, as many groups as fit a vector. 8-bit codes lie as bytes. Byte 4 * o + i belongs to output o and number i of a
+// group.
 constexpr int low_bits(int64_t bits) { return bits < 4 ? 2 : 4; }
 template <BlockKind KIND>
 inline IntVec codes_of_group(const uint8_t* block, int g) {
@@ -123,8 +125,8 @@ inline int32_t sum(IntVec x) {
   }));
 }
 
-// COUNT numbers to the nearest codes of -127 to 127, ties to even; returns their scale: NaN, and codes of 0, if one is
-// not finite. total: the codes' sum, by lanes.
+// Rounds COUNT numbers to the nearest codes of -127 to 127, ties to even; returns their scale. A number that is not
+// finite makes the scale NaN and all codes 0. total: the sum of the codes, by lanes.
 template <int64_t COUNT, typename T>
 inline float round_block(const T* x, int8_t* codes, IntVec& total) {
   IntVec largest{};
@@ -137,7 +139,7 @@ inline float round_block(const T* x, int8_t* codes, IntVec& total) {
   const float scale = most < 0x7f800000 ? std::bit_cast<float>(most) / 127.f : NAN;
   if (!(scale > 0)) return std::memset(codes, 0, COUNT), scale;
   for (int64_t i = 0; i < COUNT; i += W) {
-    const Vec within = min(max(load(x + i) / scale, splat(-127.f)), splat(127.f));  // beyond where scales are subnormal
+    const Vec within = min(max(load(x + i) / scale, splat(-127.f)), splat(127.f));  // may exceed with subnormal scales
     const IntVec rounded = __builtin_convertvector(within + 12582912.f - 12582912.f, IntVec);
     const auto bytes = __builtin_convertvector(rounded, Bytes);
     std::memcpy(codes + i, &bytes, W);
@@ -146,7 +148,7 @@ inline float round_block(const T* x, int8_t* codes, IntVec& total) {
   return scale;
 }
 
-// Rows [begin, end) of [depth] to blocks of int8_activations().
+// Rounds rows [begin, end) of [depth] to the blocks of int8_activations().
 template <typename T, typename B>
 void round_rows(const void* x, void* out, int64_t depth, int64_t begin, int64_t end) {
   constexpr int64_t COUNT = sizeof(B::codes);
@@ -178,7 +180,7 @@ inline IntVec scale_pairs(const uint8_t* span, int k) {
   }
   return widened(span + Kind::OWN + k * W) * 0x00010001;
 }
-// A 16-bit number twice in every lane: the lower or the upper one of pairs.
+// Repeats a 16-bit number in every lane: the lower or the upper one of a pair.
 inline IntVec twice(IntVec pairs, int upper) {
   return upper ? (pairs & int32_t(0xffff0000)) | (pairs >> 16 & 0xffff) : (pairs & 0xffff) | pairs << 16;
 }

@@ -1,6 +1,6 @@
-// Integer products of blocks for many rows by the tile unit, with the bits of int_blocks.h. The codes of a stripe, times
-// the integer scales of their sub-blocks, are expanded to signed bytes once for all rows. An exact product of those is
-// all that a unit of the depth, which has one float scale, then needs from the tiles.
+// Integer products of blocks for many rows by the tile unit, with the bits of int_blocks.h. Each stripe expands once
+// for all rows: codes times the integer scales of sub-blocks become signed bytes. A unit of the depth, with one float
+// scale, needs only an exact product of bytes from the tiles.
 #pragma once
 #include "int_blocks.h"
 #include "tile_rows.h"
@@ -8,13 +8,14 @@
 
 namespace ISA {
 
-// A block, or of superblocks all, of a stripe.
+// A unit of a stripe: a block, or a whole superblock.
 template <BlockKind KIND>
 struct StripeUnit {
   using Kind = IntKind<KIND>;
   static constexpr int64_t DEPTH = Kind::WIDE ? 8 * BLOCK : BLOCK;
   static constexpr int64_t IN_SPAN = Kind::WIDE ? 1 : Kind::F.span;
-  // Codes times scales have up to 14 bits: the lower seven and the others are bytes of their own. Those of Q2_K fit one.
+  // Codes times scales have up to 14 bits: the lower seven bits are one byte, the upper bits a second one. Q2_K needs
+  // one byte.
   static constexpr int PARTS = Kind::WIDE && KIND != Q2_K ? 2 : 1, LOW = 7;
   static constexpr int PAIRS = !Kind::WIDE || !Kind::MINIMA ? 0 : Kind::HALVES ? 8 : 4;  // of integer minima
   uint8_t codes[PARTS][DEPTH * W];  // [DEPTH / 4][W][4]
@@ -74,13 +75,13 @@ struct StripeUnit {
   }
 };
 
-// What a unit's sums of 16 rows are scaled with.
+// The factors of a unit's sums of 16 rows.
 template <BlockKind KIND>
 struct RowUnit {
   using Unit = StripeUnit<KIND>;
   float scales[unit::HEIGHT];
   float sums[unit::HEIGHT];                  // of narrow blocks
-  int32_t pairs[Unit::PAIRS][unit::HEIGHT];  // of wide ones, as add_pairs() takes them
+  int32_t pairs[Unit::PAIRS][unit::HEIGHT];  // of wide blocks, in the form for add_pairs()
 
   void take(const char* x, int64_t row, int64_t n) {
     if constexpr (IntKind<KIND>::WIDE) {
@@ -96,13 +97,13 @@ struct RowUnit {
   }
 };
 
-// Rows of round_rows() in the order in which products read them: codes [chunk][tile][depth of a chunk / 64][HEIGHT][64],
-// scales [chunk][tile][units of a chunk]. Rows that a last tile lacks are 0.
+// Rows of round_rows() in the order of reading: codes [chunk][tile][depth of a chunk / 64][HEIGHT][64], scales
+// [chunk][tile][units of a chunk]. Rows missing in the last tile are 0.
 template <BlockKind KIND>
 class TiledRows {
  public:
   using Unit = StripeUnit<KIND>;
-  // What is expanded of a stripe at once; it fits the first cache with two tiles of rows.
+  // Units of a stripe expanded at once; they fit the first cache with two tiles of rows.
   static constexpr int64_t CHUNK_UNITS = (IntKind<KIND>::WIDE ? 512 : 1024) / Unit::DEPTH;
   explicit TiledRows(const LinearArgs& a) : a_(a), units_(a.depth / Unit::DEPTH) {}
 
@@ -158,17 +159,18 @@ class TiledRows {
   RowUnit<KIND>* scales_ = nullptr;
 };
 
-// Products of four tiles wait here for the vectors while the unit makes the next ones. Those are stored after it was
-// read: a load that follows a store waits for it if their addresses have the lowest 12 bits in common.
+// Products of four tiles wait here for the vectors while the unit makes the next ones. These are stored after the
+// buffer is read: a load waits for an earlier store with the same lowest 12 bits of address.
 struct alignas(64) TileSums {
   int32_t of[4][unit::HEIGHT * W];
   IntVec row(int64_t tile, int64_t r) const { return load_ints(reinterpret_cast<const uint8_t*>(of[tile] + r * W)); }
 };
 
-// No lambdas around the unit's instructions below: what they capture would be read from memory again after each.
+// No lambdas around the unit's instructions below: each instruction would make captured values be read again from
+// memory.
 #define INLINE __attribute__((always_inline)) inline
 
-// Sums J of the unit become a tile of rows times codes of a stripe.
+// Turns sums J of the unit into a tile of rows times codes of a stripe.
 template <int J>
 INLINE void multiply_block(const int8_t* rows, const uint8_t* codes) {
   unit::zero<J>();
@@ -177,7 +179,7 @@ INLINE void multiply_block(const int8_t* rows, const uint8_t* codes) {
   unit::add_integers<J, 4 + J % 2, 6 + J % 2>();
 }
 
-// SKIP: the second and the last are not wanted.
+// SKIP: leaves out the second and the last.
 template <bool SKIP = false>
 INLINE void store_sums(TileSums& sums) {
   unit::store<0>(sums.of[0], unit::ROW_BYTES);
@@ -186,11 +188,11 @@ INLINE void store_sums(TileSums& sums) {
   if constexpr (!SKIP) unit::store<3>(sums.of[3], unit::ROW_BYTES);
 }
 
-// Sums J of the unit become block `next`, while the vectors add block n to `own`.
+// Turns sums J of the unit into block `next`, while the vectors add block n to `own`.
 template <BlockKind KIND, int R, int J>
 INLINE void next_block(const StripeUnit<KIND>* stripe, int64_t next, int64_t n, int64_t count, const int8_t* rows,
                        const RowUnit<KIND>* scales, const TileSums& sums, Vec (&own)[R]) {
-  next = std::min(next, count - 1);  // the last one stands for those that are not there
+  next = std::min(next, count - 1);  // the last one replaces missing ones
   multiply_block<J>(rows + next / 2 * TiledRows<KIND>::STEP_BYTES + next % 2 * BLOCK, stripe[next].codes[0]);
   if (n >= count) return;
   const Vec d = stripe[n].d, m = stripe[n].m;
@@ -222,8 +224,8 @@ __attribute__((noinline)) void add_blocks(const StripeUnit<KIND>* stripe, int64_
   for (int r = 0; r < R; ++r) totals[r] = own[r];
 }
 
-// Step STEP of a superblock, of one or two tiles of rows. The unit is busy with four sums at a time, each of which
-// waits for the one before: with one tile, those of the even and of the odd steps.
+// Step STEP of a superblock, for one or two tiles of rows. The unit works on four sums at a time; a product waits for
+// the previous one of its sum, so one tile has separate sums for even and odd steps.
 template <BlockKind KIND, int TILES, int STEP>
 INLINE void multiply_step(const int8_t* rows, const StripeUnit<KIND>& stripe) {
   constexpr int64_t STEP_BYTES = TiledRows<KIND>::STEP_BYTES, TILE = TiledRows<KIND>::TILE_BYTES;
@@ -270,7 +272,7 @@ INLINE void add_rows(const StripeUnit<KIND>& u, const TileSums& sums, int64_t ti
   }
 }
 
-// Step STEP of the next superblock, while the vectors add a quarter of the rows of this one.
+// Step STEP of the next superblock, while the vectors add a quarter of this one's rows.
 template <BlockKind KIND, int TILES, int STEP>
 INLINE void next_step(const int8_t* rows, const StripeUnit<KIND>& next, const StripeUnit<KIND>& u, const TileSums& sums,
                       const RowUnit<KIND>* scales, int64_t count, Vec* totals) {
@@ -281,7 +283,7 @@ INLINE void next_step(const int8_t* rows, const StripeUnit<KIND>& next, const St
                         totals + TILE * unit::HEIGHT);
 }
 
-// The same as add_blocks() of superblocks and TILES tiles of rows, one or two; count: rows of them.
+// Like add_blocks(), for superblocks and TILES (one or two) tiles of rows; count: their rows.
 template <BlockKind KIND, int TILES>
 __attribute__((noinline)) void add_superblocks(const StripeUnit<KIND>* stripe, int64_t units, const int8_t* rows,
                                                const RowUnit<KIND>* scales, int64_t count, Vec* totals) {

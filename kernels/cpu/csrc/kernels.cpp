@@ -46,7 +46,7 @@ constexpr Kernels table(std::index_sequence<KIND...>) {
       {delta_inputs<float>, delta_inputs<bf16>},
       {gated_delta<float>, gated_delta<bf16>},
       replay_delta,
-      W == 16 ? 4 * TILE_ROWS : TILE_ROWS,  // as much as fits the second cache
+      W == 16 ? 4 * TILE_ROWS : TILE_ROWS,  // fits the second cache
       {0, 0},
   };
 }

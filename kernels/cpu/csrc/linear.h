@@ -1,5 +1,5 @@
-// y = x W^T + bias with W packed once into panels of PANEL output columns, so that a step reads every weight once, in
-// order. Few rows: memory-bound. The sum over the depth has one order for any number of rows: batch-invariant.
+// y = x W^T + bias with W packed once into panels of PANEL output columns: a step reads every weight once, in order.
+// Few rows are memory-bound. The sum over the depth has one order for any number of rows: batch-invariant.
 #pragma once
 #include "kernels.h"
 #include "product.h"
@@ -9,16 +9,16 @@ namespace ISA {
 template <typename T>
 constexpr bool PAIRS = HAS_PAIRS && sizeof(T) == 2;
 template <typename T>
-using Number = std::conditional_t<PAIRS<T>, float, T>;  // of a panel: pairs are as wide as a float
+using Number = std::conditional_t<PAIRS<T>, float, T>;  // of a panel: a pair has the size of a float
 
-// Index of number c of row i in a panel: the columns of a tile lie together, so that it reads line after line.
+// Index of number c of row i in a panel: a tile's columns lie together, so it reads line after line.
 inline int64_t in_panel(int64_t i, int64_t c, int64_t depth) {
   if constexpr (STEP == PANEL) return i * PANEL + c;
   else return i * STEP + (c / STEP * depth * STEP + c % STEP);
 }
 
 // Panel p holds outputs p * PANEL ...; [PANEL / COLUMNS][depth][COLUMNS] numbers, or pairs of bf16 where the processor
-// multiplies those.
+// multiplies pairs.
 template <typename T, int64_t COLUMNS = STEP>
 void pack(const void* weight, void* panels, int64_t outputs, int64_t depth, int64_t begin, int64_t end) {
   const T* from = static_cast<const T*>(weight);
@@ -31,7 +31,7 @@ void pack(const void* weight, void* panels, int64_t outputs, int64_t depth, int6
           for (int64_t g = 0; g < GROUP; ++g) *to++ = c < outputs ? from[c * depth + i + g] : T{};
 }
 
-constexpr int64_t AHEAD = 8192;  // bytes between a weight that is read and the one that is prefetched
+constexpr int64_t AHEAD = 8192;  // bytes from a read weight to its prefetch
 
 // A panel of pack(). Its first rows wait for memory; later ones find it cached.
 template <typename T>
@@ -74,8 +74,8 @@ __attribute__((always_inline)) inline void prefetch_lines(CachePrefetch& cache) 
   cache.line = line;
 }
 
-// Prefetches beside the weights: nothing, or a few lines now and then, since more at once would stall the
-// thread. Inlined into the innermost loop, where a call would cost more than it gains.
+// Prefetches during a product: no line, or a few at a time, since more would stall the thread. Inlined into the
+// innermost loop, where a call would cost more than it gains.
 struct NoPrefetch {};
 struct PrefetchCache {
   static constexpr int64_t EVERY = 16, AT_ONCE = 8;  // steps of the depth; lines
@@ -88,7 +88,7 @@ struct PrefetchCache {
 template <typename Prefetch>
 constexpr bool PREFETCHES = requires(const Prefetch& prefetch) { prefetch.ask(0); };
 
-// A panel for the rows that are first there, and for those after them.
+// A panel for the first rows, and for later rows.
 template <typename Weights, typename Prefetch>
 struct FirstRows {
   const Weights& weights;
@@ -108,8 +108,8 @@ struct LaterRows {
   Vec operator()(int64_t i, int64_t c) const { return weights.later(i, c); }
 };
 
-// Items are pairs of a panel and a group of rows. A thread gets neighbouring ones: it reads on where it stopped.
-// weights.first(i, c) gives the numbers to the rows that are first at a panel, later(i, c) to those after them.
+// Items are pairs of a panel and a group of rows. A thread gets neighbouring items: it reads on where it stopped.
+// weights.first(i, c) gives numbers to the first rows at a panel, later(i, c) to later rows.
 template <typename T, typename Weights, typename Prefetch>
 void multiply_items(const LinearArgs& a, Weights weights, Prefetch prefetch, int64_t begin, int64_t end) {
   static thread_local std::vector<float> widened;
@@ -122,7 +122,7 @@ void multiply_items(const LinearArgs& a, Weights weights, Prefetch prefetch, int
     const float* x = reinterpret_cast<const float*>(from);
     int64_t x_stride = PAIRS<T> ? a.x_stride / 2 : a.x_stride;
     if (sizeof(T) == 2 && !PAIRS<T>) {
-      if (item == begin || groups > 1) {  // otherwise those of the panel before
+      if (item == begin || groups > 1) {  // else the last panel's rows
         widened.resize(rows * depth);
         float* to = widened.data();
         for (int64_t r = 0; r < rows; ++r, to += depth)

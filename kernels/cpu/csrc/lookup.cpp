@@ -1,4 +1,4 @@
-// Prompt lookup: earlier occurrences of the last tokens of each request's text, in itself and in other texts.
+// Prompt lookup: earlier occurrences of the last tokens of each request's text, in that text and in further texts.
 #include <ATen/ops/empty.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>
@@ -15,8 +15,8 @@
 namespace outrider {
 namespace {
 
-// Parameters of the logistic regression that gives each drafted token's chance: on the match's length [longest + 1,
-// gamma], on two log odds [2, gamma], on the temperature [gamma].
+// Parameters of the logistic regression for the chance of each drafted token: by the length of the match [longest + 1,
+// gamma], by two log odds [2, gamma], by the temperature [gamma].
 struct Regression {
   const Tensor &by_length, &by_odds, &by_temperature;
   int64_t longest() const { return by_length.size(0) - 1; }
@@ -39,14 +39,14 @@ struct Regression {
   }
 };
 
-// The latest of the longest matches of a text's end: where it goes on, and its length, 0 for none.
+// The latest of the longest matches of the end of a text: where it continues, and its length, 0 for none.
 struct Match {
   int64_t start, length;
-  float odds[2];  // log odds that matches of at least min_match tokens, and of one, went on with text[start]
+  float odds[2];  // log odds that text[start] follows matches of min_match, of one token
 };
 
 Match find_match(const std::vector<int64_t>& text, int64_t longest, int64_t min_match) {
-  static thread_local std::vector<std::pair<int64_t, int64_t>> matched;  // tokens, and what followed
+  static thread_local std::vector<std::pair<int64_t, int64_t>> matched;  // tokens, and the token after each match
   const int64_t length = text.size();
   matched.clear();
   Match best{length - 1, 0, {}};
@@ -59,7 +59,7 @@ Match find_match(const std::vector<int64_t>& text, int64_t longest, int64_t min_
     }
     if (n >= 1) matched.emplace_back(n, text[i]);
   }
-  int64_t counts[2][2] = {};  // followed by another token, by text[start]
+  int64_t counts[2][2] = {};  // followed by a different token, by text[start]
   for (const auto& [n, followed] : matched) {
     const bool agrees = followed == text[best.start];
     counts[0][agrees] += n >= min_match;
@@ -71,11 +71,11 @@ Match find_match(const std::vector<int64_t>& text, int64_t longest, int64_t min_
 
 using Drafted = std::tuple<Tensor, Tensor, Tensor>;
 
-// For each of R texts, seq_lens [R] tokens by slot and an anchor [R] behind them: the gamma tokens that followed the
-// latest of the longest matches of its end [R, gamma], without a match the anchor, repeated; how many of these are a
-// draft [R], none or all; and the chance of each [R, gamma] float32, by `Regression` at the temperatures [R].
-// instead(r, text, length, tokens, chances) may draft from elsewhere what matches more than `length` tokens: it writes
-// both and returns the draft's length, or 0.
+// For each of R texts, seq_lens [R] tokens by slot and then an anchor [R]: the gamma tokens after the latest of the
+// longest matches of its end [R, gamma], or the repeated anchor without a match; how many of them are a draft [R], none
+// or all; and the chance of each [R, gamma] float32, by `Regression` at the temperatures [R]. instead(r, text, length,
+// tokens, chances) may draft from a second source with a match of more than `length` tokens: it writes both and returns
+// the draft's length, or 0.
 template <typename Instead>
 Drafted lookup_with(const Tensor& slot_tokens, const Tensor& page_table, const Tensor& rows, const Tensor& seq_lens,
                     const Tensor& anchors, const Tensor& temperatures, const Regression& regression,
@@ -131,7 +131,7 @@ Drafted lookup(const Tensor& slot_tokens, const Tensor& page_table, const Tensor
 // Corpora by number.
 class Corpora : public torch::CustomClassHolder {
  public:
-  // An empty corpus of at most `capacity` tokens, a power of two; returns its number, which is never used again.
+  // Adds an empty corpus of at most `capacity` tokens, a power of two; returns its number, which is never used again.
   int64_t add(int64_t capacity) {
     TORCH_CHECK(capacity >= 2 && capacity <= 1 << 30 && !(capacity & (capacity - 1)),
                 "a corpus has a power of two tokens, not ", capacity);
@@ -149,7 +149,7 @@ class Corpora : public torch::CustomClassHolder {
     corpora_.at(number).insert(text.data_ptr<int64_t>(), text.numel(), secret);
   }
 
-  // The tokens of a corpus, oldest first, -1 before each text [N] int32; and back again.
+  // The tokens of a corpus, oldest first, with -1 before each text, [N] int32; and back again.
   Tensor contents(int64_t number) const {
     const std::vector<int32_t> found = corpora_.at(number).contents(true);
     const Tensor tokens = at::empty({int64_t(found.size())}, at::kInt);
@@ -164,8 +164,8 @@ class Corpora : public torch::CustomClassHolder {
     corpora_.at(number).fill(each, tokens.numel());
   }
 
-  // As `lookup`; for requests with a longer match in the corpus of their number [R], 0 for none, drafts from there,
-  // with chances by others_… in place of by_…; and which requests these are [R] bool.
+  // Like `lookup`, but a longer match in the corpus with the request's number [R] (0 means none) gives the draft, with
+  // chances by others_… in place of by_…; also returns which requests have such a draft [R] bool.
   std::tuple<Tensor, Tensor, Tensor, Tensor> lookup(
       Tensor slot_tokens, Tensor page_table, Tensor rows, Tensor seq_lens, Tensor anchors, Tensor temperatures,
       Tensor by_length, Tensor by_odds, Tensor by_temperature, int64_t min_match, Tensor numbers,

@@ -1,4 +1,4 @@
-// Torch operations: checks, work lists, threads. The arithmetic is in the headers.
+// Torch operations: checks, work lists, threads. The headers have the arithmetic.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -17,7 +17,7 @@ int type_of(const Tensor& x, const char* name) {
   return x.scalar_type() == at::kBFloat16;
 }
 
-// Last two dimensions [heads, width] dense, width a multiple of the widest vector.
+// The last two dimensions [heads, width] must be dense, and width a multiple of the widest vector.
 void check_heads(const Tensor& x, const char* name) {
   TORCH_CHECK(x.dim() == 3 && x.stride(2) == 1 && (x.size(1) == 1 || x.stride(1) == x.size(2)) && x.size(2) % 16 == 0,
               name, " must be [tokens, heads, multiple of 16] with dense heads, got sizes ", x.sizes(), " strides ",
@@ -34,7 +34,7 @@ void check_dense(const Tensor& x, at::ScalarType type, at::IntArrayRef sizes, co
               sizes, ", got ", x.scalar_type(), " ", x.sizes());
 }
 
-// Numbers that select rows of memory must be rows of it.
+// Numbers that select rows of memory must lie in its range.
 void check_range(const Tensor& x, int64_t least, int64_t limit, const char* name) {
   const int64_t* numbers = x.data_ptr<int64_t>();
   for (int64_t i = 0; i < x.numel(); ++i)
@@ -52,8 +52,8 @@ int32_t* slots_of(const Tensor& page_table, int64_t request, int64_t row, int64_
 
 namespace {
 
-// Rows of a tile share the packing of their keys and values: many, as long as all threads have tiles. `rows` of a KV
-// head.
+// The rows of a tile share the packing of their keys and values: a tile takes many, as long as all threads have tiles.
+// `rows` are the rows of a KV head.
 int64_t rows_of_tile(int64_t rows, int64_t kv_heads) {
   constexpr int64_t ENOUGH = 4;  // tiles of a thread
   int64_t most = TILE_ROWS;
@@ -104,7 +104,7 @@ AttentionPlan plan_attention(int64_t tokens, int64_t q_heads, int64_t kv_heads, 
     }
   }
   a.tiles = plan.tiles;
-  // Reading the heads of a position together is faster, which matters where each key is used by one query alone.
+  // Reading the heads of a position together is faster. That counts if only one query uses each key.
   const int64_t enough = int64_t(plan.tiles.size()) == tokens ? 4 : 8;  // tiles of a thread, to keep all evenly busy
   a.heads_of_item = int64_t(plan.tiles.size()) >= enough * at::get_num_threads() ? kv_heads : 1;
   return plan;
@@ -257,7 +257,7 @@ Tensor argmax(const Tensor& x) {
   return out;
 }
 
-// Drafts [R, gamma] of the `requests` [M], verified in rows of probs: how many each keeps, and the token behind them.
+// Verifies the drafts [R, gamma] of the `requests` [M] in rows of probs: how many each keeps, and the token after them.
 std::tuple<Tensor, Tensor> accept_sampled(const Tensor& probs, const Tensor& requests, const Tensor& first_rows,
                                           const Tensor& verify_lens, const Tensor& tokens, const Tensor& uniforms,
                                           const std::optional<Tensor>& q, const std::optional<Tensor>& vocab,

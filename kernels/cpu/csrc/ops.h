@@ -1,4 +1,4 @@
-// Shared by all torch operations: checks, threads, timing.
+// Checks, threads and timing for all torch operations.
 #pragma once
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -22,14 +22,14 @@ inline char* data(const Tensor& x) { return static_cast<char*>(x.data_ptr()); }
 // The slots of positions [first, end) of a request, in `row` of a page table [rows, context].
 int32_t* slots_of(const Tensor& page_table, int64_t request, int64_t row, int64_t first, int64_t end);
 
-// The work of an attention, which all layers of a step share.
+// The work of an attention; all layers of a step share it.
 struct AttentionPlan {
   std::vector<Tile> tiles;
   std::vector<int64_t> offsets{0};  // of the tiles' (head, chunk) in the partials
   int64_t multiplications = 0;
   AttentionArgs args;  // without q, pools and out
   int64_t items() const { return tiles.size() * (args.kv_heads / args.heads_of_item); }
-  // Too few (tile, head) to keep the threads evenly busy: give them chunks, and merge afterwards.
+  // Says whether (tile, head) are too few to keep the threads busy: then they are split into chunks and merged.
   bool split(int64_t threads) const {
     return offsets.back() > items() && items() < 4 * threads && threads > 1 && multiplications >= 1 << 19;
   }
@@ -56,7 +56,7 @@ inline int64_t threads_for(int64_t items, int64_t multiplications) {
   return std::min<int64_t>({items, at::get_num_threads(), worth});
 }
 
-// Runs `work`, which takes items from a shared counter, on as many threads as the operation is worth.
+// Runs `work`, which takes items from a shared counter, on as many threads as pay off.
 template <typename F>
 void on_every_thread(int64_t items, const F& work, int64_t multiplications = INT64_MAX) {
   at::parallel_for(0, threads_for(items, multiplications), 1, [&](int64_t begin, int64_t end) {
@@ -64,7 +64,7 @@ void on_every_thread(int64_t items, const F& work, int64_t multiplications = INT
   });
 }
 
-// Runs work(begin, end) on as many threads as the operation is worth, each with one range of neighbouring items.
+// Runs work(begin, end) on as many threads as pay off, each with one range of neighbouring items.
 template <typename F>
 void in_ranges(int64_t items, const F& work, int64_t multiplications) {
   const int64_t threads = threads_for(items, multiplications);
@@ -73,8 +73,8 @@ void in_ranges(int64_t items, const F& work, int64_t multiplications) {
   });
 }
 
-// Rows that a product takes through a panel at once. Where threads cannot share the panels evenly, they share parts of
-// their rows, of which each has enough to be worth reading the panel again.
+// Rows that a product takes through a panel at once. If threads cannot share the panels evenly, they share parts of the
+// rows, each large enough to pay for reading the panel again.
 inline int64_t even_row_group(int64_t rows, int64_t panels, int64_t threads) {
   constexpr int64_t LEAST = 16;
   if (rows > ROW_GROUP) return ROW_GROUP;
@@ -85,12 +85,12 @@ inline int64_t even_row_group(int64_t rows, int64_t panels, int64_t threads) {
   return std::max<int64_t>(1, (rows + best - 1) / best);
 }
 
-// The integer product with weights of this kind and so many rows.
+// The integer product for weights of this kind and this number of rows.
 inline Function<const LinearArgs&, int64_t, int64_t> int_block_product(int type, int64_t kind, int64_t rows) {
   return (rows < kernels().many_rows ? kernels().int_block_linear : kernels().int_blocks_many_rows)[type][kind];
 }
 
-constexpr int64_t GRAIN = 65536;  // numbers per thread, at least, to be worth waking it
+constexpr int64_t GRAIN = 65536;  // least numbers that are worth waking a thread
 
 inline int64_t grain(int64_t width) { return std::max<int64_t>(1, GRAIN / std::max<int64_t>(1, width)); }
 

@@ -1,4 +1,5 @@
-// Paths through the likeliest tokens of each position of a block (DFlash 2, LiLiCorr): which these are, and a draw.
+// Paths through the likeliest tokens of each position of a block (DFlash 2, LiLiCorr): finds these tokens, and draws a
+// path.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
@@ -25,9 +26,9 @@ std::tuple<Tensor, Tensor> likeliest(const Tensor& x, int64_t count) {
   return {values, columns};
 }
 
-// Tokens [R, G] of a path through the candidates ids [R, G, K], by scores [R, G, K, K] of each behind each of those
-// before; the distribution each was drawn from, [R, G, K], 0 of greedy requests; and confidences [R, G], by
-// DraftDrawArgs' mix [2, 3]. keys: [R, G], of the draws.
+// Draws tokens [R, G] of a path through the candidates ids [R, G, K], by scores [R, G, K, K] of each candidate after
+// each previous one; returns also the distribution of each draw, [R, G, K], 0 for greedy requests, and confidences [R,
+// G], by DraftDrawArgs' mix [2, 3]. keys: [R, G], of the draws.
 std::tuple<Tensor, Tensor, Tensor> draw_path(const Tensor& ids, const Tensor& scores, const Tensor& temperatures,
                                              const std::optional<Tensor>& top_ks, const std::optional<Tensor>& top_ps,
                                              const std::optional<Tensor>& min_ps, const Tensor& keys,
@@ -42,7 +43,7 @@ std::tuple<Tensor, Tensor, Tensor> draw_path(const Tensor& ids, const Tensor& sc
   const Tensor probs = at::zeros(ids.sizes(), scores.options());
   const Tensor confidence = at::empty({requests, positions}, scores.options());
   std::vector<float> logits(requests * count);
-  std::vector<int64_t> place(requests, 0);  // of the token before among its candidates
+  std::vector<int64_t> place(requests, 0);  // of the last token among its candidates
   DraftDrawArgs a{};
   a.logits = logits.data();
   a.rules = rules_of(temperatures, top_ks, top_ps, min_ps, requests);

@@ -1,5 +1,5 @@
-// The inner loop of attention and of matrix products: a few rows times a packed panel, accumulated over the depth in
-// one order, so that a row's result does not depend on how many rows share the call.
+// The inner loop of attention and matrix products: a few rows times a packed panel, summed over the depth in one order,
+// so a row's result does not depend on the number of rows.
 #pragma once
 #include <algorithm>
 
@@ -11,11 +11,11 @@ constexpr int64_t STEP = W * BLOCKS;  // columns of a register tile
 constexpr bool SIXTEEN = W == 8;      // vector registers, not 32
 constexpr int64_t ENTER_STEPS = SIXTEEN ? 16 : 1;  // steps of the depth that one enter() covers
 
-// Vectors side by side in a tile of so many rows. A sum waits four cycles for the number before: a few rows are taken
-// through more columns, so that eight sums or more are under way.
+// Vectors side by side in a tile of `rows` rows. A sum waits four cycles for its last number: few rows take more
+// columns, so that eight sums or more are in progress.
 constexpr int vectors_of(int64_t rows) { return !SIXTEEN || rows > 3 ? BLOCKS : rows > 1 ? 4 : 8; }
 
-// Adds one step of the depth to the sums of a tile. The fewer of rows and columns stay in registers.
+// Adds one step of the depth to the sums of a tile. The smaller of rows and columns stays in registers.
 template <bool PAIRS, int R, int B, typename F>
 inline void add_step(Vec (&sums)[R][B], const float* x, int64_t x_stride, const F& right, int64_t i, int64_t column) {
   if constexpr (SIXTEEN && R < B) {
@@ -41,9 +41,9 @@ inline void add_step(Vec (&sums)[R][B], const float* x, int64_t x_stride, const 
   }
 }
 
-// out[r][c] = bias[c] + sum_i x[r][i] * right(i, c) for R rows and `width` columns, a multiple of W.
-// PAIRS: x and right hold two bf16 per lane, neighbours in depth. right.enter(i, c), if there is one, is called before
-// ENTER_STEPS steps of the depth, or those that are left, of STEP columns.
+// out[r][c] = bias[c] + sum_i x[r][i] * right(i, c) for R rows and `width` columns, a multiple of W. PAIRS: x and right
+// hold two bf16 per lane, neighbours in depth. If right has enter(i, c), it is called before every ENTER_STEPS steps of
+// the depth (or the rest) of STEP columns.
 template <int R, int B, bool PAIRS, typename F, typename O>
 inline void tile(const float* x, int64_t x_stride, const F& right, int64_t column, int64_t depth, const float* bias,
                  O* out, int64_t out_stride) {
@@ -54,7 +54,7 @@ inline void tile(const float* x, int64_t x_stride, const F& right, int64_t colum
     for (int b = 0; b < B; ++b) sums[r][b] = bias ? load(bias + column + b * W) : Vec{};
   constexpr bool HAS_ENTER = requires { right.enter(0, column); };
   if constexpr (SIXTEEN) {
-    // A call inside the innermost loop would have the sums in memory all along.
+    // A call inside the innermost loop would keep the sums in memory.
     for (int64_t i = 0, end; i < depth; i = end) {
       end = HAS_ENTER ? std::min(depth, i + ENTER_STEPS) : depth;
       if constexpr (HAS_ENTER)
@@ -84,7 +84,7 @@ inline void strip(const float* x, int64_t x_stride, const F& right, int64_t dept
   for (; c < width; c += W) tile<R, 1, PAIRS>(x, x_stride, right, c, depth, bias, out, out_stride);
 }
 
-// right(i, c): the W numbers of the right-hand side from row i, column c on.
+// right(i, c): the W numbers of the right side from row i, column c on.
 template <bool PAIRS, typename F, typename O>
 inline void product(int64_t rows, const float* x, int64_t x_stride, const F& right, int64_t depth, int64_t width,
                     const float* bias, O* out, int64_t out_stride) {

@@ -1,5 +1,5 @@
-// Torch operations of the matrix products: checks and threads. The arithmetic is in linear.h, blocks.h, int_blocks.h
-// and int8.h.
+// Torch operations of the matrix products: checks and threads. linear.h, blocks.h, int_blocks.h and int8.h have the
+// arithmetic.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -9,7 +9,7 @@
 
 namespace outrider {
 
-// weight [outputs, depth] -> panels, a flat tensor of the same type that only packed_linear understands.
+// weight [outputs, depth] -> panels, a flat tensor of the same type for packed_linear alone.
 Tensor pack_linear(const Tensor& weight) {
   const int type = type_of(weight, "weight");
   TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous() && weight.size(1) % 2 == 0,
@@ -22,7 +22,7 @@ Tensor pack_linear(const Tensor& weight) {
   return packed;
 }
 
-// x times packed weights of any layout, by `function`; rounded: x's rows as they were rounded to bytes.
+// Multiplies x by packed weights of any layout, by `function`; rounded: the rows of x as rounded bytes.
 Tensor multiply(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t outputs,
                 Function<const LinearArgs&, int64_t, int64_t> function, const std::optional<Tensor>& rounded = {}) {
   const int64_t depth = x.size(-1), panels = (outputs + PANEL - 1) / PANEL;
@@ -61,8 +61,8 @@ const BlockFormat& format_of(const Tensor& raw, int64_t kind) {
   return format;
 }
 
-// raw [outputs, bytes of a row], blocks as the checkpoint has them -> the same numbers in panels that only block_linear
-// of the same kind understands.
+// raw [outputs, bytes of a row], the blocks of the checkpoint -> the same numbers in panels for block_linear of the
+// same kind alone.
 Tensor pack_blocks(const Tensor& raw, int64_t kind) {
   const BlockFormat& format = format_of(raw, kind);
   const int64_t outputs = raw.size(0), panels = (outputs + PANEL - 1) / PANEL, spans = raw.size(1) / format.file;
@@ -75,7 +75,7 @@ Tensor pack_blocks(const Tensor& raw, int64_t kind) {
   return packed;
 }
 
-// x [..., depth] as rows of bytes for integer products [rows, bytes], whose blocks are of 256 or of 32.
+// x [..., depth] as rows of bytes for integer products [rows, bytes], in blocks of 256 (wide) or 32.
 Tensor round_rows(const Tensor& x, bool wide) {
   const int type = type_of(x, "x");
   const int64_t depth = x.size(-1), rows = x.numel() / depth;
@@ -99,7 +99,7 @@ Tensor block_linear(const Tensor& x, const Tensor& blocks, int64_t kind, const s
                   round_rows(x, rounds_wide(plain)));
 }
 
-// raw as of pack_blocks. Returns its `rows` [N] as bf16 [N, depth].
+// raw: as in pack_blocks. Returns its `rows` [N] as bf16 [N, depth].
 Tensor expand_rows(const Tensor& raw, const Tensor& rows, int64_t kind) {
   const BlockFormat& format = format_of(raw, kind);
   check_index(rows, at::kLong, 1, "rows");
@@ -112,7 +112,7 @@ Tensor expand_rows(const Tensor& raw, const Tensor& rows, int64_t kind) {
   return out;
 }
 
-// weight [outputs, depth] -> codes and scales that only int8_linear understands.
+// weight [outputs, depth] -> codes and scales for int8_linear alone.
 std::tuple<Tensor, Tensor> pack_int8(const Tensor& weight) {
   const int type = type_of(weight, "weight");
   TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "weight must be dense [outputs, depth]");

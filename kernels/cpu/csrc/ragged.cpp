@@ -1,4 +1,4 @@
-// The bookkeeping around a ragged decode step: a few numbers per request, so what counts is the number of calls.
+// The bookkeeping of a ragged decode step: a few numbers per request, so the number of calls decides its time.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -19,7 +19,7 @@
 namespace outrider {
 namespace {
 
-// A dense copy where it is not dense already; numbers of another type are an error.
+// x, or a dense copy if it is not dense; a different type is an error.
 Tensor dense(const Tensor& x, at::ScalarType type, int64_t dims, const char* name) {
   TORCH_CHECK(x.scalar_type() == type && x.dim() == dims, name, " must be ", type, " with ", dims, " dimensions");
   return x.contiguous();
@@ -84,7 +84,7 @@ void write_page_table(Tensor page_table, const Tensor& rows, const Tensor& start
   }
 }
 
-// The number of drafted tokens up to the first that is among the `ends`, itself included; gamma + 1 without one.
+// The number of drafted tokens up to and including the first of the `ends`; gamma + 1 without one.
 int64_t tokens_until_end(const int64_t* drafted, int64_t gamma, const int64_t* ends, int64_t width) {
   int64_t k = 0;
   while (k < gamma && std::find(ends, ends + width, drafted[k]) == ends + width) ++k;
@@ -98,7 +98,7 @@ float calibrate(float confidence, float inverse, float shift) {
   return 1 / (1 + std::exp(-(shift + std::log(c / (1 - c)) * inverse)));
 }
 
-// calibrated [R, gamma], with the parameters [classes, gamma] of each request's class [R]; without parameters a copy.
+// calibrated [R, gamma]: by the parameters [classes, gamma] of each request's class [R]; without parameters a copy.
 // ends [R]: `tokens_until_end` of the drafted tokens [R, gamma] and the ends [rows, E] of the request's row.
 std::tuple<Tensor, Tensor> weigh_drafts(const Tensor& tokens, const Tensor& confidence, const Tensor& classes,
                                         const Tensor& rows, const Tensor& ends, const std::optional<Tensor>& inverse,
@@ -133,8 +133,8 @@ std::tuple<Tensor, Tensor> weigh_drafts(const Tensor& tokens, const Tensor& conf
   return {calibrated, until};
 }
 
-// The `rank`-th largest of some numbers above 0, counted from 1, and how many are larger. Positive floats are ordered
-// as their bits are: a histogram of the leading bits leaves few numbers to sort.
+// The `rank`-th largest (from 1) of some numbers above 0, and how many are larger. Positive floats sort like their
+// bits: a histogram of the leading bits leaves few numbers to sort.
 std::pair<float, int64_t> nth_largest(const std::vector<float>& numbers, int64_t rank) {
   constexpr int SHIFT = 20;
   static thread_local std::vector<float> same;
@@ -152,7 +152,7 @@ std::pair<float, int64_t> nth_largest(const std::vector<float>& numbers, int64_t
   return {found, larger + (std::find(same.begin(), same.end(), found) - same.begin())};
 }
 
-// Least survival that is admitted, [gamma] or [R, 1]; without bounds 0.
+// The least survival to admit, [gamma] or [R, 1]; 0 without bounds.
 class SurvivalBounds {
  public:
   SurvivalBounds(const std::optional<Tensor>& bounds, int64_t requests, int64_t gamma) {
@@ -187,7 +187,7 @@ void multiply_up(const float* confidence, int64_t len, int64_t gamma, float* sur
   std::fill(survival + len, survival + gamma, 0.f);
 }
 
-// Cuts the admitted tokens of each request to the `most` of largest priority; ties go to the smaller request.
+// Cuts the admitted tokens of all requests to the `most` of largest priority; ties go to the smaller request.
 // priorities: of all admitted tokens, request by request.
 void keep_largest(const std::vector<float>& priorities, int64_t most, int64_t requests, int64_t* admitted) {
   if (most >= int64_t(priorities.size())) return;
@@ -207,10 +207,10 @@ void keep_largest(const std::vector<float>& priorities, int64_t most, int64_t re
   }
 }
 
-// verify_lens [R] and survival [R, gamma] float32: the tokens [1] drafts of largest survival c_1 ... c_k that are above
-// 0, ties going to the smaller request. confidence: [R, gamma], NaN counts as 0. draft_lens: [R], beyond which survival
-// is 0. bounds: [gamma] or [R, 1], survival below its bound ends what is admitted of a request. first: [R], requests
-// that come before all others.
+// verify_lens [R] and survival [R, gamma] float32: admits the tokens [1] drafts of largest survival c_1 ... c_k above
+// 0; ties go to the smaller request. confidence: [R, gamma], NaN counts as 0. draft_lens: [R]; survival is 0 past it.
+// bounds: [gamma] or [R, 1]; survival below its bound ends a request's admitted draft. first: [R], requests that come
+// before all further ones.
 std::tuple<Tensor, Tensor> admit(const Tensor& confidence, const Tensor& draft_lens, const Tensor& tokens,
                                  const std::optional<Tensor>& bounds, const std::optional<Tensor>& first) {
   constexpr float AHEAD = 0x1p64f;  // factor of the priority of `first`, above every survival
@@ -241,8 +241,7 @@ std::tuple<Tensor, Tensor> admit(const Tensor& confidence, const Tensor& draft_l
   return {verify_lens, survival};
 }
 
-// accept_lens [R] and out [R, gamma + 1]: a token is kept if and only if it is the one wanted after the row before its
-// own.
+// accept_lens [R] and out [R, gamma + 1]: keeps a token if and only if the row before it wants that token.
 std::tuple<Tensor, Tensor> accept_wanted(const Tensor& tokens, const Tensor& verify_lens, const Tensor& qo_indptr,
                                          const Tensor& wanted) {
   const Tensor token = dense(tokens, at::kLong, 2, "tokens");

@@ -9,7 +9,7 @@
 
 namespace outrider {
 
-// As a batch in which each is the last query of its request. like: the attention of all rows.
+// The read rows as a batch: each is the last query of its request. like: the attention of all rows.
 struct ReadRows {
   ReadRows(const AttentionArgs& like, const Tensor& read, const Tensor& qo_indptr, const Tensor& lens,
            const Tensor& rows, const Tensor& page_table)

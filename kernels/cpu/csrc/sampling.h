@@ -1,4 +1,4 @@
-// From logits to the distribution after a request's sampling rules, and drawing from a distribution; one row at a time.
+// The distribution of logits after a request's sampling rules, and draws from a distribution; one row at a time.
 #pragma once
 #include <algorithm>
 #include <numeric>
@@ -46,7 +46,7 @@ inline double exponentials(const T* x, float temperature, float top, float* out,
       store(out + i, weight);
       part += weight;
     }
-    if (i < end) {  // the same arithmetic for the last ones: equal logits must get equal weights
+    if (i < end) {  // the same arithmetic to the end: equal logits must get equal weights
       float rest[W];
       for (int64_t j = 0; j < W; ++j) rest[j] = i + j < end ? scalar(x[i + j]) : -INFINITY;
       const Vec weight = exp(load(rest) / temperature - shift);
@@ -58,11 +58,11 @@ inline double exponentials(const T* x, float temperature, float top, float* out,
   return total;
 }
 
-// Keeps what the rules keep of `weights` (largest 1, sum `total`), normalised; among equals the lower token comes
-// first. Returns the largest that is left.
+// Keeps the weights that the rules keep (largest 1, sum `total`), normalised; of equal weights the lower token comes
+// first. Returns the largest kept weight.
 inline float filter(float* weights, int64_t n, double total, int64_t top_k, float top_p, float min_p) {
   static thread_local std::vector<uint64_t>
-      ranking;  // weight's bits, then the complement of the token: sorts as wanted
+      ranking;  // bits of the weight, then the complement of the token: sorts as wanted
   ranking.resize(n + 1);
   int64_t count = 0;
   for (float floor = 1e-3f;; floor = floor > 1e-30f ? floor * 1e-3f : 0.f) {
@@ -87,9 +87,9 @@ inline float filter(float* weights, int64_t n, double total, int64_t top_k, floa
   };
   const auto begin = ranking.begin();
   const double limit = top_p < 1 ? top_p * total : INFINITY;
-  int64_t kept = 0, bound = count;  // the first `kept` stay, the end lies at or before `bound`
+  int64_t kept = 0, bound = count;  // the first `kept` stay; the end is at or before `bound`
   double before = 0;
-  while (bound - kept > 32) {  // halve the doubtful part without sorting it
+  while (bound - kept > 32) {  // halves the undecided part without sorting it
     const int64_t middle = (kept + bound) / 2;
     std::nth_element(begin + kept, begin + middle, begin + bound, std::greater<>());
     double mass = before;
@@ -108,8 +108,8 @@ inline float filter(float* weights, int64_t n, double total, int64_t top_k, floa
   return float(1 / before);
 }
 
-// Probabilities of one row after rule `r`, a temperature above 0; `top` is the largest logit. Returns the largest of
-// them.
+// Probabilities of one row after rule `r`, with a temperature above 0; `top` is the largest logit. Returns the largest
+// probability.
 template <typename T>
 inline float probabilities(const T* logits, float top, const Rules& rules, int64_t r, float* out, int64_t n) {
   const double total = exponentials(logits, rules.temperatures[r], top, out, n);
@@ -128,7 +128,7 @@ inline int64_t first_of(const T* x, float top, int64_t n) {
   int64_t i = 0;
   while (i + W <= n && !any(load(x + i) == top)) i += W;
   const T* found = std::find_if(x + i, x + n, [&](T y) { return scalar(y) == top; });
-  return found == x + n ? 0 : found - x;  // nothing compares with NaN
+  return found == x + n ? 0 : found - x;  // NaN equals no number
 }
 
 template <typename T>
@@ -154,7 +154,8 @@ void argmax(const void* x, int64_t* out, int64_t n, int64_t stride, int64_t begi
   }
 }
 
-// The `count` largest numbers of each row of n, falling, and their columns, the first among equals; NaN is the least.
+// The `count` largest numbers of each row of n, falling, and their columns; the first of equals comes first; NaN is the
+// least.
 template <typename T>
 void likeliest(const void* x, float* values, int64_t* columns, int64_t n, int64_t count, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
@@ -191,7 +192,7 @@ inline Wide mix(Wide x) {  // SplitMix64's finaliser
   return x ^ (x >> 31);
 }
 
-// The upper 31 bits of W hashes as numbers in [0, 1]: what noise is at least, but for their rounding.
+// The upper 31 bits of W hashes as numbers in [0, 1]: a lower bound of the noise, up to rounding.
 template <std::size_t... I>
 inline Vec least_noise(Wide low, Wide high, std::index_sequence<I...>) {
   const IntVec upper = __builtin_shufflevector(reinterpret_cast<IntVec>(mix(low)), reinterpret_cast<IntVec>(mix(high)),
@@ -199,9 +200,9 @@ inline Vec least_noise(Wide low, Wide high, std::index_sequence<I...>) {
   return __builtin_convertvector(upper >> 1 & 0x7fffffff, Vec) * 0x1p-31f;
 }
 
-// The column of the largest log weight + Gumbel noise, which is that of the smallest exponential noise / weight; never
-// one of weight 0. tokens: of the columns, null: their numbers. -1 if all weights are 0. Noise is at least its uniform
-// number, so that a few bits of a hash rule out nearly every token.
+// The column of the largest log weight + Gumbel noise, which has the smallest exponential noise / weight; never a
+// column of weight 0. tokens: of the columns; null: their numbers. Returns -1 if all weights are 0. Noise is at least
+// its uniform number, so a few bits of a hash rule out nearly every token.
 inline int64_t gumbel_argmax(const float* weights, uint64_t key, const int64_t* tokens, int64_t n) {
   constexpr auto lanes = std::make_index_sequence<W>();
   Wide low, high;  // counters of the tokens of W columns
@@ -210,7 +211,7 @@ inline int64_t gumbel_argmax(const float* weights, uint64_t key, const int64_t* 
     high[j] = key + GOLDEN * uint64_t(j + 1 + W / 2);
   }
   double best = INFINITY;
-  float limit = INFINITY;  // of noise / weight, above `best` by more than roundings
+  float limit = INFINITY;  // of noise / weight, above `best` by more than rounding
   int64_t found = -1;
   for (int64_t i = 0; i < n; i += W, low += GOLDEN * W, high += GOLDEN * W) {
     float rest[W] = {};
@@ -260,7 +261,7 @@ void draw_tokens(const DrawArgs& a, std::atomic<int64_t>& next) {
   }
 }
 
-// q of a drafted token; 0 where it lies outside the drafter's vocabulary.
+// q of a drafted token; 0 outside the drafter's vocabulary.
 inline float drafted_chance(const AcceptArgs& a, int64_t r, int64_t k) {
   const int64_t token = a.tokens[r * a.gamma + k];
   if (!a.q) return 1;
@@ -270,14 +271,14 @@ inline float drafted_chance(const AcceptArgs& a, int64_t r, int64_t k) {
   return found != end && *found == token ? q[found - a.vocab] : 0;
 }
 
-// Scale of p after a drafted token, from that before it.
+// Scale of p after a drafted token, from the scale before it.
 inline float next_scale(float scale, float p, float q) {
   const double joint = double(scale) * p;
   return joint == 0 || !(joint < q) ? float(joint > 0) : float(joint / q);
 }
 
-// rest = max(0, scale * p - q): weights of what replaces draft token k of request r. The product of two floats is exact
-// as a double, so that fused operations have the same bits.
+// rest = max(0, scale * p - q): the weights for a replacement of draft token k of request r. The product of two floats
+// is exact as a double, so fused operations give the same bits.
 inline void residual(const AcceptArgs& a, int64_t r, int64_t k, const float* p, float scale, float* rest) {
   const float* q = a.q ? a.q + (r * a.gamma + k) * a.columns : nullptr;
   const double factor = scale;
@@ -289,7 +290,7 @@ inline void residual(const AcceptArgs& a, int64_t r, int64_t k, const float* p, 
     rest[a.vocab[c]] = std::max(0.f, float(factor * p[a.vocab[c]] - q[c]));
 }
 
-// The sum of weights up to 1, each rounded to a multiple of 2^-44: sums of these are exact, in whatever order.
+// The sum of weights up to 1, each rounded to a multiple of 2^-44: such sums are exact in any order.
 inline double mass(const float* weights, int64_t n) {
   constexpr double GRID = 256;
   double lanes[16] = {};
@@ -298,7 +299,8 @@ inline double mass(const float* weights, int64_t n) {
   return std::accumulate(lanes, lanes + 16, 0.);
 }
 
-// Tokens of requests that are drawn: how many drafts each keeps, and the one behind them. See kernels/acceptance.py.
+// Accepts drafts of sampled requests: how many drafts each request keeps, and the next token. See
+// kernels/acceptance.py.
 inline void accept_sampled(const AcceptArgs& a, std::atomic<int64_t>& next) {
   static thread_local std::vector<float> rest, scales;
   rest.resize(a.width);
@@ -309,11 +311,11 @@ inline void accept_sampled(const AcceptArgs& a, std::atomic<int64_t>& next) {
     const double* uniforms = a.uniforms + r * a.gamma;
     scales.assign(length + 1, 1);
     int64_t kept = 0;
-    bool made = false;  // rest is that of the token behind those kept
+    bool made = false;  // rest belongs to the token after the kept ones
     if (a.by_block && a.q) {
       for (int64_t k = 0; k < length; ++k)
         scales[k + 1] = next_scale(scales[k], p[k * a.width + tokens[k]], drafted_chance(a, r, k));
-      for (kept = length; kept > 0 && !made; kept -= !made) {  // from the last: most tests are then not needed
+      for (kept = length; kept > 0 && !made; kept -= !made) {  // from the last: avoids most tests
         const float scale = scales[kept];
         if (scale == 1 || (kept == length && uniforms[kept - 1] < scale)) break;
         if (scale == 0 || kept == length) continue;

@@ -1,5 +1,5 @@
-// Vectors of one instruction set. Every file of this folder but ops.cpp is compiled once per instruction set into a
-// namespace of its own (ISA); the code is written once, on the compiler's vector types.
+// Vectors of one instruction set. The code is written once, on the compiler's vector types. Every file here except
+// ops.cpp is compiled once per instruction set into its own namespace (ISA).
 #pragma once
 #include <array>
 #include <cmath>
@@ -15,7 +15,7 @@
 
 namespace ISA {
 
-#if defined(__AVX512F__) || defined(EMULATE_TILES)  // whose panels are those of AVX-512
+#if defined(__AVX512F__) || defined(EMULATE_TILES)  // has the panels of AVX-512
 constexpr int W = 16, BLOCKS = 4, ROWS = 6;  // lanes of a vector; vectors and rows of a register tile
 #elif defined(__AVX2__)
 constexpr int W = 8, BLOCKS = 2, ROWS = 6;
@@ -33,7 +33,7 @@ struct bf16 {
 };
 
 inline Vec splat(float x) { return x - Vec{}; }
-// All lanes the same bits, which may be a pair of bf16 and must not pass through arithmetic.
+// Copies the bits to all lanes; they may be a pair of bf16 and must not pass through arithmetic.
 inline Vec splat_bits(const float& x) {
   int32_t bits;
   std::memcpy(&bits, &x, 4);
@@ -75,7 +75,7 @@ inline float scalar(bf16 x) {
   return y;
 }
 
-// NaN and another number give the second one.
+// If a or b is NaN, the result is b.
 inline Vec max(Vec a, Vec b) {
 #if defined(ONLY_AVX2)
   return _mm256_max_ps(a, b);
@@ -88,12 +88,12 @@ inline Vec min(Vec a, Vec b) {
 #endif
   return a < b ? a : b;
 }
-// Lane i of the result is lane i + H of x, round and round.
+// Lane i of the result is lane i + H of x, cyclically.
 template <std::size_t H, std::size_t... I>
 inline Vec rotated_lanes(Vec x, std::index_sequence<I...>) {
   return __builtin_shufflevector(x, x, int((I + H) % W)...);
 }
-// All lanes by `f`, first those half a vector apart: the same order everywhere.
+// Combines all lanes by `f`, first lanes half a vector apart: the same order everywhere.
 template <std::size_t H = W / 2, typename F>
 inline float fold(Vec x, const F& f) {
   if constexpr (H == 0) return x[0];
@@ -154,7 +154,7 @@ inline Vec exp2(Vec x) {
 
 inline Vec tanh(Vec x) { return 1.f - 2.f / (exp(x + x) + 1.f); }
 
-// c + a * b, rounded once where the processor can; elsewhere the compiler decides what it fuses.
+// c + a * b, rounded once where the processor can; elsewhere the compiler decides which operations it fuses.
 inline Vec add_product(Vec c, Vec a, Vec b) {
 #if defined(__AVX512F__)
   return _mm512_fmadd_ps(a, b, c);
@@ -179,7 +179,7 @@ constexpr bool HAS_PAIRS = true;
 constexpr bool HAS_PAIRS = false;
 #endif
 
-// Lane i: a[i] and, above it, b[i].
+// Lane i: a[i] in the lower half, b[i] in the upper half.
 inline Vec interleave(const bf16* a, const bf16* b) {
 #if defined(__AVX512BW__)
   static constexpr auto order = [] {
@@ -214,7 +214,7 @@ inline void transpose_by(Vec (&rows)[W]) {
 }
 inline void transpose(Vec (&rows)[W]) {
 #if defined(__AVX512F__)
-  __m512 fours[W];  // of a group of four rows: columns k, k + 4, k + 8 and k + 12 of them
+  __m512 fours[W];  // of a group of four rows: their columns k, k + 4, k + 8 and k + 12
 #pragma GCC unroll 4
   for (int i = 0; i < W; i += 4) {
     const auto halves = [&rows, i](int from, bool upper) {
@@ -269,7 +269,7 @@ inline void load_transposed(const T* const* rows, int64_t from, Vec (&block)[W])
   transpose(block);
 #endif
 }
-// The lower, or the upper, of each lane's two bf16.
+// The lower or the upper bf16 of each lane.
 inline Vec lower_halves(Vec x) { return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(x) << 16); }
 inline Vec upper_halves(Vec x) { return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(x) & int32_t(0xffff0000)); }
 

@@ -1,4 +1,4 @@
-// The operations of a decoder as stages of a team, on plain memory: nothing is checked or allocated here.
+// The operations of a decoder as stages of a team, on plain memory, without checks and allocations.
 #pragma once
 #include <ATen/ops/empty.h>
 
@@ -9,19 +9,19 @@
 
 namespace outrider {
 
-constexpr int64_t WORK_PER_NUMBER = 4;  // multiplications that a number of a norm, rotation or activation is worth
+constexpr int64_t WORK_PER_NUMBER = 4;  // cost of a number of a norm, rotation or activation, in multiplications
 
-// Some outputs of a weight, prepared alike, without a bias.
+// Some outputs of a weight, in one layout, without a bias.
 struct WeightPart {
   const char* packed;
   const float* scales;  // of int8_linear, otherwise null
-  Function<const LinearArgs&, int64_t, int64_t> function;  // null where that depends on the rows: of integer products
+  Function<const LinearArgs&, int64_t, int64_t> function;  // null for integer products, where it depends on the rows
   int64_t kind, outputs, bytes;  // bytes of a panel
-  enum { AS_IT_IS, NARROW, WIDE } input;  // x, or its rows as of round_rows()
+  enum { AS_IT_IS, NARROW, WIDE } input;  // x, or its rows from round_rows()
   int64_t panels() const { return (outputs + PANEL - 1) / PANEL; }
 };
 
-// A weight whose parts are one below the other; those of int8_linear are whole weights.
+// A weight with its parts one below the next; each part of int8_linear is a whole weight.
 struct Weight {
   std::vector<WeightPart> parts;
   int64_t outputs = 0, depth = 0;
@@ -32,9 +32,8 @@ struct Weight {
   }
 };
 
-// packed: codes of int8_linear beside their `scales`; without those (no numbers) what its kind says: blocks of
-// block_linear or, where that is negative, panels of packed_linear. Checked by that operation, on no rows of `like`'s
-// type.
+// packed: the codes of int8_linear with their `scales`; with empty scales, blocks of block_linear or, if the kind is
+// negative, panels of packed_linear. That operation checks them, on no rows of `like`'s type.
 inline WeightPart part_of(const Tensor& packed, int64_t kind, const Tensor& scales, int64_t outputs, int64_t depth,
                     const Tensor& like) {
   const int type = type_of(like, "inputs");
@@ -65,7 +64,7 @@ struct RoundedInput {
   std::vector<int8_t> codes;
   std::vector<float> scales;
   std::vector<int32_t> sums;
-  std::vector<char> blocks[2];  // as of round_rows(), narrow and wide
+  std::vector<char> blocks[2];  // from round_rows(), narrow and wide
   void reserve(int64_t rows, const Weight& w) {
     const int64_t groups = w.int8() ? (w.depth + GROUP - 1) / GROUP : 0;
     codes.resize(std::max<size_t>(codes.size(), rows * groups * GROUP));
@@ -77,8 +76,8 @@ struct RoundedInput {
   }
 };
 
-// What queries and keys go through before they are rotated; null: nothing. bias: of queries|keys|values side by side.
-// queries, keys: norms of each head.
+// The steps before the rotation of queries and keys; null: none. bias: of queries|keys|values side by side. queries,
+// keys: norms of each head.
 struct BeforeRotation {
   const void *bias, *queries, *keys;
   float eps;
@@ -89,14 +88,13 @@ class Stages {
   Stages(TeamMember& member, int type, int64_t rows, RoundedInput& rounded)
       : member_(member), type_(type), rows_(rows), rounded_(rounded) {}
 
-  // Following stages are for so many rows.
+  // Sets the number of rows of the following stages.
   void set_rows(int64_t rows) { rows_ = rows; }
 
-  // Products from now on prefetch these lines beside their weights; null: none.
+  // Makes later products prefetch these lines with their weights; null: none.
   void prefetch_during(CachePrefetch* prefetch) { prefetch_ = prefetch; }
 
-  // out = x times the weight. `next`: the product after this one, of which a member prefetches the start of
-  // its share.
+  // out = x times the weight. `next`: the following product; a member prefetches the start of its share of it.
   void product(const void* x, const Weight& w, void* out, const Weight* next) const {
     const int64_t work = rows_ * w.depth * w.outputs;
     if (w.int8()) int8_product(x, w, out, work);
@@ -104,7 +102,8 @@ class Stages {
     if (next) prefetch_start(*next);
   }
 
-  // out = the norm of x + residual, which becomes that sum; residual null: of x. copy: null, or where a row's sum goes.
+  // out = the norm of x + residual, which becomes that sum; residual null: the norm of x. copy: null, or where to store
+  // the sum of a row.
   void norm(const void* x, void* residual, const void* weight, void* out, int64_t width, float eps,
             void* copy = nullptr, int64_t copy_stride = 0) const {
     const int64_t size = type_ ? 2 : 4;
@@ -122,7 +121,7 @@ class Stages {
     member_.run_ranges(rows_, share, rows_ * width * 2 * WORK_PER_NUMBER);
   }
 
-  // Rotates each head of queries (if there are any) and keys; keys and values go to the pools.
+  // Rotates each head of queries (if any) and keys; writes keys and values to the pools.
   void rope(const RopeArgs& a, const BeforeRotation& before) const {
     const int64_t size = type_ ? 2 : 4, width = (a.q_heads + a.kv_heads) * a.head_dim;
     const auto share = [&](int64_t begin, int64_t end) {
@@ -145,13 +144,13 @@ class Stages {
     member_.run_ranges(rows_ / a.rows, share, rows_ * a.width * a.taps * WORK_PER_NUMBER);
   }
 
-  // work: multiplications that a column is worth.
+  // work: cost of a column in multiplications.
   void draw_drafts(const DraftDrawArgs& a, int64_t work) const {
     const auto draw = [&](std::atomic<int64_t>& next) { kernels().draw_drafts[type_](a, next); };
     member_.run_items(a.rows, draw, a.rows * a.columns * work);
   }
 
-  // partials: room for the plan's, where it is split; otherwise null.
+  // partials: room for the partials of a split plan, else null.
   void attention(const AttentionArgs& a, const AttentionPlan& plan, float* partials) const {
     const int64_t* offsets = plan.offsets.data();
     const auto attend = [&](std::atomic<int64_t>& next) { kernels().attention[type_](a, next, partials, offsets); };
@@ -172,7 +171,7 @@ class Stages {
     for (; from < end; from += 64) __builtin_prefetch(from, 0, 2);
   }
 
-  // A member does its share of one part after the other: they write different outputs, so nobody waits in between.
+  // A member does its share of one part after the next: parts write separate outputs, so no member waits in between.
   void product_of_parts(const void* x, const Weight& w, void* out, int64_t work) const {
     for (const bool wide : {false, true}) {
       if (!w.reads(wide ? WeightPart::WIDE : WeightPart::NARROW)) continue;

@@ -1,4 +1,4 @@
-// Blocks as a checkpoint stores them: where each type has its codes and scales, and the number that a code stands for.
+// Blocks as a checkpoint stores them: the places of codes and scales in each type, and the number of each code.
 #pragma once
 #include <bit>
 
@@ -9,20 +9,21 @@ namespace ISA {
 
 template <BlockKind KIND>
 constexpr bool GROUPED = KIND >= GROUPS_32;
-// A minimum stands beside the scale.
+// True if a minimum follows the scale.
 template <BlockKind KIND>
 constexpr bool MINIMA = FORMATS[KIND].shared == 4 && !GROUPED<KIND>;
-// Codes are places in a table of 16 numbers.
+// True if codes are indices into a table of 16 numbers.
 template <BlockKind KIND>
 constexpr bool TABLED = KIND == IQ4_NL || KIND == IQ4_XS || KIND == MXFP4;
-// A block's halves have scales of their own, one byte each: of Q2_K half of it is the minimum's. IQ4_XS says it twice.
+// True if the halves of a block have scales of their own, one byte each. In Q2_K half of the byte is the minimum.
+// IQ4_XS repeats one scale.
 template <BlockKind KIND>
 constexpr bool HALVED = KIND == Q2_K || KIND == Q3_K || KIND == Q6_K || KIND == IQ4_XS;
 
 constexpr int8_t NONLINEAR[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 constexpr int8_t FLOATS_OF_FOUR_BITS[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // doubled
 
-// What codes count too much.
+// The excess of stored codes over their numbers.
 template <BlockKind KIND>
 constexpr int32_t EXCESS = KIND == Q3_K ? 4 : KIND == Q4_0 ? 8 : KIND == Q5_0 ? 16 : KIND == Q6_K ? 32 : 0;
 template <BlockKind KIND>
@@ -37,15 +38,15 @@ inline float from_half(const uint8_t* p) {  // finite
   const float size = std::bit_cast<float>(uint32_t(bits & 0x7fff) << 13) * 0x1p112f;
   return bits & 0x8000 ? -size : size;
 }
-// 2^(e - 128): the numbers of MXFP4 are doubled. Below 2^-125 it is 0, since some processors make 0 of subnormals.
+// 2^(e - 128): the numbers of MXFP4 are doubled. Below 2^-125 it is 0, since some processors turn subnormals into 0.
 inline float from_exponent(uint8_t e) { return e < 3 ? 0.f : std::bit_cast<float>(uint32_t(e - 1) << 23); }
 
-// A span as the checkpoint has it.
+// A span as the checkpoint stores it.
 template <BlockKind KIND>
 struct Span {
   const uint8_t* from;
 
-  // Code i of block k. Nibbles of a byte are 16 apart, in superblocks of K types 32 or 64.
+  // Code i of block k. The nibbles of a byte are 16 apart, in superblocks of K types 32 or 64.
   int code(int64_t k, int64_t i) const {
     if constexpr (KIND == Q2_K) return from[16 + k / 4 * 32 + i] >> k % 4 * 2 & 3;
     if constexpr (KIND == Q3_K) return (from[32 + k / 4 * 32 + i] >> k % 4 * 2 & 3) | (from[i] >> k & 1) << 2;
@@ -64,7 +65,7 @@ struct Span {
   const uint8_t* shared() const {
     return from + (KIND == Q2_K ? 80 : KIND == Q3_K ? 108 : KIND == Q6_K ? 208 : 0);
   }
-  // Byte n of the scales that block k has for itself: scale and minimum, or those of its halves.
+  // Byte n of block k's own scales: scale and minimum, or the scales of its halves.
   int own(int64_t k, int64_t n) const {
     const int64_t half = k * 2 + n;
     if constexpr (KIND == Q2_K) return from[half];
@@ -73,13 +74,13 @@ struct Span {
     if constexpr (KIND == Q6_K) return from[192 + half];
     if constexpr (KIND == IQ4_XS)
       return ((from[4 + k / 2] >> k % 2 * 4 & 15) | (from[2 + k / 4] >> k % 4 * 2 & 3) << 4) - 32;
-    const uint8_t* bits = from + 4;  // six each; the upper two of the last four stand above the first ones
+    const uint8_t* bits = from + 4;  // six each; the upper two bits of the last four are above the first ones
     if (k < 4) return bits[k + n * 4] & 63;
     return (bits[k + 4] >> n * 4 & 15) | (bits[k - 4 + n * 4] >> 6) << 4;
   }
 };
 
-// Some rows of a weight as the checkpoint has it, in the bf16 numbers that it stands for: an embedding's lookup.
+// Expands some rows of a stored weight into bf16 numbers: an embedding's lookup.
 template <BlockKind KIND>
 void expand_rows(const uint8_t* raw, const int64_t* rows, void* out, int64_t depth, int64_t begin, int64_t end) {
   constexpr BlockFormat F = FORMATS[KIND];
@@ -108,7 +109,7 @@ void expand_rows(const uint8_t* raw, const int64_t* rows, void* out, int64_t dep
       float numbers[BLOCK];
       for (int64_t c = 0; c < BLOCK; ++c) {
         const float scaled = float(number_of<KIND>(span.code(k, c))) * d[c / (BLOCK / 2)];
-        numbers[c] = F.shared == 4 ? scaled + m[c / (BLOCK / 2)] : scaled;  // where nothing is added, -0 stays
+        numbers[c] = F.shared == 4 ? scaled + m[c / (BLOCK / 2)] : scaled;  // without a sum -0 stays
       }
       for (int64_t c = 0; c < BLOCK; c += W) store(to + c, load(numbers + c));
     }

@@ -1,5 +1,5 @@
-// Threads that run one function together: one parallel region for a whole forward, with barriers between its stages,
-// instead of a region for each operation.
+// Threads that run one function together: one parallel region for a whole forward, with barriers between stages,
+// instead of a region per operation.
 #pragma once
 #include <omp.h>
 
@@ -9,13 +9,13 @@
 
 namespace outrider {
 
-constexpr int64_t MIN_WORK_PER_MEMBER = 1 << 15;  // multiplications; threads of a team are already running
+constexpr int64_t MIN_WORK_PER_MEMBER = 1 << 15;  // multiplications; a team's threads already run
 
-// Spins briefly, since stages are short, and then yields: the thread it waits for may need the core. OpenMP's own
-// barrier spins for milliseconds; where another process holds a core, every operation can then cost a time slice.
+// Spins briefly, since stages are short, then yields: the awaited thread may need the core. OpenMP's barrier spins for
+// milliseconds; if another process holds a core, each operation can then cost a time slice.
 class Barrier {
  public:
-  // Returns when `size` threads have called it; the last of them runs last() before the others go on.
+  // Returns when `size` threads have called it; the last one runs last() before the rest continue.
   template <typename F>
   void wait(int64_t size, const F& last) {
     const uint32_t mine = round_.load(std::memory_order_relaxed);
@@ -46,27 +46,27 @@ class Barrier {
 
 struct ThreadTeam {
   Barrier barrier;
-  alignas(64) std::atomic<int64_t> next[2] = {0, 0};  // item counters of this stage and of the next
+  alignas(64) std::atomic<int64_t> next[2] = {0, 0};  // item counters of this and the next stage
 };
 
-// A thread of a team. All members call the same stages with the same arguments, which must not throw. A stage begins
-// when every member has done the one before it, so it may read what that wrote.
+// A thread of a team. All members call the same stages with the same arguments; stages must not throw. A stage begins
+// when all members have finished the previous one, so it may read the previous results.
 class TeamMember {
  public:
   TeamMember(ThreadTeam& team, int64_t index, int64_t size) : index(index), size(size), team_(team) {}
   const int64_t index, size;
 
-  // Until run_shared() every member does whole stages of its own; begins when all have done the stage before.
+  // Until run_shared() every member runs whole stages alone; begins when all members have finished the previous stage.
   void run_unshared() {
     begin();
     unshared_ = true;
   }
   void run_shared() { unshared_ = false; }
-  // This member and how many share a stage.
+  // The index of this member and the number of members that share a stage.
   int64_t shard() const { return unshared_ ? 0 : index; }
   int64_t shards() const { return unshared_ ? 1 : size; }
 
-  // One member runs work(), whichever comes last; the others wait for it.
+  // The last member to arrive runs work(); the rest wait.
   template <typename F>
   void run_once(const F& work) {
     if (unshared_) return work();
@@ -74,7 +74,7 @@ class TeamMember {
     unfinished_ = false;
   }
 
-  // work(begin, end) on as many members as the stage is worth, each with one range of neighbouring items.
+  // Runs work(begin, end) on as many members as pay off, each with one range of neighbouring items.
   template <typename F>
   void run_ranges(int64_t items, const F& work, int64_t multiplications = INT64_MAX) {
     const int64_t threads = threads_worth(items, multiplications);
@@ -83,7 +83,7 @@ class TeamMember {
     if (index < threads) work(items * index / threads, items * (index + 1) / threads);
   }
 
-  // work(next), which takes items from the shared counter until it reaches `items`.
+  // Runs work(next), which takes items from the shared counter until it reaches `items`.
   template <typename F>
   void run_items(int64_t items, const F& work, int64_t multiplications = INT64_MAX) {
     const int64_t threads = threads_worth(items, multiplications);
@@ -110,9 +110,9 @@ class TeamMember {
   }
 
   ThreadTeam& team_;
-  int64_t stage_ = 0;  // of those that count
+  int64_t stage_ = 0;  // the number of counted stages
   bool unshared_ = false;
-  bool unfinished_ = false;  // since the last barrier there was work that others may not have finished
+  bool unfinished_ = false;  // members may have unfinished work since the last barrier
 };
 
 // Runs work(member) on all of torch's threads, or on the caller alone inside a parallel region.

@@ -1,6 +1,5 @@
-// The products of attention by the tile unit, for few rows and many alike: a row's sums are the same for any number of
-// rows. K-blocks of 32 numbers of a key, and of 32 positions; those that a row does not see are weighted 0, which
-// changes no sum.
+// The products of attention by the tile unit: the sums of a row are the same for any number of rows. A K-block has 32
+// numbers of a key, or 32 positions. Positions that a row does not see have weight 0, which changes no sum.
 #pragma once
 #include "attention.h"
 #include "tile_rows.h"
@@ -10,13 +9,13 @@ namespace ISA {
 
 constexpr int64_t PAIRS_OF_UNIT = unit::ROW_BYTES / sizeof(float);  // of a K-block
 
-// Strides are in floats; every row lies on 64 bytes, and the depth is in whole K-blocks.
+// Strides are in floats; every row is aligned to 64 bytes, and the depth is whole K-blocks.
 class TileProducts {
  public:
   static constexpr int64_t STRIP = 2 * unit::HEIGHT;
   static constexpr int64_t TOGETHER = 2 * PAIRS_OF_UNIT, PAIRS_TOGETHER = PAIRS_OF_UNIT;
   static constexpr int SOFTMAX_ROWS = 4;
-  static constexpr int64_t WEIGHTS = CHUNK + W;  // rows a power of 2 apart would share a few places of the first cache
+  static constexpr int64_t WEIGHTS = CHUNK + W;  // rows a power of 2 apart would share few places of the first cache
   static_assert(ROWS_AHEAD == TOGETHER && CHUNK % TOGETHER == 0);
 
   template <int R, bool PAIRS, typename T>
@@ -61,7 +60,8 @@ class TileProducts {
   }
 
  private:
-  // out = x times right, or more of it, for rows of TALL tiles of one height, the second overlapping the first.
+  // out = x times right, or adds to out (MORE), for rows of TALL tiles of one height; the second tile overlaps the
+  // first.
   template <int TALL, bool MORE>
   void rows_by_panel(int64_t rows, const float* x, int64_t x_stride, const float* right, int64_t right_stride,
                      int64_t depth, int64_t width, float* out, int64_t out_stride) {
@@ -81,7 +81,7 @@ class TileProducts {
     const float *x, *other, *right;
     int64_t x_stride, right_stride, blocks;
 
-    // Registers 0 .. 3: sums, 4 and 5: tiles of rows, 6 and 7: columns in turns.
+    // Registers 0 .. 3: sums; 4 and 5: tiles of rows; 6 and 7: columns, alternating.
     template <int TALL, int WIDE, bool MORE>
     void multiply(int64_t column, float* out, float* out_of_other, int64_t out_stride) const {
       const auto place = [&](int sum) { return (sum < WIDE ? out : out_of_other) + sum % WIDE * W; };

@@ -1,6 +1,6 @@
-// y = x W^T + bias by the tile unit for weights in blocks. Expanded they are the left side, a row of the depth for each
-// output: a few codes of one output, looked up in its own numbers, make a row. Rows of x are the columns of the right
-// side. Sums have the bits of tile_linear().
+// y = x W^T + bias by the tile unit for weights in blocks. The expanded weights are the left side, with a row of the
+// depth for each output: a few codes of one output, looked up in that output's numbers, make a row. Rows of x are the
+// columns of the right side. Sums have the bits of tile_linear().
 #pragma once
 #include "blocks.h"
 #include "tile_rows.h"
@@ -16,17 +16,17 @@ constexpr bool FAST_TILES = true;
 constexpr bool FAST_TILES = false;
 #endif
 
-// Codes of a strip lie in planes of 8, 4, 2 and 1 bits. A byte has those of neighbouring outputs; 32 bytes are the
+// Codes of a strip lie in planes of 8, 4, 2 and 1 bits. A byte has codes of neighbouring outputs; 32 bytes are the
 // depth of a block.
 template <BlockKind KIND>
 struct CodePlanes {
   static constexpr int64_t BITS = FORMATS[KIND].bits;
   static constexpr bool BY_TABLE = BITS == 4;
   static constexpr int64_t at(int64_t plane) { return (BITS & -2 * plane) * W * BLOCK / 8; }  // first byte
-  // Place of number i of the depth: words of both halves alternate where each half is taken out by itself.
+  // Place of number i of the depth: if each half is extracted by itself, words of both halves alternate.
   static constexpr int64_t place(int64_t i) { return BY_TABLE || BITS == 8 ? i : i % 16 * 2 + i / 16; }
 
-  // f(plane, bits of a code below it, where output's codes are, first bit in a byte) for each plane.
+  // Calls f(plane, bits of a code below it, place of the output's codes, first bit in a byte) for each plane.
   template <typename F>
   static void each_plane(int64_t output, const F& f) {
     int64_t below = 0;
@@ -58,7 +58,7 @@ __attribute__((noinline)) void expand_outputs(const uint8_t* span, int64_t k, in
   const uint8_t* codes = span + strips_of(F, k) + strip * W * F.block();
   const Scales<KIND> of_lanes(span + strip * W * F.shared, codes + W * F.bits * BLOCK / 8);
   constexpr bool ADDS = MINIMA<KIND> && F.own == 0, TAKES = F.shared == 4 && !ADDS;
-  // A code that counts too much becomes 1 + code / 128 by its bits: 128 * d and the offset are exact, the sum is fused.
+  // A code with an excess becomes 1 + code / 128 by its bits: 128 * d and the offset are exact, the sum is fused.
   constexpr bool BY_BITS = FAST_TILES && EXCESS<KIND> && !Planes::BY_TABLE;
   constexpr bool HAS_OFFSET = ADDS || TAKES || BY_BITS;
   alignas(64) float scales[2][W], offsets[2][W];
@@ -67,7 +67,7 @@ __attribute__((noinline)) void expand_outputs(const uint8_t* span, int64_t k, in
     store(scales[h], BY_BITS ? 128.f * d : d);
     store(offsets[h], BY_BITS ? -(128.f + EXCESS<KIND>) * d : ADDS ? m : -m);
   }
-  asm volatile("" ::: "memory");  // read from there again: taking them out of registers lane by lane costs more
+  asm volatile("" ::: "memory");  // forces a new read: extracting registers lane by lane costs more
   const auto weights = [&](Vec numbers, int64_t output, int64_t half) {
     const Vec scale = splat(scales[half][output]);
     return HAS_OFFSET ? add_product(splat(offsets[half][output]), numbers, scale) : numbers * scale;
@@ -79,7 +79,7 @@ __attribute__((noinline)) void expand_outputs(const uint8_t* span, int64_t k, in
   const auto pairs_of = [](Vec first, Vec second) {
     return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first));
   };
-  if constexpr (Planes::BY_TABLE) {  // of both outputs' numbers, 16 each
+  if constexpr (Planes::BY_TABLE) {  // of the numbers of both outputs, 16 each
     Vec numbers;
     for (int i = 0; i < W; ++i) numbers[i] = float(number_of<KIND>(i));
 #pragma GCC unroll 8
@@ -126,7 +126,7 @@ __attribute__((noinline)) void expand_outputs(const uint8_t* span, int64_t k, in
 #endif
 }
 
-// The same of all strips for products of float32, into rows of STEP numbers.
+// The same for all strips, for products of float32, into rows of STEP numbers.
 template <BlockKind KIND>
 void expand_floats(const uint8_t* span, int64_t k, float* to) {
   for (int64_t strip = 0; strip < BLOCKS; ++strip, to += W) {
@@ -142,11 +142,11 @@ void expand_floats(const uint8_t* span, int64_t k, float* to) {
   }
 }
 
-// Rows of x as right sides of the unit: of each K-block pairs of neighbours in depth, one under the other.
+// Rows of x as right sides of the unit: each K-block has pairs of neighbours in depth, one pair below the next.
 class RightRows {
  public:
   explicit RightRows(const LinearArgs& a) : a_(a), blocks_(a.depth / BLOCK) {}
-  // `tiles` tiles of `height` rows each from `row` on, the last of which end with row + rows.
+  // Sets `tiles` tiles of `height` rows each from `row` on; the last tile ends at row + rows.
   void set(int64_t row, int64_t rows, int64_t tiles, int64_t height) {
     if (row == row_ && rows == rows_) return;
     row_ = row, rows_ = rows;
@@ -205,13 +205,13 @@ class BlockPanel {
 
  private:
   static constexpr BlockFormat F = FORMATS[KIND];
-  static constexpr int64_t STRIP = W * BLOCK, TILE = W * W;  // numbers of both, expanded and as sums
-  static constexpr int64_t SPANS_AHEAD = 16 / F.span;  // between expanding codes and asking for them
-  static constexpr int64_t CHUNK_BLOCKS = 10;  // of two strips, and as many of two tiles of rows, fit the first cache
+  static constexpr int64_t STRIP = W * BLOCK, TILE = W * W;  // numbers of each, expanded and as sums
+  static constexpr int64_t SPANS_AHEAD = 16 / F.span;  // from a prefetch of codes to their use
+  static constexpr int64_t CHUNK_BLOCKS = 10;  // of two strips and of two tiles of rows, fit the first cache
 
   const uint8_t* span(int64_t k) const { return panel_ + span_of(F, 0, k, blocks_); }
   void expand(int64_t k, int64_t strip, bf16* to) const { expand_outputs<KIND>(span(k), k, strip, to); }
-  // Not all lines of a block at once: so many under way would hold up the loads between them.
+  // Prefetches the lines of a block in parts: all lines at once would delay the loads between them.
   __attribute__((always_inline)) void ask_ahead(int64_t k, int64_t strip) const {
     const uint8_t* ahead = span(k) + SPANS_AHEAD * PANEL * F.bytes();
     if (k % F.span == 0) fetch(ahead + strip * W * F.shared, W * F.shared, end_);
@@ -226,7 +226,7 @@ class BlockPanel {
     unit::load<SUMS>(rows, W * sizeof(float));
   }
 
-  // Sums of a strip [W, height], `stride` bytes apart, for the rows from `row` on, rounded to bf16.
+  // Rounds the sums of a strip [W, height], `stride` bytes apart, to bf16 for the rows from `row` on.
   void finish(int64_t row, int64_t strip, const float* sums) const {
     const int64_t c = column_ + strip * W, width = std::min<int64_t>(W, a_.outputs - c);
     if (width <= 0) return;
@@ -241,8 +241,8 @@ class BlockPanel {
     }
   }
 
-  // One tile of rows by all strips, each expanded a K-block ahead: the vectors work on it while the unit has the one
-  // before.
+  // Multiplies one tile of rows by all strips. The vectors expand one K-block ahead, while the unit multiplies the
+  // previous one.
   void few_rows(int64_t row) const {
     const auto place = [this](int64_t k, int64_t strip) { return expanded_ + (k % 2 * BLOCKS + strip) * STRIP; };
     each<BLOCKS>([&](auto strip) {
@@ -266,8 +266,8 @@ class BlockPanel {
     });
   }
 
-  // K-blocks [from, until) of two strips by two tiles of rows; sums of more of the depth go on from `sums`. FIRST: the
-  // first rows, for which the strips are expanded, and kept for the others.
+  // Multiplies K-blocks [from, until) of two strips by two tiles of rows; later parts of the depth continue from
+  // `sums`. FIRST: the first rows, which expand the strips and keep them for later rows.
   template <bool FIRST>
   void two_by_two(int64_t tile, int64_t strip, int64_t from, int64_t until, float* sums) const {
     constexpr int64_t ROW = W * sizeof(float);
@@ -299,8 +299,8 @@ class BlockPanel {
     each<4>([&](auto i) { unit::store<i>(sums + i * TILE, ROW); });
   }
 
-  // Rows [row, row + rows), more than one tile has. A half of the panel is gone through in parts of the depth, each by
-  // all rows: its expanded codes stay in the first cache meanwhile.
+  // Multiplies rows [row, row + rows), more than one tile. It takes half a panel in parts of the depth, each for all
+  // rows: the expanded codes of a part stay in the first cache.
   void many_rows(int64_t row, int64_t rows, int64_t tiles) const {
     static thread_local std::vector<float> room;
     float* const sums = aligned(room, BLOCKS * tiles * TILE);

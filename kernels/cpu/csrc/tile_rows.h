@@ -1,4 +1,4 @@
-// How products by the tile unit go through their items: memory and rows.
+// The order in which products by the tile unit take items: memory and rows.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -14,14 +14,14 @@ inline float* aligned(std::vector<float>& room, int64_t numbers) {
   return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(room.data()) + 63) & ~uintptr_t(63));
 }
 
-// All or nothing, since prefetches past the end are slow. Into the second cache: a core has few line buffers for the
-// first one. Inlined: gcc 12 takes calls of what only prefetches for calls that do nothing, and drops them.
+// Prefetches the whole range or no line, since prefetches past the end are slow. Fills the second cache: a core has few
+// line buffers for the first. Inlined: gcc 12 drops calls of a function that only prefetches.
 __attribute__((always_inline)) inline void fetch(const uint8_t* from, int64_t bytes, const uint8_t* end) {
   if (end - from < bytes) return;
   for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(from + byte, 0, 2);
 }
 
-// f(0), f(1) .. as constants.
+// Calls f(0), f(1) .. with constants.
 template <int COUNT, typename F>
 inline void each(const F& f) {
   [&]<int... I>(std::integer_sequence<int, I...>) {
@@ -29,8 +29,8 @@ inline void each(const F& f) {
   }(std::make_integer_sequence<int, COUNT>());
 }
 
-// multiply(panel, row, rows) for items as in multiply_items(): those of a panel together, as far as the second cache
-// has room for their rows of so many bytes.
+// Calls multiply(panel, row, rows) for items as in multiply_items(). It joins the items of a panel while their rows, of
+// `row_bytes` each, fit the second cache.
 template <typename F>
 inline void each_panel(const LinearArgs& a, int64_t begin, int64_t end, int64_t row_bytes, const F& multiply) {
   const int64_t groups = (a.rows + a.row_group - 1) / a.row_group;

@@ -1,8 +1,8 @@
-// The tile unit of a processor (AMX): eight registers of up to 16 rows of 64 bytes, and products of bf16 pairs or signed
-// bytes on them.
-// Two implementations with the same bits. The processor's; and one in software, for machines without tiles and for
-// tests, which also rejects what a processor faults on (a shape that does not fit is an illegal instruction) or does
-// far slower (rows that are not aligned to 64 bytes).
+// The tile unit of a processor (AMX): eight registers of up to 16 rows of 64 bytes, and products of bf16 pairs or
+// signed bytes on them.
+// The processor and an emulation in software, for tests and machines without tiles, have the same bits. The emulation
+// also rejects input on which a processor faults (a shape that does not fit is an illegal instruction) or is far slower
+// (rows not aligned to 64 bytes).
 #pragma once
 #include <cstdint>
 #if defined(EMULATE_TILES)
@@ -23,11 +23,11 @@ struct Shapes {  // the operand of LDTILECFG
   uint8_t rows[16] = {};
 };
 
-// load: rows `stride` bytes apart. add_products: sums[m][n] += a[m][k] * b[k][n] over pairs k (TDPBF16PS). add_integers:
-// the same of fours of signed bytes, exactly (TDPBSSD).
+// load: rows `stride` bytes apart. add_products: sums[m][n] += a[m][k] * b[k][n] over pairs k (TDPBF16PS).
+// add_integers: the same, exactly, over groups of four signed bytes (TDPBSSD).
 #if !defined(EMULATE_TILES)
 
-// Not the intrinsics: in gcc 12 they take literals only, and do not say that a load reads memory.
+// Assembly, since the intrinsics of gcc 12 take only literals and do not declare that a load reads memory.
 inline void configure(const Shapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes)); }
 inline void release() { asm volatile("tilerelease"); }
 template <int T>
@@ -108,7 +108,8 @@ inline void store(void* to, int64_t stride) {
     std::memcpy(static_cast<uint8_t*>(to) + r * stride, from.bytes[r], state.shapes.row_bytes[T]);
 }
 
-// One fused sum of the products of the lower halves of the pairs and one of the upper, from 0; both together are added.
+// One fused sum, from 0, of the products of the lower halves of the pairs, and one of the upper halves; adds both
+// together.
 __attribute__((noinline)) inline void add_row(const uint32_t* a, const uint32_t (*b)[16], int pairs, float* sums) {
   const auto number = [](uint32_t bits) { return __builtin_bit_cast(float, bits); };
   float lower[16] = {}, upper[16] = {};
@@ -135,7 +136,7 @@ inline void add_products() {
   check_shapes<SUMS, A, B>();
   const Shapes& s = state.shapes;
   const unsigned before = _mm_getcsr();
-  _mm_setcsr(0x9fc0);  // to nearest, denormals taken for and made 0, no traps
+  _mm_setcsr(0x9fc0);  // to nearest, reads and writes denormals as 0, no traps
   for (int m = 0; m < s.rows[A]; ++m) {
     uint32_t pairs[16], right[16][16];
     float row[16];
@@ -165,11 +166,11 @@ inline void add_integers() {
 
 #endif
 
-// The registers while it lives. Others in this thread (oneDNN) may use them before and after, and a context switch
-// need not save them.
+// Holds the registers during its lifetime. Before and after, the thread's further code (oneDNN) may use them, and a
+// context switch need not save them.
 class Session {
  public:
-  // Registers 0 .. 3: sums [rows][columns]; 4, 5: left sides [rows][depth bytes]; 6, 7: right sides, of as much depth.
+  // Registers 0 .. 3: sums [rows][columns]; 4, 5: left sides [rows][depth bytes]; 6, 7: right sides of the same depth.
   void shape(int rows, int columns = HEIGHT, int depth = ROW_BYTES) {
     if (rows == rows_ && columns == columns_) return;
     Shapes shapes;

@@ -1,4 +1,4 @@
-// Compiled with -DISA=amx for the processor's tile unit, and with -DISA=amx_emulated for the one in software.
+// Compiled with -DISA=amx for the processor's tile unit, and with -DISA=amx_emulated for its emulation in software.
 #include "int_tiles.h"
 #include "tile_attention.h"
 #include "tile_blocks.h"

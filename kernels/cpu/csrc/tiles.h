@@ -1,5 +1,5 @@
-// y = x W^T + bias by the tile unit, on the panels of pack<bf16, HALF>(). A row's sums never mix with another's, and go
-// through the depth in K-blocks of BLOCK whatever the number of rows: batch-invariant.
+// y = x W^T + bias by the tile unit, on the panels of pack<bf16, HALF>(). Sums of separate rows never mix, and go
+// through the depth in K-blocks of BLOCK for any number of rows: batch-invariant.
 #pragma once
 #include "linear.h"
 #include "tile_rows.h"
@@ -9,11 +9,11 @@ namespace ISA {
 
 static_assert(W == unit::HEIGHT && STEP == PANEL && HAS_PAIRS, "a K-block of a panel is four right sides of the unit");
 
-constexpr int64_t HALVES = 2, HALF = PANEL / HALVES;  // of a panel: what two tiles have
+constexpr int64_t HALVES = 2, HALF = PANEL / HALVES;  // of a panel: the outputs of two tiles
 constexpr int64_t PAIRS_OF_HALF = BLOCK / 2 * HALF, HALF_STRIDE = HALF * sizeof(float);
 constexpr int64_t CHUNK_BLOCKS = 10;  // half a panel of them and as many of two tiles of rows fit the first cache
 
-// Rows of x on 64 bytes, the depth filled up with zeros to whole K-blocks.
+// Rows of x, aligned to 64 bytes; zeros pad the depth to whole K-blocks.
 class Rows {
  public:
   explicit Rows(const LinearArgs& a) : x_(static_cast<const bf16*>(a.x)), stride_(a.x_stride) {
@@ -47,7 +47,7 @@ class PanelBlocks {
     for (int64_t half = 0; half < HALVES; ++half)
       std::memcpy(last_[half], panel_ + half * size_ + whole_ * BYTES, size_ - whole_ * BYTES);
   }
-  // The first rows come to K-block k.
+  // The first rows reach K-block k.
   template <int64_t COUNT>
   void enter(int64_t k, int64_t half) const {
     for (int64_t h = half; h < half + COUNT; ++h) fetch(panel_ + h * size_ + k * BYTES + AHEAD, BYTES, end_);
@@ -60,7 +60,7 @@ class PanelBlocks {
   static constexpr int64_t BYTES = PAIRS_OF_HALF * sizeof(float);
   const int64_t size_, whole_;  // size_: of half a panel
   const uint8_t *const packed_, *const end_, *panel_ = nullptr;
-  alignas(64) uint8_t last_[HALVES][BYTES] = {};  // what 32 does not divide, then zeros
+  alignas(64) uint8_t last_[HALVES][BYTES] = {};  // the remainder after blocks of 32, then zeros
 };
 
 template <int SUMS>
@@ -69,7 +69,7 @@ inline void begin_sums(const float* bias) {
   else unit::zero<SUMS>();
 }
 
-// Common arguments of the tiles of some rows: `height` rows each, times the panel of outputs from `column` on.
+// Common arguments of the tiles of some rows: tiles of `height` rows times the panel of outputs from `column` on.
 struct PanelProduct {
   const LinearArgs& a;
   const Rows& x;
@@ -79,7 +79,7 @@ struct PanelProduct {
   const float* bias(int64_t c) const { return a.bias ? a.bias + column + c : nullptr; }
   int64_t blocks() const { return (a.depth + BLOCK - 1) / BLOCK; }
 
-  // Sums of half a panel for the rows of a tile, rounded to bf16.
+  // Rounds the sums of half a panel to bf16 for the rows of a tile.
   void finish(int64_t row, int64_t half, const float* sums) const {
     const int64_t c = column + half * HALF, width = std::min(HALF, a.outputs - c);
     bf16* out = static_cast<bf16*>(a.out) + row * a.out_stride + c;
@@ -91,7 +91,7 @@ struct PanelProduct {
     }
   }
 
-  // One tile of rows by the panel.
+  // Multiplies one tile of rows by the panel.
   void one_by_four(int64_t row) const {
     begin_sums<0>(bias(0));
     begin_sums<1>(bias(W));
@@ -119,7 +119,8 @@ struct PanelProduct {
     finish(row, 1, sums[1]);
   }
 
-  // K-blocks [from, until) of two tiles of rows by half of the panel; sums of more of the depth go on from `sums`.
+  // Multiplies K-blocks [from, until) of two tiles of rows by half the panel; later parts of the depth continue from
+  // `sums`.
   template <bool FIRST>
   void two_by_two(int64_t row, int64_t other, int64_t half, int64_t from, int64_t until, float* sums) const {
     float* others = sums + unit::HEIGHT * HALF;
@@ -155,8 +156,8 @@ struct PanelProduct {
     finish(other, half, others);
   }
 
-  // Rows [row, row + rows), more than one tile has. A half-panel is gone through in parts of the depth, each by all
-  // rows: it stays in the first cache meanwhile.
+  // Multiplies rows [row, row + rows), more than one tile. It takes half a panel in parts of the depth, each for all
+  // rows: a part stays in the first cache.
   void many_rows(int64_t row, int64_t rows) const {
     static thread_local std::vector<float> room;
     const int64_t pairs = (rows + 2 * unit::HEIGHT - 1) / (2 * unit::HEIGHT);

@@ -4,8 +4,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-// Asks Linux for the tile registers, which it gives only on request, to all threads of the process; it may refuse
-// although the processor has them (an old kernel, a sandbox).
+// Asks Linux for the tile registers for all threads of the process. Linux gives them only on request, and may refuse
+// even if the processor has them (an old kernel, a sandbox).
 inline bool tiles_allowed() {
   constexpr unsigned LEAF = 7, NEEDED = 1u << 22 | 1u << 24 | 1u << 25;  // AMX-BF16, AMX-TILE, AMX-INT8
   unsigned a, b, c, d;

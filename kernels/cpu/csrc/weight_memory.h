@@ -1,5 +1,5 @@
-// Memory of packed weights, in huge pages where the system has some. A step reads all weights once, and with pages of
-// 4 KB it waits for the translation of addresses about as long as for the weights.
+// Memory of packed weights, in huge pages if the system has them. A step reads all weights once; with pages of 4 KB it
+// waits for address translation about as long as for the weights.
 #pragma once
 #include <ATen/ops/from_blob.h>
 #include <sys/mman.h>
@@ -11,7 +11,7 @@
 
 namespace outrider {
 
-// Zeroed pages of which neighbouring weights take their parts; returned to the system when the last of them is freed.
+// Zeroed pages that neighbouring weights share; freed with the last of these weights.
 class WeightPages {
  public:
   explicit WeightPages(int64_t bytes) : size_((bytes + PAGE - 1) / PAGE * PAGE), mapped_(size_ + PAGE) {
@@ -19,7 +19,7 @@ class WeightPages {
     TORCH_CHECK(start_ != MAP_FAILED, "no memory for ", bytes, " bytes of weights");
     next_ = static_cast<char*>(start_) + (PAGE - reinterpret_cast<uintptr_t>(start_) % PAGE) % PAGE;
     end_ = next_ + size_;
-    madvise(next_, size_, MADV_HUGEPAGE);  // without huge pages the others do
+    madvise(next_, size_, MADV_HUGEPAGE);  // small pages work too
   }
   WeightPages(const WeightPages&) = delete;
   ~WeightPages() { munmap(start_, mapped_); }
@@ -38,7 +38,7 @@ class WeightPages {
   char *next_, *end_;
 };
 
-// A flat tensor for a packed weight, on whole cache lines.
+// A flat tensor for a packed weight, aligned to cache lines.
 inline Tensor empty_weight(int64_t numbers, const at::TensorOptions& options) {
   constexpr int64_t SHARED = 32 << 20, LINE = 64;  // bytes
   static std::mutex mutex;

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
 from outrider.drafters.block.sampling import draw_columns
 from outrider.scheduler.admission import survival_of
-from outrider.scheduler.baselines import StaticGamma, Threshold, VerifyAll
+from outrider.scheduler.baselines import Threshold, VerifyAll
 from outrider.scheduler.contract import Budget
 from outrider.scheduler.planner import Asynchronous
 from outrider.server.plugin.decode.sampling import Sampling
@@ -147,7 +147,7 @@ ADMISSIONS = {
     "off": None,
     "tight budget": budget(6),
     "verify all": of(VerifyAll()),
-    "one": of(StaticGamma(1)),
+    "one": of(VerifyAll(1)),
     "threshold": of(Threshold(0.5)),
 }
 

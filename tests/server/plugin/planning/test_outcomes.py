@@ -151,9 +151,9 @@ def test_the_planner_learns_of_a_step_when_the_step_after_the_next_is_planned(ma
     request = np.array([2]), planning.requests.generations[[2]]
     run(planning, 2, confidence=0.5)
     run(planning, 2, confidence=0.9)
-    assert not history.knows(*request).any()
+    assert not history.counts(*request).any()
     begin(planning, 2)
-    assert history.knows(*request).all()
+    assert history.counts(*request).all()
     survival, _ = history.read(*request, 1)
     np.testing.assert_allclose(survival[0, 0], 0.5 ** np.arange(1, GAMMA + 1))
 

@@ -36,7 +36,7 @@ def test_steps_under_way_are_shown_to_the_planner_that_planned_them(make, device
     assert other.drift.plain != 1
     assert cost.drift.plain == drift
     before.budget(begin(planning, 2).view)
-    assert before.history.knows(np.array([2]), planning.requests.generations[[2]]).all()
+    assert before.history.counts(np.array([2]), planning.requests.generations[[2]]).all()
 
 
 @on_every_device
