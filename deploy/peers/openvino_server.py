@@ -17,7 +17,7 @@ from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, Schedul
 FILE, PORT, THREADS = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 scheduler = SchedulerConfig()
 scheduler.enable_prefix_caching = False
-scheduler.max_num_batched_tokens = 2**31 - 1  # as in its LLMPipeline: a prompt in one piece
+scheduler.max_num_batched_tokens = 2**31 - 1  # a prompt in one piece, as in its LLMPipeline
 pipeline = ContinuousBatchingPipeline(FILE, scheduler, "CPU", {"INFERENCE_NUM_THREADS": THREADS})
 tokenizer = pipeline.get_tokenizer()
 arrived: queue.Queue = queue.Queue()

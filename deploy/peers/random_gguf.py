@@ -1,5 +1,5 @@
-"""A GGUF file of random weights in a model's exact shape and Q4_K_M's mix of types, for comparing speed: its text is
-noise. The tokenizer is the embedded model's, extended by words to the model's vocabulary.
+"""A GGUF file of random weights for comparing speed, in a model's exact shape and Q4_K_M's mix of types; its text is
+noise. The tokenizer is the embedded model's, with extra words up to the model's vocabulary.
 
     python deploy/peers/random_gguf.py qwen3-0.6b model.gguf
 """
@@ -37,11 +37,11 @@ SHAPES = {
 SIZES = {"Q4_K": 144, "Q6_K": 210}
 """Bytes of a block of 256 weights."""
 COPIED = ("model", "pre", "merges", "bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id")
-"""Fields of the tokenizer."""
+"""Fields copied from the embedded model's tokenizer."""
 
 
 def blocks(draw: np.random.Generator, kind: str, rows: int, depth: int) -> np.ndarray:
-    """Return random blocks of weights around 0, with a deviation of some 0.02: [rows, bytes of a row]."""
+    """Return random blocks of weights, mean 0 and deviation about 0.02: [rows, bytes of a row]."""
     made = draw.integers(0, 256, (rows, depth // 256, SIZES[kind]), dtype=np.uint8)
     scale = np.array([8e-5], np.float16).view(np.uint8)
     if kind == "Q4_K":
@@ -99,7 +99,7 @@ def write(shape: RandomShape, path: Path) -> None:
 
 
 def add_tokenizer(writer: GGUFWriter, vocabulary: int) -> None:
-    """Add the embedded model's tokenizer, with words that no text has."""
+    """Add the embedded model's tokenizer, extended by words that occur in no text."""
     fields = GGUFReader(bundled_model.find_gguf()).fields
     for name in COPIED:
         if field := fields.get(f"tokenizer.ggml.{name}"):

@@ -1,7 +1,7 @@
 """Step 4: Qwen3-8B's shape with random weights and simulated acceptance: off, verify-all and planned, by `fa3`.
 
-`large.py plain` measures an engine without a drafter, `large.py stock` SGLang's own DSPARK, which simulates as many
-tokens a step.
+`large.py plain` measures an engine without a drafter, `large.py stock` SGLang's own DSPARK, which simulates the same
+number of tokens per step.
 """
 
 import os
@@ -26,7 +26,7 @@ def folder() -> Path:
 
 
 def prepare() -> tuple[Path, Path]:
-    """Return the folders of target and drafter, made if they are not there."""
+    """Return the folders of target and drafter, made if missing."""
     model, drafter = folder() / "Qwen3-8B-random", folder() / "dspark"
     if not (drafter / "config.json").exists():
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Step 1: the host's costs of an operation, a launch, an upload and a graph, by torch and Triton alone."""
+"""Step 1: host time of an operation, a launch, an upload and a graph, in torch and Triton without Outrider."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Step 3: the embedded model served on this machine, off, verify-all and planned in turns; one trace; equal texts."""
+"""Step 3: serve the embedded model; arms off, verify-all and planned take turns; take a trace; compare texts."""
 
 import dataclasses
 import gzip
@@ -26,7 +26,7 @@ LOADS = (1, 2) if TINY else (1, 8, 32)
 ROUNDS = 1 if TINY else 3
 NEW_TOKENS = (8, 8) if TINY else (96, 160)
 CALLS = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync", "Synchronize")
-"""Calls of the host that are counted in a trace, by the beginnings or ends of their names."""
+"""Host calls counted in a trace, by prefix or suffix of their names."""
 
 
 def seconds_left() -> float:
@@ -96,7 +96,7 @@ async def _trace(load: Load, questions: Sequence[str], concurrency: int, arms: S
 
 
 def summed(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return calls of the host by name, milliseconds in which the device was busy, and its kernels' time by name."""
+    """Return host calls by name, the device's busy milliseconds, and its kernels' time by name."""
     calls: Counter[str] = Counter()
     kernels: Counter[str] = Counter()
     busy, until = 0.0, 0.0
@@ -113,7 +113,7 @@ def summed(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that tell throughput, times and acceptance."""
+    """Return the fields of throughput, times and acceptance."""
     kept = ("seconds", "throughput", "per_user", "ttft", "tpot", "differ", "counts")
     return {name: row[name] for name in kept}
 
@@ -139,7 +139,7 @@ def _keep(name: str, resolved: Resolved, results: dict[str, Any]) -> None:
 
 
 def engine_settings(**chosen: Any) -> Settings:
-    """Return settings of an engine that answers the loads of this proof."""
+    """Return engine settings for the loads of this proof."""
     most = max(LOADS)
     flags = () if DEVICE == "cpu" else ("--cuda-graph-max-bs-decode", str(max(most, 8)))
     # SGLang's log at this level has the start's timeline.
