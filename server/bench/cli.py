@@ -1,7 +1,7 @@
 """Measure on this machine: from the whole server down to single kernels.
 
-Compared arms run in one session and take turns, round by round, so that other load on the machine affects all of them.
-The result is their ratio and its spread over the rounds; the times hold for this machine at this moment.
+Arms take turns, round by round, so that other load on the machine affects all of them. The result is their ratio and
+its spread over the rounds; times hold only for this machine at this moment.
 
 examples:
   outrider bench load --prompts code.jsonl chat.jsonl --concurrency 1,8,32 --json load.json --plot load.png

@@ -2,9 +2,9 @@
 
 The target answers once; every drafter then drafts along the same answers. At temperature 0 a server accepts the same
 tokens, up to ties that rounding decides; at higher temperatures its accepted length has the same distribution.
---answers keeps the target's answers for the next measurement. A server's step begins where the last one ended, so
-better drafters have steps at other tokens. --anchors all begins a step at every token, which compares drafters at the
-same tokens; tau is then the mean over all tokens, and larger if an answer has long easy parts.
+--answers keeps the target's answers for the next measurement. A step begins where the last one ended, so drafters
+begin their steps at different tokens. --anchors all begins a step at every token instead; tau is then the mean over all
+tokens, and larger for answers with long easy parts.
 
 examples:
   outrider bench drafters runs/dspark/drafter --target ./Qwen3-4B --prompts humaneval.jsonl --temperatures 0

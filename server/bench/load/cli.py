@@ -1,32 +1,31 @@
-"""Throughput and latency under load: of any OpenAI server by URL, or of an engine of our own, arm by arm.
+"""Throughput and latency under load, of OpenAI servers by URL or of an engine of our own, arm by arm.
 
-With --url or --scenario, requests go to a running server. A closed loop (--concurrency) keeps this number of requests
-in flight: as one ends, the next begins. An open loop sends requests at --rate, however many are in flight: at random
-like independent users (poisson), at fixed intervals (fixed), several at once (bursts), or at a trace's times. It shows
-how long users wait under overload. Each load is one row; docs/loadtest.md explains columns and scenario files.
+With --url or --scenario, requests go to a running server. A closed loop keeps --concurrency requests in flight: as one
+ends, the next begins. An open loop sends requests at --rate, however many are in flight: at random like independent
+users (poisson), at fixed intervals (fixed), several at once (bursts), or at a trace's times. It shows how long users
+wait under overload. Each load is a row; docs/loadtest.md explains columns and scenario files.
   whole/asked  requests answered to the end, of all due in the measured time; "failures" counts the rest
-  tok/s        output tokens per second of all requests, within the measured time
+  tok/s        output tokens per second of all requests in the measured time
   per user     tokens per second of one answer after its first token, median
   TTFT         time to first token, from when the request was due
   TPOT         time per output token after the first
   E2E          time to the end of the answer
-  good         share of all requests within every time of --goodput; goodput: such requests per second
+  good         share of requests within every time of --goodput; goodput: such requests per second
 
   level kept   of the requests with min_tokens_per_second, the share that got this speed after the first token
-With prompts of different lengths a second table has the gaps between pieces of an answer, and TTFT by prompt length.
+If prompt lengths differ, a second table has the gaps between pieces of an answer, and TTFT by prompt length.
 
 --long-prompts: while answers are streamed, a long prompt arrives, then a short one.
 
-Several servers (--url ours=http://… vllm=http://…) take turns, round by round, each alone at its turn; "× ours" is the
-ratio of throughputs in the same round. Scripts in deploy/peers start other engines.
+Several servers (--url ours=http://… vllm=http://…) take turns, round by round; only one has load at a time. "× ours" is
+the ratio of throughputs in the same round. Scripts in deploy/peers start other engines.
 
 Without --url and --scenario, an engine starts here and arms take turns on it, round by round: "off" (no drafts),
 "verify all", "planned", and only if named "across": planned, with lookup in the round's other texts. A block-diffusion
-model has arms D=0 to D=3, which draft that number of states. Prompts of several files are mixed. tau is tokens per
-request and step; acceptance by position is in a table, and in --json FILE for `outrider simulate`.
-With --level a third of the requests has a service level, "level kept" is the share that got it, and the planner of the
-arm "no levels" does not know the levels. Times are medians over the rounds. If no profile fits, a quick one is measured
-first, as by a server.
+model has arms D=0 to D=3, named after the number of drafted states. Prompts of several files are mixed. tau is tokens
+per request and step; a table, and --json FILE for `outrider simulate`, have acceptance by position.
+With --level every third request has a service level, "level kept" is the share that got it, and the arm "no levels"
+plans without levels. Times are medians over the rounds. If no profile fits, a quick one is measured first.
 
 examples:
   outrider bench load --url http://127.0.0.1:30000 --rate 0.5,1,2,4 --seconds 60 --goodput ttft:500 tpot:50

@@ -37,12 +37,11 @@ TIMEOUT = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """Effects of a long prompt during streams. Times in seconds.
+    """Effects of a long prompt, answered by one token, on streams. Times in seconds.
 
-    pause: longest gap of a stream that overlaps the wait for the prompt's first token; counted whole. pace: the
-    streams' pieces per second during the wait, over the rate before. alone, beside: time to the prompt's first token,
-    without and with the streams. short: the same of the short prompt. throughput: tokens per second, prompts included,
-    from the first request to the end of the last.
+    pause: longest whole gap of a stream that overlaps the prompt's answer time. pace: the streams' pieces per second in
+    that time, over the rate before. alone, beside: answer time of the prompt, without and with the streams. short: of
+    the short prompt. throughput: tokens per second, prompts included, from the first request to the end of the last.
     """
 
     pause: float

@@ -43,13 +43,13 @@ class Summary:
     asked: requests due in the measured time. whole: the part answered to the end; all times, token counts and speeds
     are of whole answers, None without any.
     failures: the rest, by HTTP status or kind of failure.
-    throughput: output tokens per second in the measured time, warm-up requests included. Each answer's tokens are
-    spread evenly from its first to its last. requests_per_second: requests that end in the measured time.
-    with_prompts: throughput with prompt tokens, which are spread evenly from the due time to the first output token.
+    throughput: output tokens per second in the measured time, also of warm-up requests; an answer's tokens are spread
+    evenly from its first to its last. requests_per_second: requests that end in the measured time.
+    with_prompts: throughput plus prompt tokens, spread evenly from the due time to the first output token.
     per_user: tokens per second of one answer after its first token, median.
     gap: between pieces of an answer at the client. ttft_by_prompt: by prompt tokens, see PROMPTS.
-    goodput: whole answers per second, of requests due in the measured time, that kept every objective and their
-    service level; good: their share of all requests due. None without objectives.
+    goodput: whole answers per second that kept every objective and their service level. good: their share of all
+    requests due. None without objectives.
     level_kept: of the requests with a service level, the share that got it after the first token; None without levels.
     late: delay of sending after the due time, 99th percentile.
     processor_ms: milliseconds of processor time per token of the server's processes except the learner, warm-up

@@ -1,9 +1,8 @@
 """Time of one engine step by shape (requests x tokens), compared with its matrix products alone.
 
-A step lasts from its start to the next step's, as in `outrider tune`: SGLang's scheduler, drafting (here without a
-model), the target's forward, acceptance. The floor is the step's matrix products in the same type, by plain torch or
-by our kernels, whichever is faster. All take turns, round by round; the ratio of step to floor carries over to other
-machines.
+A step lasts until the next one starts, as in `outrider tune`: SGLang's scheduler, drafting (here without a model), the
+target's forward, acceptance. The floor is the step's matrix products in the same type, by plain torch or our kernels,
+whichever is faster. All take turns, round by round; the ratio of step to floor carries over to other machines.
 --breakdown: torch profiles one more turn of each shape, with every operator and Python function.
 --beside: the step is also measured while other processes keep that many processors busy.
 
