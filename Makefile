@@ -129,11 +129,12 @@ performance: $(PROJECT) $(DEV) ## Write docs/performance.md and README's chart f
 	@$(BIN)/outrider bench report
 
 .PHONY: lint
-lint: $(PROJECT) $(DEV) ## Check style, types and the budget of lines and words (ruff, mypy, .ci/budget.py)
+lint: $(PROJECT) $(DEV) ## Check style, types, plain English and the budget of lines and words (ruff, mypy, .ci)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/python .ci/budget.py
+	@$(BIN)/python .ci/plain.py
 
 .PHONY: format
 format: $(PROJECT) $(DEV) ## Format the code, write the tables in server/README anew

@@ -90,6 +90,7 @@ class Recorder:
         if capacity < 1 or gamma < 0:
             raise ValueError(f"capacity is at least 1 and gamma at least 0, not {capacity} and {gamma}")
         self.capacity, self.gamma = capacity, gamma
+        self._steps: list[tuple[np.ndarray, ...]] = []
         self.clear()
 
     def __len__(self) -> int:
@@ -116,5 +117,5 @@ class Recorder:
     def clear(self) -> None:
         """Forget everything."""
         none = np.zeros(0, dtype=np.int64)
-        self._steps: list[tuple[np.ndarray, ...]] = [(np.zeros((0, self.gamma), dtype=np.float32), none, none, none)]
+        self._steps = [(np.zeros((0, self.gamma), dtype=np.float32), none, none, none)]
         self.total = 0  # blocks seen
