@@ -1,5 +1,5 @@
-"""Draft tokens by position and by confidence, for each case that is calibrated apart, as Prometheus counters: what
-acceptance and calibration errors are read from."""
+"""Prometheus counters of draft tokens by position and by confidence, for each separately calibrated class of drafts.
+Acceptance rates and calibration errors are computed from them."""
 
 import logging
 
@@ -14,14 +14,14 @@ logger = logging.getLogger(__name__)
 
 CALIBRATION_BINS = 10
 MOST = 64
-"""Steps that are gathered, at most."""
+"""Most steps that are gathered before a flush."""
 
 
 class AcceptanceCounters:
-    """Counts what the target observed of the drafts: how much, what of it was accepted, and what was expected.
+    """Counts the draft tokens that the target observed and accepted, and the acceptances that were expected.
 
-    A position counts as verified only if every draft before it was accepted: what lies behind a rejection, or was
-    not admitted, is unobserved and not rejected.
+    A position counts as verified only if every draft token before it was accepted. Tokens after a rejection, and
+    tokens that were not admitted, are unobserved: they do not count as rejected.
     """
 
     def __init__(self, gamma: int, drafter: str, registry: CollectorRegistry):
@@ -52,9 +52,9 @@ class AcceptanceCounters:
     def observe(
         self, confidence: np.ndarray, classes: np.ndarray, verify_lens: np.ndarray, accept_lens: np.ndarray
     ) -> None:
-        """confidence [R, gamma], calibrated; the others [R]; accept_lens include the target's own token.
+        """confidence: [R, gamma], calibrated. Other arrays: [R]. accept_lens include the target's own token.
 
-        Steps are gathered until `flush`, or `MOST` of them: numbers this small cost by the call.
+        Up to `MOST` steps are gathered and counted together, because each call costs more than its few numbers.
         """
         self._waiting.append((confidence, classes, verify_lens, accept_lens))
         if len(self._waiting) >= MOST:
@@ -90,11 +90,11 @@ class AcceptanceCounters:
 class AcceptanceAlarm:
     """Alarm for a drafter whose tokens are almost never accepted.
 
-    A drafter that does not fit its target, or whose state went wrong, costs time without ever failing; elsewhere that
-    has gone unnoticed for weeks. Every `window` verified draft tokens are judged by the share of first positions that
-    were accepted.
+    A drafter that does not fit its target, or has a corrupt state, costs time but never fails; in other systems this
+    went unnoticed for weeks. After every `window` verified draft tokens, the alarm checks the share of accepted first
+    positions.
 
-    floor: below this share the drafter counts as collapsed; a fitting drafter is far above it, whatever the traffic.
+    floor: below this share the drafter counts as collapsed; a fitting drafter is far above it with any traffic.
     """
 
     def __init__(self, drafter: str, registry: CollectorRegistry, window: int = 4096, floor: float = 0.02):

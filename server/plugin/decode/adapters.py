@@ -1,8 +1,8 @@
 """Outcomes of drafts for the requests of each LoRA adapter: counts, and a calibration of its own.
 
-The drafter is the model's, or one that has learned from the adapter. How often an adapter says what was drafted differs
-from adapter to adapter, so confidences are calibrated for each, by its own outcomes: a calibration is fitted as they
-come, and until then it is the drafter's. A drafter that has learned more begins anew.
+The drafter is the model's, or one that has learned from the adapter. Acceptance differs between adapters, so each gets
+a calibration fitted to its own outcomes. Until the first fit the drafter's calibration applies. A new version of a
+drafter starts without outcomes.
 """
 
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ from .buffered import BufferedCounter, BufferedMetrics
 FIRST = 128
 """Drafted blocks after which an adapter's first calibration is fitted; the next after twice as many, and so on."""
 KEPT = 512
-"""Drafted blocks of an adapter that are kept. A fit takes some 30 ms, in which nothing is decoded."""
+"""Drafted blocks of an adapter that are kept. A fit stops decoding for some 30 ms."""
 OFTEN = 1 << 14
-"""Drafted blocks between two fits, at most."""
+"""Most drafted blocks between two fits."""
 BASE = 0
 """Number of the model without an adapter."""
 
@@ -39,7 +39,7 @@ class _Adapter:
 
 
 class AdapterOutcomes(BufferedMetrics):
-    """Numbers of adapters, each with a drafter, and what came of its drafts.
+    """Numbers the pairs of adapter and drafter, and keeps the outcomes of their drafts.
 
     loaded: SGLang's `LoRARef` of each loaded adapter, by its id. gamma: draft tokens per step, at most.
     """
@@ -48,7 +48,7 @@ class AdapterOutcomes(BufferedMetrics):
         super().__init__(registry)
         self.loaded, self.gamma = loaded, gamma
         self._numbers: dict[tuple[str, str], int] = {}  # by the adapter's id and its drafter's name
-        self._next = count(BASE + 1)  # a number is never used again: rows of requests that have ended may still say it
+        self._next = count(BASE + 1)  # numbers are never reused: rows of ended requests may still hold them
         self._adapters: dict[int, _Adapter] = {}
         self._counted = {
             name: Counter(f"outrider_adapter_{name}_tokens", text, ["adapter"], registry=registry)
@@ -61,11 +61,11 @@ class AdapterOutcomes(BufferedMetrics):
 
     @classmethod
     def of(cls, runner: Any, gamma: int) -> Self | None:
-        """Those of a server with adapters, by SGLang's model runner; None on any other."""
+        """Return the outcomes for a server with adapters, None for any other. runner: SGLang's model runner."""
         return None if runner.lora_manager is None else cls(runner.lora_manager.lora_refs, gamma)
 
     def admit(self, req: Any) -> int:
-        """Number of the adapter of one of SGLang's requests, which is prefilled."""
+        """Return the adapter number of an SGLang request that is being prefilled."""
         if req.lora_id is None:
             return BASE
         options = RequestOptions.from_custom_params(req.sampling_params.custom_params)
@@ -85,7 +85,7 @@ class AdapterOutcomes(BufferedMetrics):
             self.buffered = [each for each in self.buffered if each not in gone.counters.values()]
 
     def table(self, number: int) -> CalibrationTable | None:
-        """An adapter's own calibration; None where there is none yet, and of the model."""
+        """Return an adapter's own calibration; None before its first fit, and for the model."""
         adapter = self._adapters.get(number)
         return None if adapter is None else adapter.table
 
@@ -100,9 +100,9 @@ class AdapterOutcomes(BufferedMetrics):
         tells: np.ndarray,
         otherwise: CalibrationTable | None,
     ) -> None:
-        """Take in a step: raw [R, gamma] confidences, the others [R], as of `FinishedStep`.
+        """Record a step. raw: [R, gamma] confidences. Other arrays: [R], as in `FinishedStep`.
 
-        tells: [R] bool, drafts that were verified, and accepted by the model's rules alone. otherwise: the calibration
+        tells: [R] bool, drafts that were verified and accepted by the model's rules alone. otherwise: the calibration
         of drafts for the model.
         """
         for number in np.unique(numbers[numbers != BASE]).tolist():
@@ -121,7 +121,7 @@ class AdapterOutcomes(BufferedMetrics):
 
 
 def _fitted(recorder: Recorder, otherwise: CalibrationTable | None) -> CalibrationTable:
-    """Calibrations of the classes of which enough is known; of the others those of `otherwise`."""
+    """Fit the classes that have enough outcomes; take the rest from `otherwise`."""
     records, found = recorder.records(), {}
     for place, case in enumerate(CLASSES):
         own = records.select(records.classes == place)

@@ -3,10 +3,10 @@
 Whatever drafts, plans, looks up, calibrates, learns, traces or counts is called through `Boundary.run`. An exception
 there ends no request: it is counted and logged, the step goes on without the result, and a part that has failed often
 enough is off until the next restart. The target's forward, logit rules, sampling, acceptance and commits to the cache
-are not optional and are called directly. So are broadcasts to other ranks: no rank waits for one whose part has failed.
+are not optional and are called directly. So are broadcasts to other ranks, so no rank waits for a failed part.
 
-Texts stay exact. A step in which drafting or planning fails verifies nothing, so the target draws every token. If the
-failure depended on a drafted token, the admission of that one step did too; the part is off from then on.
+Texts stay exact. If drafting or planning fails, the step verifies no drafts and the target draws every token. If the
+failure depended on a drafted token, so did the admission of that step; the part is off from then on.
 
 An error of a device cannot be survived: every later call to the device fails as well. It ends the engine.
 """
@@ -40,14 +40,14 @@ PARTS = {
     "metrics": 3,
     "questions": 0,
 }
-"""Failures after which each part is off; 0: it stays on. One failure of drafting or planning may leave half-written
-state behind; the other parts go by requests, of which one may be to blame. Questions are those of the HTTP process."""
+"""Failures after which each part is off; 0: it stays on. One failed draft or plan may leave half-written state. The
+other parts work by request, and a single request may be the cause. Questions come from the HTTP process."""
 
 
 class Boundary:
     """Calls optional parts and survives their exceptions.
 
-    failures: counts them by part; None: they are raised, as tests of single modules want. device: of the parts.
+    failures: counter by part; None raises exceptions, for tests of single modules. device: device of the parts.
     """
 
     def __init__(self, failures: Counter | None = None, device: Any = "cpu"):
@@ -59,7 +59,7 @@ class Boundary:
     def run(
         self, part: str, otherwise: Other, call: Callable[Args, Result], /, *args: Args.args, **options: Args.kwargs
     ) -> Result | Other:
-        """The result of a call; `otherwise` where it fails, and while the part is off."""
+        """Return the result of a call; `otherwise` if it fails or the part is off."""
         if part in self.off:
             return otherwise
         try:
@@ -69,14 +69,14 @@ class Boundary:
             return otherwise
 
     def _survive(self, part: str, error: Exception) -> None:
-        """Count and log a failure. Raises what cannot be survived."""
+        """Count and log a failure. Raises errors of the device."""
         if self._by_part is None:
             raise error
         if isinstance(error, torch.AcceleratorError | torch.OutOfMemoryError):
             logger.error("%s failed on the device, which cannot be survived: %s", part, _cause(error))
             raise error
         if self._device.type != "cpu":
-            torch.get_device_module(self._device).synchronize()  # raises an error that the device has not told yet
+            torch.get_device_module(self._device).synchronize()  # raises an error that the device has not reported yet
         self.counts[part] += 1
         self._by_part[part].inc()
         most = PARTS[part]

@@ -1,7 +1,7 @@
 """Counters and histograms that buffer their increments and write them to Prometheus on `flush`.
 
-Where several processes are measured, prometheus_client writes every increment to a mapped file; a dozen at each decode
-step are a percent of a small model's step.
+With several processes, prometheus_client writes every increment to a mapped file; a dozen increments take one percent
+of a small model's decode step.
 """
 
 import time
@@ -44,7 +44,7 @@ class BufferedHistogram:
         self.sum += value
 
     def flush(self) -> None:
-        # What Histogram.observe does, several observations at once: it has no public way to do so.
+        # As Histogram.observe, for several observations at once; Histogram has no public method for that.
         if self.sum:
             self.histogram._sum.inc(self.sum)
             self.total += self.sum
@@ -58,8 +58,8 @@ class BufferedHistogram:
 class BufferedTable:
     """Counters under the same labels.
 
-    names: of the counters, with what they count. labels: each with its values. amounts: [counters, combinations of
-    values], the last label's changing fastest, not counted yet.
+    names: counter names and descriptions. labels: each label and its values. amounts: [counters, combinations of
+    values], not counted yet; the last label changes fastest.
     """
 
     def __init__(self, names: dict[str, str], labels: dict[str, Sequence[str]], registry: CollectorRegistry):
@@ -78,7 +78,7 @@ class BufferedTable:
 
 
 class BufferedMetrics:
-    """Metrics that are written together: on `flush`, and with the first step after FLUSH_SECONDS."""
+    """Metrics that are written together: on `flush`, and at the first step after FLUSH_SECONDS."""
 
     def __init__(self, registry: CollectorRegistry):
         self.registry = registry

@@ -1,4 +1,4 @@
-"""The batch of requests that a decode step has drafts made for."""
+"""The batch of requests to draft for in a decode step."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The worker of every tensor-parallel rank but the first: it computes, and decides nothing."""
+"""The worker of every tensor-parallel rank but the first: it computes and makes no decisions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +17,9 @@ from .worker import SpeculativeWorker
 
 
 class FollowerWorker(SpeculativeWorker):
-    """Puts what the first rank says through its part of the target, and gives its scheduler the tokens that the first
-    rank has drawn. It has no drafter, planner, seeds or metrics; of the logprobs that SGLang wants to see, those that
-    are sent are the first rank's.
+    """Runs the first rank's tokens through its part of the target, and passes the tokens that the first rank has drawn
+    to its own scheduler. It has no drafter, planner, seeds or metrics. SGLang requires logprobs on every rank, but
+    sends only the first rank's.
     """
 
     def _set_up(self, runner: Any, slots: int) -> None:

@@ -23,19 +23,19 @@ class GrammarDrafts:
         self.there = anchors.is_cpu and any(req.grammar is not None for req in reqs)
 
     def forced(self, gamma: int) -> ForcedTokens | None:
-        """At most `gamma` tokens that each grammar forces; None where none does."""
+        """Return up to `gamma` tokens that each grammar forces; None if no grammar forces any."""
         return self.optional.run("grammars", None, self._forced, gamma) if self.there else None
 
     def follow(self, draft: Draft, decided: torch.Tensor) -> Draft:
-        """The draft, cut before the first token that a grammar refuses and continued by tokens that it forces.
+        """Cut the draft before the first token that a grammar refuses and append the tokens that it forces.
 
-        decided: [R] bool, greedy and seeded requests. Of the others q is what a token was drawn from, so a cut that
-        depends on the token would change the distribution.
+        decided: [R] bool, greedy and seeded requests. Other drafts are drawn from q, so a cut that depends on
+        the token would change the distribution.
         """
         return self.optional.run("grammars", draft, self._follow, draft, decided) if self.there else draft
 
     def _grammars(self) -> Iterator[tuple[int, BoundedGrammar]]:
-        """Places and grammars of the requests that have one and do not think first."""
+        """Yield place and grammar of each request that has a grammar and does not think first."""
         for place, (req, anchor) in enumerate(zip(self.reqs, self.anchors.tolist(), strict=True)):
             grammar = followed(req.grammar)
             if isinstance(grammar, BoundedGrammar) and grammar.accepted_tokens[-1:] == [anchor] and grammar.drafts:

@@ -1,4 +1,4 @@
-"""The engine's part in learning: it keeps finished answers, and watches a drafter that has just been exchanged."""
+"""The engine's part in learning: it keeps finished answers and watches a newly exchanged drafter."""
 
 import logging
 import math
@@ -24,24 +24,24 @@ logger = logging.getLogger(__name__)
 KEPT_TOKENS = 2_000_000
 """Tokens of answers kept to learn from, prompts included."""
 OPEN_STORES = 64
-"""Stores of owners' answers that are open at once; opening one reads its files."""
+"""Most answer stores open at once; opening a store reads its files."""
 WINDOW = 512
 """Drafts over which the share of the drafter that serves is averaged."""
 WATCHED = 2048
 """Drafts after which an exchanged drafter is no longer watched."""
 LOSS = 0.1
-"""A drafter may accept so many first tokens less than the one before: the traffic may have changed as well."""
+"""Tolerated drop of first-token acceptance after an exchange: the traffic may have changed as well."""
 UNKNOWN = 0.4
-"""Share taken for that of the drafter before, where too few of its drafts were seen."""
+"""Acceptance assumed for the previous drafter if too few of its drafts were seen."""
 CHANCE = 1e-4
-"""Chance of taking a drafter back that is as good as the one before less `LOSS`, at each look."""
+"""Chance, at each check, of taking back a drafter that is only `LOSS` below the previous one."""
 
 
 class AnswerKeeper:
-    """Keeps answers as they finish, but those of requests that refused. Nothing else of a request is kept.
+    """Keeps finished answers, except of requests that refused. It keeps no other part of a request.
 
-    A thread of its own opens stores and writes answers, in the order in which they finished: the scheduler waits for
-    no file. store_of: finds the store of a request's learner, "" for that of the server.
+    A separate thread opens stores and writes answers in the order of finishing, so the scheduler waits for no file.
+    store_of: returns the store of a request's learner; "" is the server's.
     """
 
     def __init__(self, store_of: Callable[[str], AnswerStore]):
@@ -52,7 +52,7 @@ class AnswerKeeper:
 
     @classmethod
     def of(cls, config: PluginConfig) -> Self | None:
-        """The keeper of a server that learns; of several engines the first one's answers are enough."""
+        """Return the keeper of a server that learns. The first of several engines is enough."""
         if not config.learning or (get_parallel().dp_rank or 0) > 0:
             return None
         return cls(OwnerStores(Path(config.learning), KEPT_TOKENS))
@@ -89,7 +89,7 @@ class AnswerKeeper:
 
 
 class OwnerStores:
-    """The stores of learners in `folder`, each of at most `most_tokens` tokens; some are open. For one thread."""
+    """The stores of learners in `folder`, each of at most `most_tokens` tokens; some are open. Not thread-safe."""
 
     def __init__(self, folder: Path, most_tokens: int):
         self.folder, self.most_tokens = folder, most_tokens
@@ -105,7 +105,7 @@ class OwnerStores:
 
 
 class Exchange:
-    """The drafter whose weights serve, of those that one server has learned.
+    """The server's drafter in use: the weights of the start, or a learned version.
 
     in_use: its folder; "": the weights of the start. refused: folders that were taken back, or did not fit.
     watch: compares the drafter with the one before.
@@ -120,7 +120,7 @@ class Exchange:
             self.watch.forget()
 
     def take(self, folder: str) -> bool:
-        """Draft with these weights; False where they are in use already or do not fit, which is logged."""
+        """Switch to these weights; return False if they are in use already or do not fit (logged)."""
         if folder == self.in_use or self.drafter is None:
             return False
         try:
@@ -134,7 +134,7 @@ class Exchange:
         return True
 
     def take_back_if_worse(self) -> bool:
-        """Draft with the weights of before where those in use do worse; True if it came to that."""
+        """Go back to the previous weights if the current ones do worse; return True if it did."""
         if not self.watch.worse:
             return False
         worse = self.in_use
@@ -153,13 +153,13 @@ class Exchange:
 class DrafterWatch:
     """Tells when a drafter that was exchanged accepts less than the one before.
 
-    What counts is the first token of each of the model's drafts, because no decision about how much is verified changes
-    its chance: 1 or 0 where it was verified, and the drafter's own confidence where it was not.
+    Only the first token of each of the model's drafts counts, because verification lengths do not change its chance. It
+    counts 1 or 0 if it was verified, else the drafter's own confidence.
     """
 
     def __init__(self) -> None:
         self._mean, self._weight = 0.0, 0.0  # of the drafter that serves
-        self._before: float | None = None  # share of the one before; None: nothing is watched
+        self._before: float | None = None  # share of the previous drafter; None: no watch
         self._sum, self._drafts = 0.0, 0  # since the exchange
 
     def observe(
@@ -170,7 +170,7 @@ class DrafterWatch:
         verify_lens: np.ndarray,
         accept_lens: np.ndarray,
     ) -> None:
-        """Take in a step: confidence [R, gamma], calibrated; the others [R], as of `FinishedStep`."""
+        """Record a step. confidence: [R, gamma], calibrated. Other arrays: [R], as in `FinishedStep`."""
         by_model = (classes % len(SOURCES) == SOURCES.index("model")) & (draft_lens > 0)
         if not np.count_nonzero(by_model):
             return
@@ -184,7 +184,7 @@ class DrafterWatch:
                 self._before = None
 
     def exchanged(self) -> None:
-        """Another drafter drafts from now on, and is compared with the one before."""
+        """A new drafter drafts from now on; compare it with the previous one."""
         known = self._weight >= WINDOW / 8
         self._before = max((self._mean if known else UNKNOWN) - LOSS, 0.05)
         self._mean = self._weight = self._sum = 0.0
@@ -197,7 +197,7 @@ class DrafterWatch:
 
     @property
     def worse(self) -> bool:
-        """True if so few were accepted by a chance of `CHANCE` at most (Chernoff's bound)."""
+        """True if acceptance this low has a chance of at most `CHANCE` (Chernoff's bound)."""
         if self._before is None or not self._drafts:
             return False
         share, least = self._sum / self._drafts, self._before

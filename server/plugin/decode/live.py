@@ -1,4 +1,4 @@
-"""Speculation as it goes, in types that can be sent to another process: what the page draws."""
+"""The live state of speculation, for the page, in types that can be sent to another process."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from outrider.scheduler.contract import PlannedCurve
 from .metrics import SpeculationMetrics
 
 CURVE_POINTS = 96
-"""Sent of a curve, at most; it may have thousands."""
+"""Most points sent of a curve, which may have thousands."""
 
 
 def snapshot(metrics: SpeculationMetrics, curve: PlannedCurve | None) -> dict[str, Any]:
     """Counts since the start, up to the last flush, and the curve of the last step planned.
 
-    tokens: that decode steps brought. chunks: forwards that read prompts. sources: of each, drafts of which the target
-    saw at least one token, and tokens accepted. calibration: of each source, by bin of confidence: drafted tokens
+    tokens: committed by decode steps. chunks: forwards that read prompts. sources: for each source, drafts with at
+    least one verified token, and tokens accepted. calibration: for each source and bin of confidence, drafted tokens
     observed, accepted, and expected.
     """
     positions, bins = _by_source(metrics.acceptance.by_position.totals), _by_source(metrics.acceptance.by_bin.totals)

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 TOGETHER = 8
-"""Requests whose penalties are counted at once: gamma + 1 rows of float32 each, a few times over."""
+"""Requests with penalties that are processed at once: each takes a few copies of gamma + 1 float32 rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowContext:
-    """The place of each logits row: B rows of R requests, of which the first of each are read.
+    """The place of each of B logits rows among R requests; the first rows of each request are read.
 
     request: [B] int64. step: [B] int64, how many drafted tokens precede the row's prediction.
     block: [R, 1 + gamma] int64, the anchor and the drafted tokens; after a prefill only the last prompt token.
-    begins: [R] int64, each request's first row. verify_lens: [R] int64, rows behind it.
+    begins: [R] int64, each request's first row. verify_lens: [R] int64, rows after the first.
     outputs: places [P] of requests, on the host -> tokens [P, W] int64 that each has generated so far, the anchor
         included, and [P, W] bool, which of them there are.
     """
@@ -83,8 +83,8 @@ class LogitRules:
     ) -> torch.Tensor:
         """Logits [B, V] of a verification after the rules; they become those of `logits_output`.
 
-        draft: [R, gamma] int64, the drafted tokens. longest: bound of seq_lens that the host knows. exact: logits are
-        wanted in float32, also where nothing changes them; else only the largest of each row is.
+        draft: [R, gamma] int64, the drafted tokens. longest: the host's upper bound of seq_lens. exact: return
+        float32 logits even if no rule changes them; otherwise only the largest of each row is needed.
         """
         ruled = has_rules(batch.reqs, batch.sampling_info)
         if ruled or exact:
@@ -102,7 +102,7 @@ class LogitRules:
     def _outputs(
         self, batch: Any, places: np.ndarray, seq_lens: torch.Tensor, anchors: torch.Tensor | None, longest: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`RowContext.outputs`, read back from the cache; anchors: [R], tokens behind what is cached."""
+        """Read `RowContext.outputs` back from the cache. anchors: [R], the tokens after the cached ones."""
         device = seq_lens.device
         lengths = np.array([len(batch.reqs[place].origin_input_ids) for place in places], dtype=np.int64)
         width = 1 << max(longest - int(lengths.min()), 0).bit_length()  # of few sizes, and at least one more
@@ -129,7 +129,7 @@ def has_rules(reqs: Sequence[Any], sampling_info: Any) -> bool:
 def apply_rules(
     logits: torch.Tensor, reqs: Sequence[Any], sampling_info: Any, context: RowContext, barrier: Any = None
 ) -> None:
-    """Change logits [B, V] in place to what each request's rules make of them, before temperature."""
+    """Apply each request's rules to logits [B, V] in place, before temperature."""
     if sampling_info.acc_additive_penalties is not None:
         places = np.array([place for place, req in enumerate(reqs) if _is_penalized(req.sampling_params)])
         for some in np.array_split(places, range(TOGETHER, len(places), TOGETHER)) if len(places) else ():
@@ -141,8 +141,8 @@ def apply_rules(
 
 
 def changes_logits(params: Any) -> bool:
-    """Tell whether a request has rules of its own, by which its drafts are accepted differently: penalties, a bias, a
-    grammar. params: its sampling parameters."""
+    """True if a request has penalties, a bias or a grammar, which change the acceptance of its drafts. params: its
+    sampling parameters."""
     grammars = params.json_schema, params.regex, params.ebnf, params.structural_tag
     return _is_penalized(params) or bool(params.logit_bias) or any(grammar is not None for grammar in grammars)
 
@@ -157,9 +157,9 @@ def _is_penalized(params: Any) -> bool:
 
 
 def _penalize(logits: torch.Tensor, reqs: Sequence[Any], places: np.ndarray, context: RowContext) -> None:
-    """Penalties of the requests at `places` [P], counted where the logits are and without waiting for it.
+    """Apply the penalties of the requests at `places` [P], on the device of the logits and without waiting for it.
 
-    Every request has gamma + 1 rows here; those that it does not verify repeat its last one.
+    Every request has gamma + 1 rows here; unverified rows repeat its last one.
     """
     device, width, gamma = logits.device, logits.shape[1], context.block.shape[1] - 1
     index = upload(places, device)
@@ -191,7 +191,7 @@ def _penalize(logits: torch.Tensor, reqs: Sequence[Any], places: np.ndarray, con
 
 
 def stop_tokens(req: Any) -> set[int]:
-    """Tokens that end the answer of a request of SGLang's, unless it ignores them."""
+    """Return the tokens that end an SGLang request's answer; none if it ignores them."""
     stops = {*(req.sampling_params.stop_token_ids or ()), *(req.eos_token_ids or ())}
     if (tokenizer := req.tokenizer) is not None:
         stops |= {tokenizer.eos_token_id, *(getattr(tokenizer, "additional_stop_token_ids", None) or ())}
@@ -201,7 +201,7 @@ def stop_tokens(req: Any) -> set[int]:
 def _apply_grammar(
     logits: torch.Tensor, reqs: Sequence[Any], sampling_info: Any, context: RowContext, barrier: Any
 ) -> None:
-    """Mask what each request's grammar forbids; the rows after a draft the grammar rejects are never reached."""
+    """Mask tokens that each request's grammar forbids. Rows after a draft token that it rejects are never reached."""
     from sglang.srt.constrained.base_grammar_backend import GrammarMask
     from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 

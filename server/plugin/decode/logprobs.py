@@ -1,4 +1,4 @@
-"""Logprobs of committed tokens, where SGLang's result processing looks for them, of the requests that ask for any."""
+"""Logprobs of committed tokens, for requests that ask, stored where SGLang's result processing reads them."""
 
 from typing import Any
 
@@ -23,8 +23,8 @@ def write_logprobs(logits_output: Any, batch: Any, logits: torch.Tensor, tokens:
 
 
 def write_step_logprobs(logits_output: Any, batch: Any, flat: FlatVerify, tokens: torch.Tensor) -> None:
-    """`write_logprobs` of a decode step's tokens [R, gamma+1], as wide as these; columns beyond a request's rows repeat
-    its last and are not read."""
+    """`write_logprobs` for a decode step's tokens [R, gamma+1]. Columns after a request's last row repeat it and are
+    not read."""
     asking = _asking(batch)
     index = upload(asking, tokens.device)
     columns = torch.arange(tokens.shape[1], device=tokens.device)
@@ -43,7 +43,7 @@ def _write(
 ) -> None:
     """Logprobs [R, W] of tokens [R, W], 0 for requests that do not ask.
 
-    asking, index: [A], places of those that do, on the host and the device. logits: [A * W, V], theirs.
+    asking, index: [A], places of requests that ask, on the host and the device. logits: [A * W, V], of these requests.
     """
     width = tokens.shape[1]
     owners, heat = asking.repeat(width), batch.sampling_info.temperatures[index].repeat_interleave(width, 0)

@@ -12,9 +12,9 @@ PLANNER_BUCKETS = (2e-5, 5e-5, 1e-4, 1.5e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3,
 
 
 class SpeculationMetrics(BufferedMetrics):
-    """Counts what decode steps draft, verify and accept, and what the planner expected of them.
+    """Counts tokens drafted, verified and accepted by decode steps, and the planner's expectations.
 
-    registry: a process can count everything once in each; other than the default only for tests.
+    registry: a process can register each metric only once in it; tests pass their own.
     """
 
     def __init__(self, gamma: int, drafter: str, registry: CollectorRegistry = REGISTRY):
@@ -76,7 +76,7 @@ class SpeculationMetrics(BufferedMetrics):
         self.prefill_seconds.observe(seconds)
 
     def observe_pause(self, seconds: float) -> None:
-        """Count the time for which answers stood still."""
+        """Count a pause between decode steps."""
         self.stream_pauses.observe(seconds)
 
     def observe_step(
@@ -89,8 +89,9 @@ class SpeculationMetrics(BufferedMetrics):
         accept_lens: np.ndarray,
         tokens: np.ndarray,
     ) -> None:
-        """confidence [R, gamma], calibrated; the others [R]: classes in `calibration.classes.CLASSES`; accept_lens,
-        accepted drafts and one; tokens that came out, which an answer's end makes fewer."""
+        """Count a step. confidence: [R, gamma], calibrated. Other arrays: [R]. classes: places in
+        `calibration.classes.CLASSES`. accept_lens: accepted drafts plus one. tokens: committed, fewer than accept_lens
+        if an answer ends."""
         requests, verified = len(classes), sum(verify_lens.tolist())  # Python's sums are faster for a few numbers
         accepted = sum(accept_lens.tolist()) - requests
         self.steps.inc()

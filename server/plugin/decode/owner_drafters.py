@@ -1,7 +1,7 @@
-"""Drafters of single keys or adapters, their owners, of which some are in memory: which weights draft for a request.
+"""Drafters that belong to an owner (an API key or an adapter): loads them and chooses the weights for each request.
 
-A request says whose it is, and which of that owner's drafters is in use (`RequestOptions`). It keeps that drafter to
-its end, so that its draft state is of one set of weights; a promoted one serves the requests that come later.
+A request names its owner and the owner's drafter in use (`RequestOptions`). It keeps this drafter to its end, so its
+draft state comes from one set of weights. A promoted drafter serves later requests.
 """
 
 import logging
@@ -24,22 +24,22 @@ from .learning import DrafterWatch
 logger = logging.getLogger(__name__)
 
 Own = tuple[str, str]
-"""A learner and which of its drafters; "": the one of the start."""
+"""A learner and the name of its drafter; "": the drafter of the start."""
 
 
 @dataclass
 class _Owner:
-    """An owner's latest drafter, compared with the one before."""
+    """An owner's latest drafter, compared with the previous one."""
 
     name: str
     watch: DrafterWatch = field(default_factory=DrafterWatch)
 
 
 class OwnerDrafters:
-    """Loads the drafters of the owners that ask, at most `most` at a time; the least recently used goes first.
+    """Loads drafters on demand, at most `most` at a time, and drops the least recently used first.
 
-    Drafters of running requests stay. Where there is no room, a request is drafted with the weights of the start.
-    refused: drafters that did worse than the one before or did not fit, as "learner/name".
+    Drafters of running requests stay. If there is no room, the weights of the start draft for a request.
+    refused: drafters that did worse than the previous one or did not fit, as "learner/name".
     """
 
     def __init__(self, folder: Path, most: int, drafter: Drafter):
@@ -47,20 +47,20 @@ class OwnerDrafters:
         self.refused: list[str] = []
         self._numbers: dict[Own, int] = {}
         self._owns: dict[int, Own] = {}
-        self._next = count(1)  # a number is never used again: rows of requests that have ended may still say it
+        self._next = count(1)  # numbers are never reused: rows of ended requests may still hold them
         self._loaded: dict[int, CalibrationTable | None] = {}  # the least recently used first
         self._owners: dict[str, _Owner] = {}
         self._running: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
     @classmethod
     def of(cls, config: PluginConfig, drafter: Drafter | None) -> Self | None:
-        """The drafters of a server whose keys or adapters have their own; None on any other."""
+        """Return the drafters of a server on which keys or adapters have their own; None on any other."""
         if not config.learn_keys or drafter is None:
             return None
         return cls(Path(config.learning), config.learn_keys, drafter)
 
     def admit(self, req: Any) -> int:
-        """Number of the set of weights for one of SGLang's requests, which is prefilled; 0 without an owner."""
+        """Return the number of the weights for an SGLang request that is being prefilled; 0 without an owner."""
         own = _own(req)
         if not own[0]:
             return 0
@@ -88,7 +88,7 @@ class OwnerDrafters:
         return self._numbers[own]
 
     def _load(self, number: int) -> None:
-        """Have a drafter in memory, if there is room."""
+        """Load a drafter into memory if there is room."""
         if number in self._loaded:
             self._loaded[number] = self._loaded.pop(number)
             return
@@ -125,7 +125,7 @@ class OwnerDrafters:
         self._owners[learner].watch.forget()
 
     def drop_owner(self, learner: str) -> None:
-        """Forget all of an owner; its running requests go on with the weights of the start."""
+        """Forget an owner; its running requests continue with the weights of the start."""
         for own in [own for own in self._numbers if own[0] == learner]:
             self._drop(self._numbers[own])
             del self._owns[self._numbers.pop(own)]
@@ -137,7 +137,7 @@ class OwnerDrafters:
         return self._loaded.get(number)
 
     def observe(self, sets: np.ndarray, *outcome: np.ndarray) -> None:
-        """Take in a step, as `DrafterWatch.observe` of requests with these sets [R]; take back what does worse."""
+        """Record a step as in `DrafterWatch.observe`, for requests with sets [R]; take back drafters that do worse."""
         for number in np.unique(sets).tolist():
             learner, name = self._owns.get(number, ("", ""))
             owner = self._owners.get(learner)

@@ -1,10 +1,10 @@
-"""Broadcasts from the first tensor-parallel rank of an engine, which decides, to the others.
+"""Broadcasts from the first tensor-parallel rank of an engine, which makes all decisions, to the other ranks.
 
-Each rank computes its part of the target's forward, so all must put the same tokens through it and keep the same ones.
-Clocks, random seeds and the rounding of confidences and probabilities differ between ranks; so nothing that depends on
-them is decided twice. A step has two broadcasts between devices: what is verified, before the forward, and what came of
-it, behind it. Where the size of the token bucket is decided before the lengths, hosts exchange that size: every rank
-then replays the same graph, and no host waits for its device.
+Each rank computes its part of the target's forward, so all must run and keep the same tokens. Clocks, random seeds and
+the rounding of confidences and probabilities differ between ranks, so only one rank makes decisions that depend on
+them. A step has two broadcasts between devices: the tokens to verify, before the forward, and the results, after it. If
+the size of the token bucket is decided before the lengths, hosts exchange that size: every rank then replays the same
+graph, and no host waits for its device.
 """
 
 import math
@@ -17,7 +17,7 @@ import torch.distributed
 class Ranks:
     """The ranks of an engine.
 
-    group: SGLang's GroupCoordinator of them. device: of the tensors that are broadcast.
+    group: their SGLang GroupCoordinator. device: device of broadcast tensors.
     """
 
     def __init__(self, group: Any, device: Any) -> None:
@@ -25,24 +25,24 @@ class Ranks:
         self.device = device
 
     def broadcast(self, *parts: torch.Tensor) -> None:
-        """Send parts [...] int64 as the first rank; nothing is sent where there is no other."""
+        """Send parts [...] int64 from the first rank; no-op with a single rank."""
         if self.group.world_size > 1:
             self.group.broadcast(torch.cat([part.reshape(-1).long() for part in parts]))
 
     def receive(self, *shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-        """Receive what `broadcast` was given, which had these shapes, as any other rank."""
+        """Receive the parts of `broadcast`, of these shapes, on any other rank."""
         sizes = [math.prod(shape) for shape in shapes]
         received = torch.empty(sum(sizes), dtype=torch.int64, device=self.device)
         self.group.broadcast(received)
         return tuple(part.view(shape) for part, shape in zip(received.split(sizes), shapes, strict=True))
 
     def broadcast_bucket(self, bucket: int) -> None:
-        """Send the number of tokens of the step's forward as the first rank."""
+        """Send the number of tokens of the step's forward from the first rank."""
         if self.group.world_size > 1:
             self._between_hosts(torch.tensor(bucket))
 
     def receive_bucket(self) -> int:
-        """Receive what `broadcast_bucket` was given, as any other rank."""
+        """Receive the number of `broadcast_bucket` on any other rank."""
         return int(self._between_hosts(torch.tensor(0)))
 
     @property
@@ -51,7 +51,7 @@ class Ranks:
         return bool(self.group.rank_in_group == 0)
 
     def agree(self, numbers: tuple[int, int]) -> tuple[int, int]:
-        """The numbers that the first rank was given, on every rank."""
+        """Return the first rank's numbers on every rank."""
         if self.group.world_size == 1:
             return numbers
         first, second = self._between_hosts(torch.tensor(numbers)).tolist()

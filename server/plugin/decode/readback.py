@@ -10,7 +10,7 @@ import torch
 class PendingCopy:
     """Copies on the host that are there once `done`.
 
-    copies: pinned, of the tensors in their order. sources: kept until then, so that their memory is not given out.
+    copies: pinned, in the order of the tensors. sources: kept until then, so that their memory is not reused.
     """
 
     copies: tuple[torch.Tensor, ...]
@@ -26,13 +26,13 @@ class PendingCopy:
 
 
 class Readback:
-    """A stream of its own, on which copies wait for what they copy."""
+    """A separate stream for copies, which wait until their sources are computed."""
 
     def __init__(self) -> None:
         self._stream: Any = None
 
     def start(self, *tensors: torch.Tensor) -> PendingCopy:
-        """Copy them as they will be when all that was launched so far is done."""
+        """Copy the tensors as they are once all work launched so far is done."""
         device = tensors[0].device
         module = torch.get_device_module(device)
         if self._stream is None:
@@ -41,7 +41,7 @@ class Readback:
         computed.record()
         with module.stream(self._stream):
             self._stream.wait_event(computed)
-            pin = device.type != "cpu"  # on a CPU, in tests, there is nothing to pin for
+            pin = device.type != "cpu"  # tests on a CPU need no pinned memory
             copies = tuple(
                 torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pin).copy_(tensor, non_blocking=True)
                 for tensor in tensors

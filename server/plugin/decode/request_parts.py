@@ -16,7 +16,7 @@ from .texts import TextKeeper
 
 @dataclass(frozen=True, slots=True)
 class RequestParts:
-    """Tells the parts of a server of requests that begin and end. A request goes on without a part that fails at it."""
+    """Reports the begin and end of requests to each part. If a part fails, the request continues without it."""
 
     optional: Boundary
     by_owner: OwnerDrafters | None

@@ -55,8 +55,8 @@ class RequestTable:
     corpora: [rows] int64, the corpus of other texts that is looked up for it (`texts.py`).
     adapters: [rows] int64, its LoRA adapter (`adapters.py`); 0: the model alone.
     greedy, given: [rows] bool, of temperature 0; with a seed that came with the request.
-    generations: [rows] int64, counts the prefills of a row, so that a new request is not taken for the old one.
-    levels: [rows] tokens per second asked for; 0 without a service level.
+    generations: [rows] int64, counts the prefills of a row, to tell a new request from the old one.
+    levels: [rows] tokens per second required; 0 without a service level.
     generated: [rows] int64, tokens since the prefill; started: [rows] seconds on the host's clock, of the prefill.
     """
 
@@ -83,7 +83,7 @@ class RequestTable:
         self.started = np.zeros(rows)
         self.generated = np.zeros(rows, dtype=np.int64)
         self.sent_rows, self.sent_limits = LastUpload(), LastUpload()  # of the last step
-        self._running: Entries | None = None  # of the requests that were asked for last
+        self._running: Entries | None = None  # of the last call of `entries`
 
     def admit(self, reqs: Sequence[Any], rows: torch.Tensor, at: np.ndarray | None = None) -> None:
         """Read the settings of requests that are being prefilled (again, after a retraction).
@@ -120,7 +120,7 @@ class RequestTable:
         self.ends[rows.long()] = upload(ends, self.device)
 
     def stop_drafts(self) -> None:
-        """Nothing is drafted any more, so nothing is to be planned: every limit is 0 from now on."""
+        """Set every limit to 0 from now on: drafting is off, so there is no draft to plan."""
         if self.longest:
             self.longest, self._running = 0, None
             self.limits[:] = 0
@@ -155,11 +155,9 @@ class RequestTable:
         return self._running
 
     def view(self, entries: Entries, contexts: np.ndarray, unsure: int = 0) -> StepView:
-        """The planner's view of requests before they draft; contexts [R] cached tokens, at most: it may be `unsure` of
-        them fewer. Drafts then may go beyond an answer's end, not beyond the context."""
-        room = (
-            entries.lengths - (contexts - unsure) - 2
-        )  # behind the anchor, and with a token of the target's at the end
+        """Return the planner's view of requests before they draft. contexts: [R] cached tokens, at most; up to `unsure`
+        fewer are possible. Drafts may then pass an answer's end, but not the context's."""
+        room = entries.lengths - (contexts - unsure) - 2  # after the anchor, with one target token at the end
         if unsure:
             room = np.minimum(room, self.context - contexts - 1)
         limits = np.minimum(np.maximum(room, 0), entries.limits)
@@ -175,23 +173,24 @@ class RequestTable:
         )
 
     def _speeds(self, rows: np.ndarray) -> np.ndarray:
-        """[R] tokens per second that requests have had; inf where they have just started."""
+        """Return [R] tokens per second of the requests so far; inf for requests that have just started."""
         had = self.generated[rows]
         seconds = np.maximum(time.perf_counter() - self.started[rows], 1e-9)
         return np.where(had > 0, had / seconds, np.inf)
 
     def take(self, view: StepView, accept_lens: np.ndarray) -> None:
-        """Count the tokens [R] that a step brought, less those of requests whose row has another by now."""
+        """Count the tokens [R] of a step, except for requests that no longer hold their row."""
         current = self.generations[view.rows] == view.generations
         rows = view.rows[current]
         self.generated[rows] += accept_lens[current]
 
 
 def rows_and_lengths(batch: Any, width: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Rows and cached tokens of the batch's requests, without waiting for the device, and how many fewer these may be.
+    """Return rows and cached tokens of the batch's requests, and how many fewer tokens there may be. Does not wait for
+    the device.
 
-    Where SGLang does not read the lengths back, they are what was cached when the last result came, and what the
-    step under way may add: from one token to `width`.
+    If SGLang does not read the lengths back, they are the lengths at the last result plus the tokens that the running
+    step may add: from one to `width`.
     """
     rows = batch.req_pool_indices_cpu.numpy().astype(np.int64)
     if batch.seq_lens_cpu is not None:
@@ -212,7 +211,7 @@ def prefilled_chunks(batch: Any, page_table: torch.Tensor) -> Prefilled:
 
 
 def transferred_tokens(batch: Any, page_table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Slots and tokens [N] int64 of requests whose keys and values came from elsewhere: texts less their last token."""
+    """Return slots and tokens [N] int64 of requests with transferred KV: each text except its last token."""
     slots, tokens = [], []
     for row, length, req in zip(batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), batch.reqs, strict=True):
         slots.append(page_table[row, :length].long())

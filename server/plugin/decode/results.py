@@ -16,7 +16,7 @@ class HostResult(GenerationBatchResult):
 def prefilled(
     result: GenerationBatchResult, tokens: torch.Tensor, seq_lens: torch.Tensor, width: int
 ) -> GenerationBatchResult:
-    """A prefill's result with the first tokens [R] of requests that have seq_lens [R] cached; width is gamma + 1."""
+    """Return a prefill's result: the first tokens [R] of requests with seq_lens [R] cached. width: gamma + 1."""
     result.next_token_ids = tokens
     result.new_seq_lens = seq_lens
     result.next_draft_input = StepState(tokens, seq_lens)
@@ -32,8 +32,8 @@ def decoded(
     new_seq_lens: torch.Tensor,
     bonus: torch.Tensor,
 ) -> GenerationBatchResult:
-    """A decode step's result: tokens [R, gamma + 1], of which the first accept_lens [R] count, the last of them the
-    next anchor `bonus` [R]; query_lens: [R], rows of each request's verification."""
+    """Return a decode step's result. tokens: [R, gamma + 1], the first accept_lens [R] are committed. bonus: [R], the
+    last committed tokens, the next anchors. query_lens: [R], rows of each request's verification."""
     result_type = HostResult if tokens.is_cpu else GenerationBatchResult
     result = result_type(
         logits_output=verified.logits_output,

@@ -1,8 +1,8 @@
 """Sampling of tokens from logits by each request's rules and seed, for single rows and for verify batches.
 
 A seeded request's token at a position is drawn from the target's distribution with noise of (seed, position, token),
-and its drafts are drawn with the same noise and kept if equal: nothing else can change its text. Other requests' drafts
-are kept by rejection sampling, by block or token by token, with numbers of the decode step's own.
+and its drafts are drawn with the same noise and kept if equal, so its text depends on its seed alone. Drafts of
+requests without a seed are kept by rejection sampling, by block or token by token, with random numbers of the step.
 """
 
 from dataclasses import dataclass
@@ -30,9 +30,9 @@ def on_host(tensor: torch.Tensor) -> bool:
 class Sampling:
     """Sampling rules and seeds of the R requests of a batch.
 
-    rules: of each; temperature 0: greedy. seeds: [R] int64, of its random numbers.
+    rules: per request; temperature 0: greedy. seeds: [R] int64, seeds of the random numbers.
     seeded: [R] bool, not greedy, and its seed alone decides. decided: [R] bool, greedy or seeded.
-    all_greedy, any_seeded, all_decided: known on the host. by_block: how the others' drafts are verified.
+    all_greedy, any_seeded, all_decided: known on the host. by_block: verify undecided requests by block.
     """
 
     rules: Rules
@@ -56,11 +56,11 @@ class Sampling:
     ) -> Self:
         """info: SGLang's; it marks a greedy request by top_k = 1. seeds [R], seeded [R] bool: see `RequestTable`.
 
-        kinds: `RequestTable.kinds`; None: the device is asked, and waited for. by_block: as in `Verification`.
+        kinds: `RequestTable.kinds`; None: read from the device, with a wait. by_block: as in `Verification`.
         """
         greedy = info.top_ks <= 1
         wanted = info.need_top_k_sampling, info.need_top_p_sampling, info.need_min_p_sampling
-        if not on_host(greedy):  # one variant of the kernels for all
+        if not on_host(greedy):  # one kernel variant for all batches
             wanted = (any(wanted) or cuda.fits(greedy),) * 3
         rules = Rules(
             temperatures=torch.where(greedy, 0.0, info.temperatures[:, 0]),
@@ -76,8 +76,8 @@ class Sampling:
         return cls(rules, seeds, seeded, decided, False, any_seeded, all_decided, by_block)
 
     def draft_keys(self, positions: torch.Tensor, gamma: int) -> torch.Tensor:
-        """[R, gamma] of the noise that drafts are drawn with, behind anchors at positions [R]."""
-        if self.all_greedy and on_host(positions):  # nobody draws
+        """Return keys [R, gamma] of the noise for drafts after anchors at positions [R]."""
+        if self.all_greedy and on_host(positions):  # no request draws
             return positions.new_zeros(len(positions), gamma)
         if self.any_seeded or not on_host(positions):
             return draft_keys(self.seeds, self.seeded, positions, gamma)
@@ -96,7 +96,7 @@ class Sampling:
         """Verify: logits [B, V] -> accept_lens [R] in 1..gamma+1 and tokens [R, gamma+1]."""
         if self.all_greedy:
             return accept(Verification(draft.tokens, verify_lens, flat.qo_indptr, wanted=argmax(logits)))
-        if self.all_decided or len(logits) == len(verify_lens):  # anchors alone: nothing to test, every token is drawn
+        if self.all_decided or len(logits) == len(verify_lens):  # anchors alone: no draft to test
             rows = torch.arange(len(logits), device=logits.device)
             wanted = self._draw(logits, rows, flat.request, flat.positions)
             return accept(Verification(draft.tokens, verify_lens, flat.qo_indptr, wanted=wanted))
@@ -111,17 +111,17 @@ class Sampling:
             decided=self.decided, draft_probs=probs, vocab=draft.vocab, points=points, by_block=self.by_block,
         )  # fmt: skip
         if on_host(logits):
-            heat = torch.where(self.decided, 0.0, self.rules.temperatures)  # rows that are not read are cheap then
+            heat = torch.where(self.decided, 0.0, self.rules.temperatures)  # makes unread rows cheap
             probs = target_probs(logits, *self.rules._replace(temperatures=heat).of(flat.request))
             wanted = self._wanted(logits, flat)
             accept_lens, tokens = accept(batch._replace(wanted=wanted, probs=probs))
-        else:  # whose rows are whose, the host does not know
+        else:  # the host does not know which request each row belongs to
             keys = streams(self.seeds[flat.request], flat.positions + 1, Purpose.TOKEN)
             accept_lens, tokens = accept_logits(batch, flat.request, logits, self.rules, keys)
         return accept_lens, torch.nn.functional.pad(tokens, (0, longest - tested.shape[1]))
 
     def _wanted(self, logits: torch.Tensor, flat: FlatVerify) -> torch.Tensor:
-        """[B] what decided requests say in each row; of other requests' rows arbitrary."""
+        """Return the target's token [B] in each row of decided requests; arbitrary in all other rows."""
         wanted = torch.zeros_like(flat.request)
         rows = self.decided[flat.request].nonzero()[:, 0]
         if len(rows):
@@ -131,7 +131,7 @@ class Sampling:
     def _draw(
         self, logits: torch.Tensor, rows: torch.Tensor, request: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        """[M] the token after each of the `rows`, which belong to requests [M] and stand at positions [M]."""
+        """Return the token [M] after each of the `rows` of requests [M] at positions [M]."""
         seeds = self.seeds[request]
         keys = streams(seeds, positions + 1, Purpose.TOKEN) if self.any_seeded else None
         if keys is None or not self.all_decided:
@@ -141,8 +141,8 @@ class Sampling:
 
 
 class RunningSampling:
-    """Sampling of the running batch and the classes of its drafts; made once for its requests, since others come with
-    other tensors."""
+    """Sampling of the running batch and the classes of its drafts. Computed anew only when the requests change, which
+    changes SGLang's tensors."""
 
     def __init__(self) -> None:
         self._last: tuple[torch.Tensor, Sampling, torch.Tensor] | None = None
@@ -150,7 +150,7 @@ class RunningSampling:
     def of(
         self, batch: Any, rows: torch.Tensor, requests: RequestTable, *, by_block: bool
     ) -> tuple[Sampling, torch.Tensor]:
-        """batch: SGLang's, whose requests are in `rows` [R]."""
+        """batch: SGLang's batch, with its requests in `rows` [R]."""
         mark = batch.sampling_info.temperatures
         if self._last is None or self._last[0] is not mark:
             seeded = requests.seeded[rows]

@@ -1,6 +1,6 @@
-"""Records of a decode step: begun, drafted, decided, over. Each is made once, of the one before and what is new.
+"""Records of a decode step: begun, drafted, decided, over. Each is created once, from the one before and new data.
 
-The last of them are kept for whoever measures: what step costs and calibrations are made of.
+The latest records are kept to measure step costs and fit calibrations.
 """
 
 from collections import deque
@@ -27,11 +27,11 @@ RECORDED_PREFILLS = 1 << 8
 class Step:
     """A step of R requests that has begun.
 
-    view, budget: what the planner was asked and said. draft_mask: [R] bool, requests for which the drafter's model may
+    view, budget: the planner's input and output. draft_mask: [R] bool, requests for which the drafter's model may
         draft.
-    entries: what the requests' table says of them.
+    entries: the requests' entries in their table.
     classes: [R] int64, place in `calibration.classes.CLASSES` of a model's drafts. began: seconds on the host's clock.
-    planner_seconds: that the planner has taken so far.
+    planner_seconds: the planner's time so far.
     bucket: tokens of its forward, padding included; None: as many as are verified.
     """
 
@@ -51,26 +51,26 @@ class Step:
 
     @property
     def depth(self) -> int | None:
-        """Tokens that the model drafts for each, at most; the planner is not asked about all of its requests."""
+        """Most tokens that the model drafts per request. The planner does not decide for every request."""
         return self.budget.depth if self.entries.all_planned else None
 
     @property
     def looks_up(self) -> bool:
-        """True if prompt lookup may draft for any request; the planner decides for a part of them alone."""
+        """True if prompt lookup may draft for any request. The planner decides for some requests only."""
         return (self.budget.look_up or not self.entries.all_planned) and bool(np.count_nonzero(self.view.limits))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Admission:
-    """A step whose drafts are there: how many of them are verified.
+    """A step after drafting: how many drafts are verified.
 
     classes: [R] int64, place of each draft in `calibration.classes.CLASSES`.
-    ends: [R] int64, tokens that come out at most: fewer than gamma + 1 where the draft has an end of the answer in it;
+    ends: [R] int64, most tokens that can be committed: fewer than gamma + 1 if the draft ends the answer.
         None: the step has no drafts.
-    draft_lens, verify_lens: [R] int64. raw, confidence: [R, gamma] as the drafter gave them, and calibrated.
+    draft_lens, verify_lens: [R] int64. raw, confidence: [R, gamma] from the drafter, and calibrated.
     drafting: requests for which the model drafted. looked_up: [R] bool, drafts of prompt lookup; None: there is none.
-    draft_seconds: spent drafting; None: on a GPU, which is not waited for.
-    planner_seconds: that the planner has taken so far.
+    draft_seconds: time of drafting; None on a GPU, as the host does not wait for it.
+    planner_seconds: the planner's time so far.
     """
 
     step: Step
@@ -88,12 +88,11 @@ class Admission:
 
 @dataclass(slots=True, eq=False)
 class Outcome:
-    """A step whose tokens are decided, in tensors of the host.
+    """A step after acceptance, in tensors of the host.
 
-    accept_lens: [R] int64 in 1..gamma+1, accepted drafts and the token of the target's behind them.
-    arrival: until it is done the tensors are not to be read; None: they may be.
-    ended: on a GPU, when the step ends. seconds: on a CPU, until the next decode step began; None while and where that
-        is not known.
+    accept_lens: [R] int64 in 1..gamma+1, accepted drafts plus the target's token.
+    arrival: the copy after which the tensors may be read; None: at once.
+    ended: end of the step on a GPU. seconds: time until the next decode step on a CPU; None if not known (yet).
     """
 
     admission: Admission
@@ -117,10 +116,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """A step that is over: what it held, and how long it took.
+    """Size and time of a step that is over.
 
     tokens: of the forward, see `Outcome.tokens`. context: cached tokens, summed over the requests.
-    drafting: requests for which the drafter's model drafted; on a GPU, those that its graph holds.
+    drafting: requests for which the drafter's model drafted; on a GPU, the requests that its graph holds.
     seconds: of the step, drafting included, see `step_clock`. draft_seconds: spent drafting; None: not known.
     """
 
@@ -133,7 +132,7 @@ class StepTime:
 
 
 class Recording:
-    """blocks: what became of drafted blocks of which anything was verified. steps: what steps held and took. prefills:
+    """blocks: outcomes of drafted blocks with at least one verified token. steps: sizes and times of steps. prefills:
     chunks of one prompt."""
 
     def __init__(self, gamma: int):

@@ -11,9 +11,9 @@ import torch
 
 
 class StepEnd:
-    """The moment at which a device has done all that it was given until now.
+    """The moment at which a device has finished all work launched so far.
 
-    before: the end of the step before; None where something else came between.
+    before: end of the previous step; None if other work came between.
     """
 
     def __init__(self, device: torch.device, before: StepEnd | None) -> None:

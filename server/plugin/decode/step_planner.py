@@ -1,9 +1,9 @@
-"""The planner's place in a decode step: what it is asked, what it is shown, what is recorded of it.
+"""Runs the planner in a decode step: requests its budget, reports outcomes to it, and records them.
 
-Outcomes are read when the planner next looks back or metrics are wanted, in batches, because reading three costs about
-as much as reading one: a forward leaves nothing of this code in the caches. On a GPU they are copied to the host behind
-the step's work and read once they have arrived, all but the last step's: the planner never waits for the device, nor
-the device for the planner.
+Outcomes are read in batches, before the planner learns or metrics are written: a forward evicts this code from the
+caches, so reading three outcomes costs about as much as reading one. On a GPU they are copied to the host after the
+step's work and read once they have arrived, except for the last step's. The planner never waits for the device, nor the
+device for the planner.
 """
 
 import time
@@ -38,7 +38,7 @@ from .step import Admission, Outcome, Recording, Step, StepTime
 from .step_clock import StepEnd
 
 MOST_UNREAD = 16
-"""Steps whose outcomes wait to be read, at most."""
+"""Most steps with unread outcomes."""
 DEVICE_LAG = 1
 """Steps that are still under way on a GPU when the next one is prepared; their results are not read yet."""
 
@@ -51,9 +51,9 @@ class StepPlanner:
     device: where the steps' tensors live. buckets: sizes of which a step has one; None: any. block, draft_sizes: as in
         `Planner`.
     corrects: outcomes correct the calibration while serving (`Drafter.assesses_itself`).
-    watch: is shown what became of drafts, on a server that learns. by_owner: the same, where keys or adapters have
-        drafters of their own, with their calibrations. adapters: the same of LoRA adapters.
-    optional: calls what may fail without planning to fail.
+    watch: receives outcomes of drafts on a server that learns. by_owner: receives them if keys or adapters have their
+        own drafters, and holds their calibrations. adapters: the same for LoRA adapters.
+    optional: calls parts that may fail while planning continues.
     """
 
     def __init__(
@@ -83,18 +83,18 @@ class StepPlanner:
         self.watch, self.by_owner, self.adapters = watch, by_owner, adapters
         self.corrects = corrects and by_owner is None  # owners' drafters have calibrations of their own
         self._take(planner, calibration)
-        self._last: Outcome | None = None  # the step that lasts until the next one begins; None: that cannot be told
-        # On a GPU: the end of the last step, and of the one before the step that has begun; None: others came between.
+        self._last: Outcome | None = None  # the step that lasts until the next one begins; None: it cannot be timed
+        # On a GPU: the end of the last step, and of the one before the current step; None: other work came between.
         self._ended: StepEnd | None = None
         self._before: StepEnd | None = None
         self._unread: deque[Outcome] = deque()
-        self._read_steps: deque[tuple[Outcome, FinishedStep]] = deque()  # that may last still
+        self._read_steps: deque[tuple[Outcome, FinishedStep]] = deque()  # may not be over yet
         # Of a step without drafts, on a GPU's host: no drafts, and a token of each request.
         self._none, self._one_each = Draft.nothing(0, requests.gamma, "cpu"), torch.ones(0).long()
         self._learning = 0.0  # seconds of the planner's, counted with the step that is read next
 
     def plan_by(self, planner: Planner, calibration: CalibrationTable | None) -> None:
-        """Plan by these from the next step on; what steps before it show goes to the planner that planned them."""
+        """Plan by these from the next step on. Outcomes of earlier steps go to the planner that planned them."""
         self._last = self._ended = None
         self._catch_up(0)
         self._take(planner, calibration)
@@ -106,7 +106,7 @@ class StepPlanner:
         self.online = OnlineCalibration(self.requests.gamma, calibration) if self.corrects else None
 
     def begin(self, rows: np.ndarray, contexts: np.ndarray, classes: torch.Tensor, unsure: int = 0) -> Step:
-        """A decode step begins: its budget, from what earlier steps showed. contexts, unsure: see `RequestTable.view`.
+        """Begin a decode step: plan its budget from earlier outcomes. contexts, unsure: see `RequestTable.view`.
         classes: as in `Step`."""
         now = time.perf_counter()
         if self._last is not None:
@@ -114,7 +114,7 @@ class StepPlanner:
             self._last = None
         self._before, self._ended = self._ended, None
         entries = self.requests.entries(rows)
-        if entries.any_level:  # what requests have had so far counts
+        if entries.any_level:  # service levels depend on the tokens so far
             self._catch_up(self.lag)
         view = self._view(entries, contexts, unsure)
         if self.planner.looks_back(view) or len(self._unread) > MOST_UNREAD:
@@ -139,7 +139,7 @@ class StepPlanner:
         return self.requests.view(entries, contexts, unsure)
 
     def _bucket(self, buckets: TokenBuckets, view: StepView, entries: Entries, budget: Budget) -> int:
-        """The smallest that holds whatever may be admitted."""
+        """Return the smallest bucket that holds any possible admission."""
         if budget.tokens is None:
             raise ValueError(
                 f"{type(self.planner).__name__} sets no bound, and a step has a size that is decided before"
@@ -149,11 +149,11 @@ class StepPlanner:
         return buckets.round_up(len(view.rows) + min(budget.tokens, planned) + others)
 
     def least_bucket(self, requests: int) -> int | None:
-        """Tokens of a step that verifies nothing; None: as many as requests."""
+        """Tokens of a step that verifies anchors alone; None: as many as requests."""
         return None if self.buckets is None else self.buckets.round_up(requests)
 
     def admit(self, step: Step, draft: Draft, draft_seconds: float | None) -> Admission:
-        """A step's drafts are there: how many of each request's are verified. draft_seconds: as in `Admission`."""
+        """Decide how many draft tokens of each request are verified. draft_seconds: as in `Admission`."""
         began = time.perf_counter()
         classes, ends, draft_lens, confidence = step.classes, None, draft.lens, draft.confidence
         verify_lens = draft.lens  # without drafts
@@ -169,7 +169,7 @@ class StepPlanner:
             confidence, ends = weigh_drafts(
                 draft.tokens, draft.confidence, calibrated_as, rows, self.requests.ends, parameters
             )
-            draft_lens = torch.minimum(draft.lens, ends)  # what lies behind the end of an answer is nobody's
+            draft_lens = torch.minimum(draft.lens, ends)  # tokens after the end of an answer are ignored
             verify_lens = self._verify_lens(step, confidence, draft_lens)
         return Admission(
             step=step,
@@ -199,7 +199,7 @@ class StepPlanner:
         return parameters_of_each(self._tables(entries, common), confidence, classes)
 
     def _tables(self, entries: Entries, common: CalibrationTable) -> list[CalibrationTable]:
-        """Each request's calibration: of its adapter, else of its owner's drafter, else that of all others."""
+        """Each request's calibration: of its adapter, else of its owner's drafter, else `common`."""
         tables = [common] * len(entries.rows)
         for owner, numbers in ((self.by_owner, entries.sets), (self.adapters, entries.adapters)):
             if owner is not None and numbers is not None:
@@ -207,7 +207,7 @@ class StepPlanner:
         return tables
 
     def _verify_lens(self, step: Step, confidence: torch.Tensor, draft_lens: torch.Tensor) -> torch.Tensor:
-        """[R] int64: as the planner admits, and all drafts of the requests that it does not decide for."""
+        """Return [R] int64: the planner's admission, and all drafts of requests that it does not decide for."""
         if step.entries.all_planned:
             return self.planner.admit(confidence, draft_lens, step.budget)
         planned = upload(step.entries.planned, draft_lens.device)
@@ -235,7 +235,7 @@ class StepPlanner:
         return Outcome(known, self._one_each)
 
     def _read_back(self, admission: Admission, accept_lens: torch.Tensor) -> Outcome:
-        """The same with tensors of the host, which are still under way."""
+        """Start copying the outcome to the host; its tensors are read after `arrival`."""
         ends = admission.ends
         assert ends is not None
         ints = [admission.verify_lens, admission.draft_lens, ends, admission.classes, accept_lens]
@@ -269,9 +269,9 @@ class StepPlanner:
             self.optional.run("adapters", None, self.adapters.flush)
 
     def _catch_up(self, lag: int) -> None:
-        """Read the outcomes of all finished steps but the last `lag`, and learn from those that are over.
+        """Read the outcomes of all finished steps but the last `lag`, and learn from steps that are over.
 
-        Of a device's only those that have arrived, unless all are wanted.
+        On a device, read only outcomes that have arrived, unless all are requested.
         """
         while len(self._unread) > lag:
             first = self._unread[0]
@@ -283,7 +283,7 @@ class StepPlanner:
             self._learn(*self._read_steps.popleft())
 
     def _read(self, outcome: Outcome) -> FinishedStep:
-        """Count and record what came of a step."""
+        """Count and record the outcome of a step."""
         step, admission, run = outcome.step, outcome.admission, self.optional.run
         verify_lens, accept_lens = admission.verify_lens.numpy(), outcome.accept_lens.numpy()
         confidence, draft_lens = admission.confidence.float(), admission.draft_lens
@@ -291,11 +291,11 @@ class StepPlanner:
         found = None if admission.looked_up is None else looked_up(classes)
         drafted = admission.ends is not None
         tokens = accept_lens if admission.ends is None else np.minimum(accept_lens, admission.ends.numpy())
-        # Without drafts it is not read, and the confidences, all 0, stand for it.
+        # Not read without drafts: the confidences, all 0, take its place.
         survival = survival_of(confidence, draft_lens).numpy() if drafted else confidence.numpy()
         self.requests.take(step.view, tokens)
         tried = verify_lens > 0
-        if step.entries.ruled is not None:  # what is accepted by their own rules is not the drafter's calibration
+        if step.entries.ruled is not None:  # their own rules change acceptance: not for calibration
             tried &= ~step.entries.ruled
         raw, adapters = admission.raw.float().numpy(), step.entries.adapters
         if self.adapters is not None and adapters is not None:
@@ -356,7 +356,7 @@ class StepPlanner:
         return self.recording.to_lists() | {"buckets": None if self.buckets is None else list(self.buckets.sizes)}
 
     def live(self) -> dict[str, Any]:
-        """Counts since the start, and the planner's view of the step before, for the page."""
+        """Counts since the start, and the planner's view of the last step, for the page."""
         curve = self.optional.run("planning", None, self._curve)
         self.optional.run("metrics", None, self.metrics.flush)
         return live.snapshot(self.metrics, curve)
@@ -366,7 +366,7 @@ class StepPlanner:
         return self.planner.curve()
 
     def forget(self) -> None:
-        """Drop what was recorded."""
+        """Drop all records."""
         self._catch_up(0)
         self.recording.clear()
 

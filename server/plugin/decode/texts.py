@@ -25,16 +25,15 @@ from .boundary import Boundary
 logger = logging.getLogger(__name__)
 
 JOINED = 32
-"""Tokens of a prompt that are added with the answer, so that the prompt's end is found before it: as many as a match
-has at most."""
+"""Last tokens of a prompt that are added with its answer, so that a match can span both: the longest match."""
 KEPT_TOKENS = 1 << 18
 """Tokens of other requests kept for each key, 20 bytes each, and as many again under `cache_salt`s."""
 SAVE_SECONDS = 5.0
-"""Time between two writes of the file, where anything has changed."""
+"""Least time between two writes of the file; it is written only if texts changed."""
 
 
 class TextKeeper:
-    """Adds prompts when they are read, answers when they are finished, without what stands for images.
+    """Adds prompts when they are read and answers when they are finished, without image tokens.
 
     vocab_size: every token from there on is part of an image. file: keeps the texts; None: memory alone does.
     """
@@ -68,7 +67,7 @@ class TextKeeper:
         return keeper
 
     def admit(self, req: Any) -> int:
-        """Number of the corpus for one of SGLang's requests, which is prefilled. Its prompt is added with the first
+        """Return the corpus number for an SGLang request that is being prefilled. Its prompt is added with the first
         chunk."""
         name, stored = _place_of(req)
         if name is None:
@@ -97,7 +96,7 @@ class TextKeeper:
             self.corpora.insert(name, text, secret=not stored)
 
     def save(self) -> None:
-        """Write what has changed. A file that cannot be written is an error in the log, once."""
+        """Write the changes. A file that cannot be written is an error in the log, once."""
         if self.file is None:
             return
         with self._writing:
@@ -122,7 +121,7 @@ class TextKeeper:
 def _place_of(req: Any) -> tuple[Name | None, bool]:
     """The corpus of a request's texts, None for none, and whether the file may keep them.
 
-    A key's texts under an adapter have one of their own: another adapter says something else.
+    A key has a separate corpus for each adapter, because adapters give different answers.
     """
     options = RequestOptions.from_custom_params(req.sampling_params.custom_params)
     if options.corpus is None:

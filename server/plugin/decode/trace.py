@@ -1,8 +1,8 @@
 """Source of each token of an answer, for requests that ask: sent along with the tokens.
 
-SGLang has a way for what belongs to the tokens of a step (`managers/auxiliary_output.py`): it comes with the step's
-result, is told which tokens were committed to which request, and leaves what it says of them in the request's
-`customized_info`, which goes wherever the tokens go and arrives in their `meta_info`.
+SGLang lets a step's result carry extra data for its tokens (`managers/auxiliary_output.py`). SGLang reports which
+tokens were committed to which request; the trace then writes their sources to the request's `customized_info`, which
+travels with the tokens and arrives in their `meta_info`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TARGET, MODEL, LOOKUP, ACROSS, GRAMMAR = range(len(MAKERS))
 class StepTrace:
     """Sources of the tokens that a step brought its R requests.
 
-    traced: [R] bool, requests that ask, on the host. makers: [R, n] int64, of each token its place in MAKERS; the
+    traced: [R] bool, requests with a trace, on the host. makers: [R, n] int64, each token's place in MAKERS; the
     first accept_lens of a row are read. confidence: [R, n] float32, calibrated; NaN for the target's own tokens.
     optional: where SGLang's calls may fail.
     """
@@ -48,8 +48,8 @@ class StepTrace:
         admission: Admission | None = None,
         accept_lens: torch.Tensor | None = None,
     ) -> None:
-        """Send a step's trace with its result where anybody asks. Without an admission each request has one token, the
-        target's."""
+        """Send a step's trace with its result if any request asks. Without an admission each request has one token,
+        from the target."""
         if not np.count_nonzero(traced):
             return
         if admission is None or accept_lens is None:
@@ -60,7 +60,7 @@ class StepTrace:
 
     @classmethod
     def of_first_tokens(cls, traced: np.ndarray, device: Any) -> StepTrace:
-        """The trace of a prefill, whose tokens are the target's."""
+        """Return the trace of a prefill: all tokens come from the target."""
         shape = (len(traced), 1)
         return cls(
             traced,
@@ -70,7 +70,7 @@ class StepTrace:
 
     @classmethod
     def of_step(cls, traced: np.ndarray, admission: Admission, accept_lens: torch.Tensor) -> StepTrace:
-        """accept_lens: [R], accepted drafts, and the target's token behind them."""
+        """accept_lens: [R], accepted drafts plus the target's token."""
         confidence = torch.nn.functional.pad(admission.confidence.float(), (0, 1), value=torch.nan)
         columns = torch.arange(confidence.shape[1], device=confidence.device)
         drafted = columns < accept_lens[:, None] - 1

@@ -1,8 +1,8 @@
 """Accepting and committing at the end of the target's verification graph.
 
-What is captured runs at every replay, and is the same for greedy, seeded and sampled requests. All its randomness is in
-seeds and positions. For batches with rules for their logits, and for drafts whose q lies elsewhere than where the graph
-reads it, its tokens go to the slot of nobody, and the worker accepts itself.
+The captured kernels run at every replay, the same for greedy, seeded and sampled requests. All randomness comes from
+seeds and positions. If a batch has logit rules, or its q is not in the buffer that the graph reads, the graph writes
+its tokens to the unused slot 0, and the worker accepts itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NO_TOP_K = 1 << 30
 
 
 class VerifyTail:
-    """observe: shows committed tokens to whoever keeps state by slot; slot 0 belongs to no request.
+    """observe: passes committed tokens to parts with state by slot; slot 0 belongs to no request.
 
     room: of `Drafter.reserve_probs`; None: every q is a point mass. by_block: as in `Verification`.
     """
@@ -70,7 +70,7 @@ class VerifyTail:
         self._results: dict[int, torch.Tensor] = {}
 
     def capture(self, runner: Any, output: Any, batch: Any, tokens: int) -> None:
-        """SGLang calls it behind the forward that it captures, of `tokens` tokens."""
+        """Capture the tail. SGLang calls this after the captured forward of `tokens` tokens."""
         count, request, step = batch.batch_size, self._request[:tokens], self._step[:tokens]
         drafts, seeds, anchors = self._drafts[:count], self._seeds[:count], batch.seq_lens.long()
         lens = self._lens[:count]
@@ -94,8 +94,8 @@ class VerifyTail:
     def takes(
         self, batch: Any, sampling: Sampling, draft: Draft, verify_lens: torch.Tensor, flat: FlatVerify, alone: bool
     ) -> bool:
-        """True if the step is accepted and committed here, if its verification runs as a graph. Then it is laid out for
-        that; otherwise the next replay leaves nothing behind. alone: as in `open`."""
+        """Return True if the graph of the verification can accept and commit the step, and prepare its next replay for
+        it; else make the next replay write no results. alone: as in `open`."""
         ruled = has_rules(batch.reqs, batch.sampling_info)
         graph = self._buckets.has_graph(len(verify_lens), len(flat.request))
         readable = draft.probs is None or draft.probs is self._q or sampling.all_decided
@@ -108,8 +108,8 @@ class VerifyTail:
     def open(
         self, draft: Draft, sampling: Sampling, verify_lens: torch.Tensor, flat: FlatVerify, *, alone: bool = False
     ) -> None:
-        """The next replay accepts and commits this batch of R requests: verify_lens [R]; alone: they are 0, known on
-        the host, so that batches of one size are laid out once."""
+        """Make the next replay accept and commit this batch of R requests. verify_lens: [R]. alone: the host knows that
+        they are 0, so batches of one size are prepared once."""
         count, tokens = len(verify_lens), len(flat.request)
         if alone and self._opened == (count, tokens) and self._taken is sampling:
             return
@@ -130,7 +130,7 @@ class VerifyTail:
         self._opened = (count, tokens) if alone else True
 
     def _take_rules(self, sampling: Sampling, count: int) -> None:
-        """They stay the same while the same requests run."""
+        """Copy rules and seeds into the graph's buffers, once for the same running requests."""
         if self._taken is sampling:
             return
         self._taken = sampling
@@ -145,7 +145,7 @@ class VerifyTail:
                 mine[:count].copy_(its)
 
     def close(self) -> None:
-        """The next replay leaves nothing behind."""
+        """Make the next replay write no results."""
         if self._opened:
             for left in (self._gate, self._total, self._lens, self._begins, self._request):  # beyond a smaller bucket
                 left.zero_()
@@ -154,7 +154,7 @@ class VerifyTail:
     def results(self, requests: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Results of the last replay, of a bucket of `tokens`: accept_lens [R], tokens [R, gamma+1], and cached tokens
         and anchors [R] of the next step."""
-        kept = self._results[tokens].clone()  # the next replay writes where they lie
+        kept = self._results[tokens].clone()  # the next replay overwrites them
         slots, width = self._buckets.slots(tokens), self._buckets.width
         even = slots + slots % 2
         begin = len(kept) - 3 * even

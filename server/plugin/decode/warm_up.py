@@ -1,9 +1,9 @@
 """Every variant of the kernels of a decode step, compiled on a GPU before the server is ready.
 
-Triton compiles a kernel when it is first called, in seconds that all running requests would wait for. It tells calls
-apart by types, alignment of addresses, numbers that are 1 or multiples of 16, and constants: of a step these depend on
-the power of two that holds the requests, on whether a model has drafted, and on whether q is written. So one step of
-every such kind is run here, without graphs, on a row of the page table that belongs to no request.
+Triton compiles a kernel at its first call, which takes seconds and would stop all running requests. It compiles a
+variant for each combination of types, alignment of addresses, numbers that are 1 or multiples of 16, and constants. In
+a step these depend on the power of two that holds the requests, on whether a model has drafted, and on whether q is
+written. So one step of every such kind runs here, without graphs, on a row of the page table that no request uses.
 """
 
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ from ..spec_inputs import FlatVerify, flatten
 from .sampling import Sampling
 
 WHOLE = 64
-"""Requests from which on drafts and acceptance have no further variants, but take memory."""
+"""Requests beyond which drafts and acceptance have no further variants, only take more memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """requests: at most. page_table: whose row 0 is nobody's. vocabulary: columns of the target's logits. gamma: tokens
-    of a draft. by_block: how sampled drafts are verified."""
+    """requests: most requests. page_table: row 0 belongs to no request. vocabulary: columns of the target's logits.
+    gamma: tokens of a draft. by_block: verify sampled drafts by block."""
 
     requests: int
     page_table: torch.Tensor
@@ -53,7 +53,7 @@ def run_all(shapes: Shapes, drafter: Drafter | None) -> None:
 
 
 def samplings(requests: int, shapes: Shapes) -> Iterator[Sampling]:
-    """Greedy requests, and sampled ones with a seed among them, which need what every other batch does."""
+    """Yield greedy requests, and sampled ones with a seed among them, which use the kernels of every other batch."""
     device = shapes.page_table.device
     seeds, none = torch.zeros(requests, dtype=torch.int64, device=device), torch.zeros(requests, device=device)
     no, filters = none.bool(), (torch.full_like(seeds, 20), none + 0.9, none)
@@ -73,7 +73,7 @@ def step(requests: int, sampling: Sampling, shapes: Shapes, drafter: Drafter | N
 
 
 def laid_out(draft: Draft, shapes: Shapes) -> tuple[torch.Tensor, FlatVerify]:
-    """Lengths of none, and a batch of the anchors with as much padding."""
+    """Return verification lengths 0, and a batch of the anchors with as many padding tokens."""
     nothing = draft.lens * 0
     ends, like = nothing[:, None], (draft.confidence, draft.confidence)
     for parameters in (None, like):
@@ -88,12 +88,12 @@ def undrafted(requests: int, shapes: Shapes) -> Draft:
 
 
 def drafts(requests: int, sampling: Sampling, shapes: Shapes, drafter: Drafter | None) -> Iterator[Draft]:
-    """No drafts, and the drafter's, of which lookups are a part."""
+    """Yield an empty draft, then the drafter's, lookups included."""
     yield undrafted(requests, shapes)
     if drafter is None:
         return
     nothing = torch.zeros(requests, dtype=torch.int64, device=shapes.page_table.device)
-    table = shapes.page_table[:]  # the same memory, but not what graphs of drafts are for
+    table = shapes.page_table[:]  # same memory, another tensor: keeps draft graphs off
     batch = DraftBatch(
         nothing, nothing, table, nothing, keys=sampling.draft_keys(nothing, shapes.gamma),
         wants_probs=not sampling.all_decided, decided=sampling.decided, all_greedy=sampling.all_greedy,

@@ -58,7 +58,7 @@ class SpeculativeWorker(BaseSpecWorker):
         super().__init__()
         self._target_worker, self.server_args = target_worker, server_args
         self.config = PluginConfig.from_env()
-        self.width = get_spec().speculative_num_draft_tokens  # gamma + 1, what SGLang reserves per step
+        self.width = get_spec().speculative_num_draft_tokens  # gamma + 1, reserved by SGLang per step
         self.speculative_num_draft_tokens = self.width
         self._sampling, self._layouts = RunningSampling(), Layouts()
         self._direct: DirectForward | None = None
@@ -66,7 +66,7 @@ class SpeculativeWorker(BaseSpecWorker):
 
     @property
     def draft_worker(self) -> None:
-        return None  # SGLang asks for a model runner of its own kind; our drafters are not one
+        return None  # SGLang expects its own model runner; our drafters are not one
 
     @property
     def primary_draft_kv_pool(self) -> SlotPool | None:
@@ -84,7 +84,7 @@ class SpeculativeWorker(BaseSpecWorker):
             give_back_free_memory()
 
     def _set_up(self, runner: Any, slots: int) -> None:
-        """Create drafter, planner and sampler for so many KV slots."""
+        """Create drafter, planner and sampler. slots: KV slots."""
         from ..loading.drafter import load_drafter
 
         metrics = SpeculationMetrics(self.width - 1, self.config.drafter)
@@ -152,7 +152,7 @@ class SpeculativeWorker(BaseSpecWorker):
         return self.planning.state()
 
     def outrider_live(self) -> dict[str, Any]:
-        """Speculation as it goes, for the page."""
+        """The live state of speculation, for the page."""
         exchange = (self.by_owner or self.exchange).state()
         return self.planning.live() | {"exchange": exchange, "failures": self.optional.counts.copy()}
 
@@ -170,7 +170,7 @@ class SpeculativeWorker(BaseSpecWorker):
                 each.save()
 
     def reload_profile(self) -> None:
-        """Plan by the profile as it now stands on the disk, if it can be read."""
+        """Plan by the current profile on the disk, if it can be read."""
         self.optional.run("planning", None, plan_again, self.planning.plan_by, self.config, self.exchange.in_use)
 
     def use_drafter(self, folder: str) -> None:
@@ -179,7 +179,7 @@ class SpeculativeWorker(BaseSpecWorker):
             self.reload_profile()
 
     def drop_owner(self, learner: str) -> None:
-        """Drop what is in memory of an owner's drafters."""
+        """Drop an owner's drafters from memory."""
         if self.by_owner is not None:
             self.optional.run("own_drafters", None, self.by_owner.drop_owner, learner)
 
@@ -190,7 +190,7 @@ class SpeculativeWorker(BaseSpecWorker):
     # -- prefill ------------------------------------------------------------------------------------------------
 
     def admit(self, batch: Any) -> np.ndarray:
-        """Read what the requests of a batch ask for, before they decode; returns their rows [R]."""
+        """Read the options of a batch's requests before they decode; return their rows [R]."""
         self.optional.run("planning", None, self.planning.interrupt)
         at: np.ndarray = batch.req_pool_indices_cpu.numpy()
         self.parts.admit(self.requests, at.tolist(), batch.reqs)
@@ -295,8 +295,8 @@ class SpeculativeWorker(BaseSpecWorker):
         return result
 
     def _draft_or_nothing(self, step: Step | None, rows: torch.Tensor, *given: Any) -> tuple[Draft, float | None]:
-        """Drafts for those that are asked for, and their seconds (`Admission`); prompt lookup drafts for all. Nobody
-        has any where drafting or planning, which has no step then, has failed."""
+        """Draft as the step decides; return drafts and seconds (`Admission`). Prompt lookup drafts for all requests.
+        Drafts are empty if drafting or planning has failed; after a failed plan there is no step."""
         drafter = self.drafter
         if drafter is not None and step is not None and (step.drafts or (drafter.looks_up and step.looks_up)):
             drafted = self.optional.run("drafting", None, self._draft, step, rows, *given)
@@ -369,12 +369,12 @@ class SpeculativeWorker(BaseSpecWorker):
         logits_output: Any,
         sets: torch.Tensor | None = None,
     ) -> None:
-        """Show the drafter the tokens that now stand in the cache: the anchor and what was accepted after it. sets: [R]
-        the requests' sets of weights."""
+        """Show the drafter the newly cached tokens: the anchor and the accepted drafts. sets: [R], the requests' sets
+        of weights."""
         hidden = logits_output.hidden_states if self._captures_hidden else None
         tokens, positions, slots = flat.input_ids, flat.positions, flat.slots
         sets = None if sets is None else sets[flat.request]
-        if not accept_lens.is_cpu:  # how many stay, the host does not know: the others go to the slot of nobody
+        if not accept_lens.is_cpu:  # the host does not know the count: rejected tokens go to slot 0
             slots = commit(accept_lens, accepted, seq_lens, flat.request, flat.step, slots)[2]
         elif len(tokens) > len(accept_lens):  # more than anchors, which always stay
             kept = (flat.step < accept_lens[flat.request]).nonzero()[:, 0]
