@@ -21,9 +21,8 @@ def weigh_drafts(
     ends: torch.Tensor,
     parameters: Parameters | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Calibrated confidences [R, gamma] float32, each request's by the `parameters` of its class (None: as they are; 0
-    and NaN stay); and [R] int64, drafted tokens up to the first that ends the answer, itself included, gamma + 1
-    without such a token.
+    """Return calibrated confidences [R, gamma] float32, by the `parameters` of each request's class (None: unchanged; 0
+    and NaN stay); and [R] int64, drafted tokens up to and including the first that ends the answer, else gamma + 1.
 
     tokens: [R, gamma] int64. confidence: [R, gamma] float32. classes, rows: [R] int64. ends: [all rows, E] int64, the
     tokens that end the answer in each row.
@@ -51,13 +50,12 @@ def admit(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """verify_lens [R] int64 in 0..draft_lens and survival [R, gamma] float32, without waiting for the device.
 
-    The K drafted tokens of largest survival c_1 ... c_k that are above 0, ties going to the smaller request, then the
-    smaller position, are admitted (DSpark, section 3.2.2). Whether x_{r,k} is depends on c_{r,1..k} and on other
-    requests.
+    Admit the K drafted tokens of largest survival c_1 ... c_k above 0; ties go to the smaller request, then the smaller
+    position (DSpark, section 3.2.2). Admission of x_{r,k} depends on c_{r,1..k} and on other requests.
 
     confidence: [R, gamma] float32, calibrated; NaN counts as 0. draft_lens: [R] int64. tokens: [1] int64, K.
-    bounds: [gamma] or [R, 1] float32, survival below its bound ends what is admitted of a request; None: no bounds.
-    first: [R] bool, requests whose tokens come before all others; None: none.
+    bounds: [gamma] or [R, 1] float32, a survival below its bound ends the admission of a request; None: no bounds.
+    first: [R] bool, requests admitted before all other requests; None: none.
     """
     if cuda.fits(confidence):
         return torch.ops.outrider_cuda.admit(confidence, draft_lens, tokens, bounds, first)

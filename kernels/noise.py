@@ -64,8 +64,8 @@ def substreams(keys: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def draft_keys(seeds: torch.Tensor, seeded: torch.Tensor, positions: torch.Tensor, count: int) -> torch.Tensor:
-    """[R, count] of the noise that drafts are drawn with, behind anchors at positions [R]: where a request is seeded
-    [R] bool, the target's own of its seed [R] at each token's position; otherwise independent numbers."""
+    """[R, count] keys of the noise for drafts after anchors at positions [R]. Requests that are `seeded` [R] bool
+    get the target's keys of their seed [R] at each token's position; all other requests get independent keys."""
     if cuda.fits(seeds):
         purposes = int(Purpose.TOKEN), int(Purpose.DRAFT)
         return torch.ops.outrider_cuda.draft_keys(seeds, seeded, positions, count, *purposes)

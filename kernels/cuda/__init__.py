@@ -1,7 +1,6 @@
 """Triton kernels for CUDA, as operators `torch.ops.outrider_cuda` with fake implementations.
 
-None waits for the device, and the shape of every result depends on the shapes of the arguments and on numbers that the
-host knows: on the requests R, on gamma and on the graph bucket T, never on a length. The functions of
-`outrider.kernels` choose them by device; each stands beside a torch reference there. `native.py` imports the modules
-that need Triton.
+No kernel waits for the device. Shapes of results depend on shapes of arguments and on numbers that the host knows
+(requests R, gamma, graph bucket T), never on lengths. The functions of `outrider.kernels` choose them by device and
+hold a torch reference of each. `native.py` imports the modules that need Triton.
 """

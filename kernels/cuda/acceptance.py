@@ -1,13 +1,13 @@
 """Acceptance, residual and bonus from the target's logits; p is never stored. See `outrider.kernels.acceptance`.
 
-Five launches. `rules` says in two what each row's p is, which is the one pass over the T * V logits. The third reads a
-logit per draft token, for the scale of p behind it: of a request that is verified token by token 1 while its drafts are
-kept and 0 from there on. The fourth draws from the row of each request that its last token comes from (from all rows of
-seeded requests). The fifth says what came of it. So T * V logits are read, then R * V logits and R * V numbers of q,
-and 24 bytes are written for 8192 of these. Storing p would write T * V numbers, and filter them in place.
+Five launches. Two, of `rules`, compute statistics of each row's p in the only pass over the T * V logits. The third
+reads one logit per draft token to compute the scale of p after it; in token-by-token verification the scale is 1 while
+drafts are kept, then 0. The fourth draws from the row of each request's last token (all rows of seeded requests). The
+fifth writes the results. In total T * V logits are read, then R * V logits and R * V numbers of q, and 24 bytes are
+written for 8192 of these. Storing p would write T * V numbers and filter them in place.
 
-By block a launch before the fourth adds up what p leaves over q, in the rows between a request's first and last whose
-scale lies between 0 and 1: at most another pass over logits and q.
+In block verification a launch before the fourth sums max(0, scale * p - q) in the rows between a request's first and
+last that have a scale between 0 and 1: at most another pass over logits and q.
 """
 
 import torch
@@ -24,7 +24,7 @@ def scales_kernel(
     vocab, scales, gamma, draft_width, draft_stride, row_stride, HAS_Q: tl.constexpr, HAS_POINTS: tl.constexpr,
     HAS_VOCAB: tl.constexpr, BY_BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Program r: the scales [WIDTH] of request r, behind 0, 1, ... of its draft tokens, up to all that are verified."""
+    """Program r: the scales [WIDTH] of request r after 0, 1, ... of its draft tokens, up to the last verified one."""
     r, k = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
     start, length = tl.load(qo_indptr + r), tl.load(verify_lens + r).to(tl.int32)
     temperature, greedy = heat(temperatures, r)
@@ -93,7 +93,7 @@ def mass_kernel(
     columns, scales, masses, requests, gamma, width, draft_width, draft_stride, row_stride, chunks,
     HAS_POINTS: tl.constexpr, HAS_VOCAB: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, chunk): the sum of what is left over, rounded to multiples of 2^-44, of which sums are exact."""
+    """Program (row, chunk): the sum of the residual, rounded to multiples of 2^-44 so that further sums are exact."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     if row >= tl.load(qo_indptr + requests):
         return
@@ -126,7 +126,7 @@ def kept_drafts(
     scales, uniforms, masses, r, start, length, gamma, chunks, BY_BLOCK: tl.constexpr, WIDTH: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """Number of request r's draft tokens that are kept, and the scale of p behind them."""
+    """Number of draft tokens kept of request r, and the scale of p after them."""
     k, i = tl.arange(0, WIDTH), tl.arange(0, CHUNKS)
     scale = tl.load(scales + r * WIDTH + k, mask=k <= length, other=0.0)
     passed = scale == 1
@@ -149,7 +149,7 @@ def final_kernel(
     HAS_VOCAB: tl.constexpr, BY_BLOCK: tl.constexpr, WIDTH: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, chunk): the best of the chunk by p, and by what is left over where a draft was rejected here."""
+    """Program (row, chunk): the chunk's best token by p, and by the residual if a draft was rejected in this row."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     if row >= tl.load(qo_indptr + requests):
         return

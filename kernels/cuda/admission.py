@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 FEWEST = 64
-"""Requests that a program has room for at least: fewer are not faster, and would be more variants to compile."""
+"""Least requests that a program is compiled for: smaller variants are not faster and take compile time."""
 MOST_ENTRIES = 65536
 """R * gamma of one program, in powers of two: 64 numbers in each of 1024 threads."""
 
@@ -35,8 +35,8 @@ def admit_kernel(
     REQUESTS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """One program holds all survivals in registers: K is found by halving the bits of float32 (31 counts), not by a
-    sort, since a sort of 8192 numbers has 91 exchanges through shared memory. Reads 4 * R * gamma bytes (gamma times,
+    """One program holds all survivals in registers and finds the K-th by bisecting the bits of float32 (31 counts). A
+    sort of 8192 numbers would take 91 exchanges through shared memory. Reads 4 * R * gamma bytes (gamma times,
     from L1: each entry multiplies its own prefix, in order), writes as many."""
     i = tl.arange(0, REQUESTS * WIDTH)
     r, k = i // WIDTH, i % WIDTH

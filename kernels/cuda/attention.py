@@ -1,15 +1,15 @@
 """Flat attention: ragged queries over a paged cache, whose lengths the host need not know; see `kernels/attention.py`.
 
 The rows of a tile are queries of one request times the heads that share a KV head, so that a key is read once for all
-of them: 8 verified tokens of 4 grouped heads fill 32 rows of a tensor core's 16 by 16. A program reads its KV head's
-keys and values of its share of the positions once: 4 * D bytes a position in half precision, beside 4 bytes of page
-table. Rows of D numbers lie together, so every load is 16 bytes wide though slots are scattered. Tensor cores multiply
-powers of two: heads of other sizes are filled up with zeros in registers, which is memory read by nobody.
+of them: 8 verified tokens of 4 grouped heads fill 32 rows of a tensor core's 16 by 16. A program reads keys and values
+of its KV head and its share of the positions once: 4 * D bytes a position in half precision, plus 4 of page table. Rows
+of D numbers are contiguous, so every load is 16 bytes wide though slots are scattered. Tensor cores multiply powers of
+two: heads of other sizes are padded with zeros in registers, which takes no memory traffic.
 
 Splits: a request's blocks of positions are cut into `splits` shares of at least LEAST positions, so that
 R * Hkv * splits programs fill the processor; each writes its rows' sums (4 * (D + 2) bytes a row), which a second
-kernel merges. The number depends on shapes alone. In float32, which is there for exactness, nothing is split: every
-query then adds up the same blocks in the same order whatever else is in its request or batch.
+kernel merges. The number depends on shapes alone. In float32, which serves exactness, requests are not
+split: every query adds up the same blocks in the same order, independent of its request and batch.
 """
 
 import torch
@@ -17,15 +17,15 @@ import triton
 import triton.language as tl
 
 PROGRAMS = 528
-"""Programs wanted at least: four for each of an H100's 132 multiprocessors, so that their loads overlap."""
+"""Least programs wanted: four for each of an H100's 132 multiprocessors, so that their loads overlap."""
 LEAST = 512
-"""Positions of a split at least: 512 KB / 4 of keys and values at D = 128, beside which the partial sums of 64 rows
-(33 KB, written and read) are a quarter."""
+"""Least positions of a split: 512 KB / 4 of keys and values at D = 128. The partial sums of 64 rows (33 KB, written and
+read) are a quarter of that."""
 MOST_SPLITS = 32
 MOST_SUMS = 64 * 128
-"""Numbers of a tile's sums at most, as many as stay in registers; further queries take another tile, keys from L2."""
+"""Most numbers of a tile's sums, to stay in registers; further queries take another tile and read keys from L2."""
 LOG2_E = tl.constexpr(1.4426950408889634)
-NONE = tl.constexpr(-1.0e30)  # score of what a row does not see: finite, so that an empty block yields no NaN
+NONE = tl.constexpr(-1.0e30)  # score of masked positions: finite, so that an empty block yields no NaN
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def of_head(mask, d, DIM: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def share(kv_len, q_len, first, last, window, splits, CAUSAL: tl.constexpr, BLOCK_N: tl.constexpr, LEAST: tl.constexpr):
-    """(first block, end of all that is seen, blocks of a split) for queries first..last of a request.
+    """Return (first block, end of visible positions, blocks of a split) for queries first..last of a request.
 
     Blocks begin at multiples of BLOCK_N, whatever the window.
     """
@@ -209,8 +209,8 @@ def wide(dim: int) -> int:
 
 
 def tile_for(rows: int, dim: int, exact: bool) -> tuple[int, int]:
-    """Rows and cached positions of a tile for so many rows of a request, by the width of a head. In float32 (exact) one
-    size for all, so that a query is added up alike alone and beside others."""
+    """Return rows and cached positions of a tile. rows: of the request. dim: width of a head. exact: float32, which has
+    one size for all batches, so that a query's sum is the same in each."""
     most = min(64, MOST_SUMS // wide(dim))  # of positions, too: keys and values being loaded fit shared memory
     if exact:
         return 16, max(16, min(32, most // 2))
@@ -218,7 +218,7 @@ def tile_for(rows: int, dim: int, exact: bool) -> tuple[int, int]:
 
 
 def warps_for(rows: int, dim: int) -> int:
-    """Warps per program: enough to keep its sums in registers (`tests/support/compiled_kernels.py` tells)."""
+    """Warps per program: enough to keep its sums in registers (`tests/support/compiled_kernels.py` measures it)."""
     return 8 if rows * wide(dim) >= MOST_SUMS else 4
 
 

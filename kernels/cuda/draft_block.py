@@ -1,8 +1,8 @@
 """One position of a draft block: Markov bias, the draw and q (DSpark, equation 4); see `drafters/block/sampling.py`.
 
-The bias W2 latent is added to the base logits and what comes out stands where q will stand: R * V' float32 are written
-once, read by `rules`, and overwritten by q, or left where nobody asks for q. W2 is read once for every 64 requests:
-2 * r * V' bytes, which at r = 256 and 152 k tokens are 78 MB and most of what a position reads.
+The bias W2 latent is added to the base logits. The sums, R * V' float32, are written once to q's buffer, read by
+`rules`, and overwritten by q if q is needed. W2 is read once for every 64 requests: 2 * r * V' bytes, which at r = 256
+and 152 k tokens are 78 MB and most of a position's reads.
 """
 
 import torch
@@ -23,7 +23,7 @@ def bias_kernel(
     logits, latent, w2, out, requests, width, rank, logits_stride, latent_stride, w2_stride, out_stride,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Program (rows, columns): logits + latent W2', in float32. Neighbours in rows read the same of W2, from L2."""
+    """Program (rows, columns): logits + latent W2', in float32. Neighbours in rows share reads of W2 from L2."""
     r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     there, inside = r < requests, column < width
@@ -115,8 +115,8 @@ def draft_step(
     wants_probs: bool,
     unread: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [R] int64 and the largest of each q [R]; q [R, V'] float32 itself is written where it is wanted, but for
-    rows that are `unread` [R] bool."""
+    """Return tokens [R] int64 and the largest of each q [R]; write q [R, V'] float32 on demand, except for rows that
+    are `unread` [R] bool."""
     requests, width = logits.shape
     parts = chunks(width)
     drawn = torch.empty(requests, dtype=torch.int64, device=logits.device)

@@ -1,5 +1,5 @@
-"""Decisions on a step's drafts, each in one launch: whose draft is taken, what its confidences are worth, where its
-answer ends. See `drafters/lookup_first.py` and `kernels/drafts.py`, which have the same in torch."""
+"""Decisions on a step's drafts, one launch each: choose lookup or model draft; calibrate confidences and find the end
+of the answer. `drafters/lookup_first.py` and `kernels/drafts.py` have the same in torch."""
 
 import torch
 import triton
@@ -99,7 +99,7 @@ def choose(
     threshold: float,
     ratio: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tokens, lens, confidence and looked_up of `LookupFirst` for R lookups of gamma tokens and R drafts of no more."""
+    """Tokens, lens, confidence and looked_up of `LookupFirst`. R lookups have gamma tokens, R drafts at most gamma."""
     requests, gamma = found.shape
     made = _chosen(found, found_lens, found_chances)
     if requests:

@@ -1,7 +1,7 @@
 """Products of experts' weights with the rows that chose each of them; see `kernels/experts.py`.
 
 A program reads its columns of one expert's weight once for every 16 rows that chose it, 2 * depth bytes a column in
-half precision. Of a step's few rows most experts have fewer; those that nobody chose are not read.
+half precision. In a step's few rows most experts have fewer; experts that no row chose are not read.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Prompt lookup: the latest of the longest matches of a text's last tokens; see `drafters/ngram.py`.
 
-One launch, a program for each text. It reads the tokens of a text twice, through the page table, and what stands before
-them only where the last token stands.
+One launch, a program for each text. It reads the tokens of a text twice, through the page table. It reads the tokens
+before a position only if the position's token equals the last one.
 """
 
 import torch
@@ -14,7 +14,7 @@ POSITIONS = 1024
 
 @triton.jit
 def token_at(history, table, position, there, last, anchor):
-    """Tokens at positions of a text whose last one, at `last`, is the anchor; -2 where there is none."""
+    """Return the tokens at positions of a text that ends with the anchor at `last`; -2 for no token."""
     slot = tl.load(table + position, mask=there, other=0).to(tl.int64)
     token = tl.load(history + slot, mask=there, other=-2).to(tl.int64)
     return tl.where(there & (position == last), anchor, token)
@@ -81,7 +81,7 @@ def lookup_kernel(
 
 @triton.jit
 def odds(agreeing, counted):
-    """Log odds of so many of those that were counted."""
+    """Log odds of `agreeing` out of `counted`."""
     return tl.log((agreeing.to(tl.float32) + 0.5) / ((counted - agreeing).to(tl.float32) + 0.5))
 
 
@@ -98,7 +98,7 @@ def lookup(
     by_temperature: torch.Tensor,
     min_match: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tokens [R, gamma] int64, lengths [R] int64 and confidences [R, gamma] float32, as `NgramDrafter` has them."""
+    """Tokens [R, gamma] int64, lengths [R] int64 and confidences [R, gamma] float32, as in `NgramDrafter`."""
     requests, gamma = len(rows), by_length.shape[1]
     tokens, lens = anchors.new_empty(requests, gamma), torch.empty_like(anchors)
     confidence = by_length.new_empty(requests, gamma)

@@ -1,4 +1,4 @@
-"""The Triton kernels, where Triton is; imported when the first CUDA tensor comes, since a CPU has no use for them."""
+"""Imports the Triton kernels, if Triton is installed, at the first CUDA tensor: a CPU does not use them."""
 
 import logging
 from functools import cache
@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 @cache
 def available() -> bool:
-    """Import the kernels, which registers their operators; False, said once in the log, where Triton is missing."""
+    """Import the kernels, which registers their operators; without Triton log it once and return False."""
     try:
         from . import (  # noqa: F401
             acceptance,
@@ -31,5 +31,5 @@ def available() -> bool:
 
 
 def fits(*tensors: torch.Tensor) -> bool:
-    """True if the kernels take these: all on CUDA, Triton present."""
+    """True if the kernels can run: all tensors on CUDA, Triton installed."""
     return all(x.device.type == "cuda" for x in tensors) and available()

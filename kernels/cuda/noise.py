@@ -13,7 +13,7 @@ import triton.language as tl
 BITS: dict[str, Any] = {"enable_fp_fusion": False}
 CHUNK = 8192
 """Columns of one program: 32 KB of float32, eight loads of 16 bytes in each of 128 threads twice over. Fixed, so that
-sums over a row have one order whatever else is in the batch; 19 programs for a row of 152 k keep few rows busy too."""
+sums over a row have one order in every batch; 19 programs for a row of 152 k use the GPU even with few rows."""
 BLOCK = 1024
 SMALL = 128
 GOLDEN = tl.constexpr(-7046029254386353131)
@@ -60,7 +60,7 @@ def exponential(key, token):
 
 @triton.jit
 def least(scores, tokens):
-    """The smallest of [N] float64 scores and the first of its int32 tokens; (inf, NOBODY) where there is none."""
+    """The smallest of [N] float64 scores and the first of its int32 tokens; (inf, NOBODY) without any."""
     score = tl.min(scores, 0)
     token = tl.min(tl.where(scores == score, tokens, NOBODY), 0)
     token = tl.where(score < float("inf"), token, NOBODY)

@@ -1,5 +1,5 @@
-"""Flatten and commit: a verify batch at the size of a graph bucket, and what stays of it; and the list of cached slots
-that FlashInfer reads. See `kernels/ragged.py`."""
+"""Flatten drafts into a verify batch of a graph bucket's size, commit its accepted tokens, and list the cached slots
+for FlashInfer. See `kernels/ragged.py`."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ import triton.language as tl
 PADDING_BLOCK = 256
 """Padding tokens that one program of `flatten_kernel` writes."""
 FEWEST = 64
-"""Requests whose lengths a program of `flatten_kernel` reads at least: fewer would be more variants to compile."""
+"""Least requests that `flatten_kernel` is compiled for: fewer would be more variants to compile."""
 COMMIT_BLOCK = 256
 LANES, LIST_BLOCK = 16, 1024
 """Programs that share a request's list of cached slots, and slots that each writes at a time."""
@@ -40,10 +40,10 @@ def flatten_kernel(
     WIDTH: tl.constexpr,
     PADDING: tl.constexpr,
 ):
-    """Program r writes request r's tokens; those behind the last request write the padding.
+    """Program r writes request r's tokens; programs after the last request write the padding.
 
-    Each adds up the lengths before it by itself (R * 8 bytes, which stay in L2), so that no launch is needed for a
-    prefix sum. Reads 8 * R bytes a program and 8 + 4 a token, writes 40 bytes a token.
+    Each sums the lengths before it by itself (R * 8 bytes, which stay in L2), which saves a launch for a prefix
+    sum. Reads 8 * R bytes a program and 8 + 4 a token, writes 40 bytes a token.
     """
     r = tl.program_id(0)
     every = tl.arange(0, REQUESTS)

@@ -1,6 +1,6 @@
-"""Norms and rotation of a draft layer's queries and keys, and the way of keys and values into the cache: one launch.
+"""Norms and rotation of a draft layer's queries and keys, and writing keys and values to the cache, in one launch.
 
-`drafters/block/layers.py` has the same in torch, where it takes fourteen of them.
+`drafters/block/layers.py` has the same in torch, in fourteen launches.
 """
 
 import torch
@@ -51,10 +51,10 @@ def rotate_and_store(
     keys: torch.Tensor,
     values: torch.Tensor,
 ) -> torch.Tensor:
-    """q [N, Hq, D], normed and rotated; keys and values [slots, Hkv, D] get those of the N rows at their slots [N].
+    """Return q [N, Hq, D], normed and rotated; write the N rows' keys and values [slots, Hkv, D] at their slots [N].
 
     x: [N, (Hq + 2 Hkv) D] projected queries, keys and values; Hq may be 0. table: of `layers.Rotary`, [P, 2 D].
-    positions: [N], beyond the table as its last. q_weight, k_weight: [D] of the norms; None: there are none.
+    positions: [N]; beyond the table its last row applies. q_weight, k_weight: [D] of the norms; None: no norms.
     """
     kv_heads, dim = keys.shape[1:]
     heads = x.shape[1] // dim - 2 * kv_heads

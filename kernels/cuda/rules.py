@@ -1,8 +1,8 @@
-"""The target's distribution from logits without storing it: four numbers a row say what each probability is.
+"""The target's distribution from logits without storing it: four numbers a row determine every probability.
 
 With m the row's largest logit and w = exp((logit - m) / temperature), the rules of `outrider.kernels.sampling` keep the
-tokens whose w is above `cut`, and of those whose w equals `cut` the ones up to token `last`; p = w / norm for these, 0
-for the others. w is compared by its bits: of float32 numbers that are not negative they have one order.
+tokens with w above `cut`, and tokens up to `last` with w equal to `cut`. Kept tokens have p = w / norm, all other
+tokens 0. w is compared by its bits, which have the order of the numbers for non-negative float32.
 
 The one pass over a row also notes the largest logit of every SPAN columns. These bound the cut from below, and spans
 that lie below the bound are not read again: with top-k 20 about twenty of a thousand spans are.
@@ -19,13 +19,13 @@ from .noise import BLOCK, CHUNK, chunks
 PIVOTS = 8
 """Cuts tried in one pass over a row: three bits of 30."""
 SPAN = 128
-"""Columns whose largest logit is noted: 4 bytes for every 256 or 512 that are read."""
+"""Columns of a span; its largest logit is stored: 4 bytes for every 256 or 512 read."""
 COARSE = tl.constexpr(1 << 16)
 """Bits to which the k-th largest span is found: a 128th of w."""
 SURE = tl.constexpr(1e-4)
 """Least share of the mass outside top-p for which rounding cannot change which tokens are surely out."""
 WARPS = 16
-"""Warps that search one row: two numbers of a block to a thread, whose counts and sums stay in registers."""
+"""Warps that search one row: two numbers of a block per thread, with counts and sums in registers."""
 ONE = tl.constexpr(0x3F800000)  # the bits of 1.0, the largest w
 
 
@@ -79,8 +79,8 @@ def chunk_kernel(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program (row, chunk): largest logit, sum of w beside it, and its first token; with tops the largest logit of each
-    span. The one pass over all logits."""
+    """Program (row, chunk): largest logit, its first token, and the sum of w relative to it; with tops the largest
+    logit of each span. The only pass over all logits."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     if HAS_TOTAL:
         if row >= tl.load(total):
@@ -114,7 +114,7 @@ def chunk_kernel(
 
 @triton.jit
 def columns_of(spans, start, count, SPAN: tl.constexpr, BLOCK: tl.constexpr):
-    """Columns [BLOCK] of the listed spans from the `start`-th on; 2**30 behind the list's end."""
+    """Columns [BLOCK] of the listed spans from the `start`-th on; 2**30 after the list's end."""
     place = start + tl.arange(0, BLOCK // SPAN)
     span = tl.load(spans + place, mask=place < count, other=2**30 // SPAN)
     return tl.reshape(span[:, None] * SPAN + tl.arange(0, SPAN)[None, :], [BLOCK])
@@ -142,7 +142,7 @@ def above(
 
 @triton.jit
 def nth_tie(at, spans, listed, width, most, temperature, cut, n, SPAN: tl.constexpr, BLOCK: tl.constexpr):
-    """The token that is the n-th whose w has the bits `cut`."""
+    """Return the n-th token with w equal to the bits `cut`."""
     seen, found = n * 0, n * 0 + width
     start = n * 0
     while start < listed:
@@ -169,8 +169,8 @@ def list_spans(spans, tops, low, SPANS: tl.constexpr):
 
 @triton.jit
 def bound(tops, width, total, top_k, top_p, min_p):
-    """Bits below the cut, if only just: above them are as many spans as top_k, so at least as many tokens; or all but
-    less than what top_p leaves out; or what min_p drops is at them or below."""
+    """Return bits below the cut, the highest of three bounds: top_k spans lie above, so at least top_k tokens; less
+    mass than top_p leaves out lies at or below; min_p drops all tokens at or below."""
     low = tl.where(min_p > 0, min_p.to(tl.int32, bitcast=True) - 1, -1)
     outside = tl.where((top_p < 1) & (1 - top_p >= SURE), 0.5 * (1 - top_p) * total / width, 0.0)
     low = tl.maximum(low, outside.to(tl.int32, bitcast=True) - 1)
@@ -191,9 +191,9 @@ def search(
 ):  # fmt: skip
     """(cut, last, norm) of a row by its rules. tops: [SPANS] bits of each span's largest w, -1 where there is no span.
 
-    A token stays while fewer than top_k stand before it, and at most the mass top_p. The search narrows (low, high]
-    until it holds one number or the ones that are equal: at `high` the next token would still stay, at `low` not. It
-    reads spans that reach above `low`.
+    A token is kept while fewer than top_k tokens, and at most the mass top_p, come before it. The search narrows
+    (low, high] to one number or equal numbers: at `high` the next token would still be kept, at `low` not. It reads
+    spans that reach above `low`.
     """
     mass_limit = tl.where(top_p < 1, top_p * total, float("inf"))
     low = bound(tops, width, total, top_k, top_p, min_p)
@@ -268,7 +268,7 @@ def rules_kernel(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program r: row r's chunks put together, and where its request filters, the cut.
+    """Program r: merges row r's chunks and, if its request filters, finds the cut.
 
     Unfiltered rows read 12 bytes a chunk. Filtered ones also 4 a span, and the spans that may hold the cut, from L2,
     for every three bits of it until it is found.
@@ -322,7 +322,7 @@ def statistics(
 ) -> Rows:
     """Statistics of the rows of logits [T, V], each row's request by `request` [T] int64 (None: row r is request r).
 
-    total: rows from this one on ([1], on the device) are padding, of which nothing is written; None: there is none.
+    total: [1], on the device; rows from this one on are padding and not written; None: no padding.
     """
     rows, width = logits.shape
     parts = chunks(width)
@@ -335,7 +335,7 @@ def statistics(
     listed = triton.next_power_of_2(each)
     tops = torch.empty((rows, each) if filtered else 1, dtype=torch.float32, device=logits.device)
     spans = torch.empty((rows, listed) if filtered else 1, dtype=torch.int32, device=logits.device)
-    # An absent argument's place is taken by one that is there: the kernels do not read it.
+    # A present argument takes the place of an absent one: the kernels do not read it.
     owner, end = temperatures if request is None else request, temperatures if total is None else total
     given = {"HAS_REQUEST": request is not None, "HAS_TOTAL": total is not None}
     chunk_kernel[(rows, parts)](
