@@ -1,1 +1,1 @@
-"""SGLang's attention on NVIDIA GPUs, where it needs ours to verify requests of different lengths."""
+"""Adapts SGLang's attention on NVIDIA GPUs, so that it verifies requests of different lengths."""

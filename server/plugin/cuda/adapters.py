@@ -1,7 +1,7 @@
 """LoRA adapters on a GPU: SGLang's Triton kernels, for requests that verify different numbers of tokens.
 
-SGLang gives every request of a verification gamma + 1 rows. Its kernels read where requests begin and end from the
-device, in graphs too, so that the lengths of ours can stand there, which only the device knows.
+SGLang gives every request of a verification gamma + 1 rows. Its kernels read the bounds of requests from the device, in
+graphs too, so we write our lengths there, which only the device knows.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ class RaggedLoRABackend(TritonLoRABackend):
     def prepare_lora_batch(self, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
         super().prepare_lora_batch(forward_batch, *args, **kwargs)
         if not forward_batch.forward_mode.is_target_verify() or forward_batch.spec_info is None:
-            return  # None: dummies, gamma + 1 rows of each
+            return  # None: dummies of gamma + 1 rows each
         batch, lens = self.batch_info, forward_batch.spec_info.query_lens
         batch.seg_lens[: len(lens)].copy_(lens)
         batch.seg_lens[len(lens) :].zero_()  # a graph has more slots

@@ -1,10 +1,10 @@
-"""SGLang's FlashInfer backend, which here also verifies requests of different lengths, in CUDA graphs and outside.
+"""Extends SGLang's FlashInfer backend to verify requests of different lengths, inside and outside CUDA graphs.
 
-SGLang's own computes a verification without its window, and refuses ragged ones in graphs. Everything but verification
+SGLang's own backend ignores the window in a verification and refuses ragged ones in graphs. All code but verification
 is SGLang's.
 
 FlashInfer plans on the host, so a step waits once, until the device knows how many tokens each request verifies. The
-lengths of the caches come with them: see `flashinfer_plan` for why they must be exact.
+cached lengths arrive with them: see `flashinfer_plan` for why they must be exact.
 """
 
 from functools import partial
@@ -31,11 +31,11 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
     """Wrappers of FlashInfer's fa2 kernels: one set for each bucket's graph, SGLang's own set outside graphs."""
 
     supports_ragged_verify_graph = True
-    needs_cpu_seq_lens = False  # verification reads them itself, with what else it must wait for
+    needs_cpu_seq_lens = False  # verification reads them itself, in its one wait
 
     def __init__(self, runner: Any, **others: Any):
         super().__init__(runner, **others)
-        # SGLang asks its own class alone whether it can read the cache's type.
+        # SGLang checks the cache's type for its own class alone.
         for phase, name in (("prefill", "prefill_attention_backend_str"), ("decode", "decode_attention_backend_str")):
             if getattr(runner, name) == "flashinfer":
                 self._check_kv_attention_access(phase, getattr(self, f"{phase}_kv_access"))
@@ -47,10 +47,10 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
             self._window = int(runner.sliding_window_size)
             self.use_paged = True  # SGLang plans prefills that use the other wrapper without the window
 
-    # -- what SGLang calls --------------------------------------------------------------------------------------
+    # -- called by SGLang ---------------------------------------------------------------------------------------
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        """Outside graphs."""
+        """Plan a forward outside graphs."""
         layout = _verified(forward_batch)
         if layout is None:
             super().init_forward_metadata(forward_batch)
@@ -78,7 +78,7 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
             self._workspace = torch.empty(needed, dtype=torch.uint8, device=device)
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
-        """Before a graph is captured or replayed."""
+        """Plan before a graph is captured or replayed."""
         layout = _verified(forward_batch)
         if layout is None:
             super().init_forward_metadata_out_graph(forward_batch, in_capture)
@@ -97,7 +97,7 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
             )
         wrappers, slots = self._buckets[tokens]
         self._plan_all(wrappers, forward_batch, layout, slots)
-        if in_capture:  # which has chosen the kernels; SGLang's own plans the same without copies from the device
+        if in_capture:  # kernels are chosen: later, SGLang's faster plan copies no lengths from the device
             for wrapper in wrappers:
                 wrapper.begin_forward = partial(flashinfer_backend.fast_prefill_plan, wrapper)
 
@@ -113,7 +113,7 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
     # -- plans --------------------------------------------------------------------------------------------------
 
     def _plan_all(self, wrappers: list[Any], forward_batch: Any, layout: RaggedVerifyLayout, slots: int) -> None:
-        """Waits until the device knows the lengths; what was planned before has then been copied to it."""
+        """Plan after a wait for the lengths; earlier plans have been copied to the device by then."""
         requests = layout.bs
         arrival = self._readback.start(layout.verify_lens, forward_batch.seq_lens[:requests])
         arrival.wait()
@@ -139,7 +139,7 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
         return found
 
     def _begin(self, wrapper: Any, plan: FlashInferPlan, cached_slots: torch.Tensor, window: int) -> None:
-        """Split-KV stays on: without it the blocks of a graph that a batch does not need read what is not there."""
+        """Split-KV stays on: without it, blocks of a graph that a batch does not need read out of bounds."""
         heads, slots = self.indices_updater_prefill, len(plan.kv_lens)
         on_host = [plan.qo_indptr, plan.kv_indptr, np.ones(slots, dtype=np.int32)]
         qo_indptr, kv_indptr, last_page = (self._staged(numbers) for numbers in on_host)
@@ -169,7 +169,7 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
         )
 
     def _staged(self, numbers: np.ndarray) -> torch.Tensor:
-        """The numbers as a host tensor, from which a GPU copies without waiting."""
+        """Return the numbers as a host tensor that a GPU copies without a wait."""
         found = torch.from_numpy(numbers)
         return found if self.workspace_buffer.is_cpu else found.pin_memory()
 
@@ -189,7 +189,7 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
         return wrapper
 
     def _graph_slots(self, tokens: int, forward_batch: Any) -> int:
-        """Slots of a graph's plans: SGLang's, or more where those have smaller tiles in the memory that there is."""
+        """Slots of a graph's plans: SGLang's number, or more if this gives smaller tiles and fits in memory."""
         heads, slots = self.indices_updater_prefill, int(forward_batch.batch_size)
         more = slots_for_tile(
             tokens,
@@ -202,7 +202,7 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
         return more if needed <= self._workspace.numel() else slots
 
     def _workspace_bytes(self, slots: int, tokens: int, device: torch.device) -> int:
-        """Room for partial results of the largest bucket. FlashInfer reserves it for packed rows, too much by the
+        """Bytes for partial results of the largest bucket. FlashInfer reserves them for packed rows, too many by the
         factor of grouped heads (its pull request 5177)."""
         heads = self.indices_updater_prefill
         return int(
@@ -217,12 +217,12 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
         )
 
     def _windowed_slots(self, slots: torch.Tensor) -> torch.Tensor:
-        """The same slots in the pool of layers with windows, where it is another."""
+        """Return the slots in the pool of layers with windows, if that is a separate pool."""
         return self._swa_kv_pool.translate_loc_from_full_to_swa(slots)
 
 
 def _verified(forward_batch: Any) -> RaggedVerifyLayout | None:
-    """The lengths of a ragged verification; None: the batch is no such."""
+    """Return the lengths of a ragged verification; None for any other batch."""
     return resolve_ragged_verify_layout(forward_batch) if forward_batch.forward_mode.is_target_verify() else None
 
 

@@ -1,9 +1,9 @@
-"""FlashInfer's plan of a ragged verification: which rows and which cached positions belong together.
+"""FlashInfer's plan of a ragged verification: the rows and cached positions of each request.
 
 FlashInfer's fa2 kernels cut a request's keys into chunks, and both the plan (on the host) and the kernel (from its own
-copy of the lengths) count them to know where a partial result lies: `PrefillSplitQOKVIndptr` of its scheduler.cuh,
+copy of the lengths) count them to locate partial results: `PrefillSplitQOKVIndptr` of its scheduler.cuh,
 `num_kv_chunks` of its prefill.cuh, 0.6.15. So an upper bound of a cached length is not enough: with more chunks in the
-plan than in the kernel, partial results are merged from places where others lie. Lengths are exact here.
+plan than in the kernel, it merges partial results of another chunk. Lengths are exact here.
 """
 
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 PAGE = 1
-"""Tokens of a page: SGLang hands FlashInfer slots, whatever pages its own allocator has."""
+"""Tokens of a page: SGLang passes single slots to FlashInfer, with any page size of its allocator."""
 
 LARGE, MIDDLE, SMALL = 128, 64, 16
-"""Rows of a tile of FlashInfer's: queries of one request times the heads that share a KV head."""
+"""Rows of a FlashInfer tile: queries of one request times the heads that share a KV head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class FlashInferPlan:
     """A plan for R requests, laid out in S slots and T rows of queries.
 
     qo_indptr: [S + 1] int32, rows `qo_indptr[s]:qo_indptr[s + 1]` belong to slot s; the last is T.
-    kv_indptr: [S + 1] int32, where each slot's list of cached positions begins in the one list of all.
+    kv_indptr: [S + 1] int32, begin of each slot's cached positions in the list of all.
     kv_begins: [R] int32, the position that a request's list begins at: later ones follow, up to its last query's own.
     """
 
@@ -39,15 +39,15 @@ class FlashInferPlan:
 def plan_verify(
     query_lens: np.ndarray, seq_lens: np.ndarray, *, tokens: int, slots: int, window: int = -1
 ) -> FlashInferPlan:
-    """Lay out a verification of query_lens [R] tokens behind seq_lens [R] cached ones.
+    """Lay out a verification of query_lens [R] tokens after seq_lens [R] cached ones.
 
-    tokens: rows of the forward. What the requests leave over is padding, and is the first free slot's: FlashInfer
-    wants every row of q in `qo_indptr`. It sees as many positions as it has rows, since no query may lie before its
-    first key. Further slots are empty.
-    window: as in `kernels.attention.flat_attention`; positions before the first query's window are left out of the
-    list, which a window's exactness does not rest on: FlashInfer is told the window itself as well.
+    tokens: rows of the forward. Rows that no request uses are padding and belong to the first free slot, because
+    FlashInfer requires every row of q in `qo_indptr`. This slot sees as many positions as it has rows, since no query
+    may lie before its first key. Further slots are empty.
+    window: as in `kernels.attention.flat_attention`. The list omits positions before the first query's window. This
+    only saves time: FlashInfer also applies the window itself.
 
-    Raises ValueError where the requests do not fit.
+    Raises ValueError if the requests do not fit.
     """
     count, padding = len(query_lens), tokens - int(query_lens.sum())
     if padding < 0 or count + (padding > 0) > slots:
@@ -64,8 +64,8 @@ def plan_verify(
 
 
 def tile_rows(packed: int, head_dim: int) -> int:
-    """The tile that FlashInfer takes for requests of so many rows, `FA2DetermineCtaTileQ` of its utils.cuh, for heads
-    of less than 512 numbers."""
+    """Return FlashInfer's tile for requests of `packed` rows, as `FA2DetermineCtaTileQ` of its utils.cuh, for heads of
+    less than 512 numbers."""
     if packed > MIDDLE and head_dim < 256:
         return LARGE
     return MIDDLE if packed > SMALL else SMALL
@@ -74,8 +74,8 @@ def tile_rows(packed: int, head_dim: int) -> int:
 def slots_for_tile(tokens: int, slots: int, *, width: int, group: int, head_dim: int) -> int:
     """Slots with which a graph's tiles are no larger than a request of `width` queries needs: `slots` or more.
 
-    FlashInfer does not know the bound of a request. For a graph it takes the tile that suits the longest there could
-    be, of all rows but one for each other slot. Empty slots leave fewer rows to it.
+    FlashInfer does not know the longest possible request. For a graph it takes the tile for a request with all rows
+    except one per remaining slot. Additional empty slots make that request shorter.
     group: heads that share a KV head.
     """
     needed = tile_rows(width * group, head_dim)

@@ -1,4 +1,4 @@
-"""Norms in float32: sglang-kernel has them in 16 bits, and in 32 only together with a residual's addition."""
+"""Norms in float32: sglang-kernel has them in 16 bits; in 32 only fused with the residual's addition."""
 
 from collections.abc import Callable
 
@@ -15,10 +15,10 @@ def register() -> None:
 
 
 def rmsnorm(original: Norm, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """torch's norm of rows [T, D] of float32, weighted by [D]; SGLang's of others."""
+    """Return torch's norm of rows [T, D] for float32, weighted by [D]; SGLang's for any other type."""
     return original(x, weight, eps) if x.dtype != torch.float32 else F.rms_norm(x, weight.shape, weight, eps)
 
 
 def gemma_rmsnorm(original: Norm, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """The same with weights that say by how much they differ from 1."""
+    """The same with weights stored as differences from 1."""
     return original(x, weight, eps) if x.dtype != torch.float32 else F.rms_norm(x, weight.shape, 1 + weight, eps)

@@ -1,8 +1,8 @@
-"""Zeros in the rows of padding that SGLang's attention leaves as memory was, where a verification has no graph.
+"""Zeroes the padding rows that SGLang's attention leaves uninitialised in a verification without a graph.
 
-Kernels that read lengths on the device write the rows of requests alone. Any other may hold NaN, which spreads where
-rows meet: in slot 0 of the KV cache, a router of experts, one scale of all activations. In a graph SGLang lays padding
-out as requests, and its rows are written.
+Kernels that read lengths on the device write only the rows of requests. Padding rows may hold NaN, which spreads where
+rows are combined: in slot 0 of the KV cache, a router of experts, one scale of all activations. In a graph SGLang
+treats padding as requests, so its rows are written.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import torch
 from sglang.srt.speculative.ragged_verify import resolve_ragged_verify_layout
 
 LEAVING = ("fa3", "trtllm_mha")
-"""SGLang's backends that leave them."""
+"""SGLang's backends that leave padding rows uninitialised."""
 
 
 class PaddingRows:
@@ -22,7 +22,7 @@ class PaddingRows:
         self._prepare, self._prepare_graph = backend.init_forward_metadata, backend.init_forward_metadata_out_graph
         self._attend = backend.forward_extend
         self._end: torch.Tensor | None = None  # [] int32, rows of requests in the forward under way
-        self._rows: torch.Tensor | None = None  # [T, 1] bool, those behind them
+        self._rows: torch.Tensor | None = None  # [T, 1] bool, padding rows
         backend.init_forward_metadata, backend.init_forward_metadata_out_graph = self.prepare, self.prepare_graph
         backend.forward_extend = self.attend
 
@@ -45,7 +45,7 @@ class PaddingRows:
 
 
 def zeroed(create: Callable[[Any], Any], runner: Any) -> Any:
-    """The backend that `create` makes for a model runner of SGLang's, with zeros in rows of padding."""
+    """Return the backend that `create` makes for SGLang's model runner, with zeros in padding rows."""
     backend = create(runner)
     PaddingRows(backend)
     return backend

@@ -1,6 +1,6 @@
 """SGLang's graphs of prefills, with hidden states where the drafter reads them.
 
-SGLang captures hidden states for its own block drafters alone. A server whose prefills cannot be captured runs them
+SGLang captures hidden states for its own block drafters alone. If prefills cannot be captured, the server runs them
 without graphs.
 """
 
@@ -21,7 +21,7 @@ def register() -> None:
 
 
 def capture(original: Callable[[Any], None], runner: Any) -> None:
-    """Capture the graphs of SGLang's `runner` of prefills; where that fails, its prefills run without."""
+    """Capture the graphs of SGLang's prefill `runner`; if that fails, prefills run without graphs."""
     from .verify_graphs import shows_hidden_states  # imports SGLang's runners
 
     if shows_hidden_states() and runner._uses_eager_prefill_tail():

@@ -1,6 +1,6 @@
-"""The forward on dummies by which SGLang has FlashInfer choose kernels at start: a verification of equal lengths.
+"""Gives lengths to SGLang's dummy verification, with which FlashInfer tunes its kernels at start.
 
-SGLang makes its input for its own algorithms alone, and without one our attention backends know no lengths.
+SGLang creates `spec_info` for its own algorithms only; without it our attention backends have no lengths.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ def register() -> None:
 
 
 def with_lengths(original: Callable[[Any, Any], Any], runner: Any, forward_batch: Any) -> Any:
-    """SGLang's dummy batch; one that verifies has an input of ours."""
+    """Return SGLang's dummy batch; if it verifies, with equal lengths for all requests."""
     batch = original(runner, forward_batch)
     if batch.forward_mode.is_target_verify() and batch.spec_info is None:
         batch.spec_info = uniform_verify(batch.positions, batch.batch_size)

@@ -1,8 +1,8 @@
 """A graph of the target's verification for every bucket, by SGLang's runner of decode graphs.
 
 SGLang captures ragged verification for numbers of tokens that are multiples of gamma + 1, and gives a graph as many
-slots as there may be requests. Here the numbers are the planners' buckets, and a graph has one slot more: padding is
-then no request's, see `TokenBuckets.slots`.
+slots as there may be requests. Here the numbers are the planners' buckets, and a graph has one more slot, for padding
+(see `TokenBuckets.slots`).
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class VerifyGraphRunner(DecodeCudaGraphRunner):
     capture_bs: list[int]
 
     def _build_ragged_verify_token_buckets(self) -> list[int]:
-        """SGLang calls it when it knows what it would capture, and before it makes buffers for that."""
+        """Return the buckets. SGLang calls this after choosing its own sizes and before allocating buffers."""
         buckets = buckets_of(self.model_runner, self.captured_req_width)
         if buckets is None:
             raise ValueError("graphs of a verification are for backends whose steps have buckets")
@@ -52,7 +52,7 @@ class VerifyGraphRunner(DecodeCudaGraphRunner):
 
     @contextmanager
     def _counting_tokens(self) -> Iterator[None]:
-        """A context in which SGLang's loop over numbers of requests, of gamma + 1 tokens each, is one over tokens."""
+        """A context in which SGLang's loop over numbers of requests (gamma + 1 tokens each) runs over tokens."""
         sizes, width = self.capture_bs, self.captured_req_width
         self.capture_bs, self.captured_req_width = list(self.buckets.graphs), 1
         try:
@@ -61,7 +61,7 @@ class VerifyGraphRunner(DecodeCudaGraphRunner):
             self.capture_bs, self.captured_req_width = sizes, width
 
     def get_spec_info(self, num_tokens: int) -> VerifyInput:
-        """Input with which a graph of so many tokens is captured; SGLang has it for its own algorithms alone."""
+        """Return the input to capture a graph of num_tokens tokens. SGLang has it for its own algorithms only."""
         lens = build_capture_verify_lens(
             num_tokens=num_tokens, num_slots=self.buckets.slots(num_tokens), num_draft_tokens=self.buckets.width
         )
