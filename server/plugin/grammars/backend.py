@@ -30,7 +30,7 @@ from .rewrite import rewritten
 CACHE_BYTES = 64 * 1024 * 1024
 """Bytes of compiled grammars that the scheduler keeps."""
 ENTRY_BYTES = 64 * 1024
-"""Bytes of each beyond xgrammar's count: its matcher and objects."""
+"""Bytes of each grammar in addition to xgrammar's count: its matcher and objects."""
 NICE = 5
 """Niceness of the compiling thread."""
 TOO_SLOW = "the request's grammar takes too long to follow; simplify its repetitions and alternatives"
@@ -38,7 +38,7 @@ TOO_SLOW = "the request's grammar takes too long to follow; simplify its repetit
 
 class GrammarCache:
     """Replaces SGLang's dictionary of grammars: keeps the latest used, up to a number of bytes. registry: a process can
-    register a metric only once in each; other than the default only for tests."""
+    register a metric only once in it; tests pass their own."""
 
     def __init__(self, limit: int = CACHE_BYTES, registry: CollectorRegistry = REGISTRY) -> None:
         self._limit = limit
@@ -101,9 +101,9 @@ class SharedState:
 
 
 class BoundedGrammar(XGrammarGrammar):
-    """A grammar that is no longer followed once it has taken more time than it may; its requests end with an error.
+    """A grammar that is no longer followed after it exceeds its time limit; its requests then end with an error.
 
-    Masks are made in the middle of a verification, so it must not raise: until its requests end it allows everything.
+    Masks are made in the middle of a verification, so it must not raise: until its requests end it allows all tokens.
     """
 
     def __init__(self, *args: Any, budget: GrammarBudget, forced: ForcedText, **kwargs: Any) -> None:

@@ -34,8 +34,8 @@ class GrammarOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GrammarVerdict:
-    """reason: why it was not accepted. seconds: of processor time.
-    carried: bytes of the compiled grammar's file; 0: there is none."""
+    """reason: why it was not accepted. seconds: processor time.
+    carried: bytes of the compiled grammar's file; 0: no file."""
 
     outcome: GrammarOutcome
     reason: str = ""
@@ -67,7 +67,7 @@ class Examiner:
 
     def examine(self, kind: str, text: str, name: str) -> GrammarVerdict:
         """Compile the grammar and walk through it, without a limit of time or memory. kind: json, regex, ebnf or
-        structural_tag. name: of the file of a grammar that is passed on."""
+        structural_tag. name: file name if the grammar is passed on."""
         begun = time.process_time()
         try:
             compiled = self._compile(kind, text)

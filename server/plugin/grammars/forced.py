@@ -67,7 +67,7 @@ class Spelling:
 
 
 class Forced(NamedTuple):
-    """Forced tokens. chances: of each, to be accepted if those before it are."""
+    """Forced tokens. chances: each token's chance of acceptance if all tokens before it are accepted."""
 
     tokens: list[int]
     chances: list[float]
@@ -104,19 +104,19 @@ class ForcedText:
             self.style.read(self.spelling.text(new))
 
     def tokens(self, matcher: Any, accepted: Sequence[int], most: int) -> Forced:
-        """At most `most` tokens that the grammar forces after those `accepted`. matcher: xgrammar's, which has accepted
-        them; it stays as it is."""
+        """Return up to `most` tokens that the grammar forces after `accepted`. matcher: xgrammar's, after these
+        tokens; it is not changed."""
         self.read(accepted)
         if self.style is not None and self.style.in_string and not matcher.find_jump_forward_string():
-            return Forced([], [])  # most tokens are of strings, and a fork takes time
+            return Forced([], [])  # most tokens are in strings, and a fork takes time
         style = None if self.style is None else self.style.copy()
         text, sure = self._text(matcher.fork(), style, accepted)
         self._draft, self._guessed = self._spelled(accepted, text, sure, most)
         return Forced(self._draft, self._chances(self._guessed))
 
     def after(self, matcher: Any, accepted: Sequence[int], draft: Sequence[int], most: int) -> tuple[int, Forced]:
-        """How many tokens of a draft the grammar allows, and at most `most` that it forces after them; see `tokens`,
-        which was called before."""
+        """Return how many tokens of a draft the grammar allows, and up to `most` tokens that it forces after them. Call
+        `tokens` first."""
         matcher, style = matcher.fork(), None if self.style is None else self.style.copy()
         allowed = next((place for place, token in enumerate(draft) if not matcher.accept_token(token)), len(draft))
         if style is not None:
@@ -128,7 +128,7 @@ class ForcedText:
         return allowed, Forced(tokens, self._chances(guessed))
 
     def _spelled(self, before: Sequence[int], text: str, sure: int, most: int) -> tuple[list[int], list[bool]]:
-        """Tokens of a text, and which of them come after a guess; `sure` bytes do not."""
+        """Return the tokens of a text, and which come after a guess. sure: bytes before the first guess."""
         tokens = self.spelling.after(before, text)[0][:most] if text else []
         ends = accumulate(len(self.spelling.vocabulary[token]) for token in tokens)
         return tokens, [end > sure for end in ends]
@@ -137,8 +137,8 @@ class ForcedText:
         return [self._counts[each][0] / self._counts[each][1] for each in guessed]
 
     def _text(self, matcher: Any, style: JsonStyle | None, before: Sequence[int]) -> tuple[str, int]:
-        """Forced text after the tokens `before`, and bytes of it that come before the first guess. matcher, style: they
-        go on with it."""
+        """Return forced text after the tokens `before`, and its bytes before the first guess. Advances matcher and
+        style over the text."""
         text, sure = "", -1
         while len(text) < MOST_CHARACTERS and not matcher.is_terminated():
             if not (forced := matcher.find_jump_forward_string()):
@@ -155,7 +155,7 @@ class ForcedText:
         return text, len(text.encode()) if sure < 0 else sure
 
     def _next(self, matcher: Any, style: JsonStyle, before: Sequence[int], *, first: bool) -> str | None:
-        """White space and the first character of the next token of JSON, if there is only one."""
+        """Return white space and the first character of the next token of JSON, if only one is possible."""
         allowed, probe = "", matcher.fork()
         for char in FIRST_CHARACTERS:
             if probe.accept_string(char):

@@ -13,7 +13,7 @@ INDENTATION = "  "
 
 
 class JsonStyle:
-    """Reads an answer and remembers the white space between two tokens of JSON, by what they are and their depth.
+    """Reads an answer and remembers the white space between two tokens of JSON, by their kinds and depth.
 
     pending: white space after the last token of JSON. in_string: the text ends within a string.
     """
@@ -27,14 +27,14 @@ class JsonStyle:
         self._after: dict[tuple[str, str, int], str] = {}
 
     def copy(self) -> JsonStyle:
-        """A style that reads on by itself. What it learns, both know."""
+        """Return a style with its own position that shares the learned white space."""
         style = JsonStyle.__new__(JsonStyle)
         for name in self.__slots__:
             setattr(style, name, getattr(self, name))
         return style
 
     def read(self, text: str, *, learn: bool = True) -> None:
-        """Read on."""
+        """Read the next text of the answer."""
         for char in text:
             if self.in_string:
                 if self._escaped or char == "\\":

@@ -2,8 +2,8 @@
 
 It reads jobs from its standard input and writes verdicts to its standard output, one JSON object a line; a withdrawn
 job gets an empty one. Each grammar is compiled in a copy of the process (fork) with a limit of memory, which is killed
-when it takes too long. So whatever a grammar does, its memory is given back and the next is not affected. A copy costs
-milliseconds, because all modules are imported before.
+when it takes too long. So each grammar's memory is freed and the next is not affected. A copy costs milliseconds,
+because all modules are imported before.
 
 The copies run on half of the machine's cores and, unless they finish at once, give way to the engine. Slow grammars
 starve no other request's: a compilation that has had its share of time makes room for waiting ones.

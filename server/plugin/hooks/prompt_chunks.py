@@ -30,11 +30,11 @@ MATCHED_FROM = 256
 MOST_MATCHED = 128
 """Prompts looked up for their order."""
 MATCHED = "outrider_matched"
-"""Attribute of SGLang's request: tokens of prompts that had been read when it was looked up."""
+"""Attribute of SGLang's request: prompt tokens read by the server when the request was looked up."""
 READER = "outrider_prompts"
 """Attribute of SGLang's scheduler, and of its policy: the `PromptReader`, or None."""
 DECODE_FIRST, AS_CONFIGURED = -1, 0
-"""Decisions that stand for a number of tokens: a decode step first, and SGLang's own chunk."""
+"""Special values in place of a number of tokens: a decode step first, and SGLang's own chunk."""
 
 
 def register() -> None:
@@ -81,7 +81,7 @@ def _in_order_of_arrival(original: Callable[..., Any], policy: Any, name: str, t
 def _sort(
     original: Callable[..., None], policy: Any, waiting: list[Any], running_batch: Any = None, processed_tokens: int = 0
 ) -> None:
-    """Sort by turns, where SGLang would look up every prompt of the queue in the cache."""
+    """Sort by turns. SGLang would look up every prompt of the queue in the cache."""
     if policy.policy.value != SHORTEST_FIRST:
         original(policy, waiting, running_batch, processed_tokens)
     elif len(waiting) > 1:
@@ -120,7 +120,7 @@ class PromptReader:
 
     @classmethod
     def of(cls, scheduler: Any) -> Self | None:
-        """None where SGLang cuts prompts as it is configured to."""
+        """Return the reader; None if SGLang cuts prompts as configured."""
         config = PluginConfig.from_env()
         if not config.max_pause or scheduler.chunked_prefill_size is None or scheduler.is_mixed_chunk:
             return None
@@ -164,7 +164,7 @@ class PromptReader:
         waiting.sort(key=_turn)
 
     def _decide(self, waiting: Sequence[Any], running_batch: Any) -> tuple[int, int]:
-        """Tokens as `choose` returns them, and of the prompt that was begun at most; 0: all."""
+        """Return tokens as `choose` does, and the most tokens of the partly read prompt; 0: all."""
         scheduler, pauses, begun = self.scheduler, self.pauses, None
         queue = [
             Prompt(_tokens(req) - req.num_matched_prefix_tokens, req.num_matched_prefix_tokens, _turn(req))
@@ -173,7 +173,7 @@ class PromptReader:
         if (req := scheduler.chunked_req) is not None:
             left = _tokens(req) - req.extend_end
             begun = Prompt(left, req.extend_end, turn_of(req.arrival_processed_tokens, left))
-            # A prompt that was begun is not retracted: decode steps and other prompts leave it room in the cache.
+            # A partly read prompt is not retracted: decode steps and other prompts leave room for it in the cache.
             room = self._free() - left - 2 * (running_batch.new_tokens_required_next_decode() if self.answering else 0)
             if room < 0:
                 return AS_CONFIGURED, 0
