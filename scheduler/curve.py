@@ -74,7 +74,7 @@ def curve_by_survival(requests: int, survival: np.ndarray, seconds: np.ndarray) 
     values, which = np.divmod(ordered, np.uint32(samples))
     useful = np.count_nonzero(values)
     values, which = values[:useful].astype(np.int64), which[:useful].astype(np.int64)
-    # Each point adds a token to one sample, whose step then takes the time of one more.
+    # Each point adds a token to one sample; that sample's step then takes the time of one more.
     order = np.argsort(which, kind="stable")
     counts = np.bincount(which, minlength=samples)
     place = np.empty(len(values), dtype=np.int64)

@@ -2,7 +2,7 @@
 
 A prompt is read in chunks, and decode steps run between them:
 
-- a chunk is the largest whose predicted time keeps a bound on the pauses between decode steps;
+- a chunk is the largest with a predicted time within the bound on pauses between decode steps;
 - after a chunk of a long prompt answers decode until they have had their share of the time, or more where a service
   level needs more. That delays the prompt's first token by this time alone;
 - a prompt that fits whole into a chunk skips that wait, unless a service level needs it;

@@ -191,8 +191,8 @@ class Asynchronous(Planner):
         return plans
 
     def _depth(self, survival: np.ndarray, drafted: np.ndarray, seconds: np.ndarray, least: float) -> int | None:
-        """The best number of tokens to draft, where it may be chosen: the one whose tokens bring most beyond the cost
-        of verifying and drafting them, at the throughput of the last plan, or of a plan without drafts (`least`)."""
+        """Return the number of tokens to draft, if it may be chosen: the number with the highest gain minus the cost of
+        verification and drafting, at the throughput of the last plan or of a plan without drafts (`least`)."""
         if self.block is None:
             return None
         price = self.required_return * max(0.0 if self.considered is None else self.considered[1].throughput, least)

@@ -52,7 +52,7 @@ class Records:
 
     @property
     def verified(self) -> np.ndarray:
-        """[N, gamma] bool, positions whose prefix survival was observed.
+        """[N, gamma] bool, positions at which the prefix survival was observed.
 
         Only `verify_lens` decides, never the outcome. Counting a block that was rejected early at positions that it did
         not verify would make them look worse than they are.

@@ -40,14 +40,14 @@ class Interruption:
     """Effects of a long prompt, answered by one token, on streams. Times in seconds.
 
     pause: longest whole gap of a stream that overlaps the prompt's answer time. pace: the streams' pieces per second in
-    that time, over the rate before. alone, beside: answer time of the prompt, without and with the streams. short: of
-    the short prompt. throughput: tokens per second, prompts included, from the first request to the end of the last.
+    that time, over the rate before. short: answer time of the short prompt. throughput: tokens per second, prompts
+    included, from the first request to the end of the last.
     """
 
     pause: float
     pace: float
-    alone: float
-    beside: float
+    alone: float  # the long prompt's answer time without streams
+    beside: float  # with streams
     short: float
     throughput: float
 

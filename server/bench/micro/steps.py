@@ -41,7 +41,7 @@ STEPS = 24
 """Steps timed per request and round."""
 
 Results = dict[str, dict[str, list[float]]]
-"""Milliseconds of each round: {shape: {"torch": […], "ours": […], "step": […]}}, and the arms of --beside."""
+"""Milliseconds of each round: {shape: {"torch": […], "ours": […], "step": […]}}, and the arms with busy processes."""
 ARMS = ("torch", "ours", "step")
 
 
