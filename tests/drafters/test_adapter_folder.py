@@ -131,8 +131,8 @@ def test_adapters_that_sglang_would_misread_are_refused_on_gpus(model: PreTraine
     options: dict[str, Any]
     for name, options, message in (
         ("root", {"use_rslora": True}, "rank-stabilised"),
-        ("key", {"modules": ("q_proj", "k_proj")}, r"only with model\.layers\.0\.self_attn\.v_proj beside it"),
-        ("up", {"modules": ("up_proj",)}, r"only with model\.layers\.0\.mlp\.gate_proj beside it"),
+        ("key", {"modules": ("q_proj", "k_proj")}, r"only together with model\.layers\.0\.self_attn\.v_proj"),
+        ("up", {"modules": ("up_proj",)}, r"only together with model\.layers\.0\.mlp\.gate_proj"),
     ):
         with pytest.raises(ValueError, match=message):
             AdapterFolder.open(write_adapter(tmp_path / name, model, 1, **options)).check_for_sglang()

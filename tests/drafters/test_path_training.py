@@ -176,7 +176,7 @@ def test_a_drafter_with_the_head_of_lilicorr_goes_on(target_folder: Path, prompt
     save_compact(BlockModel(capped), tmp_path / "published")
     with pytest.raises(ValueError, match="has scaled or capped logits: Outrider serves them and cannot train them"):
         train.run(args)
-    with pytest.raises(CheckpointError, match="scaled or capped logits, which a server measures"):
+    with pytest.raises(CheckpointError, match="has scaled or capped logits; measure it in a server"):
         measure.arms_of([tmp_path / "published"], [1])
 
 

@@ -185,7 +185,7 @@ def test_the_registry_makes_it(tmp_path: Path) -> None:
     draft = made.propose(dataclasses.replace(asked(table, [0, 1], 1.0), sets=torch.tensor([3, 0])))
     assert draft.tokens.shape == (2, 5)
     made.drop(3)
-    with pytest.raises(ValueError, match="not of deer"):
+    with pytest.raises(ValueError, match="deer does not"):
         make_registered("deer", tmp_path / "deer", several_sets=True)
     assert registry.find("dspark").needs_hidden_states
     assert GAMMA < 5

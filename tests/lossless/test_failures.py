@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from adapters import write_adapter
-from asking import MODEL, ask_as
+from asking import MODEL, ask_as, complete, tokens
 from diffusion_servers import ALL, GREEDY, OFF, SEEDED, serve
 from failing_parts import PLUGIN, Failures, direct_calls, optional_calls
 from learned_drafters import offer, wait_until_tried
@@ -41,6 +41,7 @@ DIFFUSION = {
     "drafting:choose", "drafting:learn", "drafting:remember", "metrics:_count", "metrics:_record", "metrics:flush",
     "planning:_time",
 }  # fmt: skip
+GRAMMARS = {"grammars:_follow", "grammars:_forced"}
 PAIR = {"drafting:_keep_state", "drafting:_restore_state"}
 """Tested in test_disaggregation.py."""
 DEVICE = {"tracing:_copied"}
@@ -51,7 +52,7 @@ INSIDE |= {"forget_records"}
 
 
 def test_every_optional_call_has_a_place() -> None:
-    assert optional_calls() == KEYS | KEY_GONE | SHARED | DIFFUSION | PAIR | DEVICE
+    assert optional_calls() == KEYS | KEY_GONE | SHARED | DIFFUSION | GRAMMARS | PAIR | DEVICE
 
 
 def test_optional_parts_are_called_through_the_boundary_alone() -> None:
@@ -150,6 +151,29 @@ def test_with_a_drafter_that_learns_and_assesses_itself(
         for call in sorted(SHARED):
             failures.of_each(server, [call], ways[call.partition(":")[0]])
         use()
+    finally:
+        server.kill()
+
+
+@pytest.mark.server
+def test_with_grammars(tmp_path: Path, small_target: SmallTarget, prompts: list[str]) -> None:
+    failures, bodies = Failures(tmp_path / "failures"), [body | {"regex": "(yes, |no, ){20}"} for body in BODIES]
+    flags = (*SHARING, *small_target.flags(), "--planner", "verify-all")
+    server = ForkedServer(tmp_path / "log", *flags, **failures.environment)
+
+    def ask(*, speculate: bool) -> list[list[int]]:
+        cases = itertools.product(prompts[:4], bodies)
+        return [tokens(complete(server, prompt, speculate=speculate, max_tokens=24, **body)) for prompt, body in cases]
+
+    try:
+        server.wait_until_ready()
+        plain = ask(speculate=False)
+
+        def use() -> None:
+            assert ask(speculate=True) == plain
+
+        use()
+        failures.of_each(server, GRAMMARS, use)
     finally:
         server.kill()
 

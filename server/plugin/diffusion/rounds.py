@@ -45,7 +45,7 @@ def register() -> None:
     HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.abort_request", _abort, HookType.AROUND)
 
 
-def known(req: Any) -> array[int]:
+def known(req: Any) -> "array[int]":
     """Return prompt and answer so far."""
     return req.origin_input_ids + req.output_ids
 

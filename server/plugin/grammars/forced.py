@@ -107,7 +107,7 @@ class ForcedText:
         """Return up to `most` tokens that the grammar forces after `accepted`. matcher: xgrammar's, after these
         tokens; it is not changed."""
         self.read(accepted)
-        if self.style is not None and self.style.in_string and not matcher.find_jump_forward_string():
+        if self.style is not None and self.style.in_string and not _forced(matcher):
             return Forced([], [])  # most tokens are in strings, and a fork takes time
         style = None if self.style is None else self.style.copy()
         text, sure = self._text(matcher.fork(), style, accepted)
@@ -141,7 +141,7 @@ class ForcedText:
         style over the text."""
         text, sure = "", -1
         while len(text) < MOST_CHARACTERS and not matcher.is_terminated():
-            if not (forced := matcher.find_jump_forward_string()):
+            if not (forced := _forced(matcher)):
                 if style is None or style.in_string:
                     break
                 if (next_token := self._next(matcher, style, before, first=not text)) is None:
@@ -170,3 +170,11 @@ class ForcedText:
             likely = (more, " ", "")
             more = next((space for space in likely if self.spelling.after(before, space + char)[1]), more)
         return more + char if not more or matcher.fork().accept_string(more + char) else char
+
+
+def _forced(matcher: Any) -> str:
+    """Text that xgrammar's matcher forces, "" for none. It may end or begin within a character, which is no text."""
+    try:
+        return str(matcher.find_jump_forward_string())
+    except UnicodeDecodeError:
+        return ""

@@ -141,6 +141,18 @@ def test_other_grammars_force_what_they_leave_no_choice_of(
     assert tokenizer().decode(draft) == rest
 
 
+def test_forced_parts_of_a_character_are_no_text(info: xgrammar.TokenizerInfo, spelling: Spelling) -> None:
+    """Both alternatives begin with the same byte."""
+    matcher = xgrammar.GrammarMatcher(xgrammar.GrammarCompiler(info).compile_regex("a(éx|èy)"), max_rollback_tokens=50)
+    forced, answer = ForcedText(spelling, json=False), list[int]()
+    assert tokenizer().decode(forced.tokens(matcher, answer, LONGEST).tokens) in ("a", "")
+    for byte in (b"a", *(bytes([value]) for value in "é".encode())):
+        answer.append(list(spelling.vocabulary).index(byte))
+        assert matcher.accept_token(answer[-1])
+        draft = forced.tokens(matcher, answer, LONGEST).tokens
+    assert tokenizer().decode(draft) == "x"
+
+
 def test_strings_are_not_read_as_json() -> None:
     style = JsonStyle()
     style.read('{\n  "a": "x{ \\" [\\\\",\n  "b": [')

@@ -52,7 +52,7 @@ def test_a_gpus_profile_from_before_drafts_by_graphs_is_refused_and_a_cpus_is_no
     monkeypatch.setattr(hardware, "gpu_name", lambda: "NVIDIA H200")
     model = target.find(None)
     settings = replace(checkpoints.with_drafter_path(Settings(dtype="bfloat16"), model), activations="float")
-    for device, refused in (("cuda", ["step_revision: 4, here 6"]), ("cpu", [])):
+    for device, refused in (("cuda", ["step_revision: 4, here 7"]), ("cpu", [])):
         here = profile_lookup.fingerprint(replace(settings, device=device), model)
         old = profile(device, replace(here, step_revision=4))
         assert old.fingerprint.differences(here) == refused
