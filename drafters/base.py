@@ -277,7 +277,7 @@ class Drafter(ABC):
         Return the buffer and `Draft.vocab`; None if no graphs will be captured. Called once, before `capture`."""
         return None
 
-    def capture(self, sizes: Sequence[int], page_table: torch.Tensor) -> None:  # noqa: B027 - most have nothing to
+    def capture(self, sizes: Sequence[int], page_table: torch.Tensor) -> None:  # noqa: B027 - most drafters use no graphs
         """Capture CUDA graphs of `propose` for these numbers of requests, ascending. Only drafters that do the same
         work for all drafts can. Called once, on a GPU, after `allocate`. page_table: the one of every `DraftBatch`."""
 

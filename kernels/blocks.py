@@ -46,7 +46,7 @@ MINIMA = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
 ROUNDED = 256
 """Added to a kind's number where activations are rounded to 8 bits; as in cpu/csrc/kernels.h."""
 ACTIVATIONS = ("float", "int8")
-"""How weights in blocks are multiplied: with activations as they are, or rounded to 8 bits."""
+"""Kind of products with weights in blocks: activations stay as they are or are rounded to 8 bits."""
 HIGHEST_ZERO = 31
 """Zero points have five bits: GPTQ's first format counts 1 more than it stores."""
 

@@ -1,10 +1,10 @@
 """Shape of a drafter model, as its checkpoint folder's `config.json` states it.
 
-The keys are those of public DeepSpec and DFlash folders, which SGLang reads too. `block_size` is gamma for DSpark and
+Public DeepSpec and DFlash folders have the same keys, and SGLang reads them, too. `block_size` is gamma for DSpark and
 gamma + 1 for DFlash, where the anchor takes a place in the block without predicting. In a DSpark block it does so with
-`sample_from_anchor: false`, and the block then has gamma + 1 rows. `outrider` holds fields unknown to those loaders:
-the size of a truncated draft vocabulary and the identity of the target. `speculators.py` translates another format to
-these keys. Diffusion drafters (`diffusion/`) have the same shape without target layers; their gamma is `block_size`.
+`sample_from_anchor: false`, and the block then has gamma + 1 rows. The key `outrider` holds fields that only Outrider
+reads: the size of a truncated draft vocabulary and the identity of the target. `speculators.py` translates another
+format. Diffusion drafters (`diffusion/`) have the same shape without target layers; their gamma is `block_size`.
 """
 
 from dataclasses import dataclass, field

@@ -1,10 +1,10 @@
 """A block drafted in several denoising steps from left to right, and the q that each token was drawn from.
 
 A step sees the tokens revealed so far, predicts a distribution for each token that it reveals, and draws these, each
-with its own key. Every step reveals one token, the last step all others.
+with its own key. Every step but the last reveals one token; the last reveals the rest.
 
-Token i, its q and its confidence depend on what is known before the draws of its step: on tokens left of it alone. The
-other tokens of its step are independent draws. So docs/planner.md's condition (2) holds for each of them.
+Token i, its q and its confidence depend only on tokens to its left that earlier steps revealed. Tokens of one step are
+independent draws. So docs/planner.md's condition (2) holds for each token.
 """
 
 from collections.abc import Callable

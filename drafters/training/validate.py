@@ -34,7 +34,7 @@ from .store import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Chances:
-    """How an answer was drawn. probs: [S - prompt] the target's probability of every answer token at `temperature`,
+    """An answer's draw. probs: [S - prompt] the target's probability of every answer token at `temperature`,
     given the tokens before it."""
 
     probs: torch.Tensor

@@ -98,7 +98,7 @@ def dense(layout: Layout, length: int, start: int | None) -> torch.Tensor:
 
 
 def merged_weights(model: ConvertedModel) -> dict[str, torch.Tensor]:
-    """By Hugging Face's names; they pass gradients on to the factors."""
+    """Return tensors by Hugging Face's names; they pass gradients on to the factors."""
     out = {}
     for name, module in model.projections().items():
         _, layer, ours = name.split(".")

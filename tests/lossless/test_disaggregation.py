@@ -38,7 +38,7 @@ pytestmark = [
 ]
 pytest.importorskip("mooncake.engine", reason="needs mooncake-transfer-engine-non-cuda and libibverbs1")
 FLAGS = ("--dtype", "float32", "--max-total-tokens", "1024", "--context-length", "1024", "--no-lookup-across")
-"""As `exact_server`, with shared prefixes, a smaller cache and random chunks."""
+"""Flags of `exact_server`, with shared prefixes, a smaller cache and random chunks."""
 TCP = ("--disaggregation-transfer-backend", "mooncake_tcp")
 PLAIN = {"max_tokens": 96, "temperature": 0}
 LONG = PLAIN | {"max_tokens": 320}

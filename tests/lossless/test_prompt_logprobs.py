@@ -21,7 +21,7 @@ TOP = 5
 
 @pytest.fixture(scope="module")
 def expected(small_target: SmallTarget) -> list[torch.Tensor]:
-    """For each prompt, [tokens, vocabulary] logprobs of the next token."""
+    """Return [tokens, vocabulary] logprobs of the next token for each prompt."""
     with torch.inference_mode():
         texts = [torch.tensor([small_target.tokenizer(prompt).input_ids]) for prompt in PROMPTS]
         return [torch.log_softmax(small_target.model(text).logits[0], -1) for text in texts]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 PROCESSORS = 8
-"""Of the GPU; few, so that even short caches are cut."""
+"""Processors of the GPU; few, so that even short caches are cut."""
 WORKSPACES: list[int] = []
 """Bytes of partial results that each plan needed."""
 

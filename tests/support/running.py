@@ -35,7 +35,7 @@ TURNED_OFF = {
 }
 """Defaults that some test servers turn off, with the reason."""
 ONE_THREAD = () if hardware.has_gpu() else ("--threads", "1")
-"""For servers of small models, which a second thread does not speed up."""
+"""Servers of small models use it: a second thread does not speed them up."""
 # far longer than a start takes: test machines are busy
 START_SECONDS = 180
 HTTP = httpx.Client(limits=httpx.Limits(max_connections=None, max_keepalive_connections=0))

@@ -142,7 +142,7 @@ def _tokens_within(record: Record, begin: float, end: float) -> float:
 
 
 def _within(tokens: int, first: float, last: float, begin: float, end: float) -> float:
-    """How many of `tokens`, spread evenly from `first` to `last`, fall between `begin` and `end`."""
+    """Return how many of `tokens`, spread evenly from `first` to `last`, fall between `begin` and `end`."""
     if last - first <= 0:
         return tokens if begin <= last < end else 0.0
     return tokens * max(0.0, min(last, end) - max(first, begin)) / (last - first)

@@ -25,7 +25,7 @@ MOST_CHARACTERS = 96
 TAIL = 6
 """Tokens before the text with which it is encoded."""
 FIRST_CHARACTERS = '":,{}[]tfn-01'
-"""Every token of JSON begins with one of these, and digits with one of two: a schema of integers above 1 is rare."""
+"""First characters of all tokens of JSON. 0 and 1 represent digits: few schemas refuse both."""
 KEPT, PRIOR = 0.9, 4.0
 """Weight that a counted token keeps, and weight of the first guesses."""
 FIRST_GUESSES = 0.95, 0.7
@@ -40,7 +40,7 @@ class Spelling:
 
     @classmethod
     def of(cls, tokenizer: Any, info: TokenizerInfo) -> Spelling:
-        """tokenizer: of Hugging Face. info: xgrammar's view of it."""
+        """Return the spelling of a Hugging Face tokenizer. info: xgrammar's view of it."""
         fast = getattr(tokenizer, "backend_tokenizer", None)
         if fast is not None:
             return cls(lambda text: list(fast.encode(text, add_special_tokens=False).ids), lambda: info.decoded_vocab)

@@ -41,7 +41,7 @@ def test_bits_of_keys_and_numbers():
 
 
 def test_bits_of_drafts_keys():
-    """As torch has them: of seeded requests the target's own at each position."""
+    """Torch gives the same keys; a seeded request has the target's own key at each position."""
     for count in (1, 7, 40):
         seeds, positions = some_keys(count), some_keys(count, seed=1).abs() % 1000
         seeded = some_keys(count, seed=2) % 2 == 0

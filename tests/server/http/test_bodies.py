@@ -72,7 +72,7 @@ def seen_in_time(server: Server, route: str, content: bytes, in_time: Callable[[
 
 
 def long_works(server: Server) -> float:
-    """How often the event loop worked too long without a break."""
+    """Count the times that the event loop worked too long without a break."""
     page, name = MetricsPage(server.url), "outrider_event_loop_work_seconds"
     return page.value(f"{name}_count") - page.value(f"{name}_bucket", le=str(2 * WORK_SECONDS))
 

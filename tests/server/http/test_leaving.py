@@ -16,7 +16,7 @@ from small_grammars import slow_schema
 from outrider.server.plugin.grammars import worker
 
 TOKENS = 3000
-"""Of an answer; the cache has no room for a second one, which waits."""
+"""Tokens of an answer. The cache has no room for a second answer, which waits."""
 QUESTION = [{"role": "user", "content": "Count."}]
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "queued": ("responses", {"input": "Count.", "max_output_tokens": TOKENS}),
@@ -26,7 +26,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "choices": ("completions", {"prompt": ["One,", "Two,"], "n": 2, "max_tokens": TOKENS // 4}),
 }
 MOST_SECONDS = 1.0
-"""Of work after a client has left: measured 0.3 s, 0.25 s for late counters, and reading."""
+"""Seconds of work after a client has left: measured 0.3 s, 0.25 s for late counters, and reading."""
 TRIES = 3
 """A busy machine may give the server no core for longer."""
 

@@ -14,7 +14,7 @@ from outrider.server.settings.settings import Settings
 
 
 def defaults(*, diffusion: bool = False, **recommended: float) -> SamplingDefaults:
-    """With a model that recommends these values."""
+    """A model recommends these values."""
     config = SimpleNamespace(get_default_sampling_params=lambda: dict(recommended))
     algorithm = "blocks" if diffusion else None
     return SamplingDefaults.of(SimpleNamespace(model_config=config, config_value=lambda name: algorithm))
@@ -63,7 +63,7 @@ def test_the_log_names_recommendations_only_if_there_are_any(capsys: pytest.Capt
 
 
 def described(server: Server) -> list[dict[str, Any]]:
-    """Of both kinds of request."""
+    """Return the defaults that OpenAPI gives for both kinds of request."""
     schemas = HTTP.get(f"{server.url}/openapi.json").json()["components"]["schemas"]
     return [
         {name: schemas[kind]["properties"][name]["default"] for name in OPENAI}

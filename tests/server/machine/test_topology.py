@@ -68,7 +68,7 @@ def test_two_sockets(tmp_path: Path) -> None:
 
 
 def test_only_allowed_processors_count(tmp_path: Path) -> None:
-    """As by taskset, or a container's cpuset."""
+    """taskset or a container's cpuset limits the processors."""
     processors = topology.read(tree(tmp_path, machine(8, 2, smt=True)), {1, 2, 10, 7})
     assert processors.cores == (Core(0, (1,)), Core(0, (2, 10)), Core(1, (7,)))
 

@@ -268,7 +268,7 @@ APPENDIX = [1.0, 2.0, 1 / 0.45]
 
 
 class BestOfThis(Asynchronous):
-    """By the current step's throughput curve."""
+    """The current step's throughput curve decides."""
 
     def admit(self, confidence, draft_lens, budget):
         survival = survival_of(confidence, draft_lens)[0]

@@ -35,6 +35,6 @@ def test_without_graphs_it_asks_for_more(found, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_of_answers_that_have_begun_are_graphs_as_well(found, kind):
-    """With `--initial-tokens`, lengths of answers are compared beside."""
+    """`--initial-tokens` compares lengths of answers, too."""
     asked = found["drafted"]
     assert asked[f"dspark begun in graphs, {kind}, 8"] <= asked[f"dspark in graphs, {kind}, 8"] + 6
