@@ -42,9 +42,8 @@ class Spelling:
     def of(cls, tokenizer: Any, info: TokenizerInfo) -> Spelling:
         """Return the spelling of a Hugging Face tokenizer. info: xgrammar's view of it."""
         fast = getattr(tokenizer, "backend_tokenizer", None)
-        if fast is not None:
-            return cls(lambda text: list(fast.encode(text, add_special_tokens=False).ids), lambda: info.decoded_vocab)
-        return cls(lambda text: tokenizer.encode(text, add_special_tokens=False), lambda: info.decoded_vocab)
+        encode = tokenizer.encode if fast is None else lambda text, **flags: fast.encode(text, **flags).ids
+        return cls(lambda text: list(encode(text, add_special_tokens=False)), lambda: info.decoded_vocab)
 
     @cached_property
     def vocabulary(self) -> Sequence[bytes]:
