@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from margins import assert_near
-from test_block_drafter import LENGTHS, features, prepared
+from scenes import LENGTHS, Scene
 from tiny_drafters import DFLASH2, LILICORR, PATHS, TERMS, batch, check_what_measuring_finds, make_model, make_target
 
 from outrider.drafters import networks
@@ -48,13 +48,14 @@ def drafted_steps(
     config: BlockConfig, temperature: float
 ) -> tuple[BlockDrafter, torch.Tensor, torch.Tensor, TrainingStep]:
     """A drafter, its drafts and q after texts of several lengths, and a training step on these drafts."""
-    drafter, table = prepared(config)
+    scene = Scene.of_block(config)
+    drafter, table = scene.observed()
     asking = batch(table, [0, 1, 2], list(LENGTHS), temperature)
     drafted = drafter.propose(asking)
     sequences, none = [], torch.zeros(config.gamma + 1, 2)
     for row, length in enumerate(LENGTHS):
         text = torch.cat([torch.zeros(length).long(), asking.anchors[row : row + 1], drafted.tokens[row]])
-        whole = torch.cat([features(config, length, row), torch.full((config.gamma + 1, 96), 100.0)])
+        whole = torch.cat([scene.states(row)[:length], torch.full((config.gamma + 1, 96), 100.0)])
         sequences.append(Sequence(text, length, whole, none.long(), none))
     maker = BatchMaker(config, drafter.model.vocab, device=CPU, tile=2)
     step = maker.cut(sequences, [torch.tensor([length]) for length in LENGTHS], config.gamma)
