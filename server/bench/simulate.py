@@ -9,8 +9,8 @@ Each user gets one answer after another. The time of a decode step comes from a 
 Up to `knee` tokens, reading the weights bounds a step, and more tokens are free; there speculation pays. The planner's
 own time on this machine is added.
 
-Answers are made up from acceptance by position (--acceptance), or recorded. --record stores the drafts at every token
-of real answers; --recorded plans them, with the named machine or else every shipped profile.
+Answers are made up from acceptance by position (--acceptance). --recorded plans the drafts at every token of real
+answers (tests/measure/recording.py), with the named machine or else every shipped profile.
 
 The table shows, for each machine and number of requests, the median over resampled answers and their range.
 """
@@ -20,25 +20,18 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from outrider.drafters import registry as drafters
 from outrider.drafters.lookup_first import LOOKUP_THRESHOLD
-from outrider.scheduler.planner import Asynchronous
 from outrider.scheduler.replay import Drafting, Positions, Replay
 
-from .. import pictures
 from ..errors import UserError
 from . import harness, record
 from .simulated import PLANNERS, WARM_UP, Machine, machines_of, make_planner
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 EXAMPLES = """\
 examples:
@@ -46,7 +39,6 @@ examples:
   outrider simulate --profile NAME --acceptance accept.json
                                                           this engine, a drafter as `outrider bench load` measured it
   outrider simulate --cost base=8,token=0.02,knee=256,draft=0.6 --acceptance 0.9,0.85,0.8,0.8,0.75
-  outrider simulate --record mine.npz --prompts prompts.jsonl
   outrider simulate --recorded mine.npz --concurrency 1,8,32
 """
 MOST_REQUESTS = 100_000
@@ -56,7 +48,11 @@ MOVED = (
     dict.fromkeys(("--arrivals", "--load", "--level", "--level-share"), "outrider bench load")
     | dict.fromkeys(("--slowdown", "--prefill"), "--cost or --profile")
     | dict.fromkeys(("--noise", "--overconfidence"), "--recorded, which has the confidences of a real drafter")
-    | {"--seed": "--resamples", "--plot": "--json", "--ablate": "`python tests/measure/ablation.py` in a checkout"}
+    | dict.fromkeys(("--plot", "--picture"), "--json")
+    | dict.fromkeys(
+        ("--record", "--target", "--prompts", "--count"), "`python tests/measure/recording.py` in a checkout"
+    )
+    | {"--seed": "--resamples", "--ablate": "`python tests/measure/ablation.py` in a checkout"}
 )
 
 
@@ -83,26 +79,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output", type=int, default=256, metavar="N", help="tokens of an answer (default: 256)")
     add("--steps", type=int, default=600, metavar="N", help="steps that count (default: %(default)s)")
     add("--resamples", type=int, default=5, metavar="N", help="resamplings of the answers (default: %(default)s)")
-    recordings = parser.add_mutually_exclusive_group()
-    recordings.add_argument("--recorded", type=Path, metavar="FILE", help="plan these positions of real answers")
-    recordings.add_argument("--record", type=Path, metavar="FILE", help="record answers of a target to --prompts")
-    add("--target", metavar="PATH_OR_HUB_NAME", help="model that --record asks (default: the embedded model)")
-    add("--prompts", nargs="+", type=Path, metavar="FILE", help="prompts that --record asks")
-    add("--count", type=int, default=32, metavar="N", help="prompts of each file (default: 32)")
-    add("--picture", type=Path, metavar="FILE", help="draw one decision for each number of requests; needs matplotlib")
+    add("--recorded", type=Path, metavar="FILE", help="plan these positions of real answers")
     harness.add_output_flags(parser, json="every ratio")
 
 
 def run(args: argparse.Namespace) -> int:
-    harness.check_positive(args, "prompt", "output", "steps", "resamples", "count")
+    harness.check_positive(args, "prompt", "output", "steps", "resamples")
     harness.check_outputs(args)
-    if args.picture:
-        pictures.require("--picture")
     try:
-        if args.record:
-            from . import recording
-
-            return recording.record(args)
         _simulate(args)
     except ValueError as error:
         raise UserError(str(error)) from error
@@ -138,29 +122,6 @@ def _simulate(args: argparse.Namespace) -> None:
                 cells.append(f"{statistics.median(found):.3f} ({min(found):.3f} to {max(found):.3f})")
             print(f"{machine.name:<44} {size:>8} " + "".join(f"{cell:>26}" for cell in cells), flush=True)
     record.write(args.json, "simulate", rows)
-    if args.picture:
-        drafting = Drafting.of(positions, machines[0].calibration, LOOKUP_THRESHOLD, run_length)
-        with pictures.figure(args.picture) as figure:
-            _plot_decisions(machines[0], drafting, sizes, args.steps, figure)
-
-
-def _plot_decisions(machine: Machine, drafting: Drafting, sizes: Sequence[int], steps: int, figure: Figure) -> None:
-    """Draw the last decision for each number of requests: each plan's throughput curve and the chosen point."""
-    figure.set_size_inches(4.5 * len(sizes), 3.5)
-    for axis, size in zip(figure.subplots(1, len(sizes), squeeze=False)[0], sizes, strict=True):
-        planner = Asynchronous(machine.cost(), drafting.positions.lookup.shape[1])
-        Replay(planner, machine.cost(), drafting, size).run(steps, WARM_UP)
-        assert planner.considered is not None
-        plans, best = planner.considered
-        for plan in plans:
-            name = f"drafts of {plan.depth or 'all'} tokens" if plan.drafts else "lookups"
-            style = {"label": name} if plan is not plans[0] else {"label": "rest", "marker": "o"}
-            axis.plot(plan.curve.tokens, plan.curve.throughput, **style)
-        axis.plot(best.verified, best.throughput, "k*", markersize=12, label="chosen")
-        axis.set_title(f"{machine.name}, {size} requests", fontsize=8)
-        axis.set_xlabel("draft tokens verified")
-        axis.legend(fontsize=8)
-    figure.axes[0].set_ylabel("tokens per second expected")
 
 
 def _conditional(wanted: str) -> list[float]:

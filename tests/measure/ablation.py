@@ -4,7 +4,7 @@ recorded answers and in made-up situations.
 Numbers are goodput: tokens per second, where a request with a service level counts only while it keeps the level.
 
 examples:
-  outrider simulate --record mine.npz --prompts prompts.jsonl
+  python tests/measure/recording.py mine.npz --prompts prompts.jsonl
   python tests/measure/ablation.py --recorded mine.npz --concurrency 1,8,32,128
 """
 

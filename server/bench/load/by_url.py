@@ -67,7 +67,6 @@ def add_flags(flags: Flags) -> None:
     add("--input-tokens", type=int, metavar="N", help="made-up prompts of this length instead of --prompts")
     add("--goodput", nargs="+", metavar="NAME:MS", help="times in ms that a good answer keeps, like ttft:500 tpot:50")
     add("--seed", type=int, metavar="N", help="seed of times, lengths and texts (default: 0)")
-    add("--long-prompts", metavar="LIST", help="instead: streams, and one prompt of so many tokens in between")
     add("--csv", type=Path, metavar="FILE", help="write a row per request there")
 
 

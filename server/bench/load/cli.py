@@ -15,8 +15,6 @@ wait under overload. Each load is a row; docs/loadtest.md explains columns and s
   level kept   of the requests with min_tokens_per_second, the share that got this speed after the first token
 If prompt lengths differ, a second table has the gaps between pieces of an answer, and TTFT by prompt length.
 
---long-prompts: while answers are streamed, a long prompt arrives, then a short one.
-
 Several servers (--url ours=http://… vllm=http://…) take turns, round by round; only one has load at a time. "× ours" is
 the ratio of throughputs in the same round. Scripts in deploy/peers start other engines.
 
@@ -30,7 +28,6 @@ plans without levels. Times are medians over the rounds. If no profile fits, a q
 examples:
   outrider bench load --url http://127.0.0.1:30000 --rate 0.5,1,2,4 --seconds 60 --goodput ttft:500 tpot:50
   outrider bench load --url ours=http://127.0.0.1:30000 vllm=http://127.0.0.1:8000 --concurrency 1,8 --seconds 20
-  outrider bench load --url http://127.0.0.1:30000 --long-prompts 1000,5000
   outrider bench load --scenario deploy/loadtest/chat.toml --json chat.json --csv chat.csv --plot chat.png
   outrider bench load --prompts sessions.jsonl --concurrency 1 --count 10 --arms planned across
   outrider bench load --prompts code.jsonl math.jsonl chat.jsonl --concurrency 1,8,32 --plot load.png
@@ -41,10 +38,12 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
-from ...settings.flags import MOVED as MOVED
+from ...settings.flags import MOVED as MOVED_ENGINE
 from ...settings.flags import Flags, add_engine_flags, add_unmasking_flags
 from .. import harness
-from . import arms, by_url, long_prompts
+from . import arms, by_url
+
+MOVED = MOVED_ENGINE | {"--long-prompts": "`python tests/measure/long_prompts.py` in a checkout"}
 
 SHARED = ("model",)
 """Engine flags that also apply to a server by URL: the requested model's name."""
@@ -88,8 +87,6 @@ def run(args: argparse.Namespace) -> int:
     if args.rounds is not None:
         harness.check_positive(args, "rounds")
     harness.check_outputs(args)
-    if args.long_prompts:
-        return long_prompts.run(args)
     results = (by_url if chosen else arms).run(args)
     return 0 if any(one.whole for of_load in results.values() for rounds in of_load.values() for one in rounds) else 1
 

@@ -300,8 +300,6 @@ def test_a_wrong_scenario_is_refused_with_the_reason(
         (["--url", "http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9"),
         (["--url", "http://x", "--level", "3"], "--level goes without --url"),
         (["--rate", "3"], "--rate goes with --url"),
-        (["--long-prompts", "900"], "--long-prompts goes with --url"),
-        (["--url", "http://x", "--long-prompts", "9", "--concurrency", "1,2"], "one number of streams"),
         (["--url", "a=http://127.0.0.1:9", "a=http://127.0.0.1:8"], "--url names a twice"),
         (["--url", "a=http://127.0.0.1:9", "--undrafted", "b"], "--undrafted takes names of --url, a, not b"),
         (["--url", "http://x", "--rounds", "0"], "--rounds is at least 1"),

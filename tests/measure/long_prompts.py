@@ -1,11 +1,16 @@
 """A long prompt and then a short one arrive while answers are streamed: pauses, pace and times to the first token.
 
 Several servers take turns. The streams' prompts come from a file; all other texts are new in every turn.
+
+examples:
+  python tests/measure/long_prompts.py 1000,5000 --url http://127.0.0.1:30000
 """
 
 import argparse
 import asyncio
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -15,17 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import script
 
-from ...errors import UserError
-from ...prompt_files import BUILT_IN, read_mixed_questions
-from .. import harness, record, remote
-from ..remote import CHAT, Remote, Reply
-from . import by_url, workload
-from .workload import Counting
+from outrider.server.bench import harness, record, remote
+from outrider.server.bench.load import by_url, workload
+from outrider.server.bench.load.workload import Counting
+from outrider.server.bench.remote import CHAT, Remote, Reply
+from outrider.server.errors import UserError
+from outrider.server.prompt_files import BUILT_IN, read_mixed_questions
 
-STREAMS = 4
-"""Default of --concurrency."""
-ROUNDS = 3
 BEFORE_SECONDS = 2.0
 """Time from the first token of the last stream to the long prompt."""
 BEGUN_SECONDS = 0.02
@@ -69,33 +72,42 @@ Interruptions = dict[float, dict[str, list[Interruption]]]
 """{tokens of the long prompt: {arm: [one per round]}}"""
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("lengths", metavar="LIST", help="tokens of the long prompts")
+    add("--url", nargs="+", metavar="[NAME=]URL", help=f"servers that take turns (default: {by_url.URL})")
+    add("--streams", type=int, default=4, metavar="N", help="answers that are streamed (default: %(default)s)")
+    add("--rounds", type=int, default=3, metavar="N", help="measurements of each server (default: %(default)s)")
+    add("--prompts", type=Path, nargs="+", default=[BUILT_IN], metavar="FILE", help=harness.PROMPTS_HELP)
+    add("--model", metavar="NAME", help="the model to ask for (default: the first that a server lists)")
+    add("--api-key", default=os.environ.get("OUTRIDER_API_KEY"), metavar="KEY", help="key (default: OUTRIDER_API_KEY)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the texts (default: 0)")
+    harness.add_output_flags(parser)
+    parser.set_defaults(undrafted=[])
+
+
 def run(args: argparse.Namespace) -> int:
     """Measure every length in turn; print and write the results."""
-    lengths = harness.positive_integers("--long-prompts", args.long_prompts)
-    streams = harness.positive_integers("--concurrency", args.concurrency or str(STREAMS))
-    if len(streams) != 1:
-        raise UserError("--long-prompts takes one number of streams as --concurrency")
+    lengths = harness.positive_integers("the lengths", args.lengths)
+    harness.check_positive(args, "streams", "rounds")
+    harness.check_outputs(args)
     results: Interruptions = {}
     models: dict[str, str] = {}
     try:
-        asyncio.run(_measure(args, lengths, streams[0], results, models))
+        asyncio.run(_measure(args, lengths, results, models))
     finally:
         if results:
             print(table(results))
             named = {f"{tokens:g}": arms for tokens, arms in results.items()}
-            record.write(args.json, "long prompts", named, streams=streams[0], models=models)
+            record.write(args.json, "long prompts", named, streams=args.streams, models=models)
     return 0
 
 
 async def _measure(
-    args: argparse.Namespace,
-    lengths: Sequence[int],
-    streams: int,
-    results: Interruptions,
-    models: dict[str, str],
+    args: argparse.Namespace, lengths: Sequence[int], results: Interruptions, models: dict[str, str]
 ) -> None:
     """Fill `results` turn by turn, and `models` with the file name of each server's model."""
-    questions = read_mixed_questions(args.prompts or [BUILT_IN])
+    questions = read_mixed_questions(args.prompts)
     async with AsyncExitStack() as stack:
         servers = {
             name: await stack.enter_async_context(remote.connect(url, args.api_key, args.model))
@@ -103,10 +115,10 @@ async def _measure(
         }
         models |= {name: Path(server.model).name for name, server in servers.items()}
         countings = {name: await Counting.of(server, TIMEOUT) for name, server in servers.items()}
-        for number, tokens, arm in harness.alternate_arms(args.rounds or ROUNDS, lengths, list(servers)):
-            texts = np.random.default_rng([args.seed or 0, number, tokens])
+        for number, tokens, arm in harness.alternate_arms(args.rounds, lengths, list(servers)):
+            texts = np.random.default_rng([args.seed, number, tokens])
             turn = number * len(lengths) + lengths.index(tokens)
-            asked = harness.rotated(questions, turn * streams)[:streams]
+            asked = harness.rotated(questions, turn * args.streams)[: args.streams]
             one = await interrupt(servers[arm], countings[arm], texts, asked, tokens)
             results.setdefault(tokens, {}).setdefault(arm, []).append(one)
 
@@ -183,3 +195,7 @@ def table(results: Interruptions) -> str:
                 ]
                 lines.append(f"{'':>7} {f'× {first}':>16} {' '.join(f'{cell:>18}' for cell in compared)}")
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(script.main(sys.modules[__name__]))

@@ -1,16 +1,16 @@
-"""`outrider bench load --long-prompts`: pauses of streams, and first tokens."""
+"""Pauses of streams while a long prompt is read, and first tokens."""
 
 import asyncio
 from pathlib import Path
 from typing import Any
 
+import long_prompts
 import pytest
+import script
 from aiohttp import web
 from small_openai import SmallServer, answer
 
 from outrider.server.bench import record
-from outrider.server.bench.load import long_prompts
-from outrider.server.cli.main import main
 
 LONG = 200
 READ_SECONDS = 0.8
@@ -55,8 +55,8 @@ def test_pauses_of_streams_are_found_on_the_server_that_pauses(
     written = tmp_path / "long.json"
     with SmallServer(reading(stops=True)) as stops, SmallServer(reading(stops=False)) as goes_on:
         urls = (f"stops={stops.url}", f"goes on={goes_on.url}")
-        flags = ("--long-prompts", "500", "--concurrency", "2", "--rounds", "1", "--json", str(written))
-        assert main(["bench", "load", "--url", *urls, *flags]) == 0
+        flags = ("--streams", "2", "--rounds", "1", "--json", str(written))
+        assert script.main(long_prompts, ["500", "--url", *urls, *flags]) == 0
     arms = record.read(written)["results"]["500"]
     [before], [after] = arms["stops"], arms["goes on"]
     assert READ_SECONDS * 0.9 < before["pause"] < READ_SECONDS * 1.5

@@ -1,10 +1,17 @@
-"""`outrider simulate --record`: the drafts of a drafter and of prompt lookup at every token of a target's answers at
-temperature 0, and the accepted length of each. A recording holds no text."""
+"""Record the drafts of the embedded model's drafter and of prompt lookup at every token of the model's answers, at
+temperature 0, and the accepted length of each, for `outrider simulate --recorded`. A recording holds no text.
+
+examples:
+  python tests/measure/recording.py mine.npz --prompts prompts.jsonl
+"""
 
 import argparse
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
+import script
 import torch
 from tqdm import tqdm
 
@@ -16,24 +23,24 @@ from outrider.drafters.training.features import sequence_features
 from outrider.drafters.training.measure import target_answers
 from outrider.drafters.training.target import TargetModel
 from outrider.scheduler.replay import Positions
-
-from ..errors import UserError
-from ..model.target import plain_folder
-from ..settings.checkpoints import WEIGHTS
-from ..settings.settings import LOOKUP_GAMMA
+from outrider.server.model.target import plain_folder
+from outrider.server.settings.checkpoints import WEIGHTS
+from outrider.server.settings.settings import LOOKUP_GAMMA
 
 AT_A_TIME = 64
 """Positions of an answer in one call of the drafter."""
 
 
-def record(args: argparse.Namespace) -> int:
-    """Write args.record: the drafts at every token of the target's answers to the prompts, at temperature 0.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("recording", type=Path, metavar="FILE", help="file to write")
+    add("--prompts", nargs="+", type=Path, required=True, metavar="FILE", help="prompts that are answered")
+    add("--count", type=int, default=32, metavar="N", help="prompts of each file (default: 32)")
+    add("--output", type=int, default=256, metavar="N", help="tokens of an answer, at most (default: 256)")
 
-    Raises UserError without prompts.
-    """
-    if not args.prompts:
-        raise UserError("--record takes --prompts FILE…, and answers their first --count prompts")
-    target = TargetModel.load(plain_folder(args.target))
+
+def run(args: argparse.Namespace) -> int:
+    target = TargetModel.load(plain_folder(None))
     model = BlockDrafter(
         load(WEIGHTS / "smollm2-135m-instruct" / "dspark"), embedding=target.embedding, head=target.head
     )
@@ -51,7 +58,7 @@ def record(args: argparse.Namespace) -> int:
         np.array([prompt for _, prompt in answers]),
         *(np.concatenate(part) for part in zip(*columns, strict=True)),
     )
-    found.save(args.record)
+    found.save(args.recording)
     print(f"{len(found.prompts)} answers, {len(found.model)} positions")
     return 0
 
@@ -103,3 +110,7 @@ def _kept(drafts: list[Draft], text: torch.Tensor, anchors: torch.Tensor) -> np.
     following = torch.nn.functional.pad(text, (0, tokens.shape[1] + 1), value=-1)
     right = tokens == following[anchors[:, None] + 1 + torch.arange(tokens.shape[1])]
     return right.long().cumprod(1).sum(1).numpy().astype(np.int8)
+
+
+if __name__ == "__main__":
+    sys.exit(script.main(sys.modules[__name__]))

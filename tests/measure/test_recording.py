@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import recording
 import torch
 from tiny_drafters import TINY, WIDE, make_model
 
@@ -9,7 +10,6 @@ from outrider.drafters.base import DraftBatch, Features
 from outrider.drafters.block.config import BlockConfig
 from outrider.drafters.block.drafter import BlockDrafter
 from outrider.drafters.ngram import NgramDrafter
-from outrider.server.bench import recording
 
 
 @pytest.mark.parametrize("config", [TINY, WIDE])
