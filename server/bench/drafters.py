@@ -78,15 +78,10 @@ def run(args: argparse.Namespace) -> int:
     print(acceptance_table(by_file))
     counts = {name: acceptance.counts() for name, acceptance in by_file.items()}
     folders = {folder.name: folder for folder in args.drafters}
-    trained = {name: _trained(folder) for name, folder in folders.items()}
+    files = {name: folder / "training.json" for name, folder in folders.items()}
+    trained = {name: json.loads(file.read_text()) if file.is_file() else {} for name, file in files.items()}
     record.write(args.json, "drafters", counts, weights=folders, trained=trained)
     return 0
-
-
-def _trained(folder: Path) -> dict[str, int]:
-    """Numbers of answers and anchors that trained a folder's drafter; empty if the folder does not say."""
-    path = folder / "training.json"
-    return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def _measure(args: argparse.Namespace) -> dict[str, Acceptance]:

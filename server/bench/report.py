@@ -94,16 +94,13 @@ def page(records: Mapping[str, Record]) -> str:
             for columns, row in rows(one):
                 tables.setdefault(tuple(columns), []).append([machine(one), *row])
         parts.append(f"## {title}\n{about}\n")
-        parts += [table(["machine", *columns], _named_once(found)) for columns, found in tables.items()]
+        for columns, found in tables.items():
+            above = ["", *(row[0] for row in found)]  # a machine is named once
+            named = [["" if row[0] == last else row[0], *row[1:]] for row, last in zip(found, above, strict=False)]
+            parts.append(table(["machine", *columns], named))
         sources = (f"- [{name}](../profiles/results/{name}), {one['date']}\n" for name, one in of_question.items())
         parts.append("".join(sources))
     return "\n".join(parts)
-
-
-def _named_once(rows: Sequence[Row]) -> list[Row]:
-    """The rows, without the machine if the row above has the same."""
-    before = ["", *(row[0] for row in rows)]
-    return [["" if row[0] == last else row[0], *row[1:]] for row, last in zip(rows, before, strict=False)]
 
 
 def draw_chart(records: Mapping[str, Record], path: Path) -> None:

@@ -62,7 +62,11 @@ def run(args: argparse.Namespace) -> int:
     shape = ", ".join(f"{name} {model.config[key]}" for key, name in SHAPE.items() if key in model.config)
     print(f"{model.name}: {shape}")
     for drafter, speed in zip(drafters, speeds, strict=True):
-        print(f"  {drafter.kind or '?':9} {drafter.name}, {_said(drafter)}" + (f"; {_timed(speed)}" if speed else ""))
+        line = f"  {drafter.kind or '?':9} {drafter.name}, {_said(drafter)}"
+        if speed:
+            beside = f" beside a step of {speed.step * 1e3:.1f} ms" if speed.step else ""
+            line += f"; a draft takes {speed.draft * 1e3:.1f} ms{beside} ({speed.how})"
+        print(line)
     auto = "ngram, prompt lookup without a model" if taken is None else f"{taken.kind}, {taken.name}"
     print(f"--drafter auto takes {auto}")
     return 0
@@ -74,11 +78,6 @@ def _said(drafter: Candidate) -> str:
         where = f"not here ({drafter.origin})"
         return f"{where}, does not fit: {drafter.obstacle}" if drafter.obstacle else where
     return f"{drafter.origin}, " + (f"does not fit: {drafter.obstacle}" if drafter.obstacle else "fits")
-
-
-def _timed(speed: Speed) -> str:
-    beside = f" beside a step of {speed.step * 1e3:.1f} ms" if speed.step else ""
-    return f"a draft takes {speed.draft * 1e3:.1f} ms{beside} ({speed.how})"
 
 
 def _as_json(

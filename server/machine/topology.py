@@ -83,7 +83,8 @@ def read(root: Path, affinity: Set[int]) -> Topology:
     for cpu in sorted(affinity):
         siblings.setdefault(_siblings(devices / f"cpu/cpu{cpu}/topology") or frozenset([cpu]), []).append(cpu)
     cores = [Core(nodes.get(cpus[0], 0), tuple(cpus)) for cpus in siblings.values()]
-    return Topology(tuple(sorted(cores, key=lambda core: (core.node, core.cpus))), _quota(root))
+    limits = [limit for folder in _cgroups(root) if (limit := _limit(folder)) is not None]
+    return Topology(tuple(sorted(cores, key=lambda core: (core.node, core.cpus))), min(limits, default=None))
 
 
 def _siblings(folder: Path) -> frozenset[int]:
@@ -98,12 +99,6 @@ def _numbers(path: Path) -> list[int]:
         first, _, last = part.partition("-")
         numbers += range(int(first), int(last or first) + 1)
     return numbers
-
-
-def _quota(root: Path) -> float | None:
-    """Return the lowest limit among this process's cgroup and its parents."""
-    limits = [limit for folder in _cgroups(root) if (limit := _limit(folder)) is not None]
-    return min(limits, default=None)
 
 
 def _cgroups(root: Path) -> Iterator[Path]:

@@ -58,11 +58,8 @@ def _choose(repo: str, files: list[str], kind: str | None) -> list[str]:
         models.setdefault(str(Path(file).with_name(stem_of(Path(file)))), []).append(file)
     if not models:
         raise UserError(f"{repo} has no GGUF file; if it has safetensors, give --model {repo}")
-
-    def is_of(model: str, kind: str) -> bool:
-        return re.search(rf"(^|[-_./]){re.escape(kind)}(/|$)", model, re.IGNORECASE) is not None
-
-    fitting = [model for model in models if is_of(model, kind or PREFERRED)]
+    wanted = re.compile(rf"(^|[-_./]){re.escape(kind or PREFERRED)}(/|$)", re.IGNORECASE)
+    fitting = [model for model in models if wanted.search(model)]
     if kind and not fitting:
         raise UserError(f"{repo} has no GGUF file of type {kind}; it has {', '.join(models)}")
     chosen = models[(fitting or list(models))[0]]

@@ -53,25 +53,26 @@ def find(requested: str | None) -> Model:
     if folder.is_file():
         return _from_gguf(folder)
     if folder.is_dir():
-        return _from_folder(folder.resolve())
+        folder = folder.resolve()
+        config = _read_config(folder)
+        if not is_prepared(folder) and not any(next(folder.glob(pattern), None) for pattern in WEIGHT_FILES):
+            raise UserError(f"{folder} has no weights ({', '.join(WEIGHT_FILES)})")
+        return Model(str(folder), folder.name, config, folder)
     if hub_gguf.names_gguf(requested):
         return _from_gguf(hub_gguf.fetch(requested))
     if folder.is_absolute() or requested.startswith((".", "~")) or not hub.NAME.fullmatch(requested):
         raise UserError(f"model folder {requested} does not exist")
-    return _from_hub(requested)
+    from huggingface_hub import hf_hub_download
+
+    with hub.hub_errors(requested, "--model"):
+        config_file = Path(hf_hub_download(requested, "config.json"))
+    return Model(requested, requested, _read_config(config_file.parent), None)
 
 
 def _from_gguf(file: Path) -> Model:
     name = stem_of(file)
     prepared = gguf_model.prepare(file, name)
     return Model(str(prepared), name, _read_config(prepared), prepared)
-
-
-def _from_folder(folder: Path) -> Model:
-    config = _read_config(folder)
-    if not is_prepared(folder) and not any(next(folder.glob(pattern), None) for pattern in WEIGHT_FILES):
-        raise UserError(f"{folder} has no weights ({', '.join(WEIGHT_FILES)})")
-    return Model(str(folder), folder.name, config, folder)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -91,14 +92,6 @@ def _read_config(folder: Path) -> dict[str, Any]:
         return config | named if names else config
     kept = {name: config[name] for name in ("quantization_config",) if name in config}
     return {**text, **named, **kept}
-
-
-def _from_hub(name: str) -> Model:
-    from huggingface_hub import hf_hub_download
-
-    with hub.hub_errors(name, "--model"):
-        config_file = Path(hf_hub_download(name, "config.json"))
-    return Model(name, name, _read_config(config_file.parent), None)
 
 
 def plain_folder(requested: str | None) -> str:

@@ -51,7 +51,8 @@ def candidates(settings: Settings, model: Model) -> list[Candidate]:
         return [_in_folder(folder, folder.name, origin, settings, model) for folder in folders if folder.is_dir()]
     within = sorted(path.parent for path in model.folder.glob("*/config.json")) if model.folder else []
     listed = [_in_folder(folder, str(folder), "in the model's folder", settings, model) for folder in within]
-    for drafter in sorted(_public(settings, model), key=lambda one: _rank(one.kind)):
+    names = registry.names()  # in the order of preference
+    for drafter in sorted(_public(settings, model), key=lambda one: names.index(registry.serving(one.kind)[0])):
         here, origin = _here(drafter.repo, settings, model)
         if here is None:
             obstacle = _unserved(drafter.kind, settings, model)
@@ -146,8 +147,3 @@ def _damage(folder: Path, model: Model) -> str:
     except (CheckpointError, OSError, ValueError) as error:
         return " ".join(str(error).split())
     return ""
-
-
-def _rank(kind: str) -> int:
-    """Return the preference of a kind, the smallest first: the registry's order."""
-    return registry.names().index(registry.serving(kind)[0])

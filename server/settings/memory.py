@@ -54,7 +54,12 @@ def kv_bytes_per_token(config: dict[str, Any], float_size: int) -> int:
 def plan(settings: Settings, model: Model) -> MemoryPlan:
     """Size the KV cache, or raise UserError when the model does not fit."""
     if settings.resolved_device == "cuda":
-        return _plan_gpu(settings, model)
+        # With flags of SGLang's own the weights may be split over GPUs or quantised: then SGLang knows better.
+        if not settings.sglang_flags and (weights := target.weight_bytes(model, None)) > (
+            free := hardware.gpu_memory()
+        ):
+            raise UserError(f"too little GPU memory for {model.name}: weights {_gib(weights)}, {_gib(free)} are free")
+        return MemoryPlan(settings.max_total_tokens)
     float_size = 4 if settings.resolved_dtype == "float32" else 2
     free = hardware.available_memory() // settings.resolved_engines
     parallel = settings.parallel  # of weights and cache, each node has its part
@@ -94,15 +99,6 @@ def _wanted(settings: Settings, context: int, per_token: int) -> tuple[int, str]
     if many > context:
         return many, f"{requests} requests of {each} tokens and {PREFIX_TOKENS} of shared prefixes, 2 GiB at most"
     return context, "one request of the whole context"
-
-
-def _plan_gpu(settings: Settings, model: Model) -> MemoryPlan:
-    # With flags of SGLang's own the weights may be split over GPUs or quantised: then SGLang knows better.
-    if not settings.sglang_flags:
-        weights, free = target.weight_bytes(model, None), hardware.gpu_memory()
-        if weights > free:
-            raise UserError(f"too little GPU memory for {model.name}: weights {_gib(weights)}, {_gib(free)} are free")
-    return MemoryPlan(settings.max_total_tokens)
 
 
 def _gib(size: float) -> str:

@@ -160,21 +160,16 @@ async def tune(
     prefills = await measure_prefills(manager, capacity.context // 2, effort.prefill_seconds, run)
     record = partial_of(record_answers, engine, new_tokens=effort.new_tokens, gamma=settings.gamma)
     none = to_records(NO_RECORDS, settings.gamma)
-    parts = [
-        Records.concatenate([none, *await answer_all(part, record, seconds, progress, run)])
-        for part, seconds in zip(split(with_temperatures(prompts)), _shares(effort.answer_seconds), strict=True)
-    ]
+    parts = []
+    for part, share in zip(split(with_temperatures(prompts)), (2 / 3, 1 / 3), strict=True):
+        seconds = None if effort.answer_seconds is None else effort.answer_seconds * share
+        parts.append(Records.concatenate([none, *await answer_all(part, record, seconds, progress, run)]))
     dataset = f"{len(prompts)} prompts, greedy and sampled"
     calibration = fit_table(*parts, dataset=dataset, verification=settings.verification)
     saved = result.write(resolved, points, effort, how, calibration=calibration.to_json(), prefills=prefills)
     partial.discard()
     await worker_rpc.command(manager, worker_rpc.RELOAD)
     return Tuned(saved, calibration, len(parts[1]))
-
-
-def _shares(seconds: float | None) -> tuple[float | None, float | None]:
-    """Return the shares of the time for answers, for the two parts of `split`."""
-    return (None, None) if seconds is None else (seconds * 2 / 3, seconds / 3)
 
 
 async def measure_first(engine: Engine, resolved: Resolved, say: Callable[[str], None]) -> None:

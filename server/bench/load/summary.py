@@ -109,7 +109,8 @@ def summarise(
     window = (warm_up, warm_up + seconds)
     tpot = [record.reply.tpot for record in spoken]
     answered = [record for record in records if not record.reply.failure]
-    throughput = sum(_tokens_within(record, *window) for record in answered) / seconds
+    outputs = ((r.reply.completion_tokens, r.due + r.ttft, r.end) for r in answered)
+    throughput = sum(_within(*output, *window) for output in outputs) / seconds
     prompts = sum(_within(r.reply.prompt_tokens, r.due, r.due + r.ttft, *window) for r in answered) / seconds
     return Summary(
         load=load,
@@ -134,11 +135,6 @@ def summarise(
         late=float(np.percentile([record.late for record in measured], 99)) if measured else 0.0,
         processor_ms=processor_seconds * 1e3 / tokens if processor_seconds is not None and tokens else None,
     )
-
-
-def _tokens_within(record: Record, begin: float, end: float) -> float:
-    """Tokens of an answer between `begin` and `end`, as if they had come evenly."""
-    return _within(record.reply.completion_tokens, record.due + record.ttft, record.end, begin, end)
 
 
 def _within(tokens: int, first: float, last: float, begin: float, end: float) -> float:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from tiny_drafters import DFLASH, DFLASH2
 
+from outrider.server.bench.load import cli as load
+from outrider.server.cli import serve
 from outrider.server.cli.main import main
 from outrider.server.errors import UserError
 from outrider.server.machine import hardware
@@ -16,10 +18,12 @@ from outrider.server.model import bundled_model, target
 from outrider.server.model.target import Model
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.settings import learning, memory
-from outrider.server.settings.flags import MOVED
 from outrider.server.settings.settings import Settings
+from outrider.server.tune import cli as tune
 
 CPU = {"device": "cpu", "dtype": "bfloat16"}
+COMMANDS = {"serve": serve, "tune": tune, "bench load": load}
+FORMER = [(command, *moved) for command, module in COMMANDS.items() for moved in module.MOVED.items()]
 
 
 @pytest.fixture(scope="module")
@@ -232,10 +236,9 @@ def test_model_names(tmp_path: Path, smollm2: Model) -> None:
         target.find("/no/such/folder")
 
 
-@pytest.mark.parametrize("command", ["serve", "tune", "bench load"])
-@pytest.mark.parametrize("flag", MOVED)
+@pytest.mark.parametrize(("command", "flag", "replacement"), FORMER)
 def test_a_former_flag_is_answered_with_what_replaces_it(
-    flag: str, command: str, capsys: pytest.CaptureFixture[str]
+    command: str, flag: str, replacement: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command.split(), f"{flag}=3"]) == 1
-    assert capsys.readouterr().err == f"outrider: `{flag}` is gone: use {MOVED[flag]}\n"
+    assert capsys.readouterr().err == f"outrider: `{flag}` is gone: use {replacement}\n"
