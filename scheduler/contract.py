@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from .admission import Admit
 from .buckets import TokenBuckets
 from .cost.model import StepCost
 
@@ -146,8 +145,6 @@ class Planner(ABC):
     draft_sizes: Sequence[int] = ()
     """Numbers of requests for which a GPU has graphs of drafts, ascending: a draft for any of R requests takes the time
     of the smallest size from R on. Empty: the time of as many as it is for."""
-    admit_by: Admit | None = None
-    """Compiled admission in one call. None: torch or numpy admit."""
     block: int | None = None
     """Tokens of a model's whole draft, if the budget may choose fewer. None: it may not."""
 

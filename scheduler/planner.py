@@ -260,7 +260,7 @@ class Asynchronous(Planner):
         bounds = None
         if budget.least:  # of the corrected survival
             bounds = np.full(confidence.shape[1], budget.least / max(self.correction.factor, 1e-9))
-        return largest(confidence, draft_lens, budget.tokens, bounds=bounds, first=budget.first, admit=self.admit_by)
+        return largest(confidence, draft_lens, budget.tokens, bounds=bounds, first=budget.first)
 
     def observe(self, step: FinishedStep) -> None:
         super().observe(step)

@@ -15,7 +15,8 @@ from typing import Self
 import numpy as np
 import torch
 
-from .admission import survival_of
+from outrider.kernels.drafts import survival_of
+
 from .calibration.classes import CLASSES
 from .calibration.table import CalibrationTable
 from .contract import FinishedStep, Planner, StepView

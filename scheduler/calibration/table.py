@@ -10,7 +10,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from ..upload import upload
+from outrider.kernels.upload import upload
+
 from .classes import ADDED, CLASSES
 from .model import Calibration
 

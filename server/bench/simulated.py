@@ -4,8 +4,6 @@ import argparse
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from outrider.kernels.cpu import native
-from outrider.kernels.drafts import admit
 from outrider.profiles import store
 from outrider.scheduler import registry
 from outrider.scheduler.baselines import VerifyAll
@@ -70,6 +68,4 @@ def make_planner(name: str, gamma: int, cost: StepCost) -> Planner:
         threshold = float(value or THRESHOLD)
     except ValueError:
         raise UserError(f"--planners {kind}=P takes a survival in 0..1, not {value!r}") from None
-    planner = registry.make(kind, gamma=gamma, threshold=threshold, cost=cost)
-    planner.admit_by = admit if native.available() else None
-    return planner
+    return registry.make(kind, gamma=gamma, threshold=threshold, cost=cost)
