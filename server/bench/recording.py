@@ -15,12 +15,12 @@ from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.training.features import sequence_features
 from outrider.drafters.training.measure import target_answers
 from outrider.drafters.training.target import TargetModel
-from outrider.scheduler.replay import Positions
 
 from ..errors import UserError
 from ..model.target import plain_folder
 from ..settings.checkpoints import WEIGHTS
 from ..settings.settings import LOOKUP_GAMMA
+from .replay import Positions
 
 AT_A_TIME = 64
 """Positions of an answer in one call of the drafter."""

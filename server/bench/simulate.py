@@ -30,11 +30,11 @@ import numpy as np
 from outrider.drafters import registry as drafters
 from outrider.drafters.lookup_first import LOOKUP_THRESHOLD
 from outrider.scheduler.planner import Asynchronous
-from outrider.scheduler.replay import Drafting, Positions, Replay
 
 from .. import pictures
 from ..errors import UserError
 from . import harness, record
+from .replay import Drafting, Positions, Replay
 from .simulated import PLANNERS, WARM_UP, Machine, machines_of, make_planner
 
 if TYPE_CHECKING:

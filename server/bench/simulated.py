@@ -10,10 +10,10 @@ from outrider.scheduler.baselines import VerifyAll
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.contract import Planner
 from outrider.scheduler.cost.model import StepCost
-from outrider.scheduler.cost.synthetic import SyntheticCost
 
 from ..errors import UserError
 from ..settings import profile_lookup
+from .synthetic_cost import SyntheticCost
 
 PLANNERS = ("off", *reversed(registry.names()))
 THRESHOLD = 0.3

@@ -26,8 +26,8 @@ from outrider.drafters.lookup_first import LOOKUP_THRESHOLD
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
 from outrider.scheduler.planner import Asynchronous, Plan
-from outrider.scheduler.replay import Drafting, Positions, Replay
 from outrider.server.bench import harness, record
+from outrider.server.bench.replay import Drafting, Positions, Replay
 from outrider.server.bench.simulated import WARM_UP, Machine, machines_of, make_planner
 
 PLANNERS = ("off", "verify-all", "threshold", "synchronous")

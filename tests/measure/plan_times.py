@@ -22,9 +22,9 @@ from outrider.drafters.lookup_first import LOOKUP_THRESHOLD
 from outrider.scheduler import registry
 from outrider.scheduler.baselines import VerifyAll
 from outrider.scheduler.contract import Planner
-from outrider.scheduler.cost.synthetic import SyntheticCost
-from outrider.scheduler.replay import Drafting, Positions, Replay
 from outrider.server.bench import harness, record
+from outrider.server.bench.replay import Drafting, Positions, Replay
+from outrider.server.bench.synthetic_cost import SyntheticCost
 
 STAGES = ("budget", "admit", "observe")
 WARM_STEPS = 50

@@ -16,11 +16,10 @@ import numpy as np
 import torch
 
 from outrider.kernels.drafts import survival_of
-
-from .calibration.classes import CLASSES
-from .calibration.table import CalibrationTable
-from .contract import FinishedStep, Planner, StepView
-from .cost.model import StepCost
+from outrider.scheduler.calibration.classes import CLASSES
+from outrider.scheduler.calibration.table import CalibrationTable
+from outrider.scheduler.contract import FinishedStep, Planner, StepView
+from outrider.scheduler.cost.model import StepCost
 
 MADE_ANSWERS = 64
 CONCENTRATION = 3.0
