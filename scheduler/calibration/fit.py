@@ -1,19 +1,15 @@
-"""Fits of a calibration: sequential temperature scaling, all positions by maximum likelihood, and every class apart."""
+"""Fits of a calibration: all positions by maximum likelihood, every class apart."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from .classes import CLASSES, LIKE_SGLANG
-from .model import Calibration, ece, logit, quality, sigmoid
+from .model import Calibration, logit, quality, sigmoid
 from .records import Records
 from .table import CalibrationTable
 
-GRID = 1.025 ** np.arange(-65, 85)
-"""Temperatures 0.2 to 8, 1 among them."""
-FEWEST = 100
-"""Observed records below which a position keeps temperature 1."""
 PRIOR = 64.0
 """Weight of the prior that confidences are right, as a Gaussian on slope and shift of log odds. Drafts of one answer
 are alike, so they tell less than their number suggests."""
@@ -22,16 +18,15 @@ are alike, so they tell less than their number suggests."""
 def fit_table(fitted_on: Records, held_out: Records, *, dataset: str, verification: str = "token") -> CalibrationTable:
     """Each class's calibration by `fit_joint`, fitted on its records of `fitted_on` and judged on `held_out`.
 
-    SGLang knows neither classes nor shifts. It gets the temperatures that `fit_sts` finds for unseeded model drafts.
+    SGLang knows neither classes nor shifts. It gets temperatures fitted to unseeded model drafts.
     """
 
-    def best(fit: Callable[..., Calibration], places: Sequence[int]) -> Calibration:
+    def best(places: Sequence[int], *, shifts: bool = True) -> Calibration:
         fitted, judge = (part.select(np.isin(part.classes, places)) for part in (fitted_on, held_out))
-        return unless_worse(fit(fitted, held_out=judge), judge)
+        return unless_worse(fit_joint(fitted, held_out=judge, shifts=shifts), judge)
 
-    sglang = best(fit_sts, LIKE_SGLANG) if np.isin(fitted_on.classes, LIKE_SGLANG).any() else None
-    by_class = tuple(best(fit_joint, [place]) for place in range(len(CLASSES)))
-    return CalibrationTable(by_class, sglang, dataset, verification)
+    sglang = best(LIKE_SGLANG, shifts=False) if np.isin(fitted_on.classes, LIKE_SGLANG).any() else None
+    return CalibrationTable(tuple(best([place]) for place in range(len(CLASSES))), sglang, dataset, verification)
 
 
 def unless_worse(found: Calibration, held_out: Records) -> Calibration:
@@ -41,31 +36,10 @@ def unless_worse(found: Calibration, held_out: Records) -> Calibration:
     return replace(_reported(Calibration.identity(found.gamma), held_out, held_out), num_samples=found.num_samples)
 
 
-def fit_sts(records: Records, grid: np.ndarray = GRID, *, held_out: Records | None = None) -> Calibration:
-    """Sequential temperature scaling (DSpark, section 3.2.1).
-
-    From left to right, each position takes the temperature of `grid` [G] that minimises the ECE of the cumulative
-    product; earlier temperatures stay fixed. ECE is reported on `held_out`, by default on `records` themselves.
-    """
-    logits, verified, survived = logit(records.confidence), records.verified, records.survived
-    prefix = np.ones(len(records))
-    temperatures = []
-    for k in range(records.gamma):
-        seen = verified[:, k]
-        best = 1.0
-        if seen.sum() >= FEWEST:
-            errors = [
-                ece(prefix[seen] * sigmoid(logits[seen, k] / part[:, None]), survived[seen, k])
-                for part in np.array_split(grid, max(len(grid) * int(seen.sum()) // 2**20, 1))  # bounds the memory
-            ]
-            best = float(grid[np.concatenate(errors).argmin()])
-        temperatures.append(best)
-        prefix = prefix * sigmoid(logits[:, k] / best)
-    return _reported(Calibration(tuple(temperatures), method="sts"), records, held_out)
-
-
-def fit_joint(records: Records, *, held_out: Records | None = None) -> Calibration:
+def fit_joint(records: Records, *, held_out: Records | None = None, shifts: bool = True) -> Calibration:
     """Temperatures and shifts of all positions by maximum likelihood of accepted lengths, censored at `verify_lens`.
+
+    held_out: records that the error is reported on; None: `records`. shifts: False leaves them at 0.
 
     A block that verified l tokens and accepted n has likelihood c'_1 ... c'_n, times (1 - c'_{n+1}) if n < l. Its log
     is a sum over the tested positions, so the joint maximum is that of gamma concave problems in (1/T, b), solved
@@ -77,8 +51,9 @@ def fit_joint(records: Records, *, held_out: Records | None = None) -> Calibrati
     for _ in range(100):
         predicted = sigmoid(logits * slope + shift)
         error, weight = (predicted - survived) * tested, predicted * (1 - predicted) * tested
-        gradient = np.stack([(error * logits).sum(0) + PRIOR * (slope - 1), error.sum(0) + PRIOR * shift], -1)
-        cross = (weight * logits).sum(0)
+        on_shift = (error.sum(0) + PRIOR * shift) * shifts
+        gradient = np.stack([(error * logits).sum(0) + PRIOR * (slope - 1), on_shift], -1)
+        cross = (weight * logits).sum(0) * shifts
         hessian = np.stack(
             [np.stack([(weight * logits**2).sum(0) + PRIOR, cross], -1), np.stack([cross, weight.sum(0) + PRIOR], -1)],
             -2,

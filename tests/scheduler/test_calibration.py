@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ from sglang.srt.speculative.dspark_components.dspark_sts import load_sts_calibra
 
 from outrider.kernels.drafts import weigh_drafts
 from outrider.scheduler.calibration.classes import CLASSES, classes_of
-from outrider.scheduler.calibration.fit import fit_joint, fit_sts, fit_table
-from outrider.scheduler.calibration.model import Calibration, ece, logit, quality, sigmoid
+from outrider.scheduler.calibration.fit import fit_joint, fit_table
+from outrider.scheduler.calibration.model import Calibration, ece, quality, sigmoid
 from outrider.scheduler.calibration.records import Recorder, Records
 from outrider.scheduler.calibration.table import CalibrationTable
 
@@ -44,7 +45,7 @@ def synthetic(
     return Records(confidence, verify_lens, np.minimum(accepted, verify_lens), np.full(count, case))
 
 
-@pytest.mark.parametrize("fit", [fit_sts, fit_joint])
+@pytest.mark.parametrize("fit", [fit_joint, partial(fit_joint, shifts=False)])
 @pytest.mark.parametrize("censor", ["none", "survival"])
 def test_overconfident_survivals_come_within_two_percent_on_held_out_records(fit, censor):
     overconfident = np.array([2.0, 2.5, 1.8, 2.2, 1.5])
@@ -67,8 +68,7 @@ def test_censored_positions_are_no_rejections():
     hidden = records.confidence.copy()
     hidden[~records.verified] = 0.999
     changed = Records(hidden, records.verify_lens, records.accepted, records.classes)
-    for fit in (fit_sts, fit_joint):
-        assert fit(changed) == fit(records)
+    assert fit_joint(changed) == fit_joint(records)
     as_rejections = Records(records.confidence, np.full(len(records), records.gamma), records.accepted, records.classes)
     assert np.abs(np.array(fit_joint(as_rejections).shifts) - fit_joint(records).shifts).max() > 0.5
 
@@ -80,26 +80,7 @@ def test_censoring_by_confidence_does_not_move_the_error():
     assert errors.samples[0] > errors.samples[4] > 0
 
 
-def test_sts_is_the_best_of_its_grid_from_left_to_right():
-    records, grid = synthetic(2000, 5), np.array([0.5, 0.8, 1.0, 1.5, 2.0, 3.0])
-    prefix = np.ones(len(records))
-    for k, found in enumerate(fit_sts(records, grid).temperatures):
-        errors = []
-        for temperature in grid:
-            survival = prefix * sigmoid(logit(records.confidence[:, k]) / temperature)
-            error = 0.0
-            for low in range(15):
-                inside = (survival * 15 >= low) & (survival * 15 < low + 1)
-                if inside.any():
-                    gap = survival[inside].mean() - (records.accepted[inside] > k).mean()
-                    error += inside.mean() * abs(gap)
-            errors.append(error)
-        assert found == grid[np.argmin(errors)]
-        prefix = prefix * sigmoid(logit(records.confidence[:, k]) / found)
-
-
-def test_too_few_records_are_ignored():
-    assert fit_sts(synthetic(50, 6)).temperatures == (1.0,) * 5
+def test_without_records_confidences_stay():
     none = fit_joint(synthetic(50, 6).select(np.array([], dtype=np.int64)))
     assert none.temperatures == (1.0,) * 5
     assert none.shifts == (0.0,) * 5
