@@ -14,8 +14,11 @@ from outrider.kernels.drafts import survival_of
 from outrider.kernels.upload import upload
 
 from .admission import largest
-from .contract import LATE, Budget, FinishedStep, Planner, StepView
+from .contract import Budget, FinishedStep, Planner, StepView
 from .cost.model import StepCost
+
+RECENT = 8
+"""Steps that bound the next one on a GPU."""
 
 
 class BucketBoundedPlanner(Planner):
@@ -23,8 +26,8 @@ class BucketBoundedPlanner(Planner):
     wanted more, and counts twice."""
 
     def __init__(self) -> None:
-        self._recent: deque[float] = deque(maxlen=8)  # draft tokens of a request, of observed steps
-        self._bounds: deque[tuple[StepView, int]] = deque(maxlen=LATE)  # of steps that are not observed yet
+        self._recent: deque[float] = deque(maxlen=RECENT)  # draft tokens of a request, of observed steps
+        self._bounds: deque[tuple[StepView, int]] = deque()  # of steps that are not observed yet
 
     def bound(self, step: StepView) -> int | None:
         """`Budget.tokens` of `step`; called once for each."""

@@ -20,9 +20,6 @@ import torch
 from .buckets import TokenBuckets
 from .cost.model import StepCost
 
-LATE = 64
-"""Steps that may be unobserved at a time."""
-
 
 @dataclass(frozen=True, slots=True)
 class StepView:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-RESOLUTION = 50_000.0
-"""Steps in a survival of 1. With the largest correction (`Correction.MOST`) they still fit into 16 bits."""
+LARGEST = 1.25
+"""Largest survival, of confidences that are corrected upward."""
+RESOLUTION = (2**16 - 1) / LARGEST
+"""Steps in a survival of 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,7 +88,7 @@ def curve_by_survival(requests: int, survival: np.ndarray, seconds: np.ndarray) 
 
 def largest_survivals(survival: np.ndarray, count: int) -> np.ndarray:
     """[samples, min(count, n)] uint16: the largest survivals of each sample in descending order, in steps of
-    1 / RESOLUTION. survival: [samples, n] float32 in 0..65535 / RESOLUTION."""
+    1 / RESOLUTION. survival: [samples, n] float32 in 0..LARGEST."""
     ordered = (survival * np.float32(RESOLUTION)).astype(np.uint16)
     ordered.sort(axis=1, kind="stable")  # "stable" is the radix sort
     return ordered[:, ::-1][:, :count]

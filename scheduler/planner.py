@@ -26,10 +26,10 @@ import numpy as np
 import torch
 
 from .admission import largest
-from .contract import LATE, Budget, FinishedStep, PlannedCurve, Planner, StepView
+from .contract import Budget, FinishedStep, PlannedCurve, Planner, StepView
 from .cost.model import StepCost
 from .curve import Curve, curve_by_survival, curve_by_tokens
-from .history import Correction, SurvivalHistory
+from .history import SAMPLES, Correction, SurvivalHistory
 from .probing import Probing, mostly_the_same
 from .service_levels import behind, levels_kept
 
@@ -98,7 +98,7 @@ class Asynchronous(Planner):
         cost: StepCost,
         gamma: int,
         *,
-        smoothing: int = 64,
+        smoothing: int = SAMPLES,
         held: int = HELD,
         required_return: float = REQUIRED_RETURN,
     ):
@@ -113,7 +113,7 @@ class Asynchronous(Planner):
         self._number, self._last_probe, self._has_rested = 0, -LAG, False
         self._last: PlannedStep | None = None  # the last step for which a plan was made
         self.considered: tuple[list[Plan], Plan] | None = None  # plans, the best
-        self._open: deque[PlannedStep] = deque(maxlen=LATE)  # not observed yet
+        self._open: deque[PlannedStep] = deque()  # not observed yet
         self._finished: deque[tuple[PlannedStep, FinishedStep]] = deque()  # not learned from yet
 
     # -- before drafting ------------------------------------------------------------------------------------------

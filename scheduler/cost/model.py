@@ -17,15 +17,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from .drift import RATE, Drift
+from .drift import Drift, running_mean
 from .step_times import Point, merge, split
-
-CACHED = 64
-"""Numbers of requests with a dense curve in memory; of 512 requests it has 400 kB."""
 
 
 class StepCost:
@@ -45,7 +43,7 @@ class StepCost:
         self.drift = Drift()
         self.deciding = 0.0
         """Seconds that the host looks up, plans and admits, in a step that does."""
-        self._cached: dict[int, _Dense] = {}  # the least recently used first
+        self._dense = lru_cache(self._make_dense)  # of 512 requests it has 400 kB
 
     # -- prices ---------------------------------------------------------------------------------------------------
 
@@ -58,7 +56,7 @@ class StepCost:
         columns = tokens - requests
         if columns.min() < 0:
             raise ValueError(f"{requests} requests verify at least as many tokens, not {tokens.min()}")
-        return self._dense(requests, int(columns.max()) + 1).at(columns, context) * self.drift.plain
+        return self._dense(requests, int(columns.max()).bit_length()).at(columns, context) * self.drift.plain
 
     def draft_seconds(self, drafts: Any) -> Any:
         """Seconds that drafts add to a step, for a number of whole drafts or an array of numbers; 0 where drafting was
@@ -86,7 +84,7 @@ class StepCost:
         """
         if not (math.isfinite(seconds) and seconds > (draft_seconds or 0.0) >= 0):
             return
-        measured = self._dense(requests, tokens - requests + 1).one(tokens - requests, context)
+        measured = self._dense(requests, (tokens - requests).bit_length()).one(tokens - requests, context)
         drafting = float(self._draft_measured(drafts))
         if drafting and draft_seconds is None:
             left = seconds - measured * self.drift.plain
@@ -98,9 +96,7 @@ class StepCost:
 
     def observe_deciding(self, seconds: float) -> None:
         """Learn that the host has looked up, planned and admitted for `seconds` in a step."""
-        if not self.deciding:
-            self.deciding = seconds
-        self.deciding += RATE * (min(seconds, 2 * self.deciding) - self.deciding)
+        self.deciding = running_mean(self.deciding, seconds)
 
     # -- JSON -----------------------------------------------------------------------------------------------------
 
@@ -113,18 +109,9 @@ class StepCost:
 
     # -- dense curves ---------------------------------------------------------------------------------------------
 
-    def _dense(self, requests: int, length: int) -> _Dense:
-        """Times for tokens requests, requests + 1, …, at least `length` of them."""
-        dense = self._cached.pop(requests, None)
-        if dense is None or dense.length < length:
-            length = max(length, 0 if dense is None else 2 * dense.length)  # grows seldom
-            dense = self._make_dense(requests, np.arange(requests, requests + length))
-        self._cached[requests] = dense
-        if len(self._cached) > CACHED:
-            del self._cached[next(iter(self._cached))]
-        return dense
-
-    def _make_dense(self, requests: int, tokens: np.ndarray) -> _Dense:
+    def _make_dense(self, requests: int, bits: int) -> _Dense:
+        """Times for tokens requests, requests + 1, …, 2 ** bits of them."""
+        tokens = np.arange(requests, requests + (1 << bits))
         upper = bisect_right(self._sizes, requests)
         low = self._curves[max(upper - 1, 0)]
         if requests <= low.requests:
@@ -153,7 +140,6 @@ class _Dense:
         self.knots = sorted(knots)
         self.knots.append(2 * self.knots[-1] + 1)  # how it goes on beyond the last
         times = np.maximum.accumulate(at_contexts(np.array(self.knots)), axis=0)  # more context is never cheaper
-        self.length = times.shape[1]
         self.times = times[:-1]
         self.slopes = np.diff(times, axis=0) / np.diff(self.knots)[:, None]
 
