@@ -84,7 +84,8 @@ class StepCost:
         """
         if not (math.isfinite(seconds) and seconds > (draft_seconds or 0.0) >= 0):
             return
-        measured = self._dense(requests, (tokens - requests).bit_length()).one(tokens - requests, context)
+        columns = np.array([tokens - requests])
+        measured = float(self._dense(requests, int(columns[0]).bit_length()).at(columns, context)[0])
         drafting = float(self._draft_measured(drafts))
         if drafting and draft_seconds is None:
             left = seconds - measured * self.drift.plain
@@ -114,14 +115,12 @@ class StepCost:
         tokens = np.arange(requests, requests + (1 << bits))
         upper = bisect_right(self._sizes, requests)
         low = self._curves[max(upper - 1, 0)]
-        if requests <= low.requests:
+        if requests <= low.requests or len(self._curves) == 1:
             return _Dense(low.knots, lambda contexts: low.at(tokens, contexts))
         if upper < len(self._curves):
             high = self._curves[upper]
             weight = (requests - low.requests) / (high.requests - low.requests)
             return _Dense(low.knots | high.knots, lambda contexts: _between(low, high, weight, tokens, contexts))
-        if upper == 1:
-            return _Dense(low.knots, lambda contexts: low.at(tokens, contexts))
         below = self._curves[upper - 2]
 
         def beyond(contexts: np.ndarray) -> np.ndarray:
@@ -142,12 +141,6 @@ class _Dense:
         times = np.maximum.accumulate(at_contexts(np.array(self.knots)), axis=0)  # more context is never cheaper
         self.times = times[:-1]
         self.slopes = np.diff(times, axis=0) / np.diff(self.knots)[:, None]
-
-    def one(self, column: int, context: float) -> float:
-        """`at` for one column."""
-        knot = min(max(bisect_right(self.knots, context) - 1, 0), len(self.times) - 1)
-        beyond = max(context - self.knots[knot], 0.0)
-        return float(self.times[knot, column] + self.slopes[knot, column] * beyond)
 
     def at(self, columns: np.ndarray, context: float) -> np.ndarray:
         """[n] seconds of `columns` [n]; contexts below the smallest knot cost as much as that."""
@@ -241,11 +234,9 @@ def _curves(verify: dict[tuple[int, int, float], float]) -> list[_Curve]:
     cells: dict[int, dict[int, dict[float, float]]] = {}
     for (requests, tokens, context), seconds in sorted(verify.items()):
         cells.setdefault(requests, {}).setdefault(tokens, {})[context] = seconds
-    slopes = {r: [s for by in rows.values() for s in _context_slopes(by)] for r, rows in cells.items()}
-    overall = [s for found in slopes.values() for s in found]
-    curves = []
+    slopes = [slope for rows in cells.values() for by in rows.values() for slope in _context_slopes(by)]
+    usual, curves = float(np.median(slopes or [0.0])), []
     for requests, rows in cells.items():
-        usual = float(np.median(slopes[requests] or overall or [0.0]))
         contexts = np.array(sorted({c for by in rows.values() for c in by}))
         times = np.empty((len(contexts), len(rows)))
         per_context = np.empty(len(rows))
