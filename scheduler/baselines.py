@@ -104,11 +104,8 @@ class Synchronous(BucketBoundedPlanner):
         self.cost = cost
 
     def budget(self, step: StepView) -> Budget:
-        requests, room = len(step.rows), int(step.limits.sum())
-        tokens = np.arange(requests, requests + room + 1)
-        if self.buckets is not None:
-            tokens = self.buckets.round_up_each(tokens)
-        seconds = self.cost.seconds(requests, tokens, float(step.contexts.sum()))
+        room = int(step.limits.sum())
+        seconds = self.verifying(self.cost, step, room)
         if not room:
             return Budget(draft=False, tokens=0, seconds=seconds)
         drafting = self.cost.draft_seconds(int((step.limits > 0).sum()))

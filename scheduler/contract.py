@@ -180,6 +180,13 @@ class Planner(ABC):
         draft_seconds = step.draft_seconds if step.drafting else 0.0
         self.cost.observe(len(step.view.rows), step.tokens, context, drafts, seconds, draft_seconds)
 
+    def verifying(self, cost: StepCost, step: StepView, room: int) -> np.ndarray:
+        """[room+1] seconds of a step with 0..room admitted tokens, without drafting and the host's time."""
+        tokens = np.arange(len(step.rows), len(step.rows) + room + 1)
+        if self.buckets is not None:
+            tokens = self.buckets.round_up_each(tokens)
+        return cost.seconds(len(step.rows), tokens, float(np.add.reduce(step.contexts)))
+
     def charged_drafts(self, drafts: float, requests: int, depth: Any) -> Any:
         """Whole drafts that a step of `requests` pays for when the model drafts `depth` tokens for `drafts` of them."""
         if self.draft_sizes and drafts:

@@ -109,21 +109,14 @@ class _Pool:
     def __init__(self, start: np.ndarray):
         self._records = np.tile(start, (SAMPLES, 1))
         self._place = 0
-        self._mean: np.ndarray | None = start
+        self.mean = start  # [gamma + 1]
 
     def write(self, records: np.ndarray) -> None:
         """Take in [n, gamma], of many a part."""
-        new = records[:: -(-len(records) // SAMPLES)] if len(records) > SAMPLES else records
+        new = records[:: max(-(-len(records) // SAMPLES), 1)]
         self._records[(self._place + np.arange(len(new))) % SAMPLES] = new
         self._place += len(new)
-        self._mean = None
-
-    @property
-    def mean(self) -> np.ndarray:
-        """[gamma]."""
-        if self._mean is None:
-            self._mean = self._records.mean(0)
-        return self._mean
+        self.mean = self._records.mean(0)
 
     def spread(self, samples: int, requests: int) -> np.ndarray:
         """[samples, requests, gamma] records, each request's own where there are enough."""

@@ -1,11 +1,10 @@
 """Fits of a calibration: all positions by maximum likelihood, every class apart."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from .classes import CLASSES, LIKE_SGLANG
+from .classes import CLASSES
 from .model import Calibration, logit, quality, sigmoid
 from .records import Records
 from .table import CalibrationTable
@@ -16,17 +15,13 @@ are alike, so they tell less than their number suggests."""
 
 
 def fit_table(fitted_on: Records, held_out: Records, *, dataset: str, verification: str = "token") -> CalibrationTable:
-    """Each class's calibration by `fit_joint`, fitted on its records of `fitted_on` and judged on `held_out`.
+    """Each class's calibration by `fit_joint`, fitted on its records of `fitted_on` and judged on `held_out`."""
 
-    SGLang knows neither classes nor shifts. It gets temperatures fitted to unseeded model drafts.
-    """
+    def best(place: int) -> Calibration:
+        fitted, judge = (part.select(part.classes == place) for part in (fitted_on, held_out))
+        return unless_worse(fit_joint(fitted, held_out=judge), judge)
 
-    def best(places: Sequence[int], *, shifts: bool = True) -> Calibration:
-        fitted, judge = (part.select(np.isin(part.classes, places)) for part in (fitted_on, held_out))
-        return unless_worse(fit_joint(fitted, held_out=judge, shifts=shifts), judge)
-
-    sglang = best(LIKE_SGLANG, shifts=False) if np.isin(fitted_on.classes, LIKE_SGLANG).any() else None
-    return CalibrationTable(tuple(best([place]) for place in range(len(CLASSES))), sglang, dataset, verification)
+    return CalibrationTable(tuple(map(best, range(len(CLASSES)))), dataset, verification)
 
 
 def unless_worse(found: Calibration, held_out: Records) -> Calibration:
@@ -36,10 +31,10 @@ def unless_worse(found: Calibration, held_out: Records) -> Calibration:
     return replace(_reported(Calibration.identity(found.gamma), held_out, held_out), num_samples=found.num_samples)
 
 
-def fit_joint(records: Records, *, held_out: Records | None = None, shifts: bool = True) -> Calibration:
+def fit_joint(records: Records, *, held_out: Records | None = None) -> Calibration:
     """Temperatures and shifts of all positions by maximum likelihood of accepted lengths, censored at `verify_lens`.
 
-    held_out: records that the error is reported on; None: `records`. shifts: False leaves them at 0.
+    held_out: records that the error is reported on; None: `records`.
 
     A block that verified l tokens and accepted n has likelihood c'_1 ... c'_n, times (1 - c'_{n+1}) if n < l. Its log
     is a sum over the tested positions, so the joint maximum is that of gamma concave problems in (1/T, b), solved
@@ -51,9 +46,8 @@ def fit_joint(records: Records, *, held_out: Records | None = None, shifts: bool
     for _ in range(100):
         predicted = sigmoid(logits * slope + shift)
         error, weight = (predicted - survived) * tested, predicted * (1 - predicted) * tested
-        on_shift = (error.sum(0) + PRIOR * shift) * shifts
-        gradient = np.stack([(error * logits).sum(0) + PRIOR * (slope - 1), on_shift], -1)
-        cross = (weight * logits).sum(0) * shifts
+        gradient = np.stack([(error * logits).sum(0) + PRIOR * (slope - 1), error.sum(0) + PRIOR * shift], -1)
+        cross = (weight * logits).sum(0)
         hessian = np.stack(
             [np.stack([(weight * logits**2).sum(0) + PRIOR, cross], -1), np.stack([cross, weight.sum(0) + PRIOR], -1)],
             -2,
@@ -88,12 +82,6 @@ def _loss(
 def _reported(found: Calibration, fitted_on: Records, held_out: Records | None) -> Calibration:
     """`found` with its quality."""
     judged = fitted_on if held_out is None else held_out
-    before, after = quality(judged), quality(judged, found)
-    return replace(
-        found,
-        num_samples=len(fitted_on),
-        samples=after.samples,
-        ece_before=before.ece,
-        ece_after=after.ece,
-        ece_by_chance=after.ece_by_chance,
-    )
+    samples, after, by_chance = quality(judged, found)
+    errors = {"ece_before": quality(judged).ece, "ece_after": after, "ece_by_chance": by_chance}
+    return replace(found, num_samples=len(fitted_on), samples=samples, **errors)

@@ -1,4 +1,4 @@
-"""The calibration of an engine: one per class, and the temperatures for SGLang's own DSpark."""
+"""The calibration of an engine: one per class."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,12 +20,10 @@ from .model import Calibration
 class CalibrationTable:
     """by_class: calibrations of one gamma, in the order of CLASSES.
 
-    sglang: temperatures alone, for a DSpark without prompt lookup; None where no model drafted.
     dataset: a name for people. verification: of the sampled class, "block" or "token".
     """
 
     by_class: tuple[Calibration, ...]
-    sglang: Calibration | None = None
     dataset: str = ""
     verification: str = "token"
 
@@ -62,11 +60,9 @@ class CalibrationTable:
         return _parameters(self, positions, device)
 
     def to_json(self) -> dict[str, Any]:
-        """The form kept in a profile. SGLang's `DSparkStsCalibration` reads `temperatures` and refuses a file without
-        it."""
+        """The form kept in a profile."""
         classes = {case: found.to_json() for case, found in zip(CLASSES, self.by_class, strict=True)}
-        theirs = self.sglang.to_json() if self.sglang else {}
-        return {**theirs, "dataset": self.dataset, "verification": self.verification, "cases": classes}
+        return {"dataset": self.dataset, "verification": self.verification, "cases": classes}
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
@@ -79,8 +75,7 @@ class CalibrationTable:
                 if case in cases or not case.endswith(ADDED)
             }
             by_class = cls.of(known, known[CLASSES[0]].gamma).by_class
-            theirs = Calibration.from_json(data) if "temperatures" in data else None
-            return cls(by_class, theirs, str(data["dataset"]), data.get("verification", "token"))
+            return cls(by_class, str(data["dataset"]), data.get("verification", "token"))
         except KeyError as error:
             raise ValueError(f"not a calibration: it lacks {error}") from None
         except (TypeError, ValueError) as error:

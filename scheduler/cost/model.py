@@ -18,6 +18,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,9 @@ class StepCost:
             raise ValueError("a step-cost model needs at least one measured step without drafting")
         self._curves = _curves(verify)
         self._sizes = [curve.requests for curve in self._curves]
-        self._draft_sizes, self._draft_times = _draft_knots(draft)
+        sizes, times = np.array([*draft] or [1.0]), np.maximum.accumulate([*draft.values()] or [0.0])
+        self._draft_sizes = np.append(sizes, 1 << 24)
+        self._draft_times = _along(sizes, times[None], self._draft_sizes)[0]
         self.drift = Drift()
         self.deciding = 0.0
         """Seconds that the host looks up, plans and admits, in a step that does."""
@@ -153,20 +156,14 @@ class _Dense:
 
 
 class _Curve:
-    """Measurements of one number of requests: times [contexts, tokens], complete.
+    """Times [contexts, tokens] of one number of requests, complete. The last context is the largest measured one plus
+    1, for a slope to go on with."""
 
-    per_context: [tokens] seconds per token of context beyond the largest.
-    """
-
-    def __init__(
-        self, requests: int, contexts: np.ndarray, tokens: np.ndarray, times: np.ndarray, per_context: np.ndarray
-    ):
-        self.requests = requests
-        self.knots = frozenset(contexts.tolist())
-        self.tokens = tokens
+    def __init__(self, requests: int, contexts: np.ndarray, tokens: np.ndarray, times: np.ndarray):
+        self.requests, self.tokens = requests, tokens
+        self.knots = frozenset(contexts[:-1].tolist())
         self.first, self.last = int(tokens[0]), int(tokens[-1])
-        self._contexts = np.append(contexts, contexts[-1] + 1)  # a second one, for a slope to go on with
-        self._times = np.vstack([times, times[-1] + per_context])
+        self._contexts, self._times = contexts, times
 
     def at(self, tokens: np.ndarray, contexts: np.ndarray) -> np.ndarray:
         """[k, n] seconds of `tokens` [n] at `contexts` [k]."""
@@ -174,15 +171,6 @@ class _Curve:
         slopes = np.diff(times, axis=0) / np.diff(self._contexts)[:, None]
         knot = np.clip(np.searchsorted(self._contexts, contexts, side="right") - 1, 0, len(slopes) - 1)
         return times[knot] + np.clip(contexts - self._contexts[knot], 0, None)[:, None] * slopes[knot]
-
-
-def _draft_knots(draft: dict[int, float]) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of drafts and their seconds, never falling, with a far one that goes on at the steepest rise."""
-    sizes = np.array([*draft, 1 << 24], dtype=np.float64) if draft else np.array([1.0, 2.0])
-    times = np.maximum.accumulate([*draft.values(), 0.0]) if draft else np.zeros(2)
-    rises = np.diff(times[:-1]) / np.diff(sizes[:-1]) if len(draft) > 1 else times[:1] / sizes[:1]
-    times[-1] = times[-2] + rises.max() * (sizes[-1] - sizes[-2])
-    return sizes, times
 
 
 def _along(xs: np.ndarray, ys: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -234,27 +222,23 @@ def _curves(verify: dict[tuple[int, int, float], float]) -> list[_Curve]:
     cells: dict[int, dict[int, dict[float, float]]] = {}
     for (requests, tokens, context), seconds in sorted(verify.items()):
         cells.setdefault(requests, {}).setdefault(tokens, {})[context] = seconds
-    slopes = [slope for rows in cells.values() for by in rows.values() for slope in _context_slopes(by)]
+    slopes = [
+        max((by[later] - by[context]) / (later - context), 0.0)
+        for rows in cells.values()
+        for by in rows.values()
+        for context, later in pairwise(by)
+    ]
     usual, curves = float(np.median(slopes or [0.0])), []
     for requests, rows in cells.items():
-        contexts = np.array(sorted({c for by in rows.values() for c in by}))
-        times = np.empty((len(contexts), len(rows)))
-        per_context = np.empty(len(rows))
-        for column, by in enumerate(rows.values()):
-            times[:, column], per_context[column] = _fill(by, contexts, usual)
-        curves.append(_Curve(requests, contexts, np.array(list(rows)), times, per_context))
+        measured = sorted({context for by in rows.values() for context in by})
+        contexts = np.array([*measured, measured[-1] + 1])
+        times = np.stack([_fill(by, contexts, usual) for by in rows.values()], axis=1)
+        curves.append(_Curve(requests, contexts, np.array(list(rows)), times))
     return curves
 
 
-def _context_slopes(by_context: dict[float, float]) -> list[float]:
-    """Seconds per token of context between the measured contexts of one cell."""
-    contexts, times = np.array(list(by_context)), np.array(list(by_context.values()))
-    return np.clip(np.diff(times) / np.diff(contexts), 0, None).tolist()
-
-
-def _fill(by_context: dict[float, float], contexts: np.ndarray, usual: float) -> tuple[np.ndarray, float]:
-    """Seconds of one cell at all `contexts`, never falling, and its slope beyond; `usual`: where it has none itself."""
+def _fill(by_context: dict[float, float], contexts: np.ndarray, usual: float) -> np.ndarray:
+    """Seconds of one cell at all `contexts`, never falling. usual: seconds per token of context where it has one."""
     xs, ys = np.array(list(by_context)), np.maximum.accumulate(list(by_context.values()))
     slope = float((ys[-1] - ys[-2]) / (xs[-1] - xs[-2])) if len(xs) > 1 else usual
-    times = np.interp(contexts, xs, ys) + slope * np.clip(contexts - xs[-1], 0, None)
-    return times, slope
+    return np.interp(contexts, xs, ys) + slope * np.clip(contexts - xs[-1], 0, None)

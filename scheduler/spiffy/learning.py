@@ -23,8 +23,7 @@ class StateAcceptance:
     def chances(self, scores: np.ndarray, depths: np.ndarray) -> np.ndarray:
         """Rates in 0..1 of drafts with `scores` that are `depths` steps ahead, counted from 1; all of one shape."""
         cells = _cells(scores, depths)
-        chances: np.ndarray = self._accepted[cells] / self._seen[cells]
-        return chances
+        return np.asarray(self._accepted[cells] / self._seen[cells])
 
     def observe(self, scores: np.ndarray, depths: np.ndarray, accepted: np.ndarray) -> None:
         """Take in outcomes of drafts; accepted: [n] bool."""
@@ -66,6 +65,5 @@ class RoundCost:
         """[n] seconds of rounds of `rows` [n], which may be means; they never fall with more rows, and are above 0."""
         tokens = rows * self._block
         if self.measured is None:
-            line: np.ndarray = self._line.forward + (self._line.seconds(1, 0.0) - self._line.forward) * tokens
-            return line
+            return np.asarray(self._line.forward + (self._line.seconds(1, 0.0) - self._line.forward) * tokens)
         return np.maximum.accumulate(self.measured.seconds(open_blocks, np.rint(tokens).astype(np.int64), context))

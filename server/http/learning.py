@@ -240,5 +240,5 @@ def write_calibration(folder: Path, profile: str | None) -> None:
     greedy = unless_worse(fit_joint(records.select(even), held_out=judge), judge)
     by_class = tuple(greedy if place == GREEDY else each for place, each in enumerate(table.by_class))
     dataset = f"{len(records)} drafts of answers held out"
-    fitted = CalibrationTable(by_class, table.sglang, dataset, table.verification)
+    fitted = CalibrationTable(by_class, dataset, table.verification)
     replace({folder / CALIBRATION: json.dumps(fitted.to_json()) + "\n"}, 0o600)

@@ -1,13 +1,11 @@
-"""Calibration: fits against brute force and known truth, censoring, and export to SGLang."""
+"""Calibration: fits against known truth, and censoring."""
 
 import json
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from sglang.srt.speculative.dspark_components.dspark_sts import load_sts_calibration_from_path
 
 from outrider.kernels.drafts import weigh_drafts
 from outrider.scheduler.calibration.classes import CLASSES, classes_of
@@ -45,11 +43,10 @@ def synthetic(
     return Records(confidence, verify_lens, np.minimum(accepted, verify_lens), np.full(count, case))
 
 
-@pytest.mark.parametrize("fit", [fit_joint, partial(fit_joint, shifts=False)])
 @pytest.mark.parametrize("censor", ["none", "survival"])
-def test_overconfident_survivals_come_within_two_percent_on_held_out_records(fit, censor):
+def test_overconfident_survivals_come_within_two_percent_on_held_out_records(censor):
     overconfident = np.array([2.0, 2.5, 1.8, 2.2, 1.5])
-    fitted = fit(synthetic(20_000, 0, overconfident, censor=censor), held_out=synthetic(20_000, 1, overconfident))
+    fitted = fit_joint(synthetic(20_000, 0, overconfident, censor=censor), held_out=synthetic(20_000, 1, overconfident))
     assert max(fitted.ece_before) > 0.05
     assert max(fitted.ece_after) <= 0.02
     assert fitted.num_samples == 20_000
@@ -172,30 +169,6 @@ def test_right_confidences_have_the_error_of_chance():
     assert min(wrong.ece) > 4 * max(wrong.ece_by_chance)
 
 
-def test_sglang_reads_temperatures_that_were_fitted_without_shifts(tmp_path):
-    shifts = (0.5, -0.5, 0.5, -0.5, 0.0, 0.0)
-    table = fit_table(of_all_classes(3000, 7, shifts), of_all_classes(3000, 8, shifts), dataset="synthetic")
-    path = tmp_path / "calibration.json"
-    path.write_text(json.dumps(table.to_json()))
-    assert CalibrationTable.load(path).to_json() == table.to_json()
-    theirs = load_sts_calibration_from_path(str(path))
-    assert table.sglang is not None
-    assert tuple(theirs.temperatures) == table.sglang.temperatures
-    assert set(table.sglang.shifts) == {0.0}
-    assert tuple(theirs.ece_after) == table.sglang.ece_after
-    assert theirs.num_samples == 6000  # SGLang's DSpark has neither lookups nor seeds
-    assert theirs.dataset == "synthetic"
-
-
-def test_sglang_refuses_a_calibration_of_lookups_alone(tmp_path):
-    lookups = synthetic(3000, 7, case=CLASSES.index("greedy, lookup"))
-    path = tmp_path / "calibration.json"
-    path.write_text(json.dumps(fit_table(lookups, lookups, dataset="synthetic").to_json()))
-    assert CalibrationTable.load(path).sglang is None
-    with pytest.raises(Exception, match="temperatures"):
-        load_sts_calibration_from_path(str(path))
-
-
 def test_positions_without_records_can_be_saved(tmp_path):
     records = synthetic(500, 8)
     short = Records(records.confidence, np.ones(500, dtype=np.int64), np.minimum(records.accepted, 1), records.classes)
@@ -204,7 +177,6 @@ def test_positions_without_records_can_be_saved(tmp_path):
     path = tmp_path / "short.json"
     path.write_text(json.dumps(table.to_json()))
     assert CalibrationTable.load(path).to_json() == table.to_json()
-    load_sts_calibration_from_path(str(path))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +184,7 @@ def test_positions_without_records_can_be_saved(tmp_path):
     [
         ("{", "Expecting"),
         ("{}", "not a calibration"),
-        ('{"temperatures": [1.0]}', "lacks 'cases'"),
+        ('{"dataset": ""}', "lacks 'cases'"),
         (json.dumps({"dataset": "", "cases": {case: {"temperatures": [1, 0]} for case in CLASSES}}), "above 0"),
         ("[]", "not a cal"),
     ],
