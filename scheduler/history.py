@@ -63,19 +63,17 @@ class SurvivalHistory:
         More than one sample are followed by half as many of the group: the next passage of a text resembles the mean of
         all texts more than its own last passage, and a plan without them rests after every hard passage.
         """
-        counts = self.counts(rows, generations)
-        own = min(samples, DEPTH)
+        counts, own = self.counts(rows, generations), min(samples, DEPTH)
         back = np.arange(own)[:, None] % np.clip(counts, 1, DEPTH)
-        found = self._records.take(rows * DEPTH + (counts - 1 - back) % DEPTH, axis=0)
-        shared = own // 2
-        if shared:
-            found = np.concatenate([found, np.empty((shared, *found.shape[1:]), dtype=np.float32)])
-        if shared or not counts.all():
+        records = np.empty((own + own // 2, len(rows), self._records.shape[1]), dtype=np.float32)
+        records[:own] = self._records.take(rows * DEPTH + (counts - 1 - back) % DEPTH, axis=0)
+        if own > 1 or not counts.all():
             for pool, members in self._pools_of(groups):
                 places = np.arange(len(rows))[members]
-                found[:own, places[counts[places] == 0]] = pool.mean
-                found[own:, places] = pool.spread(shared, len(places))
-        return found[:, :, :-1], found[:, :, -1]
+                records[own:, places] = pool.spread(own // 2, len(places))
+                if len(unknown := places[counts[places] == 0]):
+                    records[:own, unknown] = pool.mean
+        return records[:, :, :-1], records[:, :, -1]
 
     def extrapolated(self, survival: np.ndarray, depth: int, block: int) -> np.ndarray:
         """survival [n, gamma] of drafts of `depth` tokens, continued up to `block` tokens as the mean draft falls."""
@@ -109,14 +107,17 @@ class _Pool:
     def __init__(self, start: np.ndarray):
         self._records = np.tile(start, (SAMPLES, 1))
         self._place = 0
-        self.mean = start  # [gamma + 1]
 
     def write(self, records: np.ndarray) -> None:
         """Take in [n, gamma], of many a part."""
         new = records[:: max(-(-len(records) // SAMPLES), 1)]
         self._records[(self._place + np.arange(len(new))) % SAMPLES] = new
         self._place += len(new)
-        self.mean = self._records.mean(0)
+
+    @property
+    def mean(self) -> np.ndarray:
+        """[gamma + 1]."""
+        return np.asarray(self._records.mean(0))
 
     def spread(self, samples: int, requests: int) -> np.ndarray:
         """[samples, requests, gamma] records, each request's own where there are enough."""
