@@ -18,7 +18,6 @@ A step, from top to bottom:
 4. `observe` takes in the finished step: times teach `cost/`, survivals and outcomes `history.py`.
 """
 
-import math
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -108,8 +107,8 @@ class Asynchronous(Planner):
         self.history = SurvivalHistory(gamma)  # of requests for which the model could draft
         self.lookups: SurvivalHistory | None = None  # of prompt lookups alone; None before the first
         self.correction = Correction()
-        self.probing = Probing(saved=math.inf)  # the first rest begins with a probe
-        self._number, self._last_probe = 0, -LAG
+        self.probing = Probing()
+        self._number, self._last_probe, self._has_rested = 0, -LAG, False
         self._last: PlannedStep | None = None  # the last step for which a plan was made
         self.considered: tuple[list[Plan], Plan] | None = None  # plans, the best
         self._open: deque[PlannedStep] = deque()  # not observed yet
@@ -157,8 +156,9 @@ class Asynchronous(Planner):
             loss = self.cost.deciding + plans[-1].drafting
             if self.probing.due(loss, float(seconds[0])):
                 return Budget(draft=True, tokens=0, seconds=seconds + loss, probe=True, depth=plans[-1].depth)
-            if best is plans[0]:
-                return Budget(draft=False, tokens=0, seconds=seconds[:1], look_up=False)
+            if best is plans[0]:  # the first rest looks up, to see whether the drafter can
+                look_up, self._has_rested = self.lookups is None and not self._has_rested, True
+                return Budget(draft=False, tokens=0, seconds=seconds[:1], probe=look_up, look_up=look_up)
         tokens = best.curve.most(best.point)
         if self.buckets is not None:
             tokens = self.buckets.fill_bucket(len(step.rows), tokens, room)

@@ -18,14 +18,11 @@ def mostly_the_same(names: np.ndarray, planned: np.ndarray) -> bool:
 
 class Probing:
     """Every step without drafting saves `share` of its time, and a probe is paid from the savings. So probes cost at
-    most that share: they come every few steps if drafting is cheap, after hundreds of steps if it is expensive.
+    most that share: they come every few steps if drafting is cheap, after hundreds of steps if it is expensive."""
 
-    saved: seconds saved before the first step; inf pays for the first probe.
-    """
-
-    def __init__(self, saved: float = 0.0, share: float = SHARE) -> None:
+    def __init__(self, share: float = SHARE) -> None:
         self.share = share
-        self._saved, self._loss = saved, 0.0
+        self._saved, self._loss = 0.0, 0.0
 
     @property
     def ready(self) -> bool:
@@ -39,7 +36,7 @@ class Probing:
         """
         self._loss = max(loss, 0.0)
         if self._saved >= self._loss:
-            self._saved = min(self._saved, 2 * self._loss) - self._loss
+            self._saved -= self._loss
             return True
         self.save(seconds)
         return False
