@@ -63,16 +63,16 @@ class SurvivalHistory:
         More than one sample are followed by half as many of the group: the next passage of a text resembles the mean of
         all texts more than its own last passage, and a plan without them rests after every hard passage.
         """
-        counts, own = self.counts(rows, generations), min(samples, DEPTH)
-        back = np.arange(own)[:, None] % np.clip(counts, 1, DEPTH)
-        records = np.empty((own + own // 2, len(rows), self._records.shape[1]), dtype=np.float32)
-        records[:own] = self._records.take(rows * DEPTH + (counts - 1 - back) % DEPTH, axis=0)
-        if own > 1 or not counts.all():
+        counts, depth = self.counts(rows, generations), min(samples, DEPTH)
+        back = np.arange(depth)[:, None] % np.clip(counts, 1, DEPTH)
+        records = np.empty((depth + depth // 2, len(rows), self._records.shape[1]), dtype=np.float32)
+        records[:depth] = self._records.take(rows * DEPTH + (counts - 1 - back) % DEPTH, axis=0)
+        if depth > 1 or not counts.all():
             for pool, members in self._pools_of(groups):
                 places = np.arange(len(rows))[members]
-                records[own:, places] = pool.spread(own // 2, len(places))
+                records[depth:, places] = pool.spread(depth // 2, len(places))
                 if len(unknown := places[counts[places] == 0]):
-                    records[:own, unknown] = pool.mean
+                    records[:depth, unknown] = pool.mean
         return records[:, :, :-1], records[:, :, -1]
 
     def extrapolated(self, survival: np.ndarray, depth: int, block: int) -> np.ndarray:

@@ -26,5 +26,4 @@ def classes_of(temperatures: torch.Tensor, seeded: torch.Tensor) -> torch.Tensor
 
 def looked_up(classes: np.ndarray) -> np.ndarray:
     """[R] bool, drafts of prompt lookup among those of classes [R]."""
-    found: np.ndarray = classes % len(SOURCES) > 0
-    return found
+    return np.asarray(classes % len(SOURCES) > 0)

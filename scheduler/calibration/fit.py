@@ -24,11 +24,13 @@ def fit_table(fitted_on: Records, held_out: Records, *, dataset: str, verificati
     return CalibrationTable(tuple(map(best, range(len(CLASSES)))), dataset, verification)
 
 
-def unless_worse(found: Calibration, held_out: Records) -> Calibration:
-    """`found` if it lowers the mean calibration error of the records held out, else raw confidences."""
-    if sum(found.ece_after) < sum(found.ece_before):
-        return found
-    return replace(_reported(Calibration.identity(found.gamma), held_out, held_out), num_samples=found.num_samples)
+def unless_worse(calibration: Calibration, held_out: Records) -> Calibration:
+    """`calibration` if it lowers the mean calibration error of the records held out, else raw confidences."""
+    if sum(calibration.ece_after) < sum(calibration.ece_before):
+        return calibration
+    return replace(
+        _reported(Calibration.identity(calibration.gamma), held_out, held_out), num_samples=calibration.num_samples
+    )
 
 
 def fit_joint(records: Records, *, held_out: Records | None = None) -> Calibration:
@@ -66,8 +68,8 @@ def fit_joint(records: Records, *, held_out: Records | None = None) -> Calibrati
         loss = np.where(worse, loss, new_loss)
         if np.abs(step * scale[:, None]).max() < 1e-9:
             break
-    found = Calibration(tuple((1 / slope).tolist()), tuple(shift.tolist()), method="joint")
-    return _reported(found, records, held_out)
+    calibration = Calibration(tuple((1 / slope).tolist()), tuple(shift.tolist()), method="joint")
+    return _reported(calibration, records, held_out)
 
 
 def _loss(
@@ -79,9 +81,9 @@ def _loss(
     return likelihood + PRIOR / 2 * ((slope - 1) ** 2 + shift**2)
 
 
-def _reported(found: Calibration, fitted_on: Records, held_out: Records | None) -> Calibration:
-    """`found` with its quality."""
+def _reported(calibration: Calibration, fitted_on: Records, held_out: Records | None) -> Calibration:
+    """`calibration` with its quality."""
     judged = fitted_on if held_out is None else held_out
-    samples, after, by_chance = quality(judged, found)
+    samples, after, by_chance = quality(judged, calibration)
     errors = {"ece_before": quality(judged).ece, "ece_after": after, "ece_by_chance": by_chance}
-    return replace(found, num_samples=len(fitted_on), samples=samples, **errors)
+    return replace(calibration, num_samples=len(fitted_on), samples=samples, **errors)

@@ -33,9 +33,9 @@ class CalibrationTable:
             raise ValueError(f"a calibration for one gamma and each of {', '.join(CLASSES)} is needed")
 
     @classmethod
-    def of(cls, found: Mapping[str, Calibration], gamma: int, **other: Any) -> Self:
+    def of(cls, by_name: Mapping[str, Calibration], gamma: int, **other: Any) -> Self:
         """Calibrations by class name; raw confidences in the other classes."""
-        return cls(tuple(found.get(case, Calibration.identity(gamma)) for case in CLASSES), **other)
+        return cls(tuple(by_name.get(case, Calibration.identity(gamma)) for case in CLASSES), **other)
 
     def first(self, positions: int) -> Self:
         """The calibration of drafts of at most `positions` tokens."""
@@ -61,7 +61,7 @@ class CalibrationTable:
 
     def to_json(self) -> dict[str, Any]:
         """The form kept in a profile."""
-        classes = {case: found.to_json() for case, found in zip(CLASSES, self.by_class, strict=True)}
+        classes = {case: calibration.to_json() for case, calibration in zip(CLASSES, self.by_class, strict=True)}
         return {"dataset": self.dataset, "verification": self.verification, "cases": classes}
 
     @classmethod
@@ -117,6 +117,6 @@ def _stacked(
 @lru_cache(maxsize=8)
 def _parameters(table: CalibrationTable, positions: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     column = torch.arange(positions).clamp(max=table.gamma - 1)
-    inverse = 1.0 / torch.tensor([found.temperatures for found in table.by_class], dtype=torch.float64)
-    shifts = torch.tensor([found.shifts for found in table.by_class], dtype=torch.float32)
+    inverse = 1.0 / torch.tensor([calibration.temperatures for calibration in table.by_class], dtype=torch.float64)
+    shifts = torch.tensor([calibration.shifts for calibration in table.by_class], dtype=torch.float32)
     return inverse[:, column].float().contiguous().to(device), shifts[:, column].contiguous().to(device)

@@ -57,11 +57,11 @@ class Point:
 
 def merge(points: Iterable[Point]) -> list[Point]:
     """One point for each combination, in order, with all of its repetitions."""
-    found: dict[tuple[int, int, float], tuple[float, ...]] = {}
+    times: dict[tuple[int, int, float], tuple[float, ...]] = {}
     for point in points:
         key = point.requests, point.tokens, point.context
-        found[key] = found.get(key, ()) + point.seconds
-    return [Point(*key, seconds) for key, seconds in sorted(found.items())]
+        times[key] = times.get(key, ()) + point.seconds
+    return [Point(*key, seconds) for key, seconds in sorted(times.items())]
 
 
 SAME_CONTEXT = 1.25

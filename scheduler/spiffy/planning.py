@@ -82,7 +82,7 @@ def plan_states(
     pays = np.zeros(len(worth), dtype=bool)
     pays[by_worth[: plan.point]] = True
     orders = np.lexsort((-worth, on_time, ~pays)), np.lexsort((-worth, without, on_time))
-    return max((best(order, np.flatnonzero(view.levels)) for order in orders), key=lambda found: found[1].value())
+    return max((best(order, np.flatnonzero(view.levels)) for order in orders), key=lambda choice: choice[1].value())
 
 
 @dataclass(slots=True)
