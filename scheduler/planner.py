@@ -284,7 +284,8 @@ class Asynchronous(Planner):
         who = np.flatnonzero(step.draft_mask)
         if not len(who):
             return
-        survival, drafted, groups = survival[who], 1.0, None if view.groups is None else view.groups[who]
+        survival, groups = survival[who], None if view.groups is None else view.groups[who]
+        drafted: np.ndarray | float = 1.0
         by_model = None if step.looked_up is None else ~step.looked_up[who]
         if by_model is not None and (lookups := len(who) - int(np.count_nonzero(by_model))):
             drafted = np.where(by_model, 1.0, max(step.drafting + lookups - len(who), 0) / lookups)

@@ -85,5 +85,5 @@ def _reported(calibration: Calibration, fitted_on: Records, held_out: Records | 
     """`calibration` with its quality."""
     judged = fitted_on if held_out is None else held_out
     samples, after, by_chance = quality(judged, calibration)
-    errors = {"ece_before": quality(judged).ece, "ece_after": after, "ece_by_chance": by_chance}
-    return replace(calibration, num_samples=len(fitted_on), samples=samples, **errors)
+    reported = replace(calibration, num_samples=len(fitted_on), samples=samples)
+    return replace(reported, ece_before=quality(judged).ece, ece_after=after, ece_by_chance=by_chance)

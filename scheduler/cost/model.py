@@ -40,7 +40,7 @@ class StepCost:
             raise ValueError("a step-cost model needs at least one measured step without drafting")
         self._curves = _curves(verify)
         self._sizes = [curve.requests for curve in self._curves]
-        sizes, times = np.array([*draft] or [1.0]), np.maximum.accumulate([*draft.values()] or [0.0])
+        sizes, times = np.array([*draft] or [1]), np.maximum.accumulate([*draft.values()] or [0.0])
         self._draft_sizes = np.append(sizes, 1 << 24)
         self._draft_times = _along(sizes, times[None], self._draft_sizes)[0]
         self.drift = Drift()
