@@ -5,8 +5,10 @@ A prompt is read in chunks, and decode steps run between them:
 - a chunk is the largest with a predicted time within the bound on pauses between decode steps;
 - after a chunk of a long prompt answers decode until they have had their share of the time, or more where a service
   level needs more. That delays the prompt's first token by this time alone;
-- a prompt that fits whole into a chunk skips that wait, unless a service level needs it;
-- the prompt with the smallest turn is read first: a short one, until a long one has waited long enough.
+- a prompt that fits whole into a chunk skips that wait, unless a service level needs it; a short one waits for service
+  levels no longer than twice the bound;
+- the prompt with the smallest turn is read first: the shortest, until a longer one has waited long enough. A partly
+  read prompt has the turn of its unread tokens, but short prompts pass it as if none of it was read.
 
 All times come from `PrefillCost` and from earlier steps; this module reads no clock.
 """
@@ -14,6 +16,7 @@ All times come from `PrefillCost` and from earlier steps; this module reads no c
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
@@ -25,11 +28,11 @@ SHARE = 0.36
 n waiting prompts the share is SHARE / n²: decode steps for few answers waste time, and all n prompts wait for them."""
 MOST_SHARE = 0.9
 """The most that service levels can raise it to."""
-PATIENCE = 4
+PATIENCE = 12
 """Shorter prompts pass a prompt until this many times its own tokens have been read."""
 SHORT = 256
-"""A prompt of at most this many tokens passes a longer one even if it breaks the bound: SGLang cuts one prompt at a
-time, so the short one would wait for all chunks of the long one."""
+"""Tokens of a short prompt. It passes a longer one even if it breaks the bound: SGLang cuts one prompt at a time, so the
+short one would wait for all chunks of the long one."""
 ALONE = 2
 """A chunk may take this many times the bound while no request decodes: the next request to come waits for it."""
 STEP_RATE = 0.1
@@ -79,6 +82,7 @@ class Pauses:
         self.paused = 0.0
         """Predicted seconds of the chunks launched since the last decode step."""
         self._owed = self._owed_to_levels = 0.0  # seconds of decode steps before the next long prompt, before any
+        self._decoded = 0.0  # seconds of decode steps since the latest chunk
         self._waiting = 0  # prompts, at the latest choice
         self._ratios = 0.0, 0.0  # added to each by a second of the latest chunk
 
@@ -89,9 +93,11 @@ class Pauses:
         """
         if not answering:
             self.paused = self._owed = self._owed_to_levels = 0.0
-        if self._owed_to_levels > 0:
-            return None
         self._waiting = len(queue) + (unfinished is not None)
+        if self._owed_to_levels > 0:
+            if self._decoded < 2 * self.bound:
+                return None
+            queue = list(takewhile(lambda prompt: prompt.tokens <= SHORT, queue))
         context = next((prompt.context for prompt in (unfinished, *queue) if prompt), 0)
         most = self.bound if answering else ALONE * self.bound
         room, least = most - self.paused, 2 * self.cost.forward
@@ -100,7 +106,7 @@ class Pauses:
         whole, passing = self._whole(queue, unfinished, room)
         first = self.page if unfinished else None
         tokens = max(self.cost.largest(room, context) // self.page, 1) * self.page
-        if self._owed > 0 or room < least:
+        if max(self._owed, self._owed_to_levels) > 0 or room < least:
             return Chunk(whole + (first or 0), first) if whole else None
         if unfinished is not None:
             return Chunk(max(tokens, whole + self.page), max(tokens - whole, self.page)) if whole else Chunk(tokens)
@@ -118,7 +124,7 @@ class Pauses:
             tokens, pairs = tokens + more[0], pairs + more[1]
             short = number == 0 and unfinished is not None and prompt.tokens <= SHORT and not self.paused
             fits = short or self.cost.seconds(tokens, pairs) <= room
-            if not fits or (unfinished is not None and prompt.turn > unfinished.turn):
+            if not fits or (unfinished is not None and prompt.turn > _turn_to_pass(unfinished, prompt)):
                 return pages, number
             pages += math.ceil(prompt.tokens / self.page) * self.page
         return pages, len(queue)
@@ -132,6 +138,7 @@ class Pauses:
     def observe_chunk(self, tokens: int, pairs: float, seconds: float) -> None:
         """The latest chunk took `seconds`; see `PrefillCost.seconds`."""
         self.cost.observe(tokens, pairs, seconds)
+        self._decoded = 0.0
         self._owed += seconds * self._ratios[0]
         self._owed_to_levels += seconds * self._ratios[1]
 
@@ -141,9 +148,15 @@ class Pauses:
 
     def observe_step(self, seconds: float) -> None:
         """A decode step took `seconds`."""
+        self._decoded += seconds
         self.step += (STEP_RATE if self.step else 1.0) * (seconds - self.step)
         self._owed = max(self._owed - seconds, -self.step)  # a step may end later than the debt: the next chunk pays
         self._owed_to_levels = max(self._owed_to_levels - seconds, -self.step)
+
+
+def _turn_to_pass(unfinished: Prompt, prompt: Prompt) -> float:
+    """`prompt` passes the partly read one up to this turn. Short ones: its turn before any of it was read."""
+    return unfinished.turn + (PATIENCE * unfinished.context if prompt.tokens <= SHORT else 0)
 
 
 def _size(prompt: Prompt) -> tuple[int, float]:

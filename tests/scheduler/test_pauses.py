@@ -168,6 +168,25 @@ def test_where_reading_is_slow_a_short_prompt_passes_though_it_breaks_the_bound(
     assert (chunk.unfinished is not None and chunk.tokens - chunk.unfinished >= tokens) == passes
 
 
+@pytest.mark.parametrize(("tokens", "arrival", "passes"), [(50, 12000, True), (400, 12000, False), (50, 80000, False)])
+def test_short_prompts_pass_a_long_one_that_is_almost_read(tokens: int, arrival: int, passes: bool) -> None:
+    pauses = Pauses(BOUND, made_cost())
+    chunk = pauses.choose([Prompt(tokens, 0, turn_of(arrival, tokens))], Prompt(900, 5100, turn_of(0, 900)))
+    assert chunk is not None
+    assert (chunk.unfinished is not None) == passes
+
+
+def test_a_short_prompt_waits_for_service_levels_no_longer_than_twice_the_bound() -> None:
+    came = np.arange(2.0, 20.0, 3.1).tolist()
+    arrivals = [(0.0, 6000), *((when, 50) for when in came)]
+    simulation = Simulation(Pauses(BOUND, made_cost()), arrivals, share=MOST_SHARE)
+    long, *short = simulation.run(60)
+    assert long.first_token is None or long.first_token > 40
+    for each in short:
+        assert each.first_token is not None
+        assert each.first_token - each.came <= 3 * BOUND + taken(50) + 2 * STEP
+
+
 def test_a_flood_of_short_prompts_starves_no_long_one() -> None:
     """Short prompts come faster than they can be read."""
     flood = [(when, 100) for when in np.arange(0.5, 200, 0.04).tolist()]
