@@ -43,7 +43,15 @@ class ApiError(Exception):
         self.retry_after = retry_after
 
     def body(self) -> dict[str, Any]:
-        return error_body(self.message, self.status, param=self.param, code=self.code)
+        kind = TYPES.get(self.status) or ("server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def last_answer(self) -> bytes:
+        """Return the error as HTTP that closes its connection, for code beneath the app."""
+        body, phrase = json.dumps(self.body()), HTTPStatus(self.status).phrase
+        again = "Retry-After: 1\r\n" if self.status in AGAIN else ""
+        head = f"HTTP/1.1 {self.status} {phrase}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        return f"{head}{again}Connection: close\r\n\r\n{body}".encode()
 
     def response(self) -> JSONResponse:
         headers = {}
@@ -62,14 +70,6 @@ def invalid_value(param: str | None, message: str) -> ApiError:
 def unsupported(param: str, message: str) -> ApiError:
     """Return the error for a field, or a value of it, that this server does not support."""
     return ApiError(message, param=param, code="unsupported_parameter")
-
-
-def error_body(message: str, status: int, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    return {"error": {"message": message, "type": _error_type(status), "param": param, "code": code}}
-
-
-def _error_type(status: int) -> str:
-    return TYPES.get(status) or ("server_error" if status >= 500 else "invalid_request_error")
 
 
 def of_stream(event: str) -> JSONResponse | None:
@@ -119,8 +119,7 @@ def install(app: FastAPI) -> None:
             message = f"there is no {request.method} {request.url.path} here; see GET /v1/models and the README"
         elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             message = f"{request.url.path} does not take {request.method}"
-        body = error_body(message, error.status_code)
-        return JSONResponse(body, error.status_code, error.headers)
+        return JSONResponse(ApiError(message, status=error.status_code).body(), error.status_code, error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:

@@ -155,10 +155,8 @@ def _answers(scope: Scope) -> bool:
 
 
 def _request_id(scope: Scope) -> str:
-    for name, value in scope["headers"]:
-        if name == ID_HEADER.lower().encode() and CLIENTS_ID.fullmatch(value):
-            return str(value, "ascii")
-    return uuid.uuid4().hex
+    given = (value for name, value in scope["headers"] if name == ID_HEADER.lower().encode())
+    return next((value.decode() for value in given if CLIENTS_ID.fullmatch(value)), None) or uuid.uuid4().hex
 
 
 def once_whole(receive: Receive, begin: Callable[[], object]) -> Receive:

@@ -66,8 +66,9 @@ class AuthMiddleware:
         """Return the usage of the request's key; None if none is needed. Raises ApiError for a wrong or missing key."""
         if self.access.open or scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_FOLDER):
             return None
-        header = _header(scope, b"authorization")
-        if not header and (key := _header(scope, b"x-api-key")):  # Anthropic's clients
+        headers = dict(reversed(scope["headers"]))  # the first of each name
+        header = headers.get(b"authorization", b"")
+        if not header and (key := headers.get(b"x-api-key")):  # Anthropic's clients
             header = b"Bearer " + key
         key_usage = self.access.key_usage(header)
         if key_usage is None:
@@ -99,7 +100,3 @@ def _with_limit_headers(key_usage: KeyUsage | None, send: Send) -> Send:
         await send(message)
 
     return with_limits
-
-
-def _header(scope: Scope, name: bytes) -> bytes:
-    return next((value for key, value in scope["headers"] if key == name), b"")
