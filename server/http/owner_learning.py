@@ -156,7 +156,12 @@ class OwnerLearning(Learning, ABC):
 
     def snapshot(self) -> dict[str, Any]:
         """Return the page's data: sums, and the number of learned drafters; no owner's promotions."""
-        shown = {"in_use": None, "learned": self._learned, "exchanges": [], "now": round(time.time(), 3)}
+        shown: dict[str, Any] = {
+            "in_use": None,
+            "learned": self._learned,
+            "exchanges": [],
+            "now": round(time.time(), 3),
+        }
         return self.numbers | shown
 
 

@@ -174,7 +174,7 @@ class MessageErrors:
                 data = orjson.dumps(_error(orjson.loads(message["body"])["error"], begin["status"]))
                 MutableHeaders(scope=begin)["content-length"] = str(len(data))
                 await send(begin)
-                message = message | {"body": data}
+                message = {**message, "body": data}
             await send(message)
 
         await self.app(scope, receive, write)

@@ -140,7 +140,7 @@ def _to_chat(body: dict[str, Any]) -> Translated:
         raise unsupported("store", "this server does not support 'store': no answer is stored; send false, or nothing")
     request = parse_own(ResponsesRequest, body)
     choice = request.tool_choice
-    fields = {
+    fields: dict[str, Any] = {
         "max_completion_tokens": request.max_output_tokens,
         "tools": [chat_tool(tool.name, tool.description, tool.parameters, tool.strict) for tool in request.tools or ()],
         "tool_choice": {"type": "function", "function": {"name": choice.name}}
