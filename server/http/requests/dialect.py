@@ -10,7 +10,7 @@ from pydantic_core.core_schema import CoreSchema, tagged_union_schema
 
 from .effect import with_effect
 from .parsing import parse
-from .protocol import Kind, given_fields, reject_unknown_nested_fields
+from .protocol import CHAT, Kind, given_fields, reject_unknown_nested_fields
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -65,24 +65,25 @@ def parse_own(model: type[T], body: dict[str, Any]) -> T:
     return request
 
 
-def begin_chat(
-    body: dict[str, Any], passed: frozenset[str], messages: Iterable[tuple[str, dict[str, Any]]], fields: dict[str, Any]
-) -> tuple[dict[str, Any], list[str]]:
-    """Make a chat from the passed fields of the body. Returns it and the places of its messages.
-
-    messages: each with its place in the original request. fields: further ones; empty ones are left out.
-    """
+def to_chat(
+    body: dict[str, Any],
+    passed: frozenset[str],
+    original: BaseModel,
+    messages: Iterable[tuple[str, dict[str, Any]]],
+    fields: dict[str, Any],
+) -> Translated:
+    """Make a chat of a body: its passed fields, messages, each with its place in the original request, and further
+    fields, without empty ones."""
     placed = list(messages)
     chat = {name: value for name, value in body.items() if name in passed} | with_effect(fields)
     chat["messages"] = [message for _, message in placed]
     if body.get("stream"):
         chat["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-    return chat, [place for place, _ in placed]
+    return Translated(CHAT, chat, [place for place, _ in placed], original)
 
 
 def chat_message(role: str, texts: Sequence[str] | None, rest: dict[str, Any]) -> dict[str, Any]:
-    """Return a chat's message. texts: its content; None: absent. rest: fields of the assistant's: calls need no content
-    beside them."""
+    """Return a chat's message. texts: its content; None: it is missing. rest: further fields; calls need no content."""
     if texts is None or ("tool_calls" in rest and not texts):
         return {"role": role} | rest
     content: Any = texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts] or ""

@@ -17,8 +17,7 @@ from sglang.srt.entrypoints.anthropic.protocol import (
 
 from ..errors import invalid_value, unsupported
 from .bounds import MAX_MESSAGES, MAX_TOOLS
-from .dialect import PASSED, ByType, Dialect, Translated, begin_chat, chat_call, chat_message, chat_tool, parse_own
-from .protocol import CHAT
+from .dialect import PASSED, ByType, Dialect, Translated, chat_call, chat_message, chat_tool, parse_own, to_chat
 
 
 class ToolResultBlock(BaseModel):
@@ -122,11 +121,11 @@ def _to_chat(model: type[CountTokensRequest], body: dict[str, Any]) -> Translate
         "max_tokens": getattr(request, "max_tokens", None),
         "stop": getattr(request, "stop_sequences", None),
     }
-    chat, places = begin_chat(body, PASSED, _messages(request), fields)
-    last = chat["messages"][-1]
+    chat = to_chat(body, PASSED, request, _messages(request), fields)
+    last = chat.body["messages"][-1]
     if last["role"] == "assistant" and "tool_calls" not in last:
-        chat["continue_final_message"] = True
-    return Translated(CHAT, chat, places, request)
+        chat.body["continue_final_message"] = True
+    return chat
 
 
 def _messages(request: CountTokensRequest) -> Iterator[tuple[str, dict[str, Any]]]:

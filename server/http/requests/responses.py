@@ -9,8 +9,7 @@ from pydantic import BaseModel, Field
 
 from ..errors import unsupported
 from .bounds import MAX_MESSAGES, MAX_TOOLS
-from .dialect import PASSED, ByType, Dialect, Translated, begin_chat, chat_call, chat_message, chat_tool, parse_own
-from .protocol import CHAT
+from .dialect import PASSED, ByType, Dialect, Translated, chat_call, chat_message, chat_tool, parse_own, to_chat
 
 LOGPROBS = "message.output_text.logprobs"
 MAX_METADATA = 16
@@ -154,8 +153,7 @@ def _to_chat(body: dict[str, Any]) -> Translated:
             fields["response_format"]["json_schema"] = form.model_dump(exclude={"type"}, by_alias=True)
     if LOGPROBS in (request.include or ()) or request.top_logprobs:
         fields |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
-    chat, places = begin_chat(body, RESPONSES.passed, _messages(request), fields)
-    return Translated(CHAT, chat, places, request)
+    return to_chat(body, RESPONSES.passed, request, _messages(request), fields)
 
 
 RESPONSES = Dialect(
