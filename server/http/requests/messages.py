@@ -7,7 +7,6 @@ from pydantic import BaseModel, Field
 from pydantic_core import to_json
 from sglang.srt.entrypoints.anthropic.protocol import (
     AnthropicJSONOutputFormat,
-    AnthropicThinkingParam,
     AnthropicToolChoice,
     RedactedThinkingBlock,
     TextBlock,
@@ -46,6 +45,14 @@ class ToolOfMessages(BaseModel):
     defer_loading: Literal[False] | None = None
 
 
+class Thinking(BaseModel):
+    """`enabled` is refused: no budget can be kept."""
+
+    type: Literal["adaptive", "disabled", "enabled"]
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
 class KeptThinking(BaseModel):
     """Accepted without effect: all thinking is kept."""
 
@@ -69,7 +76,7 @@ class CountTokensRequest(BaseModel):
     system: str | list[TextBlock] | None = None
     tools: list[ToolOfMessages] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: AnthropicToolChoice | None = None
-    thinking: AnthropicThinkingParam | None = None
+    thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
 
