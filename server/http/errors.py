@@ -1,11 +1,11 @@
 """Errors as OpenAI's API writes them: {"error": {"message", "type", "param", "code"}}."""
 
 import json
+from dataclasses import KW_ONLY, dataclass
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -23,24 +23,16 @@ AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 NO_TOKEN = "'prompt' has no token: this model's vocabulary has none of its characters"
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """The error that answers a request. retry_after: seconds until the client may retry."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int = 400,
-        param: str | None = None,
-        code: str | None = None,
-        retry_after: int | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.status = status
-        self.param = param
-        self.code = code
-        self.retry_after = retry_after
+    message: str
+    _: KW_ONLY
+    status: int = 400
+    param: str | None = None
+    code: str | None = None
+    retry_after: int | None = None
 
     def body(self) -> dict[str, Any]:
         kind = TYPES.get(self.status) or ("server_error" if self.status >= 500 else "invalid_request_error")
@@ -120,10 +112,6 @@ def install(app: FastAPI) -> None:
         elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             message = f"{request.url.path} does not take {request.method}"
         return JSONResponse(ApiError(message, status=error.status_code).body(), error.status_code, error.headers)
-
-    @app.exception_handler(RequestValidationError)
-    async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return ApiError("the request is not valid").response()
 
     @app.exception_handler(Exception)
     async def on_bug(request: Request, error: Exception) -> JSONResponse:

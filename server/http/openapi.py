@@ -201,22 +201,17 @@ def _bounds(kind: Kind, limits: Limits) -> dict[str, dict[str, Any]]:
     }
 
 
-_BOUNDED = {
-    "minimum": ("integer", "number"),
-    "maximum": ("integer", "number"),
-    "exclusiveMinimum": ("integer", "number"),
-    "minItems": ("array",),
-    "maxItems": ("array",),
-    "items": ("array",),
-    "minLength": ("string",),
-    "propertyNames": ("object",),
-    "additionalProperties": ("object",),
+_BOUNDS = {
+    **dict.fromkeys(("integer", "number"), ("minimum", "maximum")),
+    "array": ("minItems", "maxItems", "items"),
+    "string": ("minLength",),
+    "object": ("propertyNames", "additionalProperties"),
 }
-"""Types of schemas that a bound applies to."""
+"""Bounds that apply to a type."""
 
 
 def _bounded(schema: dict[str, Any], bounds: dict[str, Any]) -> dict[str, Any]:
     """Return the schema with bounds where they apply, in each of its alternatives."""
     if "anyOf" in schema:
         return schema | {"anyOf": [_bounded(branch, bounds) for branch in schema["anyOf"]]}
-    return schema | {name: bound for name, bound in bounds.items() if schema.get("type") in _BOUNDED[name]}
+    return schema | {name: bound for name, bound in bounds.items() if name in _BOUNDS.get(schema.get("type", ""), ())}

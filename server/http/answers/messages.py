@@ -1,6 +1,7 @@
 """Answers of Anthropic's /v1/messages."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -149,12 +150,12 @@ def _error(error: dict[str, Any], status: int | None) -> dict[str, Any]:
     return {"type": "error", "error": error | {"type": kind}, "request_id": request_id}
 
 
+@dataclass(eq=False)
 class MessageErrors:
     """Plain ASGI middleware around all answers: errors of these paths are written as Anthropic writes them, and answers
     name their request in its header too."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    app: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] not in PATHS:

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,14 +22,14 @@ ADMIN_PATHS = frozenset({"/outrider/tune", "/load_lora_adapter", "/unload_lora_a
 """Routes that need an administrator's key."""
 
 
+@dataclass(eq=False)
 class AuthMiddleware:
     """Plain ASGI middleware, so that streams and disconnects pass unbuffered."""
 
-    def __init__(self, app: ASGIApp, access: Access, lifecycle: Lifecycle, usage: KeyMetrics | None = None) -> None:
-        self.app = app
-        self.usage = usage
-        self.access = access
-        self.lifecycle = lifecycle
+    app: ASGIApp
+    access: Access
+    lifecycle: Lifecycle
+    usage: KeyMetrics | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ApiError
@@ -9,14 +10,14 @@ from . import admission
 from .metering import ChoiceTable
 
 
+@dataclass
 class QueueLimit:
     """manager: SGLang's tokenizer manager. table: choices in the engine. most: choices that may wait; None: any."""
 
-    def __init__(self, manager: Any, table: ChoiceTable, most: int | None) -> None:
-        self.manager = manager
-        self.table = table
-        self.most = most
-        self._entering = 0
+    manager: Any
+    table: ChoiceTable
+    most: int | None
+    _entering: int = 0
 
     @contextlib.contextmanager
     def entering(self) -> Iterator[None]:
