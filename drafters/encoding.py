@@ -68,7 +68,7 @@ class EncodingDrafter(Drafter):
         mask = torch.ones_like(batch.rows) if batch.draft_mask is None else batch.draft_mask
         selected = mask.nonzero()[:, 0]
         if len(selected) == 0:
-            return self._nothing(0).spread(selected, batch.anchors)
+            return Draft.nothing(0, self.gamma, self.device).spread(selected, batch.anchors)
         some = batch if len(selected) == len(batch.rows) else batch.select(selected)
         first, count = self._next(some)
         ready = (first + count == some.seq_lens).nonzero()[:, 0]
@@ -84,7 +84,7 @@ class EncodingDrafter(Drafter):
         else:
             if new is not None:
                 self._encode(new)
-            drafted = self._nothing(0)
+            drafted = Draft.nothing(0, self.gamma, self.device)
         return drafted.spread(selected[ready], batch.anchors, drafting=len(selected))
 
     def _propose_each(self, batch: DraftBatch) -> Draft:
@@ -127,11 +127,6 @@ class EncodingDrafter(Drafter):
     def _inputs(self, new: Spans) -> torch.Tensor:
         """Return the embeddings [N, d] of the tokens at these positions."""
         return self._embed(self.tokens.tokens[new.slots].long())
-
-    def _nothing(self, requests: int) -> Draft:
-        shape = requests, self.gamma
-        none = torch.zeros(shape, dtype=torch.int64, device=self.device)
-        return Draft(none, none[:, 0], torch.zeros(shape, device=self.device))
 
     @abstractmethod
     def _encode(self, new: Spans) -> None:

@@ -97,7 +97,8 @@ class NgramDrafter(Drafter):
         else:
             tokens, longest, odds = self._search(batch)
             lens = torch.where(longest >= self.min_match, self.gamma, 0)
-            confidence = self._confidence(longest, odds, batch.temperatures)
+            logits = self.by_length[longest] + odds @ self.by_odds
+            confidence = (logits + batch.temperatures[:, None] * self.by_temperature).sigmoid_()
         draft = Draft(tokens, lens, confidence, looked_up=self._all.expand(len(lens)), across=across)
         return draft if batch.forced is None else forced_first(draft, batch.forced)
 
@@ -136,11 +137,3 @@ class NgramDrafter(Drafter):
         ]
         matched = longest - 1 - torch.cat(wrong, 1).long()
         return matched * (torch.arange(width, device=text.device) < lens[:, None])
-
-    def _confidence(self, longest: torch.Tensor, odds: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
-        """Return [R, gamma] the chance that a token is accepted if all before it were; 0 without a match. longest: [R].
-        odds: [R, 2]. temperatures: [R]."""
-        logits = self.by_length[longest]
-        logits += odds @ self.by_odds
-        logits += temperatures[:, None] * self.by_temperature
-        return logits.sigmoid_()

@@ -60,7 +60,7 @@ class DecoderLayer:
         flat = [part for own in parts for part in own]
         kinds = [weight.kind if isinstance(weight, BlockWeight) else -1 for weight in flat]
         codes = [weight for weight in flat if isinstance(weight, Int8Weight)]
-        packed = [packed_weight(weight) for weight in flat if not isinstance(weight, Int8Weight)]
+        packed = [w.blocks if isinstance(w, BlockWeight) else w.panels for w in flat if not isinstance(w, Int8Weight)]
         present = [x for x in packed if x is not None]
         if len(codes) == len(flat) == 4:
             prepared = [w.codes for w in codes], [w.scales for w in codes]
@@ -70,11 +70,6 @@ class DecoderLayer:
             raise ValueError("the four weights must be prepared alike, by the compiled kernels")
         outputs = [weight.outputs for weight in flat]
         object.__setattr__(self, "_prepared", ([len(own) for own in parts], prepared[0], kinds, prepared[1], outputs))
-
-
-def packed_weight(weight: PackedWeight | BlockWeight) -> torch.Tensor | None:
-    """Return a weight in the form that the compiled kernels take; None without them."""
-    return weight.blocks if isinstance(weight, BlockWeight) else weight.panels
 
 
 class Decoder:

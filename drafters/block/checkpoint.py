@@ -6,27 +6,22 @@ vocabulary.
 """
 
 import hashlib
-import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-
-from outrider.storage.replacing import replace, replacing
 
 from ..base import Rows
+from ..checkpoint import WEIGHTS as WEIGHTS
+from ..checkpoint import check_shapes as check_tensors
+from ..checkpoint import drafted_tokens, read_tensors, stored_shapes, write_folder
 from ..config_file import CheckpointError, check_layers, check_same, read_json
 from .choosing import LatticeChoosing
 from .config import BlockConfig
 from .model import BlockModel, DraftModel
 
 Model = TypeVar("Model", bound=DraftModel)
-T = TypeVar("T")
-WEIGHTS = "model.safetensors"
 SHARED = ("embed_tokens.", "lm_head.", "verifier_lm_head.", "verifier_norm.", "rotary_emb.", "t2d")
 """Prefixes of tensors that belong to the target or are recomputed."""
 SELECTORS = ("candidate_selector.", "lilicorr.")
@@ -121,23 +116,15 @@ def load_plain(model: DraftModel, tensors: dict[str, torch.Tensor]) -> None:
     tensors = {n: v for n, v in tensors.items() if not n.startswith(SHARED)}
     if not model.config.confidence_head:
         tensors = {n: v for n, v in tensors.items() if not n.startswith("confidence_head.")}
-    fused, state = fused_names(model.config), {}
-    for name, value in model.state_dict().items():
-        names = fused[name][0] if name in fused else [plain_name(name)]
-        missing = [n for n in names if n not in tensors]
-        if missing:
-            raise CheckpointError(f"drafter checkpoint lacks {', '.join(missing)}")
-        weight = torch.cat([tensors.pop(n) for n in names])
-        if name == "markov_head.w2.weight" and weight.shape[0] == model.config.vocab_size:
-            weight = weight[model.vocab]
-        if weight.shape != value.shape:
-            raise CheckpointError(
-                f"{' + '.join(names)}: {list(weight.shape)} in the checkpoint, {list(value.shape)} by its config.json"
-            )
-        state[name] = weight
-    if tensors:
-        raise CheckpointError(f"drafter checkpoint has tensors this loader does not know: {', '.join(sorted(tensors))}")
-    model.load_state_dict(state)
+    own, fused, w2 = model.state_dict(), fused_names(model.config), HEADS["markov_head.w2.weight"]
+    if w2 in tensors and len(tensors[w2]) == model.config.vocab_size:
+        tensors[w2] = tensors[w2][model.vocab]
+    parts = {name: fused.get(name, ([plain_name(name)], [len(value)])) for name, value in own.items()}
+    needed = {
+        part: (rows, *own[name].shape[1:]) for name, made in parts.items() for part, rows in zip(*made, strict=True)
+    }
+    check_tensors({name: value.shape for name, value in tensors.items()}, needed, {})
+    model.load_state_dict({name: torch.cat([tensors[part] for part in names]) for name, (names, _) in parts.items()})
 
 
 def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -169,14 +156,6 @@ def save_compact(model: DraftModel, folder: str | Path) -> None:
     write_folder(folder, tensors, {**model.config.to_json(), "outrider_storage": "int8"})
 
 
-def write_folder(folder: str | Path, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / WEIGHTS) as temporary:
-        save_file({n: v.contiguous() for n, v in tensors.items()}, temporary, metadata={"format": "pt"})
-    replace({folder / "config.json": json.dumps(config, indent=2) + "\n"})
-
-
 def load(folder: str | Path, *, dtype: torch.dtype = torch.bfloat16, device: str | torch.device = "cpu") -> BlockModel:
     """Read the DSpark or DFlash drafter of a folder, as `load_as`."""
     return load_as(BlockModel, folder, dtype=dtype, device=device)
@@ -192,14 +171,14 @@ def load_as(
     """Read a drafter folder in either storage; raises CheckpointError saying why it cannot be used. make: the network
     that it is expected to hold."""
     folder = Path(folder)
-    config = BlockConfig.from_json(read_json(folder))
+    stated = read_json(folder)
+    config = BlockConfig.from_json(stated)
     if config.kind not in make.kinds:
         raise CheckpointError(f"{folder} holds a {config.kind} drafter, not {' or '.join(make.kinds)}")
-    compact = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("outrider_storage") == "int8"
-    tensors = read_tensors(folder)
+    compact, tensors = stated.get("outrider_storage") == "int8", read_tensors(folder)
     vocab, offsets = tensors.pop("vocab", None), tensors.pop("d2t", None)
     if config.draft_vocab_size and vocab is None and offsets is not None:
-        vocab, order = drafted_tokens(offsets, config.draft_vocab_size, config.vocab_size).sort()
+        vocab, order = drafted_tokens(offsets, config.draft_vocab_size, config.vocab_size)
         if (bias := tensors.get(HEADS["markov_head.w2.weight"])) is not None and len(bias) == len(order):
             tensors[HEADS["markov_head.w2.weight"]] = bias[order]
     if config.draft_vocab_size and (vocab is None or len(vocab) != config.draft_vocab_size):
@@ -214,48 +193,6 @@ def load_as(
     else:
         load_plain(model, tensors)
     return model.to(device=device, dtype=dtype).eval()
-
-
-def drafted_tokens(offsets: torch.Tensor | None, size: int, vocab_size: int) -> torch.Tensor:
-    """Return [V'] int64, the target's token of each of `size` draft tokens, from a folder's offsets `d2t` [V']."""
-    if offsets is None or offsets.shape != (size,):
-        has = "lacks it" if offsets is None else f"has {list(offsets.shape)}"
-        raise CheckpointError(f"draft_vocab_size is {size}, so d2t must be [{size}]; the drafter checkpoint {has}")
-    vocab = offsets.long() + torch.arange(len(offsets))
-    if int(vocab.min()) < 0 or int(vocab.max()) >= vocab_size or len(vocab.unique()) < len(vocab):
-        raise CheckpointError(f"d2t must name {size} different tokens of the target's {vocab_size}")
-    return vocab
-
-
-def _read_each(folder: str | Path, read: Callable[[Any, str], T], prefix: str = "") -> dict[str, T]:
-    """Return `read(file, name)` for each tensor of a checkpoint folder with this prefix; `file` is its open file."""
-    results: dict[str, T] = {}
-    files = sorted(Path(folder).glob("*.safetensors"))
-    if not files:
-        pickled = "; weights in *.bin are not read, since they may run code" if any(Path(folder).glob("*.bin")) else ""
-        raise CheckpointError(f"{folder} has no {WEIGHTS}{pickled}")
-    for file in files:
-        try:
-            with safe_open(file, "pt") as stored:
-                names = stored.keys()
-                results |= {name: read(stored, name) for name in names if name.startswith(prefix)}
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{file} is damaged: {error}; copy it here again") from None
-    return results
-
-
-def stored_shapes(folder: str | Path) -> dict[str, list[int]]:
-    """Return the shapes of a checkpoint folder's tensors without reading them; raises CheckpointError."""
-    return _read_each(folder, lambda file, name: file.get_slice(name).get_shape())
-
-
-def read_tensors(folder: str | Path, prefix: str = "") -> dict[str, torch.Tensor]:
-    """Read the tensors of a checkpoint folder with this prefix; raises CheckpointError where files are missing or
-    damaged."""
-    tensors: dict[str, torch.Tensor] = _read_each(folder, lambda file, name: file.get_tensor(name), prefix)
-    if unreal := [name for name, value in tensors.items() if not torch.isfinite(value).all()]:
-        raise CheckpointError(f"{folder} is damaged: {unreal[0]} has values that are not finite; copy it here again")
-    return tensors
 
 
 def memory(folder: str | Path, dtype: torch.dtype) -> tuple[int, int]:

@@ -173,7 +173,9 @@ class BlockDrafter(Drafter):
         if not batch.anchors.is_cpu:
             return self._propose_each(batch)
         if batch.draft_mask is not None and not bool(batch.draft_mask.all()):
-            return self._propose_some(batch, batch.draft_mask.nonzero()[:, 0])
+            requests = batch.draft_mask.nonzero()[:, 0]
+            some = self.propose(batch.select(requests)) if len(requests) else Draft.nothing(0, self.gamma, self.device)
+            return some.spread(requests, batch.anchors)
         gamma = self.gamma if batch.depth is None else min(batch.depth, self.gamma)
         if self.compiled is None:
             block = self._propose(batch, gamma)
@@ -192,13 +194,6 @@ class BlockDrafter(Drafter):
         else:
             made = Draft.of(*self._propose(batch), self.vocab)
         return made if batch.draft_mask is None else replace(made, lens=made.lens * batch.draft_mask)
-
-    def _propose_some(self, batch: DraftBatch, requests: torch.Tensor) -> Draft:
-        """Draft for `requests` [M]; all other drafts have length 0."""
-        if len(requests):
-            return self.propose(batch.select(requests)).spread(requests, batch.anchors)
-        nothing = torch.zeros((0, self.gamma), device=self.device)
-        return Draft(nothing.long(), requests, nothing).spread(requests, batch.anchors)
 
     def _propose(self, batch: DraftBatch, gamma: int | None = None) -> Block:
         """Return the tokens, probs and confidence of `Draft`, in plain torch; gamma: tokens, None: all."""

@@ -72,11 +72,11 @@ class DraftGraphs:
         self._rules: list[torch.Tensor | None] = []
         make = record or GraphRecorder(device)
         # The largest first: the rest then fit into its memory.
-        self._graphs = {size: make(partial(propose, self._first(size))) for size in reversed(self.sizes)}
-
-    def _first(self, size: int) -> DraftBatch:
-        names = "anchors", "seq_lens", "rows", "keys", *BY_REQUEST
-        return replace(self._given, **{name: getattr(self._given, name)[:size] for name in names})
+        given = {name: getattr(self._given, name) for name in ("anchors", "seq_lens", "rows", "keys", *BY_REQUEST)}
+        self._graphs = {}
+        for size in reversed(self.sizes):
+            first = replace(self._given, **{name: value[:size] for name, value in given.items()})
+            self._graphs[size] = make(partial(propose, first))
 
     def fits(self, batch: DraftBatch) -> bool:
         return len(batch.anchors) <= self.sizes[-1] and batch.page_table is self._given.page_table

@@ -4,7 +4,7 @@
 differently: `block_size` counts rows, of which the anchor's predicts only with `sample_from_anchor`; layer ids count
 the inputs of layers. Fields that some versions leave out are inferred from the rest, or the folder is refused. Tensors
 have DeepSpec's names; embedding and head are copies of the target's, and `d2t` gives the drafted tokens
-(`checkpoint.drafted_tokens`).
+(`checkpoint.py: drafted_tokens`).
 """
 
 from typing import Any

@@ -21,6 +21,7 @@ from outrider.kernels.linear import pack
 
 from ..block.compiled import Prepared, prepare
 from ..block.layers import frequencies
+from ..checkpoint import Shape
 from ..config_file import LayerShape
 from ..spans import Spans
 
@@ -122,3 +123,27 @@ def stacked(weights: ChainWeights, names: list[str]) -> Prepared:
         filled = [part.new_zeros(len(part)) if each is None else each for part, each in zip(parts, biases, strict=True)]
         bias = torch.cat(filled)
     return prepared(torch.cat(parts), bias)
+
+
+def layer_shapes(config: Any, inputs: int, *, gated: bool = False) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    """Return shapes of a layer's tensors without its MLP: required ones, and optional ones (biases, norms of q and k).
+    inputs: numbers in a row that its attention reads. gated: the projection of queries also has gates."""
+    size, width = config.hidden_size, config.head_dim
+    rows = {"q": (1 + gated) * config.num_heads * width} | dict.fromkeys("kv", config.num_kv_heads * width)
+    needed: dict[str, Shape] = {
+        **{f"{LAYER}{norm}_layernorm.weight": (size,) for norm in ("input", "post_attention")},
+        **{f"{ATTENTION}{part}_proj.weight": (count, inputs) for part, count in rows.items()},
+        f"{ATTENTION}o_proj.weight": (size, config.num_heads * width),
+    }
+    optional: dict[str, Shape] = {
+        **{f"{ATTENTION}{part}_proj.bias": (count,) for part, count in rows.items()},
+        f"{ATTENTION}o_proj.bias": (size,),
+        **{f"{ATTENTION}{part}_norm.weight": (width,) for part in "qk"},
+    }
+    return needed, optional
+
+
+def mlp_shapes(prefix: str, size: int, inner: int) -> dict[str, Shape]:
+    """Return shapes of an MLP's tensors with this prefix."""
+    rows = {f"{prefix}{part}_proj.weight": (inner, size) for part in ("gate", "up")}
+    return {**rows, f"{prefix}down_proj.weight": (size, inner)}

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from ..block.checkpoint import WEIGHTS, quantise, read_tensors, target_identity, write_folder
+from ..block.checkpoint import quantise, target_identity
+from ..checkpoint import WEIGHTS, read_tensors, write_folder
 from ..config_file import CheckpointError, check_same
 from .model import ConvertedModel
 

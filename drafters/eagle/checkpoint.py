@@ -12,11 +12,10 @@ from pathlib import Path
 
 import torch
 
-from ..block import checkpoint as block
-from ..block.checkpoint import drafted_tokens, read_tensors, write_folder
-from ..chain.checkpoint import Shape, check_shapes, layer_shapes, mlp_shapes
+from .. import checkpoint
 from ..chain.drafter import SHARED
-from ..chain.network import ATTENTION, LAYER, ChainWeights
+from ..chain.network import ATTENTION, LAYER, ChainWeights, layer_shapes, mlp_shapes
+from ..checkpoint import Shape, check_shapes, drafted_tokens, read_tensors, write_folder
 from ..config_file import CheckpointError, check_same, read_json
 from .config import EagleConfig
 
@@ -40,15 +39,14 @@ def load(
     layers, offsets = config.layers_of(target_layers), tensors.pop("d2t", None)
     stored = {name: list(value.shape) for name, value in tensors.items()}
     check_shapes(stored, shapes(config, len(layers)), optional_shapes(config, len(layers)))
-    drafted = config.draft_vocab_size
-    vocab = None if drafted is None else drafted_tokens(offsets, drafted, config.vocab_size)
-    if vocab is not None and bool((vocab.diff() < 0).any()):
-        vocab, order = vocab.sort()
+    vocab = None
+    if config.draft_vocab_size is not None:
+        vocab, order = drafted_tokens(offsets, config.draft_vocab_size, config.vocab_size)
+        vocab = vocab.to(device)
         if "lm_head.weight" in tensors:
             tensors["lm_head.weight"] = tensors["lm_head.weight"][order]
     made = {name: value.to(device=device, dtype=dtype) for name, value in tensors.items()}
-    config, vocab = replace(config, target_layers=layers), None if vocab is None else vocab.to(device)
-    return ChainWeights(config, made, layers, vocab)
+    return ChainWeights(replace(config, target_layers=layers), made, layers, vocab)
 
 
 def save(weights: ChainWeights, head: torch.Tensor, folder: str | Path) -> None:
@@ -119,7 +117,7 @@ def check_target(config: EagleConfig, names: Container[str], vocab_size: int | N
 
 def stored_shapes(folder: str | Path) -> dict[str, list[int]]:
     """Return the shapes of a folder's tensors by their canonical names; raises CheckpointError."""
-    return {canonical(name): shape for name, shape in block.stored_shapes(folder).items()}
+    return {canonical(name): shape for name, shape in checkpoint.stored_shapes(folder).items()}
 
 
 def memory(folder: str | Path, dtype: torch.dtype) -> tuple[int, int]:

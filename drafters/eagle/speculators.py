@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from ..block.checkpoint import write_folder
 from ..chain.drafter import with_shared
 from ..chain.network import ATTENTION, ChainWeights
+from ..checkpoint import write_folder
 from ..config_file import CheckpointError
 from .checkpoint import vocabulary_tensors
 

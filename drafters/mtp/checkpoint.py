@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from ..block.checkpoint import read_tensors
-from ..block.checkpoint import stored_shapes as all_shapes
-from ..chain.checkpoint import Shape, check_shapes, layer_shapes, mlp_shapes
-from ..chain.network import ATTENTION, LAYER, ChainWeights
+from .. import checkpoint
+from ..chain.network import ATTENTION, LAYER, ChainWeights, layer_shapes, mlp_shapes
+from ..checkpoint import Shape, check_shapes, read_tensors
 from ..config_file import CheckpointError, check_same, read_json
 from .config import ExpertsConfig, MtpConfig
 
@@ -66,7 +65,7 @@ def is_carried(folder: str | Path) -> bool:
 def stored_shapes(folder: str | Path, config: MtpConfig) -> dict[str, list[int]]:
     """Return shapes of the layer's tensors by their names here, none where the folder has no such layer. Raises
     CheckpointError."""
-    shapes = {canonical(name, config): shape for name, shape in all_shapes(folder).items()}
+    shapes = {canonical(name, config): shape for name, shape in checkpoint.stored_shapes(folder).items()}
     return {name: shape for name, shape in shapes.items() if name is not None}
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
+import torch.nn.functional as F
 from tqdm import tqdm
 
 from outrider.storage.replacing import replacing
@@ -23,7 +24,7 @@ from ..networks import network_of
 from .batches import BatchMaker, TrainingStep
 from .deadline import NEVER, Deadline
 from .forward import FrozenTarget, hidden_states
-from .loss import LossWeights, confidence_loss, draft_loss
+from .loss import LossWeights, draft_loss
 from .optimise import Optimiser, learning_rate
 from .paths import path_loss
 from .resident import training_steps
@@ -115,7 +116,9 @@ def learn_from(
     conf = torch.zeros((), device=loss.device)
     if model.confidence_head is not None:
         previous = head.w1(step.tokens[:, :-1]).flatten(0, 1)[step.rows] if head else kept
-        conf = confidence_loss(model.confidence_head(kept, previous), accept, weights)
+        logits = model.confidence_head(kept, previous).float()
+        losses = F.binary_cross_entropy_with_logits(logits, accept.clamp(0, 1), reduction="none")
+        conf = (weights * losses).sum()  # equation 11
     ((loss + alpha_conf * conf) / total).backward()
     return {
         "loss": (loss + alpha_conf * conf).detach() / total,

@@ -149,12 +149,6 @@ def draft_loss(
     return _FusedLoss.apply(hidden, latent, head, w2, labels, loss_weights, chunk)
 
 
-def confidence_loss(logits: torch.Tensor, accept: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return L_conf of equation 11, summed over N positions: confidence logits against c* [N]."""
-    losses = torch.nn.functional.binary_cross_entropy_with_logits(logits.float(), accept.clamp(0, 1), reduction="none")
-    return (weight * losses).sum()
-
-
 def position_weights(size: int, decay: float, device: torch.device | None = None) -> torch.Tensor:
     """Return w_k = exp(-(k - 1) / decay), [size]; all 1 where `decay` is infinite."""
     return torch.exp(-torch.arange(size, dtype=torch.float32, device=device) / decay)

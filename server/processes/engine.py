@@ -23,7 +23,6 @@ from ..settings.resolve import Resolved
 from ..settings.settings import Settings
 from . import data_parallel, logs
 from .engine_processes import EngineProcesses, kill_children
-from .prefork import WaitingScheduler
 from .process import StartupReport, quick_imports, run_detokenizer, run_scheduler
 from .run_folder import GRAMMARS, RunFolder
 
@@ -109,21 +108,17 @@ def _start(resolved: Resolved, engines: int, launch: Callable[[Resolved, _Launch
         report = StartupReport(run_folder.path / "failure")
         # On a GPU, or with SGLang's own flags, there may be several schedulers, which SGLang places better.
         alone = settings.resolved_device == "cpu" and not settings.sglang_flags
-        placements, waiting = [Placement()] * engines, None
-        environment: dict[str, str] = {}
+        placements, environment = [Placement()] * engines, dict[str, str]()
         if settings.resolved_device == "cpu":
             parts = topology.here().split(settings.schedulers)[: engines * settings.parallel.ranks_here]
             placements = [threads.place(settings.resolved_threads, part, bind=alone) for part in parts]
             environment = {**placements[0].environment} if engines == 1 else {}
             if engines > 1 or settings.parallel.tp_size > 1:
                 environment |= data_parallel.environment(parts)
-        if alone and engines == 1:
-            with threads.child_environment(environment):
-                waiting = WaitingScheduler(report, settings.log_level == "debug")
         with quick_imports():
             load_plugin()
             importlib.import_module("sglang.srt.entrypoints.engine")
-        return launch(resolved, _LaunchInputs(run_folder, report, placements, environment, waiting, engines))
+        return launch(resolved, _LaunchInputs(run_folder, report, placements, environment, engines))
     except BaseException:
         kill_children()
         run_folder.remove()
@@ -132,13 +127,12 @@ def _start(resolved: Resolved, engines: int, launch: Callable[[Resolved, _Launch
 
 @dataclass(frozen=True, slots=True)
 class _LaunchInputs:
-    """State before SGLang starts its processes. environment, waiting: see `launcher.Launcher`."""
+    """State before SGLang starts its processes. environment: see `launcher.Launcher`."""
 
     run_folder: RunFolder
     report: StartupReport
     placements: Sequence[Placement]
     environment: dict[str, str]
-    waiting: WaitingScheduler | None
     engines: int
 
 
@@ -181,7 +175,7 @@ def _launch_processes(resolved: Resolved, inputs: _LaunchInputs) -> tuple[Server
     settings, report = resolved.settings, inputs.report
     verbose = settings.log_level == "debug"
     ours = (report, inputs.placements, os.getpid(), verbose)
-    Launcher.waiting, Launcher.environment = inputs.waiting, inputs.environment
+    Launcher.environment = inputs.environment
     Launcher.controller = functools.partial(data_parallel.run_controller, *ours)
     arguments = sglang_args.build(settings, resolved.model, resolved.memory, inputs.engines)
     arguments.custom_sigquit_handler = _on_sigquit

@@ -7,19 +7,17 @@ from typing import Any, ClassVar
 from sglang.srt.entrypoints import engine
 
 from ..machine import threads
-from .prefork import WaitingScheduler
 from .process import signals_blocked
 
 
 class Launcher(engine.Engine):
-    """Starts processes that leave signals to us, and uses a waiting scheduler if there is one.
+    """Starts processes that leave signals to us.
 
     environment: further variables of the scheduler's process. detokenizes: this process detokenizes, see
     `detokenizer.py`. controller: target of the process that starts the schedulers of several engines. schedulers: the
     started processes, or their controller.
     """
 
-    waiting: ClassVar[WaitingScheduler | None] = None
     environment: ClassVar[Mapping[str, str]] = {}
     detokenizes: ClassVar[bool] = False
     controller: ClassVar[Callable[..., None]] = engine.run_data_parallel_controller_process
@@ -29,18 +27,16 @@ class Launcher(engine.Engine):
     def _launch_scheduler_processes(cls, server_args: Any, port_args: Any, *args: Any, **kwargs: Any) -> Any:
         if cls.detokenizes:
             port_args.detokenizer_ipc_name = port_args.tokenizer_ipc_name
-        multiprocessing, controller = engine.mp, engine.run_data_parallel_controller_process
+        controller = engine.run_data_parallel_controller_process
         try:
             engine.run_data_parallel_controller_process = cls.controller
-            if cls.waiting is not None:
-                engine.mp = cls.waiting  # see prefork.py
             with signals_blocked(), threads.child_environment(cls.environment):
                 result, Launcher.schedulers = super()._launch_scheduler_processes(
                     server_args, port_args, *args, **kwargs
                 )
                 return result, Launcher.schedulers
         finally:
-            engine.mp, engine.run_data_parallel_controller_process = multiprocessing, controller
+            engine.run_data_parallel_controller_process = controller
 
     @classmethod
     def _launch_detokenizer_subprocesses(cls, *args: Any, **kwargs: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import importlib
 import logging
 import os
 import signal
@@ -81,11 +82,9 @@ def run_scheduler(
     report: StartupReport, placements: Sequence[Placement], parent: int, verbose: bool, *args: Any, **kwargs: Any
 ) -> None:
     """Run a scheduler process. placements: one per scheduler of this machine."""
-    placements[scheduler_index(args) % len(placements)].apply()
-    with quick_imports():
-        from sglang.srt.managers.scheduler import run_scheduler_process
-
-    _run(run_scheduler_process, "sglang.srt.managers.scheduler", report, parent, verbose, *args, **kwargs)
+    placement = placements[scheduler_index(args) % len(placements)]
+    target = "sglang.srt.managers.scheduler", "run_scheduler_process"
+    _run(target, report, parent, verbose, *args, place=placement.apply, **kwargs)
 
 
 def engine_index(scheduler_args: tuple[Any, ...]) -> int:
@@ -100,26 +99,29 @@ def scheduler_index(scheduler_args: tuple[Any, ...]) -> int:
 
 def run_detokenizer(report: StartupReport, parent: int, verbose: bool, *args: Any, **kwargs: Any) -> None:
     """Run the detokenizer process."""
-    with quick_imports():
-        from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
-
-    _run(run_detokenizer_process, "sglang.srt.managers.detokenizer_manager", report, parent, verbose, *args, **kwargs)
+    target = "sglang.srt.managers.detokenizer_manager", "run_detokenizer_process"
+    _run(target, report, parent, verbose, *args, **kwargs)
 
 
 def _run(
-    target: Callable[..., None],
-    logger: str,
+    target: tuple[str, str],
     report: StartupReport,
     parent: int,
     verbose: bool,
     *args: Any,
+    place: Callable[[], None] = lambda: None,
     **kwargs: Any,
 ) -> None:
+    """Run SGLang's target, given as module and function. place: called once the module is imported."""
     die_with(parent)
+    module, name = target
     logging.getLogger("outrider").setLevel(os.environ[LOG_LEVEL])
-    logging.getLogger(logger).addFilter(FailureFilter(report, verbose))
+    logging.getLogger(module).addFilter(FailureFilter(report, verbose))
     try:
-        target(*args, **kwargs)
+        with quick_imports():
+            run = getattr(importlib.import_module(module), name)
+        place()
+        run(*args, **kwargs)
     except Exception as error:
         # SGLang catches exceptions inside its loop; this one comes from before it.
         report.write(last_line("".join(traceback.format_exception(error))))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from margins import assert_near
 from tiny_drafters import DIFFUSION, TERMS
+from tiny_training import training
 from transformers import AutoModelForCausalLM
 
 from outrider.drafters.commands import train
@@ -276,14 +277,8 @@ def test_the_models_own_text_agrees(model: ConvertedModel, frozen: FrozenTarget)
     assert right < tried
 
 
-def arguments(target: Path, prompts: Path, out: Path, *more: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    fixed = ["dllm", "--target", str(target), "--prompts", str(prompts), "--out", str(out), "--dtype", "float32"]
-    small = ["--answer-tokens", "24", "--batch", "8", "--delta-rank", "4", "--mask-token", str(MASK), "--top", "8"]
-    recipe = ["--steps", "40", "--sequences", "2", "--lr", "0.02", "--warmup", "5", "--decay-steps", "0"]
-    recipe += ["--threads", "1", "--ema", "0.9", "--validate-every", "40", "--device", "cpu", "--validation", "2"]
-    return parser.parse_args([*fixed, *small, *recipe, *more])
+RECIPE = f"--delta-rank 4 --mask-token {MASK} --lr 0.02 --ema 0.9 --steps 40 --validate-every 40 --validation 2"
+arguments = partial(training, RECIPE, "dllm")
 
 
 @pytest.fixture

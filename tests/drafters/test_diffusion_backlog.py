@@ -1,16 +1,24 @@
 """Texts that a DiffusionDrafter has not encoded yet: how much a step encodes, and which requests draft meanwhile."""
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from diffusion_drafting import GAMMA, LENGTHS, make, observe, observed, page_table, text
+from scenes import GAMMA, LENGTHS, SLOTS, Scene, make_denoiser, pages, text
 from tiny_drafters import DIFFUSION, assert_same_draft, batch
 
 from outrider.drafters import encoding
 from outrider.drafters.base import Features, Prefilled
 from outrider.drafters.diffusion.drafter import DiffusionDrafter
+
+SCENE = Scene(partial(make_denoiser, DIFFUSION), width=0)
+
+
+def observe(to: DiffusionDrafter, table: torch.Tensor, row: int, ids: torch.Tensor, start: int, stop: int) -> None:
+    positions = torch.arange(start, stop)
+    to.observe(Features(None, ids[start:stop], positions, table[row, start:stop].long()))
 
 
 def observe_one_each(to: DiffusionDrafter, table: torch.Tensor, texts: torch.Tensor, length: int) -> None:
@@ -37,9 +45,9 @@ def rows_of_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_after_a_thousand_steps_without_drafts_a_probe_is_bounded(
     requests: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = make(dataclasses.replace(DIFFUSION, max_positions=2048), slots=requests * 1100)
+    made = make_denoiser(dataclasses.replace(DIFFUSION, max_positions=2048), slots=requests * 1100)
     table = torch.randperm(requests * 1100).int().view(requests, 1100)
-    texts = torch.stack([text(1100, row) for row in range(requests)])
+    texts = torch.stack([text(row, 1100) for row in range(requests)])
     observe_one_each(made, table, texts, 1000)
     rows = rows_of_passes(monkeypatch)
     bound = max(encoding.BACKLOG, encoding.BACKLOG_EACH * requests)
@@ -50,7 +58,7 @@ def test_after_a_thousand_steps_without_drafts_a_probe_is_bounded(
     assert not drafts[0].lens.any()
     assert drafts[0].drafting == requests  # the passes take time
     assert drafts[-1].lens.tolist() == [GAMMA] * requests
-    whole = make(dataclasses.replace(DIFFUSION, max_positions=2048), slots=requests * 1100)
+    whole = make_denoiser(dataclasses.replace(DIFFUSION, max_positions=2048), slots=requests * 1100)
     for row in range(requests):
         observe(whole, table, row, texts[row], 0, 1000)
     monkeypatch.setattr(encoding, "BACKLOG", 1000 * requests)
@@ -60,8 +68,8 @@ def test_after_a_thousand_steps_without_drafts_a_probe_is_bounded(
 def test_short_backlogs_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoding, "BACKLOG", 32)
     monkeypatch.setattr(encoding, "BACKLOG_EACH", 1)
-    made, table = observed(DIFFUSION)
-    observe(made, table, 3, text(40, 3), 0, 40)
+    made, table = SCENE.observed()
+    SCENE.observe(made, table, 3, 0, 40)
     asking = batch(table, [0, 1, 2, 3], [*LENGTHS, 40])
     lens = [made.propose(asking).lens.ne(0).tolist() for _ in range(4)]
     assert lens[0] == [True, False, True, False]  # 9, 30, 1 and 40 tokens wait; 32 of them are encoded
@@ -76,10 +84,10 @@ def test_on_a_device_a_backlog_is_worked_off_in_steps_of_one_size(
 ) -> None:
     config = dataclasses.replace(DIFFUSION, max_positions=512)
     slots = 1 + requests * 160
-    made, whole = make(config, slots=slots), make(config, slots=slots)
+    made, whole = make_denoiser(config, slots=slots), make_denoiser(config, slots=slots)
     whole.on_host = True
     table = 1 + torch.randperm(slots - 1).int().view(requests, -1)
-    texts = torch.stack([text(160, row) for row in range(requests)])
+    texts = torch.stack([text(row, 160) for row in range(requests)])
     for one in (made, whole):
         observe_one_each(one, table, texts, 150)
     rows = rows_of_passes(monkeypatch)
@@ -107,9 +115,9 @@ def test_on_a_device_a_backlog_does_not_stop_other_requests(monkeypatch: pytest.
     """Other requests commit as much as they can, while one has much to catch up."""
     monkeypatch.setattr(encoding, "ROOM", 8)  # no room beyond committed tokens
     monkeypatch.setattr(encoding, "MOST", 8)
-    made, others = make(dataclasses.replace(DIFFUSION, max_positions=512)), 7
-    table = page_table(rows=8, context=200)
-    texts = torch.stack([text(200, row) for row in range(8)])
+    made, others = make_denoiser(dataclasses.replace(DIFFUSION, max_positions=512)), 7
+    table = pages(rows=8, context=200)
+    texts = torch.stack([text(row, 200) for row in range(8)])
     lens = [1] * others + [60]
     for row, length in enumerate(lens):
         observe(made, table, row, texts[row], 0, length)
@@ -126,9 +134,9 @@ def test_on_a_device_a_backlog_does_not_stop_other_requests(monkeypatch: pytest.
 def test_on_a_device_prompts_are_encoded_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """One whole prompt, and one after an unencoded prefix, which is encoded first."""
     monkeypatch.setattr(encoding, "BACKLOG", 1000)
-    made, whole, table = make(DIFFUSION), make(DIFFUSION), page_table(context=160)
+    made, whole, table = make_denoiser(DIFFUSION), make_denoiser(DIFFUSION), pages(context=160)
     whole.on_host = True
-    texts = [text(150, 0), text(120, 1)]
+    texts = [text(0, 150), text(1, 120)]
     rows, lens = torch.tensor([0, 1]), [150, 120]
     for one in (made, whole):
         observe(one, table, 0, texts[0], 0, 150)
@@ -145,14 +153,14 @@ def test_on_a_device_prompts_are_encoded_when_they_are_read(monkeypatch: pytest.
 
 @pytest.mark.usefixtures("device")
 def test_on_a_device_padding_goes_to_the_unused_slot() -> None:
-    made, table = observed(DIFFUSION)
+    made, table = SCENE.observed()
     for keys, values in made.pools:
         keys.normal_()
         values.normal_()
     before = [pool.clone() for pair in made.pools for pool in pair]
     made.propose(batch(table, [0, 1], [9, 30]))
     theirs = torch.cat([table[0, : 9 + GAMMA], table[1, : 30 + GAMMA], torch.zeros(1)]).long()
-    others = torch.ones(4096, dtype=torch.bool).index_fill_(0, theirs, False)
+    others = torch.ones(SLOTS, dtype=torch.bool).index_fill_(0, theirs, False)
     for pool, old in zip((pool for pair in made.pools for pool in pair), before, strict=True):
         assert torch.equal(pool[others], old[others])
         assert not torch.equal(pool[0], old[0])

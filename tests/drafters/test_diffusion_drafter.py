@@ -9,20 +9,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from chi_square import p_value
-from diffusion_drafting import GAMMA, LENGTHS, make, observe, observed, page_table, text
+from scenes import GAMMA, LENGTHS, SLOTS, Scene, make_denoiser, pages, text
 from tiny_drafters import (
     DIFFUSIONS,
     TINY,
     WIDE_DIFFUSION,
-    assert_same_draft,
     batch,
-    check_draws_are_unseen,
-    check_history_is_forgotten,
-    check_tokens_follow_q,
     make_diffusion,
     make_model,
     make_target,
-    row_of,
 )
 
 from outrider.drafters import encoding, networks
@@ -34,6 +29,8 @@ from outrider.drafters.diffusion.drafter import DiffusionDrafter
 from outrider.drafters.diffusion.model import DiffusionModel
 from outrider.kernels.acceptance import Verification, accept
 from outrider.kernels.noise import Purpose, gumbel_argmax, streams, uniforms
+
+READER = Scene(make_denoiser, width=0)
 
 
 @pytest.fixture(params=sorted(DIFFUSIONS))
@@ -64,10 +61,10 @@ def test_drafts_equal_encoding_the_whole_text_at_once(shape: BlockConfig, steps:
     model = make_diffusion(shape)
     embedding, head = torch.randn(2, shape.vocab_size, shape.hidden_size)
     made = DiffusionDrafter(model, embedding=embedding, head=head, denoising_steps=steps)
-    made.allocate(4096)
-    table = page_table()
+    made.allocate(SLOTS)
+    table = pages()
     for row, length in enumerate(LENGTHS):
-        observe(made, table, row, text(length, row), 0, length)
+        READER.observe(made, table, row, 0, length)
     draft = made.propose(batch(table, [0, 1, 2], list(LENGTHS)))
     counts = made.schedule
     for row, length in enumerate(LENGTHS):
@@ -75,68 +72,10 @@ def test_drafts_equal_encoding_the_whole_text_at_once(shape: BlockConfig, steps:
         block[0] = 3 + row
         for count in counts:
             known = torch.arange(GAMMA - 1) < done
-            logits = from_scratch(model, embedding, text(length, row), block[:-1], known) @ head[model.vocab].T
+            logits = from_scratch(model, embedding, text(row)[:length], block[:-1], known) @ head[model.vocab].T
             block[1 + done : 1 + done + count] = model.vocab[logits.argmax(-1)][done : done + count]
             done += count
         assert torch.equal(draft.tokens[row], block[1:])
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("place")
-@pytest.mark.parametrize("steps", [1, 2])
-def test_drafts_do_not_depend_on_earlier_requests(shape: BlockConfig, steps: int) -> None:
-
-    def read(drafter: DiffusionDrafter, table: torch.Tensor, life: int, row: int, start: int, stop: int) -> None:
-        ids = text(44, 10 * life + row)
-        if row == 3:
-            ids = torch.cat([text(44, 10 * life)[:20], ids[:24]])
-        observe(drafter, table, row, ids, start, stop)
-
-    check_history_is_forgotten(page_table().flatten(), lambda: make(shape, steps), read)
-
-
-@pytest.mark.usefixtures("place")
-@pytest.mark.parametrize("steps", [1, 2, 3])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_batch_equals_singles(shape: BlockConfig, temperature: float, steps: int) -> None:
-    made, table = observed(shape, steps)
-    together = made.propose(batch(table, [2, 0, 1], [1, 9, 30], temperature))
-    for i, (row, length) in enumerate([(2, 1), (0, 9), (1, 30)]):
-        alone = made.propose(batch(table, [row], [length], temperature))
-        assert_same_draft(row_of(together, i), alone)
-
-
-@pytest.mark.usefixtures("place")
-@pytest.mark.parametrize("steps", [1, 2])
-def test_draft_honours_the_contract(shape: BlockConfig, steps: int) -> None:
-    made, table = observed(shape, steps)
-    draft = made.propose(batch(table, [0, 1], [9, 30], 1.0))
-    assert draft.tokens.shape == draft.confidence.shape == (2, GAMMA)
-    assert draft.lens.tolist() == [GAMMA] * 2
-    assert draft.probs is not None
-    assert draft.probs.shape == (2, GAMMA, shape.logit_size)
-    torch.testing.assert_close(draft.probs.sum(-1), torch.ones(2, GAMMA))
-    assert ((draft.confidence > 0) & (draft.confidence < 1)).all()
-    column = draft.tokens if draft.vocab is None else torch.searchsorted(draft.vocab, draft.tokens)
-    assert (draft.probs.gather(2, column[..., None]) > 0).all()
-    assert (draft.vocab is None) == (shape.draft_vocab_size is None)
-    assert made.propose(batch(table, [0], [9])).probs is None
-    assert made.target_layers == ()
-
-
-@pytest.mark.usefixtures("place")
-@pytest.mark.parametrize("steps", [1, 2, 4])
-def test_from_left_to_right_no_token_is_seen_before_it_is_drawn(shape: BlockConfig, steps: int) -> None:
-    check_draws_are_unseen(*observed(shape, steps), LENGTHS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("steps", [1, 2])
-def test_tokens_follow_q_exactly(steps: int, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "MOST", 1)  # all draws belong to one request, which a device encodes once for each
-    made, table = observed(WIDE_DIFFUSION, steps)
-    made.prefilled(Prefilled(table, torch.tensor([0]), torch.tensor([9]), [9], 9))
-    check_tokens_follow_q(made, table, positions=(0, 1, 3), draws=2000 if place == "host" else 1000)
 
 
 @pytest.mark.slow
@@ -145,9 +84,9 @@ def test_tokens_follow_q_exactly(steps: int, place: str, monkeypatch: pytest.Mon
 def test_verified_texts_follow_the_target(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The target's tokens depend on the previous one: counts pairs of output tokens."""
     n, config = 6_000, dataclasses.replace(WIDE_DIFFUSION, draft_vocab_size=12)
-    made = make(config, steps, slots=10 + n * GAMMA)
+    made = make_denoiser(config, steps, slots=10 + n * GAMMA)
     table = torch.cat([1 + torch.arange(9).repeat(n, 1), 10 + torch.arange(n * GAMMA).view(n, GAMMA)], 1).int()
-    observe(made, table, 0, text(9, 0), 0, 9)
+    READER.observe(made, table, 0, 0, 9)
     monkeypatch.setattr(encoding, "MOST", 1)
     made.prefilled(Prefilled(table, torch.tensor([0]), torch.tensor([9]), [9], 9))
     each = torch.arange(n)
@@ -183,24 +122,6 @@ def test_verified_texts_follow_the_target(steps: int, monkeypatch: pytest.Monkey
     known = draft.vocab.tolist()
     pairs = {(a, b): float(target[3, a] * target[a, b]) for a in known for b in known}
     assert p_value(Counter(zip(out[:, 0].tolist(), second.tolist(), strict=True)), pairs, n) > 1e-4
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_unselected_requests_get_no_draft(shape: BlockConfig, temperature: float, place: str) -> None:
-    made, table = observed(shape, 2)
-    asking = batch(table, [2, 0, 1], [1, 9, 30], temperature)
-    some = made.propose(dataclasses.replace(asking, draft_mask=torch.tensor([True, False, True])))
-    everyone = made.propose(asking)
-    assert (everyone.drafting, some.drafting) == (
-        3,
-        2 if place == "host" else 3,
-    )  # a device drafts for all, and discards the rest
-    assert some.lens.tolist() == [GAMMA, 0, GAMMA]
-    for row in (0, 2):
-        assert_same_draft(row_of(some, row), row_of(everyone, row))
-    assert not some.confidence[1].any()
-    nobody = made.propose(dataclasses.replace(asking, draft_mask=torch.zeros(3, dtype=torch.bool)))
-    assert (nobody.drafting, nobody.lens.tolist()) == (0 if place == "host" else 3, [0, 0, 0])
 
 
 def test_folders_round_trip_and_refuse_mismatches(tmp_path: Path, shape: BlockConfig) -> None:

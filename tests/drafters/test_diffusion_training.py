@@ -1,19 +1,19 @@
 """`outrider train specdiff|deer` at tiny size: masks, weights, both stages, resumption, tau."""
 
-import argparse
 import csv
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from tiny_drafters import DIFFUSION, make_diffusion
+from tiny_training import training
 
 from outrider.drafters.base import DraftBatch, Features
 from outrider.drafters.block.checkpoint import load_as
 from outrider.drafters.commands import train
-from outrider.drafters.commands.arguments import add_arguments
 from outrider.drafters.diffusion.denoise import make_schedule
 from outrider.drafters.diffusion.drafter import DiffusionDrafter
 from outrider.drafters.diffusion.model import DiffusionModel
@@ -28,14 +28,8 @@ from outrider.drafters.training.validate import hits_of
 SIZE = 7
 
 
-def arguments(kind: str, target: Path, prompts: Path, out: Path, *more: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    fixed = [kind, "--target", str(target), "--prompts", str(prompts), "--out", str(out), "--dtype", "float32"]
-    small = ["--answer-tokens", "24", "--batch", "8", "--gamma", "4", "--draft-vocab", "48", "--draft-layers", "2"]
-    recipe = ["--steps", "40", "--sequences", "2", "--anchors", "12", "--lr", "0.01", "--warmup", "5", "--top", "8"]
-    recipe += ["--decay-steps", "0", "--short-steps", "0", "--threads", "1", "--refine-steps", "10", "--ema", "0.9"]
-    return parser.parse_args([*fixed, *small, *recipe, "--validate-every", "40", "--device", "cpu", *more])
+RECIPE = "--gamma 4 --draft-vocab 48 --draft-layers 2 --anchors 12 --steps 40 --refine-steps 10 --short-steps 0"
+arguments = partial(training, f"{RECIPE} --ema 0.9 --validate-every 40")
 
 
 @pytest.fixture

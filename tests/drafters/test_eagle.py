@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,33 +10,23 @@ import torch
 from eagle_reference import Reference
 from margins import assert_near
 from own_process import found_by_fork
+from scenes import GAMMA, LENGTHS, SLOTS, Scene, eagle_target, pages, text
 from tiny_drafters import (
     TERMS,
     assert_same_draft,
     batch,
-    check_history_is_forgotten,
-    check_tokens_follow_q,
-    make_target,
     save_target,
 )
-from tiny_eagle import LAYER_IDS, LAYOUTS, VOCAB, flat, save_eagle, tensors_of
+from tiny_eagle import LAYER_IDS, LAYOUTS, flat, save_eagle, tensors_of
 
 from outrider.drafters import encoding, networks, registry
-from outrider.drafters.base import Features, Prefilled
 from outrider.drafters.config_file import CheckpointError
 from outrider.drafters.eagle.checkpoint import memory
 from outrider.drafters.eagle.drafter import EagleDrafter
 
-GAMMA, SLOTS, CONTEXT = 4, 4096, 48
-LENGTHS = (9, 30, 1)
 
-
-def target_of(layout: str, **others: Any) -> Any:
-    size = flat(layout)["hidden_size"]
-    draw = torch.Generator().manual_seed(7)
-    embedding, head = torch.randn(2, VOCAB, size, generator=draw)
-    config = {"model_type": "llama", "hidden_size": size, "num_hidden_layers": 6, "vocab_size": VOCAB} | others
-    return make_target(SimpleNamespace(**config), embedding, head)
+def scene_of(layout: str, folder: Path) -> Scene:
+    return Scene.named(f"eagle {layout}", folder)
 
 
 @pytest.fixture(params=sorted(LAYOUTS))
@@ -45,51 +34,18 @@ def layout(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def make(layout: str, folder: Path, gamma: int = GAMMA) -> EagleDrafter:
-    made = EagleDrafter.load(target_of(layout), save_eagle(folder, layout), gamma=gamma)
-    made.allocate(SLOTS)
-    return made
-
-
-def text(row: int) -> torch.Tensor:
-    return torch.randint(VOCAB, (CONTEXT,), generator=torch.Generator().manual_seed(row))
-
-
-def hidden(layout: str, row: int) -> torch.Tensor:
-    width = len(LAYER_IDS) * flat(layout)["hidden_size"]
-    return torch.randn(CONTEXT, width, generator=torch.Generator().manual_seed(100 + row))
-
-
-def pages(rows: int = 4, seed: int = 5) -> torch.Tensor:
-    order = 1 + torch.randperm(SLOTS - 1, generator=torch.Generator().manual_seed(seed))
-    return order[: rows * CONTEXT].view(rows, CONTEXT).int()
-
-
-def observe(to: EagleDrafter, layout: str, table: torch.Tensor, row: int, start: int, stop: int, of: int = -1) -> None:
-    """Show tokens start .. stop of text `of`, by default the row's own."""
-    of = row if of < 0 else of
-    slots, positions = table[row, start:stop].long(), torch.arange(start, stop)
-    to.observe(Features(hidden(layout, of)[start:stop], text(of)[start:stop], positions, slots))
-
-
-def observed(layout: str, folder: Path) -> tuple[EagleDrafter, torch.Tensor]:
-    made, table = make(layout, folder), pages()
-    for row, length in enumerate(LENGTHS):
-        observe(made, layout, table, row, 0, length)
-    return made, table
-
-
 @pytest.mark.usefixtures("compiled", "place")
 def test_drafts_equal_the_paper(layout: str, tmp_path: Path) -> None:
-    made, table = observed(layout, tmp_path)
+    scene = scene_of(layout, tmp_path)
+    made, table = scene.observed()
     asking = batch(table, [0, 1, 2], list(LENGTHS))
     draft = made.propose(asking)
     sampled = made.propose(dataclasses.replace(asking, temperatures=torch.full((3,), 0.7)))
-    embedding, head = target_of(layout).weights()
+    embedding, head = eagle_target(layout).weights()
     reference = Reference(flat(layout), tensors_of(layout), embedding, head)
     for row, length in enumerate(LENGTHS):
         ids = [*text(row)[:length].tolist(), int(asking.anchors[row])]
-        tokens, logits = reference.draft(ids, hidden(layout, row)[:length], GAMMA)
+        tokens, logits = reference.draft(ids, scene.states(row)[:length], GAMMA)
         assert draft.tokens[row].tolist() == tokens
         assert sampled.probs is not None
         assert_near(sampled.probs[row, 0], (logits[0] / 0.7).softmax(-1).float(), TERMS)
@@ -100,10 +56,11 @@ def test_drafts_equal_sglangs_module(tmp_path: Path) -> None:
     """SGLang reads no `speculators` folders."""
     names = ["authors", "specforge", "whole"]
     folders = [save_eagle(tmp_path / name, name) for name in names]
-    table, (embedding, head) = pages(), target_of("authors").weights()
+    table, (embedding, head) = pages(), eagle_target("authors").weights()
+    authors = scene_of("authors", tmp_path / "authors")
     asking = batch(table, [0, 1, 2], list(LENGTHS))
     texts = [
-        ([*text(row)[:length].tolist(), int(asking.anchors[row])], hidden("authors", row)[:length])
+        ([*text(row)[:length].tolist(), int(asking.anchors[row])], authors.states(row)[:length])
         for row, length in enumerate(LENGTHS)
     ]
     torch.save({"embedding": embedding, "head": head, "texts": texts, "gamma": GAMMA}, tmp_path / "texts")
@@ -111,104 +68,53 @@ def test_drafts_equal_sglangs_module(tmp_path: Path) -> None:
     program = Path(__file__).with_name("eagle_by_sglang.py")
     drafts = found_by_fork(program, *map(str, (tmp_path / "target", tmp_path / "texts", *folders)))
     for name, theirs in zip(names, drafts, strict=True):
-        made, table = observed(name, tmp_path / name)
+        made, table = scene_of(name, tmp_path / name).observed()
         assert made.propose(asking).tokens.tolist() == theirs, name
-
-
-@pytest.mark.usefixtures("place")
-def test_drafts_do_not_depend_on_earlier_requests(layout: str, tmp_path: Path) -> None:
-
-    def read(drafter: EagleDrafter, table: torch.Tensor, _: int, row: int, start: int, stop: int) -> None:
-        shared = 20 if row == 3 else 0
-        if start < shared:
-            observe(drafter, layout, table, row, start, shared, of=0)
-        observe(drafter, layout, table, row, max(start, shared), stop)
-
-    check_history_is_forgotten(pages().flatten(), lambda: make(layout, tmp_path), read)
 
 
 @pytest.mark.usefixtures("place")
 def test_a_prefix_is_shared_by_requests_that_go_on_differently(tmp_path: Path) -> None:
     """The row of its first own token is not at a shared slot, although its features are."""
-    used, table = make("wide", tmp_path), pages()
-    observe(used, "wide", table, 0, 0, 20)
+    scene = scene_of("wide", tmp_path)
+    used, table = scene.make(), pages()
+    scene.observe(used, table, 0, 0, 20)
     table[1, :20] = table[0, :20]
     for row in (0, 1):
-        observe(used, "wide", table, row, 20, 24)
+        scene.observe(used, table, row, 20, 24)
     asking = batch(table, [0, 1], [24, 24])
     for _ in range(2):  # in either order of encoding
         together = used.propose(asking)
         for row in (0, 1):
-            fresh = make("wide", tmp_path)
-            observe(fresh, "wide", table, row, 0, 20, of=0)
-            observe(fresh, "wide", table, row, 20, 24)
+            fresh = scene.make()
+            scene.observe(fresh, table, row, 0, 20, of=0)
+            scene.observe(fresh, table, row, 20, 24)
             alone = fresh.propose(batch(table, [row], [24]))
             assert torch.equal(together.tokens[row], alone.tokens[0])
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_depth_shortens_the_same_draft(layout: str, temperature: float, tmp_path: Path) -> None:
-    made, table = observed(layout, tmp_path)
-    asking = batch(table, [0, 1, 2], list(LENGTHS), temperature)
-    whole = made.propose(asking)
-    assert made.shortens
-    for depth in range(1, GAMMA + 1):
-        short = made.propose(dataclasses.replace(asking, depth=depth))
-        assert short.lens.tolist() == [depth] * 3
-        assert short.tokens.shape == short.confidence.shape == whole.tokens.shape
-        assert torch.equal(short.tokens[:, :depth], whole.tokens[:, :depth])
-        assert torch.equal(short.confidence[:, :depth], whole.confidence[:, :depth])
-        if temperature:
-            assert short.probs is not None
-            assert whole.probs is not None
-            assert torch.equal(short.probs, whole.probs[:, :depth])
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.usefixtures("place")
-def test_unselected_requests_get_no_draft(layout: str, temperature: float, tmp_path: Path) -> None:
-    made, table = observed(layout, tmp_path)
-    asking = batch(table, [2, 0, 1], [1, 9, 30], temperature)
-    everyone = made.propose(asking)
-    some = made.propose(dataclasses.replace(asking, draft_mask=torch.tensor([True, False, True])))
-    assert some.lens.tolist() == [GAMMA, 0, GAMMA]
-    assert torch.equal(some.tokens[[0, 2]], everyone.tokens[[0, 2]])
-    assert not made.propose(dataclasses.replace(asking, draft_mask=torch.zeros(3, dtype=torch.bool))).lens.any()
 
 
 @pytest.mark.usefixtures("place")
 def test_a_long_text_is_encoded_in_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("BACKLOG", "BACKLOG_EACH", "ROOM", "MOST"):
         monkeypatch.setattr(encoding, name, 8)
-    made, table = observed("wide", tmp_path)
+    made, table = scene_of("wide", tmp_path).observed()
     asking = batch(table, [1], [30])
     lens = [int(made.propose(asking).lens[0]) for _ in range(5)]
     assert lens[0] == 0
     assert lens[-1] == GAMMA
     monkeypatch.undo()
-    whole, table = observed("wide", tmp_path)
+    whole, table = scene_of("wide", tmp_path).observed()
     whole.on_host = True
     assert_same_draft(whole.propose(asking), made.propose(asking))
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("place")
-def test_tokens_follow_q_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "MOST", 1)
-    made, table = observed("wide", tmp_path)
-    made.prefilled(Prefilled(table, torch.tensor([0]), torch.tensor([9]), [9], 9))
-    check_tokens_follow_q(made, table, positions=(0, 1, 3), draws=2000)
-
-
 def test_bfloat16_heads_draft_like_float32_ones(tmp_path: Path) -> None:
     """On a CPU their weights are rounded to 8 bits."""
-    folder = save_eagle(tmp_path, "wide")
-    drafts = []
+    scene, folder, drafts = scene_of("wide", tmp_path), tmp_path, []
     for dtype in (torch.float32, torch.bfloat16):
-        target = dataclasses.replace(target_of("wide"), dtype=dtype)
+        target = dataclasses.replace(eagle_target("wide"), dtype=dtype)
         made, table = EagleDrafter.load(target, folder, gamma=1), pages()
         made.allocate(SLOTS)
-        observe(made, "wide", table, 0, 0, 30)
+        scene.observe(made, table, 0, 0, 30)
         drafts.append(made.propose(batch(table, [0], [30], 3.0)).probs)
     torch.testing.assert_close(*drafts, atol=0.01, rtol=0.2)
 
@@ -217,14 +123,15 @@ def test_a_draft_vocabulary_in_another_order_is_sorted(tmp_path: Path) -> None:
     """Acceptance needs a strictly increasing one."""
     from safetensors.torch import save_file
 
-    made, table = observed("authors", tmp_path)
+    scene = scene_of("authors", tmp_path)
+    made, table = scene.observed()
     tensors, order = tensors_of("authors"), torch.randperm(40)
     known = (tensors["d2t"] + torch.arange(40))[order]
     tensors |= {"d2t": known - torch.arange(40), "lm_head.weight": tensors["lm_head.weight"][order].contiguous()}
     save_file(tensors, tmp_path / "model.safetensors")
-    other = EagleDrafter.load(target_of("authors"), tmp_path, gamma=GAMMA)
+    other = EagleDrafter.load(eagle_target("authors"), tmp_path, gamma=GAMMA)
     other.allocate(SLOTS)
-    observe(other, "authors", table, 0, 0, 9)
+    scene.observe(other, table, 0, 0, 9)
     one, two = (d.propose(batch(table, [0], [9], 1.0)) for d in (made, other))
     assert_same_draft(one, two)
     assert two.vocab is not None
@@ -235,13 +142,13 @@ def test_layers_and_kind_of_each_layout(layout: str, tmp_path: Path) -> None:
     folder = save_eagle(tmp_path, layout)
     assert networks.kind_of(folder) == "eagle3"
     assert registry.serving(networks.kind_of(folder)) == ("eagle3",)
-    assert EagleDrafter.load(target_of(layout), folder, gamma=GAMMA).target_layers == tuple(LAYER_IDS)
+    assert EagleDrafter.load(eagle_target(layout), folder, gamma=GAMMA).target_layers == tuple(LAYER_IDS)
 
 
 def test_default_layers_equal_sglangs_and_vllms(tmp_path: Path) -> None:
     """The inputs of layers 2, n / 2 and n - 3."""
     folder = save_eagle(tmp_path, "authors", eagle_config=None)
-    made = EagleDrafter.load(target_of("authors", num_hidden_layers=32), folder, gamma=GAMMA)
+    made = EagleDrafter.load(eagle_target("authors", num_hidden_layers=32), folder, gamma=GAMMA)
     assert made.target_layers == (1, 15, 28)
 
 
@@ -265,7 +172,7 @@ def test_default_layers_equal_sglangs_and_vllms(tmp_path: Path) -> None:
 def test_mismatches_are_refused_by_name(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     folder = save_eagle(tmp_path, "authors", **changes)
     with pytest.raises(CheckpointError, match=message) as refused:
-        EagleDrafter.load(target_of("authors"), folder, gamma=GAMMA)
+        EagleDrafter.load(eagle_target("authors"), folder, gamma=GAMMA)
     assert "\n" not in str(refused.value)
 
 
@@ -284,10 +191,10 @@ def test_missing_and_unknown_tensors_are_refused_by_name(tmp_path: Path) -> None
         tensors = {name: value for name, value in (tensors_of("authors") | change).items() if value is not None}
         save_file(tensors, tmp_path / "model.safetensors")
         with pytest.raises(CheckpointError, match=message):
-            EagleDrafter.load(target_of("authors"), tmp_path, gamma=GAMMA)
+            EagleDrafter.load(eagle_target("authors"), tmp_path, gamma=GAMMA)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"no model\.safetensors; weights in \*\.bin are not read"):
-        EagleDrafter.load(target_of("authors"), tmp_path, gamma=GAMMA)
+        EagleDrafter.load(eagle_target("authors"), tmp_path, gamma=GAMMA)
 
 
 def test_the_first_folders_call_themselves_a_llama(tmp_path: Path) -> None:
@@ -299,7 +206,7 @@ def test_the_first_folders_call_themselves_a_llama(tmp_path: Path) -> None:
 
 
 def test_the_estimated_memory_is_the_drafters(layout: str, tmp_path: Path) -> None:
-    made, network = make(layout, tmp_path), None
+    made = scene_of(layout, tmp_path).make()
     network = made.network
     told = registry.memory("eagle3", str(tmp_path), lookup_gamma=4, dtype=torch.float32)
     pools = network.keys.nbytes + network.values.nbytes + made.features.nbytes

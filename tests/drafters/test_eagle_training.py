@@ -4,6 +4,7 @@ import argparse
 import csv
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,11 @@ from own_process import found_by_fork
 from safetensors.torch import load_file
 from tiny_drafters import TERMS, batch, check_what_measuring_finds, make_target
 from tiny_eagle import LAYER_IDS, LAYOUTS, VOCAB, flat, save_eagle
+from tiny_training import training
 
 from outrider.drafters.base import Features
 from outrider.drafters.commands import train
-from outrider.drafters.commands.arguments import add_arguments, add_export_arguments
+from outrider.drafters.commands.arguments import add_export_arguments
 from outrider.drafters.commands.export import export
 from outrider.drafters.config_file import CheckpointError, read_json
 from outrider.drafters.eagle.config import EagleConfig
@@ -32,14 +34,8 @@ from outrider.drafters.training.target import TargetModel
 GAMMA, TEMPERATURE = 4, 2.0
 
 
-def arguments(target: Path, prompts: Path, out: Path, *more: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    fixed = ["eagle3", "--target", str(target), "--prompts", str(prompts), "--out", str(out), "--dtype", "float32"]
-    small = ["--answer-tokens", "24", "--batch", "8", "--gamma", "4", "--draft-vocab", "48", "--temperatures", "0"]
-    recipe = ["--steps", "120", "--sequences", "2", "--anchors", "12", "--lr", "0.01", "--warmup", "5", "--top", "8"]
-    recipe += ["--decay-steps", "0", "--short-steps", "10", "--threads", "1", "--validate-every", "60"]
-    return parser.parse_args([*fixed, *small, *recipe, "--device", "cpu", *more])
+RECIPE = "--gamma 4 --draft-vocab 48 --temperatures 0 --anchors 12 --steps 120 --short-steps 10 --validate-every 60"
+arguments = partial(training, RECIPE, "eagle3")
 
 
 def target_of(layout: str) -> Any:

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,25 +10,20 @@ import torch
 from margins import assert_near
 from own_process import found_by_fork
 from safetensors.torch import load_file, save_file
-from tiny_drafters import TERMS, assert_same_draft, batch, check_tokens_follow_q, make_target, save_target
-from tiny_mtp import JOINED, LAYERS, LAYOUTS, VOCAB, Reference, add_mtp, save_mtp, width_of
+from scenes import GAMMA, LENGTHS, SLOTS, Scene, mtp_target, pages, text
+from tiny_drafters import TERMS, assert_same_draft, batch, save_target
+from tiny_mtp import JOINED, LAYOUTS, VOCAB, Reference, add_mtp, save_mtp
 
 from outrider.drafters import networks
-from outrider.drafters.base import Features
 from outrider.drafters.config_file import CheckpointError
 from outrider.drafters.mtp.checkpoint import is_carried, load
 from outrider.drafters.mtp.config import MtpConfig
 from outrider.drafters.mtp.drafter import MtpDrafter
 from outrider.drafters.mtp.experts import joined
 
-GAMMA, SLOTS, CONTEXT = 4, 1024, 48
-LENGTHS = (9, 30, 1)
 
-
-def target_of(layout: str, **others: Any) -> Any:
-    embedding, head = torch.randn(2, VOCAB, width_of(layout), generator=torch.Generator().manual_seed(7))
-    config = {"hidden_size": width_of(layout), "num_hidden_layers": LAYERS, "vocab_size": VOCAB} | others
-    return make_target(SimpleNamespace(**config), embedding, head)
+def scene_of(layout: str, folder: Path) -> Scene:
+    return Scene.named(f"mtp {layout}", folder)
 
 
 @pytest.fixture(params=sorted(LAYOUTS))
@@ -37,42 +31,17 @@ def layout(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def text(row: int) -> torch.Tensor:
-    return torch.randint(VOCAB, (CONTEXT,), generator=torch.Generator().manual_seed(row))
-
-
-def hidden(layout: str, row: int) -> torch.Tensor:
-    return torch.randn(CONTEXT, width_of(layout), generator=torch.Generator().manual_seed(100 + row))
-
-
-def pages() -> torch.Tensor:
-    order = 1 + torch.randperm(SLOTS - 1, generator=torch.Generator().manual_seed(5))
-    return order[: 4 * CONTEXT].view(4, CONTEXT).int()
-
-
-def observe(to: MtpDrafter, layout: str, table: torch.Tensor, row: int, start: int, stop: int) -> None:
-    slots, positions = table[row, start:stop].long(), torch.arange(start, stop)
-    to.observe(Features(hidden(layout, row)[start:stop], text(row)[start:stop], positions, slots))
-
-
-def observed(layout: str, folder: Path) -> tuple[MtpDrafter, torch.Tensor]:
-    made, table = MtpDrafter.load(target_of(layout), save_mtp(folder, layout), gamma=GAMMA), pages()
-    made.allocate(SLOTS)
-    for row, length in enumerate(LENGTHS):
-        observe(made, layout, table, row, 0, length)
-    return made, table
-
-
 @pytest.mark.usefixtures("compiled", "place")
 def test_drafts_equal_transformers_layer(layout: str, tmp_path: Path) -> None:
-    made, table = observed(layout, tmp_path)
+    scene = scene_of(layout, tmp_path)
+    made, table = scene.observed()
     asking = batch(table, [0, 1, 2], list(LENGTHS))
     draft = made.propose(asking)
     sampled = made.propose(dataclasses.replace(asking, temperatures=torch.full((3,), 0.7)))
-    reference = Reference(layout, *target_of(layout).weights())
+    reference = Reference(layout, *mtp_target(layout).weights())
     for row, length in enumerate(LENGTHS):
         ids = [*text(row)[:length].tolist(), int(asking.anchors[row])]
-        tokens, logits = reference.draft(ids, hidden(layout, row)[:length], GAMMA)
+        tokens, logits = reference.draft(ids, scene.states(row)[:length], GAMMA)
         assert draft.tokens[row].tolist() == tokens
         assert sampled.probs is not None
         assert_near(sampled.probs[row, 0], (logits[0] / 0.7).softmax(-1), TERMS)
@@ -80,57 +49,29 @@ def test_drafts_equal_transformers_layer(layout: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_drafts_equal_sglangs_module(tmp_path: Path) -> None:
-    made, table = observed("qwen3.5", folder := tmp_path / "target")
+    scene = scene_of("qwen3.5", folder := tmp_path / "target")
+    made, table = scene.observed()
     asking = batch(table, [0, 1, 2], list(LENGTHS))
     texts = [
-        ([*text(row)[:length].tolist(), int(asking.anchors[row])], hidden("qwen3.5", row)[:length])
+        ([*text(row)[:length].tolist(), int(asking.anchors[row])], scene.states(row)[:length])
         for row, length in enumerate(LENGTHS)
     ]
-    embedding, head = target_of("qwen3.5").weights()
+    embedding, head = mtp_target("qwen3.5").weights()
     torch.save({"embedding": embedding, "head": head, "texts": texts, "gamma": GAMMA}, tmp_path / "texts")
     program = Path(__file__).with_name("mtp_by_sglang.py")
     words = map(str, (save_target(tmp_path / "llama"), folder, tmp_path / "texts"))
     assert found_by_fork(program, *words) == made.propose(asking).tokens.tolist()
 
 
-def test_only_committed_tokens_leave_state(layout: str, tmp_path: Path) -> None:
-    """Another request's prefix, read in pieces, is as good as one's own."""
-    made, table = observed(layout, tmp_path)
-    made.propose(batch(table, [0], [9]))
-    table[3, :20] = table[1, :20]
-    for start, stop in ((20, 21), (21, 30)):
-        slots, positions = table[3, start:stop].long(), torch.arange(start, stop)
-        made.observe(Features(hidden(layout, 1)[start:stop], text(1)[start:stop], positions, slots))
-    observe(made, layout, table, 0, 9, 12)
-    fresh, other = observed(layout, tmp_path)
-    observe(fresh, layout, other, 0, 9, 12)
-    for row, of, length in ((0, 0, 12), (3, 1, 30)):
-        draft = made.propose(dataclasses.replace(batch(table, [row], [length]), anchors=torch.tensor([5])))
-        wanted = fresh.propose(dataclasses.replace(batch(other, [of], [length]), anchors=torch.tensor([5])))
-        assert draft.tokens.tolist() == wanted.tokens.tolist()
-
-
-def test_tokens_follow_q(layout: str, tmp_path: Path) -> None:
-    check_tokens_follow_q(*observed(layout, tmp_path), positions=(0, 1), draws=4000)
-
-
-def test_shorter_drafts_are_prefixes_of_longer_ones(tmp_path: Path) -> None:
-    made, table = observed("qwen3-next", tmp_path)
-    asking = batch(table, [0, 1, 2], list(LENGTHS), 1.0)
-    whole, short = made.propose(asking), made.propose(dataclasses.replace(asking, depth=2))
-    assert short.lens.tolist() == [2, 2, 2]
-    assert torch.equal(short.tokens[:, :2], whole.tokens[:, :2])
-
-
 def test_a_rounded_layer_drafts_nearly_the_same(layout: str, tmp_path: Path) -> None:
-    folder, target = save_mtp(tmp_path, layout), target_of(layout)
+    scene, target = scene_of(layout, tmp_path), mtp_target(layout)
     embedding, head = target.weights()
     rounded = dataclasses.replace(target, weights=lambda: (embedding, head), dtype=torch.bfloat16)
     probs = []
     for each in (target, rounded):
-        made, table = MtpDrafter.load(each, folder, gamma=GAMMA), pages()
+        made, table = MtpDrafter.load(each, tmp_path, gamma=GAMMA), pages()
         made.allocate(SLOTS)
-        observe(made, layout, table, 1, 0, 30)
+        scene.observe(made, table, 1, 0, 30)
         draft = made.propose(batch(table, [1], [30], 20.0))
         assert draft.probs is not None
         probs.append(draft.probs[0, 0])
@@ -140,7 +81,8 @@ def test_a_rounded_layer_drafts_nearly_the_same(layout: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("layout", ["qwen3-next", "qwen3.5 with experts", "glm with groups"])
 def test_a_gpus_path_drafts_the_same(layout: str, tmp_path: Path) -> None:
     """The experts' weights are adjacent, and the host does not know the steps' lengths."""
-    (made, table), (other, _) = observed(layout, tmp_path), observed(layout, tmp_path)
+    scene = scene_of(layout, tmp_path)
+    (made, table), (other, _) = scene.observed(), scene.observed()
     other.on_host = other.shortens = False
     experts, weights = other.network.mlp, load(tmp_path, dtype=torch.float32)  # type: ignore[attr-defined]
     experts.joined = joined(weights.tensors, experts.config.count)
@@ -212,7 +154,7 @@ def test_shapes_that_are_not_built_here_are_refused_by_name(changes: dict[str, A
 def test_a_layer_of_another_target_is_refused(tmp_path: Path) -> None:
     folder = save_mtp(tmp_path)
     with pytest.raises(CheckpointError, match=r"num_hidden_layers is 9, its own is 6"):
-        MtpDrafter.load(target_of("qwen3-next", num_hidden_layers=9), folder, gamma=GAMMA)
+        MtpDrafter.load(mtp_target("qwen3-next", num_hidden_layers=9), folder, gamma=GAMMA)
     with pytest.raises(CheckpointError, match=r"vocab_size is 80, its own is 96"):
         networks.check_target(folder, {"vocab_size": 80})
 
@@ -224,7 +166,7 @@ def test_memory_is_known_beforehand(layout: str, tmp_path: Path) -> None:
     stored = sum(value.numel() for value in weights.tensors.values())
     config = weights.config
     assert fixed == 4 * (stored + VOCAB * config.hidden_size + 64 * config.rotary_dim)
-    made = MtpDrafter.load(target_of(layout), folder, gamma=GAMMA)
+    made = MtpDrafter.load(mtp_target(layout), folder, gamma=GAMMA)
     made.allocate(SLOTS)
     kept = (made.network.keys, made.network.values, made.features)
     assert per_slot * SLOTS == sum(x.numel() * 4 for x in kept)

@@ -1,16 +1,17 @@
 """`outrider train dflash2`: training paths equal drafted ones; runs; folders; a common store."""
 
-import argparse
 import csv
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from margins import assert_near
-from test_block_drafter import LENGTHS, features, prepared
+from scenes import LENGTHS, Scene
 from tiny_drafters import DFLASH2, LILICORR, PATHS, TERMS, batch, check_what_measuring_finds, make_model, make_target
+from tiny_training import training
 
 from outrider.drafters import networks
 from outrider.drafters.block.checkpoint import save_compact
@@ -19,7 +20,6 @@ from outrider.drafters.block.config import BlockConfig
 from outrider.drafters.block.drafter import BlockDrafter
 from outrider.drafters.block.model import BlockModel
 from outrider.drafters.commands import train
-from outrider.drafters.commands.arguments import add_arguments
 from outrider.drafters.config_file import CheckpointError
 from outrider.drafters.training import measure
 from outrider.drafters.training.batches import BatchMaker, TrainingStep
@@ -34,27 +34,22 @@ CPU = torch.device("cpu")
 TRAINED = {name: config for name, config in PATHS.items() if not config.windows}
 
 
-def arguments(kind: str, target: Path, prompts: Path, out: Path, *more: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    fixed = [kind, "--target", str(target), "--prompts", str(prompts), "--out", str(out), "--dtype", "float32"]
-    small = ["--answer-tokens", "24", "--batch", "8", "--gamma", "4", "--rank", "8", "--temperatures", "0"]
-    recipe = ["--steps", "80", "--sequences", "2", "--anchors", "12", "--lr", "0.01", "--warmup", "5", "--top", "32"]
-    recipe += ["--decay-steps", "0", "--short-steps", "10", "--short-block", "2", "--threads", "1"]
-    return parser.parse_args([*fixed, *small, *recipe, "--validate-every", "40", "--device", "cpu", *more])
+RECIPE = "--gamma 4 --rank 8 --temperatures 0 --anchors 12 --top 32 --steps 80 --short-steps 10 --short-block 2"
+arguments = partial(training, f"{RECIPE} --validate-every 40")
 
 
 def drafted_steps(
     config: BlockConfig, temperature: float
 ) -> tuple[BlockDrafter, torch.Tensor, torch.Tensor, TrainingStep]:
     """A drafter, its drafts and q after texts of several lengths, and a training step on these drafts."""
-    drafter, table = prepared(config)
+    scene = Scene.of_block(config)
+    drafter, table = scene.observed()
     asking = batch(table, [0, 1, 2], list(LENGTHS), temperature)
     drafted = drafter.propose(asking)
     sequences, none = [], torch.zeros(config.gamma + 1, 2)
     for row, length in enumerate(LENGTHS):
         text = torch.cat([torch.zeros(length).long(), asking.anchors[row : row + 1], drafted.tokens[row]])
-        whole = torch.cat([features(config, length, row), torch.full((config.gamma + 1, 96), 100.0)])
+        whole = torch.cat([scene.states(row)[:length], torch.full((config.gamma + 1, 96), 100.0)])
         sequences.append(Sequence(text, length, whole, none.long(), none))
     maker = BatchMaker(config, drafter.model.vocab, device=CPU, tile=2)
     step = maker.cut(sequences, [torch.tensor([length]) for length in LENGTHS], config.gamma)

@@ -10,19 +10,7 @@ import torch
 from margins import assert_near
 from own_process import found_by_fork
 from path_reference import Reference
-from test_block_drafter import (  # noqa: F401 - they run here too, with the configs below
-    LENGTHS,
-    features,
-    prepared,
-    test_a_draft_of_fewer_tokens_equals_a_smaller_blocks,
-    test_batch_equals_singles,
-    test_block_state_is_replaced_by_features,
-    test_draft_honours_the_contract,
-    test_state_of_chunks_equals_state_of_one_pass,
-    test_unselected_requests_get_no_draft,
-    test_weights_exchanged_while_it_serves,
-    test_weights_of_another_shape_are_refused,
-)
+from scenes import LENGTHS, Scene
 from tiny_drafters import (
     DFLASH2,
     LILICORR,
@@ -30,8 +18,6 @@ from tiny_drafters import (
     TERMS,
     WIDE_PATHS,
     batch,
-    check_draws_are_unseen,
-    check_tokens_follow_q,
     make_model,
 )
 
@@ -68,13 +54,14 @@ def reference(config: BlockConfig, drafter: Any) -> Reference:
 
 
 def test_drafts_follow_the_published_tensors(config: BlockConfig) -> None:
-    drafter, table = prepared(config)
+    scene = Scene.of_block(config)
+    drafter, table = scene.observed()
     asking = batch(table, [0, 1, 2], list(LENGTHS))
     greedy = drafter.propose(asking)
     sampled = drafter.propose(dataclasses.replace(asking, temperatures=torch.full((3,), 0.7)))
     assert sampled.probs is not None
     for row, length in enumerate(LENGTHS):
-        lattice = reference(config, drafter).lattice(3 + row, features(config, length, row), config.gamma)
+        lattice = reference(config, drafter).lattice(3 + row, scene.states(row)[:length], config.gamma)
         best, drawn = 0, 0
         for k, (ids, scores) in enumerate(zip(*lattice, strict=True)):
             best = int(scores[best].argmax())
@@ -83,14 +70,6 @@ def test_drafts_follow_the_published_tensors(config: BlockConfig) -> None:
             wanted[ids] = (scores[drawn] / 0.7).softmax(-1)
             assert_near(sampled.probs[row, k], wanted, TERMS)
             drawn = ids.index(int(sampled.tokens[row, k]))
-
-
-def test_tokens_follow_q_exactly(config: BlockConfig) -> None:
-    check_tokens_follow_q(*prepared(config), positions=range(config.gamma), draws=4000)
-
-
-def test_confidence_does_not_see_its_own_token(config: BlockConfig) -> None:
-    check_draws_are_unseen(*prepared(config), LENGTHS)
 
 
 def test_folders_of_both_storages(config: BlockConfig, tmp_path: Path) -> None:

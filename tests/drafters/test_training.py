@@ -6,18 +6,20 @@ import dataclasses
 import json
 import resource
 from copy import copy
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from margins import assert_near
 from tiny_drafters import TERMS, TINY, decode_with, make_model, make_target
+from tiny_training import training
 
 from outrider.drafters.block.checkpoint import load
 from outrider.drafters.block.drafter import BlockDrafter
 from outrider.drafters.block.model import BlockModel
 from outrider.drafters.commands import shapes, train
-from outrider.drafters.commands.arguments import add_arguments, add_export_arguments
+from outrider.drafters.commands.arguments import add_export_arguments
 from outrider.drafters.commands.export import export
 from outrider.drafters.config_file import CheckpointError, check_layers
 from outrider.drafters.training import measure
@@ -34,15 +36,8 @@ from outrider.drafters.training.store import FeatureStore, Sequence
 from outrider.drafters.training.target import TargetModel
 from outrider.drafters.training.validate import Chances, kept
 
-
-def arguments(target: Path, prompts: Path, out: Path, *more: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    fixed = ["dspark", "--target", str(target), "--prompts", str(prompts), "--out", str(out), "--dtype", "float32"]
-    small = ["--answer-tokens", "24", "--batch", "8", "--gamma", "4", "--draft-vocab", "48", "--rank", "8"]
-    recipe = ["--steps", "60", "--sequences", "2", "--anchors", "12", "--lr", "0.01", "--warmup", "5", "--top", "8"]
-    recipe += ["--decay-steps", "20", "--short-steps", "20", "--threads", "1"]
-    return parser.parse_args([*fixed, *small, *recipe, "--validate-every", "20", "--device", "cpu", *more])
+RECIPE = "--gamma 4 --draft-vocab 48 --rank 8 --anchors 12 --steps 60 --decay-steps 20 --short-steps 20"
+arguments = partial(training, f"{RECIPE} --validate-every 20", "dspark")
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from profile_samples import HERE, POINTS, profile
+from profile_samples import HERE, profile
 
 from outrider.profiles import store
 from outrider.profiles.fingerprint import EQUAL_STEPS
@@ -164,11 +164,6 @@ def test_a_failed_write_leaves_only_the_former_file(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         store.save(profile(), tmp_path, {"calibration": object()})
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-
-
-def test_points_keep_their_repetitions(tmp_path: Path) -> None:
-    store.save(profile(), tmp_path, None)
-    assert set(store.locate("epyc", [tmp_path]).points) == set(POINTS)
 
 
 def test_profiles_measured_before_prompts_were_have_none(tmp_path: Path) -> None:

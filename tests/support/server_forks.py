@@ -160,14 +160,12 @@ def import_all() -> None:
 
 
 def fork_the_schedulers() -> None:
-    """Make `WaitingScheduler` fork instead of spawn, and SGLang's launcher fork a rank's scheduler or the controller of
-    several engines, which spawns its schedulers, as it has threads."""
+    """Make SGLang's launcher fork a scheduler, or the controller of several engines, which spawns its schedulers, as it
+    has threads."""
     import multiprocessing
     from types import SimpleNamespace
 
     from sglang.srt.entrypoints import engine
-
-    from outrider.server.processes import prefork
 
     fork = multiprocessing.get_context("fork")
 
@@ -182,7 +180,6 @@ def fork_the_schedulers() -> None:
         return fork.Process(target=functools.partial(run, target), **given)
 
     forking = SimpleNamespace(Pipe=fork.Pipe, Process=make, set_start_method=multiprocessing.set_start_method)
-    prefork.multiprocessing = SimpleNamespace(get_context=lambda _: forking)  # type: ignore[assignment]
     engine.mp = forking  # type: ignore[assignment]
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tiny_gguf
 import torch
+from gguf_models import LLAMA_3, LLAMA_3_FACTORS
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from outrider.kernels.blocks import KINDS, BlockRows, BlockWeight
@@ -145,19 +146,11 @@ def test_memory_is_that_of_the_blocks(tmp_path: Path) -> None:
 
 
 def test_llama_3_scaling_is_found_in_its_factors(tmp_path: Path) -> None:
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    scaled = {"rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "low_freq_factor": 1.0}
-    scaled |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-    config = AutoConfig.for_model("llama", head_dim=tiny_gguf.HEAD, rope_parameters=scaled)
-    inverse, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
-    plain = 5000.0 ** -(np.arange(0, tiny_gguf.HEAD, 2, dtype=np.float32) / tiny_gguf.HEAD)
-    factors = (plain / inverse.numpy()).astype(np.float32)
-    assert factors.max() > 1
-    file = tiny_gguf.write(tmp_path / "scaled.gguf", more={"rope_freqs.weight": factors})
+    assert LLAMA_3_FACTORS.max() > 1
+    file = tiny_gguf.write(tmp_path / "scaled.gguf", more={"rope_freqs.weight": LLAMA_3_FACTORS})
     parameters = AutoConfig.from_pretrained(target.find(str(file)).path).rope_parameters
-    assert parameters == pytest.approx(scaled)
-    odd = tiny_gguf.write(tmp_path / "odd.gguf", more={"rope_freqs.weight": factors[::-1].copy()})
+    assert parameters == pytest.approx(LLAMA_3)
+    odd = tiny_gguf.write(tmp_path / "odd.gguf", more={"rope_freqs.weight": LLAMA_3_FACTORS[::-1].copy()})
     with pytest.raises(UserError, match="are not Llama 3's"):
         target.find(str(odd))
 

@@ -1,0 +1,134 @@
+"""Small drafters of every network, and the texts that they read."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+
+import tiny_eagle
+import tiny_mtp
+import torch
+from tiny_drafters import (
+    CONFIGS,
+    DIFFUSIONS,
+    PATHS,
+    TINY,
+    WIDE_PATHS,
+    check_history_is_forgotten,
+    make_diffusion,
+    make_drafter,
+    make_target,
+)
+
+from outrider.drafters.base import Features
+from outrider.drafters.block.config import BlockConfig
+from outrider.drafters.diffusion.drafter import DiffusionDrafter
+from outrider.drafters.eagle.drafter import EagleDrafter
+from outrider.drafters.mtp.drafter import MtpDrafter
+
+GAMMA, SLOTS, CONTEXT, VOCAB = TINY.gamma, 4096, 48, TINY.vocab_size
+LENGTHS = (9, 30, 1)
+"""Tokens of the texts that `Scene.observed` shows."""
+BLOCKS = CONFIGS | PATHS | WIDE_PATHS
+STEPS = (1, 2, 3, 4)
+DENOISERS = {f"{name} in {steps} steps": (config, steps) for name, config in DIFFUSIONS.items() for steps in STEPS}
+HEADS = {f"eagle {layout}": layout for layout in tiny_eagle.LAYOUTS}
+LAYERS = {f"mtp {layout}": layout for layout in tiny_mtp.LAYOUTS}
+ENCODERS = [*DENOISERS, *HEADS, *LAYERS]
+DEVICE = " on a device"
+"""End of a scene's name with the drafter working as on a GPU."""
+
+
+def text(row: int, length: int = CONTEXT) -> torch.Tensor:
+    return torch.randint(VOCAB, (length,), generator=torch.Generator().manual_seed(row))
+
+
+def pages(rows: int = 4, context: int = CONTEXT) -> torch.Tensor:
+    """A page table with slots in random order; slot 0 is unused."""
+    order = 1 + torch.randperm(SLOTS - 1, generator=torch.Generator().manual_seed(5))
+    return order[: rows * context].view(rows, context).int()
+
+
+def eagle_target(layout: str, **others: Any) -> Any:
+    return _target(tiny_eagle.flat(layout)["hidden_size"], model_type="llama", **others)
+
+
+def mtp_target(layout: str, **others: Any) -> Any:
+    return _target(tiny_mtp.width_of(layout), **others)
+
+
+def _target(size: int, **others: Any) -> Any:
+    embedding, head = torch.randn(2, VOCAB, size, generator=torch.Generator().manual_seed(7))
+    config = {"hidden_size": size, "num_hidden_layers": 6, "vocab_size": VOCAB} | others
+    return make_target(SimpleNamespace(**config), embedding, head)
+
+
+def make_denoiser(config: BlockConfig, steps: int = 1, slots: int = SLOTS) -> DiffusionDrafter:
+    model = make_diffusion(config)
+    embedding, head = torch.randn(2, config.vocab_size, config.hidden_size)
+    made = DiffusionDrafter(model, embedding=embedding, head=0.5 * head, denoising_steps=steps)
+    made.allocate(slots)
+    return made
+
+
+@dataclass(frozen=True)
+class Scene:
+    """create: creates a drafter. width: of the target's states that it reads; 0: it reads none. on_device: it works as
+    on a GPU."""
+
+    create: Callable[[], Any]
+    width: int
+    on_device: bool = False
+
+    @classmethod
+    def named(cls, name: str, folder: Path) -> Self:
+        """name: a key of BLOCKS, DENOISERS, HEADS or LAYERS, with DEVICE or without. folder: for its checkpoint."""
+        on_device, name = name.endswith(DEVICE), name.removesuffix(DEVICE)
+        if name in BLOCKS:
+            return cls.of_block(BLOCKS[name])
+        if name in DENOISERS:
+            return cls(partial(make_denoiser, *DENOISERS[name]), 0, on_device)
+        if name in HEADS:
+            target, saved = eagle_target(HEADS[name]), tiny_eagle.save_eagle(folder, HEADS[name])
+            width = len(tiny_eagle.LAYER_IDS) * tiny_eagle.flat(HEADS[name])["hidden_size"]
+            return cls(partial(EagleDrafter.load, target, saved, gamma=GAMMA), width, on_device)
+        target, saved = mtp_target(LAYERS[name]), tiny_mtp.save_mtp(folder, LAYERS[name])
+        return cls(partial(MtpDrafter.load, target, saved, gamma=GAMMA), target.config.hidden_size, on_device)
+
+    @classmethod
+    def of_block(cls, config: BlockConfig) -> Self:
+        return cls(partial(make_drafter, config, slots=SLOTS), len(config.target_layers) * config.hidden_size)
+
+    def make(self) -> Any:
+        """A drafter without texts; the same each time."""
+        made = self.create()
+        made.allocate(SLOTS)
+        return made
+
+    def states(self, row: int) -> torch.Tensor:
+        """The target's states [CONTEXT, width] for a text."""
+        return torch.randn(CONTEXT, self.width, generator=torch.Generator().manual_seed(100 + row))
+
+    def observe(self, to: Any, table: torch.Tensor, row: int, start: int, stop: int, of: int | None = None) -> None:
+        """Show tokens start .. stop of text `of`, by default the row's own."""
+        of = row if of is None else of
+        hidden = self.states(of)[start:stop] if self.width else None
+        to.observe(Features(hidden, text(of)[start:stop], torch.arange(start, stop), table[row, start:stop].long()))
+
+    def observed(self) -> tuple[Any, torch.Tensor]:
+        """A drafter that has read texts of LENGTHS, and its page table."""
+        made, table = self.make(), pages()
+        for row, length in enumerate(LENGTHS):
+            self.observe(made, table, row, 0, length)
+        return made, table
+
+    def check_history_is_forgotten(self) -> None:
+        def read(drafter: Any, table: torch.Tensor, life: int, row: int, start: int, stop: int) -> None:
+            shared = 20 if row == 3 else 0
+            if start < shared:
+                self.observe(drafter, table, row, start, shared, of=10 * life)
+            self.observe(drafter, table, row, max(start, shared), stop, of=10 * life + row)
+
+        check_history_is_forgotten(pages().flatten(), self.make, read)

@@ -1,0 +1,19 @@
+"""Arguments of `outrider train` at tiny size."""
+
+import argparse
+from pathlib import Path
+
+from outrider.drafters.commands.arguments import add_arguments
+
+SMALL = (
+    "--dtype float32 --device cpu --threads 1 --answer-tokens 24 --batch 8 --sequences 2 --lr 0.01 --warmup 5 --top 8 "
+    "--decay-steps 0"
+)
+
+
+def training(recipe: str, kind: str, target: Path, prompts: Path, out: Path, *more: str) -> argparse.Namespace:
+    """recipe, more: flags in addition to SMALL, or in their place."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    folders = ["--target", str(target), "--prompts", str(prompts), "--out", str(out)]
+    return parser.parse_args([kind, *folders, *SMALL.split(), *recipe.split(), *more])
